@@ -1,0 +1,316 @@
+/* still.h - the public interface of libstill, and its manual.
+ *
+ * still loads pretrained language models (GGUF files, Hugging Face folders),
+ * tokenizes, and runs them with constant memory and linear time.
+ *
+ * Life of a program:
+ *
+ *     still_model   *m;  still_session *s;  still_error e;
+ *     if (still_model_open("model.gguf", NULL, &m, &e)) fail(e.text);
+ *     if (still_session_new(m, NULL, &s, &e)) fail(e.text);
+ *     still_session_feed(s, prompt, n, &e);
+ *     const float *logits = still_session_logits(s);
+ *     still_session_free(s);
+ *     still_model_free(m);
+ *
+ * Rules that hold everywhere:
+ *   - A fallible function returns still_status and takes still_error *err last;
+ *     err may be NULL. STILL_OK is 0. On failure, outputs are untouched (an
+ *     out-pointer is set to NULL) and err->text is one line: where, what was
+ *     found, what was expected.
+ *   - Whoever creates, frees. still_X_free(NULL) does nothing.
+ *   - The library never prints, never exits, keeps no globals. Objects may move
+ *     between threads; one object is used by one thread at a time. A model is
+ *     read-only after opening, but its sessions share the model's thread pool:
+ *     feed sessions of one model from one thread at a time.
+ *   - A params pointer may be NULL (all defaults); a zeroed struct is all
+ *     defaults too, so initialise with {0} and set what you mean.
+ *   - Strings are UTF-8; token ids are int32_t; sizes in bytes are size_t.
+ */
+#ifndef STILL_H
+#define STILL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define STILL_API __attribute__((visibility("default")))
+
+#define STILL_VERSION_MAJOR 0
+#define STILL_VERSION_MINOR 1
+#define STILL_VERSION_PATCH 0
+STILL_API const char *still_version(void); /* "0.1.0" */
+
+/* ---- Errors --------------------------------------------------------------- */
+
+typedef enum still_status {
+    STILL_OK = 0,
+    STILL_E_ARG,         /* the caller passed something that cannot be */
+    STILL_E_IO,          /* the operating system said no */
+    STILL_E_FORMAT,      /* a file is not what it should be */
+    STILL_E_UNSUPPORTED, /* well-formed, but not something still can run */
+    STILL_E_MEMORY,      /* out of memory */
+    STILL_E_LIMIT,       /* longer than the context, larger than a cap */
+    STILL_E_NUMERIC,     /* NaN or infinity where a number must be */
+    STILL_E_CANCELLED    /* a progress callback asked to stop */
+} still_status;
+
+typedef struct still_error {
+    still_status code;
+    char text[1024];
+} still_error;
+
+/* "format error" and the like: a word or two for a status. */
+STILL_API const char *still_status_name(still_status s);
+
+/* Called from time to time during long work. done and total count the unit the
+ * function documents (total 0: unknown). Return false to cancel. */
+typedef bool (*still_progress_fn)(void *user, uint64_t done, uint64_t total);
+
+/* ---- Tokenizers ----------------------------------------------------------- */
+
+typedef struct still_tokenizer still_tokenizer;
+
+/* Opens a tokenizer: a GGUF file (its metadata), a Hugging Face folder or
+ * tokenizer.json, a SentencePiece .model, or a tiktoken rank file (Llama 3). */
+STILL_API still_status still_tokenizer_open(const char *path, still_tokenizer **out,
+                                            still_error *err);
+STILL_API void still_tokenizer_free(still_tokenizer *tk);
+
+typedef enum still_encode_flags {
+    STILL_ENCODE_BOS = 1,     /* put BOS in front if the tokenizer is set to add it */
+    STILL_ENCODE_SPECIAL = 2, /* text of special tokens becomes those tokens */
+} still_encode_flags;
+
+/* Encodes n bytes of text. Writes at most cap ids and always sets *n_ids to the
+ * full count, so a first call with cap 0 sizes the buffer. Invalid UTF-8 is
+ * encoded as its bytes (byte-level BPE) or as U+FFFD (SentencePiece). */
+STILL_API still_status still_tokenizer_encode(const still_tokenizer *tk, const char *text,
+                                              size_t n, unsigned flags, int32_t *ids,
+                                              size_t cap, size_t *n_ids,
+                                              still_error *err);
+
+/* The bytes of one token as decoding emits them ("" for specials unless
+ * with_special); *n gets the length. Borrowed; valid as long as tk. Ids outside
+ * the vocabulary give NULL. */
+STILL_API const char *still_tokenizer_piece(const still_tokenizer *tk, int32_t id,
+                                            bool with_special, size_t *n);
+STILL_API int still_tokenizer_vocab(const still_tokenizer *tk);
+STILL_API int32_t still_tokenizer_bos(const still_tokenizer *tk); /* -1: none */
+STILL_API int32_t still_tokenizer_eos(const still_tokenizer *tk); /* -1: none */
+STILL_API bool still_tokenizer_adds_bos(const still_tokenizer *tk);
+/* Whether generation ends at id: EOS, end of turn, end of text. */
+STILL_API bool still_tokenizer_is_end(const still_tokenizer *tk, int32_t id);
+
+/* Streaming decode: push ids, take bytes. Never hands out part of a UTF-8
+ * character: incomplete bytes are held until the next push, and flush turns what
+ * is left into U+FFFD. SentencePiece's leading space of the text is dropped. */
+typedef struct still_decoder still_decoder;
+STILL_API still_status still_decoder_new(const still_tokenizer *tk, bool with_special,
+                                         still_decoder **out, still_error *err);
+STILL_API void still_decoder_free(still_decoder *d);
+/* *text is valid until the next call on d; it is NUL-terminated and *n long. */
+STILL_API still_status still_decoder_push(still_decoder *d, int32_t id,
+                                          const char **text, size_t *n,
+                                          still_error *err);
+STILL_API void still_decoder_flush(still_decoder *d, const char **text, size_t *n);
+
+/* ---- Chat templates -------------------------------------------------------- */
+
+typedef enum still_chat_format {
+    STILL_CHAT_NONE = 0,
+    STILL_CHAT_CHATML, /* SmolLM2 and other ChatML models */
+    STILL_CHAT_LLAMA3,
+    STILL_CHAT_MISTRAL
+} still_chat_format;
+
+typedef struct still_message {
+    const char *role; /* "system", "user", "assistant" */
+    const char *content;
+} still_message;
+
+/* The format named by the model's own template; STILL_CHAT_NONE if it has none. */
+STILL_API still_chat_format still_tokenizer_chat_format(const still_tokenizer *tk);
+STILL_API const char *still_chat_format_name(still_chat_format f);
+/* Renders a conversation into *out (malloc'd, NUL-terminated; free() it). Encode
+ * the result with STILL_ENCODE_SPECIAL and without STILL_ENCODE_BOS. */
+STILL_API still_status still_chat_render(still_chat_format f, const still_message *msg,
+                                         size_t n, bool add_generation_prompt,
+                                         char **out, still_error *err);
+
+/* ---- Models ---------------------------------------------------------------- */
+
+typedef struct still_model still_model;
+
+typedef struct still_model_params {
+    const char *backend; /* "cpu" (default) or "ref" */
+    int threads;         /* 0: one per core */
+    const char *isa;     /* cpu: "avx512", "avx2", "portable"; NULL: best here */
+} still_model_params;
+
+/* Opens a GGUF file or a Hugging Face folder. Weights are mapped, not read, except
+ * those the backend stores in a layout of its own. */
+STILL_API still_status still_model_open(const char *path, const still_model_params *p,
+                                        still_model **out, still_error *err);
+STILL_API void still_model_free(still_model *m);
+
+typedef struct still_model_info {
+    const char *path, *name, *arch, *backend, *isa;
+    int threads;
+    int layers, hidden, ffn, heads, kv_heads, head_dim, vocab;
+    int ctx_train;      /* trained context length */
+    int sliding_window; /* 0: none */
+    double rope_theta;
+    bool tied;          /* the embedding is also the output matrix */
+    uint64_t params;    /* number of weights */
+    size_t file_bytes;  /* bytes of all weight files */
+} still_model_info;
+STILL_API const still_model_info *still_model_get_info(const still_model *m);
+
+typedef struct still_tensor_info {
+    const char *name, *dtype;
+    int n_dims;
+    int64_t dim[4]; /* outermost first: [out, in] for a matrix */
+    size_t bytes;
+} still_tensor_info;
+STILL_API size_t still_model_tensors(const still_model *m);
+STILL_API bool still_model_tensor(const still_model *m, size_t i,
+                                  still_tensor_info *out);
+
+/* The model's tokenizer, borrowed; NULL if its files bring none. */
+STILL_API const still_tokenizer *still_model_tokenizer(const still_model *m);
+
+/* ---- Sessions -------------------------------------------------------------- */
+
+typedef struct still_session still_session;
+
+typedef struct still_session_params {
+    int ctx;   /* most tokens it can hold; 0: the trained length */
+    int batch; /* most tokens computed at once in prefill; 0: 512 */
+} still_session_params;
+
+/* Where memory goes. Known before the first token. */
+typedef struct still_bill {
+    size_t weights_mapped;   /* bytes of files the run reads in place */
+    size_t weights_resident; /* copies in the backend's own layout */
+    size_t cache;            /* per session: key/value cache or state */
+    size_t scratch;          /* per session: activations and logits */
+    size_t runtime;          /* tokenizer, tables, code: measured constant part */
+    size_t total;
+} still_bill;
+STILL_API still_status still_model_bill(const still_model *m,
+                                        const still_session_params *p, still_bill *out,
+                                        still_error *err);
+
+STILL_API still_status still_session_new(still_model *m, const still_session_params *p,
+                                         still_session **out, still_error *err);
+STILL_API void still_session_free(still_session *s);
+
+/* Append n tokens; the last one's logits are then in still_session_logits().
+ * tok is read, not kept. On error the session is as it was before. */
+STILL_API still_status still_session_feed(still_session *s, const int32_t *tok, int n,
+                                          still_error *err);
+
+/* One token for each of n sessions of one model, computed together; each result is
+ * the one still_session_feed would give, bit for bit. No session twice. */
+STILL_API still_status still_session_step(still_session **s, const int32_t *tok, int n,
+                                          still_error *err);
+
+/* Feeds n tokens and writes logprob[i] = log p(tok[i+1] | everything up to tok[i])
+ * for i < n-1; top[i] (may be NULL) is the most likely id at i. */
+STILL_API still_status still_session_score(still_session *s, const int32_t *tok, int n,
+                                           float *logprob, int32_t *top,
+                                           still_error *err);
+
+/* [vocab] floats after the last token; valid until the next call on s; NULL while
+ * the session is empty. */
+STILL_API const float *still_session_logits(const still_session *s);
+STILL_API int still_session_length(const still_session *s); /* tokens held */
+STILL_API int still_session_limit(const still_session *s);  /* the ctx it was made with */
+STILL_API void still_session_reset(still_session *s);       /* back to empty */
+
+/* ---- Sampling -------------------------------------------------------------- */
+
+typedef struct still_sampler_params {
+    float temperature;    /* 0: greedy */
+    int top_k;            /* 0: off */
+    float top_p;          /* 0 or 1: off */
+    float min_p;          /* 0: off; keeps p >= min_p * p_max */
+    float repeat_penalty; /* 0 or 1: off */
+    int repeat_last;      /* tokens looked back at for the penalty; 0: 64 */
+    uint64_t seed;
+} still_sampler_params;
+
+typedef struct still_sampler still_sampler;
+STILL_API still_status still_sampler_new(const still_sampler_params *p, int vocab,
+                                         still_sampler **out, still_error *err);
+STILL_API void still_sampler_free(still_sampler *sp);
+/* Chooses a token from logits [vocab]; a tie goes to the lowest id. */
+STILL_API still_status still_sampler_pick(still_sampler *sp, const float *logits,
+                                          int32_t *id, still_error *err);
+/* Tells the sampler a token was emitted (prompt tokens too, for the penalty). */
+STILL_API void still_sampler_accept(still_sampler *sp, int32_t id);
+
+/* ---- Perplexity ------------------------------------------------------------ */
+
+typedef struct still_perplexity {
+    double nll;    /* sum of -log p */
+    uint64_t n;    /* tokens scored */
+    double value;  /* exp(nll / n) */
+    double stderr_; /* of value, by the delta method over tokens */
+    int windows;
+} still_perplexity;
+
+/* Perplexity of ids in consecutive windows of ctx tokens, each from an empty
+ * session; the first token of a window is context only. Progress counts tokens. */
+STILL_API still_status still_perplexity_run(still_session *s, const int32_t *ids,
+                                            size_t n, int ctx, still_progress_fn cb,
+                                            void *user, still_perplexity *out,
+                                            still_error *err);
+
+/* ---- Self-tests against golden data ---------------------------------------- */
+
+/* One measured quantity of one case. passed = value <= limit. */
+typedef struct still_check {
+    const char *name; /* "logits", "ids", "logprob mean" ... */
+    double value, limit;
+    bool passed;
+} still_check;
+
+typedef struct still_check_case {
+    const char *suite, *name;
+    const still_check *check;
+    int n_checks;
+    bool passed;
+} still_check_case;
+typedef void (*still_check_fn)(void *user, const still_check_case *c);
+
+typedef struct still_selftest_params {
+    still_model_params model;
+    const char *model_path;   /* end-to-end: the model the data speaks of */
+    const char *tokenizer[4]; /* tokenizer: files or folders to look for vocabularies */
+} still_selftest_params;
+
+/* suite: "models", "tokenizer", "chat", "end-to-end". Calls cb for each case. The
+ * status tells whether the suite could be run; *failed counts cases out of
+ * tolerance. */
+STILL_API still_status still_selftest_run(const char *suite, const char *dir,
+                                          const still_selftest_params *p,
+                                          still_check_fn cb, void *user, int *failed,
+                                          still_error *err);
+
+/* ---- Reading text ----------------------------------------------------------- */
+
+/* Whole text of a file: plain, .jsonl (the "text" fields joined as they are), and
+ * either of them gzipped. *out is malloc'd and NUL-terminated; free() it. */
+STILL_API still_status still_text_read(const char *path, char **out, size_t *n,
+                                       still_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

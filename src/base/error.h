@@ -1,0 +1,28 @@
+/* error.h - how failures travel: a status code and one line of text. */
+#ifndef STI_BASE_ERROR_H
+#define STI_BASE_ERROR_H
+
+#include "still.h"
+
+/* Fills err (may be NULL) and returns code, so that a caller can
+ *     return sti_fail(err, STILL_E_FORMAT, "%s: ...", path);
+ * Control characters in the finished text become '?': names from files are
+ * untrusted and must not reach a terminal raw. */
+still_status sti_fail(still_error *err, still_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Puts "prefix: " before the text err already holds. Returns err->code. */
+still_status sti_fail_prefix(still_error *err, still_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The usual line for a failed allocation. */
+still_status sti_fail_memory(still_error *err, const char *what, size_t bytes);
+
+/* Evaluate a fallible call and leave on failure. */
+#define STI_TRY(call)                                                                    \
+    do {                                                                                 \
+        still_status sti_try_status_ = (call);                                           \
+        if (sti_try_status_ != STILL_OK) return sti_try_status_;                         \
+    } while (0)
+
+#endif

@@ -1,0 +1,46 @@
+/* mem.h - memory whose sizes are checked before they are multiplied.
+ *
+ * Plain objects: sti_alloc / free(). Large arrays that kernels stream through:
+ * sti_block, 64-byte aligned, on huge pages where the system gives them. */
+#ifndef STI_BASE_MEM_H
+#define STI_BASE_MEM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* n * size zeroed bytes, or NULL if that overflows or does not fit. free() it. */
+void *sti_alloc(size_t n, size_t size);
+/* Like realloc for arrays of n elements; the old block survives failure. */
+void *sti_grow(void *p, size_t n, size_t size);
+char *sti_strdup(const char *s);
+char *sti_strndup(const char *s, size_t n);
+
+/* a * b and a + b into *out; false on overflow. */
+static inline bool sti_mul(size_t a, size_t b, size_t *out)
+{
+    return !__builtin_mul_overflow(a, b, out);
+}
+static inline bool sti_add(size_t a, size_t b, size_t *out)
+{
+    return !__builtin_add_overflow(a, b, out);
+}
+
+/* One aligned, zeroed allocation of its own mapping. Returned to the system on
+ * free at once, so a bill of memory is also what the system shows. */
+typedef struct sti_block {
+    void *p;
+    size_t bytes;
+} sti_block;
+bool sti_block_new(sti_block *b, size_t bytes); /* false: no memory; b zeroed */
+void sti_block_free(sti_block *b);
+
+/* Carves aligned pieces out of one block. First pass with base NULL counts, second
+ * pass hands out: the same code states the size and lays out the memory. */
+typedef struct sti_carve {
+    unsigned char *base; /* NULL: count only */
+    size_t used;
+} sti_carve;
+void *sti_carve_take(sti_carve *c, size_t n, size_t size); /* 64-byte aligned */
+
+#endif

@@ -1,0 +1,156 @@
+/* pool.c - see pool.h.
+ *
+ * A task is published by raising `round`; a worker that sees a new round runs the task
+ * and counts itself out of `busy`. Workers spin SPIN times, then sleep on a condition
+ * variable. All sharing is through atomics and the mutex, so ThreadSanitizer can
+ * follow it. */
+#include "base/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+
+enum { SPIN = 20000, MAX_THREADS = 1024 };
+
+struct sti_pool {
+    int threads;
+    sti_task fn;
+    void *arg;
+    _Alignas(64) atomic_uint round;  /* raised once per task */
+    _Alignas(64) atomic_int busy;    /* workers still in the task */
+    _Alignas(64) atomic_int asleep;  /* workers waiting on `wake` */
+    atomic_bool stop;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    pthread_t *thread; /* [threads - 1] */
+};
+
+typedef struct start_arg {
+    sti_pool *p;
+    int worker;
+} start_arg;
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static void *work(void *v)
+{
+    start_arg a = *(start_arg *)v;
+    free(v);
+    sti_pool *p = a.p;
+    unsigned seen = 0;
+    for (;;) {
+        int spins = 0;
+        while (atomic_load_explicit(&p->round, memory_order_acquire) == seen) {
+            if (++spins < SPIN) {
+                relax();
+                continue;
+            }
+            pthread_mutex_lock(&p->lock);
+            atomic_fetch_add(&p->asleep, 1);
+            while (atomic_load(&p->round) == seen) pthread_cond_wait(&p->wake, &p->lock);
+            atomic_fetch_sub(&p->asleep, 1);
+            pthread_mutex_unlock(&p->lock);
+        }
+        seen++;
+        if (atomic_load_explicit(&p->stop, memory_order_acquire)) return NULL;
+        p->fn(p->arg, a.worker, p->threads);
+        atomic_fetch_sub_explicit(&p->busy, 1, memory_order_release);
+    }
+}
+
+static void publish(sti_pool *p)
+{
+    atomic_fetch_add(&p->round, 1); /* seq_cst: ordered before the load below */
+    if (atomic_load(&p->asleep) > 0) {
+        pthread_mutex_lock(&p->lock);
+        pthread_cond_broadcast(&p->wake);
+        pthread_mutex_unlock(&p->lock);
+    }
+}
+
+void sti_pool_run(sti_pool *p, sti_task fn, void *arg)
+{
+    if (p->threads == 1) {
+        fn(arg, 0, 1);
+        return;
+    }
+    p->fn = fn;
+    p->arg = arg;
+    atomic_store_explicit(&p->busy, p->threads - 1, memory_order_relaxed);
+    publish(p);
+    fn(arg, 0, p->threads);
+    while (atomic_load_explicit(&p->busy, memory_order_acquire) > 0) relax();
+}
+
+int sti_cores(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+    return 1;
+}
+
+still_status sti_pool_new(int threads, sti_pool **out, still_error *err)
+{
+    *out = NULL;
+    if (threads == 0) threads = sti_cores();
+    if (threads < 1 || threads > MAX_THREADS)
+        return sti_fail(err, STILL_E_ARG, "threads: %d is not between 1 and %d", threads,
+                        MAX_THREADS);
+    sti_pool *p = aligned_alloc(64, (sizeof *p + 63) / 64 * 64);
+    if (!p) return sti_fail_memory(err, "thread pool", sizeof *p);
+    *p = (sti_pool){.threads = 1};
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->wake, NULL);
+    p->thread = sti_alloc((size_t)threads, sizeof *p->thread);
+    if (!p->thread) {
+        sti_pool_free(p);
+        return sti_fail_memory(err, "thread pool", (size_t)threads * sizeof(pthread_t));
+    }
+    for (int i = 1; i < threads; i++) {
+        start_arg *a = malloc(sizeof *a);
+        if (a) *a = (start_arg){p, i};
+        if (!a || pthread_create(&p->thread[i - 1], NULL, work, a) != 0) {
+            free(a);
+            sti_pool_free(p);
+            return sti_fail(err, STILL_E_MEMORY, "cannot start thread %d of %d", i + 1,
+                            threads);
+        }
+        p->threads = i + 1;
+    }
+    *out = p;
+    return STILL_OK;
+}
+
+void sti_pool_free(sti_pool *p)
+{
+    if (!p) return;
+    atomic_store_explicit(&p->stop, true, memory_order_release);
+    publish(p);
+    for (int i = 1; i < p->threads; i++) pthread_join(p->thread[i - 1], NULL);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->lock);
+    free(p->thread);
+    free(p);
+}
+
+int sti_pool_threads(const sti_pool *p)
+{
+    return p->threads;
+}
+
+void sti_split(int64_t n, int64_t grain, int w, int workers, int64_t *lo, int64_t *hi)
+{
+    int64_t parts = (n + grain - 1) / grain;
+    *lo = parts * w / workers * grain;
+    *hi = parts * (w + 1) / workers * grain;
+    if (*lo > n) *lo = n;
+    if (*hi > n) *hi = n;
+}

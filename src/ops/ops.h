@@ -1,0 +1,131 @@
+/* ops.h - the table every backend fills, and the argument struct of each operator.
+ *
+ * `ref` is the specification of every entry; `cpu` must agree with it. Shape letters:
+ * M rows (tokens of a batch, of one or several sessions), K inputs, N outputs,
+ * H query heads, G kv heads, D head size. All activations are float, row-major.
+ *
+ * A row's result never depends on the other rows of the call: the order in which a
+ * row's numbers are added is fixed by its own shape. Batching therefore changes
+ * nothing, bit for bit, and tests check it. */
+#ifndef STI_OPS_OPS_H
+#define STI_OPS_OPS_H
+
+#include "base/mem.h"
+#include "base/pool.h"
+#include "file/store.h"
+
+typedef struct sti_dev sti_dev; /* owned by a backend: pool, scratch */
+
+/* A matrix [N, K] as the backend wants to multiply it. `own` is the backend's layout;
+ * data points into the model file otherwise. */
+typedef struct sti_weight {
+    const sti_tensor *src; /* borrowed from the store */
+    int64_t N, K;
+    sti_dtype type;
+    const void *data; /* rows as stored, or NULL */
+    sti_block own;    /* repacked copy, or empty */
+    int layout;       /* backend's own number */
+} sti_weight;
+
+/* y_i[M, N_i] = x[M, K] W_i^T + bias_i, for up to three matrices that read one input
+ * (q, k, v; gate, up). accumulate: y_i += instead (residual connections). */
+#define STI_MATMUL_MAX 3
+typedef struct sti_matmul_args {
+    const float *x;
+    int M, n;
+    const sti_weight *w[STI_MATMUL_MAX];
+    const float *bias[STI_MATMUL_MAX]; /* [N_i] or NULL */
+    float *y[STI_MATMUL_MAX];          /* [M, N_i], no alias with x */
+    bool accumulate;
+} sti_matmul_args;
+
+/* y[m] = row tok[m] of the embedding matrix. */
+typedef struct sti_embed_args {
+    const sti_weight *w; /* [vocab, K] */
+    const int32_t *tok;  /* [M] */
+    int M;
+    float *y;            /* [M, K] */
+} sti_embed_args;
+
+/* y = x / sqrt(mean(x^2) + eps) * g, per row. y may be x. */
+typedef struct sti_rmsnorm_args {
+    const float *x, *g; /* [M, K], [K] */
+    float *y;
+    int M, K;
+    float eps;
+} sti_rmsnorm_args;
+
+/* Rotary positions in place: pair i of a head turns by pos * inv_freq[i]. Pairs are
+ * (i, i + D/2) (Hugging Face), or (2i, 2i+1) if interleaved (GGUF llama). */
+typedef struct sti_rope_args {
+    float *x;              /* [M, heads, D] */
+    const int32_t *pos;    /* [M] */
+    const float *inv_freq; /* [D/2] */
+    int M, heads, D;
+    bool interleaved;
+} sti_rope_args;
+
+/* y = silu(gate) * up, elementwise over [M, K]. y may be gate. */
+typedef struct sti_swiglu_args {
+    const float *gate, *up;
+    float *y;
+    int M, K;
+} sti_swiglu_args;
+
+/* Softmax attention of rows that belong to several sessions. Segment s is rows
+ * [row0, row0 + n) of q, k, v: the next n tokens of a session that already holds
+ * `past` tokens in its cache. The op stores k and v at past.. and writes
+ *   o_t = sum_j softmax_j(q_t . k_j / sqrt(D)) v_j,   t - window < j <= t
+ * (window 0: all j <= t). Cache rows are f16, [G, room, D] each for K and V; a cache
+ * of room < past + n is a ring that must hold the window (room >= window + n - 1):
+ * token j lives at row j % room. */
+typedef struct sti_attn_segment {
+    int row0, n, past;
+    uint16_t *K, *V;
+    int room;
+} sti_attn_segment;
+typedef struct sti_attn_args {
+    const float *q, *k, *v; /* [M, H, D], [M, G, D], [M, G, D]; q, k after RoPE */
+    float *o;               /* [M, H, D] */
+    int H, G, D, window;
+    const sti_attn_segment *seg;
+    int n_seg;
+} sti_attn_args;
+
+typedef struct sti_dev_params {
+    int threads;
+    const char *isa;
+    int max_k; /* largest K of any matrix */
+    int heads, kv_heads, head_dim;
+} sti_dev_params;
+
+typedef struct sti_backend {
+    const char *name;
+    still_status (*dev_new)(const sti_dev_params *, sti_dev **, still_error *);
+    void (*dev_free)(sti_dev *);
+    const char *(*dev_isa)(const sti_dev *);
+    int (*dev_threads)(const sti_dev *);
+    /* Makes calls of up to `rows` rows possible without allocating. */
+    still_status (*dev_reserve)(sti_dev *, int rows, still_error *);
+    size_t (*dev_bytes)(const sti_dev *, int rows); /* scratch for that many rows */
+
+    /* Takes a tensor of a supported type for multiplication. */
+    still_status (*weight_new)(sti_dev *, const sti_tensor *, sti_weight *,
+                               still_error *);
+    void (*weight_free)(sti_dev *, sti_weight *);
+    /* Bytes of its own that weight_new would allocate for this tensor. */
+    size_t (*weight_bytes)(const sti_dev *, const sti_tensor *);
+
+    still_status (*matmul)(sti_dev *, const sti_matmul_args *, still_error *);
+    still_status (*embed)(sti_dev *, const sti_embed_args *, still_error *);
+    still_status (*rmsnorm)(sti_dev *, const sti_rmsnorm_args *, still_error *);
+    still_status (*rope)(sti_dev *, const sti_rope_args *, still_error *);
+    still_status (*swiglu)(sti_dev *, const sti_swiglu_args *, still_error *);
+    still_status (*softmax_attn)(sti_dev *, const sti_attn_args *, still_error *);
+} sti_backend;
+
+/* The registry (backend/registry.c): NULL name is the default. */
+const sti_backend *sti_backend_find(const char *name);
+const char *sti_backend_names(void); /* "cpu, ref" */
+
+#endif

@@ -1,0 +1,14 @@
+/* token.h - what the rest of the library asks of tokenizers beyond still.h. */
+#ifndef STI_TOKEN_TOKEN_H
+#define STI_TOKEN_TOKEN_H
+
+#include "file/store.h"
+
+/* From an open model: GGUF metadata, or tokenizer.json / tokenizer.model in a Hugging
+ * Face folder (with tokenizer_config.json and generation_config.json where they are).
+ * *out is NULL and the status STILL_OK when the model brings no tokenizer. */
+still_status sti_tokenizer_from_store(const sti_store *s, still_tokenizer **out,
+                                      still_error *err);
+size_t sti_tokenizer_bytes(const still_tokenizer *tk); /* memory it holds */
+
+#endif
