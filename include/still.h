@@ -133,14 +133,21 @@ typedef struct still_message {
     const char *content;
 } still_message;
 
-/* The format named by the model's own template; STILL_CHAT_NONE if it has none. */
-STILL_API still_chat_format still_tokenizer_chat_format(const still_tokenizer *tk);
+/* The model's own chat template (Jinja text), borrowed; NULL if it has none. */
+STILL_API const char *still_tokenizer_chat_template(const still_tokenizer *tk);
+/* The family a template belongs to, told by its markers; STILL_CHAT_NONE for NULL
+ * and for templates still does not know. */
+STILL_API still_chat_format still_chat_format_of(const char *chat_template);
 STILL_API const char *still_chat_format_name(still_chat_format f);
-/* Renders a conversation into *out (malloc'd, NUL-terminated; free() it). Encode
- * the result with STILL_ENCODE_SPECIAL and without STILL_ENCODE_BOS. */
-STILL_API still_status still_chat_render(still_chat_format f, const still_message *msg,
-                                         size_t n, bool add_generation_prompt,
-                                         char **out, still_error *err);
+/* Renders a conversation as the template would, into *out (malloc'd,
+ * NUL-terminated; free() it). Jinja is not run: the family gives the shape, and what
+ * differs inside a family (a default system prompt, spaces around [INST]) is read
+ * off the template's text. Encode the result with STILL_ENCODE_SPECIAL and without
+ * STILL_ENCODE_BOS. */
+STILL_API still_status still_chat_render(const char *chat_template,
+                                         const still_message *msg, size_t n,
+                                         bool add_generation_prompt, char **out,
+                                         still_error *err);
 
 /* ---- Models ---------------------------------------------------------------- */
 
@@ -150,6 +157,8 @@ typedef struct still_model_params {
     const char *backend; /* "cpu" (default) or "ref" */
     int threads;         /* 0: one per core */
     const char *isa;     /* cpu: "avx512", "avx2", "portable"; NULL: best here */
+    bool rope_bf16;      /* round the RoPE frequencies to bf16, as code does that casts a
+                            whole model with its tables; only to compare with such code */
 } still_model_params;
 
 /* Opens a GGUF file or a Hugging Face folder. Weights are mapped, not read, except
@@ -191,6 +200,7 @@ typedef struct still_session still_session;
 typedef struct still_session_params {
     int ctx;   /* most tokens it can hold; 0: the trained length */
     int batch; /* most tokens computed at once in prefill; 0: 512 */
+    const char *cache; /* keys and values: "f16" (default on cpu) or "f32" */
 } still_session_params;
 
 /* Where memory goes. Known before the first token. */
@@ -266,7 +276,8 @@ typedef struct still_perplexity {
 } still_perplexity;
 
 /* Perplexity of ids in consecutive windows of ctx tokens, each from an empty
- * session; the first token of a window is context only. Progress counts tokens. */
+ * session; the first token of a window is context only. Progress counts tokens;
+ * whenever cb is called *out holds the value so far, also if cb then cancels. */
 STILL_API still_status still_perplexity_run(still_session *s, const int32_t *ids,
                                             size_t n, int ctx, still_progress_fn cb,
                                             void *user, still_perplexity *out,

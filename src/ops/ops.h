@@ -76,21 +76,34 @@ typedef struct sti_swiglu_args {
  * [row0, row0 + n) of q, k, v: the next n tokens of a session that already holds
  * `past` tokens in its cache. The op stores k and v at past.. and writes
  *   o_t = sum_j softmax_j(q_t . k_j / sqrt(D)) v_j,   t - window < j <= t
- * (window 0: all j <= t). Cache rows are f16, [G, room, D] each for K and V; a cache
- * of room < past + n is a ring that must hold the window (room >= window + n - 1):
- * token j lives at row j % room. */
+ * (window 0: all j <= t). Cache rows are [G, room, D] each for K and V, of type `cache`
+ * (STI_F16, or STI_F32 where precision is asked for; new rows are read back through it,
+ * so that prefill and decode see the same numbers). A cache of room < past + n is a
+ * ring that must hold the window (room >= window + n - 1): token j lives at row
+ * j % room. */
 typedef struct sti_attn_segment {
     int row0, n, past;
-    uint16_t *K, *V;
+    void *K, *V;
     int room;
 } sti_attn_segment;
 typedef struct sti_attn_args {
     const float *q, *k, *v; /* [M, H, D], [M, G, D], [M, G, D]; q, k after RoPE */
     float *o;               /* [M, H, D] */
     int H, G, D, window;
+    sti_dtype cache; /* STI_F16 or STI_F32 */
     const sti_attn_segment *seg;
     int n_seg;
 } sti_attn_args;
+
+/* Per row of logits [M, V]: logprob = logit[target] - log sum exp(logit), in double or
+ * as good; top = the most likely id, the lowest of equals. */
+typedef struct sti_logprob_args {
+    const float *logits;
+    const int32_t *target; /* [M] */
+    int M, V;
+    float *logprob; /* [M] */
+    int32_t *top;   /* [M] */
+} sti_logprob_args;
 
 typedef struct sti_dev_params {
     int threads;
@@ -101,6 +114,7 @@ typedef struct sti_dev_params {
 
 typedef struct sti_backend {
     const char *name;
+    sti_dtype cache; /* what it keeps keys and values in unless told otherwise */
     still_status (*dev_new)(const sti_dev_params *, sti_dev **, still_error *);
     void (*dev_free)(sti_dev *);
     const char *(*dev_isa)(const sti_dev *);
@@ -122,6 +136,7 @@ typedef struct sti_backend {
     still_status (*rope)(sti_dev *, const sti_rope_args *, still_error *);
     still_status (*swiglu)(sti_dev *, const sti_swiglu_args *, still_error *);
     still_status (*softmax_attn)(sti_dev *, const sti_attn_args *, still_error *);
+    still_status (*logprob)(sti_dev *, const sti_logprob_args *, still_error *);
 } sti_backend;
 
 /* The registry (backend/registry.c): NULL name is the default. */

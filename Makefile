@@ -1,0 +1,59 @@
+# A thin front for CMake, CTest and scripts/. `make help` lists what there is.
+
+JOBS         ?= $(shell nproc 2>/dev/null || echo 2)
+PREFIX       ?= /usr/local
+FUZZ_SECONDS ?= 20
+SAN          ?=
+export JOBS FUZZ_SECONDS SAN
+
+CONFIGURED = build/build.ninja
+C_FILES    = $(shell find include src tests tools bench fuzz examples -name '*.[ch]')
+
+.PHONY: all demo test bench bench-peer lint format docs fuzz install clean help
+
+all: $(CONFIGURED)
+	@cmake --build build -j $(JOBS)
+
+$(CONFIGURED):
+	@scripts/install-deps build
+	@cmake --preset release -DSTILL_TESTS=OFF
+
+demo: ; @scripts/demo
+test: ; @scripts/test
+lint: ; @scripts/lint
+fuzz: ; @scripts/test fuzz
+
+bench: all
+	@scripts/bench
+
+bench-peer: all
+	@bench/peer-llamacpp
+
+format:
+	@scripts/install-deps lint
+	@clang-format -i $(C_FILES)
+
+docs: all
+	@build/still help --markdown > docs/cli.md.new && mv docs/cli.md.new docs/cli.md
+
+install: all
+	@cmake --install build --prefix $(PREFIX)
+
+clean:
+	@rm -rf build
+
+help:
+	@echo 'make             the optimized build, build/still'
+	@echo 'make demo        packages, build, default model, a short run with its figures'
+	@echo 'make test        every test: release, sanitizers, fuzz targets, real model'
+	@echo '                 SAN=address,undefined or SAN=thread: that build alone'
+	@echo '                 OFFLINE=1: leaves out what needs a download'
+	@echo 'make fuzz        each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
+	@echo 'make bench       speed of the default model and of the tokenizer'
+	@echo 'make bench-peer  side by side with llama.cpp (builds it once, about 8 minutes)'
+	@echo 'make lint        clang-tidy, cppcheck, clang-format, include order, exports'
+	@echo 'make format      clang-format over all C files'
+	@echo 'make docs        docs/cli.md from the command'"'"'s own tables'
+	@echo 'make install     binary, libraries, header, still.pc, man page'
+	@echo '                 PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
+	@echo 'make clean       removes build/'

@@ -1,0 +1,133 @@
+/* cpu.c - the device of the cpu backend, and its row in the table of operators.
+ *
+ * The instruction set is chosen once, when the device is made: the widest the processor
+ * has, or the one asked for. Everything else reads dev->isa. */
+#include "backend/cpu/cpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cpu/matmul.h"
+
+static const char *const isa_name[] = {"portable", "avx2", "avx512"};
+enum { N_ISA = 3 };
+
+static bool has_isa(sti_cpu_isa isa)
+{
+#if STI_CPU_X86
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                __builtin_cpu_supports("f16c");
+    if (isa == STI_ISA_AVX2) return avx2;
+    if (isa == STI_ISA_AVX512)
+        return avx2 && __builtin_cpu_supports("avx512f") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vnni");
+#endif
+    return isa == STI_ISA_PORTABLE;
+}
+
+static still_status choose_isa(const char *asked, sti_cpu_isa *out, still_error *err)
+{
+    for (int i = N_ISA - 1; i >= 0; i--) {
+        bool has = has_isa((sti_cpu_isa)i);
+        if (asked ? strcmp(asked, isa_name[i]) == 0 : has) {
+            if (!has)
+                return sti_fail(err, STILL_E_UNSUPPORTED,
+                                "instruction set '%s' is not on this processor", asked);
+            *out = (sti_cpu_isa)i;
+            return STILL_OK;
+        }
+    }
+    return sti_fail(err, STILL_E_ARG,
+                    "instruction set '%s' is unknown, expected portable, avx2 or avx512",
+                    asked);
+}
+
+static const sti_cpu_mm *matrix_kernels(sti_cpu_isa isa)
+{
+#if STI_CPU_X86
+    if (isa == STI_ISA_AVX512) return &sti_cpu_mm_avx512;
+    if (isa == STI_ISA_AVX2) return &sti_cpu_mm_avx2;
+#endif
+    (void)isa;
+    return &sti_cpu_mm_portable;
+}
+
+static void dev_free(sti_dev *dev)
+{
+    if (!dev) return;
+    sti_pool_free(dev->pool);
+    sti_block_free(&dev->scratch);
+    free(dev);
+}
+
+static still_status dev_new(const sti_dev_params *p, sti_dev **out, still_error *err)
+{
+    *out = NULL;
+    sti_cpu_isa isa = STI_ISA_PORTABLE;
+    STI_TRY(choose_isa(p->isa, &isa, err));
+    sti_dev *dev = sti_alloc(1, sizeof *dev);
+    if (!dev) return sti_fail_memory(err, "cpu device", sizeof *dev);
+    *dev = (sti_dev){.isa = isa,
+                     .mm = matrix_kernels(isa),
+                     .max_k = p->max_k,
+                     .heads = p->heads,
+                     .kv_heads = p->kv_heads,
+                     .head_dim = p->head_dim};
+    still_status st = sti_pool_new(p->threads, &dev->pool, err);
+    if (st != STILL_OK) {
+        dev_free(dev);
+        return st;
+    }
+    *out = dev;
+    return STILL_OK;
+}
+
+static const char *dev_isa(const sti_dev *dev)
+{
+    return isa_name[dev->isa];
+}
+
+static int dev_threads(const sti_dev *dev)
+{
+    return sti_pool_threads(dev->pool);
+}
+
+static size_t dev_bytes(const sti_dev *dev, int rows)
+{
+    size_t a = sti_cpu_matmul_scratch(dev, rows), b = sti_cpu_attn_scratch(dev, rows);
+    return a > b ? a : b;
+}
+
+still_status sti_cpu_need(sti_dev *dev, int rows, still_error *err)
+{
+    if (rows <= dev->rows) return STILL_OK;
+    size_t bytes = dev_bytes(dev, rows);
+    sti_block grown;
+    if (!sti_block_new(&grown, bytes)) return sti_fail_memory(err, "scratch", bytes);
+    sti_block_free(&dev->scratch);
+    dev->scratch = grown;
+    dev->rows = rows;
+    return STILL_OK;
+}
+
+const sti_backend sti_backend_cpu = {
+    .name = "cpu",
+    .dev_new = dev_new,
+    .dev_free = dev_free,
+    .dev_isa = dev_isa,
+    .dev_threads = dev_threads,
+    .dev_reserve = sti_cpu_need,
+    .dev_bytes = dev_bytes,
+    .weight_new = sti_cpu_weight_new,
+    .weight_free = sti_cpu_weight_free,
+    .weight_bytes = sti_cpu_weight_bytes,
+    .matmul = sti_cpu_matmul,
+    .embed = sti_cpu_embed,
+    .rmsnorm = sti_cpu_rmsnorm,
+    .rope = sti_cpu_rope,
+    .swiglu = sti_cpu_swiglu,
+    .softmax_attn = sti_cpu_softmax_attn,
+};

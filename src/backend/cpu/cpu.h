@@ -1,0 +1,62 @@
+/* cpu.h - what the files of the cpu backend share: the device and its operators.
+ *
+ * Instruction sets: a file named *_avx2.c is compiled with AVX2, FMA and F16C, one
+ * named *_avx512.c with AVX-512 F/BW/VL/DQ/VNNI on top, every other file for the
+ * baseline of the architecture. Only dev_new asks the processor what it has; operators
+ * read dev->isa and call the function that carries that suffix:
+ *
+ *     sti_cpu_thing_portable()   sti_cpu_thing_avx2()   sti_cpu_thing_avx512()
+ *
+ * On other architectures than x86-64 only the portable functions exist
+ * (STI_CPU_X86 is 0). */
+#ifndef STI_BACKEND_CPU_CPU_H
+#define STI_BACKEND_CPU_CPU_H
+
+#include "ops/ops.h"
+
+#if defined(__x86_64__)
+#define STI_CPU_X86 1
+#else
+#define STI_CPU_X86 0
+#endif
+
+typedef enum sti_cpu_isa { STI_ISA_PORTABLE, STI_ISA_AVX2, STI_ISA_AVX512 } sti_cpu_isa;
+
+struct sti_cpu_mm; /* matmul.h: the matrix kernels of one instruction set */
+
+struct sti_dev {
+    sti_pool *pool;
+    sti_cpu_isa isa;
+    const struct sti_cpu_mm *mm;
+    int max_k;                     /* largest K of any matrix */
+    int heads, kv_heads, head_dim; /* of attention; 0 where there is none */
+    /* One block, used by whichever operator is running: nothing in it survives a
+     * call. It holds what `rows` rows need; sti_cpu_need makes it larger. */
+    sti_block scratch;
+    int rows;
+};
+
+/* Makes dev->scratch large enough for a call of `rows` rows. Does nothing after a
+ * dev_reserve of as many, so operators call it first and decode never allocates. */
+still_status sti_cpu_need(sti_dev *dev, int rows, still_error *err);
+
+/* Scratch bytes of an operator for `rows` rows; the block has room for the largest. */
+size_t sti_cpu_matmul_scratch(const sti_dev *dev, int rows);
+size_t sti_cpu_attn_scratch(const sti_dev *dev, int rows);
+
+/* Weights (weight.c). */
+still_status sti_cpu_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w,
+                                still_error *err);
+void sti_cpu_weight_free(sti_dev *dev, sti_weight *w);
+size_t sti_cpu_weight_bytes(const sti_dev *dev, const sti_tensor *t);
+
+/* Operators, one file each; contracts in ops.h. */
+still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error *err);
+still_status sti_cpu_embed(sti_dev *dev, const sti_embed_args *a, still_error *err);
+still_status sti_cpu_rmsnorm(sti_dev *dev, const sti_rmsnorm_args *a, still_error *err);
+still_status sti_cpu_rope(sti_dev *dev, const sti_rope_args *a, still_error *err);
+still_status sti_cpu_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error *err);
+still_status sti_cpu_softmax_attn(sti_dev *dev, const sti_attn_args *a,
+                                  still_error *err);
+
+#endif

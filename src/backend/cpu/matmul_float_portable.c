@@ -1,0 +1,4 @@
+/* matmul_float_portable.c - the float products of matmul_float_code.h, portable. */
+#include "backend/cpu/matmul_float_code.h"
+
+STI_PRODUCT_FLOAT(sti_product_float_portable)

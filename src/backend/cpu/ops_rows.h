@@ -1,0 +1,23 @@
+/* ops_rows.h - the operators that work on rows of activations, for one instruction
+ * set: root mean square norm, rotary positions, gated activation. */
+#ifndef STI_BACKEND_CPU_OPS_ROWS_H
+#define STI_BACKEND_CPU_OPS_ROWS_H
+
+#include "backend/cpu/cpu.h"
+
+typedef struct sti_row_kernels {
+    /* One row of K: y = x / sqrt(mean(x^2) + eps) * g. */
+    void (*rmsnorm)(const float *x, const float *g, float *y, int K, float eps);
+    /* n elements: y = x / (1 + e^-x) * up. */
+    void (*swiglu)(const float *x, const float *up, float *y, int64_t n);
+    /* One row of [heads, D]; see sti_rope_args. */
+    void (*rope)(float *x, int pos, const float *inv_freq, int heads, int D,
+                 bool interleaved);
+} sti_row_kernels;
+
+extern const sti_row_kernels sti_cpu_rows_portable;
+#if STI_CPU_X86
+extern const sti_row_kernels sti_cpu_rows_avx2, sti_cpu_rows_avx512;
+#endif
+
+#endif

@@ -1,0 +1,43 @@
+/* linear_ref.h - Liger and SUPRA of the reference, in double. A state's elements are
+ * double. Backward keeps the state of every token: T * D * D numbers for a head. */
+#ifndef STI_BACKEND_REF_LINEAR_REF_H
+#define STI_BACKEND_REF_LINEAR_REF_H
+
+#include <math.h>
+
+#include "ops/hybrid.h" /* STI_HEAD_DIM_MAX */
+#include "ops/linear.h"
+
+still_status sti_ref_liger_forward(const sti_linear_args64 *a, still_error *err);
+still_status sti_ref_liger_backward(const sti_linear_args64 *a, still_error *err);
+still_status sti_ref_supra_forward(const sti_linear_args64 *a, still_error *err);
+still_status sti_ref_supra_backward(const sti_linear_args64 *a, still_error *err);
+
+static inline still_status sti_ref_linear_check(const sti_linear_args64 *a,
+                                                still_error *err)
+{
+    const sti_linear_shape *s = &a->shape;
+    if (s->H < 1 || s->G < 1 || s->H % s->G != 0 || s->D < 2 || s->D % 2 != 0 ||
+        s->D > STI_HEAD_DIM_MAX || a->T < 0 || a->window < 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "linear attention: %d query heads, %d kv heads, head size %d, "
+                        "%d tokens, window %d cannot be",
+                        s->H, s->G, s->D, a->T, a->window);
+    return STILL_OK;
+}
+
+/* Turns pair i of x [D] by turn * position * inv_freq[i]; turn -1 is the transpose,
+ * which takes gradients back. */
+static inline void sti_ref_rotate(double *x, int D, int64_t position, double turn,
+                                  const sti_linear_in64 *in)
+{
+    for (int i = 0; i < D / 2; i++) {
+        const int a = in->interleaved ? 2 * i : i, b = in->interleaved ? a + 1 : i + D / 2;
+        const double angle = turn * (double)position * in->inv_freq[i];
+        const double xa = x[a], xb = x[b];
+        x[a] = xa * cos(angle) - xb * sin(angle);
+        x[b] = xb * cos(angle) + xa * sin(angle);
+    }
+}
+
+#endif

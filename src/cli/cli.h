@@ -1,0 +1,65 @@
+/* cli.h - what every file of the command line shares: exit statuses, error lines,
+ * standard output, and the flag that Ctrl-C sets. */
+#ifndef CLI_H
+#define CLI_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "still.h"
+
+enum {
+    CLI_OK = 0,
+    CLI_FAILED = 1,
+    CLI_USAGE = 2,
+    CLI_INTERRUPTED = 130,
+};
+
+/* ---- Errors: one line "still: ..." on stderr; the return value is the status -- */
+
+int cli_fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+int cli_usage(const char *command, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+/* The line of a failed call. A cancelled one prints nothing: the user knows. */
+int cli_fail_error(const still_error *err);
+/* A remark that is not a failure: "still: warning: ...". */
+void cli_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- Standard output ------------------------------------------------------- */
+
+void cli_put(const char *text, size_t n);
+/* Hands out what was put. False: nobody reads any more, or the disk is full; the
+ * command should stop, and cli_finish knows what to say. */
+bool cli_flush(void);
+/* Flushes; turns a failed write into status 1 with its line, and a closed pipe
+ * (still generate | head) into a quiet end. */
+int cli_finish(int status);
+
+/* Prints one object on one line, flushes, and takes over the reference. */
+int cli_print_json(json_t *object);
+/* A JSON string of n bytes; invalid UTF-8 becomes U+FFFD. */
+json_t *cli_json_text(const char *text, size_t n);
+
+/* ---- Small things ---------------------------------------------------------- */
+
+/* "98.9 MiB"; returns buf. */
+const char *cli_bytes(char buf[32], uint64_t bytes);
+double cli_now(void); /* seconds of a clock that only goes forward */
+uint64_t cli_peak_rss(void);
+/* A whole file, or standard input for "-"; at most cap bytes. free() *out, which is
+ * NUL-terminated. */
+still_status cli_read(const char *path, size_t cap, char **out, size_t *n,
+                      still_error *err);
+
+/* ---- Ctrl-C ---------------------------------------------------------------- */
+
+/* The first SIGINT or SIGTERM sets a flag that loops and callbacks look at; the
+ * second ends the process with status 130 at once. SIGPIPE is ignored: a closed
+ * pipe is seen when writing. */
+void cli_signals_install(void);
+bool cli_interrupted(void);
+void cli_interrupt_clear(void);
+
+#endif

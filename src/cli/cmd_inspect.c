@@ -1,0 +1,172 @@
+/* cmd_inspect.c - still inspect: what a model is and where its memory goes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/run.h"
+
+enum { MOST_TYPES = 32 };
+
+/* Tensors of one type, together. */
+typedef struct type_sum {
+    const char *dtype;
+    size_t count;
+    uint64_t bytes;
+} type_sum;
+
+static int sum_types(const still_model *m, type_sum sum[MOST_TYPES])
+{
+    int n = 0;
+    still_tensor_info t;
+    for (size_t i = 0; i < still_model_tensors(m); i++) {
+        if (!still_model_tensor(m, i, &t)) continue;
+        int k = 0;
+        while (k < n && strcmp(sum[k].dtype, t.dtype) != 0) k++;
+        if (k == MOST_TYPES) continue;
+        if (k == n) sum[n++] = (type_sum){.dtype = t.dtype};
+        sum[k].count++;
+        sum[k].bytes += t.bytes;
+    }
+    return n;
+}
+
+static json_t *bill_object(const still_bill *b, int64_t ctx)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "ctx", (json_int_t)ctx,
+                     "weights_mapped", (json_int_t)b->weights_mapped, "weights_resident",
+                     (json_int_t)b->weights_resident, "cache", (json_int_t)b->cache,
+                     "scratch", (json_int_t)b->scratch, "runtime",
+                     (json_int_t)b->runtime, "total", (json_int_t)b->total);
+}
+
+static json_t *tensor_list(const still_model *m)
+{
+    json_t *list = json_array();
+    still_tensor_info t;
+    for (size_t i = 0; i < still_model_tensors(m); i++) {
+        if (!still_model_tensor(m, i, &t)) continue;
+        json_t *shape = json_array();
+        for (int d = 0; d < t.n_dims; d++)
+            json_array_append_new(shape, json_integer(t.dim[d]));
+        json_array_append_new(
+            list, json_pack("{s:o, s:s, s:o, s:I}", "name",
+                            cli_json_text(t.name, strlen(t.name)), "dtype", t.dtype,
+                            "shape", shape, "bytes", (json_int_t)t.bytes));
+    }
+    return list;
+}
+
+static int print_object(const cli_options *o, const still_model *m, const still_bill *b,
+                        int64_t ctx)
+{
+    const still_model_info *i = still_model_get_info(m);
+    type_sum sum[MOST_TYPES];
+    int n = sum_types(m, sum);
+    json_t *types = json_object();
+    for (int k = 0; k < n; k++)
+        json_object_set_new(types, sum[k].dtype,
+                            json_pack("{s:I, s:I}", "tensors", (json_int_t)sum[k].count,
+                                      "bytes", (json_int_t)sum[k].bytes));
+    const char *name = i->name ? i->name : "";
+    json_t *object = json_pack(
+        "{s:o, s:o, s:s, s:s, s:s?, s:i, s:I, s:I}", "path",
+        cli_json_text(i->path, strlen(i->path)), "name",
+        cli_json_text(name, strlen(name)), "arch", i->arch, "backend", i->backend, "isa",
+        i->isa, "threads", i->threads, "params", (json_int_t)i->params, "file_bytes",
+        (json_int_t)i->file_bytes);
+    json_t *shape = json_pack(
+        "{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b}", "layers", i->layers,
+        "hidden", i->hidden, "ffn", i->ffn, "heads", i->heads, "kv_heads", i->kv_heads,
+        "head_dim", i->head_dim, "vocab", i->vocab, "ctx_train", i->ctx_train,
+        "sliding_window", i->sliding_window, "rope_theta", i->rope_theta, "tied",
+        (int)i->tied);
+    json_object_update_missing(object, shape);
+    json_decref(shape);
+    json_object_set_new(object, "tensors", json_integer(
+                                               (json_int_t)still_model_tensors(m)));
+    json_object_set_new(object, "dtypes", types);
+    json_object_set_new(object, "memory", bill_object(b, ctx));
+    if (o->tensors) json_object_set_new(object, "tensor_list", tensor_list(m));
+    return cli_print_json(object);
+}
+
+static void row(const char *name, uint64_t bytes, const char *remark)
+{
+    char size[32];
+    printf("  %-18s %10s  %s\n", name, cli_bytes(size, bytes), remark);
+}
+
+static void print_model(const still_model_info *i)
+{
+    char size[32];
+    printf("%s\n", i->name && *i->name ? i->name : i->path);
+    printf("  %-18s %s\n", "file", i->path);
+    printf("  %-18s %s, %.1f M weights, %s\n", "architecture", i->arch,
+           (double)i->params / 1e6, cli_bytes(size, i->file_bytes));
+    printf("  %-18s %d layers, hidden %d, ffn %d\n", "shape", i->layers, i->hidden,
+           i->ffn);
+    printf("  %-18s %d heads, %d kv heads, head size %d", "attention", i->heads,
+           i->kv_heads, i->head_dim);
+    if (i->sliding_window) printf(", window %d", i->sliding_window);
+    printf("\n  %-18s %d tokens%s\n", "vocabulary", i->vocab,
+           i->tied ? ", output tied to the embedding" : "");
+    printf("  %-18s %d tokens, RoPE base %g\n", "trained context", i->ctx_train,
+           i->rope_theta);
+}
+
+static void print_tensors(const still_model *m, bool all)
+{
+    char size[32];
+    type_sum sum[MOST_TYPES];
+    int n = sum_types(m, sum);
+    printf("\nTensors: %zu\n", still_model_tensors(m));
+    for (int k = 0; k < n; k++)
+        printf("  %-18s %10s  in %zu tensors\n", sum[k].dtype,
+               cli_bytes(size, sum[k].bytes), sum[k].count);
+    if (!all) return;
+    putchar('\n');
+    still_tensor_info t;
+    for (size_t i = 0; i < still_model_tensors(m); i++) {
+        if (!still_model_tensor(m, i, &t)) continue;
+        printf("  %-6s %10s  %s [", t.dtype, cli_bytes(size, t.bytes), t.name);
+        for (int d = 0; d < t.n_dims; d++)
+            printf("%s%lld", d ? ", " : "", (long long)t.dim[d]);
+        puts("]");
+    }
+}
+
+static void print_bill(const still_model *m, const still_bill *b, int64_t ctx)
+{
+    const still_model_info *i = still_model_get_info(m);
+    printf("\nMemory at context %lld, softmax, %s%s%s backend, %d thread%s:\n",
+           (long long)ctx, i->backend, i->isa ? " " : "", i->isa ? i->isa : "",
+           i->threads, i->threads == 1 ? "" : "s");
+    row("weights, mapped", b->weights_mapped, "used in place, shared with the file cache");
+    row("weights, repacked", b->weights_resident, "copies in the backend's own layout");
+    row("attention cache", b->cache, "keys and values of every token");
+    row("scratch", b->scratch, "activations and logits");
+    row("runtime", b->runtime, "tokenizer, tables, code");
+    row("total", b->total, "");
+}
+
+int cli_cmd_inspect(const cli_options *o)
+{
+    still_error err;
+    still_model *m;
+    still_bill bill;
+    int status = cli_open_model(o, o->arg[0], &m);
+    if (status != CLI_OK) return status;
+    int64_t ctx = o->ctx ? o->ctx : still_model_get_info(m)->ctx_train;
+    still_session_params params = {.ctx = (int)ctx, .batch = (int)o->batch};
+    if (still_model_bill(m, &params, &bill, &err)) {
+        status = cli_fail_error(&err);
+    } else if (o->json) {
+        status = print_object(o, m, &bill, ctx);
+    } else {
+        print_model(still_model_get_info(m));
+        print_tensors(m, o->tensors);
+        print_bill(m, &bill, ctx);
+    }
+    still_model_free(m);
+    return status;
+}

@@ -1,0 +1,267 @@
+/* help.c - the tables of table.c as help text, Markdown and a manual page. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/options.h"
+
+enum { WIDTH = 80, OPTION_COLUMN = 26 };
+
+/* Words of text, wrapped to WIDTH with `indent` spaces before each line but the
+ * first, which begins at column `at`. */
+static void wrap(const char *text, int indent, int at)
+{
+    while (*text) {
+        int n = (int)strcspn(text, " ");
+        if (at > indent && at + n + 1 > WIDTH) {
+            printf("\n%*s", indent, "");
+            at = indent;
+        } else if (at > indent) {
+            putchar(' ');
+            at++;
+        }
+        printf("%.*s", n, text);
+        at += n;
+        text += n;
+        text += strspn(text, " ");
+    }
+    putchar('\n');
+}
+
+/* Calls each(line) for every line of a usage text. */
+static const char *next_line(const char *text, int *n)
+{
+    *n = (int)strcspn(text, "\n");
+    return text[*n] ? text + *n + 1 : NULL;
+}
+
+static bool shown(const cli_command *c, const cli_option *o, int group)
+{
+    return (o->commands & c->bit) && (int)o->group == group;
+}
+
+static bool has_group(const cli_command *c, int group)
+{
+    for (const cli_option *o = cli_option_table; o->name; o++)
+        if (shown(c, o, group)) return true;
+    return false;
+}
+
+/* The default as the reader should see it; NULL if the text says it or none is. */
+static const char *preset(const cli_option *o)
+{
+    return o->preset && !strstr(o->help, "default:") ? o->preset : NULL;
+}
+
+void cli_help_overview(void)
+{
+    puts("still - runs language models with constant memory and linear time\n\n"
+         "Usage: still COMMAND [arguments] [options]\n\nCommands:");
+    for (const cli_command *c = cli_command_table; c->name; c++)
+        printf("  %-12s %s\n", c->name, c->purpose);
+    puts("\nMODEL is a GGUF file, a Hugging Face folder, or a name from the cache;\n"
+         "without one, smollm2.\n\nStart here:\n"
+         "  still pull smollm2\n"
+         "  still generate smollm2 -p 'The capital of France is'\n"
+         "  still chat\n\n"
+         "'still help COMMAND' explains a command with examples.\n"
+         "Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
+}
+
+static void option_text(const cli_option *o)
+{
+    char head[64];
+    int n = snprintf(head, sizeof head, "  %c%c%c --%s%s%s", o->letter ? '-' : ' ',
+                     o->letter ? o->letter : ' ', o->letter ? ',' : ' ', o->name,
+                     o->arg ? " " : "", o->arg ? o->arg : "");
+    printf("%s", head);
+    if (n >= OPTION_COLUMN - 1)
+        printf("\n%*s", OPTION_COLUMN, "");
+    else
+        printf("%*s", OPTION_COLUMN - n, "");
+    char help[512];
+    const char *d = preset(o);
+    snprintf(help, sizeof help, "%s%s%s%s", o->help, d ? " [" : "", d ? d : "",
+             d ? "]" : "");
+    wrap(help, OPTION_COLUMN, OPTION_COLUMN);
+}
+
+void cli_help_command(const cli_command *c)
+{
+    printf("still %s - %s\n\n", c->name, c->purpose);
+    const char *line = c->usage;
+    for (int n, first = 1; line; first = 0) {
+        const char *next = next_line(line, &n);
+        printf("%s still %s %.*s\n", first ? "Usage:" : "      ", c->name, n, line);
+        line = next;
+    }
+    if (*c->about) {
+        putchar('\n');
+        wrap(c->about, 0, 0);
+    }
+    for (int g = 0; g < CLI_G_COUNT; g++) {
+        if (!has_group(c, g)) continue;
+        printf("\n%s:\n", cli_group_title[g]);
+        for (const cli_option *o = cli_option_table; o->name; o++)
+            if (shown(c, o, g)) option_text(o);
+    }
+    puts("\nExamples:");
+    for (int i = 0; i < 4 && c->example[i][0]; i++)
+        printf("  # %s\n  %s\n", c->example[i][1], c->example[i][0]);
+}
+
+/* ---- Markdown -------------------------------------------------------------- */
+
+/* Text of a table cell: what Markdown would take for markup is escaped. */
+static void markdown_cell(const char *text)
+{
+    for (; *text; text++) {
+        if (strchr("|<>*_", *text)) putchar('\\');
+        putchar(*text);
+    }
+}
+
+static void markdown_options(const cli_command *c)
+{
+    for (int g = 0; g < CLI_G_COUNT; g++) {
+        if (!has_group(c, g)) continue;
+        printf("\n| %s | | default |\n|---|---|---|\n", cli_group_title[g]);
+        for (const cli_option *o = cli_option_table; o->name; o++) {
+            if (!shown(c, o, g)) continue;
+            printf("| `");
+            if (o->letter) printf("-%c`, `", o->letter);
+            printf("--%s%s%s` | ", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
+            markdown_cell(o->help);
+            printf(" | %s |\n", preset(o) ? preset(o) : "");
+        }
+    }
+}
+
+void cli_help_markdown(void)
+{
+    puts("# The commands of still\n\n"
+         "<!-- Written by `still help --markdown`; edit src/cli/table.c instead. -->\n\n"
+         "Results go to standard output, progress and warnings to standard error.\n"
+         "`MODEL` is a GGUF file, a Hugging Face folder, or a name from the cache;\n"
+         "where it may be left out, it is `smollm2`. A lone `--` ends the options.\n\n"
+         "Exit status: 0 done, 1 failed (one line says what, where and what to do),\n"
+         "2 wrong usage, 130 interrupted.\n\n"
+         "| command | |\n|---|---|");
+    for (const cli_command *c = cli_command_table; c->name; c++)
+        printf("| [`%s`](#still-%s) | %s |\n", c->name, c->name, c->purpose);
+    for (const cli_command *c = cli_command_table; c->name; c++) {
+        printf("\n## still %s\n\n%c%s.\n\n", c->name, c->purpose[0] - 'a' + 'A',
+               c->purpose + 1);
+        for (const char *line = c->usage, *next; line; line = next) {
+            int n;
+            next = next_line(line, &n);
+            printf("    still %s %.*s\n", c->name, n, line);
+        }
+        if (*c->about) {
+            putchar('\n');
+            wrap(c->about, 0, 0);
+        }
+        markdown_options(c);
+        puts("\n```sh");
+        for (int i = 0; i < 4 && c->example[i][0]; i++)
+            printf("%s  # %s\n", c->example[i][0], c->example[i][1]);
+        puts("```");
+    }
+}
+
+/* ---- Manual page ----------------------------------------------------------- */
+
+/* Text with roff's own characters escaped. */
+static void roff(const char *text)
+{
+    if (*text == '.' || *text == '\'') fputs("\\&", stdout);
+    for (; *text; text++) {
+        if (*text == '\\')
+            fputs("\\e", stdout);
+        else if (*text == '-')
+            fputs("\\-", stdout);
+        else if (*text == '\'')
+            fputs("\\(aq", stdout);
+        else
+            putchar(*text);
+    }
+}
+
+static void roff_options(const cli_command *c)
+{
+    for (int g = 0; g < CLI_G_COUNT; g++)
+        for (const cli_option *o = cli_option_table; o->name; o++) {
+            if (!shown(c, o, g)) continue;
+            puts(".TP");
+            printf("\\fB");
+            if (o->letter) printf("\\-%c\\fR, \\fB", o->letter);
+            printf("\\-\\-");
+            roff(o->name);
+            printf("\\fR");
+            if (o->arg) printf(" \\fI%s\\fR", o->arg);
+            putchar('\n');
+            roff(o->help);
+            if (preset(o)) printf(" [%s]", preset(o));
+            putchar('\n');
+        }
+}
+
+void cli_help_man(void)
+{
+    printf(".TH STILL 1 \"\" \"still %s\" \"User Commands\"\n", still_version());
+    puts(".SH NAME\nstill \\- run language models with constant memory and linear time\n"
+         ".SH SYNOPSIS\n.B still\n.I COMMAND\n[arguments] [options]\n"
+         ".SH DESCRIPTION\nResults go to standard output, progress and warnings to "
+         "standard error.\n.I MODEL\nis a GGUF file, a Hugging Face folder, or a name "
+         "from the cache; where it may be left out, it is smollm2.");
+    for (const cli_command *c = cli_command_table; c->name; c++) {
+        printf(".SH \"STILL ");
+        for (const char *s = c->name; *s; s++) putchar(*s - 'a' + 'A');
+        puts("\"");
+        roff(c->purpose);
+        puts(".");
+        for (const char *line = c->usage, *next; line; line = next) {
+            int n;
+            char text[128];
+            next = next_line(line, &n);
+            snprintf(text, sizeof text, "still %s %.*s", c->name, n, line);
+            puts(".PP\n.nf");
+            roff(text);
+            puts("\n.fi");
+        }
+        puts(".PP");
+        if (*c->about) {
+            roff(c->about);
+            putchar('\n');
+        }
+        roff_options(c);
+        puts(".PP\nExamples:\n.PP\n.nf");
+        for (int i = 0; i < 4 && c->example[i][0]; i++) {
+            roff(c->example[i][0]);
+            putchar('\n');
+        }
+        puts(".fi");
+    }
+    puts(".SH EXIT STATUS\n0 done, 1 failed, 2 wrong usage, 130 interrupted.\n"
+         ".SH ENVIRONMENT\n.TP\n\\fBXDG_CACHE_HOME\\fR\nModels are kept in still/models "
+         "below it (default: ~/.cache).\n.TP\n\\fBHF_ENDPOINT\\fR, \\fBHF_TOKEN\\fR\n"
+         "Hub and access token for still pull.");
+}
+
+int cli_cmd_help(const cli_options *o)
+{
+    if (o->markdown) {
+        cli_help_markdown();
+    } else if (o->man) {
+        cli_help_man();
+    } else if (o->n_args == 0) {
+        cli_help_overview();
+    } else {
+        const cli_command *c = cli_command_find(o->arg[0]);
+        const char *near = c ? NULL : cli_command_near(o->arg[0]);
+        if (!c && near)
+            return cli_usage(NULL, "no command '%s', did you mean %s?", o->arg[0], near);
+        if (!c) return cli_usage(NULL, "no command '%s'", o->arg[0]);
+        cli_help_command(c);
+    }
+    return CLI_OK;
+}

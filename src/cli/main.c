@@ -1,0 +1,48 @@
+/* main.c - the still program: find the command, parse its options, run it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/options.h"
+
+int cli_cmd_version(const cli_options *o)
+{
+    if (o->json) return cli_print_json(json_pack("{s:s}", "version", still_version()));
+    printf("still %s\n", still_version());
+    return CLI_OK;
+}
+
+static int dispatch(int argc, char **argv)
+{
+    if (argc < 2) {
+        cli_help_overview();
+        return CLI_USAGE;
+    }
+    const char *name = argv[1];
+    if (!strcmp(name, "--help") || !strcmp(name, "-h")) name = "help";
+    if (!strcmp(name, "--version") || !strcmp(name, "-V")) name = "version";
+
+    const cli_command *command = cli_command_find(name);
+    if (!command && name[0] == '-')
+        return cli_usage(NULL, "unknown option '%s'; the command comes first", name);
+    if (!command) {
+        const char *near = cli_command_near(name);
+        if (near)
+            return cli_usage(NULL, "unknown command '%s', did you mean %s?", name, near);
+        return cli_usage(NULL, "unknown command '%s'", name);
+    }
+    cli_options options;
+    int status = cli_parse(command, argc - 2, argv + 2, &options);
+    if (status != CLI_OK) return status;
+    if (options.help) {
+        cli_help_command(command);
+        return CLI_OK;
+    }
+    return command->run(&options);
+}
+
+int main(int argc, char **argv)
+{
+    cli_signals_install();
+    int status = cli_finish(dispatch(argc, argv));
+    return cli_interrupted() ? CLI_INTERRUPTED : status;
+}

@@ -1,0 +1,267 @@
+/* options.c - the parser: argv against the tables of table.c.
+ *
+ * Numbers are taken whole (no trailing text) and within the range of their row. A
+ * mistyped name gets the nearest one as a suggestion. Every error is one line and
+ * status 2; a name that belongs to the contract but not to this version is status 1,
+ * because the usage was right. */
+#include "cli/options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NAME_MAX_LENGTH = 32 };
+
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Edits (insert, delete, replace, swap of neighbours) that turn a into b. Names
+ * longer than NAME_MAX_LENGTH are far from everything. */
+static size_t distance(const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b);
+    if (n > NAME_MAX_LENGTH || m > NAME_MAX_LENGTH) return SIZE_MAX;
+    size_t row[3][NAME_MAX_LENGTH + 1]; /* rows i-2, i-1, i of the usual table */
+    for (size_t j = 0; j <= m; j++) row[1][j] = j;
+    for (size_t i = 1; i <= n; i++) {
+        row[2][0] = i;
+        for (size_t j = 1; j <= m; j++) {
+            size_t d = row[1][j - 1] + (a[i - 1] != b[j - 1]);
+            d = least(d, least(row[1][j], row[2][j - 1]) + 1);
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                d = least(d, row[0][j - 2] + 1);
+            row[2][j] = d;
+        }
+        memcpy(row[0], row[1], sizeof row[0]);
+        memcpy(row[1], row[2], sizeof row[1]);
+    }
+    return row[1][m];
+}
+
+/* Keeps the nearest name seen so far; names further than a third are no match. */
+typedef struct nearest {
+    const char *name;
+    size_t distance;
+} nearest;
+
+static void consider(nearest *best, const char *typed, const char *name)
+{
+    size_t d = distance(typed, name);
+    size_t limit = strlen(typed) / 3 > 1 ? strlen(typed) / 3 : 1;
+    bool prefix = strlen(typed) >= 3 && !strncmp(typed, name, strlen(typed));
+    if (prefix) d = 0;
+    if ((d <= limit || prefix) && (!best->name || d < best->distance))
+        *best = (nearest){name, d};
+}
+
+const cli_command *cli_command_find(const char *name)
+{
+    for (const cli_command *c = cli_command_table; c->name; c++)
+        if (!strcmp(c->name, name)) return c;
+    return NULL;
+}
+
+const char *cli_command_near(const char *name)
+{
+    nearest best = {0};
+    for (const cli_command *c = cli_command_table; c->name; c++)
+        consider(&best, name, c->name);
+    return best.name;
+}
+
+static const cli_option *find(const cli_command *c, const char *name, size_t n)
+{
+    for (const cli_option *o = cli_option_table; o->name; o++)
+        if ((o->commands & c->bit) && strlen(o->name) == n && !memcmp(o->name, name, n))
+            return o;
+    return NULL;
+}
+
+static const cli_option *find_letter(const cli_command *c, char letter)
+{
+    for (const cli_option *o = cli_option_table; o->name; o++)
+        if ((o->commands & c->bit) && o->letter == letter) return o;
+    return NULL;
+}
+
+static int unknown_option(const cli_command *c, const char *typed)
+{
+    nearest best = {0};
+    const char *elsewhere = NULL;
+    char name[NAME_MAX_LENGTH + 2];
+    snprintf(name, sizeof name, "%s", typed + strspn(typed, "-"));
+    name[strcspn(name, "=")] = 0;
+    for (const cli_option *o = cli_option_table; o->name; o++) {
+        if (o->commands & c->bit)
+            consider(&best, name, o->name);
+        else if (!strcmp(o->name, name))
+            elsewhere = o->name;
+    }
+    if (best.name)
+        return cli_usage(c->name, "unknown option '%s', did you mean --%s?", typed,
+                         best.name);
+    if (elsewhere)
+        return cli_usage(c->name, "option --%s is not one of '%s'", elsewhere, c->name);
+    return cli_usage(c->name, "unknown option '%s'", typed);
+}
+
+/* Whether value is one of the words of a space-separated list. */
+static bool listed(const char *list, const char *value, nearest *best)
+{
+    while (list && *list) {
+        size_t n = strcspn(list, " ");
+        char word[NAME_MAX_LENGTH + 1];
+        snprintf(word, sizeof word, "%.*s", (int)n, list);
+        if (!strcmp(word, value)) return true;
+        if (best && (!best->name || distance(value, word) < best->distance)) {
+            size_t d = distance(value, word);
+            if (d <= 2) *best = (nearest){list, d};
+        }
+        list += n;
+        list += strspn(list, " ");
+    }
+    return false;
+}
+
+static int set_choice(const cli_command *c, const cli_option *o, const char *value,
+                      const char **out)
+{
+    nearest best = {0};
+    if (listed(o->choices, value, &best)) {
+        *out = value;
+        return CLI_OK;
+    }
+    if (listed(o->later, value, NULL))
+        return cli_fail("%s '%s' is not in this version; it has: %s", o->name, value,
+                        o->choices);
+    if (best.name)
+        return cli_usage(c->name, "--%s: '%s' is unknown, did you mean %.*s?", o->name,
+                         value, (int)strcspn(best.name, " "), best.name);
+    return cli_usage(c->name, "--%s: '%s' is none of: %s", o->name, value, o->choices);
+}
+
+static int set_int(const cli_command *c, const cli_option *o, const char *value,
+                   int64_t *out)
+{
+    char *end;
+    errno = 0;
+    long long v = strtoll(value, &end, 10);
+    bool digit = value[0] >= '0' && value[0] <= '9';
+    if ((!digit && value[0] != '-') || end == value || *end)
+        return cli_usage(c->name, "--%s: '%s' is not a whole number", o->name, value);
+    if (errno == ERANGE || (double)v < o->min || (double)v > o->max)
+        return cli_usage(c->name, "--%s: %s is outside %.0f..%.0f", o->name, value,
+                         o->min, o->max);
+    *out = v;
+    return CLI_OK;
+}
+
+static int set_seed(const cli_command *c, const cli_option *o, const char *value,
+                    uint64_t *out)
+{
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(value, &end, 10);
+    if (value[0] < '0' || value[0] > '9' || *end || errno == ERANGE)
+        return cli_usage(c->name, "--%s: '%s' is not a whole number from 0 to 2^64-1",
+                         o->name, value);
+    *out = v;
+    return CLI_OK;
+}
+
+static int set_real(const cli_command *c, const cli_option *o, const char *value,
+                    double *out)
+{
+    char *end;
+    bool plain = strspn(value, "+-.0123456789eE") == strlen(value); /* no hex, no nan */
+    double v = strtod(value, &end);
+    if (!plain || end == value || *end || !isfinite(v))
+        return cli_usage(c->name, "--%s: '%s' is not a number", o->name, value);
+    if (v < o->min || v > o->max)
+        return cli_usage(c->name, "--%s: %s is outside %g..%g", o->name, value, o->min,
+                         o->max);
+    *out = v;
+    return CLI_OK;
+}
+
+static int set(const cli_command *c, const cli_option *o, const char *value,
+               cli_options *options)
+{
+    void *field = (char *)options + o->at;
+    switch (o->kind) {
+    case CLI_FLAG: *(bool *)field = true; return CLI_OK;
+    case CLI_STRING: *(const char **)field = value; return CLI_OK;
+    case CLI_CHOICE: return set_choice(c, o, value, field);
+    case CLI_INT: return set_int(c, o, value, field);
+    case CLI_SEED: return set_seed(c, o, value, field);
+    case CLI_REAL: return set_real(c, o, value, field);
+    case CLI_STRINGS: {
+        cli_list *list = field;
+        if (!*value) return cli_usage(c->name, "--%s: the text is empty", o->name);
+        if (list->n == CLI_LIST_MAX)
+            return cli_usage(c->name, "--%s given more than %d times", o->name,
+                             CLI_LIST_MAX);
+        list->item[list->n++] = value;
+        return CLI_OK;
+    }
+    }
+    return CLI_OK;
+}
+
+/* One option at argv[*i]; moves *i past its value. */
+static int parse_option(const cli_command *c, int argc, char **argv, int *i,
+                        cli_options *options)
+{
+    const char *typed = argv[*i], *value = NULL;
+    const cli_option *o;
+    if (typed[1] == '-') {
+        size_t n = strcspn(typed + 2, "=");
+        o = find(c, typed + 2, n);
+        if (typed[2 + n] == '=') value = typed + 3 + n;
+    } else {
+        o = find_letter(c, typed[1]);
+        if (typed[2]) value = typed + 2; /* -n32 */
+    }
+    if (!o || (o->kind == CLI_FLAG && value && typed[1] != '-'))
+        return unknown_option(c, typed);
+    if (o->kind == CLI_FLAG) {
+        if (value) return cli_usage(c->name, "--%s takes no value", o->name);
+    } else if (!value) {
+        if (*i + 1 >= argc)
+            return cli_usage(c->name, "--%s needs a value: %s", o->name, o->arg);
+        value = argv[++*i];
+    }
+    return set(c, o, value, options);
+}
+
+int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o)
+{
+    *o = (cli_options){0};
+    for (const cli_option *row = cli_option_table; row->name; row++)
+        if ((row->commands & command->bit) && row->preset) {
+            int status = set(command, row, row->preset, o);
+            if (status != CLI_OK) return status;
+        }
+    bool options_end = false;
+    for (int i = 0; i < argc; i++) {
+        if (!options_end && !strcmp(argv[i], "--")) {
+            options_end = true;
+        } else if (!options_end && argv[i][0] == '-' && argv[i][1]) {
+            int status = parse_option(command, argc, argv, &i, o);
+            if (status != CLI_OK) return status;
+            if (o->help) return CLI_OK;
+        } else if (o->n_args == command->max_args) {
+            return cli_usage(command->name, "'%s' is one argument too many", argv[i]);
+        } else {
+            o->arg[o->n_args++] = argv[i];
+        }
+    }
+    if (o->n_args < command->min_args)
+        return cli_usage(command->name, "'%s' needs %s", command->name,
+                         command->missing);
+    return CLI_OK;
+}

@@ -1,0 +1,129 @@
+/* options.h - the one table of options and the one table of commands.
+ *
+ * Parsing, --help, the manual page and docs/cli.md are all made from these two, so
+ * they cannot tell different stories. */
+#ifndef CLI_OPTIONS_H
+#define CLI_OPTIONS_H
+
+#include "cli/cli.h"
+
+enum { CLI_LIST_MAX = 16, CLI_ARGS_MAX = 2 };
+
+typedef struct cli_list {
+    const char *item[CLI_LIST_MAX];
+    int n;
+} cli_list;
+
+/* What the user asked for. Strings are borrowed from argv or the table. */
+typedef struct cli_options {
+    const char *arg[CLI_ARGS_MAX];
+    int n_args;
+    bool json, quiet, help;
+
+    /* running a model */
+    const char *backend, *isa, *method, *model;
+    int64_t threads, ctx, batch;
+    uint64_t seed;
+
+    /* input */
+    const char *prompt, *prompt_file, *system, *file, *ids, *tokenizer;
+    cli_list tokenizers;
+    bool special, bos, decode, tensors;
+
+    /* generation */
+    int64_t n, top_k, repeat_last;
+    double temp, top_p, min_p, repeat_penalty;
+    cli_list stop;
+    bool echo, ignore_eos;
+
+    /* pull */
+    const char *endpoint, *revision, *token_file;
+    cli_list include;
+    int64_t timeout;
+    bool force;
+
+    /* help */
+    bool markdown, man;
+} cli_options;
+
+typedef enum cli_kind {
+    CLI_FLAG,   /* bool */
+    CLI_STRING, /* const char * */
+    CLI_CHOICE, /* const char *, one of a list */
+    CLI_INT,    /* int64_t within [min, max] */
+    CLI_SEED,   /* uint64_t */
+    CLI_REAL,   /* double within [min, max] */
+    CLI_STRINGS /* cli_list: may be given several times */
+} cli_kind;
+
+typedef enum cli_group {
+    CLI_G_INPUT,
+    CLI_G_LENGTH,
+    CLI_G_SAMPLING,
+    CLI_G_DOWNLOAD,
+    CLI_G_COMPUTE,
+    CLI_G_OUTPUT,
+    CLI_G_COUNT
+} cli_group;
+
+typedef struct cli_option {
+    const char *name;
+    char letter;     /* 0: no short form */
+    const char *arg; /* "N", "FILE"; NULL for a flag */
+    cli_kind kind;
+    size_t at; /* offset in cli_options */
+    unsigned commands;
+    cli_group group;
+    const char *preset; /* as the user would type it; NULL: zero */
+    double min, max;
+    const char *choices; /* "cpu ref" */
+    const char *later;   /* names of the contract that this version lacks */
+    const char *help;
+} cli_option;
+
+typedef struct cli_command {
+    const char *name;
+    unsigned bit;
+    const char *purpose; /* one line */
+    const char *usage;   /* what follows "still NAME"; lines for several forms */
+    const char *about;   /* a paragraph or two, wrapped when shown */
+    const char *example[4][2]; /* command line, what it does */
+    int min_args, max_args;
+    const char *missing; /* what to say when fewer than min_args are given */
+    int (*run)(const cli_options *o);
+} cli_command;
+
+/* Both end with an entry whose name is NULL. */
+extern const cli_option cli_option_table[];
+extern const cli_command cli_command_table[];
+extern const char *const cli_group_title[CLI_G_COUNT];
+
+const cli_command *cli_command_find(const char *name); /* NULL: none */
+/* The name nearest to a mistyped one, NULL if nothing is near. */
+const char *cli_command_near(const char *name);
+
+/* Fills o with the command's defaults, then with argv[0..argc-1] (what follows the
+ * command's name). Returns CLI_OK, or a status whose line was printed. */
+int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o);
+
+/* ---- help.c ---------------------------------------------------------------- */
+
+void cli_help_overview(void);
+void cli_help_command(const cli_command *command);
+void cli_help_markdown(void);
+void cli_help_man(void);
+
+/* ---- The commands ---------------------------------------------------------- */
+
+int cli_cmd_pull(const cli_options *o);
+int cli_cmd_inspect(const cli_options *o);
+int cli_cmd_tokenize(const cli_options *o);
+int cli_cmd_generate(const cli_options *o);
+int cli_cmd_chat(const cli_options *o);
+int cli_cmd_logprobs(const cli_options *o);
+int cli_cmd_perplexity(const cli_options *o);
+int cli_cmd_selftest(const cli_options *o);
+int cli_cmd_help(const cli_options *o);
+int cli_cmd_version(const cli_options *o);
+
+#endif

@@ -1,0 +1,126 @@
+/* progress.c - see progress.h.
+ *
+ * A terminal is redrawn at most ten times a second and never wider than it is. A log
+ * gets its first line after ten seconds and one every ten seconds from then on, so
+ * short work leaves no trace. */
+#include "cli/progress.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+
+static const double TTY_SECONDS = 0.1, LOG_SECONDS = 10;
+enum { MAX_COLUMNS = 100, NARROW = 50 };
+
+void cli_progress_begin(cli_progress *p, bool quiet, const char *what, const char *unit,
+                        uint64_t done, uint64_t total)
+{
+    *p = (cli_progress){.what = what, .unit = unit, .first = done, .total = total};
+    p->on = !quiet;
+    p->tty = isatty(STDERR_FILENO) == 1;
+    p->start = p->last = cli_now();
+}
+
+static int columns(void)
+{
+    struct winsize size;
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) || size.ws_col == 0) return 80;
+    return size.ws_col < MAX_COLUMNS ? size.ws_col : MAX_COLUMNS;
+}
+
+static void amount(const cli_progress *p, uint64_t value, char out[32])
+{
+    if (p->unit)
+        snprintf(out, 32, "%llu", (unsigned long long)value);
+    else
+        cli_bytes(out, value);
+}
+
+/* "31.2 MiB of 98.9 MiB  12.1 MiB/s  0:05 left  note" */
+static void describe(const cli_progress *p, uint64_t done, double elapsed, char *out,
+                     size_t room)
+{
+    char have[32], all[40] = "", speed[48], left[32] = "";
+    double rate = elapsed > 0 ? (double)(done - p->first) / elapsed : 0;
+    amount(p, done, have);
+    if (p->total) {
+        memcpy(all, " of ", 4);
+        amount(p, p->total, all + 4);
+    }
+    if (p->unit) {
+        snprintf(speed, sizeof speed, " %s  %.*f %s/s", p->unit, rate < 10, rate,
+                 p->unit);
+    } else {
+        char buf[32];
+        snprintf(speed, sizeof speed, "  %s/s", cli_bytes(buf, (uint64_t)rate));
+    }
+    if (p->total > done && rate > 0) {
+        double seconds = (double)(p->total - done) / rate;
+        if (seconds < 360000) {
+            int s = (int)(seconds + 0.5);
+            if (s < 3600)
+                snprintf(left, sizeof left, "  %d:%02d left", s / 60, s % 60);
+            else
+                snprintf(left, sizeof left, "  %d:%02d:%02d left", s / 3600,
+                         s / 60 % 60, s % 60);
+        }
+    }
+    snprintf(out, room, "%s%s%s%s%s%s", have, all, speed, left, p->note[0] ? "  " : "",
+             p->note);
+}
+
+static void draw(cli_progress *p, uint64_t done, const char *text)
+{
+    int width = columns() - 1; /* the last column would wrap the line */
+    int used = (int)(strlen(p->what) + strlen(text)) + 4;
+    int bar = width - used - 7;
+    if (bar > 30) bar = 30;
+    fputs("\r\x1b[K", stderr);
+    if (p->total && bar >= 5 && width >= NARROW) {
+        double part = (double)done / (double)p->total;
+        int full = part >= 1 ? bar : (int)(part * bar);
+        fprintf(stderr, "%s  [", p->what);
+        for (int i = 0; i < bar; i++) fputc(i < full ? '#' : '.', stderr);
+        fprintf(stderr, "] %3d%%  %s", part >= 1 ? 100 : (int)(100 * part), text);
+    } else {
+        char line[512];
+        snprintf(line, sizeof line, "%s  %s", p->what, text);
+        fprintf(stderr, "%.*s", width, line);
+    }
+    fflush(stderr);
+}
+
+void cli_progress_update(cli_progress *p, uint64_t done)
+{
+    double now = cli_now();
+    if (!p->on || now - p->last < (p->tty ? TTY_SECONDS : LOG_SECONDS)) return;
+    if (done < p->first) p->first = done; /* a download that had to start over */
+    char text[256];
+    describe(p, done, now - p->start, text, sizeof text);
+    if (p->tty)
+        draw(p, done, text);
+    else
+        fprintf(stderr, "%s: %s\n", p->what, text);
+    p->last = now;
+    p->drawn = true;
+}
+
+void cli_progress_end(cli_progress *p)
+{
+    if (p->on && p->tty && p->drawn) {
+        fputs("\r\x1b[K", stderr);
+        fflush(stderr);
+    }
+    p->drawn = false;
+}
+
+bool cli_progress_tick(void *user, uint64_t done, uint64_t total)
+{
+    cli_progress *p = user;
+    if (total) p->total = total;
+    cli_progress_update(p, done);
+    return !cli_interrupted();
+}

@@ -1,0 +1,196 @@
+/* run.c - see run.h. */
+#include "cli/run.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "cli/cache.h"
+#include "cli/progress.h"
+#include "cli/stream.h"
+
+int cli_open_model(const cli_options *o, const char *name, still_model **out)
+{
+    still_error err;
+    char *path;
+    *out = NULL;
+    if (cli_resolve_model(name ? name : CLI_DEFAULT_MODEL, &path, &err))
+        return cli_fail_error(&err);
+    still_model_params params = {
+        .backend = o->backend, .threads = (int)o->threads, .isa = o->isa};
+    still_status status = still_model_open(path, &params, out, &err);
+    free(path);
+    return status == STILL_OK ? CLI_OK : cli_fail_error(&err);
+}
+
+int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
+                     still_session **out)
+{
+    still_error err;
+    still_session_params params = {.ctx = (int)ctx, .batch = (int)o->batch};
+    if (still_session_new(m, &params, out, &err)) return cli_fail_error(&err);
+    return CLI_OK;
+}
+
+int cli_open_sampler(const cli_options *o, still_model *m, still_sampler **out)
+{
+    still_error err;
+    still_sampler_params params = {
+        .temperature = (float)o->temp,
+        .top_k = (int)o->top_k,
+        .top_p = (float)o->top_p,
+        .min_p = (float)o->min_p,
+        .repeat_penalty = (float)o->repeat_penalty,
+        .repeat_last = (int)o->repeat_last,
+        .seed = o->seed,
+    };
+    if (still_sampler_new(&params, still_model_get_info(m)->vocab, out, &err))
+        return cli_fail_error(&err);
+    return CLI_OK;
+}
+
+int cli_need_tokenizer(const still_model *m, const still_tokenizer **out)
+{
+    *out = still_model_tokenizer(m);
+    if (*out) return CLI_OK;
+    return cli_fail("%s: has no tokenizer; a folder needs tokenizer.json or "
+                    "tokenizer.model beside the weights",
+                    still_model_get_info(m)->path);
+}
+
+int cli_encode(const still_tokenizer *tk, const char *text, size_t n, unsigned flags,
+               int32_t **ids, size_t *n_ids)
+{
+    still_error err;
+    *ids = NULL;
+    if (still_tokenizer_encode(tk, text, n, flags, NULL, 0, n_ids, &err))
+        return cli_fail_error(&err);
+    *ids = sti_alloc(*n_ids ? *n_ids : 1, sizeof **ids);
+    if (!*ids) return cli_fail("out of memory: %zu tokens", *n_ids);
+    if (still_tokenizer_encode(tk, text, n, flags, *ids, *n_ids, n_ids, &err)) {
+        free(*ids);
+        *ids = NULL;
+        return cli_fail_error(&err);
+    }
+    return CLI_OK;
+}
+
+int cli_feed(const cli_options *o, still_session *s, const int32_t *ids, size_t n)
+{
+    still_error err;
+    cli_progress bar;
+    cli_progress_begin(&bar, o->quiet, "reading the prompt", "tok", 0, n);
+    int status = CLI_OK;
+    for (size_t done = 0; done < n && status == CLI_OK;) {
+        size_t part = n - done < (size_t)o->batch ? n - done : (size_t)o->batch;
+        if (still_session_feed(s, ids + done, (int)part, &err))
+            status = cli_fail_error(&err);
+        done += part;
+        cli_progress_update(&bar, done);
+        if (cli_interrupted()) status = CLI_INTERRUPTED;
+    }
+    cli_progress_end(&bar);
+    return status;
+}
+
+/* Sends the bytes of one token through the stop filter to standard output. */
+static bool emit(const cli_options *o, cli_stream *stream, const char *text, size_t n)
+{
+    const char *show;
+    size_t n_show;
+    bool stopped = cli_stream_push(stream, text, n, &show, &n_show);
+    if (!o->json && n_show) {
+        cli_put(show, n_show);
+        cli_flush();
+    }
+    return stopped;
+}
+
+static void finish_stream(const cli_options *o, cli_stream *stream, still_decoder *d)
+{
+    const char *text;
+    size_t n;
+    still_decoder_flush(d, &text, &n);
+    if (n && emit(o, stream, text, n)) return;
+    cli_stream_end(stream, &text, &n);
+    if (!o->json) cli_put(text, n);
+}
+
+/* The loop: choose, show, feed. Ends with r->stop set, or with an error in err. */
+static still_status generate(const cli_options *o, still_session *s,
+                             still_sampler *sampler, const still_tokenizer *tk,
+                             still_decoder *decoder, cli_stream *stream, cli_reply *r,
+                             still_error *err)
+{
+    for (;;) {
+        int32_t id;
+        if (r->n_tokens == (size_t)o->n) {
+            r->stop = "length";
+            break;
+        }
+        still_status status =
+            still_sampler_pick(sampler, still_session_logits(s), &id, err);
+        if (status != STILL_OK) return status;
+        if (!o->ignore_eos && still_tokenizer_is_end(tk, id)) {
+            r->stop = "eos";
+            break;
+        }
+        still_sampler_accept(sampler, id);
+        r->token[r->n_tokens++] = id;
+
+        const char *text;
+        size_t n;
+        status = still_decoder_push(decoder, id, &text, &n, err);
+        if (status != STILL_OK) return status;
+        if (emit(o, stream, text, n)) {
+            r->stop = "stop";
+            r->cut = true;
+            return STILL_OK;
+        }
+        if (cli_interrupted() || (!o->json && !cli_flush())) {
+            r->stop = "interrupted";
+            break;
+        }
+        if (r->n_tokens == (size_t)o->n ||
+            still_session_length(s) == still_session_limit(s)) {
+            r->stop = "length";
+            break;
+        }
+        status = still_session_feed(s, &id, 1, err);
+        if (status != STILL_OK) return status;
+        r->n_fed++;
+    }
+    finish_stream(o, stream, decoder);
+    return STILL_OK;
+}
+
+int cli_generate(const cli_options *o, still_session *s, still_sampler *sampler,
+                 const still_tokenizer *tk, cli_reply *reply)
+{
+    still_error err;
+    still_decoder *decoder = NULL;
+    cli_stream stream = {.stop = o->stop.item, .n_stops = o->stop.n};
+    int64_t room = still_session_limit(s) - still_session_length(s) + 1;
+    *reply = (cli_reply){0};
+    reply->token = sti_alloc((size_t)(o->n < room ? o->n : room) + 1, sizeof(int32_t));
+    if (!reply->token) return cli_fail("out of memory: %lld tokens", (long long)o->n);
+    int status = CLI_OK;
+    double start = cli_now();
+    if (still_decoder_new(tk, false, &decoder, &err) ||
+        generate(o, s, sampler, tk, decoder, &stream, reply, &err))
+        status = cli_fail_error(&err);
+    reply->seconds = cli_now() - start;
+    if (status == CLI_OK && stream.text.failed)
+        status = cli_fail("out of memory: text of %zu tokens", reply->n_tokens);
+    reply->text = stream.text; /* ownership moves */
+    still_decoder_free(decoder);
+    return status;
+}
+
+void cli_reply_free(cli_reply *reply)
+{
+    sti_buf_free(&reply->text);
+    free(reply->token);
+    *reply = (cli_reply){0};
+}

@@ -1,0 +1,42 @@
+/* run.h - what the commands that run a model have in common: opening it, feeding it a
+ * prompt, and writing a reply. Functions that return int have printed their error. */
+#ifndef CLI_RUN_H
+#define CLI_RUN_H
+
+#include "base/buf.h"
+#include "cli/options.h"
+
+/* Resolves `name` (NULL: the default model) and opens it with o's backend, threads and
+ * instructions. */
+int cli_open_model(const cli_options *o, const char *name, still_model **out);
+/* A session of ctx tokens with o's batch. */
+int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
+                     still_session **out);
+int cli_open_sampler(const cli_options *o, still_model *m, still_sampler **out);
+/* The tokenizer of an opened model; an error if it has none. */
+int cli_need_tokenizer(const still_model *m, const still_tokenizer **out);
+
+/* All ids of a text. free() *ids. */
+int cli_encode(const still_tokenizer *tk, const char *text, size_t n, unsigned flags,
+               int32_t **ids, size_t *n_ids);
+
+/* Feeds ids batch by batch, so that Ctrl-C and progress come through. */
+int cli_feed(const cli_options *o, still_session *s, const int32_t *ids, size_t n);
+
+typedef struct cli_reply {
+    sti_buf text;
+    int32_t *token;
+    size_t n_tokens;   /* without the end token */
+    size_t n_fed;      /* how many of them the session holds */
+    const char *stop;  /* "eos", "length", "stop", "interrupted" */
+    double seconds;    /* from the first choice to the last */
+    bool cut;          /* a stop string: the session holds more than the text says */
+} cli_reply;
+
+/* Generates up to o->n tokens after what s holds, and as it goes writes them to
+ * standard output unless o->json. Free the reply also after failure. */
+int cli_generate(const cli_options *o, still_session *s, still_sampler *sampler,
+                 const still_tokenizer *tk, cli_reply *reply);
+void cli_reply_free(cli_reply *reply);
+
+#endif

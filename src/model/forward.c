@@ -1,0 +1,210 @@
+/* forward.c - the transformer, one batch of rows at a time.
+ *
+ * Rows of several sequences are computed together: everything but attention treats
+ * them alike, and attention is told which rows belong to which sequence. */
+#include <string.h>
+
+#include "model/model.h"
+
+static size_t align64(size_t n)
+{
+    return (n + 63) & ~(size_t)63;
+}
+
+void sti_scratch_carve(const still_model *m, int rows, sti_carve *c, sti_scratch *out)
+{
+    const sti_config *g = &m->cfg;
+    size_t R = (size_t)rows, hidden = (size_t)g->hidden;
+    size_t qd = (size_t)g->heads * (size_t)g->head_dim;
+    size_t kd = (size_t)g->kv_heads * (size_t)g->head_dim;
+    size_t head_rows = rows < STI_HEAD_ROWS ? R : STI_HEAD_ROWS;
+    out->rows = rows;
+    out->x = sti_carve_take(c, R * hidden, sizeof(float));
+    out->h = sti_carve_take(c, R * hidden, sizeof(float));
+    out->q = sti_carve_take(c, R * qd, sizeof(float));
+    out->k = sti_carve_take(c, R * kd, sizeof(float));
+    out->v = sti_carve_take(c, R * kd, sizeof(float));
+    out->o = sti_carve_take(c, R * qd, sizeof(float));
+    out->gate = sti_carve_take(c, R * (size_t)g->ffn, sizeof(float));
+    out->up = sti_carve_take(c, R * (size_t)g->ffn, sizeof(float));
+    out->logits = sti_carve_take(c, head_rows * (size_t)g->vocab, sizeof(float));
+    out->pos = sti_carve_take(c, R, sizeof *out->pos);
+    out->seq = sti_carve_take(c, R, sizeof *out->seq);
+    out->segment = sti_carve_take(c, R, sizeof *out->segment);
+}
+
+static sti_attn_layer attn_layer(const still_model *m, sti_dtype cache, int layer)
+{
+    return (sti_attn_layer){.heads = m->cfg.heads,
+                            .kv_heads = m->cfg.kv_heads,
+                            .head_dim = m->cfg.head_dim,
+                            .window = m->cfg.window[layer],
+                            .cache = cache};
+}
+
+size_t sti_model_state_bytes(const still_model *m, const sti_attn_method *method,
+                             sti_dtype cache, int layer, int ctx, int batch)
+{
+    sti_attn_layer l = attn_layer(m, cache, layer);
+    return align64(method->state_bytes(&l, ctx, batch));
+}
+
+still_status sti_model_check_tokens(const still_model *m, const int32_t *tok, int n,
+                                    still_error *err)
+{
+    for (int i = 0; i < n; i++)
+        if (tok[i] < 0 || tok[i] >= m->cfg.vocab)
+            return sti_fail(err, STILL_E_ARG,
+                            "token %d of %d has id %d, which is not in the vocabulary of %d",
+                            i, n, tok[i], m->cfg.vocab);
+    return STILL_OK;
+}
+
+/* Lays the sequences' rows out: positions, and who owns which row. Returns M. */
+static int place(sti_scratch *s, const sti_sequence *seq, int n_seq)
+{
+    int M = 0;
+    for (int i = 0; i < n_seq; i++) {
+        s->seq[i] = (sti_attn_rows){.row0 = M,
+                                    .n = seq[i].n,
+                                    .past = seq[i].past,
+                                    .ctx = seq[i].ctx,
+                                    .batch = seq[i].batch,
+                                    .state = seq[i].state};
+        for (int t = 0; t < seq[i].n; t++) s->pos[M++] = seq[i].past + t;
+    }
+    return M;
+}
+
+static still_status attention(still_model *m, const sti_attn_method *method,
+                              sti_dtype cache, sti_scratch *s, int layer, int M,
+                              int n_seq, still_error *err)
+{
+    const sti_config *g = &m->cfg;
+    const sti_layer *L = &m->layer[layer];
+    sti_attn_layer shape = attn_layer(m, cache, layer);
+    STI_TRY(m->be->rmsnorm(m->dev,
+                           &(sti_rmsnorm_args){.x = s->x,
+                                               .g = L->attn_norm,
+                                               .y = s->h,
+                                               .M = M,
+                                               .K = g->hidden,
+                                               .eps = g->rms_eps},
+                           err));
+    STI_TRY(m->be->matmul(m->dev,
+                          &(sti_matmul_args){.x = s->h,
+                                             .M = M,
+                                             .n = 3,
+                                             .w = {&L->q.w, &L->k.w, &L->v.w},
+                                             .bias = {L->q.bias, L->k.bias, L->v.bias},
+                                             .y = {s->q, s->k, s->v}},
+                          err));
+    sti_rope_args rope = {.x = s->q,
+                          .pos = s->pos,
+                          .inv_freq = g->inv_freq,
+                          .M = M,
+                          .heads = g->heads,
+                          .D = g->head_dim,
+                          .interleaved = g->rope_interleaved};
+    STI_TRY(m->be->rope(m->dev, &rope, err));
+    rope.x = s->k;
+    rope.heads = g->kv_heads;
+    STI_TRY(m->be->rope(m->dev, &rope, err));
+    STI_TRY(method->forward(m->be, m->dev, &shape,
+                            &(sti_attn_io){.q = s->q,
+                                           .k = s->k,
+                                           .v = s->v,
+                                           .o = s->o,
+                                           .rows = s->seq,
+                                           .n_rows = n_seq,
+                                           .segment = s->segment},
+                            err));
+    return m->be->matmul(m->dev,
+                         &(sti_matmul_args){.x = s->o,
+                                            .M = M,
+                                            .n = 1,
+                                            .w = {&L->o.w},
+                                            .bias = {L->o.bias},
+                                            .y = {s->x},
+                                            .accumulate = true},
+                         err);
+}
+
+static still_status feed_forward(still_model *m, sti_scratch *s, int layer, int M,
+                                 still_error *err)
+{
+    const sti_config *g = &m->cfg;
+    const sti_layer *L = &m->layer[layer];
+    STI_TRY(m->be->rmsnorm(m->dev,
+                           &(sti_rmsnorm_args){.x = s->x,
+                                               .g = L->ffn_norm,
+                                               .y = s->h,
+                                               .M = M,
+                                               .K = g->hidden,
+                                               .eps = g->rms_eps},
+                           err));
+    STI_TRY(m->be->matmul(m->dev,
+                          &(sti_matmul_args){.x = s->h,
+                                             .M = M,
+                                             .n = 2,
+                                             .w = {&L->gate.w, &L->up.w},
+                                             .bias = {L->gate.bias, L->up.bias},
+                                             .y = {s->gate, s->up}},
+                          err));
+    STI_TRY(m->be->swiglu(m->dev,
+                          &(sti_swiglu_args){.gate = s->gate,
+                                             .up = s->up,
+                                             .y = s->gate,
+                                             .M = M,
+                                             .K = g->ffn},
+                          err));
+    return m->be->matmul(m->dev,
+                         &(sti_matmul_args){.x = s->gate,
+                                            .M = M,
+                                            .n = 1,
+                                            .w = {&L->down.w},
+                                            .bias = {L->down.bias},
+                                            .y = {s->x},
+                                            .accumulate = true},
+                         err);
+}
+
+still_status sti_model_forward(still_model *m, const sti_attn_method *method,
+                               sti_dtype cache, sti_scratch *s, const int32_t *tok,
+                               const sti_sequence *seq, int n_seq, still_error *err)
+{
+    int M = place(s, seq, n_seq);
+    STI_TRY(m->be->embed(m->dev,
+                         &(sti_embed_args){.w = &m->embed, .tok = tok, .M = M, .y = s->x},
+                         err));
+    for (int l = 0; l < m->cfg.layers; l++) {
+        STI_TRY(attention(m, method, cache, s, l, M, n_seq, err));
+        STI_TRY(feed_forward(m, s, l, M, err));
+        for (int i = 0; i < n_seq; i++)
+            s->seq[i].state = (unsigned char *)s->seq[i].state +
+                              sti_model_state_bytes(m, method, cache, l, seq[i].ctx,
+                                                    seq[i].batch);
+    }
+    return STILL_OK;
+}
+
+still_status sti_model_logits(still_model *m, sti_scratch *s, int row0, int n,
+                              float *logits, still_error *err)
+{
+    const sti_config *g = &m->cfg;
+    STI_TRY(m->be->rmsnorm(m->dev,
+                           &(sti_rmsnorm_args){.x = s->x + (size_t)row0 * (size_t)g->hidden,
+                                               .g = m->final_norm,
+                                               .y = s->h,
+                                               .M = n,
+                                               .K = g->hidden,
+                                               .eps = g->rms_eps},
+                           err));
+    return m->be->matmul(m->dev,
+                         &(sti_matmul_args){.x = s->h,
+                                            .M = n,
+                                            .n = 1,
+                                            .w = {sti_model_head(m)},
+                                            .y = {logits}},
+                         err);
+}

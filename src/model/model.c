@@ -1,0 +1,236 @@
+/* model.c - opening a model: files, configuration, tokenizer, weights for the backend.
+ *
+ * Matrices are handed to the backend, which maps or repacks them; vectors (norms,
+ * biases) are few and become floats in one array. Every shape is checked against the
+ * configuration here, so that no operator has to. */
+#include "model/model.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+typedef struct loader {
+    still_model *m;
+    still_error *err;
+} loader;
+
+static still_status missing(const loader *ld, sti_part part, int layer, bool bias)
+{
+    char name[128];
+    sti_config_tensor_name(&ld->m->store, part, layer, bias, name, sizeof name);
+    return sti_fail(ld->err, STILL_E_FORMAT, "%s: tensor '%s' is missing",
+                    ld->m->store.path, name);
+}
+
+/* A vector of n floats, converted into the model's array. */
+static still_status load_vector(loader *ld, const sti_tensor *t, int n, const float **out)
+{
+    still_model *m = ld->m;
+    if (t->n_dims != 1 || t->dim[0] != n)
+        return sti_fail(ld->err, STILL_E_FORMAT,
+                        "%s: tensor '%s' has %lld elements in %d dimensions, expected %d",
+                        t->path, t->name, (long long)t->dim[0], t->n_dims, n);
+    if (t->type != STI_F32 && t->type != STI_F16 && t->type != STI_BF16)
+        return sti_fail(ld->err, STILL_E_UNSUPPORTED,
+                        "%s: tensor '%s' has type %s, a vector must be a float type",
+                        t->path, t->name, sti_dtype_find((int)t->type)->name);
+    float *v = m->vectors + m->vectors_used;
+    sti_dequant(t->type, t->data, v, n);
+    m->vectors_used += (size_t)n;
+    *out = v;
+    return STILL_OK;
+}
+
+static still_status load_norm(loader *ld, sti_part part, int layer, const float **out)
+{
+    const sti_tensor *t = sti_config_tensor(&ld->m->store, part, layer, false);
+    if (!t) return missing(ld, part, layer, false);
+    return load_vector(ld, t, ld->m->cfg.hidden, out);
+}
+
+static still_status load_matrix(loader *ld, sti_part part, int layer, int rows, int cols,
+                                sti_weight *out)
+{
+    still_model *m = ld->m;
+    const sti_tensor *t = sti_config_tensor(&m->store, part, layer, false);
+    if (!t) return missing(ld, part, layer, false);
+    if (t->n_dims != 2 || t->dim[0] != rows || t->dim[1] != cols)
+        return sti_fail(ld->err, STILL_E_FORMAT,
+                        "%s: tensor '%s' is %lld x %lld, expected %d x %d", t->path,
+                        t->name, (long long)t->dim[0],
+                        (long long)(t->n_dims > 1 ? t->dim[1] : 1), rows, cols);
+    m->info.params += (uint64_t)rows * (uint64_t)cols;
+    return m->be->weight_new(m->dev, t, out, ld->err);
+}
+
+static still_status load_linear(loader *ld, sti_part part, int layer, int rows, int cols,
+                                sti_linear *out)
+{
+    STI_TRY(load_matrix(ld, part, layer, rows, cols, &out->w));
+    const sti_tensor *b = sti_config_tensor(&ld->m->store, part, layer, true);
+    return b ? load_vector(ld, b, rows, &out->bias) : STILL_OK;
+}
+
+static still_status load_layer(loader *ld, int i)
+{
+    const sti_config *g = &ld->m->cfg;
+    sti_layer *L = &ld->m->layer[i];
+    int qd = g->heads * g->head_dim, kd = g->kv_heads * g->head_dim;
+    STI_TRY(load_norm(ld, STI_PART_ATTN_NORM, i, &L->attn_norm));
+    STI_TRY(load_linear(ld, STI_PART_Q, i, qd, g->hidden, &L->q));
+    STI_TRY(load_linear(ld, STI_PART_K, i, kd, g->hidden, &L->k));
+    STI_TRY(load_linear(ld, STI_PART_V, i, kd, g->hidden, &L->v));
+    STI_TRY(load_linear(ld, STI_PART_O, i, g->hidden, qd, &L->o));
+    STI_TRY(load_norm(ld, STI_PART_FFN_NORM, i, &L->ffn_norm));
+    STI_TRY(load_linear(ld, STI_PART_GATE, i, g->ffn, g->hidden, &L->gate));
+    STI_TRY(load_linear(ld, STI_PART_UP, i, g->ffn, g->hidden, &L->up));
+    return load_linear(ld, STI_PART_DOWN, i, g->hidden, g->ffn, &L->down);
+}
+
+static still_status load_weights(loader *ld)
+{
+    still_model *m = ld->m;
+    const sti_config *g = &m->cfg;
+    /* Room for every vector a layer can have: two norms and seven biases. */
+    size_t kinds = 2u * (size_t)g->hidden + (size_t)g->heads * (size_t)g->head_dim +
+                   2u * (size_t)g->kv_heads * (size_t)g->head_dim + 2u * (size_t)g->hidden +
+                   2u * (size_t)g->ffn;
+    m->vectors_room = kinds * (size_t)g->layers + (size_t)g->hidden;
+    m->vectors = sti_alloc(m->vectors_room, sizeof *m->vectors);
+    m->layer = sti_alloc((size_t)g->layers, sizeof *m->layer);
+    if (!m->vectors || !m->layer)
+        return sti_fail_memory(ld->err, m->store.path, m->vectors_room * sizeof(float));
+    /* The largest matrix first: its source pages leave memory before others come. */
+    STI_TRY(load_matrix(ld, STI_PART_EMBED, 0, g->vocab, g->hidden, &m->embed));
+    if (!g->tied)
+        STI_TRY(load_matrix(ld, STI_PART_HEAD, 0, g->vocab, g->hidden, &m->head));
+    STI_TRY(load_norm(ld, STI_PART_FINAL_NORM, 0, &m->final_norm));
+    for (int i = 0; i < g->layers; i++) STI_TRY(load_layer(ld, i));
+    m->info.params += m->vectors_used;
+    return STILL_OK;
+}
+
+static still_status make_device(still_model *m, const still_model_params *p,
+                                still_error *err)
+{
+    const sti_config *g = &m->cfg;
+    int64_t widest = (int64_t)g->heads * g->head_dim;
+    if (g->hidden > widest) widest = g->hidden;
+    if (g->ffn > widest) widest = g->ffn;
+    if (widest > INT_MAX / 4)
+        return sti_fail(err, STILL_E_FORMAT, "%s: a row of %lld numbers is absurd",
+                        m->store.path, (long long)widest);
+    return m->be->dev_new(&(sti_dev_params){.threads = p->threads,
+                                            .isa = p->isa,
+                                            .max_k = (int)widest,
+                                            .heads = g->heads,
+                                            .kv_heads = g->kv_heads,
+                                            .head_dim = g->head_dim},
+                          &m->dev, err);
+}
+
+static void fill_info(still_model *m)
+{
+    const sti_config *g = &m->cfg;
+    still_model_info *i = &m->info;
+    i->path = m->store.path;
+    i->name = g->name;
+    i->arch = g->arch;
+    i->backend = m->be->name;
+    i->isa = m->be->dev_isa(m->dev);
+    i->threads = m->be->dev_threads(m->dev);
+    i->layers = g->layers;
+    i->hidden = g->hidden;
+    i->ffn = g->ffn;
+    i->heads = g->heads;
+    i->kv_heads = g->kv_heads;
+    i->head_dim = g->head_dim;
+    i->vocab = g->vocab;
+    i->ctx_train = g->ctx_train;
+    for (int l = 0; l < g->layers; l++)
+        if (g->window[l] > i->sliding_window) i->sliding_window = g->window[l];
+    i->rope_theta = g->rope_theta;
+    i->tied = g->tied;
+    i->file_bytes = m->store.file_bytes;
+}
+
+still_status still_model_open(const char *path, const still_model_params *params,
+                              still_model **out, still_error *err)
+{
+    *out = NULL;
+    still_model_params p = params ? *params : (still_model_params){0};
+    if (!path) return sti_fail(err, STILL_E_ARG, "no model path given");
+    const sti_backend *be = sti_backend_find(p.backend);
+    if (!be)
+        return sti_fail(err, STILL_E_ARG, "backend '%s' is not known (%s)", p.backend,
+                        sti_backend_names());
+    still_model *m = sti_alloc(1, sizeof *m);
+    if (!m) return sti_fail_memory(err, path, sizeof *m);
+    m->be = be;
+    loader ld = {m, err};
+    still_status st = sti_store_open(path, &m->store, err);
+    if (st == STILL_OK) st = sti_config_read(&m->store, &m->cfg, err);
+    for (int i = 0; p.rope_bf16 && st == STILL_OK && i < m->cfg.head_dim / 2; i++)
+        m->cfg.inv_freq[i] = sti_bf16_to_f32(sti_f32_to_bf16(m->cfg.inv_freq[i]));
+    if (st == STILL_OK) st = sti_tokenizer_from_store(&m->store, &m->tokenizer, err);
+    if (st == STILL_OK) st = make_device(m, &p, err);
+    if (st == STILL_OK) st = load_weights(&ld);
+    if (st != STILL_OK) {
+        still_model_free(m);
+        return st;
+    }
+    fill_info(m);
+    *out = m;
+    return STILL_OK;
+}
+
+void still_model_free(still_model *m)
+{
+    if (!m) return;
+    if (m->dev) {
+        for (int i = 0; m->layer && i < m->cfg.layers; i++) {
+            sti_layer *L = &m->layer[i];
+            sti_linear *all[] = {&L->q, &L->k, &L->v, &L->o, &L->gate, &L->up, &L->down};
+            for (size_t j = 0; j < sizeof all / sizeof *all; j++)
+                m->be->weight_free(m->dev, &all[j]->w);
+        }
+        m->be->weight_free(m->dev, &m->embed);
+        m->be->weight_free(m->dev, &m->head);
+        m->be->dev_free(m->dev);
+    }
+    free(m->layer);
+    free(m->vectors);
+    still_tokenizer_free(m->tokenizer);
+    sti_config_free(&m->cfg);
+    sti_store_close(&m->store);
+    free(m);
+}
+
+const still_model_info *still_model_get_info(const still_model *m)
+{
+    return &m->info;
+}
+
+size_t still_model_tensors(const still_model *m)
+{
+    return m->store.n_tensors;
+}
+
+bool still_model_tensor(const still_model *m, size_t i, still_tensor_info *out)
+{
+    if (i >= m->store.n_tensors) return false;
+    const sti_tensor *t = &m->store.tensor[i];
+    *out = (still_tensor_info){.name = t->name,
+                               .dtype = sti_dtype_find((int)t->type)->name,
+                               .n_dims = t->n_dims,
+                               .bytes = t->bytes};
+    memcpy(out->dim, t->dim, sizeof out->dim);
+    return true;
+}
+
+const still_tokenizer *still_model_tokenizer(const still_model *m)
+{
+    return m->tokenizer;
+}

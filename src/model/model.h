@@ -1,0 +1,78 @@
+/* model.h - a loaded model and its forward pass over a batch of rows. */
+#ifndef STI_MODEL_MODEL_H
+#define STI_MODEL_MODEL_H
+
+#include "attn/attn.h"
+#include "model/config.h"
+#include "token/token.h"
+
+typedef struct sti_linear { /* y = x W^T + b */
+    sti_weight w;
+    const float *bias; /* or NULL */
+} sti_linear;
+
+typedef struct sti_layer {
+    const float *attn_norm, *ffn_norm; /* [hidden] */
+    sti_linear q, k, v, o, gate, up, down;
+} sti_layer;
+
+struct still_model {
+    sti_store store;
+    sti_config cfg;
+    still_model_info info;
+    still_tokenizer *tokenizer; /* or NULL */
+    const sti_backend *be;
+    sti_dev *dev;
+    sti_layer *layer;       /* [cfg.layers] */
+    sti_weight embed, head; /* head is unused when tied */
+    const float *final_norm;
+    float *vectors;         /* all norms and biases, as floats */
+    size_t vectors_used, vectors_room;
+};
+
+/* The matrix that makes logits. */
+static inline const sti_weight *sti_model_head(const still_model *m)
+{
+    return m->cfg.tied ? &m->embed : &m->head;
+}
+
+/* Activations of one batch. All float, row-major. */
+enum { STI_HEAD_ROWS = 32 }; /* rows of logits computed at once when scoring */
+typedef struct sti_scratch {
+    int rows;
+    float *x;          /* [rows, hidden]: the residual stream */
+    float *h;          /* [rows, hidden]: normed */
+    float *q, *k, *v;  /* [rows, H, D], [rows, G, D], [rows, G, D] */
+    float *o;          /* [rows, H, D] */
+    float *gate, *up;  /* [rows, ffn] */
+    float *logits;     /* [min(rows, STI_HEAD_ROWS), vocab] */
+    int32_t *pos;      /* [rows] */
+    sti_attn_rows *seq;        /* [rows] */
+    sti_attn_segment *segment; /* [rows] */
+} sti_scratch;
+void sti_scratch_carve(const still_model *m, int rows, sti_carve *c, sti_scratch *out);
+
+/* Bytes of one layer's state; states of a sequence lie one after the other. */
+size_t sti_model_state_bytes(const still_model *m, const sti_attn_method *method,
+                             sti_dtype cache, int layer, int ctx, int batch);
+
+typedef struct sti_sequence { /* its share of a batch, rows in order */
+    int n, past, ctx, batch;
+    unsigned char *state; /* of all layers, each at a multiple of 64 */
+} sti_sequence;
+
+/* All ids are in the vocabulary. Called before a forward pass, which trusts them. */
+still_status sti_model_check_tokens(const still_model *m, const int32_t *tok, int n,
+                                    still_error *err);
+
+/* Runs all layers over the tokens of the sequences; s->x then holds the residual
+ * stream [M, hidden]. States beyond `past` are overwritten. */
+still_status sti_model_forward(still_model *m, const sti_attn_method *method,
+                               sti_dtype cache, sti_scratch *s, const int32_t *tok,
+                               const sti_sequence *seq, int n_seq, still_error *err);
+
+/* Logits [n, vocab] of rows row0 .. row0+n-1 of s->x (n <= STI_HEAD_ROWS). */
+still_status sti_model_logits(still_model *m, sti_scratch *s, int row0, int n,
+                              float *logits, still_error *err);
+
+#endif

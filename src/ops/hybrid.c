@@ -1,0 +1,154 @@
+/* hybrid.c - settings and state of the hybrid operator; see hybrid.h.
+ *
+ * The state is laid out by one function for all backends, so that the bill of a
+ * session, its snapshots and its kernels speak of the same memory. */
+#include "ops/hybrid.h"
+
+#include <string.h>
+
+bool sti_hybrid_preset(const char *method, int chunk, sti_hybrid_settings *out)
+{
+    sti_hybrid_settings still = {
+        .chunk = chunk,
+        .select = chunk / 4,
+        .cap = 2 * chunk,
+        .score = STI_SCORE_S3,
+        .has_window = true,
+        .has_linear = true,
+        .la_scale = STI_SCALE_EXACT,
+        .map = STI_MAP_SOFTMAX,
+        .norm_preserved = true,
+        .gate = true,
+        .alpha = true,
+        .eps = 1e-6,
+    };
+    /* The plain Hedgehog map per query head, as its authors run it: no selection. */
+    sti_hybrid_settings plain = still;
+    plain.select = plain.cap = 0;
+    plain.per_head = true;
+    plain.norm_preserved = plain.gate = plain.alpha = false;
+    plain.feature_floor = 1e-12;
+
+    *out = plain;
+    if (strcmp(method, "still") == 0) {
+        *out = still;
+    } else if (strcmp(method, "lolcats") == 0) {
+        out->la_scale = STI_SCALE_WINDOW;
+        out->window_factor = true;
+    } else if (strcmp(method, "hedgehog") == 0 || strcmp(method, "t2r") == 0) {
+        out->has_window = false;
+        out->den_eps = 1e-12;
+        if (method[0] == 't') out->map = STI_MAP_RELU;
+    } else if (strcmp(method, "swa") == 0) {
+        out->has_linear = out->per_head = false;
+    } else if (strcmp(method, "softmax") == 0) {
+        out->has_linear = out->per_head = false;
+        out->select = chunk;
+        out->cap = STI_CAP_NONE;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+still_status sti_hybrid_check(const sti_hybrid_settings *set,
+                              const sti_hybrid_shape *shape, still_error *err)
+{
+    const int H = shape->H, G = shape->G, D = shape->D, F = shape->F;
+    if (H < 1 || G < 1 || H % G != 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: %d query heads over %d kv heads, expected a "
+                        "multiple",
+                        H, G);
+    if (D < 1 || D > STI_HEAD_DIM_MAX || F < 1 || F > D)
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: head size %d with maps of %d columns, "
+                        "expected 1 <= columns <= size <= %d",
+                        D, F, STI_HEAD_DIM_MAX);
+    if (set->chunk < 1 || set->chunk > 1 << 20)
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: chunk of %d tokens, expected 1 to %d",
+                        set->chunk, 1 << 20);
+    if (set->select < 0 || set->select > set->chunk)
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: select %d, expected 0 to the chunk's %d",
+                        set->select, set->chunk);
+    if (set->cap < STI_CAP_NONE || set->cap > 1 << 24)
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: cap %d, expected 0 to %d, or none", set->cap,
+                        1 << 24);
+    if (!set->has_window && (set->select != 0 || !set->has_linear))
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: without a window there is nothing to select "
+                        "from and the linear term must stay");
+    if (!sti_score_at(set->score))
+        return sti_fail(err, STILL_E_ARG, "hybrid attention: no score number %d",
+                        (int)set->score);
+    if (!(set->eps > 0) || !(set->feature_floor >= 0) || !(set->den_eps >= 0))
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: eps %g, floor %g, denominator eps %g, "
+                        "expected > 0, >= 0, >= 0",
+                        set->eps, set->feature_floor, set->den_eps);
+    return STILL_OK;
+}
+
+/* Salient tokens a list may come to hold. Without a cap every chunk that has left by
+ * token max_tokens - 1 has put `select` tokens there. */
+static int64_t salient_room(const sti_hybrid_settings *set, int64_t max_tokens)
+{
+    if (!set->has_window || set->select == 0) return 0;
+    if (set->cap >= 0) return set->cap;
+    int64_t left = max_tokens > 0 ? (max_tokens - 1) / set->chunk - 1 : 0;
+    return left > 0 ? left * set->select : 0;
+}
+
+void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
+                            const sti_hybrid_settings *set,
+                            const sti_hybrid_shape *shape, int64_t max_tokens,
+                            size_t kv_size, size_t real_size)
+{
+    const size_t S = (size_t)sti_hybrid_selectors(set, shape);
+    const size_t P = (size_t)sti_hybrid_features(set, shape);
+    const size_t G = (size_t)shape->G, D = (size_t)shape->D;
+    const size_t window = set->has_window ? 2 * (size_t)set->chunk : 0;
+    const int64_t wanted = salient_room(set, max_tokens);
+    const size_t room = wanted < INT32_MAX ? (size_t)wanted : INT32_MAX;
+
+    *st = (sti_hybrid_state){.max_tokens = max_tokens,
+                             .room = (int)room,
+                             .kv_size = kv_size,
+                             .real_size = real_size};
+    if (window) {
+        st->win_k = sti_carve_take(c, G * window * D, kv_size);
+        st->win_v = sti_carve_take(c, G * window * D, kv_size);
+        st->win_score = sti_carve_take(c, S * window, real_size);
+        if (sti_score_at(set->score)->leave)
+            st->win_received = sti_carve_take(c, S * window, real_size);
+    }
+    if (room) {
+        st->sal_k = sti_carve_take(c, S * room * D, kv_size);
+        st->sal_v = sti_carve_take(c, S * room * D, kv_size);
+        st->sal_score = sti_carve_take(c, S * room, real_size);
+        st->sal_pos = sti_carve_take(c, S * room, sizeof *st->sal_pos);
+    }
+    st->sal_count = sti_carve_take(c, S, sizeof *st->sal_count);
+    if (set->has_linear) {
+        st->lin_s = sti_carve_take(c, S * P * D, real_size);
+        st->lin_z = sti_carve_take(c, S * P, real_size);
+    }
+    st->folded = sti_carve_take(c, S, sizeof *st->folded);
+}
+
+/* Window and salient slots are read only after they were written, so the counts and
+ * the sums are all that must go back to zero. */
+void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set,
+                            const sti_hybrid_shape *shape)
+{
+    const size_t S = (size_t)sti_hybrid_selectors(set, shape);
+    const size_t P = (size_t)sti_hybrid_features(set, shape);
+    st->pos = 0;
+    memset(st->sal_count, 0, S * sizeof *st->sal_count);
+    memset(st->folded, 0, S * sizeof *st->folded);
+    if (st->lin_s) memset(st->lin_s, 0, S * P * (size_t)shape->D * st->real_size);
+    if (st->lin_z) memset(st->lin_z, 0, S * P * st->real_size);
+}

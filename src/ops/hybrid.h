@@ -1,0 +1,231 @@
+/* hybrid.h - the hybrid attention operator: what every backend agrees on.
+ *
+ * Each past token is in one of three places: the window (its own chunk and the one
+ * before; softmax), the salient cache (at most `cap` tokens kept exact; softmax), or
+ * the linear state (s, z) of feature maps. docs/methods.md has the equations and the
+ * methods that are settings of this operator. Two forms give the same numbers:
+ *
+ *   recurrent  a session's next T tokens, its state carried in sti_hybrid_state;
+ *   parallel   whole sequences at once, the route of each token written as one number,
+ *              the chunk in which it is folded. It is the form that has a backward.
+ *
+ * Letters: H query heads, G kv heads, D head size, F columns of a map, P features,
+ * C chunk size, S selection heads (G if they are shared by a group of query heads,
+ * else H), B sequences, T tokens. The chunk of token t is c(t) = t / C. */
+#ifndef STI_OPS_HYBRID_H
+#define STI_OPS_HYBRID_H
+
+#include "base/error.h"
+#include "base/mem.h"
+
+/* ---- Scores: which tokens stay exact (ops/score.c) --------------------------- */
+
+typedef enum sti_score_kind {
+    STI_SCORE_S3,       /* Self-Saliency Score */
+    STI_SCORE_RECEIVED, /* attention received inside the window */
+    STI_SCORE_KEYNORM,  /* small key norm */
+    STI_SCORE_RANDOM,
+    STI_SCORE_COUNT
+} sti_score_kind;
+
+/* What is known of a token when it arrives, for one query head. */
+typedef struct sti_score_stats {
+    double self;     /* weight it gives itself in the softmax over the last C tokens */
+    double key_norm; /* |k| */
+    double eps;
+    uint64_t seed;
+    int64_t position;
+    int layer, head;
+} sti_score_stats;
+
+/* A score in two steps. `arrive` runs once a token and query head; the mean over the
+ * query heads of a selection head is stored with the token. `leave` runs when the
+ * token's chunk leaves the window and may use `received`: the mean weight that the
+ * later queries of the token's own and next chunk gave it in the softmax over their
+ * window (and over the query heads). Backends keep that sum only for scores with a
+ * `leave`. A new score is a row of the table in ops/score.c, for all backends. */
+typedef struct sti_score {
+    const char *name, *summary;
+    double (*arrive)(const sti_score_stats *s); /* NULL: 0 */
+    double (*leave)(double arrived, double received); /* NULL: arrived */
+    /* The definition where `arrive` is a closed form of it; the reference runs this.
+     * logit: those of the last n <= C tokens, the token's own last. */
+    double (*definition)(const double *logit, int n, double eps);
+} sti_score;
+
+const sti_score *sti_score_at(sti_score_kind kind); /* NULL: no such score */
+bool sti_score_find(const char *name, sti_score_kind *out);
+
+/* ---- Settings ----------------------------------------------------------------- */
+
+typedef enum sti_la_scale {
+    STI_SCALE_EXACT, /* one denominator: the linear term weighs exp(alpha) */
+    STI_SCALE_WINDOW /* softmax weights relative to their largest, M; M matters */
+} sti_la_scale;
+
+typedef enum sti_map_kind {
+    STI_MAP_SOFTMAX, /* [softmax(u), softmax(-u)], u = x W; P = 2F */
+    STI_MAP_RELU     /* relu(x W + b); P = F */
+} sti_map_kind;
+
+enum { STI_CAP_NONE = -1, STI_HEAD_DIM_MAX = 512 };
+
+typedef struct sti_hybrid_settings {
+    int chunk;  /* C */
+    int select; /* lambda: tokens of a leaving chunk that join the salient cache */
+    int cap;    /* salient tokens kept; STI_CAP_NONE: all (no longer linear) */
+    sti_score_kind score;
+    bool per_head; /* selection, map of k and state per query head, not per kv head */
+    bool has_window; /* off: a token is folded before its own output */
+    bool has_linear; /* off: a folded token is forgotten */
+    sti_la_scale la_scale;
+    sti_map_kind map;
+    bool norm_preserved; /* u is scaled to |x| (NP-Map) */
+    /* Learned inputs that exist. Where one exists but is passed as NULL it has its
+     * start value: gate 1, alpha 0, window factor 0.1. */
+    bool gate, alpha, window_factor;
+    double feature_floor; /* features are kept above this */
+    double den_eps;       /* added to the denominator */
+    double eps;           /* of the score */
+    uint64_t seed;        /* of the random score */
+    int layer;            /* likewise */
+} sti_hybrid_settings;
+
+typedef struct sti_hybrid_shape {
+    int H, G, D, F;
+} sti_hybrid_shape;
+
+/* Settings of a method by its name: still, lolcats, hedgehog, t2r, swa, softmax, all
+ * with chunk C (lambda C/4 and cap 2C for still). false: no setting of this operator. */
+bool sti_hybrid_preset(const char *method, int chunk, sti_hybrid_settings *out);
+still_status sti_hybrid_check(const sti_hybrid_settings *set,
+                              const sti_hybrid_shape *shape, still_error *err);
+
+static inline int sti_hybrid_selectors(const sti_hybrid_settings *set,
+                                       const sti_hybrid_shape *shape)
+{
+    return set->per_head ? shape->H : shape->G;
+}
+static inline int sti_hybrid_features(const sti_hybrid_settings *set,
+                                      const sti_hybrid_shape *shape)
+{
+    return set->map == STI_MAP_RELU ? shape->F : 2 * shape->F;
+}
+
+/* ---- State of a session, one layer --------------------------------------------- */
+
+/* Element types belong to the backend: `kv` elements hold keys and values (double in
+ * the reference; float or half elsewhere), `real` elements everything that is summed
+ * (double in the reference, float elsewhere; never less). Zeroed memory is the empty
+ * state. What a setting has no use for is NULL. */
+typedef struct sti_hybrid_state {
+    int64_t pos;        /* tokens seen */
+    int64_t max_tokens; /* what `room` was made for if there is no cap */
+    int room;           /* tokens a salient list can hold */
+    size_t kv_size, real_size;
+    void *win_k, *win_v;      /* kv   [G, 2C, D]: token j at slot j % 2C */
+    void *win_score;          /* real [S, 2C] */
+    void *win_received;       /* real [S, 2C]: sum, for scores that ask for it */
+    void *sal_k, *sal_v;      /* kv   [S, room, D], in no order */
+    void *sal_score;          /* real [S, room] */
+    int32_t *sal_pos;         /* [S, room] */
+    int32_t *sal_count;       /* [S] */
+    void *lin_s, *lin_z;      /* real [S, P, D], [S, P] */
+    int64_t *folded;          /* [S]: tokens in the state (or forgotten) */
+} sti_hybrid_state;
+
+/* Lays the state out in c; with c->base NULL it only counts. max_tokens bounds the
+ * session and sizes the salient lists where there is no cap. Settings were checked. */
+void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
+                            const sti_hybrid_settings *set,
+                            const sti_hybrid_shape *shape, int64_t max_tokens,
+                            size_t kv_size, size_t real_size);
+void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set,
+                            const sti_hybrid_shape *shape); /* back to empty */
+
+/* ---- Arguments ------------------------------------------------------------------ */
+
+/* The structs exist twice: in float for backends, and in double, with a 64 behind the
+ * name, for the reference. Token-major, no padding between rows.
+ *
+ * sti_hybrid_in: q [T,H,D], k, v [T,G,D], q and k after RoPE; gate_logit [T,H,D];
+ * alpha, window_logit [H]; map_q [H,D,F], map_k [S,D,F] ([in, out]; NULL: identity, the
+ * first F columns); bias_q [H], bias_k [S] (relu map; NULL: 0). In the parallel form T
+ * stands for B * T.
+ *
+ * sti_hybrid_grad: a gradient for each input, of its shape; NULL: not wanted. Those of
+ * q, k, v and gate_logit are written, those of parameters are added to.
+ *
+ * sti_hybrid_trace: what the operator decided, for tests and reports; NULL: not wanted.
+ *   score_head [T,H], score [T,S]: when the token arrived (recurrent), or final,
+ *   over the queries that exist (parallel);
+ *   salient [T,S]: salient tokens the query sees;
+ *   fold_chunk [.,S], recurrent form only: the chunk at whose first token the token was
+ *   folded. Indexed by position in the session; the caller fills it with -1. Without
+ *   a window nothing is written to it.
+ *
+ * sti_hybrid_args: the next T tokens of a session; a batch of sessions is an array of
+ * these. The state is advanced.
+ *
+ * sti_hybrid_parallel_args: B sequences from their beginning. fold_chunk [B,T,S] (-1:
+ * never) comes from the route entry and is an input of the others. max_in [B,T,H]
+ * replaces M (NULL: computed); max_out receives it. Backward reads dy [B,T,H,D] and
+ * writes grad, routing and M held fixed; it does not read y. */
+#define STI_HYBRID_TYPES(real, suffix)                                                   \
+    typedef struct sti_hybrid_in##suffix {                                               \
+        const real *q, *k, *v, *gate_logit;                                              \
+        const real *alpha, *window_logit, *map_q, *map_k, *bias_q, *bias_k;              \
+    } sti_hybrid_in##suffix;                                                             \
+    typedef struct sti_hybrid_grad##suffix {                                             \
+        real *q, *k, *v, *gate_logit;                                                    \
+        real *alpha, *window_logit, *map_q, *map_k, *bias_q, *bias_k;                    \
+    } sti_hybrid_grad##suffix;                                                           \
+    typedef struct sti_hybrid_trace##suffix {                                            \
+        real *score_head, *score;                                                        \
+        int32_t *salient, *fold_chunk;                                                   \
+    } sti_hybrid_trace##suffix;                                                          \
+    typedef struct sti_hybrid_args##suffix {                                             \
+        const sti_hybrid_settings *set;                                                  \
+        sti_hybrid_shape shape;                                                          \
+        int T;                                                                           \
+        sti_hybrid_in##suffix in;                                                        \
+        sti_hybrid_state *state;                                                         \
+        real *y; /* [T,H,D], no alias */                                                 \
+        sti_hybrid_trace##suffix trace;                                                  \
+    } sti_hybrid_args##suffix;                                                           \
+    typedef struct sti_hybrid_parallel_args##suffix {                                    \
+        const sti_hybrid_settings *set;                                                  \
+        sti_hybrid_shape shape;                                                          \
+        int B, T;                                                                        \
+        sti_hybrid_in##suffix in;                                                        \
+        int32_t *fold_chunk;                                                             \
+        const real *max_in;                                                              \
+        real *max_out;                                                                   \
+        real *y; /* [B,T,H,D] */                                                         \
+        sti_hybrid_trace##suffix trace;                                                  \
+        const real *dy;                                                                  \
+        sti_hybrid_grad##suffix grad;                                                    \
+    } sti_hybrid_parallel_args##suffix;
+
+STI_HYBRID_TYPES(float, )
+STI_HYBRID_TYPES(double, 64)
+
+/* Where token j stands for the query t of the same sequence (parallel form). */
+typedef enum sti_place {
+    STI_PLACE_NONE, /* in the future */
+    STI_PLACE_WINDOW,
+    STI_PLACE_SALIENT,
+    STI_PLACE_LINEAR
+} sti_place;
+
+static inline sti_place sti_hybrid_place(const sti_hybrid_settings *set, int64_t t,
+                                         int64_t j, int32_t fold_chunk)
+{
+    if (j > t) return STI_PLACE_NONE;
+    if (!set->has_window) return STI_PLACE_LINEAR;
+    int64_t now = t / set->chunk;
+    if (j / set->chunk >= now - 1) return STI_PLACE_WINDOW;
+    return fold_chunk >= 0 && fold_chunk <= now ? STI_PLACE_LINEAR : STI_PLACE_SALIENT;
+}
+
+#endif

@@ -1,0 +1,92 @@
+/* score.c - the table of scores that decide which tokens stay exact.
+ *
+ * To try a new score, write its function here and add a row (and its name to
+ * sti_score_kind): every backend reads the table. A score is compared, never summed
+ * with others, so only its order matters; equal scores keep the earlier token. */
+#include <math.h>
+#include <string.h>
+
+#include "ops/hybrid.h"
+
+/* Self-Saliency Score, by its definition. A: softmax of the logits of the last n
+ * tokens; B: the same without the token itself (all 0 for the first token):
+ *   score = sum_j A_j log((A_j + eps) / (B_j + eps)) */
+static double s3_definition(const double *logit, int n, double eps)
+{
+    double top = -INFINITY, top_others = -INFINITY;
+    for (int j = 0; j < n - 1; j++) top_others = fmax(top_others, logit[j]);
+    top = fmax(top_others, logit[n - 1]);
+    double sum = 0, sum_others = 0;
+    for (int j = 0; j < n; j++) sum += exp(logit[j] - top);
+    for (int j = 0; j < n - 1; j++) sum_others += exp(logit[j] - top_others);
+    double score = 0;
+    for (int j = 0; j < n; j++) {
+        double A = exp(logit[j] - top) / sum;
+        double B = j < n - 1 ? exp(logit[j] - top_others) / sum_others : 0;
+        score += A * log((A + eps) / (B + eps));
+    }
+    return score;
+}
+
+/* B is A / (1 - p) away from the token itself, p = A_t, so up to terms of size eps
+ *   score = (1 - p) log(1 - p) + p log((p + eps) / eps) */
+static double s3_arrive(const sti_score_stats *s)
+{
+    double p = s->self, others = p < 1 ? (1 - p) * log1p(-p) : 0;
+    return others + p * log((p + s->eps) / s->eps);
+}
+
+static double received_leave(double arrived, double received)
+{
+    (void)arrived;
+    return received;
+}
+
+static double keynorm_arrive(const sti_score_stats *s)
+{
+    return -s->key_norm;
+}
+
+/* splitmix64's finalizer. */
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* Uniform in [0, 1), 24 bits: exact in float, so every backend orders it alike. */
+static double random_arrive(const sti_score_stats *s)
+{
+    uint64_t x = mix(s->seed);
+    x = mix(x ^ (uint64_t)s->layer);
+    x = mix(x ^ (uint64_t)s->head);
+    x = mix(x ^ (uint64_t)s->position);
+    return (double)(x >> 40) / (double)(1 << 24);
+}
+
+static const sti_score table[STI_SCORE_COUNT] = {
+    [STI_SCORE_S3] = {"s3", "Self-Saliency Score (the paper's)", s3_arrive, NULL,
+                      s3_definition},
+    [STI_SCORE_RECEIVED] = {"received", "attention received inside the window", NULL,
+                            received_leave, NULL},
+    [STI_SCORE_KEYNORM] = {"keynorm", "small key norm", keynorm_arrive, NULL, NULL},
+    [STI_SCORE_RANDOM] = {"random", "a hash of seed, layer, head and position",
+                          random_arrive, NULL, NULL},
+};
+
+const sti_score *sti_score_at(sti_score_kind kind)
+{
+    return (unsigned)kind < STI_SCORE_COUNT ? &table[kind] : NULL;
+}
+
+bool sti_score_find(const char *name, sti_score_kind *out)
+{
+    for (int i = 0; i < STI_SCORE_COUNT; i++)
+        if (strcmp(table[i].name, name) == 0) {
+            *out = (sti_score_kind)i;
+            return true;
+        }
+    return false;
+}

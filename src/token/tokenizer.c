@@ -1,0 +1,269 @@
+/* tokenizer.c - a tokenizer's life: made by a loader, completed, asked, freed. */
+#include "token/tokenizer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "token/utf8.h"
+
+still_tokenizer *sti_tokenizer_new(void)
+{
+    still_tokenizer *tk = sti_alloc(1, sizeof *tk);
+    if (!tk) return NULL;
+    sti_vocab_init(&tk->v);
+    tk->unknown = tk->bos = tk->eos = -1;
+    return tk;
+}
+
+void still_tokenizer_free(still_tokenizer *tk)
+{
+    if (!tk) return;
+    sti_vocab_free(&tk->v);
+    sti_bpe_free(&tk->bpe);
+    sti_split_free(&tk->split);
+    sti_trie_free(&tk->special);
+    sti_trie_free(&tk->user);
+    free(tk->strip);
+    free(tk->end);
+    free(tk->chat_template);
+    free(tk);
+}
+
+size_t sti_tokenizer_bytes(const still_tokenizer *tk)
+{
+    size_t nodes = (size_t)tk->special.room + (size_t)tk->user.room;
+    return sizeof *tk + sti_vocab_bytes(&tk->v) + sti_bpe_bytes(&tk->bpe, tk->v.n) +
+           nodes * sizeof(sti_trie_node) + (tk->strip ? (size_t)tk->n : 0) +
+           (tk->chat_template ? strlen(tk->chat_template) + 1 : 0);
+}
+
+/* ---- Adding tokens as files spell them ---- */
+
+still_status sti_tokenizer_add_spm(still_tokenizer *tk, const char *p, size_t n,
+                                   sti_kind kind, still_error *err)
+{
+    sti_vocab *v = &tk->v;
+    if (kind == STI_KIND_BYTE) {
+        int b = sti_byte_of_name(p, n);
+        if (b < 0)
+            return sti_fail(err, STILL_E_FORMAT,
+                            "token %d is a byte but is spelled '%.*s', not <0x..>", v->n,
+                            (int)(n < 40 ? n : 40), p);
+        char c = (char)b;
+        if (v->byte_id[b] < 0) v->byte_id[b] = v->n;
+        return sti_vocab_add(v, &c, 1, kind, err);
+    }
+    if (kind == STI_KIND_CONTROL || kind == STI_KIND_UNKNOWN || n > STI_MAX_PIECE)
+        return sti_vocab_add(v, p, n, kind, err);
+    char *plain = sti_alloc(n, 1);
+    if (!plain) return sti_fail_memory(err, "token", n);
+    size_t k = 0;
+    for (size_t i = 0; i < n;) {
+        if (n - i >= 3 && !memcmp(p + i, "\xE2\x96\x81", 3)) { /* U+2581 */
+            plain[k++] = ' ';
+            i += 3;
+        } else {
+            plain[k++] = p[i++];
+        }
+    }
+    still_status st = sti_vocab_add(v, plain, k, kind, err);
+    free(plain);
+    return st;
+}
+
+still_status sti_tokenizer_add_gpt2(still_tokenizer *tk, const char *p, size_t n,
+                                    sti_kind kind, still_error *err)
+{
+    sti_vocab *v = &tk->v;
+    if (kind != STI_KIND_NORMAL || n > STI_MAX_PIECE)
+        return sti_vocab_add(v, p, n, kind, err);
+    char *bytes = sti_alloc(n, 1);
+    if (!bytes) return sti_fail_memory(err, "token", n);
+    size_t k = 0;
+    still_status st;
+    if (sti_bytes_of_gpt2(p, n, bytes, &k)) {
+        if (k == 1 && v->byte_id[(unsigned char)bytes[0]] < 0)
+            v->byte_id[(unsigned char)bytes[0]] = v->n;
+        st = sti_vocab_add(v, bytes, k, kind, err);
+    } else { /* no text becomes it, but decoding knows it */
+        st = sti_vocab_add(v, p, n, STI_KIND_CONTROL, err);
+    }
+    free(bytes);
+    return st;
+}
+
+/* ---- Completing ---- */
+
+/* Gives characters that stand in tokens without being tokens an id past the
+ * vocabulary, so that merges can start from them. */
+static still_status add_characters(sti_vocab *v, still_error *err)
+{
+    int n = v->n;
+    for (int32_t id = 0; id < n; id++) {
+        size_t end = v->at[id + 1], len = end - v->at[id];
+        if (!sti_kind_merges(v->kind[id])) continue;
+        if (sti_utf8_span(v->text + v->at[id], len) != len) continue; /* no text's */
+        for (size_t i = v->at[id]; i < end; i += len) {
+            char c[4];
+            sti_utf8_decode(v->text + i, &len);
+            if (sti_vocab_find(v, v->text + i, len) >= 0) continue;
+            memcpy(c, v->text + i, len); /* adding may move the text */
+            STI_TRY(sti_vocab_add(v, c, len, STI_KIND_CHARACTER, err));
+            STI_TRY(sti_vocab_index_last(v, err));
+        }
+    }
+    return STILL_OK;
+}
+
+static bool words_apart(const sti_vocab *v)
+{
+    for (int32_t id = 0; id < v->n; id++) {
+        if (!sti_kind_merges(v->kind[id])) continue;
+        for (size_t i = (size_t)v->at[id] + 1; i < v->at[id + 1]; i++)
+            if (v->text[i] == ' ' && v->text[i - 1] != ' ') return false;
+    }
+    return true;
+}
+
+static still_status build_tries(still_tokenizer *tk, still_error *err)
+{
+    for (int32_t id = 0; id < tk->n; id++) {
+        size_t n;
+        const char *p = sti_vocab_piece(&tk->v, id, &n);
+        sti_kind kind = tk->v.kind[id];
+        if (kind == STI_KIND_USER && tk->user_inside)
+            STI_TRY(sti_trie_add(&tk->user, p, n, id, err));
+        else if (kind == STI_KIND_USER || kind == STI_KIND_CONTROL ||
+                 kind == STI_KIND_UNKNOWN)
+            STI_TRY(sti_trie_add(&tk->special, p, n, id, err));
+    }
+    return STILL_OK;
+}
+
+still_status sti_tokenizer_index(still_tokenizer *tk, still_error *err)
+{
+    tk->n = tk->v.n;
+    STI_TRY(sti_vocab_index(&tk->v, err));
+    if (tk->spm) {
+        tk->bpe.by_char = true;
+        STI_TRY(add_characters(&tk->v, err));
+        tk->words_apart = words_apart(&tk->v);
+    }
+    return build_tries(tk, err);
+}
+
+typedef struct scored {
+    float score;
+    int32_t id;
+} scored;
+
+static int by_score(const void *a, const void *b)
+{
+    const scored *x = a, *y = b;
+    return x->score > y->score ? -1 : x->score < y->score;
+}
+
+still_status sti_tokenizer_merges_by_score(still_tokenizer *tk, const float *score,
+                                           still_error *err)
+{
+    size_t n = (size_t)tk->v.n;
+    scored *order = sti_alloc(n, sizeof *order);
+    uint32_t *rank = sti_alloc(n, sizeof *rank);
+    still_status st = STILL_OK;
+    if (!order || !rank) st = sti_fail_memory(err, "merges", n * sizeof *order);
+    for (size_t i = 0; i < n && st == STILL_OK; i++) {
+        order[i] = (scored){i < (size_t)tk->n ? score[i] : 0, (int32_t)i};
+        if (order[i].score != order[i].score)
+            st = sti_fail(err, STILL_E_FORMAT, "token %zu has a score that is no number",
+                          i);
+    }
+    if (st == STILL_OK) {
+        qsort(order, n, sizeof *order, by_score);
+        uint32_t r = 0; /* tokens of equal score share a rank: the leftmost merges */
+        for (size_t i = 0; i < n; i++) {
+            if (i && order[i].score != order[i - 1].score) r++;
+            rank[order[i].id] = r;
+        }
+        st = sti_bpe_learn(&tk->bpe, &tk->v, rank, err);
+    }
+    free(order);
+    free(rank);
+    return st;
+}
+
+int32_t sti_tokenizer_special_id(const still_tokenizer *tk, const char *text, size_t n)
+{
+    size_t start, end;
+    int32_t id = sti_trie_find(&tk->special, &tk->v, text, n, 0, true, &start, &end);
+    return id >= 0 && start == 0 && end == n ? id : -1;
+}
+
+still_status sti_tokenizer_add_end(still_tokenizer *tk, int32_t id, still_error *err)
+{
+    if (id < 0 || id >= tk->n || still_tokenizer_is_end(tk, id)) return STILL_OK;
+    int32_t *end = sti_grow(tk->end, tk->n_end + 1, sizeof *end);
+    if (!end) return sti_fail_memory(err, "end tokens", sizeof *end);
+    tk->end = end;
+    end[tk->n_end++] = id;
+    return STILL_OK;
+}
+
+static still_status check_id(const still_tokenizer *tk, const char *what, int32_t id,
+                             still_error *err)
+{
+    if (id >= -1 && id < tk->n) return STILL_OK;
+    return sti_fail(err, STILL_E_FORMAT, "%s token is %d, the vocabulary has %d", what,
+                    id, tk->n);
+}
+
+still_status sti_tokenizer_finish(still_tokenizer *tk, still_error *err)
+{
+    /* Names under which chat models end a turn or a text. */
+    static const char *const ends[] = {"<|im_end|>",      "<|eot_id|>", "<|eom_id|>",
+                                       "<|end_of_text|>", "</s>",       "<|endoftext|>",
+                                       "<|end|>",         "<end_of_turn>"};
+    STI_TRY(check_id(tk, "unknown", tk->unknown, err));
+    STI_TRY(check_id(tk, "BOS", tk->bos, err));
+    STI_TRY(check_id(tk, "EOS", tk->eos, err));
+    STI_TRY(sti_tokenizer_add_end(tk, tk->eos, err));
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        int32_t id = sti_tokenizer_special_id(tk, ends[i], strlen(ends[i]));
+        STI_TRY(sti_tokenizer_add_end(tk, id, err));
+    }
+    if (tk->bos < 0) tk->add_bos = false;
+    return STILL_OK;
+}
+
+/* ---- Questions ---- */
+
+int still_tokenizer_vocab(const still_tokenizer *tk)
+{
+    return tk->n;
+}
+
+int32_t still_tokenizer_bos(const still_tokenizer *tk)
+{
+    return tk->bos;
+}
+
+int32_t still_tokenizer_eos(const still_tokenizer *tk)
+{
+    return tk->eos;
+}
+
+bool still_tokenizer_adds_bos(const still_tokenizer *tk)
+{
+    return tk->add_bos;
+}
+
+bool still_tokenizer_is_end(const still_tokenizer *tk, int32_t id)
+{
+    for (size_t i = 0; i < tk->n_end; i++)
+        if (tk->end[i] == id) return true;
+    return false;
+}
+
+const char *still_tokenizer_chat_template(const still_tokenizer *tk)
+{
+    return tk->chat_template;
+}

@@ -1,0 +1,81 @@
+/* tokenizer.h - the tokenizer object, shared by the files of this folder.
+ *
+ * Loaders fill vocabulary, merges and settings; sti_tokenizer_finish builds the rest.
+ * From then on nothing changes, so one tokenizer serves any number of threads. */
+#ifndef STI_TOKEN_TOKENIZER_H
+#define STI_TOKEN_TOKENIZER_H
+
+#include "token/bpe.h"
+#include "token/split.h"
+#include "token/token.h"
+#include "token/trie.h"
+
+/* Where SentencePiece's leading space goes: every text fragment between special
+ * tokens, or only one that starts the text. */
+typedef enum sti_prefix { STI_PREFIX_NONE, STI_PREFIX_FIRST, STI_PREFIX_ALL } sti_prefix;
+
+enum { STI_STRIP_LEFT = 1, STI_STRIP_RIGHT = 2 }; /* of added tokens */
+
+struct still_tokenizer {
+    sti_vocab v;
+    int n; /* public vocabulary; v.n may be larger */
+    sti_bpe bpe;
+    bool spm; /* SentencePiece: characters, spaces inside; else byte-level */
+    sti_trie special;     /* matched before anything else */
+    unsigned char *strip; /* [n] spaces an added token swallows; NULL: none do */
+
+    sti_split split;     /* byte-level */
+    bool ignore_merges;  /* a piece that is a token is that token */
+    bool space_in_front; /* a space is put before a text that has none */
+
+    sti_prefix prefix; /* SentencePiece */
+    bool user_inside;  /* USER tokens are matched after the leading space was put */
+    sti_trie user;     /* those tokens then; otherwise they are in `special` */
+    bool words_apart;  /* no token has a space after a non-space: words are separate */
+    bool fuse_unknown; /* a run of unknown characters is one unknown token */
+
+    int32_t unknown, bos, eos; /* -1: none */
+    bool add_bos;
+    int32_t *end; /* [n_end] ids that end generation */
+    size_t n_end;
+    char *chat_template;
+};
+
+still_tokenizer *sti_tokenizer_new(void);
+/* Look-ups from the vocabulary's tokens and kinds, which are final from here on. Merges
+ * come after it, since they are told by tokens. */
+still_status sti_tokenizer_index(still_tokenizer *tk, still_error *err);
+/* Merges by the score of whole tokens (higher goes first): SentencePiece. */
+still_status sti_tokenizer_merges_by_score(still_tokenizer *tk, const float *score,
+                                           still_error *err);
+/* Checks ids and finds the tokens that end generation by their names. */
+still_status sti_tokenizer_finish(still_tokenizer *tk, still_error *err);
+still_status sti_tokenizer_add_end(still_tokenizer *tk, int32_t id, still_error *err);
+/* The id of a special or user token by its text; -1: none. */
+int32_t sti_tokenizer_special_id(const still_tokenizer *tk, const char *text, size_t n);
+/* Adds a SentencePiece token as files spell it: U+2581 for a space, <0xE2> bytes. */
+still_status sti_tokenizer_add_spm(still_tokenizer *tk, const char *p, size_t n,
+                                   sti_kind kind, still_error *err);
+/* Adds a byte-level token spelled in GPT-2's alphabet. */
+still_status sti_tokenizer_add_gpt2(still_tokenizer *tk, const char *p, size_t n,
+                                    sti_kind kind, still_error *err);
+
+/* One per kind of file. On success the tokenizer lacks only sti_tokenizer_finish. */
+still_status sti_tokenizer_load_gguf(still_tokenizer *tk, const sti_store *s,
+                                     still_error *err);
+still_status sti_tokenizer_load_json(still_tokenizer *tk, const char *p, size_t n,
+                                     still_error *err);
+still_status sti_tokenizer_load_spm(still_tokenizer *tk, const char *p, size_t n,
+                                    still_error *err);
+still_status sti_tokenizer_load_tiktoken(still_tokenizer *tk, const char *p, size_t n,
+                                         still_error *err);
+/* tokenizer_config.json, generation_config.json and chat_template.jinja of a folder,
+ * where they are. */
+still_status sti_tokenizer_load_settings(still_tokenizer *tk, const char *folder,
+                                         still_error *err);
+/* Finds out which of json, SentencePiece and tiktoken the n bytes are, and loads and
+ * finishes a tokenizer. settings: folder of settings files, or NULL. */
+still_status sti_tokenizer_from_bytes(const char *p, size_t n, const char *settings,
+                                      still_tokenizer **out, still_error *err);
+
+#endif

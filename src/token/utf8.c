@@ -1,0 +1,79 @@
+/* utf8.c - see utf8.h. Well-formed as Unicode defines it (table 3-7): no overlong
+ * forms, no surrogates, nothing above U+10FFFF. */
+#include "token/utf8.h"
+
+#include <string.h>
+
+size_t sti_utf8_char(const char *p, size_t n, size_t *bad, bool *cut)
+{
+    const unsigned char *s = (const unsigned char *)p;
+    unsigned char lead = s[0], lo = 0x80, hi = 0xBF;
+    size_t len;
+    *bad = 1;
+    *cut = false;
+    if (lead < 0x80) return 1;
+    if (lead >= 0xC2 && lead <= 0xDF) {
+        len = 2;
+    } else if (lead >= 0xE0 && lead <= 0xEF) {
+        len = 3;
+        if (lead == 0xE0) lo = 0xA0;
+        if (lead == 0xED) hi = 0x9F;
+    } else if (lead >= 0xF0 && lead <= 0xF4) {
+        len = 4;
+        if (lead == 0xF0) lo = 0x90;
+        if (lead == 0xF4) hi = 0x8F;
+    } else {
+        return 0;
+    }
+    for (size_t i = 1; i < len; i++) {
+        *bad = i;
+        if (i == n) {
+            *cut = true;
+            return 0;
+        }
+        if (s[i] < lo || s[i] > hi) return 0;
+        lo = 0x80;
+        hi = 0xBF;
+    }
+    return len;
+}
+
+size_t sti_utf8_span(const char *p, size_t n)
+{
+    size_t i = 0, bad;
+    bool cut;
+    while (i < n) {
+        uint64_t word;
+        if (n - i >= sizeof word) { /* eight ASCII bytes at a time */
+            memcpy(&word, p + i, sizeof word);
+            if (!(word & 0x8080808080808080u)) {
+                i += sizeof word;
+                continue;
+            }
+        }
+        size_t len = sti_utf8_char(p + i, n - i, &bad, &cut);
+        if (!len) break;
+        i += len;
+    }
+    return i;
+}
+
+uint32_t sti_utf8_decode(const char *p, size_t *len)
+{
+    const unsigned char *s = (const unsigned char *)p;
+    if (s[0] < 0x80) {
+        *len = 1;
+        return s[0];
+    }
+    if (s[0] < 0xE0) {
+        *len = 2;
+        return (s[0] & 0x1Fu) << 6 | (s[1] & 0x3Fu);
+    }
+    if (s[0] < 0xF0) {
+        *len = 3;
+        return (s[0] & 0x0Fu) << 12 | (s[1] & 0x3Fu) << 6 | (s[2] & 0x3Fu);
+    }
+    *len = 4;
+    return (s[0] & 0x07u) << 18 | (s[1] & 0x3Fu) << 12 | (s[2] & 0x3Fu) << 6 |
+           (s[3] & 0x3Fu);
+}

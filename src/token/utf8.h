@@ -1,0 +1,22 @@
+/* utf8.h - the two questions tokenizers ask about UTF-8. */
+#ifndef STI_TOKEN_UTF8_H
+#define STI_TOKEN_UTF8_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Length of the well-formed character at p, or 0. With 0, *bad is the number of bytes
+ * that belong to the broken character (at least 1), and *cut tells that the text ends
+ * where it might still have become a character. */
+size_t sti_utf8_char(const char *p, size_t n, size_t *bad, bool *cut);
+
+/* Bytes of the longest well-formed text at p. */
+size_t sti_utf8_span(const char *p, size_t n);
+
+/* Code point of the well-formed character at p, *len its length. */
+uint32_t sti_utf8_decode(const char *p, size_t *len);
+
+#define STI_UTF8_REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD */
+
+#endif

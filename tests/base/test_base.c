@@ -1,0 +1,98 @@
+/* Small things everything rests on: errors, buffers, carved memory. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/buf.h"
+#include "base/error.h"
+#include "base/mem.h"
+
+static void errors_are_one_safe_line(void **state)
+{
+    (void)state;
+    still_error e;
+    assert_int_equal(sti_fail(&e, STILL_E_IO, "a%sb", "\n\033[31m"), STILL_E_IO);
+    assert_string_equal(e.text, "a??[31mb");
+    sti_fail_prefix(&e, STILL_E_FORMAT, "file %d", 7);
+    assert_string_equal(e.text, "file 7: a??[31mb");
+    assert_int_equal(e.code, STILL_E_FORMAT);
+    assert_int_equal(sti_fail(NULL, STILL_E_ARG, "nobody listens"), STILL_E_ARG);
+    char long_text[3000];
+    memset(long_text, 'x', sizeof long_text - 1);
+    long_text[sizeof long_text - 1] = 0;
+    sti_fail(&e, STILL_E_ARG, "%s", long_text);
+    assert_int_equal(strlen(e.text), sizeof e.text - 1);
+    for (int s = 0; s <= STILL_E_CANCELLED; s++)
+        assert_string_not_equal(still_status_name((still_status)s), "unknown status");
+}
+
+static void buffers_grow(void **state)
+{
+    (void)state;
+    sti_buf b = {0};
+    for (int i = 0; i < 1000; i++) sti_buf_printf(&b, "%d,", i);
+    assert_int_equal(b.n, 3890);
+    assert_int_equal(strlen(b.p), b.n);
+    sti_buf_clear(&b);
+    sti_buf_puts(&b, "end");
+    assert_string_equal(b.p, "end");
+    sti_buf_put(&b, "x", SIZE_MAX / 2); /* refused, not read */
+    assert_true(b.failed);
+    assert_int_equal(b.n, 3);
+    sti_buf_free(&b);
+}
+
+static void carving_counts_what_it_gives(void **state)
+{
+    (void)state;
+    sti_carve count = {0};
+    for (size_t i = 1; i < 50; i++) sti_carve_take(&count, i, 3);
+    sti_block b;
+    assert_true(sti_block_new(&b, count.used));
+    sti_carve give = {.base = b.p};
+    unsigned char *last = b.p;
+    for (size_t i = 1; i < 50; i++) {
+        unsigned char *p = sti_carve_take(&give, i, 3);
+        assert_int_equal((uintptr_t)p % 64, 0);
+        assert_true(p >= last && p + 3 * i <= (unsigned char *)b.p + b.bytes);
+        memset(p, 1, 3 * i);
+        last = p + 3 * i;
+    }
+    assert_int_equal(give.used, count.used);
+    sti_block_free(&b);
+    sti_carve_take(&count, SIZE_MAX / 2, 8);
+    assert_false(sti_block_new(&b, count.used));
+    assert_null(b.p);
+}
+
+static void large_blocks_are_aligned_and_zero(void **state)
+{
+    (void)state;
+    sti_block b;
+    assert_true(sti_block_new(&b, (9u << 20) + 123));
+    assert_int_equal((uintptr_t)b.p % (2u << 20), 0);
+    const unsigned char *p = b.p;
+    unsigned sum = 0;
+    for (size_t i = 0; i < b.bytes; i++) sum |= p[i];
+    assert_int_equal(sum, 0);
+    sti_block_free(&b);
+    assert_true(sti_block_new(&b, 0));
+    assert_null(b.p);
+    assert_null(sti_alloc(SIZE_MAX / 2, 4));
+    assert_null(sti_grow(NULL, SIZE_MAX / 2, 4));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(errors_are_one_safe_line),
+        cmocka_unit_test(buffers_grow),
+        cmocka_unit_test(carving_counts_what_it_gives),
+        cmocka_unit_test(large_blocks_are_aligned_and_zero),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

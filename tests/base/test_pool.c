@@ -1,0 +1,74 @@
+/* The thread pool: every worker runs every task once, also after it slept. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/pool.h"
+
+enum { MOST = 8 };
+
+static void count(void *arg, int w, int workers)
+{
+    int *hits = arg;
+    assert_in_range(w, 0, workers - 1);
+    hits[w]++; /* each worker its own counter: no race */
+}
+
+static void every_worker_every_task(void **state)
+{
+    (void)state;
+    for (int threads = 1; threads <= MOST; threads++) {
+        sti_pool *p;
+        still_error e;
+        int hits[MOST] = {0};
+        assert_int_equal(sti_pool_new(threads, &p, &e), STILL_OK);
+        assert_int_equal(sti_pool_threads(p), threads);
+        for (int i = 0; i < 500; i++) sti_pool_run(p, count, hits);
+        usleep(20000); /* long enough for the workers to fall asleep */
+        for (int i = 0; i < 500; i++) sti_pool_run(p, count, hits);
+        for (int w = 0; w < MOST; w++) assert_int_equal(hits[w], w < threads ? 1000 : 0);
+        sti_pool_free(p);
+    }
+}
+
+static void split_covers_all_once(void **state)
+{
+    (void)state;
+    for (int64_t n = 0; n < 70; n++)
+        for (int64_t grain = 1; grain < 20; grain += 3)
+            for (int workers = 1; workers < 6; workers++) {
+                int64_t next = 0;
+                for (int w = 0; w < workers; w++) {
+                    int64_t lo, hi;
+                    sti_split(n, grain, w, workers, &lo, &hi);
+                    assert_int_equal(lo, next);
+                    assert_true(hi >= lo && (lo % grain == 0 || lo == n));
+                    next = hi;
+                }
+                assert_int_equal(next, n);
+            }
+}
+
+static void absurd_counts(void **state)
+{
+    (void)state;
+    sti_pool *p;
+    still_error e;
+    assert_int_equal(sti_pool_new(-1, &p, &e), STILL_E_ARG);
+    assert_int_equal(sti_pool_new(1000000, &p, &e), STILL_E_ARG);
+    assert_null(p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_worker_every_task),
+        cmocka_unit_test(split_covers_all_once),
+        cmocka_unit_test(absurd_counts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

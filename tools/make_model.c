@@ -1,0 +1,463 @@
+/* make_model.c - writes a random model of a published shape, as GGUF or as a Hugging
+ * Face folder, so that full-size files can be tested without anyone's weights.
+ *
+ * First a plan of all tensors, which gives every size, so that impossible types and a
+ * full disk are found before a byte is written; then the plan is streamed. */
+#include <getopt.h>
+#include <limits.h>
+#include <sys/stat.h>
+
+#include "base/buf.h"
+#include "common.h"
+#include "shapes.h"
+#include "vocab.h"
+#include "weights.h"
+
+static const char *const TOOL = "make-model";
+static const size_t SHARD_BYTES = 5000000000; /* at most, in a Hugging Face folder */
+enum { CHUNK = 1 << 18 };                     /* elements made at once */
+
+typedef enum role { WEIGHT, NORM, BIAS, ROPE } role;
+
+typedef struct item {
+    char name[80];
+    role role;
+    sti_dtype type;
+    int n_dims;
+    int64_t dim[2];
+    size_t bytes;
+} item;
+
+typedef struct plan {
+    shape shape;
+    bool gguf;
+    sti_dtype type;
+    item *item;
+    size_t n, room;
+    uint64_t bytes;
+} plan;
+
+/* ---- The plan ------------------------------------------------------------------ */
+
+static still_status add(plan *p, role what, int64_t rows, int64_t cols,
+                        still_error *err, const char *fmt, int layer)
+{
+    if (p->n == p->room) {
+        size_t room = p->room ? 2 * p->room : 256;
+        item *grown = sti_grow(p->item, room, sizeof *grown);
+        if (!grown) return sti_fail_memory(err, "plan", room * sizeof *grown);
+        p->item = grown;
+        p->room = room;
+    }
+    item it = {.role = what, .n_dims = rows ? 2 : 1};
+    const char *slot = strchr(fmt, '#'); /* the layer's place */
+    if (slot)
+        snprintf(it.name, sizeof it.name, "%.*s%d%s", (int)(slot - fmt), fmt, layer,
+                 slot + 1);
+    else
+        snprintf(it.name, sizeof it.name, "%s", fmt);
+    it.type = p->gguf && what != WEIGHT ? STI_F32 : p->type;
+    it.dim[0] = rows ? rows : cols;
+    it.dim[1] = rows ? cols : 1;
+    const sti_dtype_info *info = sti_dtype_find((int)it.type);
+    if (cols % info->block != 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "tensor '%s' has rows of %lld elements, %s needs a multiple of "
+                        "%d: choose another type",
+                        it.name, (long long)cols, info->name, info->block);
+    uint64_t elements = (uint64_t)(rows ? rows : 1) * (uint64_t)cols;
+    if (!sti_dtype_bytes(it.type, elements, &it.bytes))
+        return sti_fail(err, STILL_E_ARG, "tensor '%s' is too large", it.name);
+    p->bytes += it.bytes;
+    p->item[p->n++] = it;
+    return STILL_OK;
+}
+
+static still_status plan_tensors(plan *p, still_error *err)
+{
+    const shape *s = &p->shape;
+    const bool g = p->gguf;
+    const int64_t hidden = s->hidden, ffn = s->ffn, vocab = s->vocab;
+    const int64_t q = (int64_t)s->heads * s->head_dim,
+                  kv = (int64_t)s->kv_heads * s->head_dim;
+#define ADD(what, rows, cols, gguf_name, hf_name)                                      \
+    STI_TRY(add(p, what, rows, cols, err, g ? gguf_name : hf_name, l))
+    int l = 0;
+    ADD(WEIGHT, vocab, hidden, "token_embd.weight", "model.embed_tokens.weight");
+    if (g && s->rope_factor > 0) ADD(ROPE, 0, s->head_dim / 2, "rope_freqs.weight", "");
+    for (; l < s->layers; l++) {
+        ADD(NORM, 0, hidden, "blk.#.attn_norm.weight",
+            "model.layers.#.input_layernorm.weight");
+        ADD(WEIGHT, q, hidden, "blk.#.attn_q.weight",
+            "model.layers.#.self_attn.q_proj.weight");
+        ADD(WEIGHT, kv, hidden, "blk.#.attn_k.weight",
+            "model.layers.#.self_attn.k_proj.weight");
+        ADD(WEIGHT, kv, hidden, "blk.#.attn_v.weight",
+            "model.layers.#.self_attn.v_proj.weight");
+        if (s->arch == QWEN2) {
+            ADD(BIAS, 0, q, "blk.#.attn_q.bias",
+                "model.layers.#.self_attn.q_proj.bias");
+            ADD(BIAS, 0, kv, "blk.#.attn_k.bias",
+                "model.layers.#.self_attn.k_proj.bias");
+            ADD(BIAS, 0, kv, "blk.#.attn_v.bias",
+                "model.layers.#.self_attn.v_proj.bias");
+        }
+        ADD(WEIGHT, hidden, q, "blk.#.attn_output.weight",
+            "model.layers.#.self_attn.o_proj.weight");
+        ADD(NORM, 0, hidden, "blk.#.ffn_norm.weight",
+            "model.layers.#.post_attention_layernorm.weight");
+        ADD(WEIGHT, ffn, hidden, "blk.#.ffn_gate.weight",
+            "model.layers.#.mlp.gate_proj.weight");
+        ADD(WEIGHT, ffn, hidden, "blk.#.ffn_up.weight",
+            "model.layers.#.mlp.up_proj.weight");
+        ADD(WEIGHT, hidden, ffn, "blk.#.ffn_down.weight",
+            "model.layers.#.mlp.down_proj.weight");
+    }
+    ADD(NORM, 0, hidden, "output_norm.weight", "model.norm.weight");
+    if (!s->tied) ADD(WEIGHT, vocab, hidden, "output.weight", "lm_head.weight");
+#undef ADD
+    return STILL_OK;
+}
+
+/* ---- Data ------------------------------------------------------------------------ */
+
+/* What Llama 3.1 divides each rotary frequency by: 1 for wavelengths below a quarter
+ * of the original context, `factor` above all of it, and a smooth way between. */
+static void fill_rope_factors(const shape *s, float *x, int n)
+{
+    const double original = 8192, low = 1, high = 4, turn = 6.283185307179586;
+    for (int i = 0; i < n; i++) {
+        double wavelength = turn * pow(s->theta, (double)i / n);
+        double smooth = (original / wavelength - low) / (high - low);
+        smooth = smooth < 0 ? 0 : smooth > 1 ? 1 : smooth;
+        x[i] = (float)(1 / ((1 - smooth) / s->rope_factor + smooth));
+    }
+}
+
+static still_status put_item(sti_writer *w, const plan *p, const item *it, rng *r,
+                             float *x, unsigned char *bytes, progress *bar,
+                             still_error *err)
+{
+    const sti_dtype_info *info = sti_dtype_find((int)it->type);
+    size_t left = it->bytes / (size_t)info->bytes * (size_t)info->block;
+    float mean = it->role == NORM ? 1.0f : 0.0f;
+    float spread = it->role == WEIGHT ? 1 / sqrtf((float)it->dim[1]) : 0.02f;
+    while (left > 0) {
+        size_t n = left < CHUNK ? left : CHUNK;
+        size_t size = n / (size_t)info->block * (size_t)info->bytes;
+        if (info->block > 1) {
+            fill_bits(r, bytes, size);
+            set_scales(it->type, bytes, n / (size_t)info->block, spread);
+        } else {
+            if (it->role == ROPE)
+                fill_rope_factors(&p->shape, x, (int)n);
+            else
+                fill_floats(r, x, n, mean, spread);
+            sti_quant(it->type, x, bytes, (int64_t)n);
+        }
+        STI_TRY(sti_writer_data(w, bytes, size, err));
+        progress_add(bar, size);
+        left -= n;
+    }
+    return STILL_OK;
+}
+
+/* Headers, then data of items [lo, hi). */
+static still_status put_items(sti_writer *w, const plan *p, size_t lo, size_t hi,
+                              rng *r, progress *bar, still_error *err)
+{
+    for (size_t i = lo; i < hi; i++) {
+        const item *it = &p->item[i];
+        STI_TRY(sti_writer_tensor(w, it->name, it->type, it->n_dims, it->dim, err));
+    }
+    float *x = sti_alloc(CHUNK, sizeof *x);
+    unsigned char *bytes = sti_alloc(CHUNK, sizeof(float));
+    still_status status =
+        x && bytes ? STILL_OK : sti_fail_memory(err, "buffers", CHUNK * sizeof(float));
+    for (size_t i = lo; status == STILL_OK && i < hi; i++)
+        status = put_item(w, p, &p->item[i], r, x, bytes, bar, err);
+    free(x);
+    free(bytes);
+    return status;
+}
+
+/* ---- GGUF --------------------------------------------------------------------------
+ */
+
+static still_status put_meta(sti_writer *w, const plan *p, still_error *err)
+{
+    const shape *s = &p->shape;
+    const char *family = s->arch == QWEN2 ? "qwen2" : "llama";
+    char key[80];
+    STI_TRY(sti_writer_meta_str(w, "general.architecture", family, err));
+    STI_TRY(sti_writer_meta_str(w, "general.name", s->name, err));
+    STI_TRY(sti_writer_meta_u32(w, "general.file_type", file_type(p->type), err));
+    STI_TRY(sti_writer_meta_u32(w, "general.quantization_version", 2, err));
+#define PUT(kind, name, value)                                                         \
+    snprintf(key, sizeof key, "%s." name, family);                                     \
+    STI_TRY(sti_writer_meta_##kind(w, key, value, err))
+    PUT(u32, "vocab_size", (uint32_t)s->vocab);
+    PUT(u32, "context_length", (uint32_t)s->ctx);
+    PUT(u32, "embedding_length", (uint32_t)s->hidden);
+    PUT(u32, "block_count", (uint32_t)s->layers);
+    PUT(u32, "feed_forward_length", (uint32_t)s->ffn);
+    PUT(u32, "attention.head_count", (uint32_t)s->heads);
+    PUT(u32, "attention.head_count_kv", (uint32_t)s->kv_heads);
+    PUT(u32, "attention.key_length", (uint32_t)s->head_dim);
+    PUT(u32, "attention.value_length", (uint32_t)s->head_dim);
+    PUT(f32, "attention.layer_norm_rms_epsilon", (float)s->eps);
+    PUT(u32, "rope.dimension_count", (uint32_t)s->head_dim);
+    PUT(f32, "rope.freq_base", (float)s->theta);
+    if (s->window) {
+        PUT(u32, "attention.sliding_window", (uint32_t)s->window);
+    }
+#undef PUT
+    bool llama3 = strncmp(s->name, "llama3", 6) == 0 || s->arch == QWEN2;
+    return put_vocab(w, s->vocab, llama3, err);
+}
+
+static still_status write_gguf(const plan *p, const char *path, rng *r, progress *bar,
+                               still_error *err)
+{
+    sti_writer *w;
+    STI_TRY(sti_writer_gguf(path, &w, err));
+    still_status status = put_meta(w, p, err);
+    if (status == STILL_OK) status = put_items(w, p, 0, p->n, r, bar, err);
+    if (status == STILL_OK) return sti_writer_finish(w, err);
+    sti_writer_abort(w);
+    return status;
+}
+
+/* ---- Hugging Face folder -----------------------------------------------------------
+ */
+
+static json_t *make_config(const plan *p)
+{
+    static const char *const CLASS[] = {"LlamaForCausalLM", "MistralForCausalLM",
+                                        "Qwen2ForCausalLM"};
+    static const char *const TYPE[] = {"llama", "mistral", "qwen2"};
+    const shape *s = &p->shape;
+    const char *dtype = p->type == STI_F32   ? "float32"
+                        : p->type == STI_F16 ? "float16"
+                                             : "bfloat16";
+    json_t *c = json_pack(
+        "{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:s, s:b}",
+        "architectures", CLASS[s->arch], "model_type", TYPE[s->arch], "torch_dtype",
+        dtype, "hidden_size", s->hidden, "intermediate_size", s->ffn,
+        "num_hidden_layers", s->layers, "num_attention_heads", s->heads,
+        "num_key_value_heads", s->kv_heads, "head_dim", s->head_dim, "vocab_size",
+        s->vocab, "max_position_embeddings", s->ctx, "rope_theta", s->theta,
+        "rms_norm_eps", s->eps, "hidden_act", "silu", "tie_word_embeddings", s->tied);
+    if (s->window) json_object_set_new(c, "sliding_window", json_integer(s->window));
+    if (s->rope_factor > 0)
+        json_object_set_new(c, "rope_scaling",
+                            json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type",
+                                      "llama3", "factor", s->rope_factor,
+                                      "low_freq_factor", 1.0, "high_freq_factor", 4.0,
+                                      "original_max_position_embeddings", 8192));
+    return c;
+}
+
+static still_status put_json(const char *dir, const char *name, json_t *v,
+                             still_error *err)
+{
+    sti_buf path = {0};
+    sti_buf_printf(&path, "%s/%s", dir, name);
+    bool ok = v && !path.failed &&
+              json_dump_file(v, path.p, JSON_INDENT(2) | JSON_PRESERVE_ORDER) == 0;
+    sti_buf_free(&path);
+    json_decref(v);
+    return ok ? STILL_OK : sti_fail(err, STILL_E_IO, "%s/%s: cannot write", dir, name);
+}
+
+static still_status remove_in(const char *dir, const char *name, still_error *err)
+{
+    sti_buf path = {0};
+    sti_buf_printf(&path, "%s/%s", dir, name);
+    bool ok = !path.failed && (unlink(path.p) == 0 || errno == ENOENT);
+    sti_buf_free(&path);
+    return ok ? STILL_OK : sti_fail(err, STILL_E_IO, "%s/%s: cannot remove", dir, name);
+}
+
+/* Items [lo, hi) as shard k of n; their places go into weight_map. */
+static still_status put_shard(const plan *p, const char *dir, size_t lo, size_t hi,
+                              int k, int n, json_t *weight_map, rng *r, progress *bar,
+                              still_error *err)
+{
+    char name[64] = "model.safetensors";
+    sti_buf path = {0};
+    if (n > 1) snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", k, n);
+    sti_buf_printf(&path, "%s/%s", dir, name);
+    if (path.failed) return sti_fail_memory(err, dir, 64);
+    json_t *metadata = json_pack("{s:s}", "format", "pt");
+    sti_writer *w = NULL;
+    still_status status = sti_writer_safetensors(path.p, metadata, &w, err);
+    json_decref(metadata);
+    sti_buf_free(&path);
+    if (status != STILL_OK) return status;
+    for (size_t i = lo; i < hi; i++)
+        json_object_set_new(weight_map, p->item[i].name, json_string(name));
+    status = put_items(w, p, lo, hi, r, bar, err);
+    if (status == STILL_OK) return sti_writer_finish(w, err);
+    sti_writer_abort(w);
+    return status;
+}
+
+/* End of the shard that begins at lo: as many items as fit, one at least. */
+static size_t shard_end(const plan *p, size_t lo)
+{
+    size_t hi = lo, bytes = 0;
+    while (hi < p->n && (hi == lo || bytes + p->item[hi].bytes <= SHARD_BYTES))
+        bytes += p->item[hi++].bytes;
+    return hi;
+}
+
+static still_status write_folder(const plan *p, const char *dir, rng *r, progress *bar,
+                                 still_error *err)
+{
+    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
+        return sti_fail(err, STILL_E_IO, "%s: cannot create: %s", dir, strerror(errno));
+    static const char *const STALE[] = {"config.json", "model.safetensors",
+                                        "model.safetensors.index.json"};
+    for (size_t i = 0; i < sizeof STALE / sizeof *STALE; i++)
+        STI_TRY(remove_in(dir, STALE[i], err)); /* until it is whole it is no model */
+    int n = 0, k = 0;
+    for (size_t lo = 0; lo < p->n; lo = shard_end(p, lo)) n++;
+    json_t *weight_map = json_object();
+    still_status status = STILL_OK;
+    for (size_t lo = 0; status == STILL_OK && lo < p->n; lo = shard_end(p, lo))
+        status =
+            put_shard(p, dir, lo, shard_end(p, lo), ++k, n, weight_map, r, bar, err);
+    if (status == STILL_OK && n > 1)
+        status = put_json(dir, "model.safetensors.index.json",
+                          json_pack("{s:{s:I}, s:O}", "metadata", "total_size",
+                                    (json_int_t)p->bytes, "weight_map", weight_map),
+                          err);
+    json_decref(weight_map);
+    if (status != STILL_OK) return status;
+    return put_json(dir, "config.json", make_config(p),
+                    err); /* last: now it is a model */
+}
+
+/* ---- Command line ------------------------------------------------------------------
+ */
+
+static void usage(FILE *f)
+{
+    fprintf(f, "usage: make-model SHAPE OUT [options]\n"
+               "Writes a random model of a published shape.\n\n"
+               "  --type TYPE    of the matrices (default q4_0; bf16 in safetensors):\n"
+               "                ");
+    for (int i = 0; sti_dtype_at(i) && sti_dtype_at(i)->type != STI_F64; i++)
+        fprintf(f, " %s", sti_dtype_at(i)->name);
+    fprintf(f,
+            "\n"
+            "  --format F     gguf (default), or safetensors: OUT is then a folder\n"
+            "  --seed N       of the random numbers (default 1)\n"
+            "  --layers N     instead of the shape's own\n"
+            "  --vocab N      instead of the shape's own, at least %d\n"
+            "  --force        overwrite OUT\n\nshapes:",
+            MIN_VOCAB);
+    for (int i = 0; i < N_SHAPES; i++)
+        fprintf(f, "%s%s", i % 6 ? " " : "\n  ", SHAPES[i].name);
+    fputc('\n', f);
+}
+
+static bool parse_int(const char *s, long min, long max, long *out)
+{
+    char *end;
+    errno = 0;
+    *out = strtol(s, &end, 10);
+    return errno == 0 && end != s && *end == 0 && *out >= min && *out <= max;
+}
+
+typedef struct options {
+    const char *shape, *out, *type, *format;
+    long seed, layers, vocab; /* 0: the shape's own */
+    bool force;
+} options;
+
+/* Exit status, or -1 to go on. */
+static int parse(int argc, char **argv, options *o)
+{
+    static const struct option LONG[] = {{"type", required_argument, NULL, 't'},
+                                         {"format", required_argument, NULL, 'f'},
+                                         {"seed", required_argument, NULL, 's'},
+                                         {"layers", required_argument, NULL, 'l'},
+                                         {"vocab", required_argument, NULL, 'v'},
+                                         {"force", no_argument, NULL, 'F'},
+                                         {"help", no_argument, NULL, 'h'},
+                                         {0}};
+    *o = (options){.format = "gguf", .seed = 1};
+    for (int c; (c = getopt_long(argc, argv, "h", LONG, NULL)) != -1;) {
+        bool ok = true;
+        switch (c) {
+        case 't': o->type = optarg; break;
+        case 'f': o->format = optarg; break;
+        case 's': ok = parse_int(optarg, 0, LONG_MAX, &o->seed); break;
+        case 'l': ok = parse_int(optarg, 1, 1000, &o->layers); break;
+        case 'v': ok = parse_int(optarg, MIN_VOCAB, 10000000, &o->vocab); break;
+        case 'F': o->force = true; break;
+        case 'h': usage(stdout); return 0;
+        default: usage(stderr); return 2;
+        }
+        if (!ok) return complain(TOOL, 2, "'%s' is not a number in range", optarg);
+    }
+    if (argc - optind != 2) {
+        usage(stderr);
+        return 2;
+    }
+    o->shape = argv[optind];
+    o->out = argv[optind + 1];
+    return -1;
+}
+
+static int make_plan(const options *o, plan *p, still_error *err)
+{
+    const shape *s = NULL;
+    for (int i = 0; i < N_SHAPES; i++)
+        if (strcmp(SHAPES[i].name, o->shape) == 0) s = &SHAPES[i];
+    if (!s) return complain(TOOL, 2, "unknown shape '%s'; --help lists them", o->shape);
+    p->gguf = strcmp(o->format, "gguf") == 0;
+    if (!p->gguf && strcmp(o->format, "safetensors") != 0)
+        return complain(TOOL, 2, "unknown format '%s', expected gguf or safetensors",
+                        o->format);
+    const char *name = o->type ? o->type : p->gguf ? "q4_0" : "bf16";
+    const sti_dtype_info *type = sti_dtype_by_name(name);
+    if (!type || type->type == STI_F64 || type->type == STI_I32 ||
+        type->type == STI_I64)
+        return complain(TOOL, 2, "unknown type '%s'; --help lists them", name);
+    if (!p->gguf && type->block > 1)
+        return complain(TOOL, 2, "safetensors hold f32, f16 or bf16, not %s", name);
+    p->shape = *s;
+    p->type = type->type;
+    if (o->layers) p->shape.layers = (int)o->layers;
+    if (o->vocab) p->shape.vocab = (int)o->vocab;
+    if (plan_tensors(p, err) != STILL_OK) return complain(TOOL, 1, "%s", err->text);
+    return -1;
+}
+
+int main(int argc, char **argv)
+{
+    options o;
+    plan p = {0};
+    still_error err;
+    int status = parse(argc, argv, &o);
+    if (status >= 0) return status;
+    status = make_plan(&o, &p, &err);
+    if (status < 0 && !o.force && access(o.out, F_OK) == 0)
+        status = complain(TOOL, 1, "%s exists; --force overwrites it", o.out);
+    if (status < 0) {
+        rng r;
+        progress bar;
+        rng_seed(&r, (uint64_t)o.seed);
+        progress_start(&bar, TOOL, p.bytes);
+        still_status s = check_room(o.out, p.bytes + (16 << 20), &err);
+        if (s == STILL_OK)
+            s = p.gguf ? write_gguf(&p, o.out, &r, &bar, &err)
+                       : write_folder(&p, o.out, &r, &bar, &err);
+        status = s == STILL_OK ? 0 : complain(TOOL, 1, "%s", err.text);
+    }
+    free(p.item);
+    return status;
+}
