@@ -60,16 +60,18 @@ static double error_of(const bench *t, int n, int past)
 {
     double worst = 0, *w = malloc((size_t)(past + n) * sizeof *w);
     if (!w) exit(1);
-    for (int i = 0; i < n; i += n > 64 ? n / 16 + 1 : 1)
+    for (int i = 0; i<n; i += n> 64 ? n / 16 + 1 : 1)
         for (int h = 0; h < t->H; h++) {
-            const float *q = t->q + ((size_t)i * (size_t)t->H + (size_t)h) * (size_t)t->D;
+            const float *q =
+                t->q + ((size_t)i * (size_t)t->H + (size_t)h) * (size_t)t->D;
             const float *o = t->o + (q - t->q);
             size_t head = (size_t)(h / (t->H / t->G)) * (size_t)t->room * (size_t)t->D;
             double max = -INFINITY, sum = 0;
             for (int j = 0; j <= past + i; j++) {
                 const uint16_t *k = t->K[0] + head + (size_t)j * (size_t)t->D;
                 w[j] = 0;
-                for (int d = 0; d < t->D; d++) w[j] += q[d] * (double)sti_f16_to_f32(k[d]);
+                for (int d = 0; d < t->D; d++)
+                    w[j] += q[d] * (double)sti_f16_to_f32(k[d]);
                 w[j] /= sqrt(t->D);
                 max = fmax(max, w[j]);
             }
@@ -98,15 +100,16 @@ static void report(bench *t, const char *what, int n, int past, int calls)
     double mid = s[REPEAT / 2];
     double pairs = (double)t->H * ((double)n * past + 0.5 * n * (n + 1.0));
     double bytes = 4.0 * t->G * t->D * (double)(past + n);
-    printf("%-8s %6d @ %-6d %10.1f us  %7.1f GFLOP/s  %6.1f GB/s  (spread %.0f%%)\n", what,
-           n, past, mid * 1e6, pairs * 4 * t->D / mid * 1e-9, bytes / mid * 1e-9,
+    printf("%-8s %6d @ %-6d %10.1f us  %7.1f GFLOP/s  %6.1f GB/s  (spread %.0f%%)\n",
+           what, n, past, mid * 1e6, pairs * 4 * t->D / mid * 1e-9, bytes / mid * 1e-9,
            100 * (s[REPEAT - 2] - s[1]) / mid);
 }
 
 int main(int argc, char **argv)
 {
     const char *isa = argc > 1 && strcmp(argv[1], "best") != 0 ? argv[1] : NULL;
-    bench t = {.b = sti_backend_find("cpu"), .H = 9, .G = 3, .D = 64, .room = 8192 + 4096};
+    bench t = {
+        .b = sti_backend_find("cpu"), .H = 9, .G = 3, .D = 64, .room = 8192 + 4096};
     int threads = argc > 2 ? atoi(argv[2]) : 2;
     if (argc > 5) {
         t.H = atoi(argv[3]);
@@ -118,8 +121,12 @@ int main(int argc, char **argv)
         return 2;
     }
     still_error err;
-    sti_dev_params p = {.threads = threads, .isa = isa, .max_k = 64, .heads = t.H,
-                        .kv_heads = t.G, .head_dim = t.D};
+    sti_dev_params p = {.threads = threads,
+                        .isa = isa,
+                        .max_k = 64,
+                        .heads = t.H,
+                        .kv_heads = t.G,
+                        .head_dim = t.D};
     if (t.b->dev_new(&p, &t.dev, &err) != STILL_OK ||
         t.b->dev_reserve(t.dev, MAX_ROWS, &err) != STILL_OK) {
         fprintf(stderr, "bench_attn: %s\n", err.text);
@@ -146,11 +153,14 @@ int main(int argc, char **argv)
         for (int g = 0; g < t.G; g++) /* copy the first 4096 rows into the rest */
             for (int i = MAX_ROWS; i < t.room; i += MAX_ROWS) {
                 size_t head = (size_t)g * (size_t)t.room, D = (size_t)t.D;
-                memcpy(t.K[l] + (head + (size_t)i) * D, t.K[l] + head * D, MAX_ROWS * D * 2);
-                memcpy(t.V[l] + (head + (size_t)i) * D, t.V[l] + head * D, MAX_ROWS * D * 2);
+                memcpy(t.K[l] + (head + (size_t)i) * D, t.K[l] + head * D,
+                       MAX_ROWS * D * 2);
+                memcpy(t.V[l] + (head + (size_t)i) * D, t.V[l] + head * D,
+                       MAX_ROWS * D * 2);
             }
     }
-    printf("%s, %d threads, H %d G %d D %d\n", t.b->dev_isa(t.dev), threads, t.H, t.G, t.D);
+    printf("%s, %d threads, H %d G %d D %d\n", t.b->dev_isa(t.dev), threads, t.H, t.G,
+           t.D);
     attend(&t, 0, 300, 200);
     double e = error_of(&t, 300, 200);
     attend(&t, 0, 1, 4000);

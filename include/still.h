@@ -200,7 +200,8 @@ typedef struct still_session still_session;
 typedef struct still_session_params {
     int ctx;   /* most tokens it can hold; 0: the trained length */
     int batch; /* most tokens computed at once in prefill; 0: 512 */
-    const char *cache; /* keys and values: "f16" (default on cpu) or "f32" */
+    const char *cache; /* keys and values: "f16" or "f32"; NULL: f16 on cpu, but f32 on
+                          ref and for models stored in f32 */
 } still_session_params;
 
 /* Where memory goes. Known before the first token. */

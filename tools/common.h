@@ -15,9 +15,9 @@
 #include "base/mem.h"
 #include "file/store.h"
 
-/* One line on stderr; returns the exit status. */
-__attribute__((format(printf, 3, 4))) static inline int
-complain(const char *tool, int status, const char *fmt, ...)
+/* One line on stderr. */
+__attribute__((format(printf, 2, 3))) static inline void
+print_complaint(const char *tool, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
@@ -25,8 +25,9 @@ complain(const char *tool, int status, const char *fmt, ...)
     vfprintf(stderr, fmt, ap);
     fputc('\n', stderr);
     va_end(ap);
-    return status;
 }
+/* The same with the exit status as its value: return complain(TOOL, 2, ...); */
+#define complain(tool, status, ...) (print_complaint(tool, __VA_ARGS__), (status))
 
 typedef struct progress {
     const char *tool;

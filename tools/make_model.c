@@ -187,14 +187,14 @@ static still_status put_items(sti_writer *w, const plan *p, size_t lo, size_t hi
 static still_status put_meta(sti_writer *w, const plan *p, still_error *err)
 {
     const shape *s = &p->shape;
-    const char *family = s->arch == QWEN2 ? "qwen2" : "llama";
+    const char *prefix = s->arch == QWEN2 ? "qwen2" : "llama";
     char key[80];
-    STI_TRY(sti_writer_meta_str(w, "general.architecture", family, err));
+    STI_TRY(sti_writer_meta_str(w, "general.architecture", prefix, err));
     STI_TRY(sti_writer_meta_str(w, "general.name", s->name, err));
     STI_TRY(sti_writer_meta_u32(w, "general.file_type", file_type(p->type), err));
     STI_TRY(sti_writer_meta_u32(w, "general.quantization_version", 2, err));
 #define PUT(kind, name, value)                                                         \
-    snprintf(key, sizeof key, "%s." name, family);                                     \
+    snprintf(key, sizeof key, "%s." name, prefix);                                     \
     STI_TRY(sti_writer_meta_##kind(w, key, value, err))
     PUT(u32, "vocab_size", (uint32_t)s->vocab);
     PUT(u32, "context_length", (uint32_t)s->ctx);

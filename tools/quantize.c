@@ -1,7 +1,7 @@
 /* quantize.c - writes a GGUF file anew with its matrices in another type.
  *
- * Matrices (two dimensions) are widened to float and encoded by row; everything else
- * and all metadata are copied, except general.file_type. One row is in memory at a
+ * Matrices (two dimensions) are widened to float and encoded; everything else and
+ * all metadata are copied, except general.file_type. A few rows are in memory at a
  * time, and pages of the source are given back as soon as they are used. */
 #include <getopt.h>
 #include <math.h>
@@ -9,6 +9,7 @@
 #include "common.h"
 
 static const char *const TOOL = "quantize";
+enum { CHUNK = 1 << 17 }; /* elements encoded at once */
 
 static void usage(FILE *f)
 {
@@ -21,7 +22,7 @@ static void usage(FILE *f)
 
 typedef struct job {
     sti_store in;
-    const sti_tensor **order; /* [in.n_tensors], as they lie in the file */
+    sti_tensor *order; /* [in.n_tensors], copies as they lie in the file */
     sti_dtype type;
     bool keep_embedding;
     progress bar; /* of source bytes */
@@ -36,8 +37,8 @@ static sti_dtype target(const job *j, const sti_tensor *t)
 
 static int by_place(const void *a, const void *b)
 {
-    const char *x = (*(const sti_tensor *const *)a)->data;
-    const char *y = (*(const sti_tensor *const *)b)->data;
+    const char *x = ((const sti_tensor *)a)->data;
+    const char *y = ((const sti_tensor *)b)->data;
     return (x > y) - (x < y);
 }
 
@@ -57,7 +58,7 @@ static still_status put_meta(const job *j, sti_writer *w, still_error *err)
 static still_status put_headers(const job *j, sti_writer *w, still_error *err)
 {
     for (size_t i = 0; i < j->in.n_tensors; i++) {
-        const sti_tensor *t = j->order[i];
+        const sti_tensor *t = &j->order[i];
         const sti_dtype_info *to = sti_dtype_find((int)target(j, t));
         int64_t cols = t->dim[t->n_dims - 1];
         if (cols % to->block != 0)
@@ -71,36 +72,40 @@ static still_status put_headers(const job *j, sti_writer *w, still_error *err)
 }
 
 /* A NaN or infinity would spoil a whole block without a trace. */
-static bool finite_row(const float *x, int64_t n)
+static bool all_finite(const float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         if (!isfinite(x[i])) return false;
     return true;
 }
 
+/* Rows in bunches of about CHUNK elements; a bunch is a run of blocks like any row. */
 static still_status put_rows(job *j, sti_writer *w, const sti_tensor *t, sti_dtype to,
                              still_error *err)
 {
     int64_t rows = t->dim[0], cols = t->dim[1];
+    int64_t bunch = cols >= CHUNK ? 1 : CHUNK / cols;
     size_t in_bytes = t->bytes / (size_t)rows, out_bytes;
     if (!sti_dtype_bytes(to, (uint64_t)cols, &out_bytes))
         return sti_fail(err, STILL_E_LIMIT, "%s: tensor '%s' is too large", t->path,
                         t->name);
-    float *x = sti_alloc((size_t)cols, sizeof *x);
-    unsigned char *y = sti_alloc(out_bytes, 1);
+    float *x = sti_alloc((size_t)(bunch * cols), sizeof *x);
+    unsigned char *y = sti_alloc((size_t)bunch, out_bytes);
     still_status status =
         x && y ? STILL_OK : sti_fail_memory(err, t->name, (size_t)cols * sizeof *x);
-    for (int64_t r = 0; status == STILL_OK && r < rows; r++) {
-        sti_dequant(t->type, (const char *)t->data + (size_t)r * in_bytes, x, cols);
-        if (!finite_row(x, cols)) {
-            status = sti_fail(err, STILL_E_NUMERIC,
-                              "%s: tensor '%s': row %lld holds a NaN or an infinity",
-                              t->path, t->name, (long long)r);
+    for (int64_t r = 0; status == STILL_OK && r < rows; r += bunch) {
+        int64_t n = rows - r < bunch ? rows - r : bunch;
+        sti_dequant(t->type, (const char *)t->data + (size_t)r * in_bytes, x, n * cols);
+        if (!all_finite(x, n * cols)) {
+            status =
+                sti_fail(err, STILL_E_NUMERIC,
+                         "%s: tensor '%s' holds a NaN or an infinity near row %lld",
+                         t->path, t->name, (long long)r);
             break;
         }
-        sti_quant(to, x, y, cols);
-        status = sti_writer_data(w, y, out_bytes, err);
-        progress_add(&j->bar, in_bytes);
+        sti_quant(to, x, y, n * cols);
+        status = sti_writer_data(w, y, (size_t)n * out_bytes, err);
+        progress_add(&j->bar, (size_t)n * in_bytes);
     }
     free(x);
     free(y);
@@ -143,7 +148,7 @@ static still_status write_all(job *j, const char *out, still_error *err)
     still_status status = put_meta(j, w, err);
     if (status == STILL_OK) status = put_headers(j, w, err);
     for (size_t i = 0; status == STILL_OK && i < j->in.n_tensors; i++)
-        status = put_tensor(j, w, j->order[i], err);
+        status = put_tensor(j, w, &j->order[i], err);
     if (status == STILL_OK) return sti_writer_finish(w, err);
     sti_writer_abort(w);
     return status;
@@ -158,7 +163,7 @@ static still_status run(job *j, const char *in, const char *out, still_error *er
     if (!j->order) return sti_fail_memory(err, in, j->in.n_tensors * sizeof *j->order);
     uint64_t bytes = 0;
     for (size_t i = 0; i < j->in.n_tensors; i++) {
-        j->order[i] = &j->in.tensor[i];
+        j->order[i] = j->in.tensor[i];
         bytes += j->in.tensor[i].bytes;
     }
     if (j->in.n_tensors) qsort(j->order, j->in.n_tensors, sizeof *j->order, by_place);

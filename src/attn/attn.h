@@ -16,15 +16,15 @@ typedef struct sti_attn_layer {
 
 /* Rows [row0, row0 + n) of a batch: the next n tokens of a sequence that holds `past`
  * tokens. `state` was made for contexts of ctx tokens fed at most `batch` at a time. */
-typedef struct sti_attn_rows {
+typedef struct sti_attn_sequence {
     int row0, n, past, ctx, batch;
     void *state;
-} sti_attn_rows;
+} sti_attn_sequence;
 
 typedef struct sti_attn_io {
     const float *q, *k, *v; /* [M, H, D], [M, G, D], [M, G, D]; q, k after RoPE */
     float *o;               /* [M, H, D] */
-    const sti_attn_rows *rows;
+    const sti_attn_sequence *rows;
     int n_rows;
     sti_attn_segment *segment; /* [n_rows]: scratch */
 } sti_attn_io;

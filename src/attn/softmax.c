@@ -31,7 +31,7 @@ static still_status forward(const sti_backend *be, sti_dev *dev, const sti_attn_
                             const sti_attn_io *io, still_error *err)
 {
     for (int i = 0; i < io->n_rows; i++) {
-        const sti_attn_rows *r = &io->rows[i];
+        const sti_attn_sequence *r = &io->rows[i];
         int room = room_of(l, r->ctx, r->batch);
         io->segment[i] = (sti_attn_segment){
             .row0 = r->row0,

@@ -37,7 +37,7 @@ static void set_text(still_error *err, still_status code, const char *fmt, va_li
         if (*p < 0x20 || *p == 0x7f) *p = '?';
 }
 
-still_status sti_fail(still_error *err, still_status code, const char *fmt, ...)
+still_status(sti_fail)(still_error *err, still_status code, const char *fmt, ...)
 {
     if (err) {
         va_list ap;
@@ -63,7 +63,7 @@ still_status sti_fail_prefix(still_error *err, still_status code, const char *fm
     return code;
 }
 
-still_status sti_fail_memory(still_error *err, const char *what, size_t bytes)
+still_status(sti_fail_memory)(still_error *err, const char *what, size_t bytes)
 {
     return sti_fail(err, STILL_E_MEMORY, "%s: out of memory (%zu bytes wanted)", what,
                     bytes);

@@ -18,11 +18,23 @@ still_status sti_fail_prefix(still_error *err, still_status code, const char *fm
 /* The usual line for a failed allocation. */
 still_status sti_fail_memory(still_error *err, const char *what, size_t bytes);
 
+/* The same calls with a result that the compiler and the analyzer can see: otherwise
+ * they must assume that a failing function might return STILL_OK, and warn about
+ * outputs it then would not have set. code is evaluated twice. */
+static inline still_status sti_code(still_status same, still_status code)
+{
+    (void)same;
+    return code;
+}
+#define sti_fail(err, code, ...) sti_code(sti_fail(err, code, __VA_ARGS__), code)
+#define sti_fail_memory(err, what, bytes)                                              \
+    sti_code(sti_fail_memory(err, what, bytes), STILL_E_MEMORY)
+
 /* Evaluate a fallible call and leave on failure. */
-#define STI_TRY(call)                                                                    \
-    do {                                                                                 \
-        still_status sti_try_status_ = (call);                                           \
-        if (sti_try_status_ != STILL_OK) return sti_try_status_;                         \
+#define STI_TRY(call)                                                                  \
+    do {                                                                               \
+        still_status sti_try_status_ = (call);                                         \
+        if (sti_try_status_ != STILL_OK) return sti_try_status_;                       \
     } while (0)
 
 #endif

@@ -128,10 +128,11 @@ still_status cli_resolve_model(const char *name, char **out, still_error *err)
     if (here) return entry_of(folder, out, err);
     free(folder);
     if (is_default || strchr(name, '/'))
-        return sti_fail(err, STILL_E_IO,
-                        "model '%s' is neither a path nor in the cache: run `still pull "
-                        "%s`",
-                        name, name);
+        return sti_fail(
+            err, STILL_E_IO,
+            "model '%s' is neither a path nor in the cache: run `still pull "
+            "%s`",
+            name, name);
     return sti_fail(err, STILL_E_IO,
                     "no model '%s': no such file or folder, and no such name in the "
                     "cache (`still pull " CLI_DEFAULT_MODEL
@@ -178,7 +179,8 @@ still_status cli_publish(const char *temporary, const char *path, still_error *e
     if (folder) {
         char *slash = strrchr(folder, '/');
         if (slash) *slash = 0;
-        sync_path(folder, O_RDONLY | O_DIRECTORY); /* best effort: some systems refuse */
+        sync_path(folder,
+                  O_RDONLY | O_DIRECTORY); /* best effort: some systems refuse */
     }
     free(folder);
     return STILL_OK;
@@ -250,8 +252,8 @@ still_status cli_set_verified(const char *folder, const char *name, const char *
     if (path.failed || part.failed || !notes || json_object_set_new(notes, name, note))
         status = sti_fail_memory(err, NOTES, 0);
     else if (json_dump_file(notes, part.p, JSON_INDENT(1)))
-        status = sti_fail(err, STILL_E_IO, "cannot write %s: %s", part.p,
-                          strerror(errno));
+        status =
+            sti_fail(err, STILL_E_IO, "cannot write %s: %s", part.p, strerror(errno));
     else
         status = cli_publish(part.p, path.p, err);
     json_decref(notes);

@@ -26,8 +26,8 @@ typedef struct chat {
     still_sampler *sampler;
     still_message *msg; /* contents are owned; a system message comes first */
     size_t n;
-    char *seen;       /* rendered text the session holds, without the last reply */
-    cli_reply reply;  /* the last reply; its text follows `seen` */
+    char *seen;      /* rendered text the session holds, without the last reply */
+    cli_reply reply; /* the last reply; its text follows `seen` */
 } chat;
 
 static void forget_session(chat *c)
@@ -101,7 +101,8 @@ static const char *unseen(const chat *c, const char *text)
 
 /* Ids to feed for `text`, the whole conversation: the reply's tokens that were shown
  * but not fed, then the unseen text. *fresh: the session must start over. */
-static int ids_for(const chat *c, const char *text, int32_t **ids, size_t *n, bool *fresh)
+static int ids_for(const chat *c, const char *text, int32_t **ids, size_t *n,
+                   bool *fresh)
 {
     const char *rest = unseen(c, text);
     *fresh = !rest;
@@ -154,9 +155,10 @@ static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
         free(*text);
         free(*ids);
         if (!drop_oldest_turn(c))
-            return cli_fail("the message has %zu tokens, the context holds %zu of which "
-                            "%zu are kept for the reply: shorten it or raise --ctx",
-                            *n, limit, room);
+            return cli_fail(
+                "the message has %zu tokens, the context holds %zu of which "
+                "%zu are kept for the reply: shorten it or raise --ctx",
+                *n, limit, room);
         dropped++;
         forget_session(c);
     }
@@ -172,11 +174,10 @@ static int print_reply(const chat *c, double prefill_s, size_t n_prompt)
             fputs("[the reply was cut: see -n and --ctx]\n", stderr);
         return CLI_OK;
     }
-    return cli_print_json(
-        json_pack("{s:o, s:s, s:I, s:I, s:f, s:f}", "reply",
-                  cli_json_text(r->text.p, r->text.n), "stop", r->stop, "prompt_tokens",
-                  (json_int_t)n_prompt, "tokens", (json_int_t)r->n_tokens, "prefill_s",
-                  prefill_s, "decode_s", r->seconds));
+    return cli_print_json(json_pack(
+        "{s:o, s:s, s:I, s:I, s:f, s:f}", "reply", cli_json_text(r->text.p, r->text.n),
+        "stop", r->stop, "prompt_tokens", (json_int_t)n_prompt, "tokens",
+        (json_int_t)r->n_tokens, "prefill_s", prefill_s, "decode_s", r->seconds));
 }
 
 /* One message and its reply. A failure that leaves the conversation usable (too long a
@@ -281,15 +282,16 @@ static int open_chat(chat *c)
         return cli_fail("%s: has no chat template still knows (ChatML, Llama 3, "
                         "Mistral); use `still generate` for plain text",
                         info->path);
-    int64_t ctx = o->ctx                                     ? o->ctx
+    int64_t ctx = o->ctx                                              ? o->ctx
                   : info->ctx_train && info->ctx_train < MOST_CONTEXT ? info->ctx_train
-                                                             : MOST_CONTEXT;
+                                                                      : MOST_CONTEXT;
     status = cli_open_session(o, c->model, ctx, &c->session);
     if (status == CLI_OK) status = cli_open_sampler(o, c->model, &c->sampler);
     if (status == CLI_OK && o->system) status = set_system(c, o->system);
     if (status == CLI_OK && c->tty && !o->quiet)
-        fprintf(stderr, "%s, %lld tokens of context. /help lists commands, Ctrl-D "
-                        "leaves.\n",
+        fprintf(stderr,
+                "%s, %lld tokens of context. /help lists commands, Ctrl-D "
+                "leaves.\n",
                 info->name && *info->name ? info->name : info->path, (long long)ctx);
     return status;
 }

@@ -49,9 +49,10 @@ static int choose_context(const cli_options *o, const job *j, int64_t *ctx)
     *ctx = o->ctx ? o->ctx : trained && need > trained ? trained : need;
     if ((int64_t)j->n_ids <= *ctx) return CLI_OK;
     if (o->ctx)
-        return cli_fail("the prompt has %zu tokens, the context holds %lld: raise --ctx "
-                        "or shorten the prompt",
-                        j->n_ids, (long long)*ctx);
+        return cli_fail(
+            "the prompt has %zu tokens, the context holds %lld: raise --ctx "
+            "or shorten the prompt",
+            j->n_ids, (long long)*ctx);
     return cli_fail("the prompt has %zu tokens, the model was trained on %lld: shorten "
                     "the prompt, or force it with --ctx %zu",
                     j->n_ids, (long long)*ctx, j->n_ids + (size_t)o->n);
@@ -62,8 +63,9 @@ static int prefill(const cli_options *o, job *j)
     int64_t ctx;
     int status = cli_need_tokenizer(j->model, &j->tk);
     if (status == CLI_OK)
-        status = cli_encode(j->tk, j->prompt, j->n_prompt,
-                            STILL_ENCODE_BOS | STILL_ENCODE_SPECIAL, &j->ids, &j->n_ids);
+        status =
+            cli_encode(j->tk, j->prompt, j->n_prompt,
+                       STILL_ENCODE_BOS | STILL_ENCODE_SPECIAL, &j->ids, &j->n_ids);
     if (status == CLI_OK && j->n_ids == 0)
         status = cli_fail("the prompt is empty and this model has no start token to "
                           "begin with: give some text with -p");

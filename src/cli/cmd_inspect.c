@@ -33,9 +33,9 @@ static int sum_types(const still_model *m, type_sum sum[MOST_TYPES])
 static json_t *bill_object(const still_bill *b, int64_t ctx)
 {
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "ctx", (json_int_t)ctx,
-                     "weights_mapped", (json_int_t)b->weights_mapped, "weights_resident",
-                     (json_int_t)b->weights_resident, "cache", (json_int_t)b->cache,
-                     "scratch", (json_int_t)b->scratch, "runtime",
+                     "weights_mapped", (json_int_t)b->weights_mapped,
+                     "weights_resident", (json_int_t)b->weights_resident, "cache",
+                     (json_int_t)b->cache, "scratch", (json_int_t)b->scratch, "runtime",
                      (json_int_t)b->runtime, "total", (json_int_t)b->total);
 }
 
@@ -48,10 +48,10 @@ static json_t *tensor_list(const still_model *m)
         json_t *shape = json_array();
         for (int d = 0; d < t.n_dims; d++)
             json_array_append_new(shape, json_integer(t.dim[d]));
-        json_array_append_new(
-            list, json_pack("{s:o, s:s, s:o, s:I}", "name",
-                            cli_json_text(t.name, strlen(t.name)), "dtype", t.dtype,
-                            "shape", shape, "bytes", (json_int_t)t.bytes));
+        json_array_append_new(list, json_pack("{s:o, s:s, s:o, s:I}", "name",
+                                              cli_json_text(t.name, strlen(t.name)),
+                                              "dtype", t.dtype, "shape", shape, "bytes",
+                                              (json_int_t)t.bytes));
     }
     return list;
 }
@@ -68,22 +68,22 @@ static int print_object(const cli_options *o, const still_model *m, const still_
                             json_pack("{s:I, s:I}", "tensors", (json_int_t)sum[k].count,
                                       "bytes", (json_int_t)sum[k].bytes));
     const char *name = i->name ? i->name : "";
-    json_t *object = json_pack(
-        "{s:o, s:o, s:s, s:s, s:s?, s:i, s:I, s:I}", "path",
-        cli_json_text(i->path, strlen(i->path)), "name",
-        cli_json_text(name, strlen(name)), "arch", i->arch, "backend", i->backend, "isa",
-        i->isa, "threads", i->threads, "params", (json_int_t)i->params, "file_bytes",
-        (json_int_t)i->file_bytes);
-    json_t *shape = json_pack(
-        "{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b}", "layers", i->layers,
-        "hidden", i->hidden, "ffn", i->ffn, "heads", i->heads, "kv_heads", i->kv_heads,
-        "head_dim", i->head_dim, "vocab", i->vocab, "ctx_train", i->ctx_train,
-        "sliding_window", i->sliding_window, "rope_theta", i->rope_theta, "tied",
-        (int)i->tied);
+    json_t *object =
+        json_pack("{s:o, s:o, s:s, s:s, s:s?, s:i, s:I, s:I}", "path",
+                  cli_json_text(i->path, strlen(i->path)), "name",
+                  cli_json_text(name, strlen(name)), "arch", i->arch, "backend",
+                  i->backend, "isa", i->isa, "threads", i->threads, "params",
+                  (json_int_t)i->params, "file_bytes", (json_int_t)i->file_bytes);
+    json_t *shape =
+        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b}", "layers",
+                  i->layers, "hidden", i->hidden, "ffn", i->ffn, "heads", i->heads,
+                  "kv_heads", i->kv_heads, "head_dim", i->head_dim, "vocab", i->vocab,
+                  "ctx_train", i->ctx_train, "sliding_window", i->sliding_window,
+                  "rope_theta", i->rope_theta, "tied", (int)i->tied);
     json_object_update_missing(object, shape);
     json_decref(shape);
-    json_object_set_new(object, "tensors", json_integer(
-                                               (json_int_t)still_model_tensors(m)));
+    json_object_set_new(object, "tensors",
+                        json_integer((json_int_t)still_model_tensors(m)));
     json_object_set_new(object, "dtypes", types);
     json_object_set_new(object, "memory", bill_object(b, ctx));
     if (o->tensors) json_object_set_new(object, "tensor_list", tensor_list(m));
@@ -141,7 +141,8 @@ static void print_bill(const still_model *m, const still_bill *b, int64_t ctx)
     printf("\nMemory at context %lld, softmax, %s%s%s backend, %d thread%s:\n",
            (long long)ctx, i->backend, i->isa ? " " : "", i->isa ? i->isa : "",
            i->threads, i->threads == 1 ? "" : "s");
-    row("weights, mapped", b->weights_mapped, "used in place, shared with the file cache");
+    row("weights, mapped", b->weights_mapped,
+        "used in place, shared with the file cache");
     row("weights, repacked", b->weights_resident, "copies in the backend's own layout");
     row("attention cache", b->cache, "keys and values of every token");
     row("scratch", b->scratch, "activations and logits");

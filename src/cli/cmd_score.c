@@ -1,4 +1,5 @@
-/* cmd_score.c - still logprobs and still perplexity: how likely a model finds a text. */
+/* cmd_score.c - still logprobs and still perplexity: how likely a model finds a text.
+ */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,8 +33,8 @@ static int score(const cli_options *o, still_model *m, const int32_t *ids, size_
     int64_t ctx = o->ctx ? o->ctx : (int64_t)n;
     if (n < 2) return cli_fail("%s: has %zu ids, at least 2 are needed", o->ids, n);
     if ((int64_t)n > ctx || n > INT32_MAX)
-        return cli_fail("%s: has %zu ids, the context holds %lld: raise --ctx", o->ids, n,
-                        (long long)ctx);
+        return cli_fail("%s: has %zu ids, the context holds %lld: raise --ctx", o->ids,
+                        n, (long long)ctx);
     float *logprob = sti_alloc(n, sizeof *logprob);
     if (!logprob) return cli_fail("out of memory: %zu ids", n);
     int status = cli_open_session(o, m, ctx, &session);
@@ -81,20 +82,21 @@ static bool tick(void *user, uint64_t done, uint64_t total)
     return cli_progress_tick(&w->bar, done, total);
 }
 
-static int print_perplexity(const cli_options *o, const still_perplexity *p, int64_t ctx,
-                            double seconds)
+static int print_perplexity(const cli_options *o, const still_perplexity *p,
+                            int64_t ctx, double seconds)
 {
     if (o->json)
-        return cli_print_json(
-            json_pack("{s:f, s:f, s:f, s:I, s:i, s:I, s:f}", "perplexity", p->value,
-                      "stderr", p->stderr_, "nll", p->nll, "tokens", (json_int_t)p->n,
-                      "windows", p->windows, "ctx", (json_int_t)ctx, "seconds", seconds));
+        return cli_print_json(json_pack(
+            "{s:f, s:f, s:f, s:I, s:i, s:I, s:f}", "perplexity", p->value, "stderr",
+            p->stderr_, "nll", p->nll, "tokens", (json_int_t)p->n, "windows",
+            p->windows, "ctx", (json_int_t)ctx, "seconds", seconds));
     printf("perplexity %.4f +- %.4f  (%llu tokens in %d windows of %lld)\n", p->value,
            p->stderr_, (unsigned long long)p->n, p->windows, (long long)ctx);
     return CLI_OK;
 }
 
-static int measure(const cli_options *o, still_model *m, const char *text, size_t n_text)
+static int measure(const cli_options *o, still_model *m, const char *text,
+                   size_t n_text)
 {
     still_error err;
     const still_tokenizer *tk;
@@ -102,7 +104,7 @@ static int measure(const cli_options *o, still_model *m, const char *text, size_
     int32_t *ids = NULL;
     size_t n = 0;
     int64_t trained = still_model_get_info(m)->ctx_train;
-    int64_t ctx = o->ctx                              ? o->ctx
+    int64_t ctx = o->ctx                             ? o->ctx
                   : trained && trained < MOST_WINDOW ? trained
                                                      : MOST_WINDOW;
     int status = cli_need_tokenizer(m, &tk);
@@ -116,8 +118,8 @@ static int measure(const cli_options *o, still_model *m, const char *text, size_
         watch w = {0};
         double start = cli_now();
         cli_progress_begin(&w.bar, o->quiet, "perplexity", "tok", 0, n);
-        still_status ran = still_perplexity_run(session, ids, n, (int)ctx, tick, &w,
-                                                &w.running, &err);
+        still_status ran =
+            still_perplexity_run(session, ids, n, (int)ctx, tick, &w, &w.running, &err);
         cli_progress_end(&w.bar);
         status = ran == STILL_OK
                      ? print_perplexity(o, &w.running, ctx, cli_now() - start)

@@ -21,8 +21,8 @@ static json_t *case_object(const still_check_case *c)
                                                 "value", k->value, "limit", k->limit,
                                                 "passed", (int)k->passed));
     }
-    return json_pack("{s:s, s:s, s:b, s:o}", "suite", c->suite, "case", c->name, "passed",
-                     (int)c->passed, "checks", checks);
+    return json_pack("{s:s, s:s, s:b, s:o}", "suite", c->suite, "case", c->name,
+                     "passed", (int)c->passed, "checks", checks);
 }
 
 static void on_case(void *user, const still_check_case *c)
@@ -60,8 +60,8 @@ static int check_suite(const char *suite)
         return cli_fail("suite '%s' is not in this version; it has: models, tokenizer, "
                         "chat, end-to-end",
                         suite);
-    return cli_usage("selftest",
-                     "unknown suite '%s': models, tokenizer, chat or end-to-end", suite);
+    return cli_usage(
+        "selftest", "unknown suite '%s': models, tokenizer, chat or end-to-end", suite);
 }
 
 int cli_cmd_selftest(const cli_options *o)
@@ -89,8 +89,9 @@ int cli_cmd_selftest(const cli_options *o)
     free(model);
     if (ran != STILL_OK) return cli_fail_error(&err);
     if (o->json)
-        cli_print_json(json_pack("{s:s, s:i, s:i, s:b}", "suite", suite, "cases", r.cases,
-                                 "failed", failed, "passed", (int)(failed == 0)));
+        cli_print_json(json_pack("{s:s, s:i, s:i, s:b}", "suite", suite, "cases",
+                                 r.cases, "failed", failed, "passed",
+                                 (int)(failed == 0)));
     else
         printf("%s: %d cases, %d out of tolerance\n", suite, r.cases, failed);
     if (r.cases == 0) return cli_fail("%s: no golden data of '%s' here", folder, suite);

@@ -23,15 +23,17 @@ static int read_arguments(const cli_options *o, source *s)
     if (!o->tokenizer && o->n_args) s->model = o->arg[next++];
     if (next < o->n_args) s->text = o->arg[next++];
     if (next < o->n_args)
-        return cli_usage("tokenize", "--tokenizer takes the place of MODEL: '%s' is one "
-                                     "argument too many",
+        return cli_usage("tokenize",
+                         "--tokenizer takes the place of MODEL: '%s' is one "
+                         "argument too many",
                          o->arg[next]);
     if (s->text && o->file)
         return cli_usage("tokenize", "TEXT and --file exclude each other");
     return CLI_OK;
 }
 
-static int open_tokenizer(const cli_options *o, const char *model, still_tokenizer **out)
+static int open_tokenizer(const cli_options *o, const char *model,
+                          still_tokenizer **out)
 {
     still_error err;
     char *path = NULL;
@@ -47,7 +49,8 @@ static int print_ids(const cli_options *o, const int32_t *ids, size_t n)
 {
     if (o->json) {
         json_t *list = json_array();
-        for (size_t i = 0; i < n; i++) json_array_append_new(list, json_integer(ids[i]));
+        for (size_t i = 0; i < n; i++)
+            json_array_append_new(list, json_integer(ids[i]));
         return cli_print_json(json_pack("{s:o}", "ids", list));
     }
     for (size_t i = 0; i < n; i++) printf("%s%d", i ? " " : "", (int)ids[i]);
@@ -60,8 +63,8 @@ static int encode(const cli_options *o, const still_tokenizer *tk, const char *t
 {
     int32_t *ids;
     size_t n_ids;
-    unsigned flags = (o->bos ? STILL_ENCODE_BOS : 0u) |
-                     (o->special ? STILL_ENCODE_SPECIAL : 0u);
+    unsigned flags =
+        (o->bos ? STILL_ENCODE_BOS : 0u) | (o->special ? STILL_ENCODE_SPECIAL : 0u);
     int status = cli_encode(tk, text, n, flags, &ids, &n_ids);
     if (status == CLI_OK) status = print_ids(o, ids, n_ids);
     free(ids);
@@ -102,7 +105,8 @@ static int decode(const cli_options *o, const still_tokenizer *tk, const char *t
     } else if (out.failed) {
         status = cli_fail("out of memory: text of %zu tokens", n);
     } else if (o->json) {
-        status = cli_print_json(json_pack("{s:o}", "text", cli_json_text(out.p, out.n)));
+        status =
+            cli_print_json(json_pack("{s:o}", "text", cli_json_text(out.p, out.n)));
     } else {
         cli_put(out.n ? out.p : "", out.n);
         cli_put("\n", 1);

@@ -49,8 +49,8 @@ still_status cli_digest_file(const char *path, cli_digest kind, char hex[65],
     unsigned n = 0;
     still_status status = STILL_OK;
     EVP_MD_CTX *ctx = EVP_MD_CTX_new();
-    if (!ctx || !EVP_DigestInit_ex(ctx, kind == CLI_SHA256 ? EVP_sha256() : EVP_sha1(),
-                                   NULL))
+    if (!ctx ||
+        !EVP_DigestInit_ex(ctx, kind == CLI_SHA256 ? EVP_sha256() : EVP_sha1(), NULL))
         status = sti_fail(err, STILL_E_MEMORY, "%s: cannot start a checksum", path);
     if (status == STILL_OK && kind == CLI_GIT_BLOB) {
         char head[32];

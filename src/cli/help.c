@@ -138,14 +138,15 @@ static void markdown_options(const cli_command *c)
 
 void cli_help_markdown(void)
 {
-    puts("# The commands of still\n\n"
-         "<!-- Written by `still help --markdown`; edit src/cli/table.c instead. -->\n\n"
-         "Results go to standard output, progress and warnings to standard error.\n"
-         "`MODEL` is a GGUF file, a Hugging Face folder, or a name from the cache;\n"
-         "where it may be left out, it is `smollm2`. A lone `--` ends the options.\n\n"
-         "Exit status: 0 done, 1 failed (one line says what, where and what to do),\n"
-         "2 wrong usage, 130 interrupted.\n\n"
-         "| command | |\n|---|---|");
+    puts(
+        "# The commands of still\n\n"
+        "<!-- Written by `still help --markdown`; edit src/cli/table.c instead. -->\n\n"
+        "Results go to standard output, progress and warnings to standard error.\n"
+        "`MODEL` is a GGUF file, a Hugging Face folder, or a name from the cache;\n"
+        "where it may be left out, it is `smollm2`. A lone `--` ends the options.\n\n"
+        "Exit status: 0 done, 1 failed (one line says what, where and what to do),\n"
+        "2 wrong usage, 130 interrupted.\n\n"
+        "| command | |\n|---|---|");
     for (const cli_command *c = cli_command_table; c->name; c++)
         printf("| [`%s`](#still-%s) | %s |\n", c->name, c->name, c->purpose);
     for (const cli_command *c = cli_command_table; c->name; c++) {
@@ -208,11 +209,12 @@ static void roff_options(const cli_command *c)
 void cli_help_man(void)
 {
     printf(".TH STILL 1 \"\" \"still %s\" \"User Commands\"\n", still_version());
-    puts(".SH NAME\nstill \\- run language models with constant memory and linear time\n"
-         ".SH SYNOPSIS\n.B still\n.I COMMAND\n[arguments] [options]\n"
-         ".SH DESCRIPTION\nResults go to standard output, progress and warnings to "
-         "standard error.\n.I MODEL\nis a GGUF file, a Hugging Face folder, or a name "
-         "from the cache; where it may be left out, it is smollm2.");
+    puts(
+        ".SH NAME\nstill \\- run language models with constant memory and linear time\n"
+        ".SH SYNOPSIS\n.B still\n.I COMMAND\n[arguments] [options]\n"
+        ".SH DESCRIPTION\nResults go to standard output, progress and warnings to "
+        "standard error.\n.I MODEL\nis a GGUF file, a Hugging Face folder, or a name "
+        "from the cache; where it may be left out, it is smollm2.");
     for (const cli_command *c = cli_command_table; c->name; c++) {
         printf(".SH \"STILL ");
         for (const char *s = c->name; *s; s++) putchar(*s - 'a' + 'A');
@@ -241,10 +243,11 @@ void cli_help_man(void)
         }
         puts(".fi");
     }
-    puts(".SH EXIT STATUS\n0 done, 1 failed, 2 wrong usage, 130 interrupted.\n"
-         ".SH ENVIRONMENT\n.TP\n\\fBXDG_CACHE_HOME\\fR\nModels are kept in still/models "
-         "below it (default: ~/.cache).\n.TP\n\\fBHF_ENDPOINT\\fR, \\fBHF_TOKEN\\fR\n"
-         "Hub and access token for still pull.");
+    puts(
+        ".SH EXIT STATUS\n0 done, 1 failed, 2 wrong usage, 130 interrupted.\n"
+        ".SH ENVIRONMENT\n.TP\n\\fBXDG_CACHE_HOME\\fR\nModels are kept in still/models "
+        "below it (default: ~/.cache).\n.TP\n\\fBHF_ENDPOINT\\fR, \\fBHF_TOKEN\\fR\n"
+        "Hub and access token for still pull.");
 }
 
 int cli_cmd_help(const cli_options *o)
@@ -259,9 +262,17 @@ int cli_cmd_help(const cli_options *o)
         const cli_command *c = cli_command_find(o->arg[0]);
         const char *near = c ? NULL : cli_command_near(o->arg[0]);
         if (!c && near)
-            return cli_usage(NULL, "no command '%s', did you mean %s?", o->arg[0], near);
+            return cli_usage(NULL, "no command '%s', did you mean %s?", o->arg[0],
+                             near);
         if (!c) return cli_usage(NULL, "no command '%s'", o->arg[0]);
         cli_help_command(c);
     }
+    return CLI_OK;
+}
+
+int cli_cmd_version(const cli_options *o)
+{
+    if (o->json) return cli_print_json(json_pack("{s:s}", "version", still_version()));
+    printf("still %s\n", still_version());
     return CLI_OK;
 }

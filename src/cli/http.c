@@ -1,10 +1,11 @@
 /* http.c - see http.h.
  *
- * The token is given to libcurl as a bearer token of the first request; libcurl does not
- * send it on when a redirect leads to another host, port or scheme. A redirect from https
- * to http is refused. */
+ * The token is given to libcurl as a bearer token of the first request; libcurl does
+ * not send it on when a redirect leads to another host, port or scheme. A redirect from
+ * https to http is refused. */
 #include "cli/http.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -49,13 +50,17 @@ static size_t on_header(char *line, size_t size, size_t count, void *user)
     size_t n = size * count;
     char value[256];
     if (n > 5 && !strncasecmp(line, "HTTP/", 5)) { /* a new response of the chain */
+        const char *space = memchr(line, ' ', n);
+        r->status = space ? strtol(space + 1, NULL, 10) : 0; /* ends at CR LF */
         r->etag[0] = r->type[0] = 0;
-        r->range_first = r->range_total = -1;
+        r->length = r->range_first = r->range_total = -1;
     } else if (header_is(line, n, "ETag", r->etag, sizeof r->etag) ||
                header_is(line, n, "X-Linked-Etag", r->linked_etag,
                          sizeof r->linked_etag) ||
                header_is(line, n, "Content-Type", r->type, sizeof r->type)) {
         return n;
+    } else if (header_is(line, n, "Content-Length", value, sizeof value)) {
+        r->length = parse_size(value);
     } else if (header_is(line, n, "X-Linked-Size", value, sizeof value)) {
         r->linked_size = parse_size(value);
     } else if (header_is(line, n, "Content-Range", value, sizeof value)) {
@@ -69,7 +74,6 @@ static size_t on_header(char *line, size_t size, size_t count, void *user)
 static size_t on_body(char *data, size_t size, size_t count, void *user)
 {
     transfer *t = user;
-    curl_easy_getinfo((CURL *)NULL, CURLINFO_NONE);
     return t->q->body(t->q->user, t->r, data, size * count) ? size * count : 0;
 }
 
@@ -131,4 +135,78 @@ static void configure(cli_http *h, const cli_request *q, transfer *t, char *mess
         curl_easy_setopt(c, CURLOPT_HTTPAUTH, (long)CURLAUTH_BEARER);
         curl_easy_setopt(c, CURLOPT_XOAUTH2_BEARER, h->token);
     }
+}
+
+/* Network troubles that may pass. */
+static bool passing(CURLcode code)
+{
+    switch (code) {
+    case CURLE_COULDNT_CONNECT:
+    case CURLE_PARTIAL_FILE:
+    case CURLE_OPERATION_TIMEDOUT:
+    case CURLE_GOT_NOTHING:
+    case CURLE_SEND_ERROR:
+    case CURLE_RECV_ERROR:
+    case CURLE_HTTP2:
+    case CURLE_HTTP2_STREAM: return true;
+    default: return false;
+    }
+}
+
+still_status cli_http_get(cli_http *h, const cli_request *q, cli_response *r,
+                          bool *again, still_error *err)
+{
+    char message[CURL_ERROR_SIZE] = "", line[320], range[64];
+    *r = (cli_response){
+        .length = -1, .linked_size = -1, .range_first = -1, .range_total = -1};
+    *again = false;
+    transfer t = {q, r};
+    configure(h, q, &t, message);
+    struct curl_slist *headers = NULL;
+    if (q->from > 0) {
+        snprintf(range, sizeof range, "%lld-", (long long)q->from);
+        curl_easy_setopt(h->curl, CURLOPT_RANGE, range);
+        if (q->if_range) {
+            snprintf(line, sizeof line, "If-Range: %s", q->if_range);
+            headers = curl_slist_append(NULL, line);
+            curl_easy_setopt(h->curl, CURLOPT_HTTPHEADER, headers);
+        }
+    }
+    CURLcode code = curl_easy_perform(h->curl);
+    curl_slist_free_all(headers);
+    if (cli_interrupted()) return sti_fail(err, STILL_E_CANCELLED, "interrupted");
+    if (code == CURLE_OK) return STILL_OK;
+    *again = passing(code);
+    return sti_fail(err, STILL_E_IO, "%s: %s", q->url,
+                    message[0] ? message : curl_easy_strerror(code));
+}
+
+still_status cli_http_refused(const cli_http *h, const char *url, const cli_response *r,
+                              bool *again, still_error *err)
+{
+    *again = r->status >= 500 || r->status == 429 || r->status == 408;
+    if (r->status == 401 || r->status == 403)
+        return sti_fail(err, STILL_E_IO, "%s: the hub answers %ld: %s", url, r->status,
+                        h->token
+                            ? "the token gives no access; accept the model's terms "
+                              "on its page, or check the token"
+                            : "the model is private, gated or misspelt; set "
+                              "HF_TOKEN or --token-file");
+    if (r->status == 404)
+        return sti_fail(err, STILL_E_IO,
+                        "%s: the hub answers 404, not found: check name and --revision",
+                        url);
+    return sti_fail(err, STILL_E_IO, "%s: the hub answers %ld%s", url, r->status,
+                    *again ? ", try again later" : "");
+}
+
+bool cli_http_back_off(int attempt)
+{
+    double seconds = 0.5 * (double)(1 << (attempt < 7 ? attempt - 1 : 6));
+    double until = cli_now() + seconds;
+    while (!cli_interrupted() && cli_now() < until) {
+        struct timespec nap = {.tv_nsec = 50 * 1000 * 1000};
+        nanosleep(&nap, NULL);
+    }
+    return !cli_interrupted();
 }

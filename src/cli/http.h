@@ -16,11 +16,12 @@ typedef struct cli_http {
 /* What the last response of a chain of redirects said. */
 typedef struct cli_response {
     long status;
-    char etag[256];         /* as sent, with its quotes */
-    char linked_etag[256];  /* X-Linked-Etag of any response of the chain */
-    char type[64];          /* Content-Type */
-    int64_t linked_size;    /* X-Linked-Size; -1: not said */
-    int64_t range_first;    /* Content-Range: first byte and whole size; -1: not said */
+    char etag[256];        /* as sent, with its quotes */
+    char linked_etag[256]; /* X-Linked-Etag of any response of the chain */
+    char type[64];         /* Content-Type */
+    int64_t length;        /* Content-Length; -1: not said */
+    int64_t linked_size;   /* X-Linked-Size; -1: not said */
+    int64_t range_first;   /* Content-Range: first byte and whole size; -1: not said */
     int64_t range_total;
 } cli_response;
 
@@ -43,8 +44,8 @@ void cli_http_close(cli_http *h);
 
 /* STILL_OK: a response arrived whole, of whatever status. STILL_E_IO: the network
  * failed, or body returned false; *again tells whether trying again may help. */
-still_status cli_http_get(cli_http *h, const cli_request *q, cli_response *r, bool *again,
-                          still_error *err);
+still_status cli_http_get(cli_http *h, const cli_request *q, cli_response *r,
+                          bool *again, still_error *err);
 
 /* What to tell the user about a status that is not 2xx; *again as above. */
 still_status cli_http_refused(const cli_http *h, const char *url, const cli_response *r,

@@ -10,8 +10,9 @@
 
 static still_status outside(still_error *err, size_t i, long long id, int vocab)
 {
-    return sti_fail(err, STILL_E_ARG, "id %zu of the list is %lld, the vocabulary has "
-                                      "0..%d",
+    return sti_fail(err, STILL_E_ARG,
+                    "id %zu of the list is %lld, the vocabulary has "
+                    "0..%d",
                     i, id, vocab - 1);
 }
 
@@ -22,7 +23,8 @@ static still_status from_json(const char *text, int vocab, int32_t *ids, size_t 
     still_status status = STILL_OK;
     json_t *root = json_loads(text, JSON_REJECT_DUPLICATES, &where);
     if (!root)
-        return sti_fail(err, STILL_E_FORMAT, "ids: line %d: %s", where.line, where.text);
+        return sti_fail(err, STILL_E_FORMAT, "ids: line %d: %s", where.line,
+                        where.text);
     const json_t *list = json_is_object(root) ? json_object_get(root, "ids") : root;
     if (!json_is_array(list))
         status = sti_fail(err, STILL_E_FORMAT,

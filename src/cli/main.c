@@ -1,15 +1,7 @@
 /* main.c - the still program: find the command, parse its options, run it. */
-#include <stdio.h>
 #include <string.h>
 
 #include "cli/options.h"
-
-int cli_cmd_version(const cli_options *o)
-{
-    if (o->json) return cli_print_json(json_pack("{s:s}", "version", still_version()));
-    printf("still %s\n", still_version());
-    return CLI_OK;
-}
 
 static int dispatch(int argc, char **argv)
 {
@@ -27,7 +19,8 @@ static int dispatch(int argc, char **argv)
     if (!command) {
         const char *near = cli_command_near(name);
         if (near)
-            return cli_usage(NULL, "unknown command '%s', did you mean %s?", name, near);
+            return cli_usage(NULL, "unknown command '%s', did you mean %s?", name,
+                             near);
         return cli_usage(NULL, "unknown command '%s'", name);
     }
     cli_options options;

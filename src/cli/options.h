@@ -84,9 +84,9 @@ typedef struct cli_option {
 typedef struct cli_command {
     const char *name;
     unsigned bit;
-    const char *purpose; /* one line */
-    const char *usage;   /* what follows "still NAME"; lines for several forms */
-    const char *about;   /* a paragraph or two, wrapped when shown */
+    const char *purpose;       /* one line */
+    const char *usage;         /* what follows "still NAME"; lines for several forms */
+    const char *about;         /* a paragraph or two, wrapped when shown */
     const char *example[4][2]; /* command line, what it does */
     int min_args, max_args;
     const char *missing; /* what to say when fewer than min_args are given */

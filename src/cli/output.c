@@ -188,7 +188,8 @@ still_status cli_read(const char *path, size_t cap, char **out, size_t *n,
     else if (ferror(f))
         status = sti_fail(err, STILL_E_IO, "%s: %s", name, strerror(errno));
     else if (text.n > cap)
-        status = sti_fail(err, STILL_E_LIMIT, "%s: larger than %zu MiB", name, cap >> 20);
+        status =
+            sti_fail(err, STILL_E_LIMIT, "%s: larger than %zu MiB", name, cap >> 20);
     else if (text.failed)
         status = sti_fail_memory(err, name, text.n);
     if (!standard) fclose(f);

@@ -26,11 +26,11 @@ int cli_feed(const cli_options *o, still_session *s, const int32_t *ids, size_t 
 typedef struct cli_reply {
     sti_buf text;
     int32_t *token;
-    size_t n_tokens;   /* without the end token */
-    size_t n_fed;      /* how many of them the session holds */
-    const char *stop;  /* "eos", "length", "stop", "interrupted" */
-    double seconds;    /* from the first choice to the last */
-    bool cut;          /* a stop string: the session holds more than the text says */
+    size_t n_tokens;  /* without the end token */
+    size_t n_fed;     /* how many of them the session holds */
+    const char *stop; /* "eos", "length", "stop", "interrupted" */
+    double seconds;   /* from the first choice to the last */
+    bool cut;         /* a stop string: the session holds more than the text says */
 } cli_reply;
 
 /* Generates up to o->n tokens after what s holds, and as it goes writes them to

@@ -19,19 +19,9 @@ void sti_selftest_report(const sti_suite_run *r, const char *name, still_check *
 
 still_status sti_selftest_models(const sti_suite_run *r, still_error *err);
 still_status sti_selftest_end_to_end(const sti_suite_run *r, still_error *err);
-
-/* Suites written with the older signature: */
-still_status sti_selftest_tokenizer(const char *dir, const still_selftest_params *p,
-                                    still_check_fn cb, void *user, int *failed,
-                                    still_error *err);
-still_status sti_selftest_chat(const char *dir, const still_selftest_params *p,
-                               still_check_fn cb, void *user, int *failed,
-                               still_error *err);
-still_status sti_selftest_operator(const char *dir, const still_selftest_params *p,
-                                   still_check_fn cb, void *user, int *failed,
-                                   still_error *err);
-still_status sti_selftest_baselines(const char *dir, const still_selftest_params *p,
-                                    still_check_fn cb, void *user, int *failed,
-                                    still_error *err);
+still_status sti_selftest_operator(const sti_suite_run *r, still_error *err);
+still_status sti_selftest_baselines(const sti_suite_run *r, still_error *err);
+still_status sti_selftest_tokenizer(const sti_suite_run *r, still_error *err);
+still_status sti_selftest_chat(const sti_suite_run *r, still_error *err);
 
 #endif

@@ -70,7 +70,7 @@ static inline void sti_store_f16(uint8_t p[2], float f)
 /* Scale and minimum of group j (0..7) from the 12 bytes of q4_k and q5_k: six bits
  * each. Groups 0-3 lie in the low six bits of bytes j and j+4; groups 4-7 have their
  * low nibbles in byte j+4 and their top two bits above groups j-4. */
-static inline void sti_scale_min(const uint8_t b[12], int j, int *scale, int *min)
+static inline void sti_scale_min(const uint8_t *b, int j, int *scale, int *min)
 {
     if (j < 4) {
         *scale = b[j] & 63;

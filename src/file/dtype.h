@@ -33,9 +33,9 @@ typedef struct sti_dtype_info {
     int bytes;        /* bytes a block */
 } sti_dtype_info;
 
-const sti_dtype_info *sti_dtype_find(int type);              /* NULL: unknown */
-const sti_dtype_info *sti_dtype_by_name(const char *name);   /* case-insensitive */
-const sti_dtype_info *sti_dtype_at(int i);                   /* i-th; NULL past the end */
+const sti_dtype_info *sti_dtype_find(int type);            /* NULL: unknown */
+const sti_dtype_info *sti_dtype_by_name(const char *name); /* case-insensitive */
+const sti_dtype_info *sti_dtype_at(int i);                 /* i-th; NULL past the end */
 
 /* Bytes of n elements; false if n is no multiple of the block or it overflows. */
 bool sti_dtype_bytes(sti_dtype t, uint64_t n, size_t *bytes);
@@ -50,7 +50,10 @@ uint16_t sti_f32_to_f16(float f); /* nearest even, overflow to infinity */
 uint16_t sti_f32_to_bf16(float f);
 static inline float sti_bf16_to_f32(uint16_t h)
 {
-    union { uint32_t u; float f; } v = {(uint32_t)h << 16};
+    union {
+        uint32_t u;
+        float f;
+    } v = {(uint32_t)h << 16};
     return v.f;
 }
 

@@ -23,12 +23,14 @@ static char *join(const char *dir, const char *name)
     return path;
 }
 
-static bool exists(const char *dir, const char *name)
+static still_status exists(const char *dir, const char *name, bool *found,
+                           still_error *err)
 {
     char *path = join(dir, name);
-    bool found = path && access(path, F_OK) == 0;
+    if (!path) return sti_fail_memory(err, dir, strlen(dir));
+    *found = access(path, F_OK) == 0;
     free(path);
-    return found;
+    return STILL_OK;
 }
 
 static still_status load_object(const char *path, json_t **out, still_error *err)
@@ -43,7 +45,7 @@ static still_status load_object(const char *path, json_t **out, still_error *err
                           path, map.size, MAX_JSON);
     else if (!(v = json_loadb((const char *)map.data, map.size, JSON_REJECT_DUPLICATES,
                               &je))) {
-        if (json_error_code(&je) == json_error_out_of_memory)
+        if (sti_json_no_memory(&je))
             status = sti_fail_memory(err, path, map.size);
         else
             status = sti_fail(err, STILL_E_FORMAT, "%s:%d: %s", path, je.line, je.text);
@@ -153,16 +155,20 @@ static still_status add_shards(sti_store *s, const char *dir, json_t *index,
 still_status sti_parse_folder(sti_store *s, const char *dir, still_error *err)
 {
     static const char *const INDEX = "model.safetensors.index.json";
-    if (!exists(dir, "config.json"))
+    bool found;
+    STI_TRY(exists(dir, "config.json", &found, err));
+    if (!found)
         return sti_fail(err, STILL_E_FORMAT,
                         "%s: folder without config.json, expected a Hugging Face model",
                         dir);
     STI_TRY(load_object_in(dir, "config.json", &s->config, err));
-    if (exists(dir, "model.safetensors")) {
+    STI_TRY(exists(dir, "model.safetensors", &found, err));
+    if (found) {
         STI_TRY(add_shard(s, dir, "model.safetensors", &s->st_meta, err));
         return sti_store_sort(s, err);
     }
-    if (!exists(dir, INDEX))
+    STI_TRY(exists(dir, INDEX, &found, err));
+    if (!found)
         return sti_fail(err, STILL_E_FORMAT,
                         "%s: folder with neither model.safetensors nor %s", dir, INDEX);
     json_t *index;

@@ -167,8 +167,7 @@ static still_status read_header(const sti_map *map, json_t **out, size_t *n,
     json_error_t je;
     *n = (size_t)length;
     *out = json_loadb((const char *)map->data + 8, *n, JSON_REJECT_DUPLICATES, &je);
-    if (!*out && json_error_code(&je) == json_error_out_of_memory)
-        return sti_fail_memory(err, map->path, *n);
+    if (!*out && sti_json_no_memory(&je)) return sti_fail_memory(err, map->path, *n);
     if (!json_is_object(*out))
         return sti_fail(err, STILL_E_FORMAT, "%s: header at byte %d: %s", map->path,
                         8 + (*out ? 0 : je.position),

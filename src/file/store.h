@@ -25,16 +25,26 @@ typedef struct sti_tensor {
     sti_dtype type;
     int n_dims;
     int64_t dim[4];   /* outermost first: a matrix is [rows, cols] = [out, in] */
-    const void *data; /* in the mapping */
+    const void *data; /* in the mapping; aligned for its numbers (blocks: 8 bytes) */
     size_t bytes;
     const char *path; /* of the file it lies in */
 } sti_tensor;
 
 /* GGUF metadata value types, by GGUF's numbers. */
 typedef enum sti_meta_type {
-    STI_META_U8, STI_META_I8, STI_META_U16, STI_META_I16, STI_META_U32, STI_META_I32,
-    STI_META_F32, STI_META_BOOL, STI_META_STRING, STI_META_ARRAY, STI_META_U64,
-    STI_META_I64, STI_META_F64
+    STI_META_U8,
+    STI_META_I8,
+    STI_META_U16,
+    STI_META_I16,
+    STI_META_U32,
+    STI_META_I32,
+    STI_META_F32,
+    STI_META_BOOL,
+    STI_META_STRING,
+    STI_META_ARRAY,
+    STI_META_U64,
+    STI_META_I64,
+    STI_META_F64
 } sti_meta_type;
 
 typedef struct sti_str { /* bytes in the mapping, not NUL-terminated */
@@ -45,23 +55,23 @@ typedef struct sti_str { /* bytes in the mapping, not NUL-terminated */
 typedef struct sti_meta {
     char *key;
     sti_meta_type type;
-    sti_meta_type elem;  /* of an array; arrays of arrays are refused */
-    uint64_t count;      /* of an array; 1 otherwise */
-    const void *data;    /* scalars: little-endian value; arrays: first element */
-    sti_str *str;        /* strings, and arrays of strings: [count] */
+    sti_meta_type elem; /* of an array; arrays of arrays are refused */
+    uint64_t count;     /* of an array; 1 otherwise */
+    const void *data;   /* scalars: little-endian value; arrays: first element */
+    sti_str *str;       /* strings, and arrays of strings: [count] */
 } sti_meta;
 
 typedef struct sti_store {
-    char *path;       /* what was opened */
+    char *path; /* what was opened */
     bool is_gguf;
-    sti_map *map;     /* [n_maps] */
+    sti_map *map; /* [n_maps] */
     size_t n_maps;
     sti_tensor *tensor; /* [n_tensors], sorted by name */
     size_t n_tensors;
-    sti_meta *meta;   /* GGUF metadata, sorted by key */
+    sti_meta *meta; /* GGUF metadata, sorted by key */
     size_t n_meta;
-    json_t *config;   /* config.json of a Hugging Face folder; NULL otherwise */
-    json_t *st_meta;  /* __metadata__ of a single safetensors file; may be NULL */
+    json_t *config;  /* config.json of a Hugging Face folder; NULL otherwise */
+    json_t *st_meta; /* __metadata__ of a single safetensors file; may be NULL */
     size_t file_bytes;
 } sti_store;
 
@@ -73,8 +83,8 @@ const sti_tensor *sti_store_find(const sti_store *s, const char *name);
 
 /* Metadata look-ups. "Need" versions name the key in their error. */
 const sti_meta *sti_meta_find(const sti_store *s, const char *key);
-bool sti_meta_int(const sti_meta *m, int64_t *out);    /* any integer type or bool */
-bool sti_meta_float(const sti_meta *m, double *out);   /* any number */
+bool sti_meta_int(const sti_meta *m, int64_t *out);  /* any integer type or bool */
+bool sti_meta_float(const sti_meta *m, double *out); /* any number */
 bool sti_meta_elem_int(const sti_meta *m, uint64_t i, int64_t *out);
 bool sti_meta_elem_float(const sti_meta *m, uint64_t i, double *out);
 

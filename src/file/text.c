@@ -15,7 +15,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
-#include "file/store.h"
+#include "file/parse.h"
 
 enum { CHUNK = 256 << 10, MAX_LINE = 256 << 20 };
 static const size_t MAX_TEXT = (size_t)16 << 30;
@@ -186,7 +186,7 @@ static still_status append_json(const sti_lines *l, const char *line, size_t n,
     json_t *v = json_loadb(line, n, JSON_ALLOW_NUL, &je);
     const json_t *text = json_object_get(v, "text");
     still_status status;
-    if (!v && json_error_code(&je) == json_error_out_of_memory)
+    if (!v && sti_json_no_memory(&je))
         status = sti_fail_memory(err, l->path, n);
     else if (!v)
         status = sti_fail(err, STILL_E_FORMAT, "%s:%zu: column %d: %s", l->path,

@@ -360,7 +360,7 @@ static json_t *describe_entry(const entry *e)
         }
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", safetensors_dtype(e->type),
                      "shape", shape, "data_offsets", (json_int_t)e->offset,
-                     (json_int_t)(e->offset + e->bytes));
+                     (json_int_t)e->offset + (json_int_t)e->bytes);
 }
 
 static void encode_safetensors(const sti_writer *w, sti_buf *b)

@@ -65,7 +65,7 @@ static int place(sti_scratch *s, const sti_sequence *seq, int n_seq)
 {
     int M = 0;
     for (int i = 0; i < n_seq; i++) {
-        s->seq[i] = (sti_attn_rows){.row0 = M,
+        s->seq[i] = (sti_attn_sequence){.row0 = M,
                                     .n = seq[i].n,
                                     .past = seq[i].past,
                                     .ctx = seq[i].ctx,

@@ -47,7 +47,7 @@ typedef struct sti_scratch {
     float *gate, *up;  /* [rows, ffn] */
     float *logits;     /* [min(rows, STI_HEAD_ROWS), vocab] */
     int32_t *pos;      /* [rows] */
-    sti_attn_rows *seq;        /* [rows] */
+    sti_attn_sequence *seq;        /* [rows] */
     sti_attn_segment *segment; /* [rows] */
 } sti_scratch;
 void sti_scratch_carve(const still_model *m, int rows, sti_carve *c, sti_scratch *out);

@@ -46,7 +46,7 @@ typedef struct sti_score_stats {
  * `leave`. A new score is a row of the table in ops/score.c, for all backends. */
 typedef struct sti_score {
     const char *name, *summary;
-    double (*arrive)(const sti_score_stats *s); /* NULL: 0 */
+    double (*arrive)(const sti_score_stats *s);       /* NULL: 0 */
     double (*leave)(double arrived, double received); /* NULL: arrived */
     /* The definition where `arrive` is a closed form of it; the reference runs this.
      * logit: those of the last n <= C tokens, the token's own last. */
@@ -75,7 +75,7 @@ typedef struct sti_hybrid_settings {
     int select; /* lambda: tokens of a leaving chunk that join the salient cache */
     int cap;    /* salient tokens kept; STI_CAP_NONE: all (no longer linear) */
     sti_score_kind score;
-    bool per_head; /* selection, map of k and state per query head, not per kv head */
+    bool per_head;   /* selection, map of k and state per query head, not per kv head */
     bool has_window; /* off: a token is folded before its own output */
     bool has_linear; /* off: a folded token is forgotten */
     sti_la_scale la_scale;
@@ -96,7 +96,8 @@ typedef struct sti_hybrid_shape {
 } sti_hybrid_shape;
 
 /* Settings of a method by its name: still, lolcats, hedgehog, t2r, swa, softmax, all
- * with chunk C (lambda C/4 and cap 2C for still). false: no setting of this operator. */
+ * with chunk C (lambda C/4 and cap 2C for still). false: no setting of this operator.
+ */
 bool sti_hybrid_preset(const char *method, int chunk, sti_hybrid_settings *out);
 still_status sti_hybrid_check(const sti_hybrid_settings *set,
                               const sti_hybrid_shape *shape, still_error *err);
@@ -123,15 +124,15 @@ typedef struct sti_hybrid_state {
     int64_t max_tokens; /* what `room` was made for if there is no cap */
     int room;           /* tokens a salient list can hold */
     size_t kv_size, real_size;
-    void *win_k, *win_v;      /* kv   [G, 2C, D]: token j at slot j % 2C */
-    void *win_score;          /* real [S, 2C] */
-    void *win_received;       /* real [S, 2C]: sum, for scores that ask for it */
-    void *sal_k, *sal_v;      /* kv   [S, room, D], in no order */
-    void *sal_score;          /* real [S, room] */
-    int32_t *sal_pos;         /* [S, room] */
-    int32_t *sal_count;       /* [S] */
-    void *lin_s, *lin_z;      /* real [S, P, D], [S, P] */
-    int64_t *folded;          /* [S]: tokens in the state (or forgotten) */
+    void *win_k, *win_v; /* kv   [G, 2C, D]: token j at slot j % 2C */
+    void *win_score;     /* real [S, 2C] */
+    void *win_received;  /* real [S, 2C]: sum, for scores that ask for it */
+    void *sal_k, *sal_v; /* kv   [S, room, D], in no order */
+    void *sal_score;     /* real [S, room] */
+    int32_t *sal_pos;    /* [S, room] */
+    int32_t *sal_count;  /* [S] */
+    void *lin_s, *lin_z; /* real [S, P, D], [S, P] */
+    int64_t *folded;     /* [S]: tokens in the state (or forgotten) */
 } sti_hybrid_state;
 
 /* Lays the state out in c; with c->base NULL it only counts. max_tokens bounds the
@@ -161,8 +162,8 @@ void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set
  *   over the queries that exist (parallel);
  *   salient [T,S]: salient tokens the query sees;
  *   fold_chunk [.,S], recurrent form only: the chunk at whose first token the token was
- *   folded. Indexed by position in the session; the caller fills it with -1. Without
- *   a window nothing is written to it.
+ *   folded. Indexed by position in the session; the caller fills it with -1.
+ *   Without a window there are no scores and no fold chunks: nothing is written.
  *
  * sti_hybrid_args: the next T tokens of a session; a batch of sessions is an array of
  * these. The state is advanced.
@@ -171,40 +172,40 @@ void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set
  * never) comes from the route entry and is an input of the others. max_in [B,T,H]
  * replaces M (NULL: computed); max_out receives it. Backward reads dy [B,T,H,D] and
  * writes grad, routing and M held fixed; it does not read y. */
-#define STI_HYBRID_TYPES(real, suffix)                                                   \
-    typedef struct sti_hybrid_in##suffix {                                               \
-        const real *q, *k, *v, *gate_logit;                                              \
-        const real *alpha, *window_logit, *map_q, *map_k, *bias_q, *bias_k;              \
-    } sti_hybrid_in##suffix;                                                             \
-    typedef struct sti_hybrid_grad##suffix {                                             \
-        real *q, *k, *v, *gate_logit;                                                    \
-        real *alpha, *window_logit, *map_q, *map_k, *bias_q, *bias_k;                    \
-    } sti_hybrid_grad##suffix;                                                           \
-    typedef struct sti_hybrid_trace##suffix {                                            \
-        real *score_head, *score;                                                        \
-        int32_t *salient, *fold_chunk;                                                   \
-    } sti_hybrid_trace##suffix;                                                          \
-    typedef struct sti_hybrid_args##suffix {                                             \
-        const sti_hybrid_settings *set;                                                  \
-        sti_hybrid_shape shape;                                                          \
-        int T;                                                                           \
-        sti_hybrid_in##suffix in;                                                        \
-        sti_hybrid_state *state;                                                         \
-        real *y; /* [T,H,D], no alias */                                                 \
-        sti_hybrid_trace##suffix trace;                                                  \
-    } sti_hybrid_args##suffix;                                                           \
-    typedef struct sti_hybrid_parallel_args##suffix {                                    \
-        const sti_hybrid_settings *set;                                                  \
-        sti_hybrid_shape shape;                                                          \
-        int B, T;                                                                        \
-        sti_hybrid_in##suffix in;                                                        \
-        int32_t *fold_chunk;                                                             \
-        const real *max_in;                                                              \
-        real *max_out;                                                                   \
-        real *y; /* [B,T,H,D] */                                                         \
-        sti_hybrid_trace##suffix trace;                                                  \
-        const real *dy;                                                                  \
-        sti_hybrid_grad##suffix grad;                                                    \
+#define STI_HYBRID_TYPES(real, suffix)                                                 \
+    typedef struct sti_hybrid_in##suffix {                                             \
+        const real *q, *k, *v, *gate_logit;                                            \
+        const real *alpha, *window_logit, *map_q, *map_k, *bias_q, *bias_k;            \
+    } sti_hybrid_in##suffix;                                                           \
+    typedef struct sti_hybrid_grad##suffix {                                           \
+        real *q, *k, *v, *gate_logit;                                                  \
+        real *alpha, *window_logit, *map_q, *map_k, *bias_q, *bias_k;                  \
+    } sti_hybrid_grad##suffix;                                                         \
+    typedef struct sti_hybrid_trace##suffix {                                          \
+        real *score_head, *score;                                                      \
+        int32_t *salient, *fold_chunk;                                                 \
+    } sti_hybrid_trace##suffix;                                                        \
+    typedef struct sti_hybrid_args##suffix {                                           \
+        const sti_hybrid_settings *set;                                                \
+        sti_hybrid_shape shape;                                                        \
+        int T;                                                                         \
+        sti_hybrid_in##suffix in;                                                      \
+        sti_hybrid_state *state;                                                       \
+        real *y; /* [T,H,D], no alias */                                               \
+        sti_hybrid_trace##suffix trace;                                                \
+    } sti_hybrid_args##suffix;                                                         \
+    typedef struct sti_hybrid_parallel_args##suffix {                                  \
+        const sti_hybrid_settings *set;                                                \
+        sti_hybrid_shape shape;                                                        \
+        int B, T;                                                                      \
+        sti_hybrid_in##suffix in;                                                      \
+        int32_t *fold_chunk;                                                           \
+        const real *max_in;                                                            \
+        real *max_out;                                                                 \
+        real *y; /* [B,T,H,D] */                                                       \
+        sti_hybrid_trace##suffix trace;                                                \
+        const real *dy;                                                                \
+        sti_hybrid_grad##suffix grad;                                                  \
     } sti_hybrid_parallel_args##suffix;
 
 STI_HYBRID_TYPES(float, )
@@ -227,5 +228,24 @@ static inline sti_place sti_hybrid_place(const sti_hybrid_settings *set, int64_t
     if (j / set->chunk >= now - 1) return STI_PLACE_WINDOW;
     return fold_chunk >= 0 && fold_chunk <= now ? STI_PLACE_LINEAR : STI_PLACE_SALIENT;
 }
+
+/* ---- The reference, in double (backend/ref) ------------------------------------- */
+
+/* Golden data and tests call these by name; everything else goes through the table of
+ * a backend. They allocate what they need and free it. */
+
+/* Recurrent form: the state's kv and real elements are double. On error the state is
+ * as it was. */
+still_status sti_ref_hybrid_forward(const sti_hybrid_args64 *a, still_error *err);
+
+/* Parallel form. route reads q and k and writes fold_chunk and the trace's scores;
+ * forward and backward read fold_chunk. Time grows with T^2: this is the
+ * meaning of the operator, not a way to compute it. */
+still_status sti_ref_hybrid_route(const sti_hybrid_parallel_args64 *a,
+                                  still_error *err);
+still_status sti_ref_hybrid_parallel(const sti_hybrid_parallel_args64 *a,
+                                     still_error *err);
+still_status sti_ref_hybrid_backward(const sti_hybrid_parallel_args64 *a,
+                                     still_error *err);
 
 #endif

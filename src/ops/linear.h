@@ -18,8 +18,9 @@ typedef struct sti_linear_shape {
  * is the empty state. */
 typedef struct sti_linear_state {
     int64_t pos;
-    void *win_k, *win_v; /* Liger: kv [G, window, D], keys rotated; token j at j % window */
-    void *s;             /* real; Liger [G,D,D], SUPRA [H,D,D] (its decay is per head) */
+    void *win_k,
+        *win_v; /* Liger: kv [G, window, D], keys rotated; token j at j % window */
+    void *s;    /* real; Liger [G,D,D], SUPRA [H,D,D] (its decay is per head) */
 } sti_linear_state;
 
 /* window > 0: Liger; 0: SUPRA. With c->base NULL it only counts. */
@@ -36,26 +37,33 @@ void sti_linear_state_carve(sti_linear_state *st, sti_carve *c,
  * sti_linear_args: the next T tokens of a session; the state is advanced. Backward
  * takes a whole sequence from its beginning and no state: it reads dy and writes the
  * gradients of q, k, v and adds to those of maps and biases (NULL: not wanted). */
-#define STI_LINEAR_TYPES(real, suffix)                                                   \
-    typedef struct sti_linear_in##suffix {                                               \
-        const real *q, *k, *v, *inv_freq;                                                \
-        bool interleaved;                                                                \
-        const real *map_q, *map_k, *bias_q, *bias_k;                                     \
-    } sti_linear_in##suffix;                                                             \
-    typedef struct sti_linear_grad##suffix {                                             \
-        real *q, *k, *v, *map_q, *map_k, *bias_q, *bias_k;                               \
-    } sti_linear_grad##suffix;                                                           \
-    typedef struct sti_linear_args##suffix {                                             \
-        sti_linear_shape shape;                                                          \
-        int T, window;                                                                   \
-        sti_linear_in##suffix in;                                                        \
-        sti_linear_state *state;                                                         \
-        real *y; /* [T,H,D] */                                                           \
-        const real *dy;                                                                  \
-        sti_linear_grad##suffix grad;                                                    \
+#define STI_LINEAR_TYPES(real, suffix)                                                 \
+    typedef struct sti_linear_in##suffix {                                             \
+        const real *q, *k, *v, *inv_freq;                                              \
+        bool interleaved;                                                              \
+        const real *map_q, *map_k, *bias_q, *bias_k;                                   \
+    } sti_linear_in##suffix;                                                           \
+    typedef struct sti_linear_grad##suffix {                                           \
+        real *q, *k, *v, *map_q, *map_k, *bias_q, *bias_k;                             \
+    } sti_linear_grad##suffix;                                                         \
+    typedef struct sti_linear_args##suffix {                                           \
+        sti_linear_shape shape;                                                        \
+        int T, window;                                                                 \
+        sti_linear_in##suffix in;                                                      \
+        sti_linear_state *state;                                                       \
+        real *y; /* [T,H,D] */                                                         \
+        const real *dy;                                                                \
+        sti_linear_grad##suffix grad;                                                  \
     } sti_linear_args##suffix;
 
 STI_LINEAR_TYPES(float, )
 STI_LINEAR_TYPES(double, 64)
+
+/* The reference, in double (backend/ref): for golden data and tests. A state's elements
+ * are double. Backward keeps the state of every token: T * D * D numbers for a head. */
+still_status sti_ref_liger_forward(const sti_linear_args64 *a, still_error *err);
+still_status sti_ref_liger_backward(const sti_linear_args64 *a, still_error *err);
+still_status sti_ref_supra_forward(const sti_linear_args64 *a, still_error *err);
+still_status sti_ref_supra_backward(const sti_linear_args64 *a, still_error *err);
 
 #endif

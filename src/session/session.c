@@ -21,7 +21,8 @@ static still_status settle(const still_model *m, const still_session_params *par
         return sti_fail(err, STILL_E_ARG,
                         "context %d and batch %d must be at least 1", p.ctx, p.batch);
     if (p.batch > p.ctx) p.batch = p.ctx;
-    *cache = m->be->cache;
+    /* A model stored in f32 is there for precision: so are its keys and values. */
+    *cache = m->layer[0].k.w.type == STI_F32 ? STI_F32 : m->be->cache;
     if (p.cache) {
         const sti_dtype_info *t = sti_dtype_by_name(p.cache);
         if (!t || (t->type != STI_F16 && t->type != STI_F32))

@@ -13,13 +13,6 @@
 enum { SHORT = 48 }; /* symbols; beyond it the heap wins */
 static const uint32_t NO_RANK = UINT32_MAX;
 
-struct sti_bpe_item {
-    uint32_t rank;
-    int32_t at; /* index of the left symbol */
-    int32_t left, right, id;
-};
-typedef struct sti_bpe_item item;
-
 /* ---- Table ---- */
 
 static inline size_t pair_hash(int32_t left, int32_t right)
@@ -109,25 +102,22 @@ static void run_short(const sti_bpe *b, int32_t *sym, size_t *count)
 
 /* ---- Long inputs ---- */
 
-static bool before(const item *a, const item *b)
-{
-    return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
-}
+/* The heap holds pairs as rank << 32 | index of the left symbol: smaller goes first. */
 
-static void heap_push(item *h, size_t *n, item x)
+static void heap_push(uint64_t *h, size_t *n, uint64_t x)
 {
     size_t i = (*n)++;
-    for (; i && before(&x, &h[(i - 1) / 2]); i = (i - 1) / 2) h[i] = h[(i - 1) / 2];
+    for (; i && x < h[(i - 1) / 2]; i = (i - 1) / 2) h[i] = h[(i - 1) / 2];
     h[i] = x;
 }
 
-static item heap_pop(item *h, size_t *n)
+static uint64_t heap_pop(uint64_t *h, size_t *n)
 {
-    item top = h[0], x = h[--*n];
+    uint64_t top = h[0], x = h[--*n];
     size_t i = 0;
     for (size_t kid; (kid = 2 * i + 1) < *n; i = kid) {
-        if (kid + 1 < *n && before(&h[kid + 1], &h[kid])) kid++;
-        if (!before(&h[kid], &x)) break;
+        if (kid + 1 < *n && h[kid + 1] < h[kid]) kid++;
+        if (x <= h[kid]) break;
         h[i] = h[kid];
     }
     h[i] = x;
@@ -135,11 +125,11 @@ static item heap_pop(item *h, size_t *n)
 }
 
 static void offer(const sti_bpe *b, const int32_t *sym, int32_t left, int32_t right,
-                  item *heap, size_t *n)
+                  uint64_t *heap, size_t *n)
 {
     if (left < 0 || right < 0) return;
     const sti_pair *s = find(b, sym[left], sym[right]);
-    if (s) heap_push(heap, n, (item){s->rank, left, s->left, s->right, s->id});
+    if (s) heap_push(heap, n, (uint64_t)s->rank << 32 | (uint32_t)left);
 }
 
 static still_status run_long(const sti_bpe *b, int32_t *sym, size_t *count,
@@ -159,7 +149,7 @@ static still_status run_long(const sti_bpe *b, int32_t *sym, size_t *count,
         w->link_room = n;
     }
     if (w->heap_room < 3 * n) { /* n - 1 pairs, and two more for each of n - 1 merges */
-        item *heap = sti_grow(w->heap, 3 * n, sizeof *heap);
+        uint64_t *heap = sti_grow(w->heap, 3 * n, sizeof *heap);
         if (!heap) return sti_fail_memory(err, "merging", 3 * n * sizeof *heap);
         w->heap = heap;
         w->heap_room = 3 * n;
@@ -171,17 +161,19 @@ static still_status run_long(const sti_bpe *b, int32_t *sym, size_t *count,
         if (i) offer(b, sym, (int32_t)i - 1, (int32_t)i, w->heap, &heaped);
     }
     while (heaped) {
-        item m = heap_pop(w->heap, &heaped);
-        /* A pair that changed since it was offered: some symbol differs. A symbol that
-         * was merged away holds -1. */
-        int32_t right = next[m.at];
-        if (sym[m.at] != m.left || right < 0 || sym[right] != m.right) continue;
-        sym[m.at] = m.id;
+        uint64_t top = heap_pop(w->heap, &heaped);
+        int32_t at = (int32_t)(uint32_t)top, right = next[at];
+        /* The pair may have changed since it was offered. A symbol merged away holds
+         * -1 and is in no pair; a new pair of the same rank may as well go now, since
+         * its own entry is equal to this one. */
+        const sti_pair *s = right < 0 ? NULL : find(b, sym[at], sym[right]);
+        if (!s || s->rank != (uint32_t)(top >> 32)) continue;
+        sym[at] = s->id;
         sym[right] = -1;
-        next[m.at] = next[right];
-        if (next[right] >= 0) prev[next[right]] = m.at;
-        offer(b, sym, prev[m.at], m.at, w->heap, &heaped);
-        offer(b, sym, m.at, next[m.at], w->heap, &heaped);
+        next[at] = next[right];
+        if (next[right] >= 0) prev[next[right]] = at;
+        offer(b, sym, prev[at], at, w->heap, &heaped);
+        offer(b, sym, at, next[at], w->heap, &heaped);
     }
     size_t k = 0;
     for (int32_t i = 0; i >= 0; i = next[i]) sym[k++] = sym[i];

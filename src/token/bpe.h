@@ -30,7 +30,7 @@ typedef struct sti_bpe_work {
     size_t sym_room;
     int32_t *prev, *next;
     size_t link_room;
-    struct sti_bpe_item *heap;
+    uint64_t *heap;
     size_t heap_room;
 } sti_bpe_work;
 

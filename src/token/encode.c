@@ -41,7 +41,8 @@ static still_status encode_piece(void *user, const char *p, size_t n, still_erro
     encoder *e = user;
     const still_tokenizer *tk = e->tk;
     int32_t id = sti_vocab_find(&tk->v, p, n);
-    if (id >= 0 && (tk->ignore_merges || tk->bpe.whole[id])) {
+    if (id >= 0 && tk->v.kind[id] != STI_KIND_UNUSED &&
+        (tk->bpe.whole[id] || tk->ignore_merges)) {
         emit(e, id);
         return STILL_OK;
     }
@@ -154,9 +155,10 @@ static still_status encode_word(encoder *e, const char *p, size_t n, still_error
 
 static still_status encode_words(encoder *e, const char *p, size_t n, still_error *err)
 {
-    if (!e->tk->words_apart) return n ? encode_word(e, p, n, err) : STILL_OK;
+    bool each = e->tk->each_space;
+    if (!e->tk->words_apart && !each) return n ? encode_word(e, p, n, err) : STILL_OK;
     for (size_t i = 0, from = 0; i < n; from = i) {
-        while (i < n && p[i] == ' ') i++;
+        while (i < n && p[i] == ' ' && !(each && i > from)) i++;
         const char *space = i < n ? memchr(p + i, ' ', n - i) : NULL;
         i = space ? (size_t)(space - p) : n;
         STI_TRY(encode_word(e, p + from, i - from, err));
@@ -171,7 +173,9 @@ static still_status normalize(encoder *e, const char *p, size_t n, bool first,
 {
     sti_buf *b = &e->text;
     sti_buf_clear(b);
-    if (e->tk->prefix == STI_PREFIX_ALL || (e->tk->prefix == STI_PREFIX_FIRST && first))
+    bool has_space = n && (p[0] == ' ' || (n >= 3 && !memcmp(p, "\xE2\x96\x81", 3)));
+    if ((e->tk->prefix == STI_PREFIX_ALL || (e->tk->prefix == STI_PREFIX_FIRST && first)) &&
+        !(e->tk->prefix_once && has_space))
         sti_buf_put(b, " ", 1);
     while (n) {
         size_t good = sti_utf8_span(p, n);
@@ -245,7 +249,7 @@ still_status still_tokenizer_encode(const still_tokenizer *tk, const char *text,
 {
     if (!tk || (!text && n) || (!ids && cap) || !n_ids)
         return sti_fail(err, STILL_E_ARG, "tokenizer encode: an argument is NULL");
-    if (!n) text = "";
+    if (!text) text = "";
     encoder e = {.tk = tk, .ids = ids, .cap = cap};
     if ((flags & STILL_ENCODE_BOS) && tk->add_bos) emit(&e, tk->bos);
     still_status st =

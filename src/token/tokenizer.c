@@ -37,61 +37,6 @@ size_t sti_tokenizer_bytes(const still_tokenizer *tk)
            (tk->chat_template ? strlen(tk->chat_template) + 1 : 0);
 }
 
-/* ---- Adding tokens as files spell them ---- */
-
-still_status sti_tokenizer_add_spm(still_tokenizer *tk, const char *p, size_t n,
-                                   sti_kind kind, still_error *err)
-{
-    sti_vocab *v = &tk->v;
-    if (kind == STI_KIND_BYTE) {
-        int b = sti_byte_of_name(p, n);
-        if (b < 0)
-            return sti_fail(err, STILL_E_FORMAT,
-                            "token %d is a byte but is spelled '%.*s', not <0x..>", v->n,
-                            (int)(n < 40 ? n : 40), p);
-        char c = (char)b;
-        if (v->byte_id[b] < 0) v->byte_id[b] = v->n;
-        return sti_vocab_add(v, &c, 1, kind, err);
-    }
-    if (kind == STI_KIND_CONTROL || kind == STI_KIND_UNKNOWN || n > STI_MAX_PIECE)
-        return sti_vocab_add(v, p, n, kind, err);
-    char *plain = sti_alloc(n, 1);
-    if (!plain) return sti_fail_memory(err, "token", n);
-    size_t k = 0;
-    for (size_t i = 0; i < n;) {
-        if (n - i >= 3 && !memcmp(p + i, "\xE2\x96\x81", 3)) { /* U+2581 */
-            plain[k++] = ' ';
-            i += 3;
-        } else {
-            plain[k++] = p[i++];
-        }
-    }
-    still_status st = sti_vocab_add(v, plain, k, kind, err);
-    free(plain);
-    return st;
-}
-
-still_status sti_tokenizer_add_gpt2(still_tokenizer *tk, const char *p, size_t n,
-                                    sti_kind kind, still_error *err)
-{
-    sti_vocab *v = &tk->v;
-    if (kind != STI_KIND_NORMAL || n > STI_MAX_PIECE)
-        return sti_vocab_add(v, p, n, kind, err);
-    char *bytes = sti_alloc(n, 1);
-    if (!bytes) return sti_fail_memory(err, "token", n);
-    size_t k = 0;
-    still_status st;
-    if (sti_bytes_of_gpt2(p, n, bytes, &k)) {
-        if (k == 1 && v->byte_id[(unsigned char)bytes[0]] < 0)
-            v->byte_id[(unsigned char)bytes[0]] = v->n;
-        st = sti_vocab_add(v, bytes, k, kind, err);
-    } else { /* no text becomes it, but decoding knows it */
-        st = sti_vocab_add(v, p, n, STI_KIND_CONTROL, err);
-    }
-    free(bytes);
-    return st;
-}
-
 /* ---- Completing ---- */
 
 /* Gives characters that stand in tokens without being tokens an id past the
@@ -230,6 +175,7 @@ still_status sti_tokenizer_finish(still_tokenizer *tk, still_error *err)
         int32_t id = sti_tokenizer_special_id(tk, ends[i], strlen(ends[i]));
         STI_TRY(sti_tokenizer_add_end(tk, id, err));
     }
+    if (tk->eos < 0 && tk->n_end) tk->eos = tk->end[0];
     if (tk->bos < 0) tk->add_bos = false;
     return STILL_OK;
 }

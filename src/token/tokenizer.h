@@ -29,6 +29,8 @@ struct still_tokenizer {
     bool space_in_front; /* a space is put before a text that has none */
 
     sti_prefix prefix; /* SentencePiece */
+    bool prefix_once;  /* ... and only where no space stands there already */
+    bool each_space;   /* every space starts a word of its own */
     bool user_inside;  /* USER tokens are matched after the leading space was put */
     sti_trie user;     /* those tokens then; otherwise they are in `special` */
     bool words_apart;  /* no token has a space after a non-space: words are separate */
@@ -59,6 +61,9 @@ still_status sti_tokenizer_add_spm(still_tokenizer *tk, const char *p, size_t n,
 /* Adds a byte-level token spelled in GPT-2's alphabet. */
 still_status sti_tokenizer_add_gpt2(still_tokenizer *tk, const char *p, size_t n,
                                     sti_kind kind, still_error *err);
+/* Adds a merge of two such tokens to the table, which has room for it. */
+still_status sti_tokenizer_add_merge(still_tokenizer *tk, sti_str left, sti_str right,
+                                     uint32_t rank, still_error *err);
 
 /* One per kind of file. On success the tokenizer lacks only sti_tokenizer_finish. */
 still_status sti_tokenizer_load_gguf(still_tokenizer *tk, const sti_store *s,

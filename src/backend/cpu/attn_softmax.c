@@ -38,7 +38,7 @@ typedef struct job {
     int group; /* query heads of a kv head */
     int ldo;   /* D, padded */
     float scale;
-    int64_t first, end;  /* units of this round (decode) */
+    int64_t first, end; /* units of this round (decode) */
     int workers;
 } job;
 
@@ -113,8 +113,8 @@ static size_t cache_row(const job *j, const sti_attn_segment *s, int g, int toke
     return ((size_t)g * (size_t)s->room + (size_t)(token % s->room)) * (size_t)j->a->D;
 }
 
-static sti_attn_rows cache_head(const job *j, const sti_attn_segment *s, const void *base,
-                                int g)
+static sti_attn_rows cache_head(const job *j, const sti_attn_segment *s,
+                                const void *base, int g)
 {
     size_t at = cache_row(j, s, g, 0);
     const void *p = j->a->cache == STI_F16 ? (const void *)((const uint16_t *)base + at)
@@ -143,8 +143,8 @@ static void store_work(void *v, int w, int workers)
         for (int t = (int)lo; t < hi; t++)
             for (int g = 0; g < a->G; g++) {
                 size_t to = cache_row(j, s, g, s->past + t);
-                size_t from = ((size_t)(s->row0 + t) * (size_t)a->G + (size_t)g) *
-                              (size_t)a->D;
+                size_t from =
+                    ((size_t)(s->row0 + t) * (size_t)a->G + (size_t)g) * (size_t)a->D;
                 store_row(j, s->K, to, a->k + from);
                 store_row(j, s->V, to, a->v + from);
             }
@@ -160,8 +160,8 @@ static int first_key(const sti_attn_args *a, int t)
 }
 
 /* Queries of tokens [i, i + n) of a segment, heads of group g, to the tile. */
-static void take_queries(const job *j, const sti_attn_tile *t, const sti_attn_segment *s,
-                         int g, int i, int n)
+static void take_queries(const job *j, const sti_attn_tile *t,
+                         const sti_attn_segment *s, int g, int i, int n)
 {
     const sti_attn_args *a = j->a;
     for (int r = 0; r < n * j->group; r++) {
@@ -170,14 +170,6 @@ static void take_queries(const job *j, const sti_attn_tile *t, const sti_attn_se
         const float *q = a->q + (row * (size_t)a->H + head) * (size_t)a->D;
         j->f->scale(t->q + (size_t)r * STI_ATTN_LDQ, q, j->scale, a->D);
     }
-}
-
-static void load_block(const job *j, const sti_attn_tile *t, const sti_attn_segment *s,
-                       int g, int start, int lo, int hi)
-{
-    sti_attn_rows K = cache_head(j, s, s->K, g), V = cache_head(j, s, s->V, g);
-    j->f->load_keys(&K, start, lo, hi, t->k);
-    j->f->load_values(&V, start, lo, hi, t->v);
 }
 
 /* ---- Decode: segments of one token ------------------------------------------ */
@@ -210,7 +202,8 @@ static unit unit_at(const sti_attn_args *a, int64_t index)
         if (index < n) break;
         index -= n;
     }
-    int blocks = blocks_of(a, s), b = (int)(index % blocks), first = first_key(a, s->past);
+    int blocks = blocks_of(a, s), b = (int)(index % blocks),
+        first = first_key(a, s->past);
     int start = (first / BLOCK + b) * BLOCK, end = s->past + 1;
     return (unit){.s = s,
                   .g = (int)(index / blocks),
@@ -231,10 +224,12 @@ static void decode_work(void *v, int w, int workers)
         unit u = unit_at(j->a, i);
         slot to = slot_at(j, i);
         take_queries(j, t, u.s, u.g, 0, 1);
-        load_block(j, t, u.s, u.g, u.start, u.lo, u.hi);
+        sti_attn_rows K = cache_head(j, u.s, u.s->K, u.g);
+        sti_attn_rows V = cache_head(j, u.s, u.s->V, u.g);
+        j->f->load_keys(&K, u.start, u.lo, u.hi, t->k);
         j->f->score(t, j->a->D, 0, j->group, u.lo, u.hi);
         j->f->soften(t, 0, j->group, u.lo, u.hi);
-        j->f->weigh(t, j->a->D, 0, j->group, u.lo, u.hi, to.o, j->ldo, NULL, NULL);
+        j->f->weigh_cache(t, &V, u.start, j->group, u.lo, u.hi, to.o, j->ldo);
         memcpy(to.m, t->m, (size_t)j->group * sizeof(float));
         memcpy(to.l, t->l, (size_t)j->group * sizeof(float));
     }
@@ -287,7 +282,8 @@ static void run_tile(const job *j, const sti_attn_tile *t, const sti_attn_segmen
                      int g, int i, int n)
 {
     const sti_attn_args *a = j->a;
-    int rows = n * j->group, pos = s->past + i, end = pos + n, first = first_key(a, pos);
+    int rows = n * j->group, pos = s->past + i, end = pos + n,
+        first = first_key(a, pos);
     take_queries(j, t, s, g, i, n);
     for (int r = 0; r < rows; r++) {
         t->M[r] = -INFINITY;
@@ -295,9 +291,12 @@ static void run_tile(const job *j, const sti_attn_tile *t, const sti_attn_segmen
     }
     memset(t->o, 0, (size_t)rows * (size_t)j->ldo * sizeof(float));
 
+    sti_attn_rows K = cache_head(j, s, s->K, g), V = cache_head(j, s, s->V, g);
     for (int start = first / BLOCK * BLOCK; start < end; start += BLOCK) {
-        load_block(j, t, s, g, start, first > start ? first - start : 0,
-                   end - start < BLOCK ? end - start : BLOCK);
+        int lo = first > start ? first - start : 0;
+        int hi = end - start < BLOCK ? end - start : BLOCK;
+        j->f->load_keys(&K, start, lo, hi, t->k);
+        j->f->load_values(&V, start, lo, hi, t->v);
         /* Tokens [f0, f1) see the whole block. */
         int f0 = start + BLOCK - 1 > pos ? start + BLOCK - 1 : pos, f1 = end;
         if (a->window > 0 && a->window < end - start) f1 = start + a->window;
@@ -342,7 +341,8 @@ static void prefill_work(void *v, int w, int workers)
                 int turn = (int)(index % (2 * workers));
                 if (turn >= workers) turn = 2 * workers - 1 - turn;
                 if (turn != w) continue;
-                run_tile(j, &j->mem.tile[w], s, g, i, s->n - i < step ? s->n - i : step);
+                run_tile(j, &j->mem.tile[w], s, g, i,
+                         s->n - i < step ? s->n - i : step);
             }
     }
 }
@@ -362,13 +362,15 @@ static still_status check(const sti_dev *dev, const sti_attn_args *a, still_erro
                         a->D, a->H / a->G, STI_ATTN_MAX_D, STI_ATTN_ROWS);
     if (a->cache != STI_F16 && a->cache != STI_F32)
         return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "cpu attention: cache of type %d, expected f16 or f32", a->cache);
+                        "cpu attention: cache of type %d, expected f16 or f32",
+                        a->cache);
     if (a->H > dev->heads || a->H / a->G > dev->heads / dev->kv_heads ||
         a->D > dev->head_dim)
-        return sti_fail(err, STILL_E_ARG,
-                        "cpu attention: %d/%d heads of size %d, the device was made for "
-                        "%d/%d of size %d",
-                        a->H, a->G, a->D, dev->heads, dev->kv_heads, dev->head_dim);
+        return sti_fail(
+            err, STILL_E_ARG,
+            "cpu attention: %d/%d heads of size %d, the device was made for "
+            "%d/%d of size %d",
+            a->H, a->G, a->D, dev->heads, dev->kv_heads, dev->head_dim);
     for (int i = 0; i < a->n_seg; i++) {
         const sti_attn_segment *s = &a->seg[i];
         int64_t all = (int64_t)s->past + s->n;
@@ -383,7 +385,8 @@ static still_status check(const sti_dev *dev, const sti_attn_args *a, still_erro
     return STILL_OK;
 }
 
-still_status sti_cpu_softmax_attn(sti_dev *dev, const sti_attn_args *a, still_error *err)
+still_status sti_cpu_softmax_attn(sti_dev *dev, const sti_attn_args *a,
+                                  still_error *err)
 {
     STI_TRY(check(dev, a, err));
     int rows = 0;

@@ -33,14 +33,14 @@ enum {
 };
 
 typedef struct sti_attn_tile {
-    float *q;           /* [ROWS, LDQ], times 1 / sqrt(D) */
-    float *s;           /* [ROWS, LDS], scores, then weights */
-    float *k;           /* [BLOCK / W, D, W]: panels of W keys, W = 2 vectors */
-    float *v;           /* [D / W, BLOCK, W]: panels of W dimensions */
-    float *o;           /* [ROWS, D padded]: O, not yet divided by L */
-    float *M, *L;       /* [ROWS] state */
-    float *m, *l;       /* [ROWS] of the block */
-    float *keep, *add;  /* [ROWS] */
+    float *q;          /* [ROWS, LDQ], times 1 / sqrt(D) */
+    float *s;          /* [ROWS, LDS], scores, then weights */
+    float *k;          /* [BLOCK / W, D, W]: panels of W keys, W = 2 vectors */
+    float *v;          /* [D / W, BLOCK, W]: panels of W dimensions */
+    float *o;          /* [ROWS, D padded]: O, not yet divided by L */
+    float *M, *L;      /* [ROWS] state */
+    float *m, *l;      /* [ROWS] of the block */
+    float *keep, *add; /* [ROWS] */
 } sti_attn_tile;
 
 /* Where a kv head's rows lie: token j at row j % room. */
@@ -65,8 +65,11 @@ typedef struct sti_attn_kernels {
     void (*score)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi);
     void (*soften)(const sti_attn_tile *t, int row, int n, int lo, int hi);
     /* o [n, ldo]: y if keep is NULL, else keep o + add y. */
-    void (*weigh)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi, float *o,
-                  int ldo, const float *keep, const float *add);
+    void (*weigh)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
+                  float *o, int ldo, const float *keep, const float *add);
+    /* Rows [0, n): y, with values read from the cache (load_values not needed). */
+    void (*weigh_cache)(const sti_attn_tile *t, const sti_attn_rows *src, int start,
+                        int n, int lo, int hi, float *o, int ldo);
     /* State of n rows takes a block in; keep and add come out. */
     void (*fold)(float *M, float *L, const float *m, const float *l, float *keep,
                  float *add, int n);

@@ -67,13 +67,27 @@ static void to_f16(uint16_t *y, const float *x, int n)
 
 /* ---- Cache to tile ---------------------------------------------------------- */
 
-/* Row of token `start + j`, j any key of [lo, hi) or the nearest of them. */
-STI_INLINE const void *row_at(const sti_attn_rows *src, int start, int j, int lo, int hi)
+/* Keys [lo, hi) are at most `room` tokens, so their rows wrap around once at most, and
+ * one division finds the row of each. */
+STI_INLINE const void *row_at(const sti_attn_rows *src, int row)
 {
-    j = j < lo ? lo : j >= hi ? hi - 1 : j;
-    size_t at = (size_t)((start + j) % src->room) * (size_t)src->D;
+    if (row >= src->room) row -= src->room;
+    size_t at = (size_t)row * (size_t)src->D;
     return src->type == STI_F32 ? (const void *)((const float *)src->data + at)
                                 : (const void *)((const uint16_t *)src->data + at);
+}
+
+/* A worker goes on with the block behind the one it reads, and would wait for memory at
+ * its start; so readers ask for every row one block ahead. An address past the cache is
+ * harmless. */
+STI_INLINE void ask_for(const void *p, int bytes)
+{
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 2);
+}
+STI_INLINE void ask_for_next(const sti_attn_rows *src, const void *row)
+{
+    int bytes = src->D * (src->type == STI_F32 ? 4 : 2);
+    ask_for((const char *)row + BLOCK * bytes, bytes);
 }
 
 STI_INLINE float element(const sti_attn_rows *src, const void *row, int d)
@@ -126,7 +140,8 @@ STI_INLINE int move_keys(const void *const *row, int D, float *k)
             vf_store(k + i * W, _mm512_cvtph_ps(r[i]));
 #else
             vf_store(k + i * W, _mm256_cvtph_ps(_mm256_castsi256_si128(r[i])));
-            vf_store(k + i * W + VL, _mm256_cvtph_ps(_mm256_extracti128_si256(r[i], 1)));
+            vf_store(k + i * W + VL,
+                     _mm256_cvtph_ps(_mm256_extracti128_si256(r[i], 1)));
 #endif
         }
     }
@@ -148,36 +163,50 @@ STI_INLINE int move_keys(const void *const *row, int D, float *k)
 
 static void load_keys(const sti_attn_rows *src, int start, int lo, int hi, float *k)
 {
-    int D = src->D;
+    int D = src->D, base = (start + lo) % src->room;
     for (int j = lo / KEYS * KEYS; j < hi; j += KEYS) {
         const void *row[KEYS];
         float *to = k + (size_t)(j / W) * (size_t)(D * W) + j % W;
-        for (int i = 0; i < KEYS; i++) row[i] = row_at(src, start, j + i, lo, hi);
+        for (int i = 0; i < KEYS;
+             i++) { /* a lane without a key takes its neighbour's */
+            int key = j + i < lo ? lo : j + i < hi ? j + i : hi - 1;
+            row[i] = row_at(src, base + key - lo);
+            ask_for_next(src, row[i]);
+        }
         int d = src->type == STI_F16 ? move_keys(row, D, to) : 0;
         for (; d < D; d++)
             for (int i = 0; i < KEYS; i++) to[d * W + i] = element(src, row[i], d);
     }
 }
 
+/* One vector of a row, zero behind the row's end. */
+STI_INLINE vf value_at(const sti_attn_rows *src, const void *row, int d)
+{
+    if (d + VL <= src->D)
+        return src->type == STI_F16 ? vf_load_f16((const uint16_t *)row + d)
+                                    : vf_load((const float *)row + d);
+    float x[VL];
+    for (int i = 0; i < VL; i++) x[i] = d + i < src->D ? element(src, row, d + i) : 0;
+    return vf_load(x);
+}
+
 static void load_values(const sti_attn_rows *src, int start, int lo, int hi, float *v)
 {
-    int D = src->D;
+    int base = (start + lo) % src->room;
+    int whole = src->type == STI_F16 ? src->D / W * W : 0;
     for (int j = lo; j < hi; j++) {
-        const void *row = row_at(src, start, j, lo, hi);
+        const uint16_t *row = row_at(src, base + j - lo);
+        ask_for_next(src, row);
         float *to = v + j * W;
-        for (int d = 0; d < D; d += VL) {
-            float *at = to + d / W * (BLOCK * W) + d % W;
-            if (d + VL > D) {
-                for (int i = 0; i < VL; i++)
-                    at[i] = d + i < D ? element(src, row, d + i) : 0;
-            } else if (src->type == STI_F16) {
-                vf_store(at, vf_load_f16((const uint16_t *)row + d));
-            } else {
-                vf_store(at, vf_load((const float *)row + d));
-            }
+        int d = 0;
+        for (; d < whole; d += W, to += BLOCK * W) {
+            vf_store(to, vf_load_f16(row + d));
+            vf_store(to + VL, vf_load_f16(row + d + VL));
         }
-        if (D % W > 0 && D % W <= VL) /* the panel's other vector */
-            vf_store(to + D / W * (BLOCK * W) + VL, vf_set(0));
+        for (; d < src->D; d += W, to += BLOCK * W) {
+            vf_store(to, value_at(src, row, d));
+            vf_store(to + VL, value_at(src, row, d + VL));
+        }
     }
 }
 
@@ -189,9 +218,8 @@ STI_INLINE void score_tile(const int R, const int P, const float *q, const float
 {
     vf acc[R_MAX][4];
     STI_UNROLL
-    for (int r = 0; r < R; r++)
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
+    for (int r = 0; r < R; r++) STI_UNROLL
+    for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
     const float *k1 = k + (size_t)D * W;
     for (int d = 0; d < D; d++) {
         vf x[4];
@@ -206,26 +234,41 @@ STI_INLINE void score_tile(const int R, const int P, const float *q, const float
         }
     }
     STI_UNROLL
-    for (int r = 0; r < R; r++)
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) vf_store(s + r * LDS + i * VL, acc[r][i]);
+    for (int r = 0; r < R; r++) STI_UNROLL
+    for (int i = 0; i < 2 * P; i++) vf_store(s + r * LDS + i * VL, acc[r][i]);
 }
 
+/* Values of keys 0, 1, ... of a tile: float panels, or the cache's own f16 rows, from
+ * `row` on and around the ring. */
+typedef struct value_source {
+    const float *panel;
+    const uint16_t *cache;
+    int row, room, D;
+} value_source;
+
 /* o[R, P W] = p[R, n] v[n, P W], or joined to what o holds. */
-STI_INLINE void weigh_tile(const int R, const int P, const float *p, const float *v,
-                           int n, float *o, int ldo, const float *keep, const float *add)
+STI_INLINE void weigh_tile(const int R, const int P, const bool direct, const float *p,
+                           value_source v, int n, float *o, int ldo, const float *keep,
+                           const float *add)
 {
     vf acc[R_MAX][4];
     STI_UNROLL
-    for (int r = 0; r < R; r++)
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
-    const float *v1 = v + BLOCK * W;
+    for (int r = 0; r < R; r++) STI_UNROLL
+    for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
     for (int j = 0; j < n; j++) {
         vf x[4];
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++)
-            x[i] = vf_load((i < 2 ? v : v1) + j * W + i % 2 * VL);
+        if (direct) {
+            int row = v.row + j < v.room ? v.row + j : v.row + j - v.room;
+            const uint16_t *h = v.cache + (size_t)row * (size_t)v.D;
+            ask_for(h + BLOCK * v.D, P * W * 2);
+            STI_UNROLL
+            for (int i = 0; i < 2 * P; i++) x[i] = vf_load_f16(h + i * VL);
+        } else {
+            const float *f = v.panel + j * W;
+            STI_UNROLL
+            for (int i = 0; i < 2 * P; i++)
+                x[i] = vf_load(f + i / 2 * (BLOCK * W) + i % 2 * VL);
+        }
         STI_UNROLL
         for (int r = 0; r < R; r++) {
             vf a = vf_set(p[r * LDS + j]);
@@ -234,46 +277,52 @@ STI_INLINE void weigh_tile(const int R, const int P, const float *p, const float
         }
     }
     STI_UNROLL
-    for (int r = 0; r < R; r++)
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) {
-            float *y = o + (size_t)r * (size_t)ldo + i * VL;
-            vf_store(y, keep ? joined(vf_load(y), acc[r][i], keep[r], add[r]) : acc[r][i]);
-        }
+    for (int r = 0; r < R; r++) STI_UNROLL
+    for (int i = 0; i < 2 * P; i++) {
+        float *y = o + (size_t)r * (size_t)ldo + i * VL;
+        vf_store(y, keep ? joined(vf_load(y), acc[r][i], keep[r], add[r]) : acc[r][i]);
+    }
 }
 
 /* F with R and P as constants: up to R_MAX rows of one panel, or R_MAX / 2 of two. */
-#define CASE(F, R, P, ...)                                                               \
-    case R: F(R, P, __VA_ARGS__); break;
-#define CASES_1_TO_3(F, P, ...)                                                          \
+#define CASE(F, R, P, ...)                                                             \
+    case R:                                                                            \
+        F(R, P, __VA_ARGS__);                                                          \
+        break;
+#define CASES_1_TO_3(F, P, ...)                                                        \
     CASE(F, 1, P, __VA_ARGS__) CASE(F, 2, P, __VA_ARGS__) CASE(F, 3, P, __VA_ARGS__)
-#define CASES_4_TO_6(F, P, ...)                                                          \
+#define CASES_4_TO_6(F, P, ...)                                                        \
     CASE(F, 4, P, __VA_ARGS__) CASE(F, 5, P, __VA_ARGS__) CASE(F, 6, P, __VA_ARGS__)
-#define CASES_7_TO_12(F, P, ...)                                                         \
-    CASE(F, 7, P, __VA_ARGS__) CASE(F, 8, P, __VA_ARGS__) CASE(F, 9, P, __VA_ARGS__)     \
-    CASE(F, 10, P, __VA_ARGS__) CASE(F, 11, P, __VA_ARGS__) CASE(F, 12, P, __VA_ARGS__)
+#define CASES_7_TO_12(F, P, ...)                                                       \
+    CASE(F, 7, P, __VA_ARGS__)                                                         \
+    CASE(F, 8, P, __VA_ARGS__) CASE(F, 9, P, __VA_ARGS__) CASE(F, 10, P, __VA_ARGS__)  \
+        CASE(F, 11, P, __VA_ARGS__) CASE(F, 12, P, __VA_ARGS__)
 #if defined(__AVX512F__)
-#define ONE_PANEL(F, R, ...)                                                             \
-    switch (R) {                                                                         \
-        CASES_1_TO_3(F, 1, __VA_ARGS__)                                                  \
-        CASES_4_TO_6(F, 1, __VA_ARGS__)                                                  \
-        CASES_7_TO_12(F, 1, __VA_ARGS__)                                                 \
+#define ONE_PANEL(F, R, ...)                                                           \
+    switch (R) {                                                                       \
+        CASES_1_TO_3(F, 1, __VA_ARGS__)                                                \
+        CASES_4_TO_6(F, 1, __VA_ARGS__)                                                \
+        CASES_7_TO_12(F, 1, __VA_ARGS__)                                               \
     }
-#define TWO_PANELS(F, R, ...)                                                            \
-    switch (R) {                                                                         \
-        CASES_1_TO_3(F, 2, __VA_ARGS__)                                                  \
-        CASES_4_TO_6(F, 2, __VA_ARGS__)                                                  \
+#define TWO_PANELS(F, R, ...)                                                          \
+    switch (R) {                                                                       \
+        CASES_1_TO_3(F, 2, __VA_ARGS__)                                                \
+        CASES_4_TO_6(F, 2, __VA_ARGS__)                                                \
     }
+#define DIRECT TWO_PANELS
+enum { DIRECT_W = 2 * W };
 #else
-#define ONE_PANEL(F, R, ...)                                                             \
-    switch (R) {                                                                         \
-        CASES_1_TO_3(F, 1, __VA_ARGS__)                                                  \
-        CASES_4_TO_6(F, 1, __VA_ARGS__)                                                  \
+#define ONE_PANEL(F, R, ...)                                                           \
+    switch (R) {                                                                       \
+        CASES_1_TO_3(F, 1, __VA_ARGS__)                                                \
+        CASES_4_TO_6(F, 1, __VA_ARGS__)                                                \
     }
-#define TWO_PANELS(F, R, ...)                                                            \
-    switch (R) {                                                                         \
-        CASES_1_TO_3(F, 2, __VA_ARGS__)                                                  \
+#define TWO_PANELS(F, R, ...)                                                          \
+    switch (R) {                                                                       \
+        CASES_1_TO_3(F, 2, __VA_ARGS__)                                                \
     }
+#define DIRECT ONE_PANEL /* converted operands take registers too */
+enum { DIRECT_W = W };
 #endif
 
 /* Rows of the next register tile when n are left: as equal as they can be, since a
@@ -303,22 +352,40 @@ static void score(const sti_attn_tile *t, int D, int row, int n, int lo, int hi)
     }
 }
 
-static void weigh(const sti_attn_tile *t, int D, int row, int n, int lo, int hi, float *o,
-                  int ldo, const float *keep, const float *add)
+static void weigh(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
+                  float *o, int ldo, const float *keep, const float *add)
 {
-    const float *s = t->s + (size_t)row * LDS + lo, *v = t->v + lo * W;
+    const float *s = t->s + (size_t)row * LDS + lo;
+    value_source v = {.panel = t->v + lo * W};
     int p = 0, end = (D + W - 1) / W;
     if (n <= R_MAX / 2)
-        for (; p + 2 <= end; p += 2)
-            TWO_PANELS(weigh_tile, n, s, v + p * BLOCK * W, hi - lo, o + p * W, ldo, keep,
-                   add)
-    for (; p < end; p++)
+        for (; p + 2 <= end; p += 2, v.panel += 2 * BLOCK * W)
+            TWO_PANELS(weigh_tile, n, false, s, v, hi - lo, o + p * W, ldo, keep, add)
+    for (; p < end; p++, v.panel += BLOCK * W)
         for (int r = 0, R; r < n; r += R) {
             R = tile_rows(n - r);
-            ONE_PANEL(weigh_tile, R, s + r * LDS, v + p * BLOCK * W, hi - lo,
-                 o + (size_t)r * (size_t)ldo + p * W, ldo, keep ? keep + r : NULL,
-                 add + r)
+            ONE_PANEL(weigh_tile, R, false, s + r * LDS, v, hi - lo,
+                      o + (size_t)r * (size_t)ldo + p * W, ldo, keep ? keep + r : NULL,
+                      keep ? add + r : NULL)
         }
+}
+
+/* A float copy pays off from a few register tiles of rows on. Below, and where the
+ * head fills whole panels, conversion hides behind the multiply-adds. */
+static void weigh_cache(const sti_attn_tile *t, const sti_attn_rows *src, int start,
+                        int n, int lo, int hi, float *o, int ldo)
+{
+    if (src->type != STI_F16 || src->D % DIRECT_W != 0 || n > R_MAX / 2) {
+        load_values(src, start, lo, hi, t->v);
+        weigh(t, src->D, 0, n, lo, hi, o, ldo, NULL, NULL);
+        return;
+    }
+    value_source v = {.cache = src->data,
+                      .row = (start + lo) % src->room,
+                      .room = src->room,
+                      .D = src->D};
+    for (int d = 0; d < src->D; d += DIRECT_W, v.cache += DIRECT_W)
+        DIRECT(weigh_tile, n, true, t->s + lo, v, hi - lo, o + d, ldo, NULL, NULL)
 }
 
 /* ---- Softmax ---------------------------------------------------------------- */
@@ -361,8 +428,10 @@ static void fold(float *M, float *L, const float *m, const float *l, float *keep
     }
 }
 
-#define STI_ATTN_TABLE                                                                   \
-    {scale, divide, join,   to_f16, load_keys, load_values,                              \
-     score, soften, weigh,  fold}
+#define STI_ATTN_TABLE                                                                 \
+    {                                                                                  \
+        scale, divide, join, to_f16, load_keys, load_values, score, soften, weigh,     \
+            weigh_cache, fold                                                          \
+    }
 
 #endif

@@ -60,6 +60,7 @@ static void dev_free(sti_dev *dev)
     if (!dev) return;
     sti_pool_free(dev->pool);
     sti_block_free(&dev->scratch);
+    sti_cpu_arena_free(dev);
     free(dev);
 }
 
@@ -115,6 +116,7 @@ still_status sti_cpu_need(sti_dev *dev, int rows, still_error *err)
 
 const sti_backend sti_backend_cpu = {
     .name = "cpu",
+    .cache = STI_F16,
     .dev_new = dev_new,
     .dev_free = dev_free,
     .dev_isa = dev_isa,
@@ -130,4 +132,5 @@ const sti_backend sti_backend_cpu = {
     .rope = sti_cpu_rope,
     .swiglu = sti_cpu_swiglu,
     .softmax_attn = sti_cpu_softmax_attn,
+    .logprob = sti_cpu_logprob,
 };

@@ -34,6 +34,10 @@ struct sti_dev {
      * call. It holds what `rows` rows need; sti_cpu_need makes it larger. */
     sti_block scratch;
     int rows;
+    /* Where repacked weights lie, see weight.c. */
+    sti_block *arena; /* [n_arenas] */
+    size_t n_arenas, arena_used; /* bytes of the last one */
+    size_t n_weights;            /* that lie in the arenas */
 };
 
 /* Makes dev->scratch large enough for a call of `rows` rows. Does nothing after a
@@ -49,6 +53,7 @@ still_status sti_cpu_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w
                                 still_error *err);
 void sti_cpu_weight_free(sti_dev *dev, sti_weight *w);
 size_t sti_cpu_weight_bytes(const sti_dev *dev, const sti_tensor *t);
+void sti_cpu_arena_free(sti_dev *dev);
 
 /* Operators, one file each; contracts in ops.h. */
 still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error *err);
@@ -58,5 +63,6 @@ still_status sti_cpu_rope(sti_dev *dev, const sti_rope_args *a, still_error *err
 still_status sti_cpu_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error *err);
 still_status sti_cpu_softmax_attn(sti_dev *dev, const sti_attn_args *a,
                                   still_error *err);
+still_status sti_cpu_logprob(sti_dev *dev, const sti_logprob_args *a, still_error *err);
 
 #endif

@@ -75,19 +75,14 @@ static int min_int(int a, int b)
 }
 
 /* y[row0 .. +n of x][col0 .. +cols] from c[n][ldc]. */
-static void store(const sti_matmul_args *a, int which, int row0, int n, int64_t col0,
+static void store(const mm_job *j, int which, int row0, int n, int64_t col0,
                   const float *c, int ldc, int cols)
 {
-    const int64_t N = a->w[which]->N;
-    const float *bias = a->bias[which];
+    const int64_t N = j->a->w[which]->N;
+    const float *bias = j->a->bias[which];
     if (cols > N - col0) cols = (int)(N - col0);
-    for (int i = 0; i < n; i++, c += ldc) {
-        float *y = a->y[which] + (int64_t)(row0 + i) * N + col0;
-        for (int j = 0; j < cols; j++) {
-            float v = bias ? c[j] + bias[col0 + j] : c[j];
-            y[j] = a->accumulate ? y[j] + v : v;
-        }
-    }
+    j->mm->store(j->a->y[which] + row0 * N + col0, N, c, ldc, n, cols,
+                 bias ? bias + col0 : NULL, j->a->accumulate);
 }
 
 /* Tiles are laid one after the other; the last may have fewer rows. */
@@ -190,7 +185,7 @@ static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
                                    R, nb, area->c + (size_t)r * (size_t)cols);
                 }
             }
-            store(j->a, which, r0, rows, g * STI_GROUP, area->c, cols, cols);
+            store(j, which, r0, rows, g * STI_GROUP, area->c, cols, cols);
         }
     }
 }
@@ -206,7 +201,7 @@ static void multiply_direct(const mm_job *j, int which, int64_t lo, int64_t hi,
         j->mm->direct((sti_layout)w->layout,
                       (const uint8_t *)w->own.p + (size_t)g * group, act, j->a->M, j->nb,
                       c);
-        store(j->a, which, 0, j->a->M, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
+        store(j, which, 0, j->a->M, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
     }
 }
 
@@ -224,7 +219,7 @@ static void multiply_float(const mm_job *j, int which, int64_t lo, int64_t hi)
             j->mm->product_float(w->type, (const uint8_t *)w->data + (size_t)row * stride,
                                  stride, n, j->a->x + (int64_t)r * w->K, (size_t)w->K, R,
                                  w->K, c);
-            store(j->a, which, r, R, row, c, STI_GROUP, n);
+            store(j, which, r, R, row, c, STI_GROUP, n);
         }
     }
 }

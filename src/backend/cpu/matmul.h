@@ -90,6 +90,9 @@ typedef struct sti_cpu_mm {
     /* c[R][16]: n <= 16 float rows of w, stride bytes apart, times R rows of x. */
     void (*product_float)(sti_dtype t, const void *w, size_t stride, int n,
                           const float *x, size_t ldx, int R, int64_t K, float *c);
+    /* y[R][ldy] = [y +] c[R][ldc] [+ bias], `cols` of each row. */
+    void (*store)(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,
+                  const float *bias, bool accumulate);
 } sti_cpu_mm;
 
 extern const sti_cpu_mm sti_cpu_mm_portable;
@@ -102,10 +105,16 @@ extern const sti_cpu_mm sti_cpu_mm_avx512;
 void sti_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *act);
 void sti_unpack_k_avx2(sti_dtype t, const uint8_t *w, size_t stride, int n, int ns,
                        const sti_panel *p, int g);
+void sti_store_portable(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,
+                  const float *bias, bool accumulate);
 void sti_product_float_portable(sti_dtype t, const void *w, size_t stride, int n,
                                 const float *x, size_t ldx, int R, int64_t K, float *c);
+void sti_store_avx2(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,
+                  const float *bias, bool accumulate);
 void sti_product_float_avx2(sti_dtype t, const void *w, size_t stride, int n,
                             const float *x, size_t ldx, int R, int64_t K, float *c);
+void sti_store_avx512(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,
+                  const float *bias, bool accumulate);
 void sti_product_float_avx512(sti_dtype t, const void *w, size_t stride, int n,
                               const float *x, size_t ldx, int R, int64_t K, float *c);
 void sti_unpack_k_portable(sti_dtype t, const uint8_t *w, size_t stride, int n, int ns,

@@ -2,3 +2,4 @@
 #include "backend/cpu/matmul_float_code.h"
 
 STI_PRODUCT_FLOAT(sti_product_float_avx512)
+STI_STORE(sti_store_avx512)

@@ -97,6 +97,35 @@ STI_INLINE void product_float(const sti_dtype t, const uint8_t *w, size_t stride
     }
 }
 
+/* See sti_cpu_mm.store. */
+STI_INLINE void store_rows(float *y, int64_t ldy, const float *c, int ldc, int R,
+                           int cols, const float *bias, const bool accumulate)
+{
+    for (int i = 0; i < R; i++, y += ldy, c += ldc) {
+        int j = 0;
+        for (; j + VL <= cols; j += VL) {
+            vf v = vf_load(c + j);
+            if (bias) v = vf_add(v, vf_load(bias + j));
+            if (accumulate) v = vf_add(vf_load(y + j), v);
+            vf_store(y + j, v);
+        }
+        for (; j < cols; j++) {
+            float v = bias ? c[j] + bias[j] : c[j];
+            y[j] = accumulate ? y[j] + v : v;
+        }
+    }
+}
+
+#define STI_STORE(name)                                                                  \
+    void name(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,           \
+              const float *bias, bool accumulate)                                        \
+    {                                                                                    \
+        if (accumulate)                                                                  \
+            store_rows(y, ldy, c, ldc, R, cols, bias, true);                             \
+        else                                                                             \
+            store_rows(y, ldy, c, ldc, R, cols, bias, false);                            \
+    }
+
 #define STI_PRODUCT_FLOAT(name)                                                          \
     void name(sti_dtype t, const void *w, size_t stride, int n, const float *x,          \
               size_t ldx, int R, int64_t K, float *c)                                    \

@@ -28,6 +28,10 @@ STI_INLINE __m256 act_f(const uint8_t *a, int R, int field, int i)
     return _mm256_broadcast_ss((const float *)(a + (8 + field) * 4 * R + 4 * i));
 }
 
+/* GCC takes integer sums apart and adds them up in trees, which needs far more than 16
+ * registers. A value that an empty asm may have changed stays in one piece. */
+#define PIN(v) __asm__("" : "+x"(v))
+
 STI_INLINE bool is_signed(sti_panel_kind kind)
 {
     return kind == STI_P_S8 || kind == STI_P_S8_MIN;
@@ -139,7 +143,9 @@ STI_INLINE void product(const sti_panel_kind kind, const int R, const sti_panel 
                     STI_UNROLL for (int i = 0; i < R; i++) {
                         __m256i x = act_q(a, R, k, i);
                         s[i][0] = _mm256_add_epi32(s[i][0], step_s8(w0, x));
+                        PIN(s[i][0]);
                         s[i][1] = _mm256_add_epi32(s[i][1], step_s8(w1, x));
+                        PIN(s[i][1]);
                     }
                 }
             } else {
@@ -153,6 +159,8 @@ STI_INLINE void product(const sti_panel_kind kind, const int R, const sti_panel 
                             __m256i t1 = _mm256_maddubs_epi16(w1, x);
                             t[i][0] = k == k0 ? t0 : _mm256_add_epi16(t[i][0], t0);
                             t[i][1] = k == k0 ? t1 : _mm256_add_epi16(t[i][1], t1);
+                            PIN(t[i][0]);
+                            PIN(t[i][1]);
                         }
                     }
                     STI_UNROLL for (int i = 0; i < R; i++) {
@@ -317,4 +325,5 @@ const sti_cpu_mm sti_cpu_mm_avx2 = {
     .unpack_k = sti_unpack_k_avx2,
     .product = product_any,
     .product_float = sti_product_float_avx2,
+    .store = sti_store_avx2,
 };

@@ -244,4 +244,5 @@ const sti_cpu_mm sti_cpu_mm_avx512 = {
     .unpack_k = sti_unpack_k_avx2,
     .product = product_any,
     .product_float = sti_product_float_avx512,
+    .store = sti_store_avx512,
 };

@@ -147,4 +147,5 @@ const sti_cpu_mm sti_cpu_mm_portable = {
     .unpack_k = sti_unpack_k_portable,
     .product = product,
     .product_float = sti_product_float_portable,
+    .store = sti_store_portable,
 };

@@ -1,7 +1,9 @@
-/* ops_rows.c - rmsnorm, rope and swiglu of the cpu backend: rows shared out to the
- * pool when there is enough to do, run by the caller when there is not (a decode step:
- * waking the pool takes about as long as the work). */
+/* ops_rows.c - rmsnorm, rope, swiglu and logprob of the cpu backend: rows shared out to
+ * the pool when there is enough to do, run by the caller when there is not (a decode
+ * step: waking the pool takes about as long as the work). */
 #include "backend/cpu/ops_rows.h"
+
+#include <math.h>
 
 /* Elements below which the caller works alone; about two microseconds each. */
 enum { NORM_ALONE = 16384, SWIGLU_ALONE = 4096, ROPE_ALONE = 8192, GRAIN = 1024 };
@@ -80,5 +82,27 @@ still_status sti_cpu_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error 
 {
     (void)err;
     run(dev, swiglu_work, a, (int64_t)a->M * a->K, SWIGLU_ALONE);
+    return STILL_OK;
+}
+
+static void logprob_work(void *v, int w, int workers)
+{
+    const task *t = v;
+    const sti_logprob_args *a = t->args;
+    for (int m = w; m < a->M; m += workers) {
+        const float *l = a->logits + (int64_t)m * a->V;
+        float max;
+        double sum = t->f->sum_exp(l, a->V, &max);
+        int top = 0;
+        while (l[top] != max && top < a->V - 1) top++;
+        a->top[m] = top;
+        a->logprob[m] = (float)((double)l[a->target[m]] - max - log(sum));
+    }
+}
+
+still_status sti_cpu_logprob(sti_dev *dev, const sti_logprob_args *a, still_error *err)
+{
+    (void)err;
+    run(dev, logprob_work, a, (int64_t)a->M * a->V, SWIGLU_ALONE);
     return STILL_OK;
 }

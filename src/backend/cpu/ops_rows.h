@@ -1,5 +1,5 @@
 /* ops_rows.h - the operators that work on rows of activations, for one instruction
- * set: root mean square norm, rotary positions, gated activation. */
+ * set: root mean square norm, rotary positions, gated activation, log-probabilities. */
 #ifndef STI_BACKEND_CPU_OPS_ROWS_H
 #define STI_BACKEND_CPU_OPS_ROWS_H
 
@@ -13,6 +13,8 @@ typedef struct sti_row_kernels {
     /* One row of [heads, D]; see sti_rope_args. */
     void (*rope)(float *x, int pos, const float *inv_freq, int heads, int D,
                  bool interleaved);
+    /* Largest of n numbers, and the sum of e^(x - max). */
+    double (*sum_exp)(const float *x, int n, float *max);
 } sti_row_kernels;
 
 extern const sti_row_kernels sti_cpu_rows_portable;

@@ -81,7 +81,8 @@ STI_INLINE void turn_halves(float *x, float *y, const float *c, const float *s, 
 {
     int i = 0;
     for (; i + VL <= n; i += VL) {
-        vf a = vf_load(x + i), b = vf_load(y + i), C = vf_load(c + i), S = vf_load(s + i);
+        vf a = vf_load(x + i), b = vf_load(y + i), C = vf_load(c + i),
+           S = vf_load(s + i);
         vf_store(x + i, vf_sub(vf_mul(a, C), vf_mul(b, S)));
         vf_store(y + i, vf_add(vf_mul(b, C), vf_mul(a, S)));
     }
@@ -121,9 +122,35 @@ static void rope(float *x, int pos, const float *inv_freq, int heads, int D,
     }
 }
 
-#define STI_ROWS_TABLE                                                                   \
-    {                                                                                    \
-        rmsnorm, swiglu, rope                                                            \
+/* Vocabularies have 10^5 entries: float sums are moved into a double every SPAN
+ * vectors, so that the result is as good as a sum in double. */
+static double sum_exp(const float *x, int n, float *max)
+{
+    enum { SPAN = 64 };
+    int whole = n - n % VL;
+    float most = x[0];
+    if (whole) {
+        vf m = vf_load(x);
+        for (int i = VL; i < whole; i += VL) m = vf_max(m, vf_load(x + i));
+        most = vf_hmax(m);
+    }
+    for (int i = whole; i < n; i++) most = x[i] > most ? x[i] : most;
+    *max = most;
+    double sum = 0;
+    vf shift = vf_set(most);
+    for (int i = 0; i < whole;) {
+        vf part = vf_set(0);
+        for (int end = i + SPAN * VL < whole ? i + SPAN * VL : whole; i < end; i += VL)
+            part = vf_add(part, vf_exp(vf_sub(vf_load(x + i), shift)));
+        sum += vf_hsum(part);
+    }
+    for (int i = whole; i < n; i++) sum += expf(x[i] - most);
+    return sum;
+}
+
+#define STI_ROWS_TABLE                                                                 \
+    {                                                                                  \
+        rmsnorm, swiglu, rope, sum_exp                                                 \
     }
 
 #endif

@@ -5,7 +5,8 @@
  * set by thin *_portable.c, *_avx2.c and *_avx512.c files. Every function is the same
  * operation in every lane, so a number's bits do not depend on the lane it sits in;
  * vf_hsum and vf_hmax are the exceptions and fix their order. vf_fma rounds once where
- * the instruction set can and twice where it cannot, always the same way in one file. */
+ * the instruction set can and twice where it cannot, always the same way in one file.
+ */
 #ifndef STI_BACKEND_CPU_SIMD_H
 #define STI_BACKEND_CPU_SIMD_H
 

@@ -9,9 +9,17 @@
  *
  * and blocks follow in the order of k, groups in the order of rows. Five bits become
  * eight. Rows past N are zero. Once copied, the file's pages are given back. K types
- * and floats stay where they are mapped. */
+ * and floats stay where they are mapped.
+ *
+ * Copies are carved from arenas of ARENA bytes, not allocated one by one: many matrices
+ * are smaller than a huge page, and streaming them from small pages costs a third of
+ * the speed. What is not carved is never touched, so it takes no memory. */
+#include <stdlib.h>
+
 #include "backend/cpu/matmul.h"
 #include "file/blocks.h"
+
+enum { ARENA = 64 << 20, LINE = 64 };
 
 static sti_layout layout_of(sti_dtype t)
 {
@@ -56,7 +64,7 @@ static size_t packed_bytes(sti_layout l, int64_t N, int64_t K)
     if (!sti_mul(groups, (size_t)K / STI_BLOCK_K, &bytes) ||
         !sti_mul(bytes, sti_packed_block(l), &bytes))
         return SIZE_MAX;
-    return bytes;
+    return bytes > SIZE_MAX - LINE ? SIZE_MAX : (bytes + LINE - 1) / LINE * LINE;
 }
 
 size_t sti_cpu_weight_bytes(const sti_dev *dev, const sti_tensor *t)
@@ -64,6 +72,33 @@ size_t sti_cpu_weight_bytes(const sti_dev *dev, const sti_tensor *t)
     (void)dev;
     if (!supported(t->type) || t->n_dims != 2) return 0;
     return packed_bytes(layout_of(t->type), t->dim[0], t->dim[1]);
+}
+
+void sti_cpu_arena_free(sti_dev *dev)
+{
+    for (size_t i = 0; i < dev->n_arenas; i++) sti_block_free(&dev->arena[i]);
+    free(dev->arena);
+    dev->arena = NULL;
+    dev->n_arenas = dev->arena_used = dev->n_weights = 0;
+}
+
+/* bytes (a multiple of LINE) for one weight; NULL: no memory. */
+static void *arena_take(sti_dev *dev, size_t bytes)
+{
+    size_t last = dev->n_arenas - 1;
+    if (dev->n_arenas == 0 || dev->arena[last].bytes - dev->arena_used < bytes) {
+        sti_block *more = sti_grow(dev->arena, dev->n_arenas + 1, sizeof *more);
+        if (!more) return NULL;
+        dev->arena = more;
+        last = dev->n_arenas;
+        if (!sti_block_new(&more[last], bytes > ARENA ? bytes : ARENA)) return NULL;
+        dev->n_arenas++;
+        dev->arena_used = 0;
+    }
+    unsigned char *p = (unsigned char *)dev->arena[last].p + dev->arena_used;
+    dev->arena_used += bytes;
+    dev->n_weights++;
+    return p;
 }
 
 typedef struct pack_job {
@@ -129,7 +164,7 @@ static void pack_group(const pack_job *j, int64_t g)
     uint8_t *group = j->out + (size_t)g * j->nb * block;
     for (int r = 0; r < STI_GROUP; r++) {
         int64_t row = g * STI_GROUP + r;
-        if (row >= j->N) break; /* the block came zeroed */
+        if (row >= j->N) break; /* arenas come zeroed */
         const uint8_t *in = (const uint8_t *)j->t->data + (size_t)row * j->row_bytes;
         uint8_t *out = group;
         for (size_t b = 0; b < j->nb; b++, in += j->block_bytes, out += block) {
@@ -186,7 +221,8 @@ still_status sti_cpu_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w
         *w = v;
         return STILL_OK;
     }
-    if (!sti_block_new(&v.own, bytes)) return sti_fail_memory(err, t->name, bytes);
+    v.own = (sti_block){.p = arena_take(dev, bytes), .bytes = bytes};
+    if (!v.own.p) return sti_fail_memory(err, t->name, bytes);
     pack_job job = {.t = t,
                     .out = v.own.p,
                     .layout = (sti_layout)v.layout,
@@ -203,8 +239,7 @@ still_status sti_cpu_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w
 
 void sti_cpu_weight_free(sti_dev *dev, sti_weight *w)
 {
-    (void)dev;
     if (!w) return;
-    sti_block_free(&w->own);
+    if (w->own.p && --dev->n_weights == 0) sti_cpu_arena_free(dev);
     *w = (sti_weight){0};
 }

@@ -30,9 +30,9 @@ typedef struct sequence {
 typedef struct query {
     int t, h, sel;
     int n_soft, n_lin;
-    int *soft, *lin;            /* [T] tokens of each kind */
-    double *w;                  /* [T] softmax weights; logits before that */
-    double *f;                  /* [T] phi(q).phi(k_j) of the folded tokens */
+    int *soft, *lin; /* [T] tokens of each kind */
+    double *w;       /* [T] softmax weights; logits before that */
+    double *f;       /* [T] phi(q).phi(k_j) of the folded tokens */
     double M, a, den;
     double *num_soft, *num_lin; /* [D]; y = (num_soft + num_lin * g) / den */
 } query;
@@ -101,14 +101,15 @@ static void weigh(const sequence *s, query *r)
     const double alpha = sti_ref_alpha(s->set, &s->in, h);
     r->M = s->max_in ? s->max_in[(size_t)r->t * s->d.H + h]
                      : sti_ref_max(s->set, r->w, r->n_soft, alpha, r->n_lin > 0);
-    r->a = sti_ref_linear_weight(s->set, alpha, r->M);
+    const sti_ref_scales scale = sti_ref_scales_of(s->set, r->M, alpha, r->n_lin > 0);
+    r->a = scale.linear;
 
     memset(r->num_soft, 0, (size_t)D * sizeof(double));
     memset(r->num_lin, 0, (size_t)D * sizeof(double));
     r->den = s->set->den_eps;
     const double factor = sti_ref_window_factor(s->set, &s->in, h);
     for (int i = 0; i < r->n_soft; i++) {
-        r->w[i] = factor * exp(r->w[i] - r->M);
+        r->w[i] = factor * exp(r->w[i] - scale.shift);
         r->den += r->w[i];
         sti_ref_axpy(r->w[i], s->in.v + kv_at(s, r->soft[i], h), r->num_soft, D);
     }
@@ -132,7 +133,8 @@ static void result(const sequence *s, const query *r, double *y)
     }
 }
 
-/* ---- Backward of one query ----------------------------------------------------------- */
+/* ---- Backward of one query
+ * ----------------------------------------------------------- */
 
 /* With n = num_soft + num_lin * g and y = n / den:
  *   dn = dy / den, dden = -(dy . y) / den
@@ -201,7 +203,8 @@ static void map_tokens_backward(const sequence *s, const sti_hybrid_grad64 *grad
     }
 }
 
-/* ---- Sequences ------------------------------------------------------------------------ */
+/* ---- Sequences
+ * ------------------------------------------------------------------------ */
 
 /* Memory of one sequence and one query, carved from one block. */
 static void carve(sti_carve *c, sequence *s, query *r, double **vec, bool backward)
@@ -252,7 +255,9 @@ static void forward_sequence(const sequence *s, query *r,
             if (a->max_out) a->max_out[row] = r->M;
             if (a->trace.salient) {
                 const int C = s->set->chunk;
-                const int window = !s->set->has_window ? 0 : t < C ? t + 1 : t % C + C + 1;
+                const int window = !s->set->has_window ? 0
+                                   : t < C             ? t + 1
+                                                       : t % C + C + 1;
                 a->trace.salient[(rows + (size_t)t) * (size_t)d->S + (size_t)r->sel] =
                     r->n_soft - window;
             }

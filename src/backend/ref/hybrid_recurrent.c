@@ -18,9 +18,9 @@ typedef struct session {
     const sti_hybrid_settings *set;
     sti_hybrid_state *st;
     sti_ref_dims d;
-    double *logit;         /* [2C + room] */
-    const double **value;  /* [2C + room]: where the value of each softmax token is */
-    double *phi;           /* [P] */
+    double *logit;        /* [2C + room] */
+    const double **value; /* [2C + room]: where the value of each softmax token is */
+    double *phi;          /* [P] */
 } session;
 
 /* Slot of token j in rows of 2C. */
@@ -51,7 +51,8 @@ static int64_t window_start(const session *s, int64_t t)
     return t / C > 0 ? (t / C - 1) * C : 0;
 }
 
-/* ---- Folding ------------------------------------------------------------------------ */
+/* ---- Folding ------------------------------------------------------------------------
+ */
 
 /* s += phi(k) v^T, z += phi(k). `position` is the token's, `now` the query's. */
 static void fold(session *s, int sel, const double *key, const double *value,
@@ -61,7 +62,8 @@ static void fold(session *s, int sel, const double *key, const double *value,
     sti_hybrid_state *st = s->st;
     st->folded[sel]++;
     if (s->a->trace.fold_chunk && s->set->has_window)
-        s->a->trace.fold_chunk[position * s->d.S + sel] = (int32_t)(now / s->set->chunk);
+        s->a->trace.fold_chunk[position * s->d.S + sel] =
+            (int32_t)(now / s->set->chunk);
     if (!s->set->has_linear) return;
     const sti_ref_map map = sti_ref_map_k(s->set, &s->a->shape, &s->a->in, sel);
     sti_ref_map_forward(&map, key, s->phi);
@@ -82,13 +84,15 @@ static void keep(session *s, int sel, int64_t j, double score, int64_t now)
     const int g = sti_ref_kv_of(&s->d, sel);
     double *scores = (double *)st->sal_score + first;
     int32_t *positions = st->sal_pos + first;
-    double *keys = (double *)st->sal_k + first * D, *values = (double *)st->sal_v + first * D;
+    double *keys = (double *)st->sal_k + first * D,
+           *values = (double *)st->sal_v + first * D;
 
     size_t at = (size_t)st->sal_count[sel];
     if (at == (size_t)st->room) {
         size_t worst = 0;
         for (size_t i = 1; i < at; i++)
-            if (sti_ref_better(scores[worst], positions[worst], scores[i], positions[i]))
+            if (sti_ref_better(scores[worst], positions[worst], scores[i],
+                               positions[i]))
                 worst = i;
         if (sti_ref_better(scores[worst], positions[worst], score, j)) {
             fold(s, sel, key_at(s, g, j), value_at(s, g, j), j, now);
@@ -136,7 +140,8 @@ static void leave(session *s, int64_t first, int64_t now)
     }
 }
 
-/* ---- Arriving ----------------------------------------------------------------------- */
+/* ---- Arriving -----------------------------------------------------------------------
+ */
 
 /* Token t enters the window with its score; earlier tokens of the window receive the
  * weight it gives them. Row `row` of the call's arrays. */
@@ -181,7 +186,8 @@ static void arrive(session *s, int row, int64_t t)
             trace->score[(size_t)row * d->S + sel] = score[window_at(s, sel, t)];
 }
 
-/* ---- Output ------------------------------------------------------------------------- */
+/* ---- Output -------------------------------------------------------------------------
+ */
 
 /* Logits and values of the softmax tokens of query head h; returns their number. */
 static int softmax_tokens(session *s, const double *q, int64_t t, int h)
@@ -216,26 +222,26 @@ static void output(session *s, int row, int64_t t, int h)
     const bool folded = s->set->has_linear && s->st->folded[sel] > 0;
     const double alpha = sti_ref_alpha(s->set, in, h);
     const double M = sti_ref_max(s->set, s->logit, n, alpha, folded);
+    const sti_ref_scales scale = sti_ref_scales_of(s->set, M, alpha, folded);
     const double factor = sti_ref_window_factor(s->set, in, h);
 
     double den = s->set->den_eps;
     memset(y, 0, (size_t)D * sizeof *y);
     for (int i = 0; i < n; i++) {
-        const double w = factor * exp(s->logit[i] - M);
+        const double w = factor * exp(s->logit[i] - scale.shift);
         den += w;
         sti_ref_axpy(w, s->value[i], y, D);
     }
     if (folded) {
         const double *S = (double *)s->st->lin_s + (size_t)sel * P * D;
         const double *z = (double *)s->st->lin_z + (size_t)sel * P;
-        const double a = sti_ref_linear_weight(s->set, alpha, M);
         const sti_ref_map map = sti_ref_map_q(s->set, &s->a->shape, in, h);
         sti_ref_map_forward(&map, q, s->phi);
-        den += a * sti_ref_dot(s->phi, z, P);
+        den += scale.linear * sti_ref_dot(s->phi, z, P);
         for (int e = 0; e < D; e++) {
             double sum = 0;
             for (int p = 0; p < P; p++) sum += s->phi[p] * S[(size_t)p * D + e];
-            y[e] += a * sum * sti_ref_gate(s->set, in, at + (size_t)e);
+            y[e] += scale.linear * sum * sti_ref_gate(s->set, in, at + (size_t)e);
         }
     }
     for (int e = 0; e < D; e++) y[e] /= fmax(den, DBL_MIN);

@@ -1,26 +1,11 @@
-/* hybrid_ref.h - the hybrid operator of the reference, in double: its entries, and the
- * pieces its forms share. The entries allocate what they need and free it. */
+/* hybrid_ref.h - the pieces that the forms of the reference's hybrid operator share, in
+ * double. Its entries are declared in ops/hybrid.h. */
 #ifndef STI_BACKEND_REF_HYBRID_REF_H
 #define STI_BACKEND_REF_HYBRID_REF_H
 
 #include <math.h>
 
 #include "ops/hybrid.h"
-
-/* Recurrent form: the state's kv and real elements are double. On error the state is
- * as it was. */
-still_status sti_ref_hybrid_forward(const sti_hybrid_args64 *a, still_error *err);
-
-/* Parallel form. route reads q and k and writes fold_chunk and the trace's scores;
- * forward and backward read fold_chunk. Time and memory grow with T^2: this is the
- * meaning of the operator, not a way to compute it. */
-still_status sti_ref_hybrid_route(const sti_hybrid_parallel_args64 *a, still_error *err);
-still_status sti_ref_hybrid_parallel(const sti_hybrid_parallel_args64 *a,
-                                     still_error *err);
-still_status sti_ref_hybrid_backward(const sti_hybrid_parallel_args64 *a,
-                                     still_error *err);
-
-/* ---- Shared pieces ---------------------------------------------------------------- */
 
 typedef struct sti_ref_dims {
     int H, G, D, F; /* as in sti_hybrid_shape */
@@ -106,23 +91,34 @@ static inline double sti_ref_gate(const sti_hybrid_settings *set,
 }
 
 /* The maximum M of a query: over its n softmax tokens and, in exact scaling, alpha if
- * something was folded. Then the weight of the linear term next to exp(l - M). */
+ * something was folded. In window scaling without a softmax token it is -infinity and
+ * nothing reads it. */
 static inline double sti_ref_max(const sti_hybrid_settings *set, const double *logit,
                                  int n, double alpha, bool folded)
 {
     double M = -INFINITY;
     for (int i = 0; i < n; i++) M = fmax(M, logit[i]);
     if (set->la_scale == STI_SCALE_EXACT && folded) M = fmax(M, alpha);
-    return isinf(M) ? 0 : M; /* window scaling without a softmax token: M is not used */
+    return M;
 }
 
-static inline double sti_ref_linear_weight(const sti_hybrid_settings *set, double alpha,
-                                           double M)
+/* Softmax tokens weigh exp(l - shift), the linear term weighs `linear`. In window
+ * scaling that is exp(l - M) and exp(alpha), both divided by exp(alpha) where that is
+ * above 1, so that nothing overflows: only the ratio reaches the output. */
+typedef struct sti_ref_scales {
+    double shift, linear;
+} sti_ref_scales;
+
+static inline sti_ref_scales sti_ref_scales_of(const sti_hybrid_settings *set, double M,
+                                               double alpha, bool folded)
 {
-    return exp(set->la_scale == STI_SCALE_EXACT ? alpha - M : alpha);
+    if (!folded) return (sti_ref_scales){M, 0};
+    if (set->la_scale == STI_SCALE_EXACT) return (sti_ref_scales){M, exp(alpha - M)};
+    return (sti_ref_scales){M + fmax(alpha, 0), exp(fmin(alpha, 0))};
 }
 
-/* ---- Feature maps (hybrid_map.c) ---------------------------------------------------- */
+/* ---- Feature maps (hybrid_map.c) ----------------------------------------------------
+ */
 
 typedef struct sti_ref_map {
     sti_map_kind kind;
@@ -143,7 +139,8 @@ void sti_ref_map_forward(const sti_ref_map *m, const double *x, double *phi);
 void sti_ref_map_backward(const sti_ref_map *m, const double *x, const double *dphi,
                           double *dx, double *dW, double *dbias);
 
-/* ---- Scores and order (hybrid_route.c) ---------------------------------------------- */
+/* ---- Scores and order (hybrid_route.c) ----------------------------------------------
+ */
 
 /* Score of a token as it arrives, for query head h. logit: those of the last n <= C
  * tokens, its own last; overwritten. */

@@ -30,11 +30,11 @@ typedef struct sequence {
     const sti_hybrid_settings *set;
     sti_ref_dims d;
     int T;
-    const double *q, *k;  /* [T,H,D], [T,G,D] */
-    double *weight;       /* [2C]: logits, then weights, of one query */
-    double *score_head;   /* [T,H] */
-    double *score;        /* [T,S]: final */
-    int32_t *fold_chunk;  /* [T,S] */
+    const double *q, *k; /* [T,H,D], [T,G,D] */
+    double *weight;      /* [2C]: logits, then weights, of one query */
+    double *score_head;  /* [T,H] */
+    double *score;       /* [T,S]: final */
+    int32_t *fold_chunk; /* [T,S] */
 } sequence;
 
 /* weight[j - first] = logit(t, j) for first <= j <= t; returns their number. */
@@ -108,15 +108,16 @@ static void score_tokens(const sequence *s, double *received)
 static void route_head(const sequence *s, int sel)
 {
     const int C = s->set->chunk, S = s->d.S, cap = s->set->cap;
-    const double *score = s->score + sel;  /* stride S */
-    int32_t *fold = s->fold_chunk + sel;   /* stride S */
+    const double *score = s->score + sel; /* stride S */
+    int32_t *fold = s->fold_chunk + sel;  /* stride S */
     for (int j = 0; j < s->T; j++) fold[(size_t)j * S] = -1;
     for (int now = 2; now * C < s->T; now++) {
         const int first = (now - 2) * C, end = first + C;
         for (int i = first; i < end; i++) {
             int better = 0;
             for (int j = first; j < end; j++)
-                better += sti_ref_better(score[(size_t)j * S], j, score[(size_t)i * S], i);
+                better +=
+                    sti_ref_better(score[(size_t)j * S], j, score[(size_t)i * S], i);
             if (better >= s->set->select) fold[(size_t)i * S] = now;
         }
         int kept = 0;
@@ -144,7 +145,8 @@ still_status sti_ref_hybrid_route(const sti_hybrid_parallel_args64 *a, still_err
     }
     const size_t n = 2 * (size_t)a->set->chunk + T * (H + S + 2);
     double *work = sti_alloc(n, sizeof *work);
-    if (!work) return sti_fail_memory(err, "hybrid attention, routing", n * sizeof *work);
+    if (!work)
+        return sti_fail_memory(err, "hybrid attention, routing", n * sizeof *work);
     for (size_t b = 0; b < (size_t)a->B; b++) {
         double *score_head = work + 2 * (size_t)a->set->chunk;
         double *score = score_head + T * H, *received = score + T * S;

@@ -98,15 +98,16 @@ still_status sti_ref_liger_forward(const sti_linear_args64 *a, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Backward ------------------------------------------------------------------------- */
+/* ---- Backward
+ * ------------------------------------------------------------------------- */
 
 typedef struct work {
-    double *states;      /* [T + 1, D, D]: S before token t at t */
-    double *dS;          /* [D,D] */
-    double *q, *k;       /* rotated [T,H,D], [T,G,D] */
-    double *dq, *dk;     /* gradients of the rotated ones */
+    double *states;       /* [T + 1, D, D]: S before token t at t */
+    double *dS;           /* [D,D] */
+    double *q, *k;        /* rotated [T,H,D], [T,G,D] */
+    double *dq, *dk;      /* gradients of the rotated ones */
     double *gq, *gk, *gv; /* gradients of the inputs */
-    double *weight;      /* [window] */
+    double *weight;       /* [window] */
 } work;
 
 static void carve(sti_carve *c, work *w, const sti_linear_args64 *a)

@@ -1,5 +1,5 @@
-/* linear_ref.h - Liger and SUPRA of the reference, in double. A state's elements are
- * double. Backward keeps the state of every token: T * D * D numbers for a head. */
+/* linear_ref.h - what the reference's Liger and SUPRA share, in double. Their entries
+ * are declared in ops/linear.h. */
 #ifndef STI_BACKEND_REF_LINEAR_REF_H
 #define STI_BACKEND_REF_LINEAR_REF_H
 
@@ -7,11 +7,6 @@
 
 #include "ops/hybrid.h" /* STI_HEAD_DIM_MAX */
 #include "ops/linear.h"
-
-still_status sti_ref_liger_forward(const sti_linear_args64 *a, still_error *err);
-still_status sti_ref_liger_backward(const sti_linear_args64 *a, still_error *err);
-still_status sti_ref_supra_forward(const sti_linear_args64 *a, still_error *err);
-still_status sti_ref_supra_backward(const sti_linear_args64 *a, still_error *err);
 
 static inline still_status sti_ref_linear_check(const sti_linear_args64 *a,
                                                 still_error *err)
@@ -32,7 +27,8 @@ static inline void sti_ref_rotate(double *x, int D, int64_t position, double tur
                                   const sti_linear_in64 *in)
 {
     for (int i = 0; i < D / 2; i++) {
-        const int a = in->interleaved ? 2 * i : i, b = in->interleaved ? a + 1 : i + D / 2;
+        const int a = in->interleaved ? 2 * i : i,
+                  b = in->interleaved ? a + 1 : i + D / 2;
         const double angle = turn * (double)position * in->inv_freq[i];
         const double xa = x[a], xb = x[b];
         x[a] = xa * cos(angle) - xb * sin(angle);

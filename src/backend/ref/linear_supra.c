@@ -94,8 +94,8 @@ still_status sti_ref_supra_forward(const sti_linear_args64 *a, still_error *err)
     for (int row = 0; row < a->T; row++, st->pos++) {
         const size_t q = (size_t)row * H * D, k = (size_t)row * G * D;
         features(in->q + q, in->map_q, in->bias_q, fq, H, st->pos, 1, a);
-        features(in->k + k, in->map_k, in->bias_k, fk, G, st->pos,
-                 1 / sqrt((double)D), a);
+        features(in->k + k, in->map_k, in->bias_k, fk, G, st->pos, 1 / sqrt((double)D),
+                 a);
         for (int h = 0; h < H; h++) {
             const int g = h / (H / G);
             double *S = (double *)st->s + (size_t)h * D * D;
@@ -107,7 +107,8 @@ still_status sti_ref_supra_forward(const sti_linear_args64 *a, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Backward ------------------------------------------------------------------------- */
+/* ---- Backward
+ * ------------------------------------------------------------------------- */
 
 typedef struct work {
     double *fq, *fk, *dfq, *dfk; /* features and their gradients, all tokens */

@@ -1,0 +1,78 @@
+"""Writes the seeds of the file fuzzers: small valid files of each kind.
+
+    python3 fuzz/make_corpus.py
+"""
+import gzip
+import json
+import pathlib
+import struct
+
+CORPUS = pathlib.Path(__file__).parent / "corpus"
+
+
+def put(target, name, data):
+    folder = CORPUS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(data)
+
+
+def text(s):
+    return struct.pack("<Q", len(s)) + s.encode()
+
+
+def gguf(pairs, tensors, version=3, alignment=32):
+    """pairs: (key, type, bytes); tensors: (name, dims innermost first, type, bytes)."""
+    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(pairs))
+    for key, kind, value in pairs:
+        head += text(key) + struct.pack("<I", kind) + value
+    data = b""
+    for name, dims, kind, raw in tensors:
+        head += text(name) + struct.pack("<I", len(dims))
+        head += struct.pack(f"<{len(dims)}Q", *dims)
+        head += struct.pack("<IQ", kind, len(data))
+        data += raw + bytes(-len(raw) % alignment)
+    return head + bytes(-len(head) % alignment) + data
+
+
+ARRAY, STRING = 9, 8
+words = struct.pack("<IQ", STRING, 2) + text("a") + text("bc")
+put("fuzz_gguf", "empty", gguf([], []))
+put("fuzz_gguf", "pairs", gguf([
+    ("general.architecture", STRING, text("llama")),
+    ("general.alignment", 4, struct.pack("<I", 32)),
+    ("a.u8", 0, b"\x01"), ("a.i16", 3, b"\x01\x02"), ("a.f32", 6, bytes(4)),
+    ("a.bool", 7, b"\x01"), ("a.u64", 10, bytes(8)), ("a.f64", 12, bytes(8)),
+    ("a.words", ARRAY, words),
+    ("a.ints", ARRAY, struct.pack("<IQ3i", 5, 3, 1, -2, 3)),
+], [], version=2))
+put("fuzz_gguf", "tensors", gguf([("general.alignment", 4, struct.pack("<I", 8))], [
+    ("a", (3,), 0, bytes(12)), ("b", (2, 3), 1, bytes(12)), ("c", (32, 2), 2, bytes(36)),
+    ("d", (256, 1, 1, 1), 12, bytes(144)), ("e", (4,), 30, bytes(8)),
+], alignment=8))
+
+
+def safetensors(tensors, metadata=None, align=8):
+    header, data = {}, b""
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, dtype, shape, raw in tensors:
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % align)
+    return struct.pack("<Q", len(head)) + head + data
+
+
+put("fuzz_safetensors", "empty", safetensors([]))
+put("fuzz_safetensors", "types", safetensors([
+    ("d", "F64", [1], bytes(8)), ("l", "I64", [], bytes(8)), ("f", "F32", [1, 2], bytes(8)),
+    ("i", "I32", [1], bytes(4)), ("h", "F16", [2], bytes(4)), ("b", "BF16", [1], bytes(2)),
+], {"format": "pt"}))
+put("fuzz_safetensors", "odd", safetensors([("f", "F32", [2], bytes(8))], align=1))
+
+lines = b'{"text":"one\\n","id":[1,{"a":null}]}\n\n{"text":"\\u00e9\\u0000"}\r\n'
+put("fuzz_text", "lines", lines)
+put("fuzz_text", "plain", b"plain text\nof two lines")
+put("fuzz_text", "lines.gz", gzip.compress(lines, mtime=0))
+put("fuzz_text", "empty.gz", gzip.compress(b"", mtime=0))

@@ -1,0 +1,256 @@
+/* open.c - finding a tokenizer where a path points, by content rather than by name,
+ * and the settings that lie beside it in a Hugging Face folder. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/buf.h"
+#include "token/tokenizer.h"
+
+/* A file of a folder; *out is empty and the status STILL_OK where there is none. */
+static still_status open_in(const char *folder, const char *name, sti_map *out,
+                            still_error *err)
+{
+    sti_buf path = {0};
+    struct stat st;
+    *out = (sti_map){0};
+    sti_buf_printf(&path, "%s/%s", folder, name);
+    if (path.failed || !path.p) {
+        sti_buf_free(&path);
+        return sti_fail_memory(err, "path", strlen(folder) + strlen(name));
+    }
+    still_status status = STILL_OK;
+    if (stat(path.p, &st) == 0) status = sti_map_open(path.p, out, err);
+    sti_buf_free(&path);
+    return status;
+}
+
+/* ---- Settings beside a tokenizer ---- */
+
+/* A token in tokenizer_config.json: "text", or {"content": "text"}. */
+static int32_t token_setting(const still_tokenizer *tk, const json_t *o, const char *key,
+                             int32_t otherwise)
+{
+    const json_t *v = json_object_get(o, key);
+    if (json_is_object(v)) v = json_object_get(v, "content");
+    const char *text = json_string_value(v);
+    int32_t id = text ? sti_tokenizer_special_id(tk, text, strlen(text)) : -1;
+    return id >= 0 ? id : otherwise;
+}
+
+static still_status keep_template(still_tokenizer *tk, const char *p, size_t n,
+                                  still_error *err)
+{
+    char *copy = sti_strndup(p, n);
+    if (!copy) return sti_fail_memory(err, "chat template", n);
+    free(tk->chat_template);
+    tk->chat_template = copy;
+    return STILL_OK;
+}
+
+/* A string, or a list of {"name", "template"} of which "default" is taken. */
+static still_status read_chat(still_tokenizer *tk, const json_t *chat, still_error *err)
+{
+    size_t i;
+    json_t *v;
+    if (json_is_string(chat))
+        return keep_template(tk, json_string_value(chat), json_string_length(chat), err);
+    json_array_foreach(chat, i, v) {
+        const char *name = json_string_value(json_object_get(v, "name"));
+        const json_t *text = json_object_get(v, "template");
+        if (name && !strcmp(name, "default") && json_is_string(text))
+            return keep_template(tk, json_string_value(text), json_string_length(text),
+                                 err);
+    }
+    return STILL_OK;
+}
+
+static still_status read_tokenizer_config(still_tokenizer *tk, const json_t *o,
+                                          still_error *err)
+{
+    const json_t *add = json_object_get(o, "add_bos_token");
+    tk->bos = token_setting(tk, o, "bos_token", tk->bos);
+    tk->eos = token_setting(tk, o, "eos_token", tk->eos);
+    if (json_is_boolean(add)) tk->add_bos = json_is_true(add);
+    return read_chat(tk, json_object_get(o, "chat_template"), err);
+}
+
+static still_status read_generation_config(still_tokenizer *tk, const json_t *o,
+                                           still_error *err)
+{
+    const json_t *eos = json_object_get(o, "eos_token_id");
+    size_t n = json_is_array(eos) ? json_array_size(eos) : 1;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_is_array(eos) ? json_array_get(eos, i) : eos;
+        json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
+        if (id < 0 || id >= tk->n) continue; /* configs of padded vocabularies */
+        if (tk->eos < 0) tk->eos = (int32_t)id;
+        STI_TRY(sti_tokenizer_add_end(tk, (int32_t)id, err));
+    }
+    return STILL_OK;
+}
+
+typedef still_status (*settings_fn)(still_tokenizer *, const json_t *, still_error *);
+
+static still_status read_settings(still_tokenizer *tk, const char *folder,
+                                  const char *name, settings_fn fn, still_error *err)
+{
+    sti_map m;
+    json_error_t e;
+    STI_TRY(open_in(folder, name, &m, err));
+    if (!m.data) return STILL_OK;
+    json_t *o = json_loadb((const char *)m.data, m.size, 0, &e);
+    still_status st = o ? fn(tk, o, err)
+                        : sti_fail(err, STILL_E_FORMAT, "%s/%s: line %d: %s", folder,
+                                   name, e.line, e.text);
+    json_decref(o);
+    sti_map_close(&m);
+    return st;
+}
+
+still_status sti_tokenizer_load_settings(still_tokenizer *tk, const char *folder,
+                                         still_error *err)
+{
+    sti_map m;
+    STI_TRY(read_settings(tk, folder, "tokenizer_config.json", read_tokenizer_config,
+                          err));
+    STI_TRY(read_settings(tk, folder, "generation_config.json", read_generation_config,
+                          err));
+    STI_TRY(open_in(folder, "chat_template.jinja", &m, err));
+    if (!m.data) return STILL_OK;
+    still_status st = keep_template(tk, (const char *)m.data, m.size, err);
+    sti_map_close(&m);
+    return st;
+}
+
+/* ---- Opening ---- */
+
+typedef still_status (*bytes_fn)(still_tokenizer *, const char *, size_t, still_error *);
+
+static bool looks_like_tiktoken(const char *p, size_t n)
+{
+    const char *line = memchr(p, '\n', n < 4096 ? n : 4096);
+    size_t end = line ? (size_t)(line - p) : n;
+    const char *space = memchr(p, ' ', end);
+    return space && space > p && (size_t)(space - p) % 4 == 0;
+}
+
+static bytes_fn loader_of(const char *p, size_t n)
+{
+    size_t i = 0;
+    if (n >= 2 && p[0] == '\n' && p[1] != '{')
+        return sti_tokenizer_load_spm; /* field 1, bytes: the first piece */
+    while (i < n && (p[i] == ' ' || (p[i] >= '\t' && p[i] <= '\r'))) i++;
+    if (i < n && p[i] == '{') return sti_tokenizer_load_json;
+    return looks_like_tiktoken(p, n) ? sti_tokenizer_load_tiktoken : NULL;
+}
+
+still_status sti_tokenizer_from_bytes(const char *p, size_t n, const char *settings,
+                                      still_tokenizer **out, still_error *err)
+{
+    *out = NULL;
+    bytes_fn load = loader_of(p, n);
+    if (!load)
+        return sti_fail(err, STILL_E_FORMAT,
+                        "not a tokenizer (expected GGUF, tokenizer.json, a SentencePiece "
+                        "model or tiktoken ranks)");
+    still_tokenizer *tk = sti_tokenizer_new();
+    if (!tk) return sti_fail_memory(err, "tokenizer", sizeof *tk);
+    still_status st = load(tk, p, n, err);
+    if (st == STILL_OK && settings) st = sti_tokenizer_load_settings(tk, settings, err);
+    if (st == STILL_OK) st = sti_tokenizer_finish(tk, err);
+    if (st != STILL_OK) {
+        still_tokenizer_free(tk);
+        return st;
+    }
+    *out = tk;
+    return STILL_OK;
+}
+
+static still_status from_map(const sti_map *m, const char *folder, still_tokenizer **out,
+                             still_error *err)
+{
+    still_status st =
+        sti_tokenizer_from_bytes((const char *)m->data, m->size, folder, out, err);
+    return st == STILL_OK ? st : sti_fail_prefix(err, st, "%s", m->path);
+}
+
+/* *out stays NULL where the folder brings no tokenizer. */
+static still_status from_folder(const char *folder, still_tokenizer **out,
+                                still_error *err)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model",
+                                        "original/tokenizer.model"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        sti_map m;
+        STI_TRY(open_in(folder, names[i], &m, err));
+        if (!m.data) continue;
+        still_status st = from_map(&m, folder, out, err);
+        sti_map_close(&m);
+        return st;
+    }
+    return STILL_OK;
+}
+
+still_status sti_tokenizer_from_store(const sti_store *s, still_tokenizer **out,
+                                      still_error *err)
+{
+    struct stat st;
+    *out = NULL;
+    if (!s->is_gguf)
+        return stat(s->path, &st) == 0 && S_ISDIR(st.st_mode)
+                   ? from_folder(s->path, out, err)
+                   : STILL_OK;
+    if (!sti_meta_find(s, "tokenizer.ggml.model")) return STILL_OK;
+    still_tokenizer *tk = sti_tokenizer_new();
+    if (!tk) return sti_fail_memory(err, "tokenizer", sizeof *tk);
+    still_status status = sti_tokenizer_load_gguf(tk, s, err);
+    if (status == STILL_OK) status = sti_tokenizer_finish(tk, err);
+    if (status != STILL_OK) {
+        still_tokenizer_free(tk);
+        return sti_fail_prefix(err, status, "%s", s->path);
+    }
+    *out = tk;
+    return STILL_OK;
+}
+
+static still_status open_gguf(const char *path, still_tokenizer **out, still_error *err)
+{
+    sti_store s;
+    STI_TRY(sti_store_open(path, &s, err));
+    still_status st = sti_tokenizer_from_store(&s, out, err);
+    sti_store_close(&s);
+    if (st == STILL_OK && !*out)
+        st = sti_fail(err, STILL_E_FORMAT, "%s: brings no tokenizer", path);
+    return st;
+}
+
+still_status still_tokenizer_open(const char *path, still_tokenizer **out,
+                                  still_error *err)
+{
+    struct stat info;
+    sti_map m;
+    *out = NULL;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+        STI_TRY(from_folder(path, out, err));
+        return *out ? STILL_OK
+                    : sti_fail(err, STILL_E_IO,
+                               "%s: holds neither tokenizer.json nor tokenizer.model",
+                               path);
+    }
+    STI_TRY(sti_map_open(path, &m, err));
+    still_status st;
+    if (m.size >= 4 && !memcmp(m.data, "GGUF", 4)) {
+        st = open_gguf(path, out, err);
+    } else {
+        const char *slash = strrchr(path, '/');
+        char *folder = slash ? sti_strndup(path, (size_t)(slash - path) + 1)
+                             : sti_strdup(".");
+        st = folder ? from_map(&m, folder, out, err)
+                    : sti_fail_memory(err, "path", strlen(path));
+        free(folder);
+    }
+    sti_map_close(&m);
+    return st;
+}

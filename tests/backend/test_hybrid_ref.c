@@ -1,0 +1,274 @@
+/* The reference of the hybrid operator: golden cases of another implementation, and the
+ * identities that must hold for any settings. */
+#include "hybrid_problem.h"
+
+#include "eval/selftest.h"
+
+enum { PROBLEMS = 120 }; /* random ones for each identity */
+
+/* ---- Golden cases -------------------------------------------------------------------
+ */
+
+static void count_case(void *user, const still_check_case *c)
+{
+    ++*(int *)user;
+    for (int i = 0; i < c->n_checks; i++)
+        if (!c->check[i].passed)
+            print_error("%s: %s is %g, limit %g\n", c->name, c->check[i].name,
+                        c->check[i].value, c->check[i].limit);
+}
+
+static void test_golden(void **state)
+{
+    (void)state;
+    still_selftest_params p = {.model.backend = "ref"};
+    int failed = 0, cases = 0;
+    still_error err = {0};
+    const sti_suite_run run = {"operator", FIXTURES "/operator", &p, count_case, &cases,
+                               &failed};
+    assert_int_equal(sti_selftest_operator(&run, &err), STILL_OK);
+    assert_int_equal(cases, 4);
+    assert_int_equal(failed, 0);
+}
+
+/* ---- Identities ---------------------------------------------------------------------
+ */
+
+/* Window, salient cache and state hold every token of the past exactly once. */
+static void test_partition(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < PROBLEMS; seed++) {
+        problem p = any_problem(seed);
+        for (int t = 0; t < p.T; t++) {
+            feed(&p, t, 1);
+            const int C = p.set.chunk;
+            const int window = !p.set.has_window ? 0 : t < C ? t + 1 : t % C + C + 1;
+            for (int s = 0; s < p.S; s++)
+                assert_int_equal(window + p.st.sal_count[s] + p.st.folded[s], t + 1);
+        }
+        run_parallel(&p); /* and the mask says the same, token by token */
+        for (int s = 0; s < p.S; s++) {
+            int place[4] = {0};
+            for (int j = 0; j < p.T; j++)
+                place[sti_hybrid_place(&p.set, p.T - 1, j,
+                                       p.fold_parallel[j * p.S + s])]++;
+            assert_int_equal(place[STI_PLACE_SALIENT], p.st.sal_count[s]);
+            assert_int_equal(place[STI_PLACE_LINEAR], p.st.folded[s]);
+            for (int i = 0; i < p.st.sal_count[s]; i++) {
+                const int32_t j = p.st.sal_pos[s * p.st.room + i];
+                assert_int_equal(
+                    sti_hybrid_place(&p.set, p.T - 1, j, p.fold_parallel[j * p.S + s]),
+                    STI_PLACE_SALIENT);
+                for (int l = 0; l < i; l++)
+                    assert_int_not_equal(p.st.sal_pos[s * p.st.room + l], j);
+            }
+            if (p.set.cap >= 0) assert_in_range(p.st.sal_count[s], 0, p.set.cap);
+        }
+        drop(&p);
+    }
+}
+
+static void assert_forms_agree(problem *p)
+{
+    feed(p, 0, p->T);
+    run_parallel(p);
+    const size_t n = (size_t)p->T * (size_t)p->S;
+    assert_memory_equal(p->salient, p->salient_parallel, n * sizeof(int32_t));
+    if (p->set.has_window) {
+        assert_memory_equal(p->fold, p->fold_parallel, n * sizeof(int32_t));
+        if (!sti_score_at(p->set.score)->leave)
+            assert_close(p->score, p->score_parallel, n, 1e-13);
+    }
+    assert_close(p->y, p->y_parallel, outputs(p), 1e-12);
+}
+
+static void test_recurrent_is_parallel(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < PROBLEMS; seed++) {
+        problem p = any_problem(1000 + seed);
+        assert_forms_agree(&p);
+        drop(&p);
+    }
+}
+
+static void test_any_cut_and_clear(void **state)
+{
+    (void)state;
+    uint64_t rng = 5;
+    for (uint64_t seed = 0; seed < PROBLEMS; seed++) {
+        problem p = any_problem(2000 + seed);
+        feed(&p, 0, p.T);
+        double *whole = malloc(outputs(&p) * sizeof *whole);
+        memcpy(whole, p.y, outputs(&p) * sizeof *whole);
+        memset(p.y, 0, outputs(&p) * sizeof *p.y);
+        sti_hybrid_state_clear(&p.st, &p.set, &p.shape);
+        for (int t = 0, n; t < p.T; t += n) {
+            n = 1 + below(&rng, p.T - t);
+            feed(&p, t, n);
+        }
+        assert_memory_equal(whole, p.y, outputs(&p) * sizeof *whole);
+        free(whole);
+        drop(&p);
+    }
+}
+
+static void test_all_salient_is_softmax(void **state)
+{
+    (void)state;
+    sti_hybrid_settings s = preset("still", 4);
+    s.select = 4;
+    s.cap = STI_CAP_NONE;
+    problem p = make(s, (sti_hybrid_shape){6, 2, 8, 8}, 45, 3);
+    feed(&p, 0, p.T);
+    for (int t = 0; t < p.T; t++)
+        for (int h = 0; h < 6; h++) {
+            const double *q = p.q + (t * 6 + h) * 8;
+            double w[45], y[8] = {0};
+            for (int j = 0; j <= t; j++)
+                w[j] = sti_ref_logit(q, p.k + (j * 2 + h / 3) * 8, 8);
+            sti_ref_softmax(w, t + 1);
+            for (int j = 0; j <= t; j++)
+                sti_ref_axpy(w[j], p.v + (j * 2 + h / 3) * 8, y, 8);
+            assert_close(p.y + (t * 6 + h) * 8, y, 8, 1e-13);
+        }
+    drop(&p);
+}
+
+static void test_batch_is_separate_sequences(void **state)
+{
+    (void)state;
+    problem p = make(preset("still", 3), (sti_hybrid_shape){4, 2, 6, 6}, 40, 11);
+    sti_hybrid_parallel_args64 a = parallel_args(&p);
+    still_error err;
+    a.B = 2; /* tokens 0..19 and 20..39 as sequences of their own */
+    a.T = 20;
+    assert_int_equal(sti_ref_hybrid_route(&a, &err), STILL_OK);
+    assert_int_equal(sti_ref_hybrid_parallel(&a, &err), STILL_OK);
+    feed(&p, 0, 20);
+    sti_hybrid_state_clear(&p.st, &p.set, &p.shape);
+    feed(&p, 20, 20);
+    assert_close(p.y, p.y_parallel, outputs(&p), 1e-12);
+    drop(&p);
+}
+
+/* ---- Odd sizes and numbers ----------------------------------------------------------
+ */
+
+static void test_odd_sizes(void **state)
+{
+    (void)state;
+    static const struct {
+        int C, select, cap, T, H, G, D;
+    } odd[] = {
+        {4, 1, 8, 1, 4, 2, 8},    {4, 1, 8, 4, 4, 2, 8},   {4, 1, 8, 8, 4, 2, 8},
+        {4, 1, 8, 9, 4, 2, 8},    {1, 0, 0, 20, 4, 2, 8},  {1, 1, 3, 20, 4, 2, 8},
+        {4, 4, 5, 40, 4, 2, 8},   {4, 2, 0, 40, 4, 2, 8},  {4, 2, 6, 40, 5, 1, 8},
+        {4, 1, 4, 24, 2, 1, 64},  {4, 1, 4, 24, 2, 1, 80}, {4, 1, 4, 24, 2, 1, 128},
+        {8, 2, -1, 60, 3, 3, 16},
+    };
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        sti_hybrid_settings s = preset("still", odd[i].C);
+        s.select = odd[i].select;
+        s.cap = odd[i].cap;
+        problem p = make(s, (sti_hybrid_shape){odd[i].H, odd[i].G, odd[i].D, odd[i].D},
+                         odd[i].T, 100 + i);
+        assert_forms_agree(&p);
+        drop(&p);
+    }
+}
+
+/* Logits of +-200 and more, keys and queries of norm 0, huge alphas: never NaN. */
+static void test_extreme_numbers(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 40; seed++) {
+        problem p = any_problem(3000 + seed);
+        const size_t D = (size_t)p.shape.D, nq = outputs(&p);
+        const size_t nk = (size_t)p.T * (size_t)p.shape.G * D;
+        for (size_t i = 0; i < nq; i++) p.q[i] *= 15;
+        for (size_t i = 0; i < nk; i++) p.k[i] *= 15;
+        for (int h = 0; h < p.shape.H; h++) p.alpha[h] *= 2000;
+        for (int t = 0; t < p.T; t += 3)
+            memset(p.k + (size_t)t * (size_t)p.shape.G * D, 0, D * sizeof *p.k);
+        for (int t = 1; t < p.T; t += 4)
+            memset(p.q + (size_t)t * (size_t)p.shape.H * D, 0, D * sizeof *p.q);
+        assert_forms_agree(&p);
+
+        double *dq = calloc(nq, sizeof *dq), *dk = calloc(nk, sizeof *dk);
+        sti_hybrid_parallel_args64 a = parallel_args(&p);
+        double *dy = calloc(nq, sizeof *dy);
+        for (size_t i = 0; i < nq; i++) dy[i] = p.v[i % nk];
+        a.dy = dy;
+        a.grad = (sti_hybrid_grad64){.q = dq, .k = dk};
+        still_error err;
+        assert_int_equal(sti_ref_hybrid_backward(&a, &err), STILL_OK);
+        for (size_t i = 0; i < nq; i++) assert_true(isfinite(dq[i]));
+        for (size_t i = 0; i < nk; i++) assert_true(isfinite(dk[i]));
+        free(dq);
+        free(dk);
+        free(dy);
+        drop(&p);
+    }
+}
+
+/* Weights so far apart that one side, or both, come out as 0. */
+static void test_vanishing_weights(void **state)
+{
+    (void)state;
+    for (int scale = 0; scale < 2; scale++)
+        for (double alpha = -1e4; alpha <= 1e4; alpha += 1e4) {
+            sti_hybrid_settings s = preset("still", 2);
+            s.la_scale = scale ? STI_SCALE_WINDOW : STI_SCALE_EXACT;
+            s.select = s.cap = 0;
+            problem p = make(s, (sti_hybrid_shape){1, 1, 2, 2}, 9, 1);
+            free(p.map_q);
+            free(p.map_k);
+            p.map_q = p.map_k = NULL; /* identity */
+            p.alpha[0] = alpha;
+            for (int t = 0; t < p.T; t++) { /* opposite: phi(q).phi(k) is 0 too */
+                p.q[2 * t] = 3000;
+                p.k[2 * t] = -3000;
+                p.q[2 * t + 1] = p.k[2 * t + 1] = 0;
+            }
+            assert_forms_agree(&p);
+            drop(&p);
+        }
+}
+
+/* Equal scores: the earlier token stays, in selection and in eviction. */
+static void test_ties_keep_the_earlier(void **state)
+{
+    (void)state;
+    sti_hybrid_settings s = preset("still", 4);
+    s.score = STI_SCORE_KEYNORM;
+    s.select = 2;
+    s.cap = 3;
+    problem p = make(s, (sti_hybrid_shape){2, 1, 4, 4}, 17, 1);
+    for (int i = 0; i < p.T * 4; i++) p.k[i] = 1;
+    assert_forms_agree(&p);
+    /* Chunk 0 keeps 0, 1; chunk 1 offers 4, 5, and 5 is one too many; of chunk 2 none
+     * is kept. Tokens 12.. are still in the window. */
+    static const int32_t want[17] = {-1, -1, 2, 2,  -1, 3,  3,  3, 4,
+                                     4,  4,  4, -1, -1, -1, -1, -1};
+    assert_memory_equal(p.fold, want, sizeof want);
+    drop(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_partition),
+        cmocka_unit_test(test_recurrent_is_parallel),
+        cmocka_unit_test(test_any_cut_and_clear),
+        cmocka_unit_test(test_all_salient_is_softmax),
+        cmocka_unit_test(test_batch_is_separate_sequences),
+        cmocka_unit_test(test_odd_sizes),
+        cmocka_unit_test(test_extreme_numbers),
+        cmocka_unit_test(test_vanishing_weights),
+        cmocka_unit_test(test_ties_keep_the_earlier),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

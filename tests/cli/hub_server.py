@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""A small Hugging Face compatible hub on the loopback, well-behaved or not.
+
+    hub_server.py MODE LOG
+
+Prints its port and serves one repository, org/tiny, until it is ended. Every request
+is a line in LOG: method, path, Range, If-Range, Authorization. MODE says how it
+misbehaves (see below); "ok" does not.
+"""
+import hashlib
+import http.server
+import json
+import random
+import sys
+import threading
+import time
+import urllib.parse
+
+BIG = random.Random(7).randbytes(300_000)
+FILES = {
+    "config.json": b'{"model_type": "llama"}\n',
+    "tokenizer.json": b'{"version": "1.0"}\n',
+    "model.safetensors": BIG,
+    "pytorch_model.bin": b"never wanted",
+    "README.md": b"# tiny\n",
+    "original/consolidated.safetensors": b"never wanted either",
+}
+GGUFS = {"tiny.Q4_0.gguf": BIG, "tiny.Q8_0.gguf": BIG[:1000]}
+LARGE = (".safetensors", ".bin", ".gguf")
+DROP_AFTER = 100_000
+
+mode, log_path = sys.argv[1:3]
+files = GGUFS if mode == "ggufs" else FILES
+seen = {}  # path -> number of requests
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def git_blob(data):
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def listing(blobs):
+    siblings = []
+    for name, data in files.items():
+        entry = {"rfilename": name}
+        if blobs:
+            entry["size"] = len(data) + (mode == "size-lie") * 5
+            entry["blobId"] = git_blob(data)
+            if name.endswith(LARGE):
+                digest = "0" * 64 if mode == "wrong-hash" else sha256(data)
+                entry["lfs"] = {"sha256": digest, "size": entry["size"]}
+        siblings.append(entry)
+    if mode == "evil-name":
+        siblings.append({"rfilename": "sub/../../../evil.safetensors"})
+    if mode == "absolute-name":
+        siblings.append({"rfilename": "/etc/evil.safetensors"})
+    return json.dumps({"id": "org/tiny", "siblings": siblings}).encode()
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def note(self):
+        with open(log_path, "a", encoding="utf-8") as log:
+            print(self.command, self.path, "range=" + self.headers.get("Range", ""),
+                  "if-range=" + self.headers.get("If-Range", ""),
+                  "auth=" + self.headers.get("Authorization", ""),
+                  "host=" + self.headers.get("Host", ""), file=log)
+
+    def answer(self, status, body=b"", kind="text/plain", **headers):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.note()
+        url = urllib.parse.urlsplit(self.path)
+        path = urllib.parse.unquote(url.path)
+        seen[path] = seen.get(path, 0) + 1
+        if mode in ("401", "404", "500"):
+            self.answer(int(mode), b"no")
+        elif mode == "flaky" and seen[path] == 1:
+            self.answer(503, b"busy")
+        elif path.startswith("/api/models/org/tiny"):
+            self.api(path, url.query)
+        elif path.startswith("/org/tiny/resolve/main/"):
+            self.resolve(path[len("/org/tiny/resolve/main/"):])
+        elif path.startswith("/cdn/"):
+            self.send_file(path[len("/cdn/"):])
+        else:
+            self.answer(404, b"not found")
+
+    def api(self, path, query):
+        if mode == "mirror" and (path != "/api/models/org/tiny" or query):
+            self.answer(404, b"not found")
+        elif mode == "not-json":
+            self.answer(200, b"<html>hello</html>", "text/html")
+        else:
+            self.answer(200, listing("blobs=true" in query), "application/json")
+
+    def resolve(self, name):
+        if name not in files:
+            self.answer(404, b"not found")
+        elif name.endswith(LARGE) and mode == "redirect":
+            port = self.server.server_address[1]
+            self.answer(302, Location=f"http://localhost:{port}/cdn/{name}",
+                        X_Linked_Etag=f'"{sha256(files[name])}"',
+                        X_Linked_Size=str(len(files[name])))
+        elif mode == "html" and name.endswith(LARGE):
+            self.answer(200, b"<html>please log in</html>", "text/html; charset=utf-8")
+        else:
+            self.send_file(name)
+
+    def send_file(self, name):
+        data = files[name]
+        large = name.endswith(LARGE)
+        tag = f'"{sha256(data) if large else git_blob(data)}"'
+        if mode == "changed" and large and seen.get("/org/tiny/resolve/main/" + name) == 1:
+            data, tag = bytes(len(data)), '"an older version"'
+        first = 0
+        wanted = self.headers.get("Range")
+        if wanted and mode != "no-ranges" and self.headers.get("If-Range", tag) == tag:
+            first = int(wanted[len("bytes="):].split("-")[0])
+            if first >= len(data):
+                self.answer(416, Content_Range=f"bytes */{len(data)}")
+                return
+        body = data[first:]
+        length = len(body)
+        if mode == "too-long" and large:
+            body, length = body + b"x" * 1000, length + 1000
+        self.send_response(206 if first else 200)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(length))
+        self.send_header("ETag", tag)
+        if first:
+            self.send_header("Content-Range",
+                             f"bytes {first}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        cut = {"drop": True, "drop-dead": True, "changed": True, "stall": True,
+               "no-ranges": seen.get("/org/tiny/resolve/main/" + name, 0) == 1}
+        if large and cut.get(mode) and length > DROP_AFTER:
+            self.wfile.write(body[:DROP_AFTER])
+            self.wfile.flush()
+            if mode == "stall" and seen["/org/tiny/resolve/main/" + name] == 1:
+                time.sleep(3)
+            self.close_connection = True
+        elif large and mode == "drop-dead":
+            self.close_connection = True
+        else:
+            self.wfile.write(body)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        pass  # clients that leave are part of the tests
+
+
+server = Server(("127.0.0.1", 0), Hub)
+print(server.server_address[1], flush=True)
+threading.Thread(target=lambda: (sys.stdin.read(), server.shutdown()),
+                 daemon=True).start()
+server.serve_forever()

@@ -1,0 +1,39 @@
+# shellcheck shell=bash disable=SC2034
+# lib.sh - what the shell tests of the command line share. Sourced with the path of the
+# still binary as $1; gives a scratch folder, an empty cache and the checks below.
+set -u
+still=$1
+here=$(cd "$(dirname "$0")" && pwd)
+scratch=$(mktemp -d)
+export XDG_CACHE_HOME=$scratch/cache LC_ALL=C
+unset HF_TOKEN HF_ENDPOINT
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+fail() {
+    printf 'FAILED: %s\n' "$*" >&2
+    failures=$((failures + 1))
+}
+
+# expect STATUS PATTERN COMMAND...: the exit status, and a basic regular expression that
+# one line of output (stdout and stderr together) must match; '' for anything.
+expect() {
+    local want=$1 pattern=$2 got=0
+    shift 2
+    timeout 60 "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || got=$?
+    [ "$got" = "$want" ] || fail "status $got, not $want: $* ($(head -c 300 "$scratch/err"))"
+    cat "$scratch/out" "$scratch/err" | grep -q -e "$pattern" ||
+        fail "no '$pattern' in the output of: $* ($(head -c 300 "$scratch/err"))"
+    # An error is one line on standard error that begins with the program's name.
+    if [ "$want" = 1 ] || [ "$want" = 2 ]; then
+        grep -v '^still: warning: ' "$scratch/err" >"$scratch/lines"
+        if [ "$(wc -l <"$scratch/lines")" != 1 ] || ! grep -q '^still: ' "$scratch/lines"; then
+            fail "not one line of error from: $* ($(head -c 300 "$scratch/err"))"
+        fi
+    fi
+}
+
+finish() {
+    [ "$failures" = 0 ] || { echo "$failures checks failed" >&2; exit 1; }
+    echo "all checks passed"
+}

@@ -1,0 +1,101 @@
+#!/bin/bash
+# Wrong usage of every command: the status, one line of error, and what it says. Also
+# that help exists for every command and that docs/cli.md is what the program prints.
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+docs=$here/../../docs/cli.md
+
+# status | pattern | arguments, one case a line
+while IFS='|' read -r status pattern arguments; do
+    [ -n "$status" ] || continue
+    eval "set -- $arguments"
+    expect "$status" "$pattern" "$still" "$@"
+done <<'CASES'
+2|did you mean generate|genrate
+2|unknown command|frobnicate
+2|the command comes first|--threads 3
+2|did you mean --threads|generate --thread 2
+2|did you mean --temp|generate --tmep 1
+2|unknown option '--frobnicate'|chat --frobnicate
+2|option --prompt is not one of 'chat'|chat --prompt x
+2|unknown option '-Z'|generate -Z
+2|one argument too many|generate a b
+2|needs a value: N|generate -p x -n
+2|'3x' is not a whole number|generate -p x -n 3x
+2|'' is not a whole number|generate -p x -n ''
+2|' 3' is not a whole number|generate -p x -n ' 3'
+2|-1 is outside|generate -p x -n -1
+2|outside 1..1024|generate -p x --threads 0
+2|outside 1..1024|generate -p x --threads 99999999999999999999
+2|outside 1..16777216|generate -p x --ctx 999999999
+2|is not a number|generate -p x --temp hot
+2|is not a number|generate -p x --temp nan
+2|is not a number|generate -p x --temp 0x10
+2|outside 0..1|generate -p x --top-p 1.5
+2|is not a whole number|generate -p x --seed -1
+2|is not a whole number|generate -p x --seed 18446744073709551616
+2|text is empty|generate -p x --stop ''
+2|takes no value|generate -p x --json=yes
+2|did you mean cpu|generate -p x --backend cpuu
+2|is none of: cpu ref|generate -p x --backend vulkan
+1|backend 'cuda' is not in this version|generate -p x --backend cuda
+1|method 'still' is not in this version|generate -p x --method still
+1|method 'lolcats' is not in this version|perplexity x --method lolcats
+2|is none of|generate -p x --method magic
+2|needs a prompt|generate
+2|exclude each other|generate -p x --prompt-file y
+1|run `still pull smollm2`|generate -p x
+1|run `still pull org/name`|generate org/name -p x
+1|no such file or folder|generate nonsense -p x
+1|/no/such/model: No such file|generate /no/such/model -p x
+1|is empty|generate '' -p x
+1|/no/such/prompt: No such file|generate --prompt-file /no/such/prompt
+2|a model to pull|pull
+2|hub options do not apply|pull smollm2 --endpoint http://x
+2|outside 1..3600|pull org/name --timeout 0
+1|run `still pull smollm2`|inspect
+2|did you mean --tensors|inspect --tensor
+1|run `still pull smollm2`|tokenize smollm2 text
+1|/no/such/file|tokenize --tokenizer /no/such/file text
+2|exclude each other|tokenize smollm2 text --file x
+2|one argument too many|tokenize --tokenizer x a b
+1|run `still pull smollm2`|chat
+2|needs --ids|logprobs
+1|/no/such/ids|logprobs --ids /no/such/ids
+2|needs a file|perplexity
+1|/no/such/text|perplexity smollm2 /no/such/text
+2|needs a suite|selftest models
+2|unknown suite 'frob'|selftest frob .
+1|/no/such/folder|selftest models /no/such/folder
+1|run `still pull smollm2`|selftest end-to-end .
+2|no command 'frob'|help frob
+2|did you mean chat|help chta
+2|one argument too many|version x
+CASES
+
+# A name from the command line cannot write to the terminal.
+expect 2 'unknown command .a?b' "$still" $'a\x1bb'
+
+# Help: every command has one, in both forms, with usage and examples.
+for command in pull inspect tokenize generate chat logprobs perplexity selftest help version; do
+    expect 0 "^Usage: still $command" "$still" help "$command"
+    cp "$scratch/out" "$scratch/first"
+    grep -q '^Examples:' "$scratch/first" || fail "help of $command has no examples"
+    awk 'length > 80 { bad = 1 } END { exit bad }' "$scratch/first" ||
+        fail "help of $command is wider than 80 columns"
+    expect 0 '' "$still" "$command" --help
+    cmp -s "$scratch/first" "$scratch/out" || fail "two kinds of help for $command"
+    expect 0 "^  $command " "$still" --help
+done
+expect 0 '^still [0-9]*\.[0-9]*\.[0-9]*$' "$still" --version
+expect 0 '^{"version":"' "$still" version --json
+expect 0 '^.TH STILL 1' "$still" help --man
+"$still" help --markdown | cmp - "$docs" ||
+    fail "docs/cli.md is stale: still help --markdown >docs/cli.md"
+
+# A full disk is an error, a closed pipe is not.
+if [ -c /dev/full ]; then
+    "$still" help generate >/dev/full 2>"$scratch/err" && fail "a full disk went unseen"
+    grep -q 'cannot write to standard output' "$scratch/err" || fail "no line for a full disk"
+fi
+finish
