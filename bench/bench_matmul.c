@@ -88,8 +88,13 @@ static void make(const sti_backend *be, sti_dev *dev, matrix *m, sti_dtype type,
     if (!sti_dtype_bytes(type, (uint64_t)(N * K), &bytes) ||
         !sti_block_new(&m->src, bytes))
         die("cannot make a matrix");
-    m->t = (sti_tensor){.name = "bench", .type = type, .n_dims = 2, .dim = {N, K},
-                        .data = m->src.p, .bytes = bytes, .path = "memory"};
+    m->t = (sti_tensor){.name = "bench",
+                        .type = type,
+                        .n_dims = 2,
+                        .dim = {N, K},
+                        .data = m->src.p,
+                        .bytes = bytes,
+                        .path = "memory"};
     fill(type, m->src.p, N * K, seed);
     if (be->weight_new(dev, &m->t, &m->w, &err) != STILL_OK) die(err.text);
     if (m->w.own.p) sti_block_free(&m->src);
@@ -150,20 +155,32 @@ static void run(const sti_backend *be, sti_dev *dev, stack *s, int M, bool outpu
     still_status st = STILL_OK;
     for (int l = 0; l < s->d.layers && st == STILL_OK; l++) {
         matrix *m = s->layer[l];
-        sti_matmul_args qkv = {.x = s->x, .M = M, .n = 3, .y = {s->q, s->k, s->v},
+        sti_matmul_args qkv = {.x = s->x,
+                               .M = M,
+                               .n = 3,
+                               .y = {s->q, s->k, s->v},
                                .w = {&m[0].w, &m[1].w, &m[2].w}};
-        sti_matmul_args o = {.x = s->q, .M = M, .n = 1, .w = {&m[3].w}, .y = {s->gate},
+        sti_matmul_args o = {.x = s->q,
+                             .M = M,
+                             .n = 1,
+                             .w = {&m[3].w},
+                             .y = {s->gate},
                              .accumulate = true};
-        sti_matmul_args ffn = {.x = s->x, .M = M, .n = 2, .y = {s->gate, s->up},
-                               .w = {&m[4].w, &m[5].w}};
-        sti_matmul_args down = {.x = s->up, .M = M, .n = 1, .w = {&m[6].w}, .y = {s->q},
+        sti_matmul_args ffn = {
+            .x = s->x, .M = M, .n = 2, .y = {s->gate, s->up}, .w = {&m[4].w, &m[5].w}};
+        sti_matmul_args down = {.x = s->up,
+                                .M = M,
+                                .n = 1,
+                                .w = {&m[6].w},
+                                .y = {s->q},
                                 .accumulate = true};
         st = be->matmul(dev, &qkv, &err);
         if (st == STILL_OK) st = be->matmul(dev, &o, &err);
         if (st == STILL_OK) st = be->matmul(dev, &ffn, &err);
         if (st == STILL_OK) st = be->matmul(dev, &down, &err);
     }
-    sti_matmul_args out = {.x = s->x, .M = 1, .n = 1, .w = {&s->out.w}, .y = {s->logits}};
+    sti_matmul_args out = {
+        .x = s->x, .M = 1, .n = 1, .w = {&s->out.w}, .y = {s->logits}};
     if (output && st == STILL_OK) st = be->matmul(dev, &out, &err);
     if (st != STILL_OK) die(err.text);
 }
@@ -250,9 +267,9 @@ static void bench(const sti_backend *be, const char *isa, int threads, int runs,
     if (!s) die("no memory");
     s->d = d;
     double bytes = (double)make_stack(be, dev, s, type->type, &io);
-    double per_token = 2.0 * d.layers *
-                       (2.0 * d.hidden * d.hidden + 2.0 * d.hidden * d.kv +
-                        3.0 * d.hidden * d.ffn);
+    double per_token =
+        2.0 * d.layers *
+        (2.0 * d.hidden * d.hidden + 2.0 * d.hidden * d.kv + 3.0 * d.hidden * d.ffn);
     double t[3];
     measure(be, dev, s, 1, true, runs * 10, t);
     printf("%-5s %-9s decode  %7.1f tok/s (%.1f..%.1f)  %5.1f GB/s   error %.4f\n",
@@ -292,7 +309,8 @@ int main(int argc, char **argv)
     for (int t = 0; t < n_types; t++) {
         for (int i = 0; i < 3; i++)
             if (!isa || !strcmp(isa, all[i]))
-                bench(sti_backend_find("cpu"), all[i], threads, runs, sti_dtype_find((int)type[t]));
+                bench(sti_backend_find("cpu"), all[i], threads, runs,
+                      sti_dtype_find((int)type[t]));
     }
     return 0;
 }

@@ -9,7 +9,7 @@ static void check_bytes(const still_tokenizer *tk, const char *text, size_t n,
                         unsigned flags)
 {
     still_error err;
-    size_t count, at = 0, len;
+    size_t count = 0, at = 0, len;
     int32_t *ids = malloc((n + 8) * sizeof *ids);
     check(ids && !still_tokenizer_encode(tk, text, n, flags, ids, n + 8, &count, &err));
     check(count <= n);

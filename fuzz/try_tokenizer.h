@@ -20,7 +20,7 @@ static inline void use_tokenizer(const still_tokenizer *tk, const char *text, si
     still_error err;
     still_decoder *d;
     const char *p;
-    size_t count, again, len;
+    size_t count, again = 0, len;
     if (still_tokenizer_encode(tk, text, n, flags, NULL, 0, &count, &err)) return;
     int32_t *ids = malloc((count + 1) * sizeof *ids);
     check(ids && !still_tokenizer_encode(tk, text, n, flags, ids, count, &again, &err));
@@ -36,7 +36,8 @@ typedef still_status (*load_fn)(still_tokenizer *, const char *, size_t, still_e
 
 static inline void try_tokenizer(load_fn load, const uint8_t *data, size_t n)
 {
-    static const char text[] = "the sky  is\xC3\xA9 123 \xFF<s><sym>\xE2\x96\x81" "ab\n ";
+    static const char text[] = "the sky  is\xC3\xA9 123 \xFF<s><sym>\xE2\x96\x81"
+                               "ab\n ";
     still_error err;
     still_tokenizer *tk = sti_tokenizer_new();
     check(tk != NULL);

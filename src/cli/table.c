@@ -178,8 +178,8 @@ const cli_command cli_command_table[] = {
      0, 1, NULL, cli_cmd_inspect},
     {"tokenize", TOKENIZE, "turn text into token ids, or ids into text",
      "[MODEL] [TEXT] [options]\n--tokenizer FILE [TEXT] [options]",
-     "Without TEXT and --file the text comes from standard input. Prints the ids on one "
-     "line.",
+     "Without TEXT and --file the text comes from standard input. Prints the ids on "
+     "one line.",
      {{"still tokenize smollm2 'Hello world'", "ids of a text"},
       {"still tokenize --tokenizer tokenizer.json -f book.txt --json", "ids of a file"},
       {"still tokenize smollm2 --decode '19556 905'", "text of ids"}},
@@ -197,8 +197,8 @@ const cli_command cli_command_table[] = {
     {"chat", CHAT, "talk with a model", "[MODEL] [options]",
      "A conversation in the model's own chat format. Ctrl-C stops a reply, pressed "
      "again it ends the program. Lines that start with / are commands: /help, /reset, "
-     "/system TEXT, /exit. When the context is full the oldest turns are forgotten, and "
-     "still says so. Standard input need not be a terminal: each line is then one "
+     "/system TEXT, /exit. When the context is full the oldest turns are forgotten, "
+     "and still says so. Standard input need not be a terminal: each line is then one "
      "message.",
      {{"still chat", "with the default model"},
       {"still chat smollm2 --system 'Answer in one sentence.'", "set its manner"},
@@ -215,18 +215,18 @@ const cli_command cli_command_table[] = {
     {"perplexity", PERPLEXITY, "how well a model predicts a text",
      "[MODEL] FILE [options]",
      "Cuts the text into windows of N tokens, each read from an empty context, and "
-     "prints exp of the mean negative log-probability. FILE is text, or JSON lines with "
-     "a text field, gzipped or not.",
+     "prints exp of the mean negative log-probability. FILE is text, or JSON lines "
+     "with a text field, gzipped or not.",
      {{"still perplexity smollm2 wiki.txt", "windows of the default length"},
       {"still perplexity smollm2 wiki.jsonl.gz --ctx 512 --json", "for programs"}},
      1, 2, "a file with text", cli_cmd_perplexity},
     {"selftest", SELFTEST, "compare with golden data",
      "models|tokenizer|chat|end-to-end DIR [options]",
      "Runs the golden data of that kind in DIR on the chosen backend and prints a line "
-     "per case with its largest errors and their limits. The exit status is 1 if a case "
-     "is out of tolerance.",
+     "per case with its largest errors and their limits. The exit status is 1 if a "
+     "case is out of tolerance.",
      {{"still selftest models golden/models --backend ref", "logits of the reference"},
-      {"still selftest end-to-end golden/end_to_end", "the default model, fast kernels"},
+      {"still selftest end-to-end golden/end_to_end", "the default model, fast"},
       {"still selftest tokenizer golden/tokenizer --tokenizer vocab/", "four "
        "vocabularies"}},
      2, 2, "a suite (models, tokenizer, chat, end-to-end) and a folder",

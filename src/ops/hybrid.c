@@ -89,6 +89,16 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
                         "hybrid attention: eps %g, floor %g, denominator eps %g, "
                         "expected > 0, >= 0, >= 0",
                         set->eps, set->feature_floor, set->den_eps);
+    if (set->position_cap != 0 &&
+        (set->position_cap < 2 * set->chunk || set->position_cap > 1 << 30))
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: positions capped at %d, expected 0 (not "
+                        "capped) or the window's %d to %d",
+                        set->position_cap, 2 * set->chunk, 1 << 30);
+    if (sti_hybrid_rotates(set) && D % 2 != 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: head size %d is odd and cannot be rotated",
+                        D);
     return STILL_OK;
 }
 
@@ -130,11 +140,17 @@ void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
         st->sal_v = sti_carve_take(c, S * room * D, kv_size);
         st->sal_score = sti_carve_take(c, S * room, real_size);
         st->sal_pos = sti_carve_take(c, S * room, sizeof *st->sal_pos);
+        if (set->position_cap > 0)
+            st->sal_far = sti_carve_take(c, S * room, sizeof *st->sal_far);
     }
     st->sal_count = sti_carve_take(c, S, sizeof *st->sal_count);
     if (set->has_linear) {
         st->lin_s = sti_carve_take(c, S * P * D, real_size);
         st->lin_z = sti_carve_take(c, S * P, real_size);
+    }
+    if (set->has_linear && real_size == sizeof(float)) {
+        st->low_s = sti_carve_take(c, S * P * D, real_size);
+        st->low_z = sti_carve_take(c, S * P, real_size);
     }
     st->folded = sti_carve_take(c, S, sizeof *st->folded);
 }
@@ -149,6 +165,10 @@ void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set
     st->pos = 0;
     memset(st->sal_count, 0, S * sizeof *st->sal_count);
     memset(st->folded, 0, S * sizeof *st->folded);
-    if (st->lin_s) memset(st->lin_s, 0, S * P * (size_t)shape->D * st->real_size);
-    if (st->lin_z) memset(st->lin_z, 0, S * P * st->real_size);
+    const size_t s_bytes = S * P * (size_t)shape->D * st->real_size;
+    const size_t z_bytes = S * P * st->real_size;
+    if (st->lin_s) memset(st->lin_s, 0, s_bytes);
+    if (st->lin_z) memset(st->lin_z, 0, z_bytes);
+    if (st->low_s) memset(st->low_s, 0, s_bytes);
+    if (st->low_z) memset(st->low_z, 0, z_bytes);
 }

@@ -68,6 +68,12 @@ typedef enum sti_map_kind {
     STI_MAP_RELU     /* relu(x W + b); P = F */
 } sti_map_kind;
 
+/* What the state's features are made of. */
+typedef enum sti_feature_positions {
+    STI_FEATURES_ABSOLUTE, /* q and k after RoPE */
+    STI_FEATURES_NONE      /* q and k before RoPE */
+} sti_feature_positions;
+
 enum { STI_CAP_NONE = -1, STI_HEAD_DIM_MAX = 512 };
 
 typedef struct sti_hybrid_settings {
@@ -89,11 +95,23 @@ typedef struct sti_hybrid_settings {
     double eps;           /* of the score */
     uint64_t seed;        /* of the random score */
     int layer;            /* likewise */
+    /* Streams longer than a model was trained for; recurrent form only. A salient key
+     * at distance L = position_cap or more from the last token of the query's chunk is
+     * far: every query of the chunk sees it at distance L exactly. 0: distances are
+     * what they are. */
+    int position_cap;
+    sti_feature_positions feature_positions;
 } sti_hybrid_settings;
 
 typedef struct sti_hybrid_shape {
     int H, G, D, F;
 } sti_hybrid_shape;
+
+/* Whether queries and keys before RoPE are needed: in.q_raw, inv_freq, interleaved. */
+static inline bool sti_hybrid_rotates(const sti_hybrid_settings *set)
+{
+    return set->position_cap > 0 || set->feature_positions == STI_FEATURES_NONE;
+}
 
 /* Settings of a method by its name: still, lolcats, hedgehog, t2r, swa, softmax, all
  * with chunk C (lambda C/4 and cap 2C for still). false: no setting of this operator.
@@ -130,8 +148,12 @@ typedef struct sti_hybrid_state {
     void *sal_k, *sal_v; /* kv   [S, room, D], in no order */
     void *sal_score;     /* real [S, room] */
     int32_t *sal_pos;    /* [S, room] */
+    uint8_t *sal_far;    /* [S, room], with a position cap: 1 if the key is far, and
+                            then kept as it was before RoPE */
     int32_t *sal_count;  /* [S] */
     void *lin_s, *lin_z; /* real [S, P, D], [S, P] */
+    void *low_s, *low_z; /* float states: what rounding took from lin_s and lin_z, so
+                            that a sum of millions of tokens does not drift */
     int64_t *folded;     /* [S]: tokens in the state (or forgotten) */
 } sti_hybrid_state;
 
@@ -152,7 +174,8 @@ void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set
  * sti_hybrid_in: q [T,H,D], k, v [T,G,D], q and k after RoPE; gate_logit [T,H,D];
  * alpha, window_logit [H]; map_q [H,D,F], map_k [S,D,F] ([in, out]; NULL: identity, the
  * first F columns); bias_q [H], bias_k [S] (relu map; NULL: 0). In the parallel form T
- * stands for B * T.
+ * stands for B * T. Where sti_hybrid_rotates: q_raw [T,H,D], q before RoPE, and
+ * inv_freq [D/2] with pairs as in sti_rope_args; angles are products in double.
  *
  * sti_hybrid_grad: a gradient for each input, of its shape; NULL: not wanted. Those of
  * q, k, v and gate_logit are written, those of parameters are added to.
@@ -176,6 +199,8 @@ void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set
     typedef struct sti_hybrid_in##suffix {                                             \
         const real *q, *k, *v, *gate_logit;                                            \
         const real *alpha, *window_logit, *map_q, *map_k, *bias_q, *bias_k;            \
+        const real *q_raw, *inv_freq;                                                  \
+        bool interleaved;                                                              \
     } sti_hybrid_in##suffix;                                                           \
     typedef struct sti_hybrid_grad##suffix {                                           \
         real *q, *k, *v, *gate_logit;                                                  \

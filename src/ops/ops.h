@@ -13,6 +13,8 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "file/store.h"
+#include "ops/hybrid.h"
+#include "ops/linear.h"
 
 typedef struct sti_dev sti_dev; /* owned by a backend: pool, scratch */
 
@@ -137,6 +139,24 @@ typedef struct sti_backend {
     still_status (*swiglu)(sti_dev *, const sti_swiglu_args *, still_error *);
     still_status (*softmax_attn)(sti_dev *, const sti_attn_args *, still_error *);
     still_status (*logprob)(sti_dev *, const sti_logprob_args *, still_error *);
+
+    /* The hybrid operator (ops/hybrid.h). `hybrid` advances n sessions, each by its own
+     * T tokens; element sizes of their states are state_kv (0: the session's cache
+     * type) and state_real. Scratch is reserved by dev_reserve like that of the others,
+     * once hybrid_reserve has said what settings will come. */
+    size_t state_kv, state_real;
+    still_status (*hybrid_reserve)(sti_dev *, const sti_hybrid_settings *,
+                                   const sti_hybrid_shape *, int rows, still_error *);
+    still_status (*hybrid)(sti_dev *, const sti_hybrid_args *, int n, still_error *);
+    still_status (*hybrid_route)(sti_dev *, const sti_hybrid_parallel_args *,
+                                 still_error *);
+    still_status (*hybrid_parallel)(sti_dev *, const sti_hybrid_parallel_args *,
+                                    still_error *);
+    still_status (*hybrid_backward)(sti_dev *, const sti_hybrid_parallel_args *,
+                                    still_error *);
+    /* Liger (window > 0) and SUPRA (ops/linear.h): n sessions; one whole sequence. */
+    still_status (*linear)(sti_dev *, const sti_linear_args *, int n, still_error *);
+    still_status (*linear_backward)(sti_dev *, const sti_linear_args *, still_error *);
 } sti_backend;
 
 /* The registry (backend/registry.c): NULL name is the default. */

@@ -17,7 +17,8 @@ static const uint32_t NO_RANK = UINT32_MAX;
 
 static inline size_t pair_hash(int32_t left, int32_t right)
 {
-    uint64_t h = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9E3779B97F4A7C15u;
+    uint64_t h =
+        ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9E3779B97F4A7C15u;
     return (size_t)(h >> 32 ^ h >> 15);
 }
 
@@ -137,15 +138,17 @@ static still_status run_long(const sti_bpe *b, int32_t *sym, size_t *count,
 {
     size_t n = *count, heaped = 0;
     if (n > INT32_MAX / 4)
-        return sti_fail(err, STILL_E_LIMIT,
-                        "%zu symbols without a place to split, at most %d can be merged",
-                        n, INT32_MAX / 4);
+        return sti_fail(
+            err, STILL_E_LIMIT,
+            "%zu symbols without a place to split, at most %d can be merged", n,
+            INT32_MAX / 4);
     if (w->link_room < n) {
         int32_t *prev = sti_grow(w->prev, n, sizeof *prev);
         if (prev) w->prev = prev;
         int32_t *next = sti_grow(w->next, n, sizeof *next);
         if (next) w->next = next;
-        if (!prev || !next) return sti_fail_memory(err, "merging", 2 * n * sizeof *prev);
+        if (!prev || !next)
+            return sti_fail_memory(err, "merging", 2 * n * sizeof *prev);
         w->link_room = n;
     }
     if (w->heap_room < 3 * n) { /* n - 1 pairs, and two more for each of n - 1 merges */

@@ -26,7 +26,7 @@ typedef struct sti_bpe {
 
 /* Memory of the loop for long inputs, kept from one call to the next. */
 typedef struct sti_bpe_work {
-    int32_t *sym;       /* symbols of a piece, also used by callers */
+    int32_t *sym; /* symbols of a piece, also used by callers */
     size_t sym_room;
     int32_t *prev, *next;
     size_t link_room;

@@ -171,11 +171,12 @@ static still_status check_turns(const still_message *msg, size_t n, size_t first
     for (size_t i = first; i < n; i++) {
         const char *expected = (i - first) % 2 ? "assistant" : "user";
         if (!is_role(&msg[i], expected))
-            return sti_fail(err, STILL_E_ARG,
-                            "chat: message %zu is from '%s', expected '%s' (this model's "
-                            "template wants an optional system message, then user and "
-                            "assistant in turn)",
-                            i, msg[i].role, expected);
+            return sti_fail(
+                err, STILL_E_ARG,
+                "chat: message %zu is from '%s', expected '%s' (this model's "
+                "template wants an optional system message, then user and "
+                "assistant in turn)",
+                i, msg[i].role, expected);
     }
     if (first == n)
         return sti_fail(err, STILL_E_ARG, "chat: the user's message is missing");
@@ -193,8 +194,9 @@ static still_status render_mistral(sti_buf *b, const char *t, const still_messag
     bool system_last = strstr(t, "loop.last and system_message") != NULL;
     STI_TRY(check_turns(msg, n, first, err));
     if (first && !strstr(t, "system"))
-        return sti_fail(err, STILL_E_ARG,
-                        "chat: this model's template has no place for a system message");
+        return sti_fail(
+            err, STILL_E_ARG,
+            "chat: this model's template has no place for a system message");
     sti_buf_puts(b, "<s>");
     for (size_t i = first; i < n; i++) {
         if (is_role(&msg[i], "user")) {
@@ -225,9 +227,10 @@ still_status still_chat_render(const char *chat_template, const still_message *m
     still_chat_format format = still_chat_format_of(chat_template);
     if (format == STILL_CHAT_NONE)
         return sti_fail(err, STILL_E_UNSUPPORTED,
-                        chat_template ? "chat: the model's template is of no known kind "
-                                        "(ChatML, Llama 3, Mistral)"
-                                      : "chat: the model brings no chat template");
+                        chat_template
+                            ? "chat: the model's template is of no known kind "
+                              "(ChatML, Llama 3, Mistral)"
+                            : "chat: the model brings no chat template");
     if (!msg || !n) return sti_fail(err, STILL_E_ARG, "chat: there are no messages");
     for (size_t i = 0; i < n; i++) {
         if (!msg[i].role || !msg[i].content)
@@ -235,10 +238,11 @@ still_status still_chat_render(const char *chat_template, const still_message *m
                             i);
         if (!is_role(&msg[i], "system") && !is_role(&msg[i], "user") &&
             !is_role(&msg[i], "assistant"))
-            return sti_fail(err, STILL_E_ARG,
-                            "chat: message %zu is from '%.64s', expected system, user or "
-                            "assistant",
-                            i, msg[i].role);
+            return sti_fail(
+                err, STILL_E_ARG,
+                "chat: message %zu is from '%.64s', expected system, user or "
+                "assistant",
+                i, msg[i].role);
     }
     sti_buf b = {0};
     still_status st = STILL_OK;

@@ -86,8 +86,8 @@ still_status still_decoder_push(still_decoder *d, int32_t id, const char **text,
     size_t len;
     const char *p = still_tokenizer_piece(d->tk, id, d->with_special, &len);
     if (!p)
-        return sti_fail(err, STILL_E_ARG, "token %d is outside the vocabulary of %d", id,
-                        d->tk->n);
+        return sti_fail(err, STILL_E_ARG, "token %d is outside the vocabulary of %d",
+                        id, d->tk->n);
     int kind = d->tk->v.kind[id];
     if (!d->started && kind != STI_KIND_CONTROL && kind != STI_KIND_UNKNOWN && len) {
         d->started = true;

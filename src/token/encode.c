@@ -118,7 +118,8 @@ static void emit_symbol(encoder *e, int32_t id, const char *p, size_t n, int dep
 {
     const still_tokenizer *tk = e->tk;
     int kind = id < 0 ? STI_KIND_CHARACTER : tk->v.kind[id];
-    if (kind == STI_KIND_UNUSED && depth && tk->bpe.parts && tk->bpe.parts[id][0] >= 0) {
+    if (kind == STI_KIND_UNUSED && depth && tk->bpe.parts &&
+        tk->bpe.parts[id][0] >= 0) {
         size_t left;
         sti_vocab_piece(&tk->v, tk->bpe.parts[id][0], &left);
         emit_symbol(e, tk->bpe.parts[id][0], p, left, depth - 1);
@@ -174,7 +175,8 @@ static still_status normalize(encoder *e, const char *p, size_t n, bool first,
     sti_buf *b = &e->text;
     sti_buf_clear(b);
     bool has_space = n && (p[0] == ' ' || (n >= 3 && !memcmp(p, "\xE2\x96\x81", 3)));
-    if ((e->tk->prefix == STI_PREFIX_ALL || (e->tk->prefix == STI_PREFIX_FIRST && first)) &&
+    if ((e->tk->prefix == STI_PREFIX_ALL ||
+         (e->tk->prefix == STI_PREFIX_FIRST && first)) &&
         !(e->tk->prefix_once && has_space))
         sti_buf_put(b, " ", 1);
     while (n) {
@@ -207,7 +209,8 @@ static still_status encode_spm(encoder *e, const char *p, size_t n, bool first,
     n = e->text.n;
     size_t done = 0, start, end;
     int32_t id;
-    while ((id = sti_trie_find(&tk->user, &tk->v, p, n, done, true, &start, &end)) >= 0) {
+    while ((id = sti_trie_find(&tk->user, &tk->v, p, n, done, true, &start, &end)) >=
+           0) {
         STI_TRY(encode_words(e, p + done, start - done, err));
         emit(e, id);
         done = end;
@@ -243,8 +246,8 @@ static still_status encode_text(encoder *e, const char *p, size_t n, bool contro
     return STILL_OK;
 }
 
-still_status still_tokenizer_encode(const still_tokenizer *tk, const char *text, size_t n,
-                                    unsigned flags, int32_t *ids, size_t cap,
+still_status still_tokenizer_encode(const still_tokenizer *tk, const char *text,
+                                    size_t n, unsigned flags, int32_t *ids, size_t cap,
                                     size_t *n_ids, still_error *err)
 {
     if (!tk || (!text && n) || (!ids && cap) || !n_ids)

@@ -26,7 +26,8 @@ static still_status read_id(const sti_store *s, const char *key, int n, int32_t 
     int64_t v = -1;
     const sti_meta *m = sti_meta_find(s, key);
     if (m && (!sti_meta_int(m, &v) || v < -1 || v >= n) && v != UINT32_MAX)
-        return sti_fail(err, STILL_E_FORMAT, "%s is not an id of the %d tokens", key, n);
+        return sti_fail(err, STILL_E_FORMAT, "%s is not an id of the %d tokens", key,
+                        n);
     *out = v == UINT32_MAX ? -1 : (int32_t)v;
     return STILL_OK;
 }
@@ -53,8 +54,10 @@ static still_status read_tokens(still_tokenizer *tk, const sti_store *s,
     const sti_meta *tokens, *types;
     STI_TRY(read_array(s, "tokenizer.ggml.tokens", true, 0, &tokens, err));
     if (!tokens || !tokens->count)
-        return sti_fail(err, STILL_E_FORMAT, "tokenizer.ggml.tokens is missing or empty");
-    STI_TRY(read_array(s, "tokenizer.ggml.token_type", false, tokens->count, &types, err));
+        return sti_fail(err, STILL_E_FORMAT,
+                        "tokenizer.ggml.tokens is missing or empty");
+    STI_TRY(
+        read_array(s, "tokenizer.ggml.token_type", false, tokens->count, &types, err));
     for (uint64_t i = 0; i < tokens->count; i++) {
         int64_t kind = STI_KIND_NORMAL;
         sti_str t = tokens->str[i];
@@ -88,9 +91,10 @@ static still_status read_gpt2(still_tokenizer *tk, const sti_store *s, still_err
         sti_str m = merges->str[i];
         const char *space = m.n > 1 ? memchr(m.p + 1, ' ', m.n - 1) : NULL;
         if (!space)
-            return sti_fail(err, STILL_E_FORMAT,
-                            "tokenizer.ggml.merges[%llu] has no space between two tokens",
-                            (unsigned long long)i);
+            return sti_fail(
+                err, STILL_E_FORMAT,
+                "tokenizer.ggml.merges[%llu] has no space between two tokens",
+                (unsigned long long)i);
         sti_str left = {m.p, (size_t)(space - m.p)};
         sti_str right = {space + 1, m.n - left.n - 1};
         STI_TRY(sti_tokenizer_add_merge(tk, left, right, (uint32_t)i, err));
@@ -98,22 +102,26 @@ static still_status read_gpt2(still_tokenizer *tk, const sti_store *s, still_err
     return sti_bpe_mark_whole(&tk->bpe, &tk->v, err);
 }
 
-static still_status read_llama(still_tokenizer *tk, const sti_store *s, still_error *err)
+static still_status read_llama(still_tokenizer *tk, const sti_store *s,
+                               still_error *err)
 {
     const sti_meta *scores;
     const sti_meta *charsmap = sti_meta_find(s, "tokenizer.ggml.precompiled_charsmap");
     if ((charsmap && charsmap->count) ||
         read_flag(s, "tokenizer.ggml.remove_extra_whitespaces", false))
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "the tokenizer rewrites characters or removes spaces; only text "
-                        "taken as it is can be read");
+        return sti_fail(
+            err, STILL_E_UNSUPPORTED,
+            "the tokenizer rewrites characters or removes spaces; only text "
+            "taken as it is can be read");
     tk->user_inside = tk->fuse_unknown = tk->add_bos = true;
-    tk->prefix = read_flag(s, "tokenizer.ggml.add_space_prefix", true) ? STI_PREFIX_FIRST
-                                                                       : STI_PREFIX_NONE;
+    tk->prefix = read_flag(s, "tokenizer.ggml.add_space_prefix", true)
+                     ? STI_PREFIX_FIRST
+                     : STI_PREFIX_NONE;
     STI_TRY(sti_tokenizer_index(tk, err));
     size_t n = (size_t)tk->n;
     STI_TRY(read_array(s, "tokenizer.ggml.scores", false, n, &scores, err));
-    if (!scores) return sti_fail(err, STILL_E_FORMAT, "tokenizer.ggml.scores is missing");
+    if (!scores)
+        return sti_fail(err, STILL_E_FORMAT, "tokenizer.ggml.scores is missing");
     float *score = sti_alloc(n, sizeof *score);
     if (!score) return sti_fail_memory(err, "scores", n * sizeof *score);
     for (size_t i = 0; i < n; i++) {
@@ -148,7 +156,8 @@ still_status sti_tokenizer_load_gguf(still_tokenizer *tk, const sti_store *s,
     STI_TRY(sti_tokenizer_add_end(tk, eot, err));
     /* Byte-level text is never unknown: the key, where it is, means something else. */
     if (tk->spm)
-        STI_TRY(read_id(s, "tokenizer.ggml.unknown_token_id", tk->n, &tk->unknown, err));
+        STI_TRY(
+            read_id(s, "tokenizer.ggml.unknown_token_id", tk->n, &tk->unknown, err));
     tk->add_bos = read_flag(s, "tokenizer.ggml.add_bos_token", tk->add_bos);
     if (chat && chat->type == STI_META_STRING) {
         tk->chat_template = sti_strndup(chat->str[0].p, chat->str[0].n);

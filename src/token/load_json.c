@@ -67,38 +67,43 @@ static still_status read_index(const json_t *v, size_t limit, const char *token,
     json_int_t i = json_is_integer(v) ? json_integer_value(v) : -1;
     if (i < 0 || (uint64_t)i >= limit)
         return sti_fail(err, STILL_E_FORMAT,
-                        "tokenizer.json: id of token '%.64s' is not from 0 to %zu", token,
-                        limit - 1);
+                        "tokenizer.json: id of token '%.64s' is not from 0 to %zu",
+                        token, limit - 1);
     *id = (size_t)i;
     return STILL_OK;
 }
 
 /* limit: more ids than the file has bytes cannot be meant. */
-static still_status read_entries(const still_tokenizer *tk, json_t *vocab, json_t *added,
-                                 const json_t *model, size_t limit, table *t,
-                                 still_error *err)
+static still_status read_entries(const still_tokenizer *tk, json_t *vocab,
+                                 json_t *added, const json_t *model, size_t limit,
+                                 table *t, still_error *err)
 {
     const char *key, *unknown = str(model, "unk_token");
     bool bytes = flag(model, "byte_fallback", false);
     json_t *v;
     size_t i, id;
-    json_object_foreach(vocab, key, v) {
+    json_object_foreach(vocab, key, v)
+    {
         STI_TRY(read_index(v, limit, key, &id, err));
         if (id >= t->n) t->n = id + 1;
     }
-    json_array_foreach(added, i, v) {
-        STI_TRY(read_index(json_object_get(v, "id"), limit, str(v, "content"), &id, err));
+    json_array_foreach(added, i, v)
+    {
+        STI_TRY(
+            read_index(json_object_get(v, "id"), limit, str(v, "content"), &id, err));
         if (id >= t->n) t->n = id + 1;
     }
     t->e = sti_alloc(t->n, sizeof *t->e);
     if (!t->e) return sti_fail_memory(err, "tokenizer.json", t->n * sizeof *t->e);
-    json_object_foreach(vocab, key, v) {
+    json_object_foreach(vocab, key, v)
+    {
         entry *e = &t->e[json_integer_value(v)];
         bool byte = bytes && sti_byte_of_name(key, strlen(key)) >= 0;
         *e = (entry){key, false, byte ? STI_KIND_BYTE : STI_KIND_NORMAL, 0};
         if (tk->spm && *unknown && !strcmp(key, unknown)) e->kind = STI_KIND_UNKNOWN;
     }
-    json_array_foreach(added, i, v) {
+    json_array_foreach(added, i, v)
+    {
         entry *e = &t->e[json_integer_value(json_object_get(v, "id"))];
         if (flag(v, "single_word", false)) return unsupported(err, "single_word in", v);
         e->text = str(v, "content");
@@ -144,7 +149,8 @@ static still_status read_merges(still_tokenizer *tk, json_t *merges, still_error
     if (!json_is_array(merges))
         return sti_fail(err, STILL_E_FORMAT, "tokenizer.json: model has no merges");
     STI_TRY(sti_bpe_reserve(&tk->bpe, json_array_size(merges), err));
-    json_array_foreach(merges, i, m) {
+    json_array_foreach(merges, i, m)
+    {
         sti_str left = {0}, right = {0};
         const char *line = json_string_value(m);
         const char *space = line && *line ? strchr(line + 1, ' ') : NULL;
@@ -242,15 +248,14 @@ static still_status read_normalizer(still_tokenizer *tk, const json_t *normalize
     return STILL_OK;
 }
 
-static still_status read_metaspace(still_tokenizer *tk, const json_t *pre, bool *escapes,
-                                   still_error *err)
+static still_status read_metaspace(still_tokenizer *tk, const json_t *pre,
+                                   bool *escapes, still_error *err)
 {
     if (!json_is_object(pre)) return STILL_OK;
     const char *scheme = str(pre, "prepend_scheme"), *mark = str(pre, "replacement");
     if (!is_type(pre, "Metaspace") || strcmp(mark, "\xE2\x96\x81") != 0)
         return unsupported(err, "pre_tokenizer", pre);
-    if (!*scheme)
-        scheme = flag(pre, "add_prefix_space", true) ? "always" : "never";
+    if (!*scheme) scheme = flag(pre, "add_prefix_space", true) ? "always" : "never";
     tk->prefix = !strcmp(scheme, "always")  ? STI_PREFIX_ALL
                  : !strcmp(scheme, "first") ? STI_PREFIX_FIRST
                                             : STI_PREFIX_NONE;
@@ -306,14 +311,15 @@ static still_status read_root(still_tokenizer *tk, const json_t *root, size_t li
         STI_TRY(read_normalizer(tk, json_object_get(root, "normalizer"), &none, err));
         STI_TRY(read_byte_level(tk, pre, err));
     }
-    STI_TRY(read_entries(tk, vocab, json_object_get(root, "added_tokens"), model, limit, t,
-                         err));
+    STI_TRY(read_entries(tk, vocab, json_object_get(root, "added_tokens"), model, limit,
+                         t, err));
     STI_TRY(add_tokens(tk, t, err));
     STI_TRY(sti_tokenizer_index(tk, err));
     STI_TRY(read_merges(tk, json_object_get(model, "merges"), err));
     tk->ignore_merges = flag(model, "ignore_merges", false);
     tk->fuse_unknown = flag(model, "fuse_unk", false);
-    if (*str(model, "unk_token")) tk->unknown = id_of(tk, vocab, str(model, "unk_token"));
+    if (*str(model, "unk_token"))
+        tk->unknown = id_of(tk, vocab, str(model, "unk_token"));
     read_template(tk, json_object_get(root, "post_processor"));
     return STILL_OK;
 }

@@ -74,9 +74,9 @@ static bool read_field(reader *r, field *f)
 
 static still_status broken(still_error *err, const char *what)
 {
-    return sti_fail(err, STILL_E_FORMAT,
-                    "SentencePiece model: %s is cut off or no protobuf (truncated file?)",
-                    what);
+    return sti_fail(
+        err, STILL_E_FORMAT,
+        "SentencePiece model: %s is cut off or no protobuf (truncated file?)", what);
 }
 
 typedef struct scores {
@@ -84,7 +84,8 @@ typedef struct scores {
     size_t room;
 } scores;
 
-static still_status read_piece(still_tokenizer *tk, reader r, scores *s, still_error *err)
+static still_status read_piece(still_tokenizer *tk, reader r, scores *s,
+                               still_error *err)
 {
     reader text = {(const unsigned char *)"", 0};
     uint32_t score_bits = 0;
@@ -98,8 +99,8 @@ static still_status read_piece(still_tokenizer *tk, reader r, scores *s, still_e
     }
     if (type < STI_KIND_NORMAL || type > STI_KIND_BYTE)
         return sti_fail(err, STILL_E_FORMAT,
-                        "SentencePiece model: piece %d has type %llu, expected 1 to 6", id,
-                        (unsigned long long)type);
+                        "SentencePiece model: piece %d has type %llu, expected 1 to 6",
+                        id, (unsigned long long)type);
     if ((size_t)id >= s->room) {
         size_t room = s->room ? 2 * s->room : 1024;
         float *p = sti_grow(s->p, room, sizeof *p);
@@ -146,16 +147,18 @@ static still_status read_normalizer(still_tokenizer *tk, reader r, still_error *
         if (f.number == 5 && f.wire == 0) escape = f.value;
     }
     if (charsmap || squeeze || !escape)
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "SentencePiece model: it %s; only text taken as it is can be read",
-                        charsmap  ? "rewrites characters"
-                        : squeeze ? "removes extra spaces"
-                                  : "leaves spaces unescaped");
+        return sti_fail(
+            err, STILL_E_UNSUPPORTED,
+            "SentencePiece model: it %s; only text taken as it is can be read",
+            charsmap  ? "rewrites characters"
+            : squeeze ? "removes extra spaces"
+                      : "leaves spaces unescaped");
     tk->prefix = dummy_prefix ? STI_PREFIX_FIRST : STI_PREFIX_NONE;
     return STILL_OK;
 }
 
-static still_status read_model(still_tokenizer *tk, reader r, scores *s, still_error *err)
+static still_status read_model(still_tokenizer *tk, reader r, scores *s,
+                               still_error *err)
 {
     bool trainer = false, normalizer = false;
     tk->spm = tk->user_inside = tk->fuse_unknown = tk->add_bos = true;

@@ -15,7 +15,8 @@ static int sextet(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Decodes n characters of padded base64 into out (3 bytes for 4); false if it is none. */
+/* Decodes n characters of padded base64 into out (3 bytes for 4); false if it is none.
+ */
 static bool base64(const char *p, size_t n, char *out, size_t *n_out)
 {
     size_t k = 0, pad = 0;
@@ -107,10 +108,11 @@ static still_status read_ranks(still_tokenizer *tk, const char *p, size_t n,
     }
     free(bytes);
     if (st == STILL_OK && tk->v.n == LLAMA4_RANKS)
-        st = sti_fail(err, STILL_E_UNSUPPORTED,
-                      "tiktoken ranks: %d of them are Llama 4's, whose splitting rule is "
-                      "not known here",
-                      LLAMA4_RANKS);
+        st = sti_fail(
+            err, STILL_E_UNSUPPORTED,
+            "tiktoken ranks: %d of them are Llama 4's, whose splitting rule is "
+            "not known here",
+            LLAMA4_RANKS);
     return st;
 }
 

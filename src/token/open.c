@@ -29,8 +29,8 @@ static still_status open_in(const char *folder, const char *name, sti_map *out,
 /* ---- Settings beside a tokenizer ---- */
 
 /* A token in tokenizer_config.json: "text", or {"content": "text"}. */
-static int32_t token_setting(const still_tokenizer *tk, const json_t *o, const char *key,
-                             int32_t otherwise)
+static int32_t token_setting(const still_tokenizer *tk, const json_t *o,
+                             const char *key, int32_t otherwise)
 {
     const json_t *v = json_object_get(o, key);
     if (json_is_object(v)) v = json_object_get(v, "content");
@@ -55,8 +55,10 @@ static still_status read_chat(still_tokenizer *tk, const json_t *chat, still_err
     size_t i;
     json_t *v;
     if (json_is_string(chat))
-        return keep_template(tk, json_string_value(chat), json_string_length(chat), err);
-    json_array_foreach(chat, i, v) {
+        return keep_template(tk, json_string_value(chat), json_string_length(chat),
+                             err);
+    json_array_foreach(chat, i, v)
+    {
         const char *name = json_string_value(json_object_get(v, "name"));
         const json_t *text = json_object_get(v, "template");
         if (name && !strcmp(name, "default") && json_is_string(text))
@@ -113,8 +115,8 @@ still_status sti_tokenizer_load_settings(still_tokenizer *tk, const char *folder
                                          still_error *err)
 {
     sti_map m;
-    STI_TRY(read_settings(tk, folder, "tokenizer_config.json", read_tokenizer_config,
-                          err));
+    STI_TRY(
+        read_settings(tk, folder, "tokenizer_config.json", read_tokenizer_config, err));
     STI_TRY(read_settings(tk, folder, "generation_config.json", read_generation_config,
                           err));
     STI_TRY(open_in(folder, "chat_template.jinja", &m, err));
@@ -126,7 +128,8 @@ still_status sti_tokenizer_load_settings(still_tokenizer *tk, const char *folder
 
 /* ---- Opening ---- */
 
-typedef still_status (*bytes_fn)(still_tokenizer *, const char *, size_t, still_error *);
+typedef still_status (*bytes_fn)(still_tokenizer *, const char *, size_t,
+                                 still_error *);
 
 static bool looks_like_tiktoken(const char *p, size_t n)
 {
@@ -152,9 +155,10 @@ still_status sti_tokenizer_from_bytes(const char *p, size_t n, const char *setti
     *out = NULL;
     bytes_fn load = loader_of(p, n);
     if (!load)
-        return sti_fail(err, STILL_E_FORMAT,
-                        "not a tokenizer (expected GGUF, tokenizer.json, a SentencePiece "
-                        "model or tiktoken ranks)");
+        return sti_fail(
+            err, STILL_E_FORMAT,
+            "not a tokenizer (expected GGUF, tokenizer.json, a SentencePiece "
+            "model or tiktoken ranks)");
     still_tokenizer *tk = sti_tokenizer_new();
     if (!tk) return sti_fail_memory(err, "tokenizer", sizeof *tk);
     still_status st = load(tk, p, n, err);
@@ -168,8 +172,8 @@ still_status sti_tokenizer_from_bytes(const char *p, size_t n, const char *setti
     return STILL_OK;
 }
 
-static still_status from_map(const sti_map *m, const char *folder, still_tokenizer **out,
-                             still_error *err)
+static still_status from_map(const sti_map *m, const char *folder,
+                             still_tokenizer **out, still_error *err)
 {
     still_status st =
         sti_tokenizer_from_bytes((const char *)m->data, m->size, folder, out, err);
@@ -245,8 +249,8 @@ still_status still_tokenizer_open(const char *path, still_tokenizer **out,
         st = open_gguf(path, out, err);
     } else {
         const char *slash = strrchr(path, '/');
-        char *folder = slash ? sti_strndup(path, (size_t)(slash - path) + 1)
-                             : sti_strdup(".");
+        char *folder =
+            slash ? sti_strndup(path, (size_t)(slash - path) + 1) : sti_strdup(".");
         st = folder ? from_map(&m, folder, out, err)
                     : sti_fail_memory(err, "path", strlen(path));
         free(folder);

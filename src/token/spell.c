@@ -30,8 +30,8 @@ still_status sti_tokenizer_add_spm(still_tokenizer *tk, const char *p, size_t n,
         int b = sti_byte_of_name(p, n);
         if (b < 0)
             return sti_fail(err, STILL_E_FORMAT,
-                            "token %d is a byte but is spelled '%.*s', not <0x..>", v->n,
-                            (int)(n < 40 ? n : 40), p);
+                            "token %d is a byte but is spelled '%.*s', not <0x..>",
+                            v->n, (int)(n < 40 ? n : 40), p);
         char c = (char)b;
         if (v->byte_id[b] < 0) v->byte_id[b] = v->n;
         return sti_vocab_add(v, &c, 1, kind, err);
@@ -95,8 +95,8 @@ still_status sti_tokenizer_add_merge(still_tokenizer *tk, sti_str left, sti_str 
     if (bytes != small) free(bytes);
     if (a < 0 || b < 0 || ab < 0)
         return sti_fail(err, STILL_E_FORMAT,
-                        "merge %u, '%.*s' and '%.*s': %s is not in the vocabulary", rank,
-                        (int)(left.n < 40 ? left.n : 40), left.p,
+                        "merge %u, '%.*s' and '%.*s': %s is not in the vocabulary",
+                        rank, (int)(left.n < 40 ? left.n : 40), left.p,
                         (int)(right.n < 40 ? right.n : 40), right.p,
                         a < 0   ? "the first"
                         : b < 0 ? "the second"

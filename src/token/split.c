@@ -99,7 +99,8 @@ static void translate(const char *p, size_t n, sti_buf *out)
     }
 }
 
-still_status sti_split_add(sti_split *s, const char *pattern, size_t n, still_error *err)
+still_status sti_split_add(sti_split *s, const char *pattern, size_t n,
+                           still_error *err)
 {
     if (s->n == STI_SPLIT_STAGES)
         return sti_fail(err, STILL_E_UNSUPPORTED,
@@ -114,8 +115,8 @@ still_status sti_split_add(sti_split *s, const char *pattern, size_t n, still_er
     int code;
     PCRE2_SIZE at;
     pcre2_code *re = pcre2_compile((PCRE2_SPTR)b.p, b.n,
-                                   PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code,
-                                   &at, NULL);
+                                   PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
+                                   &code, &at, NULL);
     sti_buf_free(&b);
     if (!re) {
         PCRE2_UCHAR why[120] = "";
@@ -158,9 +159,10 @@ static still_status walk_stage(walk *w, int stage, const char *p, size_t n,
                                    w->match[stage], NULL);
         if (rc == PCRE2_ERROR_NOMATCH) break;
         if (rc < 0)
-            return sti_fail(err, STILL_E_LIMIT,
-                            "splitting rule gave up at byte %zu of %zu (PCRE2 error %d)",
-                            from, n, rc);
+            return sti_fail(
+                err, STILL_E_LIMIT,
+                "splitting rule gave up at byte %zu of %zu (PCRE2 error %d)", from, n,
+                rc);
         if (span[1] <= span[0] || span[0] < from) { /* empty match: step over a byte */
             do from++;
             while (from < n && ((unsigned char)p[from] & 0xC0) == 0x80);

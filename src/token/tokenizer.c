@@ -88,6 +88,7 @@ static still_status build_tries(still_tokenizer *tk, still_error *err)
 still_status sti_tokenizer_index(still_tokenizer *tk, still_error *err)
 {
     tk->n = tk->v.n;
+    if (!tk->n) return sti_fail(err, STILL_E_FORMAT, "the vocabulary has no tokens");
     STI_TRY(sti_vocab_index(&tk->v, err));
     if (tk->spm) {
         tk->bpe.by_char = true;
@@ -119,8 +120,8 @@ still_status sti_tokenizer_merges_by_score(still_tokenizer *tk, const float *sco
     for (size_t i = 0; i < n && st == STILL_OK; i++) {
         order[i] = (scored){i < (size_t)tk->n ? score[i] : 0, (int32_t)i};
         if (order[i].score != order[i].score)
-            st = sti_fail(err, STILL_E_FORMAT, "token %zu has a score that is no number",
-                          i);
+            st = sti_fail(err, STILL_E_FORMAT,
+                          "token %zu has a score that is no number", i);
     }
     if (st == STILL_OK) {
         qsort(order, n, sizeof *order, by_score);
@@ -164,9 +165,9 @@ static still_status check_id(const still_tokenizer *tk, const char *what, int32_
 still_status sti_tokenizer_finish(still_tokenizer *tk, still_error *err)
 {
     /* Names under which chat models end a turn or a text. */
-    static const char *const ends[] = {"<|im_end|>",      "<|eot_id|>", "<|eom_id|>",
-                                       "<|end_of_text|>", "</s>",       "<|endoftext|>",
-                                       "<|end|>",         "<end_of_turn>"};
+    static const char *const ends[] = {
+        "<|im_end|>", "<|eot_id|>",    "<|eom_id|>", "<|end_of_text|>",
+        "</s>",       "<|endoftext|>", "<|end|>",    "<end_of_turn>"};
     STI_TRY(check_id(tk, "unknown", tk->unknown, err));
     STI_TRY(check_id(tk, "BOS", tk->bos, err));
     STI_TRY(check_id(tk, "EOS", tk->eos, err));

@@ -12,7 +12,11 @@
 
 /* Where SentencePiece's leading space goes: every text fragment between special
  * tokens, or only one that starts the text. */
-typedef enum sti_prefix { STI_PREFIX_NONE, STI_PREFIX_FIRST, STI_PREFIX_ALL } sti_prefix;
+typedef enum sti_prefix {
+    STI_PREFIX_NONE,
+    STI_PREFIX_FIRST,
+    STI_PREFIX_ALL
+} sti_prefix;
 
 enum { STI_STRIP_LEFT = 1, STI_STRIP_RIGHT = 2 }; /* of added tokens */
 
@@ -20,8 +24,8 @@ struct still_tokenizer {
     sti_vocab v;
     int n; /* public vocabulary; v.n may be larger */
     sti_bpe bpe;
-    bool spm; /* SentencePiece: characters, spaces inside; else byte-level */
-    sti_trie special;     /* matched before anything else */
+    bool spm;         /* SentencePiece: characters, spaces inside; else byte-level */
+    sti_trie special; /* matched before anything else */
     unsigned char *strip; /* [n] spaces an added token swallows; NULL: none do */
 
     sti_split split;     /* byte-level */

@@ -28,7 +28,8 @@ still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id,
 {
     if (!n) return STILL_OK;
     if (n > STI_MAX_PIECE || t->n > INT32_MAX / 4)
-        return sti_fail(err, STILL_E_LIMIT, "special tokens are too long (%zu bytes)", n);
+        return sti_fail(err, STILL_E_LIMIT, "special tokens are too long (%zu bytes)",
+                        n);
     if (!t->n && new_node(t, 0, -1) < 0)
         return sti_fail_memory(err, "special tokens", sizeof *t->node);
     int32_t at = 0;

@@ -42,9 +42,9 @@ static still_status make_room(sti_vocab *v, size_t n, still_error *err)
         v->room = room;
         at[v->n] = (uint32_t)v->bytes;
     }
-    if (v->bytes + n > v->text_room) {
+    if (v->bytes + n >= v->text_room) { /* never empty: empty tokens point there too */
         size_t room = v->text_room ? v->text_room : 4096;
-        while (room < v->bytes + n) room *= 2;
+        while (room <= v->bytes + n) room *= 2;
         char *text = sti_grow(v->text, room, 1);
         if (!text) return sti_fail_memory(err, "vocabulary text", room);
         v->text = text;
@@ -155,11 +155,12 @@ still_status sti_vocab_index_last(sti_vocab *v, still_error *err)
  * U+0100 .. U+0143. */
 static int byte_of_gpt2(uint32_t c)
 {
-    if ((c >= 0x21 && c <= 0x7E) || (c >= 0xA1 && c <= 0xAC) || (c >= 0xAE && c <= 0xFF))
+    if ((c >= 0x21 && c <= 0x7E) || (c >= 0xA1 && c <= 0xAC) ||
+        (c >= 0xAE && c <= 0xFF))
         return (int)c;
     if (c < 0x100 || c > 0x143) return -1;
     int k = (int)c - 0x100;
-    if (k <= 0x20) return k;            /* 00..20 */
+    if (k <= 0x20) return k;               /* 00..20 */
     if (k <= 0x42) return 0x7F + k - 0x21; /* 7F..A0 */
     return 0xAD;
 }

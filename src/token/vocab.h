@@ -34,7 +34,7 @@ typedef struct sti_vocab_slot {
 
 typedef struct sti_vocab {
     int n, room;
-    char *text;           /* all tokens, one after the other */
+    char *text; /* all tokens, one after the other */
     size_t bytes, text_room;
     uint32_t *at;         /* [n+1] token i is text[at[i] .. at[i+1]) */
     unsigned char *kind;  /* [n] sti_kind */
@@ -53,8 +53,8 @@ still_status sti_vocab_add(sti_vocab *v, const char *p, size_t n, sti_kind kind,
 /* Whether text can become such a token by splitting and merging. */
 static inline bool sti_kind_merges(int kind)
 {
-    return kind == STI_KIND_NORMAL || kind == STI_KIND_USER || kind == STI_KIND_UNUSED ||
-           kind == STI_KIND_CHARACTER;
+    return kind == STI_KIND_NORMAL || kind == STI_KIND_USER ||
+           kind == STI_KIND_UNUSED || kind == STI_KIND_CHARACTER;
 }
 /* Builds the look-up over such tokens. Of equal ones the first id is found. */
 still_status sti_vocab_index(sti_vocab *v, still_error *err);

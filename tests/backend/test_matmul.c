@@ -2,7 +2,7 @@
  * set this machine has, odd sizes.
  *
  * Two yardsticks, both in double on dequantized weights. `same`: with activations
- * rounded to int8 as matmul.h says, products may differ by float rounding only.
+ * rounded to 15 bits as matmul.h says, products may differ by float rounding only.
  * `bound`: with activations as given, products may differ by what that rounding can
  * do at worst, sum_k |w_k| d / 2. */
 #include <setjmp.h>
@@ -46,8 +46,12 @@ static sti_dev *device(const char *isa, int threads, int max_k)
 {
     sti_dev *dev = NULL;
     still_error err;
-    sti_dev_params p = {.threads = threads, .isa = isa, .max_k = max_k, .heads = 2,
-                        .kv_heads = 1, .head_dim = 16};
+    sti_dev_params p = {.threads = threads,
+                        .isa = isa,
+                        .max_k = max_k,
+                        .heads = 2,
+                        .kv_heads = 1,
+                        .head_dim = 16};
     still_status st = sti_backend_find("cpu")->dev_new(&p, &dev, &err);
     if (st == STILL_E_UNSUPPORTED) return NULL; /* not on this processor */
     assert_int_equal(st, STILL_OK);
@@ -87,14 +91,20 @@ static source make_source(sti_dtype type, int64_t N, int64_t K, uint32_t seed)
         if (type == STI_Q6_K) at = 208;
         bool min = type != STI_Q3_K && type != STI_Q6_K;
         for (size_t b = 0; b < bytes; b += (size_t)info->bytes) {
-            uint16_t d = sti_f32_to_f16(0.01f * uniform(&seed)), m = sti_f32_to_f16(0.02f);
+            uint16_t d = sti_f32_to_f16(0.01f * uniform(&seed)),
+                     m = sti_f32_to_f16(0.02f);
             memcpy(p + b + at, &d, 2);
             if (min) memcpy(p + b + at + 2, &m, 2);
         }
     }
     sti_dequant(type, p, s.value, N * K);
-    s.t = (sti_tensor){.name = "w", .type = type, .n_dims = 2, .dim = {N, K}, .data = p,
-                       .bytes = bytes, .path = "memory"};
+    s.t = (sti_tensor){.name = "w",
+                       .type = type,
+                       .n_dims = 2,
+                       .dim = {N, K},
+                       .data = p,
+                       .bytes = bytes,
+                       .path = "memory"};
     return s;
 }
 
@@ -128,7 +138,7 @@ static expected expect(const float *x, const float *w, int64_t K, bool quantized
         int64_t end = b + 32 < K ? b + 32 : K;
         float top = 0;
         for (int64_t k = b; k < end; k++) top = fmaxf(top, fabsf(x[k]));
-        float d = top / 127.0f, inv = top > 1e-30f ? 127.0f / top : 0.0f;
+        float d = top / 16256, inv = top > 1e-30f ? 16256 / top : 0.0f; /* 127 * 128 */
         for (int64_t k = b; k < end; k++) {
             double a = quantized ? (double)d * nearbyintf(x[k] * inv) : (double)x[k];
             same += a * w[k];
@@ -177,7 +187,8 @@ static void check_matrix(const char *isa, sti_dtype type, int64_t N, int64_t K)
     assert_true(one && y);
     still_error err;
     for (int m = 0; m < M; m++) {
-        sti_matmul_args a = {.x = x + m * K, .M = 1, .n = 1, .w = {&w}, .y = {one + m * N}};
+        sti_matmul_args a = {
+            .x = x + m * K, .M = 1, .n = 1, .w = {&w}, .y = {one + m * N}};
         assert_int_equal(be->matmul(dev, &a, &err), STILL_OK);
     }
     for (int m = 0; m < 9; m++) {
@@ -227,8 +238,8 @@ static void several_matrices(void **state)
                 source s[3];
                 sti_weight w[3];
                 float *y[3], *bias[3], *x = make_x(M * K, 5);
-                sti_matmul_args a = {.x = x, .M = n == 2 ? 1 : M, .n = n,
-                                     .accumulate = n != 2};
+                sti_matmul_args a = {
+                    .x = x, .M = n == 2 ? 1 : M, .n = n, .accumulate = n != 2};
                 for (int k = 0; k < n; k++) {
                     s[k] = make_source(TYPES[(t + 4 * k) % N_TYPES], N[k], K, 3);
                     w[k] = make_weight(dev, &s[k]);
@@ -406,9 +417,12 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type),      cmocka_unit_test(several_matrices),
-        cmocka_unit_test(threads_change_nothing), cmocka_unit_test(extremes),
-        cmocka_unit_test(embedding),       cmocka_unit_test(refusals),
+        cmocka_unit_test(every_type),
+        cmocka_unit_test(several_matrices),
+        cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(extremes),
+        cmocka_unit_test(embedding),
+        cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* test_small_ops.c - rmsnorm, rope and swiglu of the cpu backend, every instruction set
- * here: against double loops, row by row against the batch, and in place. */
+/* test_small_ops.c - rmsnorm, rope, swiglu and logprob of the cpu backend, every
+ * instruction set here: against double loops, row by row against the batch, and in
+ * place. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -194,12 +195,51 @@ static void rope_is_the_definition(void **state)
     }
 }
 
+static void logprob_is_the_definition(void **state)
+{
+    (void)state;
+    static const int size[][2] = {{1, 49152}, {33, 1000}, {2, 1}, {3, 5}, {1, 130}};
+    for (int i = 0; i < N_ISA; i++) {
+        sti_dev *dev = new_dev(isa_name[i]);
+        if (!dev) continue;
+        for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
+            int M = size[k][0], V = size[k][1];
+            float *x = floats((size_t)(M * V), k == 1 ? 300 : 20, 6);
+            float *y = floats((size_t)M, 0, 0);
+            int32_t *target = sti_alloc((size_t)M, sizeof *target);
+            int32_t *top = sti_alloc((size_t)M, sizeof *top);
+            assert_true(target && top);
+            for (int m = 0; m < M; m++) target[m] = (V - 1) * m / M;
+            /* Two equal maxima: the first is the top. */
+            if (V > 4) x[V - 1] = x[V / 2] = 400;
+            sti_logprob_args a = {x, target, M, V, y, top};
+            assert_int_equal(cpu()->logprob(dev, &a, NULL), STILL_OK);
+            for (int m = 0; m < M; m++) {
+                const float *l = x + (size_t)m * (size_t)V;
+                int best = 0;
+                double sum = 0;
+                for (int j = 0; j < V; j++) best = l[j] > l[best] ? j : best;
+                for (int j = 0; j < V; j++) sum += exp((double)l[j] - l[best]);
+                double want = (double)l[target[m]] - l[best] - log(sum);
+                assert_int_equal(top[m], best);
+                assert_near(y[m], want, 1e-7, 1e-6, isa_name[i], "logprob", (size_t)m);
+            }
+            free(x);
+            free(y);
+            free(target);
+            free(top);
+        }
+        cpu()->dev_free(dev);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rmsnorm_is_the_definition),
         cmocka_unit_test(swiglu_is_the_definition),
         cmocka_unit_test(rope_is_the_definition),
+        cmocka_unit_test(logprob_is_the_definition),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

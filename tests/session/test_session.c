@@ -219,8 +219,8 @@ static void bill_is_exact(void **state)
     still_model *m = open_model("llama3", "cpu", 1);
     still_bill a, b;
     still_error e;
-    must(still_model_bill(m, &(still_session_params){.ctx = 1000}, &a, &e), &e);
-    must(still_model_bill(m, &(still_session_params){.ctx = 2000}, &b, &e), &e);
+    must(still_model_bill(m, &(still_session_params){.ctx = 1000, .cache = "f16"}, &a, &e), &e);
+    must(still_model_bill(m, &(still_session_params){.ctx = 2000, .cache = "f16"}, &b, &e), &e);
     const still_model_info *i = still_model_get_info(m);
     size_t per_token = (size_t)i->layers * 2u * (size_t)i->kv_heads * (size_t)i->head_dim * 2u;
     assert_int_equal(b.cache - a.cache, 1000 * per_token);

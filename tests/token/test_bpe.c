@@ -1,7 +1,7 @@
 /* The merge loops against the definition, on random vocabularies: find the lowest rank,
- * leftmost first, merge, start over. Short inputs go through the scan, long ones through
- * the heap, and sti_bpe_learn keeps one merge a token where the definition tries every
- * concatenation. */
+ * leftmost first, merge, start over. Short inputs go through the scan, long ones
+ * through the heap, and sti_bpe_learn keeps one merge a token where the definition
+ * tries every concatenation. */
 #include "tokens.h"
 
 #include "token/bpe.h"
@@ -32,8 +32,8 @@ static void random_vocabulary(sti_vocab *v, uint64_t *seed)
 }
 
 /* The definition, by concatenation of bytes. Returns the number of symbols left. */
-static size_t merge_by_definition(const sti_vocab *v, const uint32_t *rank, int32_t *sym,
-                                  size_t n)
+static size_t merge_by_definition(const sti_vocab *v, const uint32_t *rank,
+                                  int32_t *sym, size_t n)
 {
     for (;;) {
         size_t best = n;
@@ -76,7 +76,8 @@ static void test_against_definition(void **state)
             char text[300];
             int32_t fast[300], slow[300];
             size_t n = 1 + random_below(&seed, t % 2 ? 40 : 299);
-            for (size_t i = 0; i < n; i++) text[i] = (char)('a' + random_below(&seed, 3));
+            for (size_t i = 0; i < n; i++)
+                text[i] = (char)('a' + random_below(&seed, 3));
             size_t k = sti_bpe_symbols(&b, &v, text, n, fast);
             assert_int_equal(k, n);
             memcpy(slow, fast, n * sizeof *fast);

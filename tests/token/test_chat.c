@@ -1,21 +1,24 @@
-/* Chat templates: the golden conversations run in the self-test; here are default system
- * prompts, the variations of a family, and what is refused. */
+/* Chat templates: the golden conversations run in the self-test; here are default
+ * system prompts, the variations of a family, and what is refused. */
 #include "tokens.h"
 
 static const char CHATML[] =
     "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\\n' + m['content'] + "
     "'<|im_end|>' + '\\n'}}{% endfor %}";
 static const char QWEN[] =
-    "{%- if tools %}{{- '<|im_start|>system\\n' }}{{- messages[0]['content'] }}{%- else %}"
+    "{%- if tools %}{{- '<|im_start|>system\\n' }}{{- messages[0]['content'] }}{%- "
+    "else %}"
     "{%- if messages[0]['role'] == 'system' %}"
-    "{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}{%- else %}"
+    "{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}{%- else "
+    "%}"
     "{{- '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}{%- endif %}";
-static const char MISTRAL_V1[] = "{{ bos_token }}{{ '[INST] ' + message['content'] + ' "
-                                 "[/INST]' }}{{ message['content'] + eos_token + ' ' }}";
-static const char MISTRAL_V3[] =
-    "{%- if loop.last and system_message is defined %}"
-    "{{- \"[INST] \" + system_message + \"\\n\\n\" + message[\"content\"] + \"[/INST]\" }}"
-    "{{- \" \" + message[\"content\"]|trim + eos_token}}";
+static const char MISTRAL_V1[] =
+    "{{ bos_token }}{{ '[INST] ' + message['content'] + ' "
+    "[/INST]' }}{{ message['content'] + eos_token + ' ' }}";
+static const char MISTRAL_V3[] = "{%- if loop.last and system_message is defined %}"
+                                 "{{- \"[INST] \" + system_message + \"\\n\\n\" + "
+                                 "message[\"content\"] + \"[/INST]\" }}"
+                                 "{{- \" \" + message[\"content\"]|trim + eos_token}}";
 static const char LLAMA31[] =
     "{%- set date_string = \"26 Jul 2024\" %}{{- \"<|start_header_id|>system\" }}"
     "{{- \"Cutting Knowledge Date: December 2023\\n\" }}";
@@ -36,9 +39,11 @@ static const still_message TALK[] = {
 static void test_default_system(void **state)
 {
     (void)state;
-    check(CHATML, TALK + 1, 1, true, "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n");
+    check(CHATML, TALK + 1, 1, true,
+          "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n");
     check(QWEN, TALK + 1, 1, false,
-          "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nu<|im_end|>\n");
+          "<|im_start|>system\nYou are "
+          "helpful.<|im_end|>\n<|im_start|>user\nu<|im_end|>\n");
     check(QWEN, TALK, 2, false,
           "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nu<|im_end|>\n");
     still_tokenizer *tk = open_tokenizer(VOCAB("smollm.gguf"));
@@ -54,14 +59,16 @@ static void test_mistral(void **state)
     check(MISTRAL_V3, TALK, 4, true, "<s>[INST] u[/INST] a</s>[INST] S\n\nv[/INST]");
     char *out;
     still_error err;
-    assert_int_equal(still_chat_render(MISTRAL_V1, TALK, 4, true, &out, &err), STILL_E_ARG);
+    assert_int_equal(still_chat_render(MISTRAL_V1, TALK, 4, true, &out, &err),
+                     STILL_E_ARG);
     assert_non_null(strstr(err.text, "system"));
     const still_message twice[] = {{"user", "a"}, {"user", "b"}};
     assert_int_equal(still_chat_render(MISTRAL_V3, twice, 2, true, &out, &err),
                      STILL_E_ARG);
     assert_non_null(strstr(err.text, "message 1 is from 'user', expected 'assistant'"));
     assert_null(out);
-    assert_int_equal(still_chat_render(MISTRAL_V3, TALK, 1, true, &out, &err), STILL_E_ARG);
+    assert_int_equal(still_chat_render(MISTRAL_V3, TALK, 1, true, &out, &err),
+                     STILL_E_ARG);
 }
 
 static void test_llama3(void **state)
@@ -71,7 +78,8 @@ static void test_llama3(void **state)
     check("<|start_header_id|>", spaced, 1, false,
           "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nx y<|eot_id|>");
     check(LLAMA31, TALK, 2, false,
-          "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge "
+          "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting "
+          "Knowledge "
           "Date: December 2023\nToday Date: 26 Jul 2024\n\nS<|eot_id|>"
           "<|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>");
 }

@@ -3,7 +3,8 @@
 
 #include "token/utf8.h"
 
-static const char TEXT[] = "Wörter, 世界 und 🙂🙂 – the sky. \u2581 नमस्ते";
+static const char TEXT[] =
+    "Wörter, 世界 und 🙂🙂 – the sky. \u2581 नमस्ते";
 
 /* Whatever the vocabulary, each push hands out whole characters, and all of them. */
 static void test_never_cuts_a_character(void **state)
@@ -70,9 +71,9 @@ static void test_broken_bytes(void **state)
     (void)state;
     still_tokenizer *tk = open_tokenizer(VOCAB("llama3.tiktoken"));
     check_bytes(tk, "a\xE2\x82\xAC", "a€");
-    check_bytes(tk, "a\xE2\x82", "a\uFFFD");           /* flushed */
-    check_bytes(tk, "\xE2\x82z", "\uFFFDz");           /* one broken character */
-    check_bytes(tk, "\x80\xFFz", "\uFFFD\uFFFDz");     /* two broken bytes */
+    check_bytes(tk, "a\xE2\x82", "a\uFFFD");               /* flushed */
+    check_bytes(tk, "\xE2\x82z", "\uFFFDz");               /* one broken character */
+    check_bytes(tk, "\x80\xFFz", "\uFFFD\uFFFDz");         /* two broken bytes */
     check_bytes(tk, "\xED\xA0\x80", "\uFFFD\uFFFD\uFFFD"); /* a surrogate */
     still_tokenizer_free(tk);
     tk = open_tokenizer(VOCAB("spm.model"));
@@ -86,7 +87,8 @@ static void test_special_tokens(void **state)
     still_tokenizer *tk = open_tokenizer(VOCAB("spm.model"));
     size_t n, len;
     int32_t *ids = encode(tk, "<s>the sky</s>", 14, STILL_ENCODE_SPECIAL, &n);
-    char *with = decode(tk, ids, n, true, &len), *without = decode(tk, ids, n, false, &len);
+    char *with = decode(tk, ids, n, true, &len),
+         *without = decode(tk, ids, n, false, &len);
     assert_string_equal(with, "<s>the sky</s>");
     assert_string_equal(without, "the sky");
     free(with);

@@ -88,8 +88,9 @@ static void test_broken_utf8_bytes(void **state)
     (void)state;
     static const char *const names[] = {VOCAB("smollm.json"), VOCAB("llama3.tiktoken"),
                                         VOCAB("llama3.json")};
-    static const char text[] = "ab\xFF\xC3 cd\xE2\x82 \xED\xA0\x80\xF0\x9F\x98\x80\xC0\xAF"
-                               " the\x80 12\xF8 \xE2\x82";
+    static const char text[] =
+        "ab\xFF\xC3 cd\xE2\x82 \xED\xA0\x80\xF0\x9F\x98\x80\xC0\xAF"
+        " the\x80 12\xF8 \xE2\x82";
     for (size_t t = 0; t < sizeof names / sizeof *names; t++) {
         still_tokenizer *tk = open_tokenizer(names[t]);
         size_t n, total = 0, len;

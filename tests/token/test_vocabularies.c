@@ -29,7 +29,8 @@ static void check_line(const still_tokenizer *tk, const vocabulary *v, const jso
                        int line)
 {
     const json_t *text = json_object_get(o, "text"), *want = json_object_get(o, "ids");
-    unsigned flags = json_is_true(json_object_get(o, "special")) ? STILL_ENCODE_SPECIAL : 0;
+    unsigned flags =
+        json_is_true(json_object_get(o, "special")) ? STILL_ENCODE_SPECIAL : 0;
     const char *p = json_string_value(text);
     size_t n = json_string_length(text), count, len;
     int32_t *ids = encode(tk, p, n, flags, &count);
@@ -74,7 +75,7 @@ int main(void)
     enum { N = sizeof vocabularies / sizeof *vocabularies };
     struct CMUnitTest tests[N];
     for (size_t i = 0; i < N; i++)
-        tests[i] = (struct CMUnitTest){vocabularies[i].tokenizer, test_golden, NULL, NULL,
-                                       (void *)&vocabularies[i]};
+        tests[i] = (struct CMUnitTest){vocabularies[i].tokenizer, test_golden, NULL,
+                                       NULL, (void *)&vocabularies[i]};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,8 +28,8 @@ static inline int32_t *encode(const still_tokenizer *tk, const char *text, size_
                               unsigned flags, size_t *count)
 {
     still_error err;
-    assert_int_equal(
-        still_tokenizer_encode(tk, text, n, flags, NULL, 0, count, &err), STILL_OK);
+    assert_int_equal(still_tokenizer_encode(tk, text, n, flags, NULL, 0, count, &err),
+                     STILL_OK);
     size_t again, room = *count;
     int32_t *ids = malloc((room + 1) * sizeof *ids);
     assert_non_null(ids);

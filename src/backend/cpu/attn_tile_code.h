@@ -167,8 +167,8 @@ static void load_keys(const sti_attn_rows *src, int start, int lo, int hi, float
     for (int j = lo / KEYS * KEYS; j < hi; j += KEYS) {
         const void *row[KEYS];
         float *to = k + (size_t)(j / W) * (size_t)(D * W) + j % W;
-        for (int i = 0; i < KEYS;
-             i++) { /* a lane without a key takes its neighbour's */
+        for (int i = 0; i < KEYS; i++) {
+            /* A lane without a key takes its neighbour's; its score is not used. */
             int key = j + i < lo ? lo : j + i < hi ? j + i : hi - 1;
             row[i] = row_at(src, base + key - lo);
             ask_for_next(src, row[i]);
@@ -218,8 +218,10 @@ STI_INLINE void score_tile(const int R, const int P, const float *q, const float
 {
     vf acc[R_MAX][4];
     STI_UNROLL
-    for (int r = 0; r < R; r++) STI_UNROLL
-    for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
+    for (int r = 0; r < R; r++) {
+        STI_UNROLL
+        for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
+    }
     const float *k1 = k + (size_t)D * W;
     for (int d = 0; d < D; d++) {
         vf x[4];
@@ -234,8 +236,10 @@ STI_INLINE void score_tile(const int R, const int P, const float *q, const float
         }
     }
     STI_UNROLL
-    for (int r = 0; r < R; r++) STI_UNROLL
-    for (int i = 0; i < 2 * P; i++) vf_store(s + r * LDS + i * VL, acc[r][i]);
+    for (int r = 0; r < R; r++) {
+        STI_UNROLL
+        for (int i = 0; i < 2 * P; i++) vf_store(s + r * LDS + i * VL, acc[r][i]);
+    }
 }
 
 /* Values of keys 0, 1, ... of a tile: float panels, or the cache's own f16 rows, from
@@ -253,8 +257,10 @@ STI_INLINE void weigh_tile(const int R, const int P, const bool direct, const fl
 {
     vf acc[R_MAX][4];
     STI_UNROLL
-    for (int r = 0; r < R; r++) STI_UNROLL
-    for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
+    for (int r = 0; r < R; r++) {
+        STI_UNROLL
+        for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
+    }
     for (int j = 0; j < n; j++) {
         vf x[4];
         if (direct) {
@@ -277,14 +283,21 @@ STI_INLINE void weigh_tile(const int R, const int P, const bool direct, const fl
         }
     }
     STI_UNROLL
-    for (int r = 0; r < R; r++) STI_UNROLL
-    for (int i = 0; i < 2 * P; i++) {
-        float *y = o + (size_t)r * (size_t)ldo + i * VL;
-        vf_store(y, keep ? joined(vf_load(y), acc[r][i], keep[r], add[r]) : acc[r][i]);
+    for (int r = 0; r < R; r++) {
+        float *y = o + (size_t)r * (size_t)ldo;
+        STI_UNROLL
+        for (int i = 0; i < 2 * P; i++, y += VL)
+            vf_store(y,
+                     keep ? joined(vf_load(y), acc[r][i], keep[r], add[r]) : acc[r][i]);
     }
 }
 
 /* F with R and P as constants: up to R_MAX rows of one panel, or R_MAX / 2 of two. */
+#if defined(__AVX512F__)
+#define IF_32_REGISTERS(...) __VA_ARGS__
+#else
+#define IF_32_REGISTERS(...)
+#endif
 #define CASE(F, R, P, ...)                                                             \
     case R:                                                                            \
         F(R, P, __VA_ARGS__);                                                          \
@@ -293,37 +306,22 @@ STI_INLINE void weigh_tile(const int R, const int P, const bool direct, const fl
     CASE(F, 1, P, __VA_ARGS__) CASE(F, 2, P, __VA_ARGS__) CASE(F, 3, P, __VA_ARGS__)
 #define CASES_4_TO_6(F, P, ...)                                                        \
     CASE(F, 4, P, __VA_ARGS__) CASE(F, 5, P, __VA_ARGS__) CASE(F, 6, P, __VA_ARGS__)
-#define CASES_7_TO_12(F, P, ...)                                                       \
-    CASE(F, 7, P, __VA_ARGS__)                                                         \
-    CASE(F, 8, P, __VA_ARGS__) CASE(F, 9, P, __VA_ARGS__) CASE(F, 10, P, __VA_ARGS__)  \
-        CASE(F, 11, P, __VA_ARGS__) CASE(F, 12, P, __VA_ARGS__)
-#if defined(__AVX512F__)
+#define CASES_7_TO_9(F, P, ...)                                                        \
+    CASE(F, 7, P, __VA_ARGS__) CASE(F, 8, P, __VA_ARGS__) CASE(F, 9, P, __VA_ARGS__)
+#define CASES_10_TO_12(F, P, ...)                                                      \
+    CASE(F, 10, P, __VA_ARGS__) CASE(F, 11, P, __VA_ARGS__) CASE(F, 12, P, __VA_ARGS__)
 #define ONE_PANEL(F, R, ...)                                                           \
     switch (R) {                                                                       \
         CASES_1_TO_3(F, 1, __VA_ARGS__)                                                \
         CASES_4_TO_6(F, 1, __VA_ARGS__)                                                \
-        CASES_7_TO_12(F, 1, __VA_ARGS__)                                               \
+        IF_32_REGISTERS(CASES_7_TO_9(F, 1, __VA_ARGS__))                               \
+        IF_32_REGISTERS(CASES_10_TO_12(F, 1, __VA_ARGS__))                             \
     }
 #define TWO_PANELS(F, R, ...)                                                          \
     switch (R) {                                                                       \
         CASES_1_TO_3(F, 2, __VA_ARGS__)                                                \
-        CASES_4_TO_6(F, 2, __VA_ARGS__)                                                \
+        IF_32_REGISTERS(CASES_4_TO_6(F, 2, __VA_ARGS__))                               \
     }
-#define DIRECT TWO_PANELS
-enum { DIRECT_W = 2 * W };
-#else
-#define ONE_PANEL(F, R, ...)                                                           \
-    switch (R) {                                                                       \
-        CASES_1_TO_3(F, 1, __VA_ARGS__)                                                \
-        CASES_4_TO_6(F, 1, __VA_ARGS__)                                                \
-    }
-#define TWO_PANELS(F, R, ...)                                                          \
-    switch (R) {                                                                       \
-        CASES_1_TO_3(F, 2, __VA_ARGS__)                                                \
-    }
-#define DIRECT ONE_PANEL /* converted operands take registers too */
-enum { DIRECT_W = W };
-#endif
 
 /* Rows of the next register tile when n are left: as equal as they can be, since a
  * last tile of one row would run at a fraction of the speed. */
@@ -371,21 +369,27 @@ static void weigh(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
 }
 
 /* A float copy pays off from a few register tiles of rows on. Below, and where the
- * head fills whole panels, conversion hides behind the multiply-adds. */
+ * head fills whole panels, conversion hides behind the multiply-adds; its results take
+ * registers, so two panels at a time need 32 of them. */
 static void weigh_cache(const sti_attn_tile *t, const sti_attn_rows *src, int start,
                         int n, int lo, int hi, float *o, int ldo)
 {
-    if (src->type != STI_F16 || src->D % DIRECT_W != 0 || n > R_MAX / 2) {
+    const int step = V_REGS == 32 ? 2 * W : W;
+    if (src->type != STI_F16 || src->D % step != 0 || n > R_MAX / 2) {
         load_values(src, start, lo, hi, t->v);
         weigh(t, src->D, 0, n, lo, hi, o, ldo, NULL, NULL);
         return;
     }
+    const float *s = t->s + lo;
     value_source v = {.cache = src->data,
                       .row = (start + lo) % src->room,
                       .room = src->room,
                       .D = src->D};
-    for (int d = 0; d < src->D; d += DIRECT_W, v.cache += DIRECT_W)
-        DIRECT(weigh_tile, n, true, t->s + lo, v, hi - lo, o + d, ldo, NULL, NULL)
+    for (int d = 0; d < src->D; d += step, v.cache += step)
+        if (step == W)
+            ONE_PANEL(weigh_tile, n, true, s, v, hi - lo, o + d, ldo, NULL, NULL)
+        else
+            TWO_PANELS(weigh_tile, n, true, s, v, hi - lo, o + d, ldo, NULL, NULL)
 }
 
 /* ---- Softmax ---------------------------------------------------------------- */

@@ -9,6 +9,10 @@
 
 #include "backend/cpu/matmul.h"
 
+#if STI_CPU_X86
+#include <cpuid.h>
+#endif
+
 static const char *const isa_name[] = {"portable", "avx2", "avx512"};
 enum { N_ISA = 3 };
 
@@ -16,12 +20,14 @@ static bool has_isa(sti_cpu_isa isa)
 {
 #if STI_CPU_X86
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                __builtin_cpu_supports("f16c");
+    unsigned a, b, c = 0, d; /* clang 14 has no name for F16C */
+    bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (isa == STI_ISA_AVX2) return avx2;
     if (isa == STI_ISA_AVX512)
         return avx2 && __builtin_cpu_supports("avx512f") &&
-               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vnni");
 #endif
@@ -40,9 +46,9 @@ static still_status choose_isa(const char *asked, sti_cpu_isa *out, still_error 
             return STILL_OK;
         }
     }
-    return sti_fail(err, STILL_E_ARG,
-                    "instruction set '%s' is unknown, expected portable, avx2 or avx512",
-                    asked);
+    return sti_fail(
+        err, STILL_E_ARG,
+        "instruction set '%s' is unknown, expected portable, avx2 or avx512", asked);
 }
 
 static const sti_cpu_mm *matrix_kernels(sti_cpu_isa isa)
@@ -99,17 +105,25 @@ static int dev_threads(const sti_dev *dev)
 static size_t dev_bytes(const sti_dev *dev, int rows)
 {
     size_t a = sti_cpu_matmul_scratch(dev, rows), b = sti_cpu_attn_scratch(dev, rows);
-    return a > b ? a : b;
+    size_t c = sti_cpu_hybrid_scratch(dev, rows);
+    a = a > b ? a : b;
+    return a > c ? a : c;
+}
+
+still_status sti_cpu_need_bytes(sti_dev *dev, size_t bytes, still_error *err)
+{
+    if (bytes <= dev->scratch.bytes) return STILL_OK;
+    sti_block grown;
+    if (!sti_block_new(&grown, bytes)) return sti_fail_memory(err, "scratch", bytes);
+    sti_block_free(&dev->scratch);
+    dev->scratch = grown;
+    return STILL_OK;
 }
 
 still_status sti_cpu_need(sti_dev *dev, int rows, still_error *err)
 {
     if (rows <= dev->rows) return STILL_OK;
-    size_t bytes = dev_bytes(dev, rows);
-    sti_block grown;
-    if (!sti_block_new(&grown, bytes)) return sti_fail_memory(err, "scratch", bytes);
-    sti_block_free(&dev->scratch);
-    dev->scratch = grown;
+    STI_TRY(sti_cpu_need_bytes(dev, dev_bytes(dev, rows), err));
     dev->rows = rows;
     return STILL_OK;
 }
@@ -133,4 +147,13 @@ const sti_backend sti_backend_cpu = {
     .swiglu = sti_cpu_swiglu,
     .softmax_attn = sti_cpu_softmax_attn,
     .logprob = sti_cpu_logprob,
+    .state_kv = 0, /* as the session's cache */
+    .state_real = sizeof(float),
+    .hybrid_reserve = sti_cpu_hybrid_reserve,
+    .hybrid = sti_cpu_hybrid,
+    .hybrid_route = sti_cpu_hybrid_route,
+    .hybrid_parallel = sti_cpu_hybrid_parallel,
+    .hybrid_backward = sti_cpu_hybrid_backward,
+    .linear = sti_cpu_linear,
+    .linear_backward = sti_cpu_linear_backward,
 };

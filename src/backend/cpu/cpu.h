@@ -34,8 +34,9 @@ struct sti_dev {
      * call. It holds what `rows` rows need; sti_cpu_need makes it larger. */
     sti_block scratch;
     int rows;
+    size_t hybrid_fixed, hybrid_row; /* scratch of the hybrid operator: any, per row */
     /* Where repacked weights lie, see weight.c. */
-    sti_block *arena; /* [n_arenas] */
+    sti_block *arena;            /* [n_arenas] */
     size_t n_arenas, arena_used; /* bytes of the last one */
     size_t n_weights;            /* that lie in the arenas */
 };
@@ -43,10 +44,14 @@ struct sti_dev {
 /* Makes dev->scratch large enough for a call of `rows` rows. Does nothing after a
  * dev_reserve of as many, so operators call it first and decode never allocates. */
 still_status sti_cpu_need(sti_dev *dev, int rows, still_error *err);
+/* The same for operators whose scratch does not follow rows: those of training, whose
+ * first call of a shape allocates and whose later ones do not. The old block goes. */
+still_status sti_cpu_need_bytes(sti_dev *dev, size_t bytes, still_error *err);
 
 /* Scratch bytes of an operator for `rows` rows; the block has room for the largest. */
 size_t sti_cpu_matmul_scratch(const sti_dev *dev, int rows);
 size_t sti_cpu_attn_scratch(const sti_dev *dev, int rows);
+size_t sti_cpu_hybrid_scratch(const sti_dev *dev, int rows);
 
 /* Weights (weight.c). */
 still_status sti_cpu_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w,
@@ -64,5 +69,20 @@ still_status sti_cpu_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error 
 still_status sti_cpu_softmax_attn(sti_dev *dev, const sti_attn_args *a,
                                   still_error *err);
 still_status sti_cpu_logprob(sti_dev *dev, const sti_logprob_args *a, still_error *err);
+still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set,
+                                    const sti_hybrid_shape *shape, int rows,
+                                    still_error *err);
+still_status sti_cpu_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
+                            still_error *err);
+still_status sti_cpu_hybrid_route(sti_dev *dev, const sti_hybrid_parallel_args *a,
+                                  still_error *err);
+still_status sti_cpu_hybrid_parallel(sti_dev *dev, const sti_hybrid_parallel_args *a,
+                                     still_error *err);
+still_status sti_cpu_hybrid_backward(sti_dev *dev, const sti_hybrid_parallel_args *a,
+                                     still_error *err);
+still_status sti_cpu_linear(sti_dev *dev, const sti_linear_args *a, int n,
+                            still_error *err);
+still_status sti_cpu_linear_backward(sti_dev *dev, const sti_linear_args *a,
+                                     still_error *err);
 
 #endif

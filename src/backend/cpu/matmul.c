@@ -12,8 +12,8 @@
 #include "backend/cpu/matmul.h"
 
 enum {
-    OWN_ROWS = 2,        /* so few rows every worker quantizes for itself */
-    CHUNK_ROWS = 192,    /* rows of x swept by one unpacked panel, at most */
+    OWN_ROWS = 2,            /* so few rows every worker quantizes for itself */
+    CHUNK_ROWS = 192,        /* rows of x swept by one unpacked panel, at most */
     CHUNK_BYTES = 320 << 10, /* their quantized bytes, which should stay in L2 */
     PANEL_COLS = STI_PANEL_GROUPS * STI_GROUP,
     SUB_BLOCKS = STI_PANEL_K / 16,
@@ -29,10 +29,10 @@ typedef struct work_area { /* one worker's */
 typedef struct mm_job {
     const sti_cpu_mm *mm;
     const sti_matmul_args *a;
-    int nb;          /* blocks of K */
-    uint8_t *act;    /* [M] rows quantized, by all workers */
-    bool own_act;    /* or each for itself */
-    bool quantized;  /* some matrix is */
+    int nb;         /* blocks of K */
+    uint8_t *act;   /* [M] rows quantized, by all workers */
+    bool own_act;   /* or each for itself */
+    bool quantized; /* some matrix is */
     uint8_t *areas;
     size_t area_bytes;
 } mm_job;
@@ -199,8 +199,8 @@ static void multiply_direct(const mm_job *j, int which, int64_t lo, int64_t hi,
     float c[STI_TILE_MAX * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
         j->mm->direct((sti_layout)w->layout,
-                      (const uint8_t *)w->own.p + (size_t)g * group, act, j->a->M, j->nb,
-                      c);
+                      (const uint8_t *)w->own.p + (size_t)g * group, act, j->a->M,
+                      j->nb, c);
         store(j, which, 0, j->a->M, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
     }
 }
@@ -216,9 +216,9 @@ static void multiply_float(const mm_job *j, int which, int64_t lo, int64_t hi)
         int n = w->N - row < STI_GROUP ? (int)(w->N - row) : STI_GROUP;
         for (int r = 0; r < j->a->M; r += tile) {
             int R = min_int(tile, j->a->M - r);
-            j->mm->product_float(w->type, (const uint8_t *)w->data + (size_t)row * stride,
-                                 stride, n, j->a->x + (int64_t)r * w->K, (size_t)w->K, R,
-                                 w->K, c);
+            j->mm->product_float(
+                w->type, (const uint8_t *)w->data + (size_t)row * stride, stride, n,
+                j->a->x + (int64_t)r * w->K, (size_t)w->K, R, w->K, c);
             store(j, which, r, R, row, c, STI_GROUP, n);
         }
     }
@@ -270,9 +270,10 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
     mm_job job = {.mm = dev->mm, .a = a, .own_act = a->M <= OWN_ROWS};
     for (int i = 0; i < a->n; i++) {
         if (a->w[i]->K != a->w[0]->K || a->w[i]->K > dev->max_k)
-            return sti_fail(err, STILL_E_ARG,
-                            "matmul: matrix %d has K = %lld, expected %lld and at most %d",
-                            i, (long long)a->w[i]->K, (long long)a->w[0]->K, dev->max_k);
+            return sti_fail(
+                err, STILL_E_ARG,
+                "matmul: matrix %d has K = %lld, expected %lld and at most %d", i,
+                (long long)a->w[i]->K, (long long)a->w[0]->K, dev->max_k);
         if (a->w[i]->layout != STI_L_FLOAT) job.quantized = true;
     }
     STI_TRY(sti_cpu_need(dev, a->M, err));
@@ -281,7 +282,8 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
     job.own_act = job.own_act && job.quantized;
     job.act = sti_carve_take(&at, act_bytes(a->M, a->w[0]->K), 1);
     job.area_bytes = area_size(dev);
-    job.areas = sti_carve_take(&at, (size_t)sti_pool_threads(dev->pool), job.area_bytes);
+    job.areas =
+        sti_carve_take(&at, (size_t)sti_pool_threads(dev->pool), job.area_bytes);
     if (job.quantized && !job.own_act) sti_pool_run(dev->pool, quantize_task, &job);
     sti_pool_run(dev->pool, multiply_task, &job);
     return STILL_OK;

@@ -49,32 +49,44 @@ STI_INLINE vf load_weights_part(const sti_dtype t, const uint8_t *row, int64_t k
     return load_weights(t, pad, 0);
 }
 
-/* c[i][j], i < rows of x, j < WR, ldc = STI_GROUP. */
-STI_INLINE void float_tile(const sti_dtype t, const int rows, const uint8_t *const w[WR],
-                           const float *x, size_t ldx, int64_t K, float *c)
+/* c[i][j], i < rows of x, j < WR, ldc = STI_GROUP. A single row of x is bound by
+ * memory: rows are too short for the hardware to see a stream, so the place `ahead`
+ * bytes on is asked for. */
+STI_INLINE void float_tile(const sti_dtype t, const int rows,
+                           const uint8_t *const w[WR], size_t ahead, const float *x,
+                           size_t ldx, int64_t K, float *c)
 {
+    const size_t size = t == STI_F32 ? 4 : 2;
     vf s[XR][WR];
-    STI_UNROLL for (int i = 0; i < rows; i++) {
+    STI_UNROLL for (int i = 0; i < rows; i++)
+    {
         STI_UNROLL for (int j = 0; j < WR; j++) s[i][j] = vf_set(0);
     }
     int64_t k = 0;
     for (; k + VL <= K; k += VL) {
         vf v[WR];
-        STI_UNROLL for (int j = 0; j < WR; j++) v[j] = load_weights(t, w[j], k);
-        STI_UNROLL for (int i = 0; i < rows; i++) {
+        STI_UNROLL for (int j = 0; j < WR; j++)
+        {
+            v[j] = load_weights(t, w[j], k);
+            if (rows == 1) __builtin_prefetch(w[j] + ahead + (size_t)k * size, 0, 2);
+        }
+        STI_UNROLL for (int i = 0; i < rows; i++)
+        {
             vf xi = vf_load(x + (size_t)i * ldx + k);
             STI_UNROLL for (int j = 0; j < WR; j++) s[i][j] = vf_fma(v[j], xi, s[i][j]);
         }
     }
     if (k < K) {
         const int n = (int)(K - k);
-        STI_UNROLL for (int j = 0; j < WR; j++) {
+        STI_UNROLL for (int j = 0; j < WR; j++)
+        {
             vf v = load_weights_part(t, w[j], k, n);
-            STI_UNROLL for (int i = 0; i < rows; i++)
-                s[i][j] = vf_fma(v, vf_load_part(x + (size_t)i * ldx + k, n), s[i][j]);
+            STI_UNROLL for (int i = 0; i < rows; i++) s[i][j] =
+                vf_fma(v, vf_load_part(x + (size_t)i * ldx + k, n), s[i][j]);
         }
     }
-    STI_UNROLL for (int i = 0; i < rows; i++) {
+    STI_UNROLL for (int i = 0; i < rows; i++)
+    {
         STI_UNROLL for (int j = 0; j < WR; j++) c[i * STI_GROUP + j] = vf_hsum(s[i][j]);
     }
 }
@@ -83,17 +95,21 @@ STI_INLINE void float_tile(const sti_dtype t, const int rows, const uint8_t *con
 STI_INLINE void product_float(const sti_dtype t, const uint8_t *w, size_t stride, int n,
                               const float *x, size_t ldx, int R, int64_t K, float *c)
 {
+    const size_t ahead = WR * stride;
     for (int j0 = 0; j0 < n; j0 += WR) {
         const uint8_t *row[WR];
         for (int j = 0; j < WR; j++)
             row[j] = w + stride * (size_t)(j0 + j < n ? j0 + j : n - 1);
         int i = 0;
         for (; i + XR <= R; i += XR)
-            float_tile(t, XR, row, x + (size_t)i * ldx, ldx, K, c + i * STI_GROUP + j0);
+            float_tile(t, XR, row, ahead, x + (size_t)i * ldx, ldx, K,
+                       c + i * STI_GROUP + j0);
         for (; i + 2 <= R; i += 2)
-            float_tile(t, 2, row, x + (size_t)i * ldx, ldx, K, c + i * STI_GROUP + j0);
+            float_tile(t, 2, row, ahead, x + (size_t)i * ldx, ldx, K,
+                       c + i * STI_GROUP + j0);
         if (i < R)
-            float_tile(t, 1, row, x + (size_t)i * ldx, ldx, K, c + i * STI_GROUP + j0);
+            float_tile(t, 1, row, ahead, x + (size_t)i * ldx, ldx, K,
+                       c + i * STI_GROUP + j0);
     }
 }
 
@@ -116,26 +132,26 @@ STI_INLINE void store_rows(float *y, int64_t ldy, const float *c, int ldc, int R
     }
 }
 
-#define STI_STORE(name)                                                                  \
-    void name(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,           \
-              const float *bias, bool accumulate)                                        \
-    {                                                                                    \
-        if (accumulate)                                                                  \
-            store_rows(y, ldy, c, ldc, R, cols, bias, true);                             \
-        else                                                                             \
-            store_rows(y, ldy, c, ldc, R, cols, bias, false);                            \
+#define STI_STORE(name)                                                                \
+    void name(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,         \
+              const float *bias, bool accumulate)                                      \
+    {                                                                                  \
+        if (accumulate)                                                                \
+            store_rows(y, ldy, c, ldc, R, cols, bias, true);                           \
+        else                                                                           \
+            store_rows(y, ldy, c, ldc, R, cols, bias, false);                          \
     }
 
-#define STI_PRODUCT_FLOAT(name)                                                          \
-    void name(sti_dtype t, const void *w, size_t stride, int n, const float *x,          \
-              size_t ldx, int R, int64_t K, float *c)                                    \
-    {                                                                                    \
-        if (t == STI_F32)                                                                \
-            product_float(STI_F32, w, stride, n, x, ldx, R, K, c);                       \
-        else if (t == STI_F16)                                                           \
-            product_float(STI_F16, w, stride, n, x, ldx, R, K, c);                       \
-        else                                                                             \
-            product_float(STI_BF16, w, stride, n, x, ldx, R, K, c);                      \
+#define STI_PRODUCT_FLOAT(name)                                                        \
+    void name(sti_dtype t, const void *w, size_t stride, int n, const float *x,        \
+              size_t ldx, int R, int64_t K, float *c)                                  \
+    {                                                                                  \
+        if (t == STI_F32)                                                              \
+            product_float(STI_F32, w, stride, n, x, ldx, R, K, c);                     \
+        else if (t == STI_F16)                                                         \
+            product_float(STI_F16, w, stride, n, x, ldx, R, K, c);                     \
+        else                                                                           \
+            product_float(STI_BF16, w, stride, n, x, ldx, R, K, c);                    \
     }
 
 #endif

@@ -25,6 +25,20 @@ STI_INLINE float k_half(const uint8_t p[2])
 #endif
 }
 
+/* out = d v, n (a multiple of 8) of them. */
+STI_INLINE void k_times(float d, const int8_t *v, int n, float *out)
+{
+    for (int j = 0; j < n; j += 8) {
+#if defined(__AVX2__)
+        __m256i w = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(v + j)));
+        _mm256_storeu_ps(out + j,
+                         _mm256_mul_ps(_mm256_cvtepi32_ps(w), _mm256_set1_ps(d)));
+#else
+        for (int i = j; i < j + 8; i++) out[i] = d * (float)v[i];
+#endif
+    }
+}
+
 /* Six-bit scales and minima of q4_k and q5_k, four at a time: see sti_scale_min. */
 STI_INLINE void k_scales(const uint8_t b[12], float d, float dmin, k_row *out)
 {
@@ -34,10 +48,10 @@ STI_INLINE void k_scales(const uint8_t b[12], float d, float dmin, k_row *out)
     s[1] = (w[2] & 0x0f0f0f0f) | (w[0] >> 2 & 0x30303030);
     s[2] = w[1] & 0x3f3f3f3f;
     s[3] = (w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 2 & 0x30303030);
-    uint8_t v[16];
+    int8_t v[16];
     memcpy(v, s, 16);
-    for (int j = 0; j < 8; j++) out->d[j] = d * (float)v[j];
-    for (int j = 0; j < 8; j++) out->m[j] = -dmin * (float)v[8 + j];
+    k_times(d, v, 8, out->d);
+    k_times(-dmin, v + 8, 8, out->m);
 }
 
 STI_INLINE void k_expand_q4(const sti_block_q4_k *b, k_row *out)
@@ -65,11 +79,13 @@ STI_INLINE void k_expand_q5(const sti_block_q5_k *b, k_row *out)
 
 STI_INLINE void k_expand_q2(const sti_block_q2_k *b, k_row *out)
 {
-    float d = k_half(b->d), dmin = k_half(b->dmin);
+    int8_t scale[16], min[16];
     for (int g = 0; g < 16; g++) {
-        out->d[g] = d * (float)(b->scale[g] & 15);
-        out->m[g] = -dmin * (float)(b->scale[g] >> 4);
+        scale[g] = (int8_t)(b->scale[g] & 15);
+        min[g] = (int8_t)(b->scale[g] >> 4);
     }
+    k_times(k_half(b->d), scale, 16, out->d);
+    k_times(-k_half(b->dmin), min, 16, out->m);
     for (int n = 0; n < 2; n++) {
         for (int j = 0; j < 4; j++) {
             for (int l = 0; l < 32; l++)
@@ -86,13 +102,11 @@ STI_INLINE void k_expand_q3(const sti_block_q3_k *b, k_row *out)
     s[1] = (w[1] & 0x0f0f0f0f) | (w[2] << 2 & 0x30303030);
     s[2] = (w[0] >> 4 & 0x0f0f0f0f) | (w[2] & 0x30303030);
     s[3] = (w[1] >> 4 & 0x0f0f0f0f) | (w[2] >> 2 & 0x30303030);
-    uint8_t v[16];
+    int8_t v[16];
     memcpy(v, s, 16);
-    float d = k_half(b->d);
-    for (int g = 0; g < 16; g++) {
-        out->d[g] = d * (float)((int)v[g] - 32);
-        out->m[g] = -4.0f * out->d[g];
-    }
+    for (int g = 0; g < 16; g++) v[g] = (int8_t)(v[g] - 32);
+    k_times(k_half(b->d), v, 16, out->d);
+    k_times(-4.0f * k_half(b->d), v, 16, out->m);
     for (int n = 0; n < 2; n++) {
         for (int j = 0; j < 4; j++) {
             for (int l = 0; l < 32; l++) {
@@ -106,11 +120,8 @@ STI_INLINE void k_expand_q3(const sti_block_q3_k *b, k_row *out)
 
 STI_INLINE void k_expand_q6(const sti_block_q6_k *b, k_row *out)
 {
-    float d = k_half(b->d);
-    for (int g = 0; g < 16; g++) {
-        out->d[g] = d * (float)(int8_t)b->scale[g];
-        out->m[g] = -32.0f * out->d[g];
-    }
+    k_times(k_half(b->d), (const int8_t *)b->scale, 16, out->d);
+    k_times(-32.0f * k_half(b->d), (const int8_t *)b->scale, 16, out->m);
     for (int n = 0; n < 2; n++) {
         const uint8_t *low = b->q + 64 * n, *high = b->high + 32 * n;
         uint8_t *q = out->q + 128 * n;
@@ -134,16 +145,18 @@ STI_INLINE void k_turn(const void *src, size_t lds, int n, void *dst, size_t ldd
             uint8_t *out = (uint8_t *)dst + (size_t)c * ldd + 32 * half;
             __m256 r[8], t[8];
             /* Left halves of rows i and i+4 meet in r[i], right halves in r[i+4]. */
-            STI_UNROLL for (int i = 0; i < 4; i++) {
+            STI_UNROLL for (int i = 0; i < 4; i++)
+            {
                 const float *lo = (const float *)(in + (size_t)i * lds);
                 const float *hi = (const float *)(in + (size_t)(i + 4) * lds);
-                r[i] = _mm256_insertf128_ps(
-                    _mm256_castps128_ps256(_mm_loadu_ps(lo)), _mm_loadu_ps(hi), 1);
-                r[i + 4] = _mm256_insertf128_ps(
-                    _mm256_castps128_ps256(_mm_loadu_ps(lo + 4)), _mm_loadu_ps(hi + 4),
-                    1);
+                r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(lo)),
+                                            _mm_loadu_ps(hi), 1);
+                r[i + 4] =
+                    _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(lo + 4)),
+                                         _mm_loadu_ps(hi + 4), 1);
             }
-            STI_UNROLL for (int i = 0; i < 8; i += 4) {
+            STI_UNROLL for (int i = 0; i < 8; i += 4)
+            {
                 t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
                 t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
                 t[i + 2] = _mm256_unpacklo_ps(r[i + 2], r[i + 3]);
@@ -176,9 +189,10 @@ STI_INLINE void k_unpack(const sti_dtype t, const size_t bytes, const int sub,
     for (int s = 0; s < ns; s++, w += bytes) {
         for (int r = 0; r < n; r++) {
             const uint8_t *b = w + (size_t)r * stride;
-            /* Sixteen rows are more streams than the hardware follows. */
+            /* Sixteen rows are more streams than the hardware follows: ask for the
+             * same place of the next panel's rows. */
             for (size_t l = 0; l < bytes; l += 64)
-                __builtin_prefetch(b + 2 * bytes + l);
+                __builtin_prefetch(b + ng * STI_GROUP * stride + l, 0, 2);
             switch (t) {
             case STI_Q2_K: k_expand_q2((const sti_block_q2_k *)b, &row[r]); break;
             case STI_Q3_K: k_expand_q3((const sti_block_q3_k *)b, &row[r]); break;
@@ -195,17 +209,17 @@ STI_INLINE void k_unpack(const sti_dtype t, const size_t bytes, const int sub,
     }
 }
 
-#define STI_UNPACK_K(name)                                                               \
-    void name(sti_dtype t, const uint8_t *w, size_t stride, int n, int ns,               \
-              const sti_panel *p, int g)                                                 \
-    {                                                                                    \
-        switch (t) {                                                                     \
-        case STI_Q2_K: k_unpack(STI_Q2_K, 84, 16, w, stride, n, ns, p, g); break;        \
-        case STI_Q3_K: k_unpack(STI_Q3_K, 110, 16, w, stride, n, ns, p, g); break;       \
-        case STI_Q4_K: k_unpack(STI_Q4_K, 144, 8, w, stride, n, ns, p, g); break;        \
-        case STI_Q5_K: k_unpack(STI_Q5_K, 176, 8, w, stride, n, ns, p, g); break;        \
-        default: k_unpack(STI_Q6_K, 210, 16, w, stride, n, ns, p, g); break;             \
-        }                                                                                \
+#define STI_UNPACK_K(name)                                                             \
+    void name(sti_dtype t, const uint8_t *w, size_t stride, int n, int ns,             \
+              const sti_panel *p, int g)                                               \
+    {                                                                                  \
+        switch (t) {                                                                   \
+        case STI_Q2_K: k_unpack(STI_Q2_K, 84, 16, w, stride, n, ns, p, g); break;      \
+        case STI_Q3_K: k_unpack(STI_Q3_K, 110, 16, w, stride, n, ns, p, g); break;     \
+        case STI_Q4_K: k_unpack(STI_Q4_K, 144, 8, w, stride, n, ns, p, g); break;      \
+        case STI_Q5_K: k_unpack(STI_Q5_K, 176, 8, w, stride, n, ns, p, g); break;      \
+        default: k_unpack(STI_Q6_K, 210, 16, w, stride, n, ns, p, g); break;           \
+        }                                                                              \
     }
 
 #endif

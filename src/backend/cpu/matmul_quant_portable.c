@@ -19,7 +19,7 @@ static bool has_min(sti_panel_kind kind)
 }
 
 /* c[16] += products of one group and one sub-block: steps of 4 k. w steps are ldw
- * apart, those of the activation (row i of R) 4 R. */
+ * apart, those of the activation (row i of R) 4 R; its low digits are 8 steps on. */
 static void block_product(bool wide, int centre, const uint8_t *w, size_t ldw,
                           const uint8_t *x, size_t ldx, int steps, const float *d,
                           const float *m, float da, float sa, float *c)
@@ -29,7 +29,7 @@ static void block_product(bool wide, int centre, const uint8_t *w, size_t ldw,
         for (int r = 0; r < STI_GROUP; r++) {
             for (int j = 0; j < 4; j++) {
                 int q = wide ? (int8_t)w[4 * r + j] : w[4 * r + j] - centre;
-                s[r] += q * (int8_t)x[j];
+                s[r] += q * ((int8_t)x[j] * (1 << STI_ACT_DIGIT) + (int8_t)x[8 * ldx + (size_t)j]);
             }
         }
     }
@@ -42,7 +42,7 @@ static void block_product(bool wide, int centre, const uint8_t *w, size_t ldw,
 static float act_float(const uint8_t *a, int R, int field, int i)
 {
     float v;
-    memcpy(&v, a + (size_t)((8 + field) * R + i) * 4, 4);
+    memcpy(&v, a + (size_t)((16 + field) * R + i) * 4, 4);
     return v;
 }
 
@@ -118,21 +118,26 @@ static void quantize(const float *x, size_t ldx, int R, int nb, uint8_t *act)
         uint8_t *a = act;
         for (int b = 0; b < nb; b++, row += 32, a += STI_ACT_BYTES * (size_t)R) {
             float top = 0;
-            for (int j = 0; j < 32; j++) top = fabsf(row[j]) > top ? fabsf(row[j]) : top;
-            float d = top / 127.0f, inv = top > 1e-30f ? 127.0f / top : 0.0f;
+            for (int j = 0; j < 32; j++)
+                top = fabsf(row[j]) > top ? fabsf(row[j]) : top;
+            float d = top / STI_ACT_MAX, inv = top > 1e-30f ? STI_ACT_MAX / top : 0.0f;
             int32_t sum[2] = {0, 0};
             for (int j = 0; j < 32; j++) {
-                /* |x inv| <= 127 up to rounding, or NaN, which must not be converted. */
+                /* |x inv| <= the largest up to rounding, or NaN, which must not be
+                 * converted. */
                 float v = row[j] * inv;
-                int q = v >= -127.5f && v <= 127.5f ? (int)lrintf(v) : 0;
+                bool fits = v >= -STI_ACT_MAX - 0.5f && v <= STI_ACT_MAX + 0.5f;
+                int q = fits ? (int)lrintf(v) : 0, hi = sti_act_hi(q);
                 sum[j / 16] += q;
-                a[(j / 4 * R + i) * 4 + j % 4] = (uint8_t)(int8_t)q;
+                uint8_t *out = a + (j / 4 * R + i) * 4 + j % 4;
+                out[0] = (uint8_t)(int8_t)hi;
+                out[32 * R] = (uint8_t)(int8_t)(q - hi * (1 << STI_ACT_DIGIT));
             }
             float f[4] = {d, d * (float)(sum[0] + sum[1]), d * (float)sum[0],
                           d * (float)sum[1]};
             int32_t nsum = -(sum[0] + sum[1]);
-            for (int j = 0; j < 4; j++) memcpy(a + ((8 + j) * R + i) * 4, &f[j], 4);
-            memcpy(a + (12 * R + i) * 4, &nsum, 4);
+            for (int j = 0; j < 4; j++) memcpy(a + ((16 + j) * R + i) * 4, &f[j], 4);
+            memcpy(a + (20 * R + i) * 4, &nsum, 4);
         }
     }
 }

@@ -141,13 +141,13 @@ static void open_block(sti_dtype t, const uint8_t *p, source *s)
         s->m = ((const sti_block_q4_1 *)p)->m;
         break;
     case STI_Q5_0:
-        expand_five(((const sti_block_q5_0 *)p)->high, ((const sti_block_q5_0 *)p)->q, 16,
-                    s->buf);
+        expand_five(((const sti_block_q5_0 *)p)->high, ((const sti_block_q5_0 *)p)->q,
+                    16, s->buf);
         s->q = s->buf;
         break;
     case STI_Q5_1:
-        expand_five(((const sti_block_q5_1 *)p)->high, ((const sti_block_q5_1 *)p)->q, 0,
-                    s->buf);
+        expand_five(((const sti_block_q5_1 *)p)->high, ((const sti_block_q5_1 *)p)->q,
+                    0, s->buf);
         s->q = s->buf;
         s->m = ((const sti_block_q5_1 *)p)->m;
         break;
@@ -202,14 +202,13 @@ still_status sti_cpu_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w
                         t->path, t->name, info ? info->name : "unknown");
     if (t->n_dims != 2 || t->dim[0] < 1 || t->dim[1] < 1 || t->dim[1] > INT32_MAX ||
         t->dim[1] % info->block != 0)
-        return sti_fail(err, STILL_E_FORMAT,
-                        "%s: tensor '%s' is no matrix of whole rows of %s (%d "
-                        "dimensions, last %lld, block %d)",
-                        t->path, t->name, info->name, t->n_dims,
-                        (long long)(t->n_dims > 0 && t->n_dims <= 4
-                                        ? t->dim[t->n_dims - 1]
-                                        : 0),
-                        info->block);
+        return sti_fail(
+            err, STILL_E_FORMAT,
+            "%s: tensor '%s' is no matrix of whole rows of %s (%d "
+            "dimensions, last %lld, block %d)",
+            t->path, t->name, info->name, t->n_dims,
+            (long long)(t->n_dims > 0 && t->n_dims <= 4 ? t->dim[t->n_dims - 1] : 0),
+            info->block);
     sti_weight v = {.src = t,
                     .N = t->dim[0],
                     .K = t->dim[1],
@@ -226,7 +225,8 @@ still_status sti_cpu_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w
     pack_job job = {.t = t,
                     .out = v.own.p,
                     .layout = (sti_layout)v.layout,
-                    .row_bytes = (size_t)v.K / (size_t)info->block * (size_t)info->bytes,
+                    .row_bytes =
+                        (size_t)v.K / (size_t)info->block * (size_t)info->bytes,
                     .block_bytes = (size_t)info->bytes,
                     .N = v.N,
                     .nb = (size_t)v.K / STI_BLOCK_K,

@@ -1,0 +1,360 @@
+/* hybrid.c - the hybrid operator for sessions: a call is cut into steps, and each step
+ * into tasks for the pool.
+ *
+ * Sessions that get one token are decoded together: one task per round of units, one
+ * joining their results. A session that gets several is taken chunk by chunk: a task
+ * in which the oldest chunk leaves and the new keys are stored, split over kv heads,
+ * and a task for the outputs. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/hybrid_cpu.h"
+
+enum { ALONE = 24 }; /* units whose results the caller joins without waking the pool */
+
+/* ---- Scratch ---------------------------------------------------------------- */
+
+static size_t padded(int n)
+{
+    return ((size_t)n + STI_ATTN_PAD - 1) / STI_ATTN_PAD * STI_ATTN_PAD;
+}
+
+static sti_hyb_worker carve_worker(sti_carve *c, const sti_hyb *h, int cap)
+{
+    const size_t rows = STI_ATTN_ROWS, keys = STI_HYB_KEYS, D = (size_t)h->D;
+    const size_t ldo = (size_t)h->ldo, one = sizeof(float);
+    const size_t chunk = (size_t)h->C, list = cap > 0 ? (size_t)cap : 0;
+    return (sti_hyb_worker){
+        .t = {.q = sti_carve_take(c, rows * STI_ATTN_LDQ, one),
+              .s = sti_carve_take(c, rows * STI_ATTN_LDS, one),
+              .k = sti_carve_take(c, STI_ATTN_BLOCK * D, one),
+              .v = sti_carve_take(c, STI_ATTN_BLOCK * ldo, one),
+              .o = sti_carve_take(c, rows * ldo, one),
+              .M = sti_carve_take(c, rows, one),
+              .L = sti_carve_take(c, rows, one),
+              .m = sti_carve_take(c, rows, one),
+              .l = sti_carve_take(c, rows, one),
+              .keep = sti_carve_take(c, rows, one),
+              .add = sti_carve_take(c, rows, one)},
+        .q_far = h->rotates ? sti_carve_take(c, rows * STI_ATTN_LDQ, one) : NULL,
+        .tail_m = sti_carve_take(c, rows, one),
+        .tail_l = sti_carve_take(c, rows, one),
+        .self = sti_carve_take(c, rows, one),
+        .score = sti_carve_take(c, rows, sizeof(sti_hyb_score)),
+        .lin = sti_carve_take(c, rows * ldo, one),
+        .den = sti_carve_take(c, rows, one),
+        .x = sti_carve_take(c, keys * D, one),
+        .u = sti_carve_take(c, keys * (size_t)h->ldu, one),
+        .phi = sti_carve_take(c, keys * (size_t)h->ldp, one),
+        .phi_t = sti_carve_take(c, (size_t)h->P * STI_HYB_LDT, one),
+        .value = sti_carve_take(c, keys * D, one),
+        .sum = sti_carve_take(c, (size_t)h->P * D, one),
+        .entry = sti_carve_take(c, chunk + list, sizeof(sti_hyb_entry)),
+        .stays = sti_carve_take(c, chunk, 1),
+        .evicted = sti_carve_take(c, list, 1),
+    };
+}
+
+/* Lays the scratch out for `rows` rows of a call; counts if c has no base. */
+static void carve(sti_carve *c, sti_hyb *h, int cap, int rows)
+{
+    const size_t states = (size_t)rows * (size_t)h->H, group = (size_t)h->group;
+    h->worker = sti_carve_take(c, (size_t)h->workers, sizeof *h->worker);
+    for (int w = 0; w < h->workers; w++) {
+        const sti_hyb_worker x = carve_worker(c, h, cap);
+        if (h->worker) h->worker[w] = x;
+    }
+    h->unit = sti_carve_take(c, STI_HYB_SLOTS, sizeof *h->unit);
+    h->slots = sti_carve_take(c, STI_HYB_SLOTS * group * (size_t)(h->ldo + 5),
+                              sizeof *h->slots);
+    h->turn = sti_carve_take(c, (size_t)h->D, sizeof *h->turn);
+    h->M = sti_carve_take(c, states, sizeof *h->M);
+    h->L = sti_carve_take(c, states, sizeof *h->L);
+    h->window_m = sti_carve_take(c, states, sizeof *h->M);
+    h->window_l = sti_carve_take(c, states, sizeof *h->L);
+    h->score = sti_carve_take(c, states, sizeof *h->score);
+}
+
+static sti_hyb describe(const sti_dev *dev, const sti_hybrid_settings *set,
+                        const sti_hybrid_shape *shape)
+{
+    const int S = sti_hybrid_selectors(set, shape), P = sti_hybrid_features(set, shape);
+    sti_hyb h = {.f = &sti_cpu_attn_portable,
+                 .k = &sti_cpu_hybrid_portable,
+                 .H = shape->H,
+                 .G = shape->G,
+                 .D = shape->D,
+                 .F = shape->F,
+                 .S = S,
+                 .P = P,
+                 .C = set->chunk,
+                 .group = shape->H / S,
+                 .per_kv = shape->H / shape->G,
+                 .ldo = (int)padded(shape->D),
+                 .ldu = (int)padded(shape->F),
+                 .ldp = (int)padded(P),
+                 .scale = 1.0f / sqrtf((float)shape->D),
+                 .received = set->has_window && sti_score_at(set->score)->leave,
+                 .rotates = sti_hybrid_rotates(set),
+                 .workers = sti_pool_threads(dev->pool)};
+#if STI_CPU_X86
+    if (dev->isa == STI_ISA_AVX512) {
+        h.f = &sti_cpu_attn_avx512;
+        h.k = &sti_cpu_hybrid_avx512;
+    } else if (dev->isa == STI_ISA_AVX2) {
+        h.f = &sti_cpu_attn_avx2;
+        h.k = &sti_cpu_hybrid_avx2;
+    }
+#endif
+    return h;
+}
+
+static size_t scratch_bytes(sti_hyb h, int cap, int rows)
+{
+    sti_carve c = {0};
+    carve(&c, &h, cap, rows);
+    return c.used;
+}
+
+size_t sti_cpu_hybrid_scratch(const sti_dev *dev, int rows)
+{
+    return dev->hybrid_fixed + dev->hybrid_row * (size_t)rows;
+}
+
+still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set,
+                                    const sti_hybrid_shape *shape, int rows,
+                                    still_error *err)
+{
+    STI_TRY(sti_hybrid_check(set, shape, err));
+    const sti_hyb h = describe(dev, set, shape);
+    if (h.D > STI_ATTN_MAX_D || h.group > STI_ATTN_ROWS)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "cpu hybrid attention: head size %d and %d query heads per "
+                        "selection, at most %d and %d are supported",
+                        h.D, h.group, STI_ATTN_MAX_D, STI_ATTN_ROWS);
+    /* Pieces are rounded up one by one: `fixed` takes the most that can cost. */
+    const size_t base = scratch_bytes(h, set->cap, 0) + 5 * 64;
+    const size_t row = (size_t)h.H * (4 * sizeof(float) + sizeof(sti_hyb_score));
+    if (base > dev->hybrid_fixed) dev->hybrid_fixed = base;
+    if (row > dev->hybrid_row) dev->hybrid_row = row;
+    if (rows < dev->rows) rows = dev->rows;
+    return sti_cpu_need_bytes(dev, sti_cpu_hybrid_scratch(dev, rows), err);
+}
+
+/* ---- New keys --------------------------------------------------------------- */
+
+static void store(const sti_hyb *h, const sti_hybrid_state *st, void *base, size_t row,
+                  const float *x)
+{
+    void *to = sti_hyb_row(h, st, base, row);
+    if (st->kv_size == 2)
+        h->f->to_f16(to, x, h->D);
+    else
+        memcpy(to, x, (size_t)h->D * sizeof *x);
+}
+
+/* kv head g of rows [row, row + n): the chunk before the last leaves, if one begins,
+ * and the new keys take its place. */
+static void enter(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a, int g,
+                  int row, int n)
+{
+    const sti_hybrid_state *st = a->state;
+    const int64_t C = h->C;
+    const int first = g * h->per_kv / h->group,
+              heads = h->per_kv / h->group > 0 ? h->per_kv / h->group : 1;
+    if (st->pos % C == 0 && st->pos >= 2 * C)
+        for (int s = first; s < first + heads; s++)
+            sti_hyb_leave(h, w, a, s, st->pos / C);
+    for (int i = 0; i < n; i++) {
+        const size_t slot = (size_t)((st->pos + i) % (2 * C));
+        const size_t to = (size_t)g * 2 * (size_t)C + slot;
+        const size_t from = ((size_t)(row + i) * h->G + g) * (size_t)h->D;
+        store(h, st, st->win_k, to, a->in.k + from);
+        store(h, st, st->win_v, to, a->in.v + from);
+        for (int s = first; h->received && s < first + heads; s++)
+            ((float *)st->win_received)[(size_t)s * 2 * (size_t)C + slot] = 0;
+    }
+}
+
+static void enter_step_work(void *v, int w, int workers)
+{
+    const sti_hyb *h = v;
+    for (int g = w; g < h->G; g += workers)
+        enter(h, &h->worker[w], h->a, g, h->row, h->tokens);
+}
+
+static void enter_decode_work(void *v, int w, int workers)
+{
+    const sti_hyb *h = v;
+    int index = 0;
+    for (int i = 0; i < h->n; i++)
+        for (int g = 0; h->a[i].T == 1 && g < h->G; g++, index++)
+            if (index % workers == w) enter(h, &h->worker[w], &h->a[i], g, 0, 1);
+}
+
+/* ---- Steps ------------------------------------------------------------------ */
+
+static void trace_salient(const sti_hyb *h, const sti_hybrid_args *a, int row, int n)
+{
+    for (int i = row; a->trace.salient && i < row + n; i++)
+        memcpy(a->trace.salient + (size_t)i * h->S, a->state->sal_count,
+               (size_t)h->S * sizeof(int32_t));
+}
+
+static void prefill(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a)
+{
+    h->a = a;
+    h->base = 0;
+    for (h->row = 0; h->row < a->T; h->row += h->tokens) {
+        const int left = h->C - (int)(a->state->pos % h->C);
+        h->tokens = a->T - h->row < left ? a->T - h->row : left;
+        sti_pool_run(dev->pool, enter_step_work, h);
+        sti_pool_run(dev->pool, sti_hyb_prefill_work, h);
+        if (h->received) sti_pool_run(dev->pool, sti_hyb_receive_work, h);
+        trace_salient(h, a, h->row, h->tokens);
+        a->state->pos += h->tokens;
+    }
+}
+
+static void run_units(sti_dev *dev, sti_hyb *h)
+{
+    if (h->n_units == 0) return;
+    sti_pool_run(dev->pool, sti_hyb_unit_work, h);
+    if (h->n_units <= ALONE)
+        sti_hyb_join_work(h, 0, 1);
+    else
+        sti_pool_run(dev->pool, sti_hyb_join_work, h);
+    h->n_units = 0;
+}
+
+static void decode(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n)
+{
+    bool shared = n > 4; /* storing a few keys is not worth waking the pool */
+    h->a = a;
+    h->n = n;
+    for (int i = 0; i < n; i++)
+        shared = shared || (a[i].T == 1 && a[i].state->pos % h->C == 0);
+    if (shared)
+        sti_pool_run(dev->pool, enter_decode_work, h);
+    else
+        enter_decode_work(h, 0, 1);
+
+    h->n_units = 0;
+    for (int i = 0, row = 0; i < n; row += a[i++].T) {
+        if (a[i].T != 1) continue;
+        const int64_t pos = a[i].state->pos;
+        for (int sel = 0; sel < h->S; sel++) {
+            sti_hyb_block b = {0};
+            bool first = true;
+            sti_hyb_next_block(h, &a[i], pos / h->C, sel, (int)(pos % h->C) + 1, &b);
+            while (b.part != STI_HYB_END) {
+                sti_hyb_unit u = {&a[i], b, sel, row, first, false};
+                sti_hyb_next_block(h, &a[i], pos / h->C, sel, (int)(pos % h->C) + 1,
+                                   &b);
+                u.last = b.part == STI_HYB_END;
+                h->unit[h->n_units++] = u;
+                first = false;
+                if (h->n_units == STI_HYB_SLOTS) run_units(dev, h);
+            }
+        }
+    }
+    run_units(dev, h);
+    h->tokens = 1;
+    h->row = h->base = 0;
+    for (int i = 0; i < n; h->base += a[i++].T) {
+        if (a[i].T != 1) continue;
+        if (h->received) {
+            h->a = &a[i];
+            sti_pool_run(dev->pool, sti_hyb_receive_work, h);
+        }
+        trace_salient(h, &a[i], 0, 1);
+        a[i].state->pos++;
+    }
+}
+
+static void stream(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n)
+{
+    h->a = a;
+    h->n = n;
+    sti_pool_run(dev->pool, sti_hyb_stream_work, h);
+    for (int i = 0; i < n; i++) {
+        trace_salient(h, &a[i], 0, a[i].T);
+        a[i].state->pos += a[i].T;
+    }
+}
+
+/* ---- Entry ------------------------------------------------------------------ */
+
+static bool alike(const sti_hybrid_args *a, const sti_hybrid_args *b)
+{
+    const sti_hybrid_settings *x = a->set, *y = b->set;
+    return a->shape.H == b->shape.H && a->shape.G == b->shape.G &&
+           a->shape.D == b->shape.D && a->shape.F == b->shape.F &&
+           (x == y || (x->chunk == y->chunk && x->per_head == y->per_head &&
+                       x->map == y->map && x->has_window == y->has_window &&
+                       x->score == y->score && x->cap == y->cap &&
+                       x->position_cap == y->position_cap &&
+                       x->feature_positions == y->feature_positions));
+}
+
+static still_status check(const sti_hybrid_args *a, int n, still_error *err)
+{
+    for (int i = 0; i < n; i++) {
+        const sti_hybrid_state *st = a[i].state;
+        const int64_t end = st->pos + a[i].T;
+        if (!alike(&a[0], &a[i]))
+            return sti_fail(err, STILL_E_ARG,
+                            "cpu hybrid attention: session %d of a call has other "
+                            "settings than the first",
+                            i);
+        if ((st->kv_size != 2 && st->kv_size != 4) || st->real_size != sizeof(float))
+            return sti_fail(err, STILL_E_ARG,
+                            "cpu hybrid attention: a state of %zu and %zu bytes per "
+                            "element, expected 2 or 4, and 4",
+                            st->kv_size, st->real_size);
+        if (a[i].T < 0 || end > INT32_MAX ||
+            (a[i].set->cap == STI_CAP_NONE && end > st->max_tokens))
+            return sti_fail(err, STILL_E_LIMIT,
+                            "cpu hybrid attention: %lld tokens, the state was made for "
+                            "%lld",
+                            (long long)end, (long long)st->max_tokens);
+        if (sti_hybrid_rotates(a[i].set) && (!a[i].in.q_raw || !a[i].in.inv_freq))
+            return sti_fail(err, STILL_E_ARG,
+                            "cpu hybrid attention: capped positions without queries "
+                            "before RoPE");
+    }
+    return STILL_OK;
+}
+
+still_status sti_cpu_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
+                            still_error *err)
+{
+    if (n < 1) return STILL_OK;
+    STI_TRY(check(a, n, err));
+    const sti_hybrid_settings *set = a->set;
+    int rows = 0;
+    bool one = false;
+    for (int i = 0; i < n; i++) {
+        rows += a[i].T;
+        one = one || a[i].T == 1;
+    }
+    STI_TRY(sti_cpu_hybrid_reserve(dev, set, &a->shape, rows, err));
+    sti_hyb h = describe(dev, set, &a->shape);
+    sti_carve c = {.base = dev->scratch.p};
+    carve(&c, &h, set->cap, rows);
+    h.scored = set->has_window &&
+               (set->select > 0 || a->trace.score || a->trace.score_head);
+    for (int i = 0; set->position_cap > 0 && i < h.D / 2; i++) {
+        const double angle = (double)set->position_cap * (double)a->in.inv_freq[i];
+        h.turn[i] = (float)cos(angle);
+        h.turn[h.D / 2 + i] = (float)sin(angle);
+    }
+    if (!set->has_window) {
+        stream(dev, &h, a, n);
+        return STILL_OK;
+    }
+    if (one) decode(dev, &h, a, n);
+    for (int i = 0; i < n; i++)
+        if (a[i].T > 1) prefill(dev, &h, &a[i]);
+    return STILL_OK;
+}

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# What `make install` leaves: every file, and a library that a program of a user finds
+# through pkg-config, compiles with, and runs with, shared and static.
+#
+#   test_install.sh BUILD_FOLDER SOURCE_FOLDER
+set -euo pipefail
+build=$1 source=$2
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+cmake --install "$build" --prefix "$root/usr" >"$root/log"
+
+check() { [ -e "$root/usr/$1" ] || { echo "not installed: $1" >&2; exit 1; }; }
+check bin/still
+check include/still.h
+check share/man/man1/still.1
+pc=$(find "$root/usr" -name still.pc)
+lib=$(dirname "$(dirname "$pc")")
+check "${lib#"$root/usr/"}/libstill.so"
+check "${lib#"$root/usr/"}/libstill.a"
+
+# Moved elsewhere, everything still fits together.
+mv "$root/usr" "$root/moved"
+lib=$root/moved/${lib#"$root/usr/"}
+export PKG_CONFIG_PATH=$lib/pkgconfig
+version=$("$root/moved/bin/still" version)
+[ "$version" = "still $(pkg-config --modversion still)" ] ||
+    { echo "still.pc is of another version than '$version'" >&2; exit 1; }
+
+run() { # the example must fail for the right reason: there is no such model
+    local said
+    said=$("$@" "$root/none.gguf" prompt 2>&1) && { echo "opened nothing: $*" >&2; exit 1; }
+    [[ $said == *none.gguf* ]] || { echo "$*: $said" >&2; exit 1; }
+}
+read -ra flags <<<"$(pkg-config --cflags --libs still)"
+cc -std=c11 -Wall -Werror "$source/examples/generate.c" -o "$root/shared" "${flags[@]}"
+LD_LIBRARY_PATH=$lib run "$root/shared"
+rm "$lib"/libstill.so*
+read -ra flags <<<"$(pkg-config --cflags --libs --static still)"
+cc -std=c11 "$source/examples/generate.c" -o "$root/static" "${flags[@]}"
+run "$root/static"
+echo "installed, found, compiled and run"

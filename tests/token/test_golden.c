@@ -1,0 +1,55 @@
+/* The four real vocabularies against golden lines, where scripts/fetch-vocabularies has
+ * brought them; skipped elsewhere. */
+#include "tokens.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+static void on_case(void *user, const still_check_case *c)
+{
+    ++*(int *)user;
+    for (int i = 0; i < c->n_checks; i++)
+        if (!c->check[i].passed)
+            print_error("%s: %g %s\n", c->name, c->check[i].value, c->check[i].name);
+}
+
+static void test_tokenizers(void **state)
+{
+    (void)state;
+    char stamp[4096];
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (cache && *cache == '/')
+        snprintf(stamp, sizeof stamp, "%s/still/vocab/.checked", cache);
+    else
+        snprintf(stamp, sizeof stamp, "%s/.cache/still/vocab/.checked",
+                 home ? home : "");
+    if (access(stamp, F_OK) != 0) skip();
+    int cases = 0, failed = 0;
+    still_error err = {0};
+    if (still_selftest_run("tokenizer", FIXTURES "/tokenizer", NULL, on_case, &cases,
+                           &failed, &err))
+        fail_msg("%s", err.text);
+    assert_int_equal(cases, 4);
+    assert_int_equal(failed, 0);
+}
+
+static void test_chats(void **state)
+{
+    (void)state;
+    int cases = 0, failed = 0;
+    still_error err = {0};
+    if (still_selftest_run("chat", FIXTURES "/chat", NULL, on_case, &cases, &failed,
+                           &err))
+        fail_msg("%s", err.text);
+    assert_int_equal(cases, 3);
+    assert_int_equal(failed, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tokenizers),
+        cmocka_unit_test(test_chats),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,81 @@
+/* Splitting rules: the pieces of telling texts, and every rule against the others'
+ * common ground: pieces put together are the text. */
+#include "tokens.h"
+
+#include "token/split.h"
+
+typedef struct pieces {
+    char text[512]; /* pieces, each followed by '|' */
+    size_t n;
+} pieces;
+
+static still_status collect(void *user, const char *p, size_t n, still_error *err)
+{
+    (void)err;
+    pieces *out = user;
+    memcpy(out->text + out->n, p, n);
+    out->n += n;
+    out->text[out->n++] = '|';
+    out->text[out->n] = 0;
+    return STILL_OK;
+}
+
+static void check(const char *rule, const char *text, const char *want)
+{
+    sti_split s = {0};
+    pieces out = {0};
+    still_error err = {0};
+    if (sti_split_add_named(&s, rule, strlen(rule), &err)) fail_msg("%s", err.text);
+    assert_int_equal(sti_split_walk(&s, text, strlen(text), collect, &out, &err),
+                     STILL_OK);
+    assert_string_equal(out.text, want);
+    sti_split_free(&s);
+}
+
+static void test_rules(void **state)
+{
+    (void)state;
+    check("gpt-2", "It's  12 apples,\n\n 3x", "It|'s| | 12| apples|,|\n\n| 3|x|");
+    check("gpt-2", "I'LL", "I|'|LL|");
+    check("smollm", "It's  12 apples  3", "It|'s|  |1|2| apples|  |3|");
+    check("llama-bpe", "I'LL  12345\n\n ,x\n", "I|'LL| | |123|45|\n\n| ,|x|\n|");
+    check("qwen2", "I'll 123", "I|'ll| |1|2|3|");
+    check("default", "a,b 1234", "a|,|b| |123|4|");
+}
+
+/* U+180E is no white space in Unicode, U+0085 and U+3000 are. */
+static void test_white_space(void **state)
+{
+    (void)state;
+    check("gpt-2", "a\u180e", "a|\u180e|");
+    check("gpt-2", "a \u180e", "a| \u180e|");
+    check("gpt-2", "a\u3000b\xC2\x85", "a|\u3000|b|\xC2\x85|");
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    sti_split s = {0};
+    still_error err;
+    assert_int_equal(sti_split_add_named(&s, "gpt-3", 5, &err), STILL_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "'gpt-3'"));
+    assert_int_equal(sti_split_add(&s, "[", 1, &err), STILL_E_FORMAT);
+    assert_int_equal(sti_split_add(&s, "", 0, &err), STILL_E_FORMAT);
+    for (int i = 0; i < STI_SPLIT_STAGES; i++)
+        assert_int_equal(sti_split_add(&s, "a?", 2, &err), STILL_OK);
+    assert_int_equal(sti_split_add(&s, "a", 1, &err), STILL_E_UNSUPPORTED);
+    pieces out = {0}; /* empty matches cut nothing */
+    assert_int_equal(sti_split_walk(&s, "baab", 4, collect, &out, &err), STILL_OK);
+    assert_string_equal(out.text, "b|a|a|b|");
+    sti_split_free(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_white_space),
+        cmocka_unit_test(test_errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
