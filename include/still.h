@@ -193,6 +193,37 @@ STILL_API bool still_model_tensor(const still_model *m, size_t i,
 /* The model's tokenizer, borrowed; NULL if its files bring none. */
 STILL_API const still_tokenizer *still_model_tokenizer(const still_model *m);
 
+/* ---- Attention methods ------------------------------------------------------ */
+
+typedef enum still_positions {
+    STILL_POSITIONS_AUTO = 0, /* absolute up to the trained length, capped beyond */
+    STILL_POSITIONS_ABSOLUTE, /* distances are what they are */
+    STILL_POSITIONS_CAPPED    /* no key is seen farther away than the trained length */
+} still_positions;
+
+/* How layers remember the past. Start from still_method_init and change what you mean;
+ * docs/methods.md has the equations. Fields a method has no use for are ignored. */
+typedef struct still_method {
+    char name[16];    /* "softmax", "still", "lolcats", ... */
+    int chunk;        /* C: the window is 1 to 2 chunks */
+    int select;       /* lambda: tokens of a chunk that stay exact when it leaves */
+    int cap;          /* exact tokens kept in all; -1: no cap. Budget = 2 chunk + cap */
+    char score[16];   /* what chooses them: "s3", "received", "keynorm", "random" */
+    bool per_head;    /* choose and fold per query head instead of per kv head */
+    bool window_scale; /* LoLCATs' scaling of the linear term instead of the exact one */
+    bool norm_map;    /* norm-preserved feature map */
+    bool gate;        /* gate on the linear term */
+    int first_layer, last_layer; /* layers it replaces, others stay softmax; -1: last */
+    still_positions positions;
+    uint64_t seed; /* of the random score */
+} still_method;
+
+/* The defaults of a method; chunk 0: its usual size. */
+STILL_API still_status still_method_init(still_method *out, const char *name, int chunk,
+                                         still_error *err);
+/* Name and one-line summary of the i-th method; NULL past the last. */
+STILL_API const char *still_method_at(int i, const char **summary);
+
 /* ---- Sessions -------------------------------------------------------------- */
 
 typedef struct still_session still_session;
@@ -202,6 +233,8 @@ typedef struct still_session_params {
     int batch; /* most tokens computed at once in prefill; 0: 512 */
     const char *cache; /* keys and values: "f16" or "f32"; NULL: f16 on cpu, but f32 on
                           ref and for models stored in f32 */
+    const still_method *method; /* read, not kept; NULL: softmax */
+    int rollback; /* chunk boundaries still_session_rollback can return to */
 } still_session_params;
 
 /* Where memory goes. Known before the first token. */
@@ -209,6 +242,7 @@ typedef struct still_bill {
     size_t weights_mapped;   /* bytes of files the run reads in place */
     size_t weights_resident; /* copies in the backend's own layout */
     size_t cache;            /* per session: key/value cache or state */
+    size_t rollback;         /* per session: copies of it that rollback returns to */
     size_t scratch;          /* per session: activations and logits */
     size_t runtime;          /* tokenizer, tables, code: measured constant part */
     size_t total;
@@ -243,6 +277,34 @@ STILL_API const float *still_session_logits(const still_session *s);
 STILL_API int still_session_length(const still_session *s); /* tokens held */
 STILL_API int still_session_limit(const still_session *s);  /* the ctx it was made with */
 STILL_API void still_session_reset(still_session *s);       /* back to empty */
+
+/* A new session with the same settings and the same past. */
+STILL_API still_status still_session_fork(const still_session *s, still_session **out,
+                                          still_error *err);
+
+/* The past of a session, set aside. Restoring is exact, bit for bit, and works for any
+ * session of the model with the same method, settings and context. */
+typedef struct still_snapshot still_snapshot;
+STILL_API still_status still_session_snapshot(const still_session *s,
+                                              still_snapshot **out, still_error *err);
+STILL_API still_status still_session_restore(still_session *s, const still_snapshot *p,
+                                             still_error *err);
+STILL_API void still_snapshot_free(still_snapshot *p);
+
+/* The same in a file, so that a long prompt is paid for once. The file is versioned,
+ * checksummed and bound to the model and the settings; it is written to a temporary
+ * name and renamed. On error the session is as it was before. */
+STILL_API still_status still_session_save(const still_session *s, const char *path,
+                                          still_error *err);
+STILL_API still_status still_session_load(still_session *s, const char *path,
+                                          still_error *err);
+
+/* Takes the session back to at most `length` tokens: exactly that many for softmax, the
+ * nearest kept chunk boundary before it for other methods, since folding cannot be
+ * undone (params.rollback says how many are kept). *at is the length reached; feed the
+ * tokens from there on again. Logits are gone until then. */
+STILL_API still_status still_session_rollback(still_session *s, int length, int *at,
+                                              still_error *err);
 
 /* ---- Sampling -------------------------------------------------------------- */
 

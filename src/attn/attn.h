@@ -1,42 +1,109 @@
 /* attn.h - attention methods: what a layer remembers of the past and how it reads it.
  *
- * A method owns the layout of one layer's memory, the "state": softmax keeps every key
- * and value, other methods keep less. The model hands it rows of several sequences and
- * each sequence's state; operators come from the backend's table. */
+ * One table lists the methods. Three engines run them: softmax keeps every key and
+ * value (softmax.c); still, lolcats, hedgehog, t2r and swa are settings of the hybrid
+ * operator (hybrid.c); liger and supra are gated or decayed linear attention
+ * (linear.c). A layer's memory is a few pointers into one block of its session, sized
+ * before the first token; zeroed memory is an empty past. */
 #ifndef STI_ATTN_ATTN_H
 #define STI_ATTN_ATTN_H
 
 #include "ops/ops.h"
 
-typedef struct sti_attn_layer {
-    int heads, kv_heads, head_dim;
-    int window;      /* sliding window the model was trained with; 0: none */
-    sti_dtype cache; /* type of stored keys and values */
-} sti_attn_layer;
-
-/* Rows [row0, row0 + n) of a batch: the next n tokens of a sequence that holds `past`
- * tokens. `state` was made for contexts of ctx tokens fed at most `batch` at a time. */
-typedef struct sti_attn_sequence {
-    int row0, n, past, ctx, batch;
-    void *state;
-} sti_attn_sequence;
-
-typedef struct sti_attn_io {
-    const float *q, *k, *v; /* [M, H, D], [M, G, D], [M, G, D]; q, k after RoPE */
-    float *o;               /* [M, H, D] */
-    const sti_attn_sequence *rows;
-    int n_rows;
-    sti_attn_segment *segment; /* [n_rows]: scratch */
-} sti_attn_io;
+typedef struct sti_attn_engine sti_attn_engine;
 
 typedef struct sti_attn_method {
-    const char *name;
-    /* Bytes of one layer's state. Zeroed memory is an empty state. */
-    size_t (*state_bytes)(const sti_attn_layer *, int ctx, int batch);
-    still_status (*forward)(const sti_backend *, sti_dev *, const sti_attn_layer *,
-                            const sti_attn_io *, still_error *);
+    const char *name, *summary;
+    const sti_attn_engine *engine;
 } sti_attn_method;
+const sti_attn_method *sti_attn_find(const char *name); /* NULL: unknown */
+const sti_attn_method *sti_attn_at(int i); /* i-th row; NULL past the end */
 
-const sti_attn_method *sti_attn_find(const char *name); /* NULL: softmax */
+/* A session's method with its settings, checked against the model. Sessions that are
+ * computed together have equal ones. */
+typedef struct sti_attn_config {
+    const sti_attn_method *method;
+    int first, last;            /* layers that use it; the others are softmax */
+    sti_hybrid_settings hybrid; /* of a hybrid method */
+    int window;                 /* of liger */
+    sti_dtype cache;            /* type of stored keys and values */
+    int ctx, batch;             /* tokens it can hold; rows of one call */
+} sti_attn_config;
+
+/* What the model says of a layer. */
+typedef struct sti_attn_layer {
+    int index;
+    int heads, kv_heads, head_dim;
+    int window;            /* sliding window the model was trained with; 0: none */
+    const float *inv_freq; /* [D/2] */
+    bool interleaved;
+} sti_attn_layer;
+
+/* Fills out->method and its settings from the public description. ctx, batch and cache
+ * are set. */
+still_status sti_attn_configure(const still_method *m, const sti_attn_layer *layer,
+                                int n_layers, int ctx_train, sti_attn_config *out,
+                                still_error *err);
+
+/* One layer's memory of one sequence. */
+typedef struct sti_attn_memory {
+    union {
+        struct {
+            void *k, *v; /* [G, room, D] */
+            int room;
+        } softmax;
+        sti_hybrid_state hybrid;
+        sti_linear_state linear;
+    };
+} sti_attn_memory;
+
+/* Rows [row0, row0 + n) of a batch: the next n tokens of a sequence that holds `past`
+ * tokens in `memory`. */
+typedef struct sti_attn_seq {
+    int row0, n, past;
+    sti_attn_memory *memory;
+} sti_attn_seq;
+
+typedef struct sti_attn_io {
+    float *q, *k;       /* [M, H, D], [M, G, D]: before RoPE; may be rotated in place */
+    const float *v;     /* [M, G, D] */
+    float *q_raw;       /* [M, H, D]: scratch for methods that need q both ways */
+    float *o;           /* [M, H, D] */
+    const int32_t *pos; /* [M] */
+    int M;
+    const sti_attn_seq *rows;
+    int n_rows;
+    void *scratch; /* [n_rows] of STI_ATTN_SCRATCH bytes */
+} sti_attn_io;
+
+enum {
+    STI_ATTN_SCRATCH = sizeof(sti_hybrid_args) > sizeof(sti_linear_args)
+                           ? sizeof(sti_hybrid_args)
+                           : sizeof(sti_linear_args)
+};
+
+struct sti_attn_engine {
+    /* Lays a layer's memory out (counts with c->base NULL). */
+    void (*carve)(const sti_backend *, const sti_attn_config *, const sti_attn_layer *,
+                  sti_carve *c, sti_attn_memory *out);
+    /* Makes calls of `batch` rows possible without allocating. */
+    still_status (*reserve)(const sti_backend *, sti_dev *, const sti_attn_config *,
+                            const sti_attn_layer *, still_error *);
+    still_status (*forward)(const sti_backend *, sti_dev *, const sti_attn_config *,
+                            const sti_attn_layer *, const sti_attn_io *, still_error *);
+    /* Whether counts and positions in a memory of `length` tokens that came from a file
+     * are possible, so that no index leaves its array. NULL: it holds none. */
+    bool (*sound)(const sti_attn_config *, const sti_attn_layer *,
+                  const sti_attn_memory *, int length);
+};
+extern const sti_attn_engine sti_attn_softmax, sti_attn_hybrid, sti_attn_linear;
+
+/* The engine of a layer under a config. */
+const sti_attn_engine *sti_attn_engine_of(const sti_attn_config *c, int layer);
+
+/* Rotates q and k of all rows; shared by engines that attend after RoPE. */
+still_status sti_attn_rotate(const sti_backend *be, sti_dev *dev,
+                             const sti_attn_layer *l, const sti_attn_io *io,
+                             still_error *err);
 
 #endif

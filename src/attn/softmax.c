@@ -1,46 +1,47 @@
 /* softmax.c - the teacher's attention: every key and value is kept.
  *
- * State of a layer: keys [G, room, D], then values [G, room, D]. room is the context,
- * or less where the model itself looks back only `window` tokens: the cache is then a
- * ring that holds the window and one batch. */
-#include <string.h>
-
+ * A layer holds keys [G, room, D] and values [G, room, D]. room is the context, or less
+ * where the model itself looks back only `window` tokens: the cache is then a ring that
+ * holds the window and one batch. */
 #include "attn/attn.h"
 
-static int room_of(const sti_attn_layer *l, int ctx, int batch)
+_Static_assert(sizeof(sti_attn_segment) <= STI_ATTN_SCRATCH, "scratch is too small");
+
+static void carve(const sti_backend *be, const sti_attn_config *cfg,
+                  const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
 {
-    int64_t ring = (int64_t)l->window + batch;
-    return l->window > 0 && ring < ctx ? (int)ring : ctx;
+    (void)be;
+    int64_t ring = (int64_t)l->window + cfg->batch;
+    int room = l->window > 0 && ring < cfg->ctx ? (int)ring : cfg->ctx;
+    size_t row = (size_t)l->kv_heads * (size_t)l->head_dim *
+                 (cfg->cache == STI_F32 ? sizeof(float) : sizeof(uint16_t));
+    out->softmax.k = sti_carve_take(c, (size_t)room, row);
+    out->softmax.v = sti_carve_take(c, (size_t)room, row);
+    out->softmax.room = room;
 }
 
-static size_t half_bytes(const sti_attn_layer *l, int room)
+static still_status reserve(const sti_backend *be, sti_dev *dev,
+                            const sti_attn_config *cfg, const sti_attn_layer *l,
+                            still_error *err)
 {
-    size_t elements = 0, bytes = 0;
-    if (!sti_mul((size_t)l->kv_heads * (size_t)l->head_dim, (size_t)room, &elements) ||
-        !sti_mul(elements, l->cache == STI_F32 ? 4 : 2, &bytes) || bytes > SIZE_MAX / 4)
-        return SIZE_MAX / 4; /* more than any machine has: the allocation says no */
-    return bytes;
+    (void)l;
+    return be->dev_reserve(dev, cfg->batch, err);
 }
 
-static size_t state_bytes(const sti_attn_layer *l, int ctx, int batch)
-{
-    return 2 * half_bytes(l, room_of(l, ctx, batch));
-}
-
-static still_status forward(const sti_backend *be, sti_dev *dev, const sti_attn_layer *l,
+static still_status forward(const sti_backend *be, sti_dev *dev,
+                            const sti_attn_config *cfg, const sti_attn_layer *l,
                             const sti_attn_io *io, still_error *err)
 {
+    STI_TRY(sti_attn_rotate(be, dev, l, io, err));
+    sti_attn_segment *segment = io->scratch;
     for (int i = 0; i < io->n_rows; i++) {
-        const sti_attn_sequence *r = &io->rows[i];
-        int room = room_of(l, r->ctx, r->batch);
-        io->segment[i] = (sti_attn_segment){
-            .row0 = r->row0,
-            .n = r->n,
-            .past = r->past,
-            .K = r->state,
-            .V = (char *)r->state + half_bytes(l, room),
-            .room = room,
-        };
+        const sti_attn_seq *r = &io->rows[i];
+        segment[i] = (sti_attn_segment){.row0 = r->row0,
+                                        .n = r->n,
+                                        .past = r->past,
+                                        .K = r->memory->softmax.k,
+                                        .V = r->memory->softmax.v,
+                                        .room = r->memory->softmax.room};
     }
     return be->softmax_attn(dev,
                             &(sti_attn_args){.q = io->q,
@@ -51,15 +52,10 @@ static still_status forward(const sti_backend *be, sti_dev *dev, const sti_attn_
                                              .G = l->kv_heads,
                                              .D = l->head_dim,
                                              .window = l->window,
-                                             .cache = l->cache,
-                                             .seg = io->segment,
+                                             .cache = cfg->cache,
+                                             .seg = segment,
                                              .n_seg = io->n_rows},
                             err);
 }
 
-static const sti_attn_method softmax = {"softmax", state_bytes, forward};
-
-const sti_attn_method *sti_attn_find(const char *name)
-{
-    return !name || strcmp(name, softmax.name) == 0 ? &softmax : NULL;
-}
+const sti_attn_engine sti_attn_softmax = {carve, reserve, forward, NULL};

@@ -27,6 +27,7 @@ static int read_prompt(const cli_options *o, job *j)
     still_error err;
     if (o->prompt && o->prompt_file)
         return cli_usage("generate", "--prompt and --prompt-file exclude each other");
+    if (!o->prompt && !o->prompt_file && o->load_state) return CLI_OK;
     if (!o->prompt && !o->prompt_file)
         return cli_usage("generate", "'generate' needs a prompt: -p TEXT or "
                                      "--prompt-file FILE");
@@ -60,23 +61,30 @@ static int choose_context(const cli_options *o, const job *j, int64_t *ctx)
 
 static int prefill(const cli_options *o, job *j)
 {
+    still_error err;
     int64_t ctx;
     int status = cli_need_tokenizer(j->model, &j->tk);
     if (status == CLI_OK)
         status =
             cli_encode(j->tk, j->prompt, j->n_prompt,
                        STILL_ENCODE_BOS | STILL_ENCODE_SPECIAL, &j->ids, &j->n_ids);
-    if (status == CLI_OK && j->n_ids == 0)
+    if (status == CLI_OK && j->n_ids == 0 && !o->load_state)
         status = cli_fail("the prompt is empty and this model has no start token to "
                           "begin with: give some text with -p");
     if (status == CLI_OK) status = choose_context(o, j, &ctx);
     if (status == CLI_OK) status = cli_open_session(o, j->model, ctx, &j->session);
     if (status == CLI_OK) status = cli_open_sampler(o, j->model, &j->sampler);
+    if (status == CLI_OK && o->load_state &&
+        still_session_load(j->session, o->load_state, &err))
+        status = cli_fail_error(&err);
     if (status != CLI_OK) return status;
 
     double start = cli_now();
     status = cli_feed(o, j->session, j->ids, j->n_ids);
     j->prefill_s = cli_now() - start;
+    if (status == CLI_OK && o->save_state &&
+        still_session_save(j->session, o->save_state, &err))
+        status = cli_fail_error(&err);
     for (size_t i = 0; i < j->n_ids; i++) still_sampler_accept(j->sampler, j->ids[i]);
     return status;
 }

@@ -32,10 +32,11 @@ static int sum_types(const still_model *m, type_sum sum[MOST_TYPES])
 
 static json_t *bill_object(const still_bill *b, int64_t ctx)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "ctx", (json_int_t)ctx,
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "ctx", (json_int_t)ctx,
                      "weights_mapped", (json_int_t)b->weights_mapped,
                      "weights_resident", (json_int_t)b->weights_resident, "cache",
-                     (json_int_t)b->cache, "scratch", (json_int_t)b->scratch, "runtime",
+                     (json_int_t)b->cache, "rollback", (json_int_t)b->rollback,
+                     "scratch", (json_int_t)b->scratch, "runtime",
                      (json_int_t)b->runtime, "total", (json_int_t)b->total);
 }
 
@@ -56,8 +57,15 @@ static json_t *tensor_list(const still_model *m)
     return list;
 }
 
-static int print_object(const cli_options *o, const still_model *m, const still_bill *b,
-                        int64_t ctx)
+/* The same context kept two ways: by softmax, and by the method asked for. */
+typedef struct bills {
+    int64_t ctx;
+    const char *method;
+    bool two; /* the method is not softmax */
+    still_bill softmax, of_method;
+} bills;
+
+static int print_object(const cli_options *o, const still_model *m, const bills *b)
 {
     const still_model_info *i = still_model_get_info(m);
     type_sum sum[MOST_TYPES];
@@ -85,15 +93,24 @@ static int print_object(const cli_options *o, const still_model *m, const still_
     json_object_set_new(object, "tensors",
                         json_integer((json_int_t)still_model_tensors(m)));
     json_object_set_new(object, "dtypes", types);
-    json_object_set_new(object, "memory", bill_object(b, ctx));
+    json_object_set_new(object, "memory", bill_object(&b->softmax, b->ctx));
+    if (b->two) {
+        json_t *of_method = bill_object(&b->of_method, b->ctx);
+        json_object_set_new(of_method, "method", json_string(b->method));
+        json_object_set_new(object, "memory_method", of_method);
+    }
     if (o->tensors) json_object_set_new(object, "tensor_list", tensor_list(m));
     return cli_print_json(object);
 }
 
-static void row(const char *name, uint64_t bytes, const char *remark)
+static void row(const bills *b, const char *name, uint64_t softmax, uint64_t of_method,
+                const char *remark)
 {
-    char size[32];
-    printf("  %-18s %10s  %s\n", name, cli_bytes(size, bytes), remark);
+    char one[32], other[32] = "";
+    if (b->two) cli_bytes(other, of_method);
+    printf("  %-18s %10s", name, cli_bytes(one, softmax));
+    if (b->two) printf(" %10s", other);
+    printf("  %s\n", remark);
 }
 
 static void print_model(const still_model_info *i)
@@ -135,38 +152,58 @@ static void print_tensors(const still_model *m, bool all)
     }
 }
 
-static void print_bill(const still_model *m, const still_bill *b, int64_t ctx)
+static void print_bills(const still_model *m, const bills *b)
 {
     const still_model_info *i = still_model_get_info(m);
-    printf("\nMemory at context %lld, softmax, %s%s%s backend, %d thread%s:\n",
-           (long long)ctx, i->backend, i->isa ? " " : "", i->isa ? i->isa : "",
+    const still_bill *s = &b->softmax, *t = &b->of_method;
+    printf("\nMemory at context %lld, %s%s%s backend, %d thread%s:\n",
+           (long long)b->ctx, i->backend, i->isa ? " " : "", i->isa ? i->isa : "",
            i->threads, i->threads == 1 ? "" : "s");
-    row("weights, mapped", b->weights_mapped,
+    if (b->two) printf("  %-18s %10s %10s\n", "", "softmax", b->method);
+    row(b, "weights, mapped", s->weights_mapped, t->weights_mapped,
         "used in place, shared with the file cache");
-    row("weights, repacked", b->weights_resident, "copies in the backend's own layout");
-    row("attention cache", b->cache, "keys and values of every token");
-    row("scratch", b->scratch, "activations and logits");
-    row("runtime", b->runtime, "tokenizer, tables, code");
-    row("total", b->total, "");
+    row(b, "weights, repacked", s->weights_resident, t->weights_resident,
+        "copies in the backend's own layout");
+    row(b, "attention", s->cache, t->cache,
+        b->two ? "what is kept of the past" : "keys and values of every token");
+    if (t->rollback)
+        row(b, "rollback", s->rollback, t->rollback, "states it can go back to");
+    row(b, "scratch", s->scratch, t->scratch, "activations and logits");
+    row(b, "runtime", s->runtime, t->runtime, "tokenizer, tables, code");
+    row(b, "total", s->total, t->total, "");
+}
+
+static int make_bills(const cli_options *o, const still_model *m, bills *b)
+{
+    still_error err;
+    still_method method;
+    int status = cli_read_method(o, &method);
+    if (status != CLI_OK) return status;
+    b->ctx = o->ctx ? o->ctx : still_model_get_info(m)->ctx_train;
+    b->method = o->method;
+    b->two = strcmp(o->method, "softmax") != 0;
+    still_session_params params = {
+        .ctx = (int)b->ctx, .batch = (int)o->batch, .cache = o->cache};
+    if (still_model_bill(m, &params, &b->softmax, &err)) return cli_fail_error(&err);
+    params.method = &method;
+    params.rollback = (int)o->rollback;
+    if (still_model_bill(m, &params, &b->of_method, &err)) return cli_fail_error(&err);
+    return CLI_OK;
 }
 
 int cli_cmd_inspect(const cli_options *o)
 {
-    still_error err;
     still_model *m;
-    still_bill bill;
+    bills b;
     int status = cli_open_model(o, o->arg[0], &m);
     if (status != CLI_OK) return status;
-    int64_t ctx = o->ctx ? o->ctx : still_model_get_info(m)->ctx_train;
-    still_session_params params = {.ctx = (int)ctx, .batch = (int)o->batch};
-    if (still_model_bill(m, &params, &bill, &err)) {
-        status = cli_fail_error(&err);
-    } else if (o->json) {
-        status = print_object(o, m, &bill, ctx);
-    } else {
+    status = make_bills(o, m, &b);
+    if (status == CLI_OK && o->json) {
+        status = print_object(o, m, &b);
+    } else if (status == CLI_OK) {
         print_model(still_model_get_info(m));
         print_tensors(m, o->tensors);
-        print_bill(m, &bill, ctx);
+        print_bills(m, &b);
     }
     still_model_free(m);
     return status;

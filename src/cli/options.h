@@ -21,9 +21,17 @@ typedef struct cli_options {
     bool json, quiet, help;
 
     /* running a model */
-    const char *backend, *isa, *method, *model;
+    const char *backend, *isa, *model, *cache;
     int64_t threads, ctx, batch;
     uint64_t seed;
+
+    /* attention method; a string or number that was not given is NULL or negative */
+    const char *method, *cap, *score, *heads, *la_scale, *layers, *positions;
+    int64_t chunk, select, rollback;
+    bool no_gate, plain_map;
+
+    /* saved sessions */
+    const char *save_state, *load_state;
 
     /* input */
     const char *prompt, *prompt_file, *system, *file, *ids, *tokenizer;
@@ -61,6 +69,7 @@ typedef enum cli_group {
     CLI_G_LENGTH,
     CLI_G_SAMPLING,
     CLI_G_DOWNLOAD,
+    CLI_G_METHOD,
     CLI_G_COMPUTE,
     CLI_G_OUTPUT,
     CLI_G_COUNT

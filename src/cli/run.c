@@ -2,6 +2,7 @@
 #include "cli/run.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,11 +25,60 @@ int cli_open_model(const cli_options *o, const char *name, still_model **out)
     return status == STILL_OK ? CLI_OK : cli_fail_error(&err);
 }
 
+/* A whole number at *text, which moves past it. */
+static bool read_int(const char **text, int *out)
+{
+    char *end;
+    if (**text < '0' || **text > '9') return false;
+    long v = strtol(*text, &end, 10);
+    if (v > INT_MAX) return false;
+    *out = (int)v;
+    *text = end;
+    return true;
+}
+
+int cli_read_method(const cli_options *o, still_method *out)
+{
+    still_error err;
+    const char *at = o->cap;
+    if (still_method_init(out, o->method, (int)o->chunk, &err))
+        return cli_fail_error(&err);
+    if (o->select >= 0) out->select = (int)o->select;
+    if (o->cap && strcmp(o->cap, "none") == 0)
+        out->cap = -1;
+    else if (o->cap && (!read_int(&at, &out->cap) || *at))
+        return cli_fail("--cap: '%s' is neither a number of tokens nor 'none'", o->cap);
+    if (snprintf(out->score, sizeof out->score, "%s", o->score) >=
+        (int)sizeof out->score)
+        return cli_fail("score '%s' is not known", o->score);
+    if (o->heads) out->per_head = strcmp(o->heads, "per-head") == 0;
+    if (o->la_scale) out->window_scale = strcmp(o->la_scale, "window") == 0;
+    if (o->no_gate) out->gate = false;
+    if (o->plain_map) out->norm_map = false;
+    at = o->layers;
+    if (o->layers && (!read_int(&at, &out->first_layer) || *at++ != '-' ||
+                      !read_int(&at, &out->last_layer) || *at))
+        return cli_fail("--layers: '%s' is not a range such as 0-29", o->layers);
+    if (o->positions && strcmp(o->positions, "absolute") == 0)
+        out->positions = STILL_POSITIONS_ABSOLUTE;
+    if (o->positions && strcmp(o->positions, "capped") == 0)
+        out->positions = STILL_POSITIONS_CAPPED;
+    out->seed = o->seed;
+    return CLI_OK;
+}
+
 int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
                      still_session **out)
 {
     still_error err;
-    still_session_params params = {.ctx = (int)ctx, .batch = (int)o->batch};
+    still_method method;
+    int status = cli_read_method(o, &method);
+    if (status != CLI_OK) return status;
+    still_session_params params = {.ctx = (int)ctx,
+                                   .batch = (int)o->batch,
+                                   .cache = o->cache,
+                                   .method = &method,
+                                   .rollback = (int)o->rollback};
     if (still_session_new(m, &params, out, &err)) return cli_fail_error(&err);
     return CLI_OK;
 }

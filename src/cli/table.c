@@ -21,12 +21,12 @@ enum {
 const char *const cli_group_title[CLI_G_COUNT] = {
     [CLI_G_INPUT] = "Input",       [CLI_G_LENGTH] = "Length",
     [CLI_G_SAMPLING] = "Sampling", [CLI_G_DOWNLOAD] = "Download",
+    [CLI_G_METHOD] = "Attention method",
     [CLI_G_COMPUTE] = "Computing", [CLI_G_OUTPUT] = "Output",
 };
 
 #define AT(field) offsetof(cli_options, field)
 #define MOST_TOKENS 16777216
-#define METHODS_LATER "still lolcats hedgehog t2r liger supra swa"
 
 /* clang-format off */
 const cli_option cli_option_table[] = {
@@ -121,10 +121,62 @@ const cli_option cli_option_table[] = {
     {"force", 0, NULL, CLI_FLAG, AT(force), PULL, CLI_G_DOWNLOAD,
      .help = "Check the sums of files that are already here, and replace bad ones."},
 
+    /* attention method */
+    {"method", 0, "NAME", CLI_CHOICE, AT(method), RUN | INSPECT, CLI_G_METHOD,
+     .preset = "softmax",
+     .choices = "softmax still lolcats hedgehog t2r swa liger supra",
+     .help = "How layers remember the past. softmax: the model's own, every token is "
+             "kept. still: exact attention for a window and the salient tokens, a linear "
+             "state for the rest, so that memory is constant. lolcats, hedgehog, t2r, "
+             "liger, supra: linear attention of other papers. swa: a window alone. All "
+             "run without training."},
+    {"chunk", 0, "C", CLI_INT, AT(chunk), RUN | INSPECT, CLI_G_METHOD,
+     .min = 1, .max = 1048576,
+     .help = "Tokens of a chunk; the window is the current chunk and the one before "
+             "(default: 128; lolcats, liger: 64)."},
+    {"select", 0, "L", CLI_INT, AT(select), RUN | INSPECT, CLI_G_METHOD,
+     .preset = "-1", .min = -1, .max = 1048576,
+     .help = "Tokens of a chunk that stay exact when it leaves the window (default: a "
+             "quarter of the chunk; -1 stands for the default)."},
+    {"cap", 0, "M|none", CLI_STRING, AT(cap), RUN | INSPECT, CLI_G_METHOD,
+     .help = "Exact tokens kept beyond the window (default: two chunks). The budget of a "
+             "setting is 2C + M; with none it grows with the text."},
+    {"score", 0, "NAME", CLI_STRING, AT(score), RUN | INSPECT, CLI_G_METHOD,
+     .preset = "s3",
+     .help = "What makes a token salient: s3 (the Self-Saliency Score), received, "
+             "keynorm or random."},
+    {"heads", 0, "MODE", CLI_CHOICE, AT(heads), RUN | INSPECT, CLI_G_METHOD,
+     .choices = "shared per-head",
+     .help = "shared: query heads of a group select together and share a state; "
+             "per-head: each for itself, as in the paper."},
+    {"la-scale", 0, "MODE", CLI_CHOICE, AT(la_scale), RUN | INSPECT, CLI_G_METHOD,
+     .choices = "exact window",
+     .help = "Weight of the linear term: exact, one denominator for all; window, "
+             "relative to the largest logit as in LoLCATs."},
+    {"no-gate", 0, NULL, CLI_FLAG, AT(no_gate), RUN | INSPECT, CLI_G_METHOD,
+     .help = "Ablation: no gate on the linear term."},
+    {"plain-map", 0, NULL, CLI_FLAG, AT(plain_map), RUN | INSPECT, CLI_G_METHOD,
+     .help = "Ablation: feature map without norm preservation."},
+    {"layers", 0, "A-B", CLI_STRING, AT(layers), RUN | INSPECT, CLI_G_METHOD,
+     .help = "Layers that use the method, counted from 0; the others stay softmax "
+             "(default: all)."},
+    {"positions", 0, "MODE", CLI_CHOICE, AT(positions), RUN | INSPECT, CLI_G_METHOD,
+     .preset = "auto", .choices = "auto absolute capped",
+     .help = "absolute: distances are what they are; capped: no key is seen farther "
+             "away than the trained length; auto: capped if the context is longer than "
+             "that."},
+    {"rollback", 0, "R", CLI_INT, AT(rollback), SAMPLE | INSPECT, CLI_G_METHOD,
+     .preset = "0", .max = 4096,
+     .help = "Keep the state at the last R chunk boundaries, so that a session can go "
+             "back; costs R states of memory. chat uses it to take back a reply that "
+             "ended at a stop string."},
+    {"load-state", 0, "FILE", CLI_STRING, AT(load_state), GENERATE, CLI_G_METHOD,
+     .help = "Start from a saved session; the prompt follows what it holds."},
+    {"save-state", 0, "FILE", CLI_STRING, AT(save_state), GENERATE, CLI_G_METHOD,
+     .help = "Save the session after the prompt, before the reply: a long prompt is "
+             "then paid for once."},
+
     /* computing */
-    {"method", 0, "NAME", CLI_CHOICE, AT(method), RUN | INSPECT, CLI_G_COMPUTE,
-     .preset = "softmax", .choices = "softmax", .later = METHODS_LATER,
-     .help = "Attention to run: softmax, the model's own."},
     {"backend", 0, "NAME", CLI_CHOICE, AT(backend), RUN | INSPECT | SELFTEST,
      CLI_G_COMPUTE, .preset = "cpu", .choices = "cpu ref", .later = "cuda",
      .help = "cpu: fast; ref: the plain specification, slow and exact."},
@@ -134,6 +186,10 @@ const cli_option cli_option_table[] = {
      .choices = "avx512 avx2 portable",
      .help = "Instructions the cpu backend may use: avx512, avx2 or portable (default: "
              "the best this machine has)."},
+    {"cache", 0, "TYPE", CLI_CHOICE, AT(cache), RUN | INSPECT, CLI_G_COMPUTE,
+     .choices = "f16 f32",
+     .help = "Type of stored keys and values (default: f16; f32 on ref and for models "
+             "stored in f32)."},
     {"batch", 'b', "N", CLI_INT, AT(batch), RUN | INSPECT, CLI_G_COMPUTE,
      .preset = "512", .min = 1, .max = 65536,
      .help = "Tokens of a prompt computed at once; more is faster and takes memory."},
@@ -221,7 +277,7 @@ const cli_command cli_command_table[] = {
       {"still perplexity smollm2 wiki.jsonl.gz --ctx 512 --json", "for programs"}},
      1, 2, "a file with text", cli_cmd_perplexity},
     {"selftest", SELFTEST, "compare with golden data",
-     "models|tokenizer|chat|end-to-end DIR [options]",
+     "operator|baselines|models|tokenizer|chat|end-to-end DIR [options]",
      "Runs the golden data of that kind in DIR on the chosen backend and prints a line "
      "per case with its largest errors and their limits. The exit status is 1 if a "
      "case is out of tolerance.",
@@ -229,7 +285,8 @@ const cli_command cli_command_table[] = {
       {"still selftest end-to-end golden/end_to_end", "the default model, fast"},
       {"still selftest tokenizer golden/tokenizer --tokenizer vocab/", "four "
        "vocabularies"}},
-     2, 2, "a suite (models, tokenizer, chat, end-to-end) and a folder",
+     2, 2, "a suite (operator, baselines, models, tokenizer, chat, end-to-end) and "
+     "a folder",
      cli_cmd_selftest},
     {"help", HELP, "explain a command", "[COMMAND] [options]",
      "Without COMMAND, an overview.",

@@ -19,12 +19,9 @@ static const struct {
     const char *name;
     still_status (*run)(const sti_suite_run *, still_error *);
 } suites[] = {
-    {"models", sti_selftest_models},
-    {"end-to-end", sti_selftest_end_to_end},
-    {"tokenizer", sti_selftest_tokenizer},
-    {"chat", sti_selftest_chat},
-    {"operator", sti_selftest_operator},
-    {"baselines", sti_selftest_baselines},
+    {"models", sti_selftest_models},       {"end-to-end", sti_selftest_end_to_end},
+    {"tokenizer", sti_selftest_tokenizer}, {"chat", sti_selftest_chat},
+    {"operator", sti_selftest_operator},   {"baselines", sti_selftest_baselines},
 };
 
 still_status still_selftest_run(const char *suite, const char *dir,

@@ -53,9 +53,9 @@ static still_status expected_open(const char *folder, expected *e, still_error *
         ids->n_dims != 1 || logits->n_dims != 2 || logits->dim[0] != ids->dim[0] ||
         ids->dim[0] > 1 << 20 || logits->dim[1] > 1 << 20) {
         sti_store_close(&e->store);
-        return sti_fail(err, STILL_E_FORMAT,
-                        "%s: expected tensors 'ids' [n] i32 and 'logits' [n, vocab] f32",
-                        path);
+        return sti_fail(
+            err, STILL_E_FORMAT,
+            "%s: expected tensors 'ids' [n] i32 and 'logits' [n, vocab] f32", path);
     }
     e->ids = ids->data;
     e->logits = logits->data;
@@ -116,8 +116,9 @@ static still_status run_checkpoint(const sti_suite_run *r, const char *name,
         st = still_model_open(folder, &p, &m, err);
     }
     if (st == STILL_OK && m->cfg.vocab != e.vocab)
-        st = sti_fail(err, STILL_E_FORMAT, "%s: model has %d tokens, expected logits %d",
-                      folder, m->cfg.vocab, e.vocab);
+        st =
+            sti_fail(err, STILL_E_FORMAT, "%s: model has %d tokens, expected logits %d",
+                     folder, m->cfg.vocab, e.vocab);
     double prefill = 0, decode = 0;
     if (st == STILL_OK) st = worst_logit(m, &e, e.n, &prefill, err);
     if (st == STILL_OK) st = worst_logit(m, &e, 1, &decode, err);
@@ -165,7 +166,8 @@ still_status sti_selftest_models(const sti_suite_run *r, still_error *err)
     return st;
 }
 
-/* ---- A real model on a text ------------------------------------------------------- */
+/* ---- A real model on a text -------------------------------------------------------
+ */
 
 /* A JSON list of numbers as ids or floats; the caller frees. */
 static still_status read_ids(const char *path, const json_t *list, const char *what,
@@ -174,7 +176,8 @@ static still_status read_ids(const char *path, const json_t *list, const char *w
     *n = (int)json_array_size(list);
     *out = NULL;
     if (!json_is_array(list) || *n < 2)
-        return sti_fail(err, STILL_E_FORMAT, "%s: '%s' is not a list of ids", path, what);
+        return sti_fail(err, STILL_E_FORMAT, "%s: '%s' is not a list of ids", path,
+                        what);
     if (!(*out = sti_alloc((size_t)*n, sizeof **out)))
         return sti_fail_memory(err, path, (size_t)*n * 4);
     for (int i = 0; i < *n; i++)
@@ -182,23 +185,43 @@ static still_status read_ids(const char *path, const json_t *list, const char *w
     return STILL_OK;
 }
 
-static still_status check_text(const sti_suite_run *r, still_model *m, const char *path,
-                               const json_t *root, still_error *err)
+/* The settings a row of log-probabilities was made with: names of METHOD in the file.
+ */
+static still_status read_settings(const char *path, const json_t *j, still_method *out,
+                                  still_error *err)
 {
-    int32_t *ids;
-    int n;
-    STI_TRY(read_ids(path, json_object_get(root, "token_ids"), "token_ids", &ids, &n, err));
-    const json_t *want = json_object_get(root, "softmax");
-    still_status st = STILL_OK;
+    const char *name = json_string_value(json_object_get(j, "method"));
+    const char *scale = json_string_value(json_object_get(j, "la_scale"));
+    const json_t *select = json_object_get(j, "lam"), *cap = json_object_get(j, "cap");
+    int chunk = (int)json_integer_value(json_object_get(j, "C"));
+    if (!name || chunk < 1)
+        return sti_fail(err, STILL_E_FORMAT, "%s: settings without method or C", path);
+    STI_TRY(still_method_init(out, name, chunk, err));
+    if (json_is_integer(select)) out->select = (int)json_integer_value(select);
+    if (json_is_integer(cap)) out->cap = (int)json_integer_value(cap);
+    if (json_is_null(cap)) out->cap = -1;
+    out->window_scale = scale && strcmp(scale, "window") == 0;
+    out->per_head = !json_is_true(json_object_get(j, "share_k"));
+    return STILL_OK;
+}
+
+/* One row: log-probabilities of the text under one method. */
+static still_status check_row(const sti_suite_run *r, still_model *m, const char *path,
+                              const char *name, const json_t *want,
+                              const still_method *method, const int32_t *ids, int n,
+                              still_error *err)
+{
     still_session *s = NULL;
     float *got = sti_alloc((size_t)n, sizeof *got);
+    still_status st = STILL_OK;
     if (!got)
         st = sti_fail_memory(err, path, (size_t)n * 4);
     else if (!json_is_array(want) || json_array_size(want) != (size_t)n - 1)
-        st = sti_fail(err, STILL_E_FORMAT, "%s: 'softmax' is not a list of %d numbers",
-                      path, n - 1);
+        st = sti_fail(err, STILL_E_FORMAT, "%s: '%s' is not a list of %d numbers", path,
+                      name, n - 1);
     else
-        st = still_session_new(m, &(still_session_params){.ctx = n}, &s, err);
+        st = still_session_new(m, &(still_session_params){.ctx = n, .method = method},
+                               &s, err);
     if (st == STILL_OK) st = still_session_score(s, ids, n, got, NULL, err);
     if (st == STILL_OK) {
         double sum = 0, ours = 0, theirs = 0;
@@ -209,14 +232,35 @@ static still_status check_text(const sti_suite_run *r, still_model *m, const cha
             theirs += w;
         }
         const tolerance *tol = tolerance_of(m);
-        still_check c[] = {
-            {"mean logprob", sum / (n - 1), tol->logprob, false},
-            {"perplexity", fabs(exp((theirs - ours) / (n - 1)) - 1), tol->perplexity,
-             false}};
-        sti_selftest_report(r, "softmax", c, 2);
+        still_check c[] = {{"mean logprob", sum / (n - 1), tol->logprob, false},
+                           {"perplexity", fabs(exp((theirs - ours) / (n - 1)) - 1),
+                            tol->perplexity, false}};
+        sti_selftest_report(r, name, c, 2);
     }
     still_session_free(s);
     free(got);
+    return st;
+}
+
+static still_status check_text(const sti_suite_run *r, still_model *m, const char *path,
+                               json_t *root, still_error *err)
+{
+    int32_t *ids;
+    int n;
+    STI_TRY(
+        read_ids(path, json_object_get(root, "token_ids"), "token_ids", &ids, &n, err));
+    still_status st = check_row(r, m, path, "softmax", json_object_get(root, "softmax"),
+                                NULL, ids, n, err);
+    const char *name;
+    json_t *settings;
+    json_object_foreach(json_object_get(root, "settings"), name, settings)
+    {
+        still_method method;
+        if (st == STILL_OK) st = read_settings(path, settings, &method, err);
+        if (st == STILL_OK)
+            st = check_row(r, m, path, name, json_object_get(root, name), &method, ids,
+                           n, err);
+    }
     free(ids);
     return st;
 }
@@ -245,8 +289,8 @@ static still_status greedy_wrong(still_model *m, const int32_t *prompt, int n,
     return st;
 }
 
-static still_status check_greedy(const sti_suite_run *r, still_model *m, const char *path,
-                                 const json_t *root, still_error *err)
+static still_status check_greedy(const sti_suite_run *r, still_model *m,
+                                 const char *path, const json_t *root, still_error *err)
 {
     const json_t *all = json_object_get(root, "greedy");
     for (size_t i = 0; i < json_array_size(all); i++) {
@@ -257,8 +301,7 @@ static still_status check_greedy(const sti_suite_run *r, still_model *m, const c
                                    &prompt, &n, err);
         if (st == STILL_OK)
             st = read_ids(path, json_object_get(g, "ids"), "ids", &want, &n_want, err);
-        if (st == STILL_OK)
-            st = greedy_wrong(m, prompt, n, want, n_want, &wrong, err);
+        if (st == STILL_OK) st = greedy_wrong(m, prompt, n, want, n_want, &wrong, err);
         if (st == STILL_OK) {
             char name[32];
             snprintf(name, sizeof name, "greedy %zu", i + 1);
@@ -280,7 +323,8 @@ still_status sti_selftest_end_to_end(const sti_suite_run *r, still_error *err)
     json_error_t je;
     json_t *root = json_load_file(path, 0, &je);
     if (!root)
-        return sti_fail(err, STILL_E_FORMAT, "%s: %s (line %d)", path, je.text, je.line);
+        return sti_fail(err, STILL_E_FORMAT, "%s: %s (line %d)", path, je.text,
+                        je.line);
     still_model *m = NULL;
     still_status st = STILL_OK;
     if (!r->p->model_path)

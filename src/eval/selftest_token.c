@@ -123,15 +123,20 @@ static bool look_at(const vocabulary *v, const char *where, char *path, size_t r
 
 static bool look_in_cache(const vocabulary *v, char *path, size_t room)
 {
-    char where[4096];
+    static const char *const folders[] = {"vocab", "models"};
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (cache && *cache == '/')
-        snprintf(where, sizeof where, "%s/still/vocab", cache);
-    else
-        snprintf(where, sizeof where, "%s/.cache/still/vocab", home ? home : "");
-    if (look_at(v, where, path, room)) return true;
-    strcpy(strrchr(where, '/'), "/models");
-    return look_at(v, where, path, room);
+    bool xdg = cache && *cache == '/';
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        char where[4096];
+        if (snprintf(where, sizeof where, "%s%s/still/%s",
+                     xdg    ? cache
+                     : home ? home
+                            : "",
+                     xdg ? "" : "/.cache", folders[i]) < (int)sizeof where &&
+            look_at(v, where, path, room))
+            return true;
+    }
+    return false;
 }
 
 static still_status open_vocabulary(const sti_suite_run *r, const char *name,

@@ -135,8 +135,8 @@ static still_status gguf_int(const gguf_reader *r, const char *suffix, int fallb
     return STILL_OK;
 }
 
-static still_status gguf_float(const gguf_reader *r, const char *suffix, double fallback,
-                               double *out)
+static still_status gguf_float(const gguf_reader *r, const char *suffix,
+                               double fallback, double *out)
 {
     char key[160];
     const sti_meta *m = gguf_key(r, suffix, key, sizeof key);
@@ -152,14 +152,16 @@ static still_status gguf_float(const gguf_reader *r, const char *suffix, double 
 }
 
 /* Llama 3.1's scaling comes as a tensor of divisors, one per frequency. */
-static still_status gguf_rope_factors(const sti_store *s, sti_config *c, still_error *err)
+static still_status gguf_rope_factors(const sti_store *s, sti_config *c,
+                                      still_error *err)
 {
     const sti_tensor *t = sti_store_find(s, "rope_freqs.weight");
     if (!t) return STILL_OK;
     int half = c->head_dim / 2;
     if (t->type != STI_F32 || t->n_dims != 1 || t->dim[0] != half)
         return sti_fail(err, STILL_E_FORMAT,
-                        "%s: tensor 'rope_freqs.weight' is not %d floats", s->path, half);
+                        "%s: tensor 'rope_freqs.weight' is not %d floats", s->path,
+                        half);
     for (int i = 0; i < half; i++) {
         float f;
         memcpy(&f, (const char *)t->data + 4 * i, 4);
@@ -196,13 +198,14 @@ static still_status read_gguf(const sti_store *s, sti_config *c, int *window,
     if (!arch || arch->type != STI_META_STRING)
         return sti_fail(err, STILL_E_FORMAT,
                         "%s: metadata key 'general.architecture' is missing", s->path);
-    snprintf(c->arch, sizeof c->arch, "%.*s", (int)(arch->str->n < 31 ? arch->str->n : 31),
-             arch->str->p);
+    snprintf(c->arch, sizeof c->arch, "%.*s",
+             (int)(arch->str->n < 31 ? arch->str->n : 31), arch->str->p);
     if (strcmp(c->arch, "llama") != 0 && strcmp(c->arch, "mistral") != 0 &&
         strcmp(c->arch, "qwen2") != 0)
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "%s: architecture '%s' is not supported (llama, mistral, qwen2)",
-                        s->path, c->arch);
+        return sti_fail(
+            err, STILL_E_UNSUPPORTED,
+            "%s: architecture '%s' is not supported (llama, mistral, qwen2)", s->path,
+            c->arch);
     const sti_meta *name = sti_meta_find(s, "general.name");
     if (name && name->type == STI_META_STRING)
         snprintf(c->name, sizeof c->name, "%.*s",
@@ -210,7 +213,7 @@ static still_status read_gguf(const sti_store *s, sti_config *c, int *window,
 
     gguf_reader r = {s, c->arch, err};
     double eps;
-    rope_scaling scale = {ROPE_PLAIN};
+    rope_scaling scale = {.kind = ROPE_PLAIN};
     STI_TRY(gguf_int(&r, "block_count", -1, &c->layers));
     STI_TRY(gguf_int(&r, "embedding_length", -1, &c->hidden));
     STI_TRY(gguf_int(&r, "feed_forward_length", -1, &c->ffn));
@@ -227,10 +230,11 @@ static still_status read_gguf(const sti_store *s, sti_config *c, int *window,
     STI_TRY(gguf_int(&r, "rope.dimension_count", c->head_dim, &rotary));
     STI_TRY(gguf_int(&r, "attention.value_length", c->head_dim, &value_length));
     if (rotary != c->head_dim || value_length != c->head_dim)
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "%s: heads of %d with %d rotary and %d value dimensions are not "
-                        "supported (all must be equal)",
-                        s->path, c->head_dim, rotary, value_length);
+        return sti_fail(
+            err, STILL_E_UNSUPPORTED,
+            "%s: heads of %d with %d rotary and %d value dimensions are not "
+            "supported (all must be equal)",
+            s->path, c->head_dim, rotary, value_length);
     /* Converters reorder the rows of q and k of llama files so that a rotated pair
      * lies side by side; qwen2 files keep the halves apart. */
     c->rope_interleaved = strcmp(c->arch, "qwen2") != 0;
@@ -267,8 +271,8 @@ static still_status json_int(const json_reader *r, const char *key, int fallback
     return STILL_OK;
 }
 
-static still_status json_float(const json_reader *r, const json_t *from, const char *key,
-                               double fallback, double *out)
+static still_status json_float(const json_reader *r, const json_t *from,
+                               const char *key, double fallback, double *out)
 {
     const json_t *v = json_object_get(from, key);
     *out = fallback;
@@ -331,7 +335,7 @@ static still_status read_json(const sti_store *s, sti_config *c, int *window,
     const char *slash = strrchr(s->path, '/');
     snprintf(c->name, sizeof c->name, "%s", slash && slash[1] ? slash + 1 : s->path);
 
-    rope_scaling scale = {ROPE_PLAIN};
+    rope_scaling scale = {.kind = ROPE_PLAIN};
     double eps;
     STI_TRY(json_int(&r, "num_hidden_layers", -1, &c->layers));
     STI_TRY(json_int(&r, "hidden_size", -1, &c->hidden));
@@ -355,7 +359,8 @@ static still_status read_json(const sti_store *s, sti_config *c, int *window,
     return rope_table(c, &scale, err);
 }
 
-/* ---- Both ------------------------------------------------------------------------- */
+/* ---- Both -------------------------------------------------------------------------
+ */
 
 static still_status check_numbers(const sti_store *s, const sti_config *c,
                                   still_error *err)
@@ -363,11 +368,10 @@ static still_status check_numbers(const sti_store *s, const sti_config *c,
     const struct {
         const char *what;
         int value, most;
-    } bounds[] = {
-        {"layers", c->layers, 4096},      {"hidden size", c->hidden, 1 << 20},
-        {"ffn size", c->ffn, 1 << 22},    {"heads", c->heads, 4096},
-        {"kv heads", c->kv_heads, 4096},  {"head size", c->head_dim, 4096},
-        {"vocabulary", c->vocab, 1 << 24}};
+    } bounds[] = {{"layers", c->layers, 4096},      {"hidden size", c->hidden, 1 << 20},
+                  {"ffn size", c->ffn, 1 << 22},    {"heads", c->heads, 4096},
+                  {"kv heads", c->kv_heads, 4096},  {"head size", c->head_dim, 4096},
+                  {"vocabulary", c->vocab, 1 << 24}};
     for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++)
         if (bounds[i].value < 1 || bounds[i].value > bounds[i].most)
             return sti_fail(err, STILL_E_FORMAT, "%s: %s %d is not between 1 and %d",
@@ -405,8 +409,8 @@ still_status sti_config_read(const sti_store *s, sti_config *c, still_error *err
                         "%s: a bare safetensors file has no configuration; open the "
                         "folder that holds its config.json",
                         s->path);
-    still_status st = s->is_gguf ? read_gguf(s, c, &window, err)
-                                 : read_json(s, c, &window, err);
+    still_status st =
+        s->is_gguf ? read_gguf(s, c, &window, err) : read_json(s, c, &window, err);
     if (st == STILL_OK) {
         const sti_tensor *embed = sti_config_tensor(s, STI_PART_EMBED, 0, false);
         if (!embed || embed->n_dims != 2) {

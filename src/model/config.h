@@ -12,7 +12,7 @@ typedef struct sti_config {
     char name[128];
     int layers, hidden, ffn, heads, kv_heads, head_dim, vocab;
     int ctx_train;
-    int *window;    /* [layers]: sliding window of each layer, 0: none */
+    int *window; /* [layers]: sliding window of each layer, 0: none */
     double rope_theta;
     float *inv_freq; /* [head_dim/2], scaling applied */
     bool rope_interleaved;
@@ -27,9 +27,18 @@ void sti_config_free(sti_config *c);
 
 /* Names of a layer's tensors in both kinds of files. */
 typedef enum sti_part {
-    STI_PART_EMBED, STI_PART_FINAL_NORM, STI_PART_HEAD, /* not of a layer */
-    STI_PART_ATTN_NORM, STI_PART_Q, STI_PART_K, STI_PART_V, STI_PART_O,
-    STI_PART_FFN_NORM, STI_PART_GATE, STI_PART_UP, STI_PART_DOWN
+    STI_PART_EMBED,
+    STI_PART_FINAL_NORM,
+    STI_PART_HEAD, /* not of a layer */
+    STI_PART_ATTN_NORM,
+    STI_PART_Q,
+    STI_PART_K,
+    STI_PART_V,
+    STI_PART_O,
+    STI_PART_FFN_NORM,
+    STI_PART_GATE,
+    STI_PART_UP,
+    STI_PART_DOWN
 } sti_part;
 /* The tensor, or NULL. bias: its bias instead of its weight. */
 const sti_tensor *sti_config_tensor(const sti_store *s, sti_part part, int layer,

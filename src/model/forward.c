@@ -6,11 +6,6 @@
 
 #include "model/model.h"
 
-static size_t align64(size_t n)
-{
-    return (n + 63) & ~(size_t)63;
-}
-
 void sti_scratch_carve(const still_model *m, int rows, sti_carve *c, sti_scratch *out)
 {
     const sti_config *g = &m->cfg;
@@ -22,31 +17,27 @@ void sti_scratch_carve(const still_model *m, int rows, sti_carve *c, sti_scratch
     out->x = sti_carve_take(c, R * hidden, sizeof(float));
     out->h = sti_carve_take(c, R * hidden, sizeof(float));
     out->q = sti_carve_take(c, R * qd, sizeof(float));
+    out->q_raw = sti_carve_take(c, R * qd, sizeof(float));
+    out->o = sti_carve_take(c, R * qd, sizeof(float));
     out->k = sti_carve_take(c, R * kd, sizeof(float));
     out->v = sti_carve_take(c, R * kd, sizeof(float));
-    out->o = sti_carve_take(c, R * qd, sizeof(float));
     out->gate = sti_carve_take(c, R * (size_t)g->ffn, sizeof(float));
     out->up = sti_carve_take(c, R * (size_t)g->ffn, sizeof(float));
     out->logits = sti_carve_take(c, head_rows * (size_t)g->vocab, sizeof(float));
     out->pos = sti_carve_take(c, R, sizeof *out->pos);
-    out->seq = sti_carve_take(c, R, sizeof *out->seq);
-    out->segment = sti_carve_take(c, R, sizeof *out->segment);
+    out->sequence = sti_carve_take(c, R, sizeof *out->sequence);
+    out->attn = sti_carve_take(c, R, STI_ATTN_SCRATCH);
 }
 
-static sti_attn_layer attn_layer(const still_model *m, sti_dtype cache, int layer)
+sti_attn_layer sti_model_attn_layer(const still_model *m, int layer)
 {
-    return (sti_attn_layer){.heads = m->cfg.heads,
+    return (sti_attn_layer){.index = layer,
+                            .heads = m->cfg.heads,
                             .kv_heads = m->cfg.kv_heads,
                             .head_dim = m->cfg.head_dim,
                             .window = m->cfg.window[layer],
-                            .cache = cache};
-}
-
-size_t sti_model_state_bytes(const still_model *m, const sti_attn_method *method,
-                             sti_dtype cache, int layer, int ctx, int batch)
-{
-    sti_attn_layer l = attn_layer(m, cache, layer);
-    return align64(method->state_bytes(&l, ctx, batch));
+                            .inv_freq = m->cfg.inv_freq,
+                            .interleaved = m->cfg.rope_interleaved};
 }
 
 still_status sti_model_check_tokens(const still_model *m, const int32_t *tok, int n,
@@ -54,9 +45,10 @@ still_status sti_model_check_tokens(const still_model *m, const int32_t *tok, in
 {
     for (int i = 0; i < n; i++)
         if (tok[i] < 0 || tok[i] >= m->cfg.vocab)
-            return sti_fail(err, STILL_E_ARG,
-                            "token %d of %d has id %d, which is not in the vocabulary of %d",
-                            i, n, tok[i], m->cfg.vocab);
+            return sti_fail(
+                err, STILL_E_ARG,
+                "token %d of %d has id %d, which is not in the vocabulary of %d", i, n,
+                tok[i], m->cfg.vocab);
     return STILL_OK;
 }
 
@@ -65,24 +57,20 @@ static int place(sti_scratch *s, const sti_sequence *seq, int n_seq)
 {
     int M = 0;
     for (int i = 0; i < n_seq; i++) {
-        s->seq[i] = (sti_attn_sequence){.row0 = M,
-                                    .n = seq[i].n,
-                                    .past = seq[i].past,
-                                    .ctx = seq[i].ctx,
-                                    .batch = seq[i].batch,
-                                    .state = seq[i].state};
+        s->sequence[i] = (sti_attn_seq){.row0 = M, .n = seq[i].n, .past = seq[i].past};
         for (int t = 0; t < seq[i].n; t++) s->pos[M++] = seq[i].past + t;
     }
     return M;
 }
 
-static still_status attention(still_model *m, const sti_attn_method *method,
-                              sti_dtype cache, sti_scratch *s, int layer, int M,
+static still_status attention(still_model *m, const sti_attn_config *cfg,
+                              sti_scratch *s, int layer, int M, const sti_sequence *seq,
                               int n_seq, still_error *err)
 {
     const sti_config *g = &m->cfg;
     const sti_layer *L = &m->layer[layer];
-    sti_attn_layer shape = attn_layer(m, cache, layer);
+    const sti_attn_layer shape = sti_model_attn_layer(m, layer);
+    for (int i = 0; i < n_seq; i++) s->sequence[i].memory = &seq[i].memory[layer];
     STI_TRY(m->be->rmsnorm(m->dev,
                            &(sti_rmsnorm_args){.x = s->x,
                                                .g = L->attn_norm,
@@ -99,26 +87,19 @@ static still_status attention(still_model *m, const sti_attn_method *method,
                                              .bias = {L->q.bias, L->k.bias, L->v.bias},
                                              .y = {s->q, s->k, s->v}},
                           err));
-    sti_rope_args rope = {.x = s->q,
-                          .pos = s->pos,
-                          .inv_freq = g->inv_freq,
-                          .M = M,
-                          .heads = g->heads,
-                          .D = g->head_dim,
-                          .interleaved = g->rope_interleaved};
-    STI_TRY(m->be->rope(m->dev, &rope, err));
-    rope.x = s->k;
-    rope.heads = g->kv_heads;
-    STI_TRY(m->be->rope(m->dev, &rope, err));
-    STI_TRY(method->forward(m->be, m->dev, &shape,
-                            &(sti_attn_io){.q = s->q,
-                                           .k = s->k,
-                                           .v = s->v,
-                                           .o = s->o,
-                                           .rows = s->seq,
-                                           .n_rows = n_seq,
-                                           .segment = s->segment},
-                            err));
+    STI_TRY(sti_attn_engine_of(cfg, layer)
+                ->forward(m->be, m->dev, cfg, &shape,
+                          &(sti_attn_io){.q = s->q,
+                                         .k = s->k,
+                                         .v = s->v,
+                                         .q_raw = s->q_raw,
+                                         .o = s->o,
+                                         .pos = s->pos,
+                                         .M = M,
+                                         .rows = s->sequence,
+                                         .n_rows = n_seq,
+                                         .scratch = s->attn},
+                          err));
     return m->be->matmul(m->dev,
                          &(sti_matmul_args){.x = s->o,
                                             .M = M,
@@ -151,13 +132,11 @@ static still_status feed_forward(still_model *m, sti_scratch *s, int layer, int 
                                              .bias = {L->gate.bias, L->up.bias},
                                              .y = {s->gate, s->up}},
                           err));
-    STI_TRY(m->be->swiglu(m->dev,
-                          &(sti_swiglu_args){.gate = s->gate,
-                                             .up = s->up,
-                                             .y = s->gate,
-                                             .M = M,
-                                             .K = g->ffn},
-                          err));
+    STI_TRY(m->be->swiglu(
+        m->dev,
+        &(sti_swiglu_args){
+            .gate = s->gate, .up = s->up, .y = s->gate, .M = M, .K = g->ffn},
+        err));
     return m->be->matmul(m->dev,
                          &(sti_matmul_args){.x = s->gate,
                                             .M = M,
@@ -169,21 +148,16 @@ static still_status feed_forward(still_model *m, sti_scratch *s, int layer, int 
                          err);
 }
 
-still_status sti_model_forward(still_model *m, const sti_attn_method *method,
-                               sti_dtype cache, sti_scratch *s, const int32_t *tok,
+still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
+                               sti_scratch *s, const int32_t *tok,
                                const sti_sequence *seq, int n_seq, still_error *err)
 {
     int M = place(s, seq, n_seq);
-    STI_TRY(m->be->embed(m->dev,
-                         &(sti_embed_args){.w = &m->embed, .tok = tok, .M = M, .y = s->x},
-                         err));
+    STI_TRY(m->be->embed(
+        m->dev, &(sti_embed_args){.w = &m->embed, .tok = tok, .M = M, .y = s->x}, err));
     for (int l = 0; l < m->cfg.layers; l++) {
-        STI_TRY(attention(m, method, cache, s, l, M, n_seq, err));
+        STI_TRY(attention(m, cfg, s, l, M, seq, n_seq, err));
         STI_TRY(feed_forward(m, s, l, M, err));
-        for (int i = 0; i < n_seq; i++)
-            s->seq[i].state = (unsigned char *)s->seq[i].state +
-                              sti_model_state_bytes(m, method, cache, l, seq[i].ctx,
-                                                    seq[i].batch);
     }
     return STILL_OK;
 }
@@ -192,19 +166,18 @@ still_status sti_model_logits(still_model *m, sti_scratch *s, int row0, int n,
                               float *logits, still_error *err)
 {
     const sti_config *g = &m->cfg;
-    STI_TRY(m->be->rmsnorm(m->dev,
-                           &(sti_rmsnorm_args){.x = s->x + (size_t)row0 * (size_t)g->hidden,
-                                               .g = m->final_norm,
-                                               .y = s->h,
-                                               .M = n,
-                                               .K = g->hidden,
-                                               .eps = g->rms_eps},
-                           err));
-    return m->be->matmul(m->dev,
-                         &(sti_matmul_args){.x = s->h,
-                                            .M = n,
-                                            .n = 1,
-                                            .w = {sti_model_head(m)},
-                                            .y = {logits}},
-                         err);
+    STI_TRY(
+        m->be->rmsnorm(m->dev,
+                       &(sti_rmsnorm_args){.x = s->x + (size_t)row0 * (size_t)g->hidden,
+                                           .g = m->final_norm,
+                                           .y = s->h,
+                                           .M = n,
+                                           .K = g->hidden,
+                                           .eps = g->rms_eps},
+                       err));
+    return m->be->matmul(
+        m->dev,
+        &(sti_matmul_args){
+            .x = s->h, .M = n, .n = 1, .w = {sti_model_head(m)}, .y = {logits}},
+        err);
 }

@@ -25,13 +25,15 @@ static still_status missing(const loader *ld, sti_part part, int layer, bool bia
 }
 
 /* A vector of n floats, converted into the model's array. */
-static still_status load_vector(loader *ld, const sti_tensor *t, int n, const float **out)
+static still_status load_vector(loader *ld, const sti_tensor *t, int n,
+                                const float **out)
 {
     still_model *m = ld->m;
     if (t->n_dims != 1 || t->dim[0] != n)
-        return sti_fail(ld->err, STILL_E_FORMAT,
-                        "%s: tensor '%s' has %lld elements in %d dimensions, expected %d",
-                        t->path, t->name, (long long)t->dim[0], t->n_dims, n);
+        return sti_fail(
+            ld->err, STILL_E_FORMAT,
+            "%s: tensor '%s' has %lld elements in %d dimensions, expected %d", t->path,
+            t->name, (long long)t->dim[0], t->n_dims, n);
     if (t->type != STI_F32 && t->type != STI_F16 && t->type != STI_BF16)
         return sti_fail(ld->err, STILL_E_UNSUPPORTED,
                         "%s: tensor '%s' has type %s, a vector must be a float type",
@@ -50,8 +52,8 @@ static still_status load_norm(loader *ld, sti_part part, int layer, const float 
     return load_vector(ld, t, ld->m->cfg.hidden, out);
 }
 
-static still_status load_matrix(loader *ld, sti_part part, int layer, int rows, int cols,
-                                sti_weight *out)
+static still_status load_matrix(loader *ld, sti_part part, int layer, int rows,
+                                int cols, sti_weight *out)
 {
     still_model *m = ld->m;
     const sti_tensor *t = sti_config_tensor(&m->store, part, layer, false);
@@ -65,8 +67,8 @@ static still_status load_matrix(loader *ld, sti_part part, int layer, int rows, 
     return m->be->weight_new(m->dev, t, out, ld->err);
 }
 
-static still_status load_linear(loader *ld, sti_part part, int layer, int rows, int cols,
-                                sti_linear *out)
+static still_status load_linear(loader *ld, sti_part part, int layer, int rows,
+                                int cols, sti_linear *out)
 {
     STI_TRY(load_matrix(ld, part, layer, rows, cols, &out->w));
     const sti_tensor *b = sti_config_tensor(&ld->m->store, part, layer, true);
@@ -95,8 +97,8 @@ static still_status load_weights(loader *ld)
     const sti_config *g = &m->cfg;
     /* Room for every vector a layer can have: two norms and seven biases. */
     size_t kinds = 2u * (size_t)g->hidden + (size_t)g->heads * (size_t)g->head_dim +
-                   2u * (size_t)g->kv_heads * (size_t)g->head_dim + 2u * (size_t)g->hidden +
-                   2u * (size_t)g->ffn;
+                   2u * (size_t)g->kv_heads * (size_t)g->head_dim +
+                   2u * (size_t)g->hidden + 2u * (size_t)g->ffn;
     m->vectors_room = kinds * (size_t)g->layers + (size_t)g->hidden;
     m->vectors = sti_alloc(m->vectors_room, sizeof *m->vectors);
     m->layer = sti_alloc((size_t)g->layers, sizeof *m->layer);
@@ -192,7 +194,8 @@ void still_model_free(still_model *m)
     if (m->dev) {
         for (int i = 0; m->layer && i < m->cfg.layers; i++) {
             sti_layer *L = &m->layer[i];
-            sti_linear *all[] = {&L->q, &L->k, &L->v, &L->o, &L->gate, &L->up, &L->down};
+            sti_linear *all[] = {&L->q,    &L->k,  &L->v,   &L->o,
+                                 &L->gate, &L->up, &L->down};
             for (size_t j = 0; j < sizeof all / sizeof *all; j++)
                 m->be->weight_free(m->dev, &all[j]->w);
         }

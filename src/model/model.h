@@ -26,7 +26,7 @@ struct still_model {
     sti_layer *layer;       /* [cfg.layers] */
     sti_weight embed, head; /* head is unused when tied */
     const float *final_norm;
-    float *vectors;         /* all norms and biases, as floats */
+    float *vectors; /* all norms and biases, as floats */
     size_t vectors_used, vectors_room;
 };
 
@@ -40,25 +40,24 @@ static inline const sti_weight *sti_model_head(const still_model *m)
 enum { STI_HEAD_ROWS = 32 }; /* rows of logits computed at once when scoring */
 typedef struct sti_scratch {
     int rows;
-    float *x;          /* [rows, hidden]: the residual stream */
-    float *h;          /* [rows, hidden]: normed */
-    float *q, *k, *v;  /* [rows, H, D], [rows, G, D], [rows, G, D] */
-    float *o;          /* [rows, H, D] */
-    float *gate, *up;  /* [rows, ffn] */
-    float *logits;     /* [min(rows, STI_HEAD_ROWS), vocab] */
-    int32_t *pos;      /* [rows] */
-    sti_attn_sequence *seq;        /* [rows] */
-    sti_attn_segment *segment; /* [rows] */
+    float *x;               /* [rows, hidden]: the residual stream */
+    float *h;               /* [rows, hidden]: normed */
+    float *q, *q_raw, *o;   /* [rows, H, D] */
+    float *k, *v;           /* [rows, G, D] */
+    float *gate, *up;       /* [rows, ffn] */
+    float *logits;          /* [min(rows, STI_HEAD_ROWS), vocab] */
+    int32_t *pos;           /* [rows] */
+    sti_attn_seq *sequence; /* [rows] */
+    void *attn;             /* [rows] of STI_ATTN_SCRATCH bytes */
 } sti_scratch;
 void sti_scratch_carve(const still_model *m, int rows, sti_carve *c, sti_scratch *out);
 
-/* Bytes of one layer's state; states of a sequence lie one after the other. */
-size_t sti_model_state_bytes(const still_model *m, const sti_attn_method *method,
-                             sti_dtype cache, int layer, int ctx, int batch);
+/* What attention methods ask of a layer. */
+sti_attn_layer sti_model_attn_layer(const still_model *m, int layer);
 
 typedef struct sti_sequence { /* its share of a batch, rows in order */
-    int n, past, ctx, batch;
-    unsigned char *state; /* of all layers, each at a multiple of 64 */
+    int n, past;
+    sti_attn_memory *memory; /* [layers] */
 } sti_sequence;
 
 /* All ids are in the vocabulary. Called before a forward pass, which trusts them. */
@@ -66,13 +65,20 @@ still_status sti_model_check_tokens(const still_model *m, const int32_t *tok, in
                                     still_error *err);
 
 /* Runs all layers over the tokens of the sequences; s->x then holds the residual
- * stream [M, hidden]. States beyond `past` are overwritten. */
-still_status sti_model_forward(still_model *m, const sti_attn_method *method,
-                               sti_dtype cache, sti_scratch *s, const int32_t *tok,
+ * stream [M, hidden]. The sequences' memories are advanced. */
+still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
+                               sti_scratch *s, const int32_t *tok,
                                const sti_sequence *seq, int n_seq, still_error *err);
 
 /* Logits [n, vocab] of rows row0 .. row0+n-1 of s->x (n <= STI_HEAD_ROWS). */
 still_status sti_model_logits(still_model *m, sti_scratch *s, int row0, int n,
                               float *logits, still_error *err);
+
+/* SHA-256 of what the model is: names, types and shapes of its tensors and the ends of
+ * their data. Files made for one model are bound to it by this. */
+enum { STI_FINGERPRINT = 32 };
+still_status sti_model_fingerprint(const still_model *m,
+                                   unsigned char out[STI_FINGERPRINT],
+                                   still_error *err);
 
 #endif

@@ -18,6 +18,7 @@ typedef struct sti_linear_shape {
  * is the empty state. */
 typedef struct sti_linear_state {
     int64_t pos;
+    size_t kv_size;
     void *win_k,
         *win_v; /* Liger: kv [G, window, D], keys rotated; token j at j % window */
     void *s;    /* real; Liger [G,D,D], SUPRA [H,D,D] (its decay is per head) */

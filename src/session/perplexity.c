@@ -14,14 +14,14 @@ static void finish(still_perplexity *r, double sum_squares)
     r->stderr_ = r->value * sqrt(variance > 0 ? variance / n : 0);
 }
 
-still_status still_perplexity_run(still_session *s, const int32_t *ids, size_t n, int ctx,
-                                  still_progress_fn cb, void *user,
+still_status still_perplexity_run(still_session *s, const int32_t *ids, size_t n,
+                                  int ctx, still_progress_fn cb, void *user,
                                   still_perplexity *out, still_error *err)
 {
-    if (ctx < 2 || ctx > s->ctx)
+    if (ctx < 2 || ctx > s->cfg.ctx)
         return sti_fail(err, STILL_E_ARG,
                         "windows of %d tokens: must be 2 to %d, the session's context",
-                        ctx, s->ctx);
+                        ctx, s->cfg.ctx);
     if (n < 2)
         return sti_fail(err, STILL_E_ARG,
                         "the text has %zu tokens; perplexity needs at least 2", n);
@@ -36,9 +36,9 @@ still_status still_perplexity_run(still_session *s, const int32_t *ids, size_t n
         st = still_session_score(s, ids + at, len, logprob, NULL, err);
         for (int i = 0; i < len - 1 && st == STILL_OK; i++) {
             if (!isfinite(logprob[i])) {
-                st = sti_fail(err, STILL_E_NUMERIC,
-                              "log-probability of token %zu is %g",
-                              at + (size_t)i + 1, logprob[i]);
+                st =
+                    sti_fail(err, STILL_E_NUMERIC, "log-probability of token %zu is %g",
+                             at + (size_t)i + 1, logprob[i]);
                 break;
             }
             r.nll -= logprob[i];

@@ -39,16 +39,17 @@ still_status still_sampler_new(const still_sampler_params *params, int vocab,
 {
     *out = NULL;
     still_sampler_params p = params ? *params : (still_sampler_params){0};
-    if (vocab < 1) return sti_fail(err, STILL_E_ARG, "a vocabulary of %d tokens", vocab);
+    if (vocab < 1)
+        return sti_fail(err, STILL_E_ARG, "a vocabulary of %d tokens", vocab);
     if (!(p.temperature >= 0) || !(p.top_p >= 0 && p.top_p <= 1) ||
         !(p.min_p >= 0 && p.min_p <= 1) || !(p.repeat_penalty >= 0) || p.top_k < 0 ||
         p.repeat_last < 0 || p.repeat_last > 1 << 20 || isinf(p.temperature) ||
         isinf(p.repeat_penalty))
-        return sti_fail(err, STILL_E_ARG,
-                        "sampling: temperature %g, top-k %d, top-p %g, min-p %g, repeat "
-                        "penalty %g over %d tokens cannot be",
-                        p.temperature, p.top_k, p.top_p, p.min_p, p.repeat_penalty,
-                        p.repeat_last);
+        return sti_fail(
+            err, STILL_E_ARG,
+            "sampling: temperature %g, top-k %d, top-p %g, min-p %g, repeat "
+            "penalty %g over %d tokens cannot be",
+            p.temperature, p.top_k, p.top_p, p.min_p, p.repeat_penalty, p.repeat_last);
     if (p.repeat_last == 0) p.repeat_last = 64;
     if (p.repeat_penalty == 0) p.repeat_penalty = 1;
     still_sampler *s = sti_alloc(1, sizeof *s);

@@ -230,10 +230,10 @@ size_t sti_bpe_symbols(const sti_bpe *b, const sti_vocab *v, const char *p, size
     return k;
 }
 
-/* Whether encoding id's own bytes ends with id, given the merges in the table; then
- * last[] are the two symbols of the last merge (with `learning`: would be). */
+/* What encoding a token's own bytes ends with, given the merges in the table. */
 typedef struct outcome {
-    bool single, pair;
+    bool single; /* the token itself */
+    bool pair;   /* two tokens, left and right */
     int32_t left, right;
 } outcome;
 

@@ -90,7 +90,7 @@ static still_status read_piece(still_tokenizer *tk, reader r, scores *s,
     reader text = {(const unsigned char *)"", 0};
     uint32_t score_bits = 0;
     uint64_t type = STI_KIND_NORMAL;
-    int id = tk->v.n;
+    size_t id = (size_t)tk->v.n;
     for (field f; r.n;) {
         if (!read_field(&r, &f)) return broken(err, "a piece");
         if (f.number == 1 && f.wire == 2) text = f.bytes;
@@ -99,9 +99,9 @@ static still_status read_piece(still_tokenizer *tk, reader r, scores *s,
     }
     if (type < STI_KIND_NORMAL || type > STI_KIND_BYTE)
         return sti_fail(err, STILL_E_FORMAT,
-                        "SentencePiece model: piece %d has type %llu, expected 1 to 6",
+                        "SentencePiece model: piece %zu has type %llu, expected 1 to 6",
                         id, (unsigned long long)type);
-    if ((size_t)id >= s->room) {
+    if (!s->p || id >= s->room) {
         size_t room = s->room ? 2 * s->room : 1024;
         float *p = sti_grow(s->p, room, sizeof *p);
         if (!p) return sti_fail_memory(err, "SentencePiece scores", room * sizeof *p);

@@ -238,10 +238,217 @@ static void test_random_settings(void **state)
     }
 }
 
+/* Odd lengths and sizes at which some part is empty, full or not a whole vector. */
+static void test_odd_cases(void **state)
+{
+    (void)state;
+    enum { C = 16 };
+    static const struct {
+        int T, C, select, cap, H, G, D;
+        double gain; /* of the queries: how far apart logits lie */
+    } odd[] = {
+        {1, C, 4, 32, 4, 2, 64, 1},
+        {C, C, 4, 32, 4, 2, 64, 1},
+        {2 * C, C, 4, 32, 4, 2, 64, 1},
+        {2 * C + 1, C, 4, 32, 4, 2, 64, 1},
+        {6 * C + 3, C, C, 32, 4, 2, 64, 1},      /* all selected */
+        {6 * C + 3, C, 4, 0, 4, 2, 64, 1},       /* nowhere to keep them */
+        {6 * C + 3, C, 4, STI_CAP_NONE, 4, 2, 64, 1},
+        {20, 1, 1, 3, 2, 1, 64, 1},              /* chunks of one token */
+        {20, 1, 0, 3, 2, 1, 8, 1},
+        {7 * C, C, 4, 9, 1, 1, 64, 1},           /* one head */
+        {7 * C, C, 4, 9, 6, 1, 80, 1},           /* one kv head */
+        {5 * C, C, 4, 9, 4, 2, 128, 1},
+        {5 * C, C, 4, 9, 2, 2, 256, 1},
+        {3 * 200 + 7, 200, 30, 70, 3, 1, 24, 1}, /* chunks of more than a block */
+        {7 * C, C, 4, 20, 4, 2, 64, 25},         /* logits of +-200 */
+    };
+    for (int i = 0; i < N_ISA; i++) {
+        sti_dev *dev = new_dev(isa_name[i], 2);
+        if (!dev) continue;
+        for (size_t n = 0; n < sizeof odd / sizeof *odd; n++)
+            for (int form = 0; form < 4; form++) { /* f16 or f32, shared or per head */
+                sti_hybrid_settings set = preset("still", odd[n].C);
+                set.select = odd[n].select;
+                set.cap = odd[n].cap;
+                set.per_head = form / 2;
+                const sti_hybrid_shape shape = {odd[n].H, odd[n].G, odd[n].D, odd[n].D};
+                problem p = make(set, shape, odd[n].T, 100 + n);
+                const size_t nq = outputs(&p);
+                for (size_t j = 0; j < nq; j++) p.q[j] *= odd[n].gain;
+                /* Rounding of a logit is relative to its size. */
+                compare(dev, &p, form % 2 ? 2 : 4, 7, odd[n].gain > 1 ? 1e-3 : 1e-5);
+                drop(&p);
+            }
+        free_dev(dev);
+    }
+}
+
+/* Keys of norm 0: uniform features, and nothing divides by the norm. */
+static void test_zero_keys(void **state)
+{
+    (void)state;
+    sti_dev *dev = new_dev(NULL, 2);
+    problem p = make(preset("still", 4), (sti_hybrid_shape){4, 2, 16, 16}, 40, 3);
+    for (size_t i = 0; i < 40 * 2 * 16; i++)
+        if (i / 32 % 3 == 0) p.k[i] = 0;
+    for (size_t i = 0; i < outputs(&p); i++)
+        if (i / 64 % 5 == 0) p.q[i] = 0;
+    compare(dev, &p, 4, 3, 1e-5);
+    drop(&p);
+    free_dev(dev);
+}
+
+/* Without maps u is x itself where the norm is kept, and its first columns else. */
+static void test_identity_maps(void **state)
+{
+    (void)state;
+    sti_dev *dev = new_dev(NULL, 2);
+    for (int F = 24; F <= 32; F += 8)
+        for (int kept = 0; kept < 2; kept++) {
+            sti_hybrid_settings set = preset("still", 4);
+            set.norm_preserved = kept;
+            problem p = make(set, (sti_hybrid_shape){4, 2, 32, F}, 50, 4);
+            free(p.map_q);
+            free(p.map_k);
+            p.map_q = p.map_k = NULL;
+            compare(dev, &p, 4, 6, 1e-5);
+            drop(&p);
+        }
+    free_dev(dev);
+}
+
+/* ---- Against itself ----------------------------------------------------------------- */
+
+/* Everything that later tokens depend on, and everything that came out. */
+static void assert_same(const session *a, const session *b)
+{
+    const problem *p = a->p;
+    const size_t T = (size_t)p->T, S = (size_t)p->S;
+    assert_memory_equal(a->y, b->y, outputs(p) * sizeof(float));
+    assert_memory_equal(a->score, b->score, T * S * sizeof(float));
+    assert_memory_equal(a->fold, b->fold, T * S * sizeof(int32_t));
+    assert_memory_equal(a->block.p, b->block.p, a->block.bytes);
+}
+
+static problem large_problem(uint64_t seed)
+{
+    sti_hybrid_settings set = preset(seed % 5 == 4 ? "hedgehog" : "still", 32);
+    if (set.has_window) {
+        set.select = 8;
+        set.cap = seed % 5 == 1 ? STI_CAP_NONE : 40;
+        set.score = seed % 5 == 2 ? STI_SCORE_RECEIVED : STI_SCORE_S3;
+        set.per_head = seed % 5 == 3;
+    }
+    return make(set, (sti_hybrid_shape){6, 2, 64, 64}, 300, seed);
+}
+
+static void test_cuts_and_threads(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_ISA; i++)
+        for (uint64_t seed = 0; seed < 5; seed++) {
+            problem p = large_problem(seed);
+            sti_dev *dev = new_dev(isa_name[i], 1);
+            if (!dev) continue;
+            session whole = open_session(&p, 2);
+            feed_all(dev, &whole, 1000);
+            free_dev(dev);
+            static const int step[] = {1, 1, 7, 50, 1000};
+            for (int s = 0; s < 5; s++) {
+                dev = new_dev(isa_name[i], 1 + (s + 1) % 3);
+                session x = open_session(&p, 2);
+                feed_all(dev, &x, step[s]);
+                assert_same(&whole, &x);
+                close_session(&x);
+                free_dev(dev);
+            }
+            close_session(&whole);
+            drop(&p);
+        }
+}
+
+static void test_batches(void **state)
+{
+    (void)state;
+    enum { N = 7 };
+    for (uint64_t seed = 0; seed < 5; seed++) {
+        sti_dev *dev = new_dev(NULL, 2);
+        problem p = large_problem(10 + seed);
+        session alone = open_session(&p, 2), batch[N], *x[N];
+        feed_all(dev, &alone, 1000);
+        /* Sessions at different depths, some with one token and some with more. */
+        for (int i = 0; i < N; i++) {
+            batch[i] = open_session(&p, 2);
+            x[i] = &batch[i];
+            if (i > 0) feed_all(dev, x[i], 1000), x[i]->past = 0;
+            sti_hybrid_state_clear(&x[i]->st, &p.set, &p.shape);
+            memset(x[i]->block.p, 0, x[i]->block.bytes);
+        }
+        uint64_t rng = seed;
+        for (int busy = 1; busy;) {
+            session *now[N];
+            int n[N], count = 0;
+            busy = 0;
+            for (int i = 0; i < N; i++) {
+                const int left = p.T - x[i]->past;
+                if (left == 0) continue;
+                int some = below(&rng, 3) ? 1 : below(&rng, 60);
+                now[count] = x[i];
+                n[count++] = some < left ? some : left;
+                busy = 1;
+            }
+            if (busy) feed_cpu(dev, now, n, count);
+        }
+        for (int i = 0; i < N; i++) {
+            assert_same(&alone, x[i]);
+            close_session(x[i]);
+        }
+        close_session(&alone);
+        drop(&p);
+        free_dev(dev);
+    }
+}
+
+/* Window, list and state hold every token of the past exactly once. */
+static void test_partition(void **state)
+{
+    (void)state;
+    sti_dev *dev = new_dev(NULL, 2);
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        problem p = any_problem(4000 + seed);
+        session x = open_session(&p, 2);
+        for (int t = 0, one = 1; t < p.T; t++) {
+            session *now = &x;
+            feed_cpu(dev, &now, &one, 1);
+            const int C = p.set.chunk;
+            const int window = !p.set.has_window ? 0 : t < C ? t + 1 : t % C + C + 1;
+            for (int s = 0; s < p.S; s++) {
+                const int32_t *pos = x.st.sal_pos + s * x.st.room;
+                assert_int_equal(window + x.st.sal_count[s] + x.st.folded[s], t + 1);
+                for (int i = 0; i < x.st.sal_count[s]; i++) {
+                    assert_in_range(pos[i], 0, t - window);
+                    assert_int_equal(x.fold[pos[i] * p.S + s], -1);
+                    for (int l = 0; l < i; l++) assert_int_not_equal(pos[l], pos[i]);
+                }
+            }
+        }
+        close_session(&x);
+        drop(&p);
+    }
+    free_dev(dev);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_settings),
+        cmocka_unit_test(test_odd_cases),
+        cmocka_unit_test(test_zero_keys),
+        cmocka_unit_test(test_identity_maps),
+        cmocka_unit_test(test_cuts_and_threads),
+        cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_partition),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,7 +2,7 @@
  * and the sums over heads and sequences at the end. See hybrid_train.h.
  *
  * With n = sum w_j v_j + a lin g, y = n / den and dn = dy / den, for one query:
- *   dden = -(dn . y) = -(sum_j w_j dn.v_j + a phi(q).(S (dn g)))      y is not needed
+ *   dden = -dn.y = -(sum_j w_j dn.v_j + a phi(q).(S (dn g))) / den    y is not needed
  *   softmax key:  dl_j = w_j (dn.v_j + dden),  dv_j += w_j dn
  *   linear term:  dphi(q) = a (S (dn g) + dden z),  dalpha += phi(q).dphi(q)
  *   gate:         dlogit = dn a lin g (1 - g/2)
@@ -89,7 +89,7 @@ static void products_with_values(const worker *w, const sti_train *t)
     t->f->dot(r->w, w->d, r->keys, TILE, r->lanes, window ? w->dden : w->lin);
     for (int i = 0; i < TILE; i++) {
         w->lin[i] *= i < r->n ? r->a[i] : 0;
-        w->dden[i] = -(w->dden[i] + w->lin[i]);
+        w->dden[i] = -(w->dden[i] + w->lin[i]) / r->den[i];
     }
 }
 

@@ -64,6 +64,11 @@ typedef struct sti_panel_kernels {
     /* y += a x; y = 2 sigmoid(x). n padded. */
     void (*add_scaled)(float *y, const float *x, float a, int n);
     void (*gate)(float *y, const float *x, int n);
+    /* y = softmax(x) of n numbers, then zeros up to n padded. */
+    void (*softmax)(float *y, const float *x, int n);
+    /* S [rows,ld]: S_i = keep_i S_i + add_i v, rows of n numbers, n padded. */
+    void (*decay)(float *S, size_t ld, int rows, int n, const float *keep,
+                  const float *add, const float *v);
 
     /* Features phi [rows,Pp] of x [rows,Dp], with raw [rows,Fp] = x W. */
     void (*features)(const sti_panel_map *m, const float *x, const float *raw, int rows,

@@ -188,6 +188,33 @@ static void gate(float *y, const float *x, int n)
     }
 }
 
+static void softmax(float *y, const float *x, int n)
+{
+    const int padded = sti_panel_padded(n);
+    vf top = vf_set(-INFINITY), sum = vf_set(0);
+    memcpy(y, x, (size_t)n * sizeof *y);
+    for (int i = n; i < padded; i++) y[i] = -INFINITY;
+    for (int i = 0; i < padded; i += VL) top = vf_max(top, vf_load(y + i));
+    top = vf_set(vf_hmax(top));
+    for (int i = 0; i < padded; i += VL) {
+        vf e = vf_exp(vf_sub(vf_load(y + i), top));
+        vf_store(y + i, e);
+        sum = vf_add(sum, e);
+    }
+    sum = vf_set(vf_hsum(sum));
+    for (int i = 0; i < padded; i += VL) vf_store(y + i, vf_div(vf_load(y + i), sum));
+}
+
+static void decay(float *S, size_t ld, int rows, int n, const float *keep,
+                  const float *add, const float *v)
+{
+    for (int r = 0; r < rows; r++, S += ld) {
+        const vf a = vf_set(keep[r]), b = vf_set(add[r]);
+        for (int i = 0; i < n; i += VL)
+            vf_store(S + i, vf_fma(a, vf_load(S + i), vf_mul(b, vf_load(v + i))));
+    }
+}
+
 /* ---- Feature maps ------------------------------------------------------------------ */
 
 /* What the norm does to one row: u = scale * raw. */
@@ -308,7 +335,7 @@ static float features_backward(const sti_panel_map *m, const float *x, float *ra
 #define STI_PANEL_TABLE                                                                \
     {                                                                                  \
         multiply, transpose, highest, soften, total, dot, grade, row_dots, add_scaled, \
-            gate, features, features_backward                                          \
+            gate, softmax, decay, features, features_backward                          \
     }
 
 #endif

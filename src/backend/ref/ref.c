@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/ref/float_ref.h"
 #include "base/mem.h"
 #include "ops/ops.h"
 
@@ -338,4 +339,13 @@ const sti_backend sti_backend_ref = {
     .swiglu = swiglu,
     .softmax_attn = softmax_attn,
     .logprob = logprob,
+    .state_kv = sizeof(double),
+    .state_real = sizeof(double),
+    .hybrid_reserve = sti_ref_hybrid_reserve,
+    .hybrid = sti_ref_hybrid,
+    .hybrid_route = sti_ref_hybrid_route_float,
+    .hybrid_parallel = sti_ref_hybrid_parallel_float,
+    .hybrid_backward = sti_ref_hybrid_backward_float,
+    .linear = sti_ref_linear,
+    .linear_backward = sti_ref_linear_backward,
 };

@@ -1,0 +1,151 @@
+/* attn.c - the table of methods, and the way from a user's description to settings. */
+#include "attn/attn.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const sti_attn_method methods[] = {
+    {"softmax", "the teacher: every key and value is kept", &sti_attn_softmax},
+    {"still", "window, salient tokens by Self-Saliency Score, linear state",
+     &sti_attn_hybrid},
+    {"lolcats", "window and linear state, a learned window factor", &sti_attn_hybrid},
+    {"hedgehog", "linear attention, softmax feature map", &sti_attn_hybrid},
+    {"t2r", "linear attention, relu feature map", &sti_attn_hybrid},
+    {"swa", "sliding window alone", &sti_attn_hybrid},
+    {"liger", "gated linear attention from the key projection, half a window",
+     &sti_attn_linear},
+    {"supra", "decayed linear attention, relu map, group norm", &sti_attn_linear},
+};
+enum { N_METHODS = sizeof methods / sizeof *methods };
+
+const sti_attn_method *sti_attn_at(int i)
+{
+    return i >= 0 && i < N_METHODS ? &methods[i] : NULL;
+}
+
+const sti_attn_method *sti_attn_find(const char *name)
+{
+    for (int i = 0; i < N_METHODS; i++)
+        if (strcmp(methods[i].name, name) == 0) return &methods[i];
+    return NULL;
+}
+
+const char *still_method_at(int i, const char **summary)
+{
+    const sti_attn_method *m = sti_attn_at(i);
+    if (m && summary) *summary = m->summary;
+    return m ? m->name : NULL;
+}
+
+/* Chunk sizes people use: 64 for the methods whose papers do, 128 for ours. */
+static int usual_chunk(const char *name)
+{
+    return strcmp(name, "lolcats") == 0 || strcmp(name, "liger") == 0 ? 64 : 128;
+}
+
+still_status still_method_init(still_method *out, const char *name, int chunk,
+                               still_error *err)
+{
+    const sti_attn_method *m = sti_attn_find(name);
+    if (!m) {
+        char known[256] = "";
+        for (int i = 0; i < N_METHODS; i++) {
+            strcat(known, i ? ", " : "");
+            strcat(known, methods[i].name);
+        }
+        return sti_fail(err, STILL_E_ARG, "method '%s' is not known (%s)", name, known);
+    }
+    if (chunk == 0) chunk = usual_chunk(name);
+    *out = (still_method){.chunk = chunk, .last_layer = -1};
+    snprintf(out->name, sizeof out->name, "%s", name);
+    snprintf(out->score, sizeof out->score, "s3");
+    sti_hybrid_settings s;
+    if (sti_hybrid_preset(name, chunk, &s)) {
+        out->select = s.select;
+        out->cap = s.cap;
+        out->per_head = s.per_head;
+        out->window_scale = s.la_scale == STI_SCALE_WINDOW;
+        out->norm_map = s.norm_preserved;
+        out->gate = s.gate;
+    }
+    return STILL_OK;
+}
+
+/* A hybrid method's operator settings: the preset, with what the user may change. */
+static still_status hybrid_settings(const still_method *m, const sti_attn_layer *layer,
+                                    int ctx, int ctx_train, sti_hybrid_settings *out,
+                                    still_error *err)
+{
+    sti_hybrid_preset(m->name, m->chunk, out);
+    if (!sti_score_find(m->score, &out->score)) {
+        char known[256] = "";
+        for (int i = 0; i < STI_SCORE_COUNT; i++) {
+            strcat(known, i ? ", " : "");
+            strcat(known, sti_score_at((sti_score_kind)i)->name);
+        }
+        return sti_fail(err, STILL_E_ARG, "score '%s' is not known (%s)", m->score,
+                        known);
+    }
+    out->select = m->select;
+    out->cap = m->cap;
+    out->per_head = m->per_head;
+    out->la_scale = m->window_scale ? STI_SCALE_WINDOW : STI_SCALE_EXACT;
+    out->norm_preserved = m->norm_map;
+    out->gate = m->gate;
+    out->seed = m->seed;
+    bool capped = m->positions == STILL_POSITIONS_CAPPED ||
+                  (m->positions == STILL_POSITIONS_AUTO && ctx > ctx_train);
+    if (capped && out->has_window) out->position_cap = ctx_train;
+    sti_hybrid_shape shape = {layer->heads, layer->kv_heads, layer->head_dim,
+                              layer->head_dim};
+    return sti_hybrid_check(out, &shape, err);
+}
+
+still_status sti_attn_configure(const still_method *m, const sti_attn_layer *layer,
+                                int n_layers, int ctx_train, sti_attn_config *out,
+                                still_error *err)
+{
+    out->first = 0;
+    out->last = n_layers - 1;
+    out->method = sti_attn_find(m && m->name[0] ? m->name : "softmax");
+    if (!out->method)
+        return sti_fail(err, STILL_E_ARG, "method '%s' is not known", m->name);
+    if (out->method->engine == &sti_attn_softmax) return STILL_OK;
+    out->first = m->first_layer;
+    if (m->last_layer >= 0) out->last = m->last_layer;
+    if (out->first < 0 || out->last >= n_layers || out->first > out->last)
+        return sti_fail(err, STILL_E_ARG,
+                        "layers %d-%d cannot be converted: the model has layers 0-%d",
+                        out->first, out->last, n_layers - 1);
+    if (m->chunk < 1 || m->chunk > 1 << 20)
+        return sti_fail(err, STILL_E_ARG, "chunk %d is not between 1 and %d", m->chunk,
+                        1 << 20);
+    if (out->method->engine == &sti_attn_linear) {
+        out->window = strcmp(m->name, "liger") == 0 ? m->chunk : 0;
+        return STILL_OK;
+    }
+    return hybrid_settings(m, layer, out->ctx, ctx_train, &out->hybrid, err);
+}
+
+const sti_attn_engine *sti_attn_engine_of(const sti_attn_config *c, int layer)
+{
+    return layer >= c->first && layer <= c->last ? c->method->engine
+                                                 : &sti_attn_softmax;
+}
+
+still_status sti_attn_rotate(const sti_backend *be, sti_dev *dev,
+                             const sti_attn_layer *l, const sti_attn_io *io,
+                             still_error *err)
+{
+    sti_rope_args a = {.x = io->q,
+                       .pos = io->pos,
+                       .inv_freq = l->inv_freq,
+                       .M = io->M,
+                       .heads = l->heads,
+                       .D = l->head_dim,
+                       .interleaved = l->interleaved};
+    STI_TRY(be->rope(dev, &a, err));
+    a.x = io->k;
+    a.heads = l->kv_heads;
+    return be->rope(dev, &a, err);
+}

@@ -1,0 +1,86 @@
+/* hybrid.c - methods that are settings of the hybrid operator (ops/hybrid.h). */
+#include <string.h>
+
+#include "attn/attn.h"
+
+static sti_hybrid_shape shape_of(const sti_attn_layer *l)
+{
+    return (sti_hybrid_shape){l->heads, l->kv_heads, l->head_dim, l->head_dim};
+}
+
+/* The random score draws other numbers in every layer. */
+static sti_hybrid_settings settings_of(const sti_attn_config *cfg,
+                                       const sti_attn_layer *l)
+{
+    sti_hybrid_settings s = cfg->hybrid;
+    s.layer = l->index;
+    return s;
+}
+
+static void carve(const sti_backend *be, const sti_attn_config *cfg,
+                  const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
+{
+    size_t kv = be->state_kv;
+    if (kv == 0) kv = cfg->cache == STI_F32 ? sizeof(float) : sizeof(uint16_t);
+    sti_hybrid_shape shape = shape_of(l);
+    sti_hybrid_state_carve(&out->hybrid, c, &cfg->hybrid, &shape, cfg->ctx, kv,
+                           be->state_real);
+}
+
+static still_status reserve(const sti_backend *be, sti_dev *dev,
+                            const sti_attn_config *cfg, const sti_attn_layer *l,
+                            still_error *err)
+{
+    sti_hybrid_shape shape = shape_of(l);
+    return be->hybrid_reserve(dev, &cfg->hybrid, &shape, cfg->batch, err);
+}
+
+static still_status forward(const sti_backend *be, sti_dev *dev,
+                            const sti_attn_config *cfg, const sti_attn_layer *l,
+                            const sti_attn_io *io, still_error *err)
+{
+    sti_hybrid_settings set = settings_of(cfg, l);
+    sti_hybrid_args *args = io->scratch;
+    size_t q_row = (size_t)l->heads * (size_t)l->head_dim;
+    size_t k_row = (size_t)l->kv_heads * (size_t)l->head_dim;
+    bool raw = sti_hybrid_rotates(&set);
+    if (raw) memcpy(io->q_raw, io->q, (size_t)io->M * q_row * sizeof(float));
+    STI_TRY(sti_attn_rotate(be, dev, l, io, err));
+    for (int i = 0; i < io->n_rows; i++) {
+        const sti_attn_seq *r = &io->rows[i];
+        size_t q0 = (size_t)r->row0 * q_row, k0 = (size_t)r->row0 * k_row;
+        r->memory->hybrid.pos = r->past;
+        args[i] =
+            (sti_hybrid_args){.set = &set,
+                              .shape = shape_of(l),
+                              .T = r->n,
+                              .in = {.q = io->q + q0, .k = io->k + k0, .v = io->v + k0},
+                              .state = &r->memory->hybrid,
+                              .y = io->o + q0};
+        if (raw) {
+            args[i].in.q_raw = io->q_raw + q0;
+            args[i].in.inv_freq = l->inv_freq;
+            args[i].in.interleaved = l->interleaved;
+        }
+    }
+    return be->hybrid(dev, args, io->n_rows, err);
+}
+
+static bool sound(const sti_attn_config *cfg, const sti_attn_layer *l,
+                  const sti_attn_memory *m, int length)
+{
+    const sti_hybrid_state *st = &m->hybrid;
+    sti_hybrid_shape shape = shape_of(l);
+    int S = sti_hybrid_selectors(&cfg->hybrid, &shape);
+    for (int s = 0; st->sal_count && s < S; s++) {
+        int n = st->sal_count[s];
+        if (n < 0 || n > st->room) return false;
+        for (int i = 0; i < n; i++) {
+            int32_t pos = st->sal_pos[(int64_t)s * st->room + i];
+            if (pos < 0 || pos >= length) return false;
+        }
+    }
+    return true;
+}
+
+const sti_attn_engine sti_attn_hybrid = {carve, reserve, forward, sound};

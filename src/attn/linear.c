@@ -1,0 +1,47 @@
+/* linear.c - Liger and SUPRA (ops/linear.h). They read q and k before RoPE and rotate
+ * where their equations say. */
+#include "attn/attn.h"
+
+static void carve(const sti_backend *be, const sti_attn_config *cfg,
+                  const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
+{
+    size_t kv = be->state_kv;
+    if (kv == 0) kv = cfg->cache == STI_F32 ? sizeof(float) : sizeof(uint16_t);
+    sti_linear_shape shape = {l->heads, l->kv_heads, l->head_dim};
+    sti_linear_state_carve(&out->linear, c, &shape, cfg->window, kv, be->state_real);
+}
+
+static still_status reserve(const sti_backend *be, sti_dev *dev,
+                            const sti_attn_config *cfg, const sti_attn_layer *l,
+                            still_error *err)
+{
+    (void)l;
+    return be->dev_reserve(dev, cfg->batch, err);
+}
+
+static still_status forward(const sti_backend *be, sti_dev *dev,
+                            const sti_attn_config *cfg, const sti_attn_layer *l,
+                            const sti_attn_io *io, still_error *err)
+{
+    sti_linear_args *args = io->scratch;
+    size_t q_row = (size_t)l->heads * (size_t)l->head_dim;
+    size_t k_row = (size_t)l->kv_heads * (size_t)l->head_dim;
+    for (int i = 0; i < io->n_rows; i++) {
+        const sti_attn_seq *r = &io->rows[i];
+        size_t q0 = (size_t)r->row0 * q_row, k0 = (size_t)r->row0 * k_row;
+        r->memory->linear.pos = r->past;
+        args[i] = (sti_linear_args){.shape = {l->heads, l->kv_heads, l->head_dim},
+                                    .T = r->n,
+                                    .window = cfg->window,
+                                    .in = {.q = io->q + q0,
+                                           .k = io->k + k0,
+                                           .v = io->v + k0,
+                                           .inv_freq = l->inv_freq,
+                                           .interleaved = l->interleaved},
+                                    .state = &r->memory->linear,
+                                    .y = io->o + q0};
+    }
+    return be->linear(dev, args, io->n_rows, err);
+}
+
+const sti_attn_engine sti_attn_linear = {carve, reserve, forward, NULL};

@@ -1,0 +1,71 @@
+/* linear.c - the entries of Liger and SUPRA on the cpu backend; see linear_cpu.h. */
+#include "backend/cpu/linear_cpu.h"
+
+/* All sessions of a call share shape, method and parameters. */
+static still_status check(const sti_linear_args *a, const sti_linear_args *first,
+                          still_error *err)
+{
+    const sti_linear_shape *s = &a->shape;
+    if (s->H < 1 || s->G < 1 || s->H % s->G != 0 || s->D < 2 || s->D % 2 != 0 ||
+        s->D > STI_HEAD_DIM_MAX || a->T < 0 || a->window < 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "linear attention: %d query heads, %d kv heads, head size %d, "
+                        "%d tokens, window %d cannot be",
+                        s->H, s->G, s->D, a->T, a->window);
+    if (s->H != first->shape.H || s->G != first->shape.G || s->D != first->shape.D ||
+        a->window != first->window)
+        return sti_fail(err, STILL_E_ARG,
+                        "linear attention: sessions of different shapes in one call");
+    return STILL_OK;
+}
+
+static sti_lin call_of(const sti_dev *dev, const sti_linear_args *a, int n)
+{
+    const sti_row_kernels *rows = &sti_cpu_rows_portable;
+#if STI_CPU_X86
+    if (dev->isa == STI_ISA_AVX512) rows = &sti_cpu_rows_avx512;
+    if (dev->isa == STI_ISA_AVX2) rows = &sti_cpu_rows_avx2;
+#endif
+    return (sti_lin){.a = a,
+                     .n = n,
+                     .f = sti_cpu_panel(dev),
+                     .rows = rows,
+                     .H = a->shape.H,
+                     .G = a->shape.G,
+                     .D = a->shape.D,
+                     .Dp = sti_panel_padded(a->shape.D),
+                     .group = a->shape.H / a->shape.G,
+                     .workers = sti_pool_threads(dev->pool)};
+}
+
+still_status sti_cpu_linear(sti_dev *dev, const sti_linear_args *a, int n,
+                            still_error *err)
+{
+    for (int i = 0; i < n; i++) {
+        STI_TRY(check(&a[i], a, err));
+        const size_t kv = a[i].state->kv_size;
+        if (a->window > 0 && kv != sizeof(float) && kv != sizeof(uint16_t))
+            return sti_fail(err, STILL_E_UNSUPPORTED,
+                            "linear attention: window elements of %zu bytes, expected "
+                            "2 or 4",
+                            kv);
+        if (a[i].state->pos < 0 || a[i].state->pos > INT32_MAX - a[i].T)
+            return sti_fail(err, STILL_E_LIMIT,
+                            "linear attention: %d tokens after %lld, at most %d",
+                            a[i].T, (long long)a[i].state->pos, INT32_MAX);
+    }
+    if (n < 1) return STILL_OK;
+    const sti_lin l = call_of(dev, a, n);
+    STI_TRY(a->window > 0 ? sti_cpu_liger(dev, &l, err) : sti_cpu_supra(dev, &l, err));
+    for (int i = 0; i < n; i++) a[i].state->pos += a[i].T;
+    return STILL_OK;
+}
+
+still_status sti_cpu_linear_backward(sti_dev *dev, const sti_linear_args *a,
+                                     still_error *err)
+{
+    STI_TRY(check(a, a, err));
+    const sti_lin l = call_of(dev, a, 1);
+    return a->window > 0 ? sti_cpu_liger_backward(dev, &l, err)
+                         : sti_cpu_supra_backward(dev, &l, err);
+}

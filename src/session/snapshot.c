@@ -1,0 +1,332 @@
+/* snapshot.c - a session's past set aside: in memory, in a file, at chunk boundaries.
+ *
+ * All layers' memories lie in one range of bytes, so a past is that range, a length and
+ * the last logits. A file adds what it must fit: the model's fingerprint and the
+ * settings as one line of text, which an error can show.
+ *
+ *   "STILLST1"  u32 version  u32 bytes of the settings line
+ *   fingerprint [32]  u64 length  u64 state bytes  u64 vocabulary  u32 has logits
+ *   settings line  logits [vocabulary]  state  u32 CRC-32 of all before it */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include "session/session.h"
+
+struct still_snapshot {
+    int length;
+    bool has_logits;
+    size_t state_bytes;
+    const still_model *model;
+    char settings[STI_SETTINGS_LINE];
+    sti_block memory; /* state, then logits */
+};
+
+/* ---- In memory
+ * ------------------------------------------------------------------------ */
+
+still_status still_session_fork(const still_session *s, still_session **out,
+                                still_error *err)
+{
+    STI_TRY(sti_session_like(s, out, err));
+    still_session *f = *out;
+    memcpy(f->state, s->state, s->state_bytes);
+    memcpy(f->logits, s->logits, (size_t)s->model->cfg.vocab * sizeof(float));
+    for (int i = 0; i < s->rollback; i++) {
+        f->boundary[i].length = s->boundary[i].length;
+        if (s->boundary[i].length && s->boundary[i].state)
+            memcpy(f->boundary[i].state, s->boundary[i].state, s->state_bytes);
+    }
+    f->length = s->length;
+    f->has_logits = s->has_logits;
+    return STILL_OK;
+}
+
+still_status still_session_snapshot(const still_session *s, still_snapshot **out,
+                                    still_error *err)
+{
+    *out = NULL;
+    size_t vocab = (size_t)s->model->cfg.vocab;
+    still_snapshot *p = sti_alloc(1, sizeof *p);
+    if (!p || !sti_block_new(&p->memory, s->state_bytes + vocab * sizeof(float))) {
+        free(p);
+        return sti_fail_memory(err, "snapshot", s->state_bytes);
+    }
+    p->length = s->length;
+    p->has_logits = s->has_logits;
+    p->state_bytes = s->state_bytes;
+    p->model = s->model;
+    memcpy(p->settings, s->settings, sizeof p->settings);
+    memcpy(p->memory.p, s->state, s->state_bytes);
+    memcpy((char *)p->memory.p + s->state_bytes, s->logits, vocab * sizeof(float));
+    *out = p;
+    return STILL_OK;
+}
+
+void still_snapshot_free(still_snapshot *p)
+{
+    if (!p) return;
+    sti_block_free(&p->memory);
+    free(p);
+}
+
+/* The session's past becomes the given one; boundaries of another past are gone. */
+static void adopt(still_session *s, const void *state, const void *logits, int length,
+                  bool has_logits)
+{
+    memcpy(s->state, state, s->state_bytes);
+    memcpy(s->logits, logits, (size_t)s->model->cfg.vocab * sizeof(float));
+    for (int i = 0; i < s->rollback; i++) s->boundary[i].length = 0;
+    s->length = length;
+    s->has_logits = has_logits;
+    sti_session_mark(s, length);
+}
+
+still_status still_session_restore(still_session *s, const still_snapshot *p,
+                                   still_error *err)
+{
+    if (p->model != s->model || p->state_bytes != s->state_bytes ||
+        strcmp(p->settings, s->settings) != 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "the snapshot is of a session with another model, method, "
+                        "settings or context");
+    adopt(s, p->memory.p, (const char *)p->memory.p + p->state_bytes, p->length,
+          p->has_logits);
+    return STILL_OK;
+}
+
+/* ---- Chunk boundaries
+ * ------------------------------------------------------------------ */
+
+static int chunk_of(const still_session *s)
+{
+    return s->cfg.hybrid.chunk > 0 ? s->cfg.hybrid.chunk : s->cfg.batch;
+}
+
+void sti_session_mark(still_session *s, int length)
+{
+    if (s->rollback == 0 || sti_session_keeps_all(s) || length == 0 ||
+        length % chunk_of(s) != 0)
+        return;
+    sti_boundary *b = &s->boundary[length / chunk_of(s) % s->rollback];
+    memcpy(b->state, s->state, s->state_bytes);
+    b->length = length;
+}
+
+/* How far a cache of all keys can be cut: rings of sliding-window layers have already
+ * overwritten what lay before the window and a batch. */
+static int oldest_length(const still_session *s)
+{
+    int oldest = 0;
+    for (int l = 0; l < s->model->cfg.layers; l++) {
+        int window = s->model->cfg.window[l], room = s->layer[l].softmax.room;
+        if (room >= s->cfg.ctx) continue;
+        int reach = s->length - (room - window);
+        if (reach > oldest) oldest = reach;
+    }
+    return oldest;
+}
+
+still_status still_session_rollback(still_session *s, int length, int *at,
+                                    still_error *err)
+{
+    if (length < 0 || length > s->length)
+        return sti_fail(err, STILL_E_ARG, "cannot go back to %d tokens from %d", length,
+                        s->length);
+    if (length == 0) {
+        still_session_reset(s);
+        *at = 0;
+        return STILL_OK;
+    }
+    if (sti_session_keeps_all(s)) {
+        int oldest = oldest_length(s);
+        if (length < oldest)
+            return sti_fail(err, STILL_E_LIMIT,
+                            "cannot go back to %d tokens: a sliding-window layer keeps "
+                            "what %d or more need",
+                            length, oldest);
+    } else {
+        const sti_boundary *best = NULL;
+        for (int i = 0; i < s->rollback; i++) {
+            const sti_boundary *b = &s->boundary[i];
+            if (b->length && b->length <= length && (!best || b->length > best->length))
+                best = b;
+        }
+        if (!best)
+            return sti_fail(
+                err, STILL_E_LIMIT,
+                "cannot go back to %d tokens: no chunk boundary at or before "
+                "it is kept (%d are)",
+                length, s->rollback);
+        memcpy(s->state, best->state, s->state_bytes);
+        length = best->length;
+        for (int i = 0; i < s->rollback; i++)
+            if (s->boundary[i].length > length) s->boundary[i].length = 0;
+    }
+    s->length = length;
+    s->has_logits = false;
+    *at = length;
+    return STILL_OK;
+}
+
+/* ---- In a file
+ * --------------------------------------------------------------------------- */
+
+static const char MAGIC[8] = "STILLST1";
+enum { VERSION = 1 };
+
+typedef struct file_head {
+    char magic[8];
+    uint32_t version, line_bytes;
+    unsigned char fingerprint[STI_FINGERPRINT];
+    uint64_t length, state_bytes, vocab;
+    uint32_t has_logits, zero;
+} file_head;
+_Static_assert(sizeof(file_head) == 80, "the file header has no holes");
+
+static still_status make_head(const still_session *s, file_head *head, still_error *err)
+{
+    *head = (file_head){.version = VERSION,
+                        .line_bytes = (uint32_t)strlen(s->settings),
+                        .length = (uint64_t)s->length,
+                        .state_bytes = s->state_bytes,
+                        .vocab = (uint64_t)s->model->cfg.vocab,
+                        .has_logits = s->has_logits};
+    memcpy(head->magic, MAGIC, sizeof MAGIC);
+    return sti_model_fingerprint(s->model, head->fingerprint, err);
+}
+
+typedef struct part {
+    void *p;
+    size_t n;
+} part;
+
+static uint32_t checksum(const part *parts, int n)
+{
+    uLong crc = crc32(0, NULL, 0);
+    for (int i = 0; i < n; i++) crc = crc32_z(crc, parts[i].p, parts[i].n);
+    return (uint32_t)crc;
+}
+
+still_status still_session_save(const still_session *s, const char *path,
+                                still_error *err)
+{
+    file_head head;
+    char temporary[4096];
+    STI_TRY(make_head(s, &head, err));
+    part parts[] = {{&head, sizeof head},
+                    {(void *)s->settings, head.line_bytes},
+                    {s->logits, (size_t)head.vocab * sizeof(float)},
+                    {s->state, s->state_bytes}};
+    uint32_t crc = checksum(parts, 4);
+    if (snprintf(temporary, sizeof temporary, "%s.%ld.part", path, (long)getpid()) >=
+        (int)sizeof temporary)
+        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", path);
+    FILE *f = fopen(temporary, "wb");
+    bool ok = f != NULL;
+    for (int i = 0; i < 4 && ok; i++)
+        ok = fwrite(parts[i].p, 1, parts[i].n, f) == parts[i].n;
+    ok = ok && fwrite(&crc, sizeof crc, 1, f) == 1 && fflush(f) == 0 &&
+         fsync(fileno(f)) == 0;
+    int why = errno;
+    if (f && fclose(f) != 0 && ok) {
+        ok = false;
+        why = errno;
+    }
+    if (ok && rename(temporary, path) != 0) {
+        ok = false;
+        why = errno;
+    }
+    if (ok) return STILL_OK;
+    unlink(temporary);
+    return sti_fail(err, STILL_E_IO, "%s: cannot be written: %s", path, strerror(why));
+}
+
+/* The head of a file against what this session would write. */
+static still_status check_head(const still_session *s, const sti_map *map,
+                               const char *path, file_head *got, still_error *err)
+{
+    file_head want;
+    if (map->size < sizeof *got || memcmp(map->data, MAGIC, sizeof MAGIC) != 0)
+        return sti_fail(err, STILL_E_FORMAT, "%s: not a saved session of still", path);
+    memcpy(got, map->data, sizeof *got);
+    if (got->version != VERSION)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "%s: saved in version %u of the format, this program reads %d",
+                        path, got->version, VERSION);
+    STI_TRY(make_head(s, &want, err));
+    if (memcmp(got->fingerprint, want.fingerprint, STI_FINGERPRINT) != 0)
+        return sti_fail(err, STILL_E_ARG, "%s: saved with another model than %s", path,
+                        s->model->store.path);
+    const char *text = (const char *)map->data + sizeof *got;
+    if (got->line_bytes >= STI_SETTINGS_LINE ||
+        map->size - sizeof *got < got->line_bytes)
+        return sti_fail(err, STILL_E_FORMAT, "%s: its settings end outside the file",
+                        path);
+    if (got->line_bytes != want.line_bytes ||
+        memcmp(text, s->settings, want.line_bytes) != 0)
+        return sti_fail(err, STILL_E_ARG, "%s: saved with '%.*s', the session has '%s'",
+                        path, (int)got->line_bytes, text, s->settings);
+    if (got->state_bytes != want.state_bytes || got->vocab != want.vocab)
+        return sti_fail(err, STILL_E_ARG,
+                        "%s: holds %llu bytes of state, the session %llu: use the "
+                        "context it was saved with",
+                        path, (unsigned long long)got->state_bytes,
+                        (unsigned long long)want.state_bytes);
+    if (got->length > (uint64_t)s->cfg.ctx)
+        return sti_fail(err, STILL_E_LIMIT,
+                        "%s: holds %llu tokens, the session's context is %d", path,
+                        (unsigned long long)got->length, s->cfg.ctx);
+    size_t whole = sizeof *got + want.line_bytes + (size_t)want.vocab * sizeof(float) +
+                   s->state_bytes + sizeof(uint32_t);
+    if (map->size != whole)
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s: has %zu bytes, expected %zu (truncated?)", path, map->size,
+                        whole);
+    return STILL_OK;
+}
+
+/* Counts in the state index arrays, so they are checked where they will be used: in a
+ * session of their own, which is thrown away if they lie. */
+static bool sound(const still_session *s, int length)
+{
+    for (int l = 0; l < s->model->cfg.layers; l++) {
+        const sti_attn_engine *e = sti_attn_engine_of(&s->cfg, l);
+        sti_attn_layer layer = sti_model_attn_layer(s->model, l);
+        if (e->sound && !e->sound(&s->cfg, &layer, &s->layer[l], length)) return false;
+    }
+    return true;
+}
+
+still_status still_session_load(still_session *s, const char *path, still_error *err)
+{
+    sti_map map;
+    file_head head;
+    STI_TRY(sti_map_open(path, &map, err));
+    still_status st = check_head(s, &map, path, &head, err);
+    still_session *probe = NULL;
+    if (st == STILL_OK) {
+        uint32_t crc;
+        memcpy(&crc, map.data + map.size - sizeof crc, sizeof crc);
+        if (checksum(&(part){(void *)map.data, map.size - sizeof crc}, 1) != crc)
+            st = sti_fail(err, STILL_E_FORMAT, "%s: checksum does not match its bytes",
+                          path);
+    }
+    if (st == STILL_OK) st = sti_session_like(s, &probe, err);
+    if (st == STILL_OK) {
+        const unsigned char *logits = map.data + sizeof head + head.line_bytes;
+        const unsigned char *state = logits + (size_t)head.vocab * sizeof(float);
+        adopt(probe, state, logits, (int)head.length, head.has_logits != 0);
+        if (sound(probe, (int)head.length))
+            adopt(s, state, logits, (int)head.length, head.has_logits != 0);
+        else
+            st = sti_fail(err, STILL_E_FORMAT, "%s: its counts of tokens cannot be",
+                          path);
+    }
+    still_session_free(probe);
+    sti_map_close(&map);
+    return st;
+}

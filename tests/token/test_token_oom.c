@@ -1,0 +1,141 @@
+/* Every allocation of loading, encoding, decoding and rendering fails in turn: the call
+ * reports it, and the sanitizers find nothing leaked or used. */
+#include "tokens.h"
+
+#include <stdio.h>
+
+#include "token/tokenizer.h"
+
+void *__real_malloc(size_t n);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t n);
+void *__wrap_malloc(size_t n);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t n);
+
+static long countdown = -1; /* allocations until the one that fails; < 0: none */
+
+static bool fails(void)
+{
+    return countdown >= 0 && countdown-- == 0;
+}
+void *__wrap_malloc(size_t n)
+{
+    return fails() ? NULL : __real_malloc(n);
+}
+void *__wrap_calloc(size_t n, size_t size)
+{
+    return fails() ? NULL : __real_calloc(n, size);
+}
+void *__wrap_realloc(void *p, size_t n)
+{
+    return fails() ? NULL : __real_realloc(p, n);
+}
+
+typedef struct input {
+    const still_tokenizer *tk;
+    const char *p;
+    size_t n;
+} input;
+
+/* Runs the action with its first, second, ... allocation failing until it succeeds. */
+static void sweep(still_status (*action)(const input *in, still_error *err), input in,
+                  int at_least)
+{
+    for (int i = 0;; i++) {
+        still_error err = {0};
+        countdown = i;
+        still_status status = action(&in, &err);
+        bool used_up = countdown < 0;
+        countdown = -1;
+        if (status == STILL_OK && !used_up) {
+            if (i < at_least) fail_msg("only %d allocations, expected %d", i, at_least);
+            return;
+        }
+        if (status != STILL_E_MEMORY || !err.text[0])
+            fail_msg("allocation %d: status %d, \"%s\"", i, status, err.text);
+        assert_true(i < 10000);
+    }
+}
+
+static still_status load(const input *in, still_error *err)
+{
+    still_tokenizer *tk;
+    still_status st = sti_tokenizer_from_bytes(in->p, in->n, NULL, &tk, err);
+    assert_true((st == STILL_OK) == (tk != NULL));
+    still_tokenizer_free(tk);
+    return st;
+}
+
+static still_status encode_decode(const input *in, still_error *err)
+{
+    static int32_t ids[4096];
+    size_t count, n;
+    still_decoder *d;
+    const char *p;
+    STI_TRY(still_tokenizer_encode(in->tk, in->p, in->n, 0, ids, 4096, &count, err));
+    assert_true(count && count < 4096);
+    STI_TRY(still_decoder_new(in->tk, false, &d, err));
+    still_status st = STILL_OK;
+    for (size_t i = 0; i < count && st == STILL_OK; i++)
+        st = still_decoder_push(d, ids[i], &p, &n, err);
+    still_decoder_free(d);
+    return st;
+}
+
+static still_status render(const input *in, still_error *err)
+{
+    char *out;
+    still_status st = still_chat_render("<|im_start|>", &(still_message){"user", in->p},
+                                        1, true, &out, err);
+    assert_true((st == STILL_OK) == (out != NULL));
+    free(out);
+    return st;
+}
+
+static void sweep_file(const char *path, int at_least)
+{
+    static char bytes[1 << 16];
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    size_t n = fread(bytes, 1, sizeof bytes, f);
+    fclose(f);
+    sweep(load, (input){NULL, bytes, n}, at_least);
+}
+
+static void test_loading(void **state)
+{
+    (void)state;
+    static const char json[] =
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},"
+        "\"merges\":[\"a b\"]},\"pre_tokenizer\":{\"type\":\"ByteLevel\"},"
+        "\"added_tokens\":[{\"id\":3,\"content\":\"<x>\",\"special\":true,"
+        "\"lstrip\":true}]}";
+    sweep_file(VOCAB("spm-nobytes.model"), 20);
+    sweep_file(VOCAB("llama3.tiktoken"), 10);
+    sweep(load, (input){NULL, json, sizeof json - 1}, 10);
+}
+
+static void test_using(void **state)
+{
+    (void)state;
+    static const char *const names[] = {VOCAB("smollm.json"), VOCAB("spm.model")};
+    char text[601] = ""; /* words, then a long one for the heap */
+    for (size_t i = 0; i < sizeof text - 1; i++)
+        text[i] = i < 300 ? "the "[i % 4] : "thesky"[i % 6];
+    for (size_t i = 0; i < 2; i++) {
+        still_tokenizer *tk = open_tokenizer(names[i]);
+        sweep(encode_decode, (input){tk, text, strlen(text)}, 5);
+        still_tokenizer_free(tk);
+    }
+    sweep(render, (input){NULL, text, strlen(text)}, 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_loading),
+        cmocka_unit_test(test_using),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
