@@ -172,16 +172,19 @@ static void decode(bench *t, int depth)
         s[r] = (now() - from) / tokens / LAYERS;
     }
     qsort(s, REPEAT, sizeof *s, by_value);
-    printf("decode @%6d  %8.3f us  median %8.3f  30 layers %.3f ms\n", depth, s[0] * 1e6,
-           s[REPEAT / 2] * 1e6, s[0] * 30e3);
+    printf("decode @%6d  %8.3f us  median %8.3f  30 layers %.3f ms\n", depth,
+           s[0] * 1e6, s[REPEAT / 2] * 1e6, s[0] * 30e3);
 }
 
 int main(int argc, char **argv)
 {
     const char *isa = argc > 1 && strcmp(argv[1], "best") != 0 ? argv[1] : NULL;
-    const int threads = argc > 2 ? atoi(argv[2]) : 2, chunk = argc > 3 ? atoi(argv[3]) : 128;
+    const int threads = argc > 2 ? atoi(argv[2]) : 2,
+              chunk = argc > 3 ? atoi(argv[3]) : 128;
     bench t = {.b = sti_backend_find("cpu"), .shape = {9, 3, 64, 64}};
-    if (argc > 7) t.shape = (sti_hybrid_shape){atoi(argv[5]), atoi(argv[6]), atoi(argv[7]), atoi(argv[7])};
+    if (argc > 7)
+        t.shape = (sti_hybrid_shape){atoi(argv[5]), atoi(argv[6]), atoi(argv[7]),
+                                     atoi(argv[7])};
     sti_hybrid_preset("still", chunk, &t.set);
     if (argc > 4) t.set.cap = atoi(argv[4]);
     still_error err;
@@ -202,8 +205,9 @@ int main(int argc, char **argv)
         new_state(&t, &t.st[l], &t.block[l], 1 << 17, 2, sizeof(float));
     printf("%s, %d threads, C %d, select %d, cap %d, H %d G %d D %d; %.1f MB of state "
            "in %d layers\n",
-           t.b->dev_isa(t.dev), threads, t.set.chunk, t.set.select, t.set.cap, t.shape.H,
-           t.shape.G, t.shape.D, LAYERS * (double)t.block[0].bytes * 1e-6, LAYERS);
+           t.b->dev_isa(t.dev), threads, t.set.chunk, t.set.select, t.set.cap,
+           t.shape.H, t.shape.G, t.shape.D, LAYERS * (double)t.block[0].bytes * 1e-6,
+           LAYERS);
     const double e = verify(&t);
     printf("largest error %.2g\n", e);
     if (!(e < 1e-4)) return 1;

@@ -338,13 +338,14 @@ typedef struct still_perplexity {
     int windows;
 } still_perplexity;
 
-/* Perplexity of ids in consecutive windows of ctx tokens, each from an empty
- * session; the first token of a window is context only. Progress counts tokens;
- * whenever cb is called *out holds the value so far, also if cb then cancels. */
+/* Perplexity of ids in consecutive windows of ctx tokens, each from an empty session;
+ * the first token of a window is context only. each (may be NULL): [n], log p of every
+ * token, NaN where there is none. Progress counts tokens, and *out holds the running
+ * value at each call of cb. */
 STILL_API still_status still_perplexity_run(still_session *s, const int32_t *ids,
-                                            size_t n, int ctx, still_progress_fn cb,
-                                            void *user, still_perplexity *out,
-                                            still_error *err);
+                                            size_t n, int ctx, float *each,
+                                            still_progress_fn cb, void *user,
+                                            still_perplexity *out, still_error *err);
 
 /* ---- Self-tests against golden data ---------------------------------------- */
 

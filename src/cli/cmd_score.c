@@ -82,14 +82,52 @@ static bool tick(void *user, uint64_t done, uint64_t total)
     return cli_progress_tick(&w->bar, done, total);
 }
 
-static int print_perplexity(const cli_options *o, const still_perplexity *p,
-                            int64_t ctx, double seconds)
+/* Mean negative log-probability by position in the window, in `parts` equal parts. */
+static json_t *by_position(const float *each, size_t n, int64_t ctx, int64_t parts)
 {
-    if (o->json)
-        return cli_print_json(json_pack(
-            "{s:f, s:f, s:f, s:I, s:i, s:I, s:f}", "perplexity", p->value, "stderr",
-            p->stderr_, "nll", p->nll, "tokens", (json_int_t)p->n, "windows",
-            p->windows, "ctx", (json_int_t)ctx, "seconds", seconds));
+    json_t *list = json_array();
+    for (int64_t p = 0; p < parts; p++) {
+        int64_t lo = ctx * p / parts, hi = ctx * (p + 1) / parts;
+        double sum = 0;
+        int64_t count = 0;
+        for (size_t i = 0; i < n; i++) {
+            int64_t at = (int64_t)(i % (size_t)ctx);
+            if (at < lo || at >= hi || isnan(each[i])) continue;
+            sum -= (double)each[i];
+            count++;
+        }
+        if (count == 0) continue;
+        json_array_append_new(list, json_pack("{s:I, s:I, s:I, s:f}", "from",
+                                              (json_int_t)lo, "to", (json_int_t)hi,
+                                              "tokens", (json_int_t)count, "perplexity",
+                                              exp(sum / (double)count)));
+    }
+    return list;
+}
+
+static int print_perplexity(const cli_options *o, const still_perplexity *p,
+                            int64_t ctx, double seconds, json_t *positions)
+{
+    if (o->json) {
+        json_t *object = json_pack("{s:f, s:f, s:f, s:I, s:i, s:I, s:f}", "perplexity",
+                                   p->value, "stderr", p->stderr_, "nll", p->nll,
+                                   "tokens", (json_int_t)p->n, "windows", p->windows,
+                                   "ctx", (json_int_t)ctx, "seconds", seconds);
+        if (positions) json_object_set_new(object, "by_position", positions);
+        return cli_print_json(object);
+    }
+    size_t i;
+    json_t *part;
+    json_array_foreach(positions, i, part)
+    {
+        long long from, to, tokens;
+        double value;
+        json_unpack(part, "{s:I, s:I, s:I, s:F}", "from", &from, "to", &to, "tokens",
+                    &tokens, "perplexity", &value);
+        printf("tokens %8lld to %8lld  perplexity %9.4f  (%lld)\n", from, to, value,
+               tokens);
+    }
+    json_decref(positions);
     printf("perplexity %.4f +- %.4f  (%llu tokens in %d windows of %lld)\n", p->value,
            p->stderr_, (unsigned long long)p->n, p->windows, (long long)ctx);
     return CLI_OK;
@@ -116,14 +154,19 @@ static int measure(const cli_options *o, still_model *m, const char *text,
     if (status == CLI_OK) status = cli_open_session(o, m, ctx, &session);
     if (status == CLI_OK) {
         watch w = {0};
+        float *each = o->by_position ? sti_alloc(n, sizeof *each) : NULL;
+        if (o->by_position && !each) status = cli_fail("out of memory: %zu tokens", n);
         double start = cli_now();
         cli_progress_begin(&w.bar, o->quiet, "perplexity", "tok", 0, n);
-        still_status ran =
-            still_perplexity_run(session, ids, n, (int)ctx, tick, &w, &w.running, &err);
+        still_status ran = still_perplexity_run(session, ids, n, (int)ctx, each, tick,
+                                                &w, &w.running, &err);
         cli_progress_end(&w.bar);
-        status = ran == STILL_OK
-                     ? print_perplexity(o, &w.running, ctx, cli_now() - start)
-                     : cli_fail_error(&err);
+        json_t *positions =
+            each && ran == STILL_OK ? by_position(each, n, ctx, o->by_position) : NULL;
+        status = ran == STILL_OK ? print_perplexity(o, &w.running, ctx,
+                                                    cli_now() - start, positions)
+                                 : cli_fail_error(&err);
+        free(each);
     }
     still_session_free(session);
     free(ids);

@@ -27,7 +27,7 @@ typedef struct cli_options {
 
     /* attention method; a string or number that was not given is NULL or negative */
     const char *method, *cap, *score, *heads, *la_scale, *layers, *positions;
-    int64_t chunk, select, rollback;
+    int64_t chunk, select, rollback, by_position;
     bool no_gate, plain_map;
 
     /* saved sessions */

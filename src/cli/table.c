@@ -197,6 +197,10 @@ const cli_option cli_option_table[] = {
     /* output */
     {"tensors", 0, NULL, CLI_FLAG, AT(tensors), INSPECT, CLI_G_OUTPUT,
      .help = "List every tensor with type, shape and size."},
+    {"by-position", 0, "N", CLI_INT, AT(by_position), PERPLEXITY, CLI_G_OUTPUT,
+     .max = 4096,
+     .help = "Also show the perplexity of N equal parts of the window: does the model "
+             "still use what lies far back?"},
     {"echo", 0, NULL, CLI_FLAG, AT(echo), GENERATE, CLI_G_OUTPUT,
      .help = "Write the prompt before its continuation."},
     {"markdown", 0, NULL, CLI_FLAG, AT(markdown), HELP, CLI_G_OUTPUT,

@@ -80,7 +80,8 @@ static still_status ref_run(const sti_suite_run *suite, const sti_hybrid_case *c
     return status;
 }
 
-/* ---- Backends in float -----------------------------------------------------------------
+/* ---- Backends in float
+ * -----------------------------------------------------------------
  */
 
 static float *take(sti_carve *c, const void *wanted, size_t n)

@@ -57,8 +57,9 @@ typedef struct sti_rmsnorm_args {
     float eps;
 } sti_rmsnorm_args;
 
-/* Rotary positions in place: pair i of a head turns by pos * inv_freq[i]. Pairs are
- * (i, i + D/2) (Hugging Face), or (2i, 2i+1) if interleaved (GGUF llama). */
+/* Rotary positions in place: pair i of a head turns by pos * inv_freq[i], a product in
+ * double: in float a stream of a million tokens would turn by 0.03 too much or too
+ * little. Pairs are (i, i + D/2) (Hugging Face), or (2i, 2i+1) if interleaved (GGUF llama). */
 typedef struct sti_rope_args {
     float *x;              /* [M, heads, D] */
     const int32_t *pos;    /* [M] */

@@ -1,22 +1,76 @@
-/* perplexity.c - how surprised a model is by a text. */
+/* perplexity.c - how surprised a model is by a text.
+ *
+ * A window is fed a piece at a time, so that one window of a million tokens shows
+ * progress and can be stopped; pieces change nothing in the numbers. */
 #include <math.h>
 #include <stdlib.h>
 
-#include "base/mem.h"
 #include "session/session.h"
 
-static void finish(still_perplexity *r, double sum_squares)
+enum { PIECE = 2048 };
+
+typedef struct tally {
+    still_perplexity r;
+    double squares;
+    float *logprob; /* [PIECE] */
+} tally;
+
+static void finish(tally *t)
 {
-    double n = (double)r->n, mean = r->nll / n;
-    double variance = r->n > 1 ? (sum_squares - n * mean * mean) / (n - 1) : 0;
-    r->value = exp(mean);
+    double n = (double)t->r.n, mean = t->r.nll / n;
+    double variance = t->r.n > 1 ? (t->squares - n * mean * mean) / (n - 1) : 0;
+    t->r.value = exp(mean);
     /* d exp(mean) = exp(mean) d mean */
-    r->stderr_ = r->value * sqrt(variance > 0 ? variance / n : 0);
+    t->r.stderr_ = t->r.value * sqrt(variance > 0 ? variance / n : 0);
+}
+
+/* Log-probabilities of tokens at .. at + n - 1 of the text. */
+static still_status count(tally *t, const float *logprob, size_t at, int n, float *each,
+                          still_error *err)
+{
+    for (int i = 0; i < n; i++) {
+        if (!isfinite(logprob[i]))
+            return sti_fail(err, STILL_E_NUMERIC, "log-probability of token %zu is %g",
+                            at + (size_t)i, logprob[i]);
+        t->r.nll -= logprob[i];
+        t->squares += (double)logprob[i] * logprob[i];
+        t->r.n++;
+        if (each) each[at + (size_t)i] = logprob[i];
+    }
+    return STILL_OK;
+}
+
+/* log p of the first token of a piece, from the logits the last piece left. */
+static still_status score_first(still_session *s, int32_t tok, float *logprob,
+                                still_error *err)
+{
+    still_model *m = s->model;
+    int32_t top;
+    STI_TRY(sti_model_check_tokens(m, &tok, 1, err));
+    return m->be->logprob(m->dev,
+                          &(sti_logprob_args){.logits = s->logits,
+                                              .target = &tok,
+                                              .M = 1,
+                                              .V = m->cfg.vocab,
+                                              .logprob = logprob,
+                                              .top = &top},
+                          err);
+}
+
+static still_status piece(still_session *s, tally *t, const int32_t *ids, size_t at,
+                          int n, float *each, still_error *err)
+{
+    if (still_session_length(s) > 0) {
+        STI_TRY(score_first(s, ids[at], t->logprob, err));
+        STI_TRY(count(t, t->logprob, at, 1, each, err));
+    }
+    STI_TRY(still_session_score(s, ids + at, n, t->logprob, NULL, err));
+    return count(t, t->logprob, at + 1, n - 1, each, err);
 }
 
 still_status still_perplexity_run(still_session *s, const int32_t *ids, size_t n,
-                                  int ctx, still_progress_fn cb, void *user,
-                                  still_perplexity *out, still_error *err)
+                                  int ctx, float *each, still_progress_fn cb,
+                                  void *user, still_perplexity *out, still_error *err)
 {
     if (ctx < 2 || ctx > s->cfg.ctx)
         return sti_fail(err, STILL_E_ARG,
@@ -25,35 +79,26 @@ still_status still_perplexity_run(still_session *s, const int32_t *ids, size_t n
     if (n < 2)
         return sti_fail(err, STILL_E_ARG,
                         "the text has %zu tokens; perplexity needs at least 2", n);
-    float *logprob = sti_alloc((size_t)ctx, sizeof *logprob);
-    if (!logprob) return sti_fail_memory(err, "perplexity", (size_t)ctx * 4);
-    still_perplexity r = {0};
-    double squares = 0;
+    tally t = {.logprob = sti_alloc(PIECE, sizeof *t.logprob)};
+    if (!t.logprob) return sti_fail_memory(err, "perplexity", PIECE * sizeof(float));
+    for (size_t i = 0; each && i < n; i++) each[i] = NAN;
     still_status st = STILL_OK;
-    for (size_t at = 0; at + 1 < n && st == STILL_OK; at += (size_t)ctx) {
-        int len = n - at < (size_t)ctx ? (int)(n - at) : ctx;
+    for (size_t start = 0; start + 1 < n && st == STILL_OK; start += (size_t)ctx) {
+        size_t end = n - start < (size_t)ctx ? n : start + (size_t)ctx;
         still_session_reset(s);
-        st = still_session_score(s, ids + at, len, logprob, NULL, err);
-        for (int i = 0; i < len - 1 && st == STILL_OK; i++) {
-            if (!isfinite(logprob[i])) {
-                st =
-                    sti_fail(err, STILL_E_NUMERIC, "log-probability of token %zu is %g",
-                             at + (size_t)i + 1, logprob[i]);
-                break;
-            }
-            r.nll -= logprob[i];
-            squares += (double)logprob[i] * logprob[i];
-            r.n++;
-        }
-        r.windows++;
-        if (st == STILL_OK) {
-            finish(&r, squares);
-            *out = r; /* a running value for whoever watches, also when cancelled */
-            if (cb && !cb(user, at + (size_t)len, n))
+        t.r.windows++;
+        for (size_t at = start; at < end && st == STILL_OK;) {
+            int len = end - at < PIECE ? (int)(end - at) : PIECE;
+            st = piece(s, &t, ids, at, len, each, err);
+            at += (size_t)len;
+            if (st != STILL_OK || t.r.n == 0) continue;
+            finish(&t);
+            *out = t.r; /* a running value for whoever watches, also when cancelled */
+            if (cb && !cb(user, at, n))
                 st = sti_fail(err, STILL_E_CANCELLED, "stopped after %llu tokens",
-                              (unsigned long long)r.n);
+                              (unsigned long long)t.r.n);
         }
     }
-    free(logprob);
+    free(t.logprob);
     return st;
 }

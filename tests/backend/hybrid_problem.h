@@ -54,6 +54,7 @@ typedef struct problem {
     sti_hybrid_shape shape;
     int T, S, P;
     double *q, *k, *v, *gate, *alpha, *window, *map_q, *map_k, *bias_q, *bias_k;
+    double *q_raw, *inv_freq; /* NULL unless rotate() made them */
     double *y, *y_parallel, *score, *score_parallel, *max;
     int32_t *fold, *fold_parallel, *salient, *salient_parallel;
     sti_hybrid_state st;
@@ -71,7 +72,9 @@ static inline sti_hybrid_in64 inputs(const problem *p)
                              .map_q = p->map_q,
                              .map_k = p->map_k,
                              .bias_q = p->bias_q,
-                             .bias_k = p->bias_k};
+                             .bias_k = p->bias_k,
+                             .q_raw = p->q_raw,
+                             .inv_freq = p->inv_freq};
 }
 
 static inline problem make(sti_hybrid_settings set, sti_hybrid_shape shape, int T,
@@ -125,6 +128,8 @@ static inline void drop(problem *p)
                    p->map_k,
                    p->bias_q,
                    p->bias_k,
+                   p->q_raw,
+                   p->inv_freq,
                    p->y,
                    p->y_parallel,
                    p->max,
@@ -148,6 +153,7 @@ static inline void feed(problem *p, int from, int n)
     in.k += at * G * D;
     in.v += at * G * D;
     in.gate_logit += at * H * D;
+    if (in.q_raw) in.q_raw += at * H * D;
     still_error err;
     assert_int_equal(sti_ref_hybrid_forward(
                          &(sti_hybrid_args64){.set = &p->set,
@@ -161,6 +167,23 @@ static inline void feed(problem *p, int from, int n)
                                                         .fold_chunk = p->fold}},
                          &err),
                      STILL_OK);
+}
+
+/* Gives every token its position: q and k so far become q and k before RoPE. */
+static inline void rotate(problem *p)
+{
+    const int H = p->shape.H, G = p->shape.G, D = p->shape.D;
+    p->q_raw = malloc((size_t)(p->T * H * D) * sizeof(double));
+    p->inv_freq = malloc((size_t)(D / 2) * sizeof(double));
+    assert_true(p->q_raw && p->inv_freq);
+    memcpy(p->q_raw, p->q, (size_t)(p->T * H * D) * sizeof(double));
+    for (int i = 0; i < D / 2; i++)
+        p->inv_freq[i] = (double)(float)pow(10000, -2.0 * i / D);
+    const sti_hybrid_in64 in = inputs(p);
+    for (int t = 0; t < p->T; t++) {
+        for (int h = 0; h < H; h++) sti_ref_turn(p->q + (t * H + h) * D, D, t, &in);
+        for (int g = 0; g < G; g++) sti_ref_turn(p->k + (t * G + g) * D, D, t, &in);
+    }
 }
 
 static inline sti_hybrid_parallel_args64 parallel_args(problem *p)

@@ -27,7 +27,8 @@ static void free_dev(sti_dev *dev)
     sti_backend_find("cpu")->dev_free(dev);
 }
 
-/* ---- A session of the cpu backend over the inputs of a problem ---------------------- */
+/* ---- A session of the cpu backend over the inputs of a problem ----------------------
+ */
 
 typedef struct session {
     const problem *p;
@@ -63,6 +64,8 @@ static session open_session(const problem *p, size_t kv_size)
                  .map_k = p->map_k ? narrow(p->map_k, S * map) : NULL,
                  .bias_q = narrow(p->bias_q, H),
                  .bias_k = narrow(p->bias_k, S),
+                 .q_raw = p->q_raw ? narrow(p->q_raw, T * H * D) : NULL,
+                 .inv_freq = p->q_raw ? narrow(p->inv_freq, D / 2) : NULL,
                  .y = calloc(T * H * D, sizeof(float)),
                  .score_head = calloc(T * H, sizeof(float)),
                  .score = calloc(T * S, sizeof(float)),
@@ -79,9 +82,9 @@ static session open_session(const problem *p, size_t kv_size)
 
 static void close_session(session *x)
 {
-    void *all[] = {x->q,      x->k,      x->v, x->gate,       x->alpha, x->window, x->map_q,
-                   x->map_k,  x->bias_q, x->bias_k, x->y, x->score_head, x->score, x->fold,
-                   x->salient, x->q_raw, x->inv_freq};
+    void *all[] = {x->q,     x->k,     x->v,       x->gate,   x->alpha,   x->window,
+                   x->map_q, x->map_k, x->bias_q,  x->bias_k, x->y,       x->score_head,
+                   x->score, x->fold,  x->salient, x->q_raw,  x->inv_freq};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     sti_block_free(&x->block);
 }
@@ -145,11 +148,12 @@ static void round_inputs(problem *p, size_t kv_size)
     const struct {
         double *x;
         size_t n;
-    } all[] = {{p->q, T * H * D},     {p->k, T * G * D},
-               {p->v, T * G * D},     {p->gate, T * H * D},
-               {p->alpha, H},         {p->window, H},
-               {p->map_q, H * map},   {p->map_k, (size_t)p->S * map},
-               {p->bias_q, H},        {p->bias_k, (size_t)p->S}};
+    } all[] = {{p->q, T * H * D},    {p->k, T * G * D},
+               {p->v, T * G * D},    {p->gate, T * H * D},
+               {p->alpha, H},        {p->window, H},
+               {p->map_q, H * map},  {p->map_k, (size_t)p->S * map},
+               {p->bias_q, H},       {p->bias_k, (size_t)p->S},
+               {p->q_raw, T * H * D}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         for (size_t j = 0; all[i].x && j < all[i].n; j++)
             all[i].x[j] = (double)(float)all[i].x[j];
@@ -160,7 +164,8 @@ static void round_inputs(problem *p, size_t kv_size)
         }
 }
 
-/* ---- Against the reference ---------------------------------------------------------- */
+/* ---- Against the reference ----------------------------------------------------------
+ */
 
 static double error_of(const float *got, const double *want, size_t n)
 {
@@ -195,6 +200,8 @@ static int compare(sti_dev *dev, problem *p, size_t kv_size, int step, double li
 {
     const size_t T = (size_t)p->T, S = (size_t)p->S, D = (size_t)p->shape.D;
     round_inputs(p, kv_size);
+    sti_hybrid_state_clear(&p->st, &p->set, &p->shape);
+    for (size_t i = 0; i < T * S; i++) p->fold[i] = -1;
     feed(p, 0, p->T);
     session x = open_session(p, kv_size);
     feed_all(dev, &x, step);
@@ -227,13 +234,13 @@ static void test_random_settings(void **state)
         sti_dev *dev = new_dev(isa_name[i], 2);
         if (!dev) continue;
         int compared = 0;
-        for (uint64_t seed = 0; seed < 200; seed++) {
+        for (uint64_t seed = 0; seed < 160; seed++) {
             problem p = any_problem(3000 + seed);
             static const int step[] = {1, 2, 5, 1000};
             compared += compare(dev, &p, seed % 2 ? 2 : 4, step[seed / 2 % 4], 1e-5);
             drop(&p);
         }
-        assert_in_range(compared, 190, 200);
+        assert_in_range(compared, 150, 160);
         free_dev(dev);
     }
 }
@@ -251,13 +258,13 @@ static void test_odd_cases(void **state)
         {C, C, 4, 32, 4, 2, 64, 1},
         {2 * C, C, 4, 32, 4, 2, 64, 1},
         {2 * C + 1, C, 4, 32, 4, 2, 64, 1},
-        {6 * C + 3, C, C, 32, 4, 2, 64, 1},      /* all selected */
-        {6 * C + 3, C, 4, 0, 4, 2, 64, 1},       /* nowhere to keep them */
+        {6 * C + 3, C, C, 32, 4, 2, 64, 1}, /* all selected */
+        {6 * C + 3, C, 4, 0, 4, 2, 64, 1},  /* nowhere to keep them */
         {6 * C + 3, C, 4, STI_CAP_NONE, 4, 2, 64, 1},
-        {20, 1, 1, 3, 2, 1, 64, 1},              /* chunks of one token */
+        {20, 1, 1, 3, 2, 1, 64, 1}, /* chunks of one token */
         {20, 1, 0, 3, 2, 1, 8, 1},
-        {7 * C, C, 4, 9, 1, 1, 64, 1},           /* one head */
-        {7 * C, C, 4, 9, 6, 1, 80, 1},           /* one kv head */
+        {7 * C, C, 4, 9, 1, 1, 64, 1}, /* one head */
+        {7 * C, C, 4, 9, 6, 1, 80, 1}, /* one kv head */
         {5 * C, C, 4, 9, 4, 2, 128, 1},
         {5 * C, C, 4, 9, 2, 2, 256, 1},
         {3 * 200 + 7, 200, 30, 70, 3, 1, 24, 1}, /* chunks of more than a block */
@@ -318,7 +325,36 @@ static void test_identity_maps(void **state)
     free_dev(dev);
 }
 
-/* ---- Against itself ----------------------------------------------------------------- */
+/* Capped positions, and features without any: some salient keys are far, some near. */
+static void test_positions(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_ISA; i++) {
+        sti_dev *dev = new_dev(isa_name[i], 2);
+        if (!dev) continue;
+        for (int n = 0; n < 16; n++) {
+            sti_hybrid_settings set = preset("still", 8);
+            set.position_cap = n % 4 == 3 ? 0 : 16 + n % 4 * 20;
+            set.feature_positions =
+                n % 8 / 4 || n % 4 == 3 ? STI_FEATURES_NONE : STI_FEATURES_ABSOLUTE;
+            set.per_head = n / 8;
+            set.select = 3;
+            set.cap = 12;
+            problem p =
+                make(set, (sti_hybrid_shape){4, 2, 32, 32}, 130, 60 + (uint64_t)n);
+            rotate(&p);
+            static const int step[] = {1, 5, 200};
+            /* Kept in half precision a key is rounded once more when it turns far. */
+            assert_int_equal(compare(dev, &p, 4, step[n % 3], 1e-5), 1);
+            compare(dev, &p, 2, step[n % 3], 2e-3);
+            drop(&p);
+        }
+        free_dev(dev);
+    }
+}
+
+/* ---- Against itself -----------------------------------------------------------------
+ */
 
 /* Everything that later tokens depend on, and everything that came out. */
 static void assert_same(const session *a, const session *b)
@@ -335,12 +371,15 @@ static problem large_problem(uint64_t seed)
 {
     sti_hybrid_settings set = preset(seed % 5 == 4 ? "hedgehog" : "still", 32);
     if (set.has_window) {
+        if (seed % 5 == 0) set.position_cap = 100;
         set.select = 8;
         set.cap = seed % 5 == 1 ? STI_CAP_NONE : 40;
         set.score = seed % 5 == 2 ? STI_SCORE_RECEIVED : STI_SCORE_S3;
         set.per_head = seed % 5 == 3;
     }
-    return make(set, (sti_hybrid_shape){6, 2, 64, 64}, 300, seed);
+    problem p = make(set, (sti_hybrid_shape){6, 2, 64, 64}, 300, seed);
+    if (set.position_cap) rotate(&p);
+    return p;
 }
 
 static void test_cuts_and_threads(void **state)
@@ -354,9 +393,9 @@ static void test_cuts_and_threads(void **state)
             session whole = open_session(&p, 2);
             feed_all(dev, &whole, 1000);
             free_dev(dev);
-            static const int step[] = {1, 1, 7, 50, 1000};
-            for (int s = 0; s < 5; s++) {
-                dev = new_dev(isa_name[i], 1 + (s + 1) % 3);
+            static const int step[] = {1, 50, 7, 1000};
+            for (int s = 0; s < 4; s++) {
+                dev = new_dev(isa_name[i], 1 + s % 3);
                 session x = open_session(&p, 2);
                 feed_all(dev, &x, step[s]);
                 assert_same(&whole, &x);
@@ -381,9 +420,8 @@ static void test_batches(void **state)
         for (int i = 0; i < N; i++) {
             batch[i] = open_session(&p, 2);
             x[i] = &batch[i];
-            if (i > 0) feed_all(dev, x[i], 1000), x[i]->past = 0;
-            sti_hybrid_state_clear(&x[i]->st, &p.set, &p.shape);
-            memset(x[i]->block.p, 0, x[i]->block.bytes);
+            int ahead = 23 * i;
+            feed_cpu(dev, &x[i], &ahead, 1);
         }
         uint64_t rng = seed;
         for (int busy = 1; busy;) {
@@ -439,16 +477,63 @@ static void test_partition(void **state)
     free_dev(dev);
 }
 
+/* ---- A long stream ------------------------------------------------------------------
+ */
+
+/* A million tokens that all add to the same side, the worst a sum in float can meet:
+ * the state must be that of a sum in double. With a window chunks are added, without
+ * one each token is. */
+static void stream_drifts(const char *method)
+{
+    enum { TOKENS = 1000000, PIECE = 4000, D = 4, P = 2 * D };
+    sti_hybrid_settings set = preset(method, 100);
+    set.select = 0;
+    problem p = make(set, (sti_hybrid_shape){1, 1, D, D}, PIECE, 9);
+    for (size_t i = 0; i < PIECE * D; i++) p.v[i] = 1 + 0.3 * p.v[i];
+    round_inputs(&p, 4);
+    sti_dev *dev = new_dev(NULL, 1);
+    session x = open_session(&p, 4);
+    x.st.max_tokens = TOKENS;
+    for (int done = 0; done < TOKENS; done += PIECE) {
+        sti_hybrid_args a = next_args(&x, PIECE);
+        a.trace = (sti_hybrid_trace){0};
+        still_error err;
+        assert_int_equal(sti_backend_find("cpu")->hybrid(dev, &a, 1, &err), STILL_OK);
+    }
+    double s[P * D] = {0}, z[P] = {0}, phi[P];
+    const sti_hybrid_in64 in = inputs(&p);
+    const sti_ref_map map = sti_ref_map_k(&set, &p.shape, &in, 0);
+    for (int64_t t = 0; t < x.st.folded[0]; t++) {
+        sti_ref_map_forward(&map, p.k + t % PIECE * D, phi);
+        sti_ref_axpy(1, phi, z, P);
+        for (int i = 0; i < P; i++)
+            sti_ref_axpy(phi[i], p.v + t % PIECE * D, s + i * D, D);
+    }
+    assert_true(x.st.folded[0] >= TOKENS - 200);
+    for (int i = 0; i < P * D; i++)
+        assert_true(fabs(((float *)x.st.lin_s)[i] / s[i] - 1) < 2e-6);
+    for (int i = 0; i < P; i++)
+        assert_true(fabs(((float *)x.st.lin_z)[i] / z[i] - 1) < 2e-6);
+    close_session(&x);
+    drop(&p);
+    free_dev(dev);
+}
+
+static void test_long_streams(void **state)
+{
+    (void)state;
+    stream_drifts("still");
+    stream_drifts("hedgehog");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_settings),
-        cmocka_unit_test(test_odd_cases),
-        cmocka_unit_test(test_zero_keys),
-        cmocka_unit_test(test_identity_maps),
-        cmocka_unit_test(test_cuts_and_threads),
-        cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_partition),
+        cmocka_unit_test(test_random_settings), cmocka_unit_test(test_odd_cases),
+        cmocka_unit_test(test_zero_keys),       cmocka_unit_test(test_identity_maps),
+        cmocka_unit_test(test_positions),       cmocka_unit_test(test_cuts_and_threads),
+        cmocka_unit_test(test_batches),         cmocka_unit_test(test_partition),
+        cmocka_unit_test(test_long_streams),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -256,6 +256,79 @@ static void test_ties_keep_the_earlier(void **state)
     drop(&p);
 }
 
+/* ---- Positions ----------------------------------------------------------------------
+ */
+
+/* A cap beyond the sequence changes nothing. */
+static void test_distant_cap(void **state)
+{
+    (void)state;
+    sti_hybrid_settings set = preset("still", 4);
+    problem p = make(set, (sti_hybrid_shape){4, 2, 6, 6}, 60, 21);
+    rotate(&p);
+    feed(&p, 0, p.T);
+    set.position_cap = 60;
+    problem capped = make(set, p.shape, p.T, 21);
+    rotate(&capped);
+    feed(&capped, 0, p.T);
+    assert_memory_equal(p.y, capped.y, outputs(&p) * sizeof(double));
+    drop(&p);
+    drop(&capped);
+}
+
+/* At a cap of two chunks every salient key is far: the last query sees all of them at
+ * that distance, and its window as it is. */
+static void test_all_far(void **state)
+{
+    (void)state;
+    enum { C = 4, T = 30, D = 6, L = 2 * C };
+    sti_hybrid_settings set = preset("softmax", C);
+    set.position_cap = L;
+    problem p = make(set, (sti_hybrid_shape){1, 1, D, D}, T, 22);
+    double *k_raw = malloc(T * D * sizeof *k_raw);
+    memcpy(k_raw, p.k, T * D * sizeof *k_raw);
+    rotate(&p);
+    feed(&p, 0, 17);
+    feed(&p, 17, T - 17);
+
+    const sti_hybrid_in64 in = inputs(&p);
+    const int last = T - 1, window = (last / C - 1) * C;
+    double far[D], logit[T], want[D] = {0};
+    memcpy(far, p.q_raw + last * D, sizeof far);
+    sti_ref_turn(far, D, L, &in);
+    for (int j = 0; j < T; j++)
+        logit[j] = j < window ? sti_ref_logit(far, k_raw + j * D, D)
+                              : sti_ref_logit(p.q + last * D, p.k + j * D, D);
+    sti_ref_softmax(logit, T);
+    for (int j = 0; j < T; j++) sti_ref_axpy(logit[j], p.v + j * D, want, D);
+    assert_close(p.y + last * D, want, D, 1e-12);
+    free(k_raw);
+    drop(&p);
+}
+
+/* Features without positions are those of keys that were never rotated, whether they
+ * were folded from the window or, far or near, from the list. */
+static void test_features_without_positions(void **state)
+{
+    (void)state;
+    for (int cap = 0; cap <= 24; cap += 12) {
+        sti_hybrid_settings set = preset("still", 4);
+        set.cap = 6;
+        set.score = STI_SCORE_RANDOM; /* routes alike, whatever the keys are */
+        problem raw = make(set, (sti_hybrid_shape){4, 2, 6, 6}, 60, 23);
+        feed(&raw, 0, raw.T);
+        set.position_cap = cap;
+        set.feature_positions = STI_FEATURES_NONE;
+        problem p = make(set, raw.shape, raw.T, 23);
+        rotate(&p);
+        feed(&p, 0, p.T);
+        assert_close(p.st.lin_s, raw.st.lin_s, (size_t)(p.S * p.P * 6), 1e-12);
+        assert_close(p.st.lin_z, raw.st.lin_z, (size_t)(p.S * p.P), 1e-12);
+        drop(&raw);
+        drop(&p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -269,6 +342,9 @@ int main(void)
         cmocka_unit_test(test_extreme_numbers),
         cmocka_unit_test(test_vanishing_weights),
         cmocka_unit_test(test_ties_keep_the_earlier),
+        cmocka_unit_test(test_distant_cap),
+        cmocka_unit_test(test_all_far),
+        cmocka_unit_test(test_features_without_positions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -58,9 +58,16 @@ static batch make_batch(sti_hybrid_settings set, sti_hybrid_shape shape, int B, 
     x.S = sti_hybrid_selectors(&set, &shape);
     const size_t rows = (size_t)B * (size_t)T, H = (size_t)shape.H, S = (size_t)x.S;
     const size_t D = (size_t)shape.D, map = D * (size_t)shape.F;
-    const size_t n[FIELDS] = {rows * H * D, rows * (size_t)shape.G * D,
-                              rows * (size_t)shape.G * D, rows * H * D, H, H,
-                              H * map, S * map, H, S};
+    const size_t n[FIELDS] = {rows * H * D,
+                              rows * (size_t)shape.G * D,
+                              rows * (size_t)shape.G * D,
+                              rows * H * D,
+                              H,
+                              H,
+                              H * map,
+                              S * map,
+                              H,
+                              S};
     const double w = 1 / sqrt((double)D);
     const double size[FIELDS] = {gain, gain, 1, 1, 0.5, 1, w, w, 0.3, 0.3};
     uint64_t rng = seed;
@@ -96,8 +103,8 @@ static void drop_batch(batch *x)
         free(x->in_f[f]);
         free(x->grad_f[f]);
     }
-    void *all[] = {x->y,       x->dy,    x->score,  x->max,     x->y_f,      x->dy_f,
-                   x->score_f, x->max_f, x->fold,   x->fold_f,  x->salient,  x->salient_f};
+    void *all[] = {x->y,       x->dy,    x->score, x->max,    x->y_f,     x->dy_f,
+                   x->score_f, x->max_f, x->fold,  x->fold_f, x->salient, x->salient_f};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
@@ -111,34 +118,34 @@ static void drop_batch(batch *x)
 
 static sti_hybrid_parallel_args64 args64(batch *x)
 {
-    return (sti_hybrid_parallel_args64){.set = &x->set,
-                                        .shape = x->shape,
-                                        .B = x->B,
-                                        .T = x->T,
-                                        .in = FIELDS_OF(sti_hybrid_in64, x->in),
-                                        .fold_chunk = x->fold,
-                                        .max_out = x->max,
-                                        .y = x->y,
-                                        .trace = {.score = x->score,
-                                                  .salient = x->salient},
-                                        .dy = x->dy,
-                                        .grad = FIELDS_OF(sti_hybrid_grad64, x->grad)};
+    return (sti_hybrid_parallel_args64){
+        .set = &x->set,
+        .shape = x->shape,
+        .B = x->B,
+        .T = x->T,
+        .in = FIELDS_OF(sti_hybrid_in64, x->in),
+        .fold_chunk = x->fold,
+        .max_out = x->max,
+        .y = x->y,
+        .trace = {.score = x->score, .salient = x->salient},
+        .dy = x->dy,
+        .grad = FIELDS_OF(sti_hybrid_grad64, x->grad)};
 }
 
 static sti_hybrid_parallel_args args32(batch *x)
 {
-    return (sti_hybrid_parallel_args){.set = &x->set,
-                                      .shape = x->shape,
-                                      .B = x->B,
-                                      .T = x->T,
-                                      .in = FIELDS_OF(sti_hybrid_in, x->in_f),
-                                      .fold_chunk = x->fold_f,
-                                      .max_out = x->max_f,
-                                      .y = x->y_f,
-                                      .trace = {.score = x->score_f,
-                                                .salient = x->salient_f},
-                                      .dy = x->dy_f,
-                                      .grad = FIELDS_OF(sti_hybrid_grad, x->grad_f)};
+    return (sti_hybrid_parallel_args){
+        .set = &x->set,
+        .shape = x->shape,
+        .B = x->B,
+        .T = x->T,
+        .in = FIELDS_OF(sti_hybrid_in, x->in_f),
+        .fold_chunk = x->fold_f,
+        .max_out = x->max_f,
+        .y = x->y_f,
+        .trace = {.score = x->score_f, .salient = x->salient_f},
+        .dy = x->dy_f,
+        .grad = FIELDS_OF(sti_hybrid_grad, x->grad_f)};
 }
 
 static void run_ref(batch *x)
@@ -308,8 +315,8 @@ static void test_edges(void **state)
 static void test_zero_vectors(void **state)
 {
     (void)state;
-    batch x = make_batch(preset("still", 4), (sti_hybrid_shape){2, 1, 16, 16}, 1, 40, 1,
-                         5);
+    batch x =
+        make_batch(preset("still", 4), (sti_hybrid_shape){2, 1, 16, 16}, 1, 40, 1, 5);
     for (size_t i = 0; i < x.n[K] / 2; i++) x.in[K][i] = x.in_f[K][i] = 0;
     for (size_t i = 0; i < x.n[Q]; i += 3) x.in[Q][i] = x.in_f[Q][i] = 0;
     for (size_t i = 64; i < 128; i++) x.in[Q][i] = x.in_f[Q][i] = 0;
@@ -352,7 +359,8 @@ static void test_threads(void **state)
     (void)state;
     sti_hybrid_settings s = preset("still", 32);
     const sti_hybrid_shape shape = {6, 2, 32, 32};
-    batch x = make_batch(s, shape, 2, 210, 1, 3), y = make_batch(s, shape, 2, 210, 1, 3);
+    batch x = make_batch(s, shape, 2, 210, 1, 3),
+          y = make_batch(s, shape, 2, 210, 1, 3);
     sti_dev *one = new_dev(NULL, 1);
     run_cpu(one, &x, x.fold_f);
     for (int threads = 2; threads <= 5; threads += 3) {
@@ -409,13 +417,57 @@ static void test_wanted_alone(void **state)
     b->dev_free(dev);
 }
 
+/* A session that is fed the whole sequence, and the parallel form with the routing the
+ * session chose: the same outputs, token by token. */
+static void test_session_is_parallel(void **state)
+{
+    (void)state;
+    static const char *const method[] = {"still", "lolcats", "hedgehog",
+                                         "t2r",   "swa",     "softmax"};
+    const sti_backend *b = sti_backend_find("cpu");
+    for (size_t m = 0; m < sizeof method / sizeof *method; m++) {
+        const sti_hybrid_shape shape = {4, 2, 32, 32};
+        batch x = make_batch(preset(method[m], 16), shape, 1, 150, 1, m + 1);
+        const sti_dev_params p = {
+            .threads = 2, .max_k = 64, .heads = 4, .kv_heads = 2, .head_dim = 32};
+        still_error err;
+        sti_dev *dev;
+        assert_int_equal(b->dev_new(&p, &dev, &err), STILL_OK);
+        sti_hybrid_state st;
+        sti_block block;
+        sti_carve c = {0};
+        sti_hybrid_state_carve(&st, &c, &x.set, &shape, x.T, sizeof(float),
+                               sizeof(float));
+        assert_true(sti_block_new(&block, c.used));
+        c = (sti_carve){.base = block.p};
+        sti_hybrid_state_carve(&st, &c, &x.set, &shape, x.T, sizeof(float),
+                               sizeof(float));
+        for (int i = 0; i < x.T * x.S; i++) x.fold_f[i] = -1;
+        const sti_hybrid_args session = {.set = &x.set,
+                                         .shape = shape,
+                                         .T = x.T,
+                                         .in = FIELDS_OF(sti_hybrid_in, x.in_f),
+                                         .state = &st,
+                                         .y = x.y_f,
+                                         .trace = {.fold_chunk = x.fold_f}};
+        assert_int_equal(b->hybrid(dev, &session, 1, &err), STILL_OK);
+        for (size_t i = 0; i < x.n[Q]; i++) x.y[i] = (double)x.y_f[i];
+        const sti_hybrid_parallel_args a = args32(&x);
+        assert_int_equal(b->hybrid_parallel(dev, &a, &err), STILL_OK);
+        expect("y", &x, x.y_f, x.y, x.n[Q], 0, 5e-6);
+        b->dev_free(dev);
+        sti_block_free(&block);
+        drop_batch(&x);
+    }
+}
+
 static void test_bad_arguments(void **state)
 {
     (void)state;
     const sti_backend *b = sti_backend_find("cpu");
     sti_dev *dev = new_dev(NULL, 1);
-    batch x = make_batch(preset("still", 4), (sti_hybrid_shape){2, 1, 16, 16}, 1, 9, 1,
-                         5);
+    batch x =
+        make_batch(preset("still", 4), (sti_hybrid_shape){2, 1, 16, 16}, 1, 9, 1, 5);
     still_error err;
     sti_hybrid_parallel_args a = args32(&x);
     a.shape.G = 3;
@@ -429,10 +481,15 @@ static void test_bad_arguments(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_settings), cmocka_unit_test(test_real_shapes),
-        cmocka_unit_test(test_edges),        cmocka_unit_test(test_zero_vectors),
-        cmocka_unit_test(test_max_in),       cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_wanted_alone), cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_any_settings),
+        cmocka_unit_test(test_real_shapes),
+        cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_zero_vectors),
+        cmocka_unit_test(test_max_in),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_wanted_alone),
+        cmocka_unit_test(test_session_is_parallel),
+        cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -155,7 +155,7 @@ static void rope_case(sti_dev *dev, const char *isa, int M, int heads, int D,
     for (int m = 0; m < M; m++) {
         for (int h = 0; h < heads; h++)
             for (int i = 0; i < D / 2; i++) {
-                double t = (float)pos[m] * freq[i], c = cos(t), s = sin(t);
+                double t = (double)pos[m] * freq[i], c = cos(t), s = sin(t);
                 int at = (m * heads + h) * D;
                 int p = at + (inter ? 2 * i : i), q = inter ? p + 1 : p + D / 2;
                 double u = x[p], v = x[q];

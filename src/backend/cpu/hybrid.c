@@ -290,11 +290,11 @@ static bool alike(const sti_hybrid_args *a, const sti_hybrid_args *b)
     const sti_hybrid_settings *x = a->set, *y = b->set;
     return a->shape.H == b->shape.H && a->shape.G == b->shape.G &&
            a->shape.D == b->shape.D && a->shape.F == b->shape.F &&
-           (x == y || (x->chunk == y->chunk && x->per_head == y->per_head &&
-                       x->map == y->map && x->has_window == y->has_window &&
-                       x->score == y->score && x->cap == y->cap &&
-                       x->position_cap == y->position_cap &&
-                       x->feature_positions == y->feature_positions));
+           (x == y ||
+            (x->chunk == y->chunk && x->per_head == y->per_head && x->map == y->map &&
+             x->has_window == y->has_window && x->score == y->score &&
+             x->cap == y->cap && x->position_cap == y->position_cap &&
+             x->feature_positions == y->feature_positions));
 }
 
 static still_status check(const sti_hybrid_args *a, int n, still_error *err)
@@ -342,8 +342,8 @@ still_status sti_cpu_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
     sti_hyb h = describe(dev, set, &a->shape);
     sti_carve c = {.base = dev->scratch.p};
     carve(&c, &h, set->cap, rows);
-    h.scored = set->has_window &&
-               (set->select > 0 || a->trace.score || a->trace.score_head);
+    h.scored =
+        set->has_window && (set->select > 0 || a->trace.score || a->trace.score_head);
     for (int i = 0; set->position_cap > 0 && i < h.D / 2; i++) {
         const double angle = (double)set->position_cap * (double)a->in.inv_freq[i];
         h.turn[i] = (float)cos(angle);

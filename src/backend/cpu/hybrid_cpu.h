@@ -16,9 +16,9 @@
 #include "backend/cpu/hybrid_rows.h"
 
 enum {
-    STI_HYB_KEYS = STI_ATTN_BLOCK,    /* folded at a time; >= STI_ATTN_ROWS */
-    STI_HYB_LDT = STI_HYB_KEYS + 16,  /* row stride of transposed features */
-    STI_HYB_SLOTS = 128               /* partial results of a round of decoding */
+    STI_HYB_KEYS = STI_ATTN_BLOCK,   /* folded at a time; >= STI_ATTN_ROWS */
+    STI_HYB_LDT = STI_HYB_KEYS + 16, /* row stride of transposed features */
+    STI_HYB_SLOTS = 128              /* partial results of a round of decoding */
 };
 
 /* The log-sum-exp of a query over the last C tokens, as its blocks come in, and the
@@ -36,16 +36,16 @@ typedef struct sti_hyb_entry {
 
 typedef struct sti_hyb_worker {
     sti_attn_tile t;
-    float *q_far;              /* [ROWS, LDQ]: queries as far keys see them, scaled */
-    float *tail_m, *tail_l;    /* [ROWS]: the part of a block among the last C tokens */
-    float *self;               /* [ROWS]: weight of the query's own token */
-    sti_hyb_score *score;      /* [ROWS] */
-    float *lin, *den;          /* [ROWS, ldo], [ROWS]: phi s, phi.z */
-    float *x, *u, *phi;        /* [KEYS, D], [KEYS, ldu], [KEYS, ldp] */
-    float *phi_t, *value;      /* [P, LDT], [KEYS, D] */
-    float *sum;                /* [max(P, 1), D] */
-    sti_hyb_entry *entry;      /* [C + cap] */
-    uint8_t *stays, *evicted;  /* [C], [cap] */
+    float *q_far;             /* [ROWS, LDQ]: queries as far keys see them, scaled */
+    float *tail_m, *tail_l;   /* [ROWS]: the part of a block among the last C tokens */
+    float *self;              /* [ROWS]: weight of the query's own token */
+    sti_hyb_score *score;     /* [ROWS] */
+    float *lin, *den;         /* [ROWS, ldo], [ROWS]: phi s, phi.z */
+    float *x, *u, *phi;       /* [KEYS, D], [KEYS, ldu], [KEYS, ldp] */
+    float *phi_t, *value;     /* [P, LDT], [KEYS, D] */
+    float *sum;               /* [max(P, 1), D] */
+    sti_hyb_entry *entry;     /* [C + cap] */
+    uint8_t *stays, *evicted; /* [C], [cap] */
 } sti_hyb_worker;
 
 /* A block of keys of one selection head, or the state. */
@@ -92,18 +92,18 @@ typedef struct sti_hyb {
     bool scored, received, rotates;
     int workers;
     /* Scratch. */
-    sti_hyb_worker *worker;    /* [workers] */
-    sti_hyb_unit *unit;        /* [SLOTS] */
-    float *slots;              /* [SLOTS, group, ldo + 5] */
-    float *turn;               /* [D]: cos, sin of the rotation by position_cap */
-    float *M, *L;              /* [rows, H] */
+    sti_hyb_worker *worker;     /* [workers] */
+    sti_hyb_unit *unit;         /* [SLOTS] */
+    float *slots;               /* [SLOTS, group, ldo + 5] */
+    float *turn;                /* [D]: cos, sin of the rotation by position_cap */
+    float *M, *L;               /* [rows, H] */
     float *window_m, *window_l; /* [rows, H]: of the window alone */
-    sti_hyb_score *score;      /* [rows, H] */
+    sti_hyb_score *score;       /* [rows, H] */
     /* The work at hand. */
-    const sti_hybrid_args *a;  /* the session of a step; all sessions in decoding */
-    int n;                     /* sessions in decoding */
-    int row, tokens;           /* of the step: rows of a->in */
-    int base;                  /* row of the call that the session's first is */
+    const sti_hybrid_args *a; /* the session of a step; all sessions in decoding */
+    int n;                    /* sessions in decoding */
+    int row, tokens;          /* of the step: rows of a->in */
+    int base;                 /* row of the call that the session's first is */
     int n_units;
 } sti_hyb;
 
@@ -116,8 +116,8 @@ static inline sti_dtype sti_hyb_type(const sti_hybrid_state *st)
     return st->kv_size == 2 ? STI_F16 : STI_F32;
 }
 /* Row `row` of an array of keys or values. */
-static inline void *sti_hyb_row(const sti_hyb *h, const sti_hybrid_state *st, void *base,
-                                size_t row)
+static inline void *sti_hyb_row(const sti_hyb *h, const sti_hybrid_state *st,
+                                void *base, size_t row)
 {
     return (char *)base + row * (size_t)h->D * st->kv_size;
 }

@@ -17,8 +17,7 @@
 /* Equal scores keep the earlier token. */
 static bool better(const sti_hyb_entry *a, const sti_hyb_entry *b)
 {
-    return a->score > b->score ||
-           (a->score == b->score && a->position < b->position);
+    return a->score > b->score || (a->score == b->score && a->position < b->position);
 }
 
 static void swap(sti_hyb_entry *a, sti_hyb_entry *b)
@@ -239,32 +238,33 @@ static void evict(const list *l, batch *b, const uint8_t *evicted)
     *l->count = kept;
 }
 
-/* Keys that are far from the last token of chunk c, or further, are kept unrotated from
- * now on, in front of the others. */
+/* Slot i trades places with the first near slot and is kept unrotated from now on. */
+static void turn_far(const list *l, const batch *b, int i, int near)
+{
+    const sti_hyb *h = l->h;
+    sti_hyb_worker *w = b->w;
+    const bool half = l->st->kv_size == 2;
+    const size_t at = l->first + (size_t)i;
+    const float score = ((float *)l->st->sal_score)[at];
+    const int32_t position = l->st->sal_pos[at];
+    void *key = w->x, *value = w->value;
+    h->k->widen(w->x, list_key(l, i), half, h->D);
+    sti_hyb_rotate(h, &b->a->in, w->x, -(double)position);
+    if (half) h->f->to_f16(key = w->sum, w->x, h->D);
+    memcpy(value, list_value(l, i), (size_t)h->D * l->st->kv_size);
+    move_slot(l, i, near);
+    set_slot(l, near, key, value, score, position, true);
+}
+
+/* Keys that are far from the last token of chunk c come first in the list. */
 static void make_far(const list *l, const batch *b, int64_t c)
 {
-    const sti_hybrid_settings *set = b->a->set;
-    const int64_t last = (c + 1) * set->chunk - 1;
-    sti_hyb_worker *w = b->w;
-    const int D = l->h->D;
-    const size_t bytes = (size_t)D * l->st->kv_size;
+    const int64_t last = (c + 1) * l->h->C - 1;
     int far = 0;
     while (far < *l->count && is_far(l, far)) far++;
-    for (int i = far; i < *l->count; i++) {
-        const size_t at = l->first + (size_t)i;
-        const int32_t position = l->st->sal_pos[at];
-        if (last - position < set->position_cap) continue;
-        const float score = ((float *)l->st->sal_score)[at];
-        float *key = w->x;
-        l->h->k->widen(key, list_key(l, i), l->st->kv_size == 2, D);
-        sti_hyb_rotate(l->h, &b->a->in, key, -(double)position);
-        memcpy(w->value, list_value(l, i), bytes);
-        if (l->st->kv_size == 2) l->h->f->to_f16((uint16_t *)(void *)w->sum, key, D);
-        move_slot(l, i, far);
-        set_slot(l, far, l->st->kv_size == 2 ? w->sum : key, w->value, score, position,
-                 true);
-        far++;
-    }
+    for (int i = far; i < *l->count; i++)
+        if (last - l->st->sal_pos[l->first + (size_t)i] >= b->a->set->position_cap)
+            turn_far(l, b, i, far++);
 }
 
 /* ---- Leaving ---------------------------------------------------------------- */

@@ -17,9 +17,9 @@ enum { BLOCK = STI_ATTN_BLOCK, TILES_PER_WORKER = 4 };
 
 /* ---- Blocks ----------------------------------------------------------------- */
 
-static int far_keys(const sti_hyb *h, const sti_hybrid_state *st, int sel)
+/* Far keys lie in front of the list. */
+static int far_keys(const sti_hybrid_state *st, int sel)
 {
-    (void)h;
     int n = 0;
     if (st->sal_far)
         while (n < st->sal_count[sel] && st->sal_far[(size_t)sel * st->room + n]) n++;
@@ -40,39 +40,36 @@ void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chun
     const int C = h->C;
     b->slot += b->n;
     b->offset += b->n;
-    for (;;) {
-        const int base = (int)((chunk + (b->part == STI_HYB_PREVIOUS)) % 2) * C;
-        switch (b->part) {
+    for (;;) switch (b->part) {
         case STI_HYB_START:
-            b->part = chunk > 0 ? STI_HYB_PREVIOUS : STI_HYB_OWN;
+            b->part = STI_HYB_PREVIOUS;
             b->offset = 0;
-            b->slot = (int)((chunk + (chunk > 0)) % 2) * C;
-            continue;
+            b->slot = (int)((chunk + 1) % 2) * C;
+            break;
         case STI_HYB_PREVIOUS:
-            if (cut(b, base + C)) return;
+            if (chunk > 0 && cut(b, (int)((chunk + 1) % 2) * C + C)) return;
             b->part = STI_HYB_OWN;
             b->offset = 0;
             b->slot = (int)(chunk % 2) * C;
-            continue;
+            break;
         case STI_HYB_OWN:
-            if (cut(b, base + end)) return;
+            if (cut(b, (int)(chunk % 2) * C + end)) return;
             b->part = STI_HYB_FAR;
             b->slot = 0;
-            continue;
+            break;
         case STI_HYB_FAR:
-            if (cut(b, far_keys(h, st, sel))) return;
+            if (cut(b, far_keys(st, sel))) return;
             b->part = STI_HYB_NEAR;
-            continue;
+            break;
         case STI_HYB_NEAR:
             if (cut(b, st->sal_count[sel])) return;
             b->part = STI_HYB_LINEAR;
             b->n = 0;
             if (st->lin_s && st->folded[sel] > 0) return;
-            continue;
+            break;
         case STI_HYB_LINEAR:
         case STI_HYB_END: b->part = STI_HYB_END; return;
         }
-    }
 }
 
 static bool in_window(const sti_hyb_block *b)
@@ -86,8 +83,8 @@ static sti_attn_rows rows_of(const sti_hyb *h, const sti_hybrid_state *st, int s
 {
     const int room = in_window(b) ? 2 * h->C : st->room;
     const int head = in_window(b) ? sti_hyb_kv_of(h, sel) : sel;
-    void *base = in_window(b) ? (keys ? st->win_k : st->win_v)
-                              : (keys ? st->sal_k : st->sal_v);
+    void *base =
+        in_window(b) ? (keys ? st->win_k : st->win_v) : (keys ? st->sal_k : st->sal_v);
     return (sti_attn_rows){sti_hyb_row(h, st, base, (size_t)head * (size_t)room),
                            sti_hyb_type(st), room, h->D};
 }
@@ -137,8 +134,7 @@ static void linear_term(const sti_hyb *h, const sti_hyb_worker *w,
     const float *q = raw ? a->in.q_raw : a->in.q;
     for (int i = 0; i < h->group; i++) {
         const int head = sel * h->group + i;
-        const float *W =
-            a->in.map_q ? a->in.map_q + (size_t)head * h->D * h->F : NULL;
+        const float *W = a->in.map_q ? a->in.map_q + (size_t)head * h->D * h->F : NULL;
         sti_hyb_map(h, a->set, W, a->in.bias_q ? a->in.bias_q[head] : 0,
                     q + query_at(h, row, head), h->H * h->D, n, h->group,
                     w->u + (size_t)i * h->ldu, w->phi + (size_t)i * h->ldp);
@@ -275,7 +271,8 @@ static void meet(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block 
     if (scored && b->part == STI_HYB_OWN) selves(h, w, b, row, n, keys, offset);
     for (int r = row; scored && r < row + n; r++)
         see(&w->score[r], w->tail_m[r], w->tail_l[r], w->self[r]);
-    h->f->fold(t.M + row, t.L + row, t.m + row, t.l + row, t.keep + row, t.add + row, n);
+    h->f->fold(t.M + row, t.L + row, t.m + row, t.l + row, t.keep + row, t.add + row,
+               n);
     h->f->weigh(&t, h->D, row, n, 0, keys, t.o + (size_t)row * h->ldo, h->ldo,
                 t.keep + row, t.add + row);
 }
@@ -289,7 +286,7 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
     const sti_hybrid_state *st = a->state;
     const int64_t pos = st->pos + i, chunk = pos / h->C;
     const int offset = (int)(pos % h->C), row = h->row + i, group = h->group;
-    take_queries(h, w, a, sel, row, n, far_keys(h, st, sel) > 0);
+    take_queries(h, w, a, sel, row, n, far_keys(st, sel) > 0);
     for (int r = 0; r < n * group; r++) {
         w->t.M[r] = -INFINITY;
         w->t.L[r] = 0;
@@ -298,7 +295,6 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
     memset(w->t.o, 0, (size_t)(n * group) * (size_t)h->ldo * sizeof(float));
 
     sti_hyb_block b = {0};
-    bool linear = false;
     for (;;) {
         sti_hyb_next_block(h, a, chunk, sel, offset + n, &b);
         if (b.part >= STI_HYB_LINEAR) break;
@@ -315,8 +311,7 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
             const int keys = offset + j + 1 - b.offset;
             if (keys > 0) meet(h, w, &b, j * group, group, keys, offset);
         }
-        if (alone < n)
-            meet(h, w, &b, alone * group, (n - alone) * group, b.n, offset);
+        if (alone < n) meet(h, w, &b, alone * group, (n - alone) * group, b.n, offset);
         if (h->received && in_window(&b))
             for (int r = 0; r < n * group; r++) {
                 const size_t at = (size_t)(h->base + row + r / group) * h->H +
@@ -325,10 +320,8 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
                 h->window_l[at] = w->t.L[r];
             }
     }
-    if (b.part == STI_HYB_LINEAR) {
-        linear = true;
-        linear_term(h, w, a, sel, row, n, w->lin, w->den);
-    }
+    const bool linear = b.part == STI_HYB_LINEAR;
+    if (linear) linear_term(h, w, a, sel, row, n, w->lin, w->den);
     for (int r = 0; r < n * group; r++)
         finish(h, a, row + r / group, sel * group + r % group,
                w->t.o + (size_t)r * h->ldo, w->t.M[r], w->t.L[r],
@@ -443,7 +436,8 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
         for (int i = 0; i < group; i++) {
             h->f->join(o + (size_t)i * D, from->o + (size_t)i * h->ldo, w->t.keep[i],
                        w->t.add[i], D);
-            if (h->scored) see(&score[i], from->tail_m[i], from->tail_l[i], from->self[i]);
+            if (h->scored)
+                see(&score[i], from->tail_m[i], from->tail_l[i], from->self[i]);
             if (!h->received || !in_window(&u->b)) continue;
             h->window_m[at + (size_t)i] = M[i];
             h->window_l[at + (size_t)i] = L[i];

@@ -76,7 +76,9 @@ STI_INLINE void product_tile(const int R, const int V, int K, const float *x, in
 }
 
 #define PRODUCT_CASE(R, V)                                                             \
-    case R: product_tile(R, V, K, x, ldx, B, ldb, y, ldy); break;
+    case R:                                                                            \
+        product_tile(R, V, K, x, ldx, B, ldb, y, ldy);                                 \
+        break;
 #define PRODUCT_ROWS(R, V)                                                             \
     switch (R) {                                                                       \
         PRODUCT_CASE(1, V)                                                             \
@@ -184,7 +186,8 @@ STI_INLINE vf visible(const float *s, int j, int lo, int hi)
 {
     if (j >= lo && j + VL <= hi) return vf_load(s + j);
     float x[VL];
-    for (int i = 0; i < VL; i++) x[i] = j + i >= lo && j + i < hi ? s[j + i] : -INFINITY;
+    for (int i = 0; i < VL; i++)
+        x[i] = j + i >= lo && j + i < hi ? s[j + i] : -INFINITY;
     return vf_load(x);
 }
 
@@ -248,7 +251,7 @@ static void finish(float *y, const float *o, float keep, const float *lin,
 
 #define STI_HYBRID_TABLE                                                               \
     {                                                                                  \
-        widen, dot, product, features, tail, receive, add, plus, finish                         \
+        widen, dot, product, features, tail, receive, add, plus, finish                \
     }
 
 #endif

@@ -76,7 +76,8 @@ static inline float sti_train_window_factor(const sti_train *t, int h)
     return logit ? 1 / (1 + expf(-logit[h])) : 0.1f;
 }
 
-/* ---- The walk of a head (hybrid_train_walk.c) ------------------------------------- */
+/* ---- The walk of a head (hybrid_train_walk.c) -------------------------------------
+ */
 
 typedef struct sti_train_walk {
     const sti_train *t;
@@ -128,7 +129,8 @@ static inline void sti_train_hide(float *x, int rows, int late, int lanes, float
             x[(size_t)j * STI_TRAIN_TILE + (size_t)i] = value;
 }
 
-/* ---- Backward, the folded keys (hybrid_train_keys.c) -------------------------------- */
+/* ---- Backward, the folded keys (hybrid_train_keys.c) --------------------------------
+ */
 
 /* What the walk over queries leaves behind. NULL: not wanted. */
 typedef struct sti_train_sums {
@@ -146,7 +148,8 @@ typedef struct sti_train_sums {
 } sti_train_sums;
 
 size_t sti_train_keys_bytes(const sti_train *t);
-/* All folded keys of one selection head of one sequence; memory: sti_train_keys_bytes. */
+/* All folded keys of one selection head of one sequence; memory: sti_train_keys_bytes.
+ */
 void sti_train_keys_run(const sti_train *t, const sti_train_sums *s, int b, int sel,
                         void *memory);
 

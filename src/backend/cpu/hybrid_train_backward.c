@@ -53,7 +53,8 @@ static void carve(sti_carve *c, worker *w, const sti_train *t)
     w->lin = sti_carve_take(c, TILE, size);
 }
 
-/* ---- A tile ------------------------------------------------------------------------- */
+/* ---- A tile -------------------------------------------------------------------------
+ */
 
 /* dn and dn g; rows past n are not written. */
 static void load_gradient(const worker *w, const sti_train *t)
@@ -192,7 +193,8 @@ static void run_tile(const job *j, worker *w, int first, int n)
     if (t->set->has_window) {
         softmax_backward(j, w);
         for (int i = 0; t->a->grad.q && i < n; i++)
-            for (int e = 0; e < t->Dp; e++) w->dq[(size_t)i * D + (size_t)e] *= t->scale;
+            for (int e = 0; e < t->Dp; e++)
+                w->dq[(size_t)i * D + (size_t)e] *= t->scale;
     }
     if (r->linear) {
         for (int i = 0; i < n; i++)
@@ -203,7 +205,8 @@ static void run_tile(const job *j, worker *w, int first, int n)
     write_rows(w, t);
 }
 
-/* ---- A head -------------------------------------------------------------------------- */
+/* ---- A head
+ * -------------------------------------------------------------------------- */
 
 /* Adds the span's dK, dV to the tokens they belong to. */
 static void scatter(const job *j, const worker *w, int keys)
@@ -212,8 +215,8 @@ static void scatter(const job *j, const worker *w, int keys)
     const size_t head = (size_t)w->walk.b * (size_t)t->H + (size_t)w->walk.h;
     for (int k = 0; k < keys; k++) {
         const size_t from = (size_t)k * (size_t)t->Dp;
-        const size_t to = (head * (size_t)t->a->T + (size_t)w->walk.token[k]) *
-                          (size_t)t->Dp;
+        const size_t to =
+            (head * (size_t)t->a->T + (size_t)w->walk.token[k]) * (size_t)t->Dp;
         if (j->s.dk) t->f->add_scaled(j->s.dk + to, w->dK + from, t->scale, t->Dp);
         if (j->s.dv) t->f->add_scaled(j->s.dv + to, w->dV + from, 1, t->Dp);
     }
@@ -247,7 +250,8 @@ static void run_head(const job *j, worker *w, int b, int h)
     }
 }
 
-/* ---- Sums ---------------------------------------------------------------------------- */
+/* ---- Sums
+ * ---------------------------------------------------------------------------- */
 
 /* grad[b,t,g] = the heads of g, softmax side, then its selection heads, folded side. */
 static void add_heads(const sti_train *t, float *grad, const float *soft,
@@ -257,15 +261,13 @@ static void add_heads(const sti_train *t, float *grad, const float *soft,
     const int sels = t->S / t->G;
     float sum[STI_HEAD_DIM_MAX] = {0};
     for (int h = g * t->per_kv; soft && h < (g + 1) * t->per_kv; h++)
-        t->f->add_scaled(sum,
-                         soft + (((size_t)b * (size_t)t->H + (size_t)h) * T + (size_t)j) *
-                                    Dp,
-                         1, t->Dp);
+        t->f->add_scaled(
+            sum, soft + (((size_t)b * (size_t)t->H + (size_t)h) * T + (size_t)j) * Dp,
+            1, t->Dp);
     for (int s = g * sels; fold && s < (g + 1) * sels; s++)
-        t->f->add_scaled(sum,
-                         fold + (((size_t)b * (size_t)t->S + (size_t)s) * T + (size_t)j) *
-                                    Dp,
-                         1, t->Dp);
+        t->f->add_scaled(
+            sum, fold + (((size_t)b * (size_t)t->S + (size_t)s) * T + (size_t)j) * Dp,
+            1, t->Dp);
     memcpy(grad + sti_train_row(t, b, j, t->G, g) * (size_t)t->D, sum,
            (size_t)t->D * sizeof *grad);
 }
@@ -276,7 +278,8 @@ static void add_maps(const sti_train *t, float *grad, const float *part, int hea
 {
     for (int b = 0; b < t->a->B; b++)
         for (int r = 0; r < t->D; r++) {
-            const size_t from = ((size_t)b * (size_t)heads + (size_t)head) * (size_t)t->D;
+            const size_t from =
+                ((size_t)b * (size_t)heads + (size_t)head) * (size_t)t->D;
             const float *x = part + (from + (size_t)r) * (size_t)t->Fp;
             float *y = grad + ((size_t)head * (size_t)t->D + (size_t)r) * (size_t)t->F;
             for (int i = 0; i < t->F; i++) y[i] += x[i];
@@ -293,7 +296,8 @@ static void add_numbers(const sti_train *t, float *grad, const double *part, int
     }
 }
 
-/* ---- Entry --------------------------------------------------------------------------- */
+/* ---- Entry
+ * --------------------------------------------------------------------------- */
 
 static void query_work(void *v, int me, int workers)
 {

@@ -16,13 +16,13 @@ typedef struct keys {
     int b, sel, g;
     sti_panel_map_room room;
     sti_panel_map map;
-    int32_t *order; /* [T]: tokens by the chunk that folds them, */
-    int *start;     /* [n_spans + 1]: from start[c] on those of chunk c */
-    float *dSt, *dS, *dz;             /* [D,Pp], [Pp,Dp], [Pp] */
-    float *k, *v, *raw, *phi;         /* [TILE, Dp Dp Fp Pp] of some tokens */
-    float *dphi, *dk, *dv;            /* [TILE, Pp Dp Dp] of the same */
-    float *turned;                    /* [max(Dp,Pp), TILE] */
-    float *w;                         /* [TILE,TILE] */
+    int32_t *order;           /* [T]: tokens by the chunk that folds them, */
+    int *start;               /* [n_spans + 1]: from start[c] on those of chunk c */
+    float *dSt, *dS, *dz;     /* [D,Pp], [Pp,Dp], [Pp] */
+    float *k, *v, *raw, *phi; /* [TILE, Dp Dp Fp Pp] of some tokens */
+    float *dphi, *dk, *dv;    /* [TILE, Pp Dp Dp] of the same */
+    float *turned;            /* [max(Dp,Pp), TILE] */
+    float *w;                 /* [TILE,TILE] */
 } keys;
 
 static void carve(sti_carve *c, keys *x, const sti_train *t)
@@ -110,8 +110,8 @@ static void pair_by_pair(const keys *x, int first, int n, int h)
     const sti_train *t = x->t;
     const size_t D = (size_t)t->Dp, P = (size_t)t->Pp;
     const int lanes = sti_panel_padded(n);
-    const size_t at = ((size_t)x->b * (size_t)t->H + (size_t)h) * (size_t)t->a->T +
-                      (size_t)first;
+    const size_t at =
+        ((size_t)x->b * (size_t)t->H + (size_t)h) * (size_t)t->a->T + (size_t)first;
     const float *aphi = x->s->aphi + at * P, *dng = x->s->dng + at * D;
     t->f->transpose(aphi, P, n, t->Pp, 1, x->turned, TILE);
     t->f->multiply(n, lanes, t->Pp, x->phi, P, 1, x->turned, TILE, x->w, TILE, false);
@@ -135,8 +135,8 @@ static void write(const keys *x, const int32_t *token, int n)
     const size_t D = (size_t)t->Dp, F = (size_t)t->Fp;
     const size_t head = (size_t)x->b * (size_t)t->S + (size_t)x->sel;
     memset(x->dk, 0, (size_t)n * D * sizeof *x->dk);
-    s->bias_k[head] += (double)t->f->features_backward(&x->map, x->k, x->raw, n,
-                                                       x->dphi, x->dk);
+    s->bias_k[head] +=
+        (double)t->f->features_backward(&x->map, x->k, x->raw, n, x->dphi, x->dk);
     if (s->map_k)
         t->f->multiply(t->D, t->Fp, n, x->k, 1, D, x->raw, F,
                        s->map_k + head * (size_t)t->D * F, F, true);
@@ -156,8 +156,8 @@ static void take_queries(const keys *x, int c)
     const size_t D = (size_t)t->Dp, P = (size_t)t->Pp;
     const int first = c * t->span, n = sti_train_span_end(t, c) - first;
     for (int h = x->sel * t->per_sel; h < (x->sel + 1) * t->per_sel; h++) {
-        const size_t at = ((size_t)x->b * (size_t)t->H + (size_t)h) * (size_t)t->a->T +
-                          (size_t)first;
+        const size_t at =
+            ((size_t)x->b * (size_t)t->H + (size_t)h) * (size_t)t->a->T + (size_t)first;
         const float *aphi = x->s->aphi + at * P;
         t->f->multiply(t->D, t->Pp, n, x->s->dng + at * D, 1, D, aphi, P, x->dSt, P,
                        true);

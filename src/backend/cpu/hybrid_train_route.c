@@ -20,13 +20,13 @@ typedef struct candidate {
 
 /* Memory of a worker. */
 typedef struct worker {
-    float *K;                     /* [2 span, Dp] */
-    float *q, *turned;            /* [TILE,Dp], [D,TILE] */
-    float *w;                     /* [2 span, TILE] */
-    float *top, *sum;             /* [TILE] */
-    float *weight;                /* [2 span] */
-    candidate *chunk;             /* [span] */
-    candidate *kept, *kept_next;  /* [room] */
+    float *K;                    /* [2 span, Dp] */
+    float *q, *turned;           /* [TILE,Dp], [D,TILE] */
+    float *w;                    /* [2 span, TILE] */
+    float *top, *sum;            /* [TILE] */
+    float *weight;               /* [2 span] */
+    candidate *chunk;            /* [span] */
+    candidate *kept, *kept_next; /* [room] */
 } worker;
 
 typedef struct job {
@@ -56,7 +56,8 @@ static void carve(sti_carve *c, worker *w, const job *j)
     w->kept_next = sti_carve_take(c, (size_t)j->room, sizeof *w->kept);
 }
 
-/* ---- Scores ------------------------------------------------------------------------ */
+/* ---- Scores ------------------------------------------------------------------------
+ */
 
 /* Queries [first, first + n) of a span whose keys lie in K from row `own` on. */
 typedef struct tile {
@@ -84,7 +85,8 @@ static void softmax_weights(const sti_train *t, const worker *w, const tile *r)
 static void score_tile(const job *j, const worker *w, const tile *r, int b, int h)
 {
     const sti_train *t = &j->t;
-    float *arrived = j->arrived + ((size_t)b * (size_t)t->H + (size_t)h) * (size_t)t->a->T;
+    float *arrived =
+        j->arrived + ((size_t)b * (size_t)t->H + (size_t)h) * (size_t)t->a->T;
     logits(t, w, r);
     /* The last C tokens: query i does not see rows up to C before its own. */
     for (int k = 0; k < r->keys; k++)
@@ -93,19 +95,19 @@ static void score_tile(const job *j, const worker *w, const tile *r, int b, int 
     softmax_weights(t, w, r);
     for (int i = 0; i < r->n; i++) {
         const int token = r->first + i;
-        const float *key = t->a->in.k +
-                           sti_train_row(t, b, token, t->G, h / t->per_kv) * (size_t)t->D;
+        const float *key =
+            t->a->in.k + sti_train_row(t, b, token, t->G, h / t->per_kv) * (size_t)t->D;
         double square = 0;
         for (int e = 0; e < t->D; e++) square += (double)key[e] * key[e];
         const double self = w->w[(size_t)(r->late + i) * TILE + (size_t)i];
-        arrived[token] = (float)j->score->arrive(
-            &(sti_score_stats){.self = self / (double)w->sum[i],
-                               .key_norm = sqrt(square),
-                               .eps = t->set->eps,
-                               .seed = t->set->seed,
-                               .position = token,
-                               .layer = t->set->layer,
-                               .head = h});
+        arrived[token] =
+            (float)j->score->arrive(&(sti_score_stats){.self = self / (double)w->sum[i],
+                                                       .key_norm = sqrt(square),
+                                                       .eps = t->set->eps,
+                                                       .seed = t->set->seed,
+                                                       .position = token,
+                                                       .layer = t->set->layer,
+                                                       .head = h});
     }
 }
 
@@ -134,8 +136,8 @@ static void score_head(const job *j, const worker *w, int b, int h)
         const int from = c > 0 ? (c - 1) * t->span : 0;
         for (int k = from; k < end; k++)
             sti_panel_row(w->K + (size_t)(k - from) * D,
-                          t->a->in.k +
-                              sti_train_row(t, b, k, t->G, h / t->per_kv) * (size_t)t->D,
+                          t->a->in.k + sti_train_row(t, b, k, t->G, h / t->per_kv) *
+                                           (size_t)t->D,
                           t->D, t->Dp);
         for (int first = c * t->span; first < end; first += TILE) {
             const int n = end - first < TILE ? end - first : TILE;
@@ -143,8 +145,8 @@ static void score_head(const job *j, const worker *w, int b, int h)
                             first - from};
             for (int i = 0; i < n; i++)
                 sti_panel_row(w->q + (size_t)i * D,
-                              t->a->in.q +
-                                  sti_train_row(t, b, first + i, t->H, h) * (size_t)t->D,
+                              t->a->in.q + sti_train_row(t, b, first + i, t->H, h) *
+                                               (size_t)t->D,
                               t->D, t->Dp);
             t->f->transpose(w->q, D, n, t->D, t->scale, w->turned, TILE);
             if (j->score->arrive) score_tile(j, w, &r, b, h);
@@ -165,7 +167,8 @@ static void score_head(const job *j, const worker *w, int b, int h)
                 j->arrived[head + (size_t)k];
 }
 
-/* ---- Choice ------------------------------------------------------------------------ */
+/* ---- Choice ------------------------------------------------------------------------
+ */
 
 static int by_score(const void *a, const void *b)
 {
@@ -227,7 +230,8 @@ static void route_head(const job *j, worker *w, int b, int sel)
     }
 }
 
-/* ---- Entry ------------------------------------------------------------------------- */
+/* ---- Entry -------------------------------------------------------------------------
+ */
 
 static void score_work(void *v, int me, int workers)
 {

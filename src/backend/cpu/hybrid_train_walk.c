@@ -8,7 +8,8 @@
 
 enum { TILE = STI_TRAIN_TILE };
 
-/* ---- A call ------------------------------------------------------------------------ */
+/* ---- A call ------------------------------------------------------------------------
+ */
 
 still_status sti_train_new(sti_train *t, const sti_dev *dev,
                            const sti_hybrid_parallel_args *a, still_error *err)
@@ -81,7 +82,8 @@ still_status sti_train_count_keys(sti_train *t, sti_dev *dev, still_error *err)
     return STILL_OK;
 }
 
-/* ---- The walk ---------------------------------------------------------------------- */
+/* ---- The walk ----------------------------------------------------------------------
+ */
 
 void sti_train_walk_carve(sti_carve *c, sti_train_walk *w, const sti_train *t,
                           bool backward)
@@ -114,13 +116,12 @@ void sti_train_walk_begin(sti_train_walk *w, const sti_train *t, int b, int h)
     w->n_salient = w->own = w->n_fold = 0;
     w->folded = false;
     if (!t->set->has_linear) return;
-    w->map_q = sti_panel_map_of(
-        t->f, t->set, &t->a->shape, in->map_q ? in->map_q + (size_t)h * map : NULL,
-        in->bias_q ? in->bias_q[h] : 0, &w->room_q);
-    w->map_k = sti_panel_map_of(
-        t->f, t->set, &t->a->shape,
-        in->map_k ? in->map_k + (size_t)w->sel * map : NULL,
-        in->bias_k ? in->bias_k[w->sel] : 0, &w->room_k);
+    w->map_q = sti_panel_map_of(t->f, t->set, &t->a->shape,
+                                in->map_q ? in->map_q + (size_t)h * map : NULL,
+                                in->bias_q ? in->bias_q[h] : 0, &w->room_q);
+    w->map_k = sti_panel_map_of(t->f, t->set, &t->a->shape,
+                                in->map_k ? in->map_k + (size_t)w->sel * map : NULL,
+                                in->bias_k ? in->bias_k[w->sel] : 0, &w->room_k);
     memset(w->S, 0, (size_t)t->Pp * (size_t)t->Dp * sizeof *w->S);
     memset(w->z, 0, (size_t)t->Pp * sizeof *w->z);
 }
@@ -209,7 +210,8 @@ void sti_train_walk_to(sti_train_walk *w, int c)
     w->own = row - (end - first);
 }
 
-/* ---- A tile of queries -------------------------------------------------------------- */
+/* ---- A tile of queries --------------------------------------------------------------
+ */
 
 void sti_train_tile_carve(sti_carve *c, sti_train_tile *r, const sti_train *t)
 {

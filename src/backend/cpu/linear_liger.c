@@ -33,11 +33,11 @@ typedef struct worker {
     float *pk, *gamma, *v; /* [Dp] of one token */
     float *pq, *yq;        /* [group, Dp] */
     /* Backward */
-    float *dn;             /* [lanes, Dp] */
-    float *d;              /* as w */
-    float *dK, *dV;        /* as K */
-    float *dS, *steps;     /* [D,Dp], [STEP + 1, D, Dp] */
-    float *dp, *dgamma;    /* [Dp] */
+    float *dn;          /* [lanes, Dp] */
+    float *d;           /* as w */
+    float *dK, *dV;     /* as K */
+    float *dS, *steps;  /* [D,Dp], [STEP + 1, D, Dp] */
+    float *dp, *dgamma; /* [Dp] */
 } worker;
 
 typedef struct job {
@@ -91,7 +91,8 @@ static size_t kv_at(const sti_lin *l, int t, int g)
     return ((size_t)t * (size_t)l->G + (size_t)g) * (size_t)l->D;
 }
 
-/* ---- The window ---------------------------------------------------------------------- */
+/* ---- The window
+ * ---------------------------------------------------------------------- */
 
 /* A row of the ring, as float; and back. Through 16 bits a row is read back as later
  * tiles will see it. */
@@ -193,7 +194,8 @@ static void window_tile(const sti_lin *l, const sti_linear_args *a, const worker
     }
 }
 
-/* ---- The recurrence ------------------------------------------------------------------ */
+/* ---- The recurrence
+ * ------------------------------------------------------------------ */
 
 static void token_gates(const sti_lin *l, const worker *w, const float *k)
 {
@@ -262,7 +264,8 @@ still_status sti_cpu_liger(sti_dev *dev, const sti_lin *l, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Backward ------------------------------------------------------------------------ */
+/* ---- Backward
+ * ------------------------------------------------------------------------ */
 
 /* Row of a head's token in dq, dk and dv. */
 static size_t row_at(const job *j, int head, int t)

@@ -40,9 +40,9 @@ typedef struct job {
     int64_t pos;              /* of its first token */
     mixer q, k;
     /* Backward */
-    float *dfq;       /* [T, q.np] */
-    float *dfk, *dv;  /* [H,T,Dp] */
-    float *states;    /* [H, tiles, D, Dp]: S before each tile */
+    float *dfq;      /* [T, q.np] */
+    float *dfk, *dv; /* [H,T,Dp] */
+    float *states;   /* [H, tiles, D, Dp]: S before each tile */
     unsigned char *memory;
     size_t bytes; /* of a worker */
 } job;
@@ -84,14 +84,14 @@ static void map_rows(const job *j, const mixer *m, int lo, int hi)
     const size_t n = (size_t)m->n, np = (size_t)m->np;
     if (m->W)
         l->f->multiply(hi - lo, m->np, m->n, m->x + (size_t)lo * n, n, 1,
-                       m->padded ? m->padded : m->W, np, m->raw + (size_t)lo * np, np, false);
+                       m->padded ? m->padded : m->W, np, m->raw + (size_t)lo * np, np,
+                       false);
     for (int t = lo; t < hi; t++) {
         float *raw = m->raw + (size_t)t * np, *f = m->f + (size_t)t * np;
         if (!m->W) sti_panel_row(raw, m->x + (size_t)t * n, m->n, m->np);
         for (int i = 0; m->bias && i < m->n; i++) raw[i] += m->bias[i];
         for (int i = 0; i < m->np; i++) f[i] = fmaxf(raw[i], 0) * m->scale;
-        for (int h = 0; h < m->heads; h++)
-            sti_lin_rotate(l, f + h * l->D, j->pos + t);
+        for (int h = 0; h < m->heads; h++) sti_lin_rotate(l, f + h * l->D, j->pos + t);
     }
 }
 
@@ -104,7 +104,8 @@ static void map_work(void *v, int me, int workers)
     map_rows(j, &j->k, (int)lo, (int)hi);
 }
 
-/* ---- Forward ------------------------------------------------------------------------- */
+/* ---- Forward
+ * ------------------------------------------------------------------------- */
 
 /* y = (o - mean) r, r = 1 / sqrt(var + eps); returns r. */
 static float norm_row(const float *o, float *y, int D)
@@ -154,8 +155,8 @@ still_status sti_cpu_supra(sti_dev *dev, const sti_lin *l, still_error *err)
         const sti_linear_in *in = &a->in;
         job j = {.l = l, .a = a, .pos = a->state->pos, .bytes = (panel + 63) / 64 * 64};
         j.q = mixer_of(in->q, in->map_q, in->bias_q, l->H, l->D, 1);
-        j.k = mixer_of(in->k, in->map_k, in->bias_k, l->G, l->D,
-                       1 / sqrtf((float)l->D));
+        j.k =
+            mixer_of(in->k, in->map_k, in->bias_k, l->G, l->D, 1 / sqrtf((float)l->D));
         for (int pass = 0; pass < 2; pass++) {
             sti_carve c = {.base = pass ? dev->scratch.p : NULL};
             j.memory = sti_carve_take(&c, (size_t)l->workers, j.bytes);
@@ -171,7 +172,8 @@ still_status sti_cpu_supra(sti_dev *dev, const sti_lin *l, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Backward ------------------------------------------------------------------------ */
+/* ---- Backward
+ * ------------------------------------------------------------------------ */
 
 /* Memory of a worker: one tile of one head. */
 typedef struct tile {
@@ -185,7 +187,7 @@ typedef struct tile {
 static void carve_tile(sti_carve *c, tile *x, const sti_lin *l)
 {
     const size_t D = (size_t)l->Dp, size = sizeof(float);
-    float **rows[] = {&x->fq, &x->fk,  &x->v,   &x->d_o,   &x->o,
+    float **rows[] = {&x->fq,  &x->fk,  &x->v,  &x->d_o,   &x->o,
                       &x->dfq, &x->dfk, &x->dv, &x->turned};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         *rows[i] = sti_carve_take(c, TILE * D, size);
@@ -228,8 +230,7 @@ static void decayed(const tile *x, const sti_lin *l, const float *a, const float
     l->f->transpose(b, D, n, l->D, 1, x->turned, TILE);
     l->f->multiply(n, lanes, l->D, a, D, 1, x->turned, TILE, x->w, TILE, false);
     for (int j = 0; j < n; j++)
-        for (int t = 0; t < n; t++)
-            x->w[j * TILE + t] *= t < j ? 0 : x->power[t - j];
+        for (int t = 0; t < n; t++) x->w[j * TILE + t] *= t < j ? 0 : x->power[t - j];
 }
 
 /* S = gamma^n S + sum_j gamma^(n-1-j) fk_j v_j^T; fk is scaled in place. */
@@ -248,8 +249,8 @@ static void norm_backward(const job *j, const tile *x, int h, int first, int n)
     const int D = l->D;
     float y[STI_HEAD_DIM_MAX];
     for (int i = 0; i < n; i++) {
-        const float *dy = j->a->dy + ((size_t)(first + i) * (size_t)l->H + (size_t)h) *
-                                         (size_t)D;
+        const float *dy =
+            j->a->dy + ((size_t)(first + i) * (size_t)l->H + (size_t)h) * (size_t)D;
         float *d_o = x->d_o + (size_t)i * (size_t)l->Dp, mean = 0, mean_y = 0;
         const float r = norm_row(x->o + (size_t)i * (size_t)l->Dp, y, D);
         for (int e = 0; e < D; e++) {

@@ -48,11 +48,11 @@ static void swiglu(const float *x, const float *up, float *y, int64_t n)
 }
 
 /* Cosine and sine of n angles, within an ulp of the rounded true value for angles up
- * to a million: the angle is a float, everything after it is double. It is reduced by
+ * to ten million: all in double. The angle is reduced by
  * the nearest multiple of pi/2, whose first part has 33 bits so that the product is
  * exact; the rest are Taylor sums, far below float at |r| <= pi/4. Plain C that
  * compilers turn into vectors. */
-STI_INLINE void cos_sin(const float *angle, int n, float *c, float *s)
+STI_INLINE void cos_sin(const double *angle, int n, float *c, float *s)
 {
     const double magic = 0x1.8p52; /* adding it rounds to whole numbers */
     for (int i = 0; i < n; i++) {
@@ -109,8 +109,9 @@ static void rope(float *x, int pos, const float *inv_freq, int heads, int D,
     int half = D / 2;
     for (int from = 0; from < half; from += PAIRS) {
         int n = half - from < PAIRS ? half - from : PAIRS;
-        float angle[PAIRS], c[PAIRS], s[PAIRS];
-        for (int i = 0; i < n; i++) angle[i] = (float)pos * inv_freq[from + i];
+        double angle[PAIRS];
+        float c[PAIRS], s[PAIRS];
+        for (int i = 0; i < n; i++) angle[i] = (double)pos * (double)inv_freq[from + i];
         cos_sin(angle, n, c, s);
         for (int h = 0; h < heads; h++) {
             float *p = x + (size_t)h * (size_t)D;

@@ -8,7 +8,8 @@
 #include "backend/cpu/panel.h"
 #include "backend/cpu/simd.h"
 
-/* ---- Products ---------------------------------------------------------------------- */
+/* ---- Products ----------------------------------------------------------------------
+ */
 
 /* A register tile is ROWS x COLS vectors of C. 32 registers: 6 x 4 sums, 4 of B, one of
  * A; 16 registers: 6 x 2, 2 of B, one of A. DEPTH rows of B, COLS vectors wide, stay in
@@ -20,19 +21,23 @@ STI_INLINE void product_tile(const int rows, const int cols, int K, const float 
                              float *C, size_t ldc, bool add)
 {
     vf s[ROWS][COLS];
-    STI_UNROLL for (int i = 0; i < rows; i++) {
-        STI_UNROLL for (int j = 0; j < cols; j++)
-            s[i][j] = add ? vf_load(C + (size_t)i * ldc + j * VL) : vf_set(0);
+    STI_UNROLL for (int i = 0; i < rows; i++)
+    {
+        STI_UNROLL for (int j = 0; j < cols; j++) s[i][j] =
+            add ? vf_load(C + (size_t)i * ldc + j * VL) : vf_set(0);
     }
     for (int k = 0; k < K; k++, A += col, B += ldb) {
         vf b[COLS];
         STI_UNROLL for (int j = 0; j < cols; j++) b[j] = vf_load(B + j * VL);
-        STI_UNROLL for (int i = 0; i < rows; i++) {
+        STI_UNROLL for (int i = 0; i < rows; i++)
+        {
             vf a = vf_set(A[(size_t)i * row]);
-            STI_UNROLL for (int j = 0; j < cols; j++) s[i][j] = vf_fma(a, b[j], s[i][j]);
+            STI_UNROLL for (int j = 0; j < cols; j++) s[i][j] =
+                vf_fma(a, b[j], s[i][j]);
         }
     }
-    STI_UNROLL for (int i = 0; i < rows; i++) {
+    STI_UNROLL for (int i = 0; i < rows; i++)
+    {
         STI_UNROLL for (int j = 0; j < cols; j++)
             vf_store(C + (size_t)i * ldc + j * VL, s[i][j]);
     }
@@ -86,8 +91,8 @@ static void transpose(const float *x, size_t ldx, int rows, int cols, float scal
         for (int c = 0; c < cols; c++) {
             const float *from = x + (size_t)r * ldx + c;
             float *to = y + (size_t)c * ldy + r;
-            STI_UNROLL for (int i = 0; i < STEP; i++)
-                to[i] = scale * from[(size_t)i * ldx];
+            STI_UNROLL for (int i = 0; i < STEP; i++) to[i] =
+                scale * from[(size_t)i * ldx];
         }
     for (int c = 0; c < cols; c++) {
         float *to = y + (size_t)c * ldy;
@@ -96,7 +101,8 @@ static void transpose(const float *x, size_t ldx, int rows, int cols, float scal
     }
 }
 
-/* ---- Lanes ------------------------------------------------------------------------- */
+/* ---- Lanes -------------------------------------------------------------------------
+ */
 
 static void highest(const float *x, int n, size_t ld, int lanes, float *top)
 {
@@ -158,7 +164,8 @@ static void grade(const float *x, float *d, int n, size_t ld, int lanes,
     }
 }
 
-/* ---- Rows -------------------------------------------------------------------------- */
+/* ---- Rows --------------------------------------------------------------------------
+ */
 
 STI_INLINE float dot_of(const float *x, const float *y, int n)
 {
@@ -215,7 +222,8 @@ static void decay(float *S, size_t ld, int rows, int n, const float *keep,
     }
 }
 
-/* ---- Feature maps ------------------------------------------------------------------ */
+/* ---- Feature maps ------------------------------------------------------------------
+ */
 
 /* What the norm does to one row: u = scale * raw. */
 typedef struct row_norm {

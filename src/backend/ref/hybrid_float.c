@@ -26,26 +26,25 @@ static sizes sizes_of(const sti_hybrid_settings *set, const sti_hybrid_shape *sh
 static sti_hybrid_in64 widen_in(sti_wide *w, const sti_hybrid_in *in, const sizes *n,
                                 size_t tokens)
 {
-    return (sti_hybrid_in64){.q = sti_wide_copy(w, in->q, tokens * n->q),
-                             .k = sti_wide_copy(w, in->k, tokens * n->k),
-                             .v = sti_wide_copy(w, in->v, tokens * n->k),
-                             .gate_logit =
-                                 sti_wide_copy(w, in->gate_logit, tokens * n->q),
-                             .alpha = sti_wide_copy(w, in->alpha, n->heads),
-                             .window_logit =
-                                 sti_wide_copy(w, in->window_logit, n->heads),
-                             .map_q = sti_wide_copy(w, in->map_q, n->map_q),
-                             .map_k = sti_wide_copy(w, in->map_k, n->map_k),
-                             .bias_q = sti_wide_copy(w, in->bias_q, n->heads),
-                             .bias_k = sti_wide_copy(w, in->bias_k, n->selectors),
-                             .q_raw = sti_wide_copy(w, in->q_raw, tokens * n->q),
-                             .inv_freq = sti_wide_copy(w, in->inv_freq, n->freq),
-                             .interleaved = in->interleaved};
+    return (sti_hybrid_in64){
+        .q = sti_wide_copy(w, in->q, tokens * n->q),
+        .k = sti_wide_copy(w, in->k, tokens * n->k),
+        .v = sti_wide_copy(w, in->v, tokens * n->k),
+        .gate_logit = sti_wide_copy(w, in->gate_logit, tokens * n->q),
+        .alpha = sti_wide_copy(w, in->alpha, n->heads),
+        .window_logit = sti_wide_copy(w, in->window_logit, n->heads),
+        .map_q = sti_wide_copy(w, in->map_q, n->map_q),
+        .map_k = sti_wide_copy(w, in->map_k, n->map_k),
+        .bias_q = sti_wide_copy(w, in->bias_q, n->heads),
+        .bias_k = sti_wide_copy(w, in->bias_k, n->selectors),
+        .q_raw = sti_wide_copy(w, in->q_raw, tokens * n->q),
+        .inv_freq = sti_wide_copy(w, in->inv_freq, n->freq),
+        .interleaved = in->interleaved};
 }
 
 /* Copies: without a window nothing is written to them. */
 static sti_hybrid_trace64 widen_trace(sti_wide *w, const sti_hybrid_trace *t,
-                                     const sizes *n, size_t tokens)
+                                      const sizes *n, size_t tokens)
 {
     return (sti_hybrid_trace64){
         .score_head = sti_wide_copy(w, t->score_head, tokens * n->heads),
@@ -110,18 +109,17 @@ still_status sti_ref_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
 static sti_hybrid_grad64 widen_grad(sti_wide *w, const sti_hybrid_grad *g,
                                     const sizes *n, size_t tokens)
 {
-    return (sti_hybrid_grad64){.q = sti_wide_room(w, g->q, tokens * n->q),
-                               .k = sti_wide_room(w, g->k, tokens * n->k),
-                               .v = sti_wide_room(w, g->v, tokens * n->k),
-                               .gate_logit =
-                                   sti_wide_room(w, g->gate_logit, tokens * n->q),
-                               .alpha = sti_wide_copy(w, g->alpha, n->heads),
-                               .window_logit =
-                                   sti_wide_copy(w, g->window_logit, n->heads),
-                               .map_q = sti_wide_copy(w, g->map_q, n->map_q),
-                               .map_k = sti_wide_copy(w, g->map_k, n->map_k),
-                               .bias_q = sti_wide_copy(w, g->bias_q, n->heads),
-                               .bias_k = sti_wide_copy(w, g->bias_k, n->selectors)};
+    return (sti_hybrid_grad64){
+        .q = sti_wide_room(w, g->q, tokens * n->q),
+        .k = sti_wide_room(w, g->k, tokens * n->k),
+        .v = sti_wide_room(w, g->v, tokens * n->k),
+        .gate_logit = sti_wide_room(w, g->gate_logit, tokens * n->q),
+        .alpha = sti_wide_copy(w, g->alpha, n->heads),
+        .window_logit = sti_wide_copy(w, g->window_logit, n->heads),
+        .map_q = sti_wide_copy(w, g->map_q, n->map_q),
+        .map_k = sti_wide_copy(w, g->map_k, n->map_k),
+        .bias_q = sti_wide_copy(w, g->bias_q, n->heads),
+        .bias_k = sti_wide_copy(w, g->bias_k, n->selectors)};
 }
 
 static void grad_back(const sti_hybrid_grad *to, const sti_hybrid_grad64 *from,
@@ -167,10 +165,9 @@ static still_status run_parallel(entry64 entry, const sti_hybrid_parallel_args *
         .trace = widen_trace(&w, &trace, &n, tokens),
         .dy = backward ? sti_wide_copy(&w, a->dy, tokens * n.q) : NULL,
         .grad = widen_grad(&w, grad, &n, tokens)};
-    still_status st =
-        w.failed
-            ? sti_fail_memory(err, "hybrid attention", tokens * n.q * sizeof(double))
-            : entry(&wide, err);
+    still_status st = w.failed ? sti_fail_memory(err, "hybrid attention",
+                                                 tokens * n.q * sizeof(double))
+                               : entry(&wide, err);
     if (st == STILL_OK) {
         sti_wide_back(y, wide.y, tokens * n.q);
         sti_wide_back(max_out, wide.max_out, tokens * n.heads);

@@ -21,6 +21,8 @@ typedef struct session {
     double *logit;        /* [2C + room] */
     const double **value; /* [2C + room]: where the value of each softmax token is */
     double *phi;          /* [P] */
+    double *key;          /* [D]: a key turned for its features */
+    double *q_far;        /* [D]: the query as far keys see it */
 } session;
 
 /* Slot of token j in rows of 2C. */
@@ -54,8 +56,19 @@ static int64_t window_start(const session *s, int64_t t)
 /* ---- Folding ------------------------------------------------------------------------
  */
 
+/* The key that features are made of. raw: it is kept as it was before RoPE. */
+static const double *feature_key(session *s, const double *key, int64_t position,
+                                 bool raw)
+{
+    const bool wants_raw = s->set->feature_positions == STI_FEATURES_NONE;
+    if (raw == wants_raw) return key;
+    memcpy(s->key, key, (size_t)s->d.D * sizeof *key);
+    sti_ref_turn(s->key, s->d.D, (double)(wants_raw ? -position : position), &s->a->in);
+    return s->key;
+}
+
 /* s += phi(k) v^T, z += phi(k). `position` is the token's, `now` the query's. */
-static void fold(session *s, int sel, const double *key, const double *value,
+static void fold(session *s, int sel, const double *key, bool raw, const double *value,
                  int64_t position, int64_t now)
 {
     const int D = s->d.D, P = s->d.P;
@@ -66,7 +79,7 @@ static void fold(session *s, int sel, const double *key, const double *value,
             (int32_t)(now / s->set->chunk);
     if (!s->set->has_linear) return;
     const sti_ref_map map = sti_ref_map_k(s->set, &s->a->shape, &s->a->in, sel);
-    sti_ref_map_forward(&map, key, s->phi);
+    sti_ref_map_forward(&map, feature_key(s, key, position, raw), s->phi);
     double *S = (double *)st->lin_s + (size_t)sel * P * D;
     double *z = (double *)st->lin_z + (size_t)sel * P;
     for (int p = 0; p < P; p++) {
@@ -84,6 +97,7 @@ static void keep(session *s, int sel, int64_t j, double score, int64_t now)
     const int g = sti_ref_kv_of(&s->d, sel);
     double *scores = (double *)st->sal_score + first;
     int32_t *positions = st->sal_pos + first;
+    uint8_t *far = st->sal_far ? st->sal_far + first : NULL;
     double *keys = (double *)st->sal_k + first * D,
            *values = (double *)st->sal_v + first * D;
 
@@ -95,10 +109,11 @@ static void keep(session *s, int sel, int64_t j, double score, int64_t now)
                                positions[i]))
                 worst = i;
         if (sti_ref_better(scores[worst], positions[worst], score, j)) {
-            fold(s, sel, key_at(s, g, j), value_at(s, g, j), j, now);
+            fold(s, sel, key_at(s, g, j), false, value_at(s, g, j), j, now);
             return;
         }
-        fold(s, sel, keys + worst * D, values + worst * D, positions[worst], now);
+        fold(s, sel, keys + worst * D, far && far[worst], values + worst * D,
+             positions[worst], now);
         at = worst;
     } else {
         st->sal_count[sel]++;
@@ -107,6 +122,24 @@ static void keep(session *s, int sel, int64_t j, double score, int64_t now)
     memcpy(values + at * D, value_at(s, g, j), D * sizeof(double));
     scores[at] = score;
     positions[at] = (int32_t)j;
+    if (far) far[at] = 0;
+}
+
+/* Salient keys at distance position_cap or more from the last token of the chunk that
+ * begins with query `now` are kept as they were before RoPE. */
+static void make_far(session *s, int64_t now)
+{
+    const sti_hybrid_state *st = s->st;
+    const int64_t last = now + s->set->chunk - 1;
+    for (int sel = 0; sel < s->d.S; sel++)
+        for (int i = 0; i < st->sal_count[sel]; i++) {
+            const size_t at = (size_t)sel * (size_t)st->room + (size_t)i;
+            if (st->sal_far[at] || last - st->sal_pos[at] < s->set->position_cap)
+                continue;
+            sti_ref_turn((double *)st->sal_k + at * (size_t)s->d.D, s->d.D,
+                         -(double)st->sal_pos[at], &s->a->in);
+            st->sal_far[at] = 1;
+        }
 }
 
 /* The score a token leaves the window with. */
@@ -135,7 +168,7 @@ static void leave(session *s, int64_t first, int64_t now)
             if (better < s->set->select && s->st->room > 0)
                 keep(s, sel, i, score, now);
             else
-                fold(s, sel, key_at(s, g, i), value_at(s, g, i), i, now);
+                fold(s, sel, key_at(s, g, i), false, value_at(s, g, i), i, now);
         }
     }
 }
@@ -189,8 +222,10 @@ static void arrive(session *s, int row, int64_t t)
 /* ---- Output -------------------------------------------------------------------------
  */
 
-/* Logits and values of the softmax tokens of query head h; returns their number. */
-static int softmax_tokens(session *s, const double *q, int64_t t, int h)
+/* Logits and values of the softmax tokens of query head h; returns their number. A far
+ * key is seen at distance position_cap: q_far = R(position_cap) q_raw. */
+static int softmax_tokens(session *s, const double *q, const double *q_raw, int64_t t,
+                          int h)
 {
     const sti_ref_dims *d = &s->d;
     const sti_hybrid_state *st = s->st;
@@ -200,10 +235,16 @@ static int softmax_tokens(session *s, const double *q, int64_t t, int h)
         s->logit[n] = sti_ref_logit(q, key_at(s, h / d->per_kv, j), d->D);
         s->value[n] = value_at(s, h / d->per_kv, j);
     }
+    if (st->sal_far) {
+        memcpy(s->q_far, q_raw, (size_t)d->D * sizeof *q);
+        sti_ref_turn(s->q_far, d->D, s->set->position_cap, &s->a->in);
+    }
     const int sel = h / d->per_sel;
     for (int i = 0; i < st->sal_count[sel]; i++, n++) {
-        const size_t at = ((size_t)sel * (size_t)st->room + (size_t)i) * (size_t)d->D;
-        s->logit[n] = sti_ref_logit(q, (double *)st->sal_k + at, d->D);
+        const size_t slot = (size_t)sel * (size_t)st->room + (size_t)i;
+        const size_t at = slot * (size_t)d->D;
+        const bool far = st->sal_far && st->sal_far[slot];
+        s->logit[n] = sti_ref_logit(far ? s->q_far : q, (double *)st->sal_k + at, d->D);
         s->value[n] = (double *)st->sal_v + at;
     }
     return n;
@@ -215,10 +256,10 @@ static void output(session *s, int row, int64_t t, int h)
     const sti_hybrid_in64 *in = &s->a->in;
     const int D = d->D, P = d->P, sel = h / d->per_sel;
     const size_t at = ((size_t)row * d->H + h) * (size_t)D;
-    const double *q = in->q + at;
+    const double *q = in->q + at, *q_raw = in->q_raw ? in->q_raw + at : NULL;
     double *y = s->a->y + at;
 
-    const int n = softmax_tokens(s, q, t, h);
+    const int n = softmax_tokens(s, q, q_raw, t, h);
     const bool folded = s->set->has_linear && s->st->folded[sel] > 0;
     const double alpha = sti_ref_alpha(s->set, in, h);
     const double M = sti_ref_max(s->set, s->logit, n, alpha, folded);
@@ -236,7 +277,8 @@ static void output(session *s, int row, int64_t t, int h)
         const double *S = (double *)s->st->lin_s + (size_t)sel * P * D;
         const double *z = (double *)s->st->lin_z + (size_t)sel * P;
         const sti_ref_map map = sti_ref_map_q(s->set, &s->a->shape, in, h);
-        sti_ref_map_forward(&map, q, s->phi);
+        const bool raw = s->set->feature_positions == STI_FEATURES_NONE;
+        sti_ref_map_forward(&map, raw ? q_raw : q, s->phi);
         den += scale.linear * sti_ref_dot(s->phi, z, P);
         for (int e = 0; e < D; e++) {
             double sum = 0;
@@ -251,13 +293,16 @@ static void step(session *s, int row)
 {
     const int64_t t = s->st->pos, C = s->set->chunk;
     if (s->set->has_window) {
-        if (t % C == 0 && t / C >= 2) leave(s, t - 2 * C, t);
+        if (t % C == 0 && t / C >= 2) {
+            leave(s, t - 2 * C, t);
+            if (s->st->sal_far) make_far(s, t);
+        }
         arrive(s, row, t);
     } else {
         for (int sel = 0; sel < s->d.S; sel++) {
             const int g = sti_ref_kv_of(&s->d, sel);
             const size_t at = ((size_t)row * s->d.G + g) * (size_t)s->d.D;
-            fold(s, sel, s->a->in.k + at, s->a->in.v + at, t, t);
+            fold(s, sel, s->a->in.k + at, false, s->a->in.v + at, t, t);
         }
     }
     for (int h = 0; h < s->d.H; h++) output(s, row, t, h);
@@ -276,18 +321,26 @@ still_status sti_ref_hybrid_forward(const sti_hybrid_args64 *a, still_error *err
                         "made for %lld",
                         (long long)(a->state->pos + a->T),
                         (long long)a->state->max_tokens);
+    if (sti_hybrid_rotates(a->set) && (!a->in.q_raw || !a->in.inv_freq))
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: capped positions or features without them, "
+                        "but no queries before RoPE");
     session s = {.a = a, .set = a->set, .st = a->state};
     s.d = sti_ref_dims_of(a->set, &a->shape);
     const size_t tokens = 2 * (size_t)a->set->chunk + (size_t)a->state->room;
     s.logit = sti_alloc(tokens, sizeof *s.logit);
     s.value = sti_alloc(tokens, sizeof *s.value);
     s.phi = sti_alloc((size_t)s.d.P, sizeof *s.phi);
+    s.key = sti_alloc((size_t)s.d.D, sizeof *s.key);
+    s.q_far = sti_alloc((size_t)s.d.D, sizeof *s.q_far);
     still_status status = STILL_OK;
-    if (!s.logit || !s.value || !s.phi)
+    if (!s.logit || !s.value || !s.phi || !s.key || !s.q_far)
         status = sti_fail_memory(err, "hybrid attention", tokens * sizeof *s.logit);
     for (int row = 0; status == STILL_OK && row < a->T; row++) step(&s, row);
     free(s.logit);
     free(s.value);
     free(s.phi);
+    free(s.key);
+    free(s.q_far);
     return status;
 }

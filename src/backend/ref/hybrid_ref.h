@@ -69,6 +69,20 @@ static inline double sti_ref_logit(const double *q, const double *k, int D)
     return sti_ref_dot(q, k, D) / sqrt((double)D);
 }
 
+/* Turns x [D] by `position`: pair i by position * inv_freq[i]. */
+static inline void sti_ref_turn(double *x, int D, double position,
+                                const sti_hybrid_in64 *in)
+{
+    for (int i = 0; i < D / 2; i++) {
+        const int a = in->interleaved ? 2 * i : i,
+                  b = in->interleaved ? a + 1 : i + D / 2;
+        const double angle = position * in->inv_freq[i];
+        const double xa = x[a], xb = x[b];
+        x[a] = xa * cos(angle) - xb * sin(angle);
+        x[b] = xb * cos(angle) + xa * sin(angle);
+    }
+}
+
 /* Learned inputs of head h; an input whose setting is off is not read. */
 static inline double sti_ref_alpha(const sti_hybrid_settings *set,
                                    const sti_hybrid_in64 *in, int h)

@@ -184,8 +184,7 @@ static still_status rope(sti_dev *d, const sti_rope_args *a, still_error *err)
     int half = a->D / 2;
     for (int m = 0; m < a->M; m++)
         for (int i = 0; i < half; i++) {
-            /* The angle is a float product, as in the models' training code. */
-            float angle = (float)a->pos[m] * a->inv_freq[i];
+            double angle = (double)a->pos[m] * a->inv_freq[i];
             double c = cos(angle), s = sin(angle);
             for (int h = 0; h < a->heads; h++) {
                 float *x = a->x + ((int64_t)m * a->heads + h) * a->D;
