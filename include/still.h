@@ -89,10 +89,10 @@ typedef enum still_encode_flags {
 /* Encodes n bytes of text. Writes at most cap ids and always sets *n_ids to the
  * full count, so a first call with cap 0 sizes the buffer. Invalid UTF-8 is
  * encoded as its bytes (byte-level BPE) or as U+FFFD (SentencePiece). */
-STILL_API still_status still_tokenizer_encode(const still_tokenizer *tk, const char *text,
-                                              size_t n, unsigned flags, int32_t *ids,
-                                              size_t cap, size_t *n_ids,
-                                              still_error *err);
+STILL_API still_status still_tokenizer_encode(const still_tokenizer *tk,
+                                              const char *text, size_t n,
+                                              unsigned flags, int32_t *ids, size_t cap,
+                                              size_t *n_ids, still_error *err);
 
 /* The bytes of one token as decoding emits them ("" for specials unless
  * with_special); *n gets the length. Borrowed; valid as long as tk. Ids outside
@@ -157,8 +157,8 @@ typedef struct still_model_params {
     const char *backend; /* "cpu" (default) or "ref" */
     int threads;         /* 0: one per core */
     const char *isa;     /* cpu: "avx512", "avx2", "portable"; NULL: best here */
-    bool rope_bf16;      /* round the RoPE frequencies to bf16, as code does that casts a
-                            whole model with its tables; only to compare with such code */
+    bool rope_bf16; /* round the RoPE frequencies to bf16, as code does that casts a
+                       whole model with its tables; only to compare with such code */
 } still_model_params;
 
 /* Opens a GGUF file or a Hugging Face folder. Weights are mapped, not read, except
@@ -174,9 +174,9 @@ typedef struct still_model_info {
     int ctx_train;      /* trained context length */
     int sliding_window; /* 0: none */
     double rope_theta;
-    bool tied;          /* the embedding is also the output matrix */
-    uint64_t params;    /* number of weights */
-    size_t file_bytes;  /* bytes of all weight files */
+    bool tied;         /* the embedding is also the output matrix */
+    uint64_t params;   /* number of weights */
+    size_t file_bytes; /* bytes of all weight files */
 } still_model_info;
 STILL_API const still_model_info *still_model_get_info(const still_model *m);
 
@@ -204,13 +204,14 @@ typedef enum still_positions {
 /* How layers remember the past. Start from still_method_init and change what you mean;
  * docs/methods.md has the equations. Fields a method has no use for are ignored. */
 typedef struct still_method {
-    char name[16];    /* "softmax", "still", "lolcats", ... */
-    int chunk;        /* C: the window is 1 to 2 chunks */
-    int select;       /* lambda: tokens of a chunk that stay exact when it leaves */
-    int cap;          /* exact tokens kept in all; -1: no cap. Budget = 2 chunk + cap */
-    char score[16];   /* what chooses them: "s3", "received", "keynorm", "random" */
-    bool per_head;    /* choose and fold per query head instead of per kv head */
-    bool window_scale; /* LoLCATs' scaling of the linear term instead of the exact one */
+    char name[16];  /* "softmax", "still", "lolcats", ... */
+    int chunk;      /* C: the window is 1 to 2 chunks */
+    int select;     /* lambda: tokens of a chunk that stay exact when it leaves */
+    int cap;        /* exact tokens kept in all; -1: no cap. Budget = 2 chunk + cap */
+    char score[16]; /* what chooses them: "s3", "received", "keynorm", "random" */
+    bool per_head;  /* choose and fold per query head instead of per kv head */
+    bool
+        window_scale; /* LoLCATs' scaling of the linear term instead of the exact one */
     bool norm_map;    /* norm-preserved feature map */
     bool gate;        /* gate on the linear term */
     int first_layer, last_layer; /* layers it replaces, others stay softmax; -1: last */
@@ -229,8 +230,8 @@ STILL_API const char *still_method_at(int i, const char **summary);
 typedef struct still_session still_session;
 
 typedef struct still_session_params {
-    int ctx;   /* most tokens it can hold; 0: the trained length */
-    int batch; /* most tokens computed at once in prefill; 0: 512 */
+    int ctx;           /* most tokens it can hold; 0: the trained length */
+    int batch;         /* most tokens computed at once in prefill; 0: 512 */
     const char *cache; /* keys and values: "f16" or "f32"; NULL: f16 on cpu, but f32 on
                           ref and for models stored in f32 */
     const still_method *method; /* read, not kept; NULL: softmax */
@@ -275,8 +276,9 @@ STILL_API still_status still_session_score(still_session *s, const int32_t *tok,
  * the session is empty. */
 STILL_API const float *still_session_logits(const still_session *s);
 STILL_API int still_session_length(const still_session *s); /* tokens held */
-STILL_API int still_session_limit(const still_session *s);  /* the ctx it was made with */
-STILL_API void still_session_reset(still_session *s);       /* back to empty */
+STILL_API int
+still_session_limit(const still_session *s);          /* the ctx it was made with */
+STILL_API void still_session_reset(still_session *s); /* back to empty */
 
 /* A new session with the same settings and the same past. */
 STILL_API still_status still_session_fork(const still_session *s, still_session **out,
@@ -331,9 +333,9 @@ STILL_API void still_sampler_accept(still_sampler *sp, int32_t id);
 /* ---- Perplexity ------------------------------------------------------------ */
 
 typedef struct still_perplexity {
-    double nll;    /* sum of -log p */
-    uint64_t n;    /* tokens scored */
-    double value;  /* exp(nll / n) */
+    double nll;     /* sum of -log p */
+    uint64_t n;     /* tokens scored */
+    double value;   /* exp(nll / n) */
     double stderr_; /* of value, by the delta method over tokens */
     int windows;
 } still_perplexity;

@@ -1,7 +1,7 @@
 /* pool.c - see pool.h.
  *
  * A task is published by raising `round`; a worker that sees a new round runs the task
- * and counts itself out of `busy`. Workers spin SPIN times, then sleep on a condition
+ * and counts itself out of `busy`. Workers spin for a while, then sleep on a condition
  * variable. All sharing is through atomics and the mutex, so ThreadSanitizer can
  * follow it. */
 #include "base/pool.h"
@@ -13,15 +13,18 @@
 
 #include "base/mem.h"
 
-enum { SPIN = 20000, MAX_THREADS = 1024 };
+/* Spins before the processor is offered to others, and before a worker sleeps. The
+ * first is longer than any task of a decode step, so that only a crowded machine
+ * notices. */
+enum { SPIN_POLITE = 4000, SPIN_SLEEP = 20000, MAX_THREADS = 1024 };
 
 struct sti_pool {
     int threads;
     sti_task fn;
     void *arg;
-    _Alignas(64) atomic_uint round;  /* raised once per task */
-    _Alignas(64) atomic_int busy;    /* workers still in the task */
-    _Alignas(64) atomic_int asleep;  /* workers waiting on `wake` */
+    _Alignas(64) atomic_uint round; /* raised once per task */
+    _Alignas(64) atomic_int busy;   /* workers still in the task */
+    _Alignas(64) atomic_int asleep; /* workers waiting on `wake` */
     atomic_bool stop;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -33,8 +36,9 @@ typedef struct start_arg {
     int worker;
 } start_arg;
 
-static inline void relax(void)
+static inline void relax(int spins)
 {
+    if (spins >= SPIN_POLITE) sched_yield();
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #endif
@@ -49,13 +53,14 @@ static void *work(void *v)
     for (;;) {
         int spins = 0;
         while (atomic_load_explicit(&p->round, memory_order_acquire) == seen) {
-            if (++spins < SPIN) {
-                relax();
+            if (++spins < SPIN_SLEEP) {
+                relax(spins);
                 continue;
             }
             pthread_mutex_lock(&p->lock);
             atomic_fetch_add(&p->asleep, 1);
-            while (atomic_load(&p->round) == seen) pthread_cond_wait(&p->wake, &p->lock);
+            while (atomic_load(&p->round) == seen)
+                pthread_cond_wait(&p->wake, &p->lock);
             atomic_fetch_sub(&p->asleep, 1);
             pthread_mutex_unlock(&p->lock);
         }
@@ -87,7 +92,8 @@ void sti_pool_run(sti_pool *p, sti_task fn, void *arg)
     atomic_store_explicit(&p->busy, p->threads - 1, memory_order_relaxed);
     publish(p);
     fn(arg, 0, p->threads);
-    while (atomic_load_explicit(&p->busy, memory_order_acquire) > 0) relax();
+    for (int spins = 0; atomic_load_explicit(&p->busy, memory_order_acquire) > 0;)
+        relax(spins < SPIN_POLITE ? spins++ : spins);
 }
 
 int sti_cores(void)
@@ -102,8 +108,8 @@ still_status sti_pool_new(int threads, sti_pool **out, still_error *err)
     *out = NULL;
     if (threads == 0) threads = sti_cores();
     if (threads < 1 || threads > MAX_THREADS)
-        return sti_fail(err, STILL_E_ARG, "threads: %d is not between 1 and %d", threads,
-                        MAX_THREADS);
+        return sti_fail(err, STILL_E_ARG, "threads: %d is not between 1 and %d",
+                        threads, MAX_THREADS);
     sti_pool *p = aligned_alloc(64, (sizeof *p + 63) / 64 * 64);
     if (!p) return sti_fail_memory(err, "thread pool", sizeof *p);
     *p = (sti_pool){.threads = 1};

@@ -19,10 +19,13 @@ enum {
 };
 
 const char *const cli_group_title[CLI_G_COUNT] = {
-    [CLI_G_INPUT] = "Input",       [CLI_G_LENGTH] = "Length",
-    [CLI_G_SAMPLING] = "Sampling", [CLI_G_DOWNLOAD] = "Download",
+    [CLI_G_INPUT] = "Input",
+    [CLI_G_LENGTH] = "Length",
+    [CLI_G_SAMPLING] = "Sampling",
+    [CLI_G_DOWNLOAD] = "Download",
     [CLI_G_METHOD] = "Attention method",
-    [CLI_G_COMPUTE] = "Computing", [CLI_G_OUTPUT] = "Output",
+    [CLI_G_COMPUTE] = "Computing",
+    [CLI_G_OUTPUT] = "Output",
 };
 
 #define AT(field) offsetof(cli_options, field)

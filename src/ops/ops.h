@@ -46,7 +46,7 @@ typedef struct sti_embed_args {
     const sti_weight *w; /* [vocab, K] */
     const int32_t *tok;  /* [M] */
     int M;
-    float *y;            /* [M, K] */
+    float *y; /* [M, K] */
 } sti_embed_args;
 
 /* y = x / sqrt(mean(x^2) + eps) * g, per row. y may be x. */
@@ -59,7 +59,8 @@ typedef struct sti_rmsnorm_args {
 
 /* Rotary positions in place: pair i of a head turns by pos * inv_freq[i], a product in
  * double: in float a stream of a million tokens would turn by 0.03 too much or too
- * little. Pairs are (i, i + D/2) (Hugging Face), or (2i, 2i+1) if interleaved (GGUF llama). */
+ * little. Pairs are (i, i + D/2) (Hugging Face), or (2i, 2i+1) if interleaved (GGUF
+ * llama). */
 typedef struct sti_rope_args {
     float *x;              /* [M, heads, D] */
     const int32_t *pos;    /* [M] */

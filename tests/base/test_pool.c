@@ -30,7 +30,8 @@ static void every_worker_every_task(void **state)
         for (int i = 0; i < 500; i++) sti_pool_run(p, count, hits);
         usleep(20000); /* long enough for the workers to fall asleep */
         for (int i = 0; i < 500; i++) sti_pool_run(p, count, hits);
-        for (int w = 0; w < MOST; w++) assert_int_equal(hits[w], w < threads ? 1000 : 0);
+        for (int w = 0; w < MOST; w++)
+            assert_int_equal(hits[w], w < threads ? 1000 : 0);
         sti_pool_free(p);
     }
 }

@@ -26,7 +26,8 @@ static void models_on(const char *backend, const char *isa)
     printf("models on %s %s\n", backend, isa ? isa : "");
     still_status st = still_selftest_run("models", FIXTURES "/models", &p, count_case,
                                          &cases, &failed, &e);
-    if (st == STILL_E_UNSUPPORTED) return; /* this processor lacks the instruction set */
+    if (st == STILL_E_UNSUPPORTED)
+        return; /* this processor lacks the instruction set */
     if (st != STILL_OK) fail_msg("%s", e.text);
     assert_int_equal(cases, 5);
     assert_int_equal(failed, 0);
@@ -52,11 +53,12 @@ static void bad_requests(void **state)
     (void)state;
     int failed;
     still_error e;
-    assert_int_equal(still_selftest_run("nonsense", ".", NULL, ignore_case, NULL, &failed, &e),
-                     STILL_E_ARG);
-    assert_int_equal(still_selftest_run("models", "/nowhere", NULL, ignore_case, NULL,
-                                        &failed, &e),
-                     STILL_E_IO);
+    assert_int_equal(
+        still_selftest_run("nonsense", ".", NULL, ignore_case, NULL, &failed, &e),
+        STILL_E_ARG);
+    assert_int_equal(
+        still_selftest_run("models", "/nowhere", NULL, ignore_case, NULL, &failed, &e),
+        STILL_E_IO);
     assert_int_equal(still_selftest_run("end-to-end", FIXTURES "/end_to_end", NULL,
                                         ignore_case, NULL, &failed, &e),
                      STILL_E_ARG);

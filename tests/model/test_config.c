@@ -37,9 +37,11 @@ static const change changes[] = {
     {"head_dim", "1000000", STILL_E_FORMAT, "absurd"},
     {"head_dim", "\"16\"", STILL_E_FORMAT, "head_dim"},
     {"rope_theta", "-1", STILL_E_FORMAT, "rope_theta"},
-    {"rope_scaling", "{\"rope_type\":\"yarn\",\"factor\":4}", STILL_E_UNSUPPORTED, "'yarn'"},
-    {"rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
-                     "\"high_freq_factor\":1}",
+    {"rope_scaling", "{\"rope_type\":\"yarn\",\"factor\":4}", STILL_E_UNSUPPORTED,
+     "'yarn'"},
+    {"rope_scaling",
+     "{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
+     "\"high_freq_factor\":1}",
      STILL_E_FORMAT, "RoPE scaling"},
     {"rms_norm_eps", "\"x\"", STILL_E_FORMAT, "rms_norm_eps"},
 };
@@ -71,11 +73,13 @@ static void one_change(const change *c, const char *dir)
     json_decref(config);
     still_model *m;
     still_error e = {0};
-    still_status st = still_model_open(dir, &(still_model_params){.threads = 1}, &m, &e);
+    still_status st =
+        still_model_open(dir, &(still_model_params){.threads = 1}, &m, &e);
     assert_null(m);
     if (st != c->want || !strstr(e.text, c->says))
         fail_msg("%s = %s: status %d, \"%s\", expected %d and \"%s\"", c->key,
-                 c->value ? c->value : "(none)", (int)st, e.text, (int)c->want, c->says);
+                 c->value ? c->value : "(none)", (int)st, e.text, (int)c->want,
+                 c->says);
 }
 
 static void impossible_configurations(void **state)
@@ -84,7 +88,8 @@ static void impossible_configurations(void **state)
     char dir[] = "/tmp/still-config-XXXXXX";
     assert_non_null(mkdtemp(dir));
     link_weights(dir);
-    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) one_change(&changes[i], dir);
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++)
+        one_change(&changes[i], dir);
     char path[600];
     snprintf(path, sizeof path, "%s/config.json", dir);
     unlink(path);
@@ -99,17 +104,19 @@ static void wrong_requests(void **state)
     still_model *m;
     still_error e;
     const char *ok = FIXTURES "/models/llama3";
-    assert_int_equal(still_model_open(ok, &(still_model_params){.backend = "tpu"}, &m, &e),
-                     STILL_E_ARG);
+    assert_int_equal(
+        still_model_open(ok, &(still_model_params){.backend = "tpu"}, &m, &e),
+        STILL_E_ARG);
     assert_non_null(strstr(e.text, "cpu, ref"));
     assert_int_equal(still_model_open(ok, &(still_model_params){.isa = "mmx"}, &m, &e),
                      STILL_E_ARG);
     assert_int_equal(still_model_open(ok, &(still_model_params){.threads = -3}, &m, &e),
                      STILL_E_ARG);
-    assert_int_equal(still_model_open(FIXTURES "/models/nothing", NULL, &m, &e), STILL_E_IO);
-    assert_int_equal(still_model_open(FIXTURES "/models/llama3/expected.safetensors", NULL,
-                                      &m, &e),
-                     STILL_E_FORMAT);
+    assert_int_equal(still_model_open(FIXTURES "/models/nothing", NULL, &m, &e),
+                     STILL_E_IO);
+    assert_int_equal(
+        still_model_open(FIXTURES "/models/llama3/expected.safetensors", NULL, &m, &e),
+        STILL_E_FORMAT);
     assert_null(m);
 }
 

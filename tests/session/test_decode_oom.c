@@ -51,13 +51,14 @@ static void decode_allocates_nothing(void **state)
         assert_int_equal(still_method_init(&how, name, 8, &e), STILL_OK);
         for (int j = 0; j < 3; j++) {
             assert_int_equal(
-                still_session_new(m,
-                                  &(still_session_params){
-                                      .ctx = 200, .method = &how, .rollback = 2},
-                                  &s[j], &e),
+                still_session_new(
+                    m,
+                    &(still_session_params){.ctx = 200, .method = &how, .rollback = 2},
+                    &s[j], &e),
                 STILL_OK);
             int32_t prompt[30] = {1, 2, 3, 4, 5, 6};
-            assert_int_equal(still_session_feed(s[j], prompt, 10 * (j + 1), &e), STILL_OK);
+            assert_int_equal(still_session_feed(s[j], prompt, 10 * (j + 1), &e),
+                             STILL_OK);
         }
         int before = allocations;
         for (int t = 0; t < 60; t++) {

@@ -44,11 +44,10 @@ static still_session *session(still_model *m, const still_method *how, int batch
 {
     still_session *s;
     still_error e;
-    must(still_session_new(
-             m,
-             &(still_session_params){
-                 .ctx = N, .batch = batch, .method = how, .rollback = 3},
-             &s, &e),
+    must(still_session_new(m,
+                           &(still_session_params){
+                               .ctx = N, .batch = batch, .method = how, .rollback = 3},
+                           &s, &e),
          &e);
     return s;
 }
@@ -141,8 +140,8 @@ static void any_cut_is_the_same(void **state)
         double a = worst(still_session_logits(whole), still_session_logits(steps));
         double b = worst(still_session_logits(whole), still_session_logits(odd));
         if (!(a <= 1e-3) || !(b <= 1e-3))
-            fail_msg("%s, setting %d: steps differ by %g, pieces by %g", all[i].name, i, a,
-                     b);
+            fail_msg("%s, setting %d: steps differ by %g, pieces by %g", all[i].name, i,
+                     a, b);
         still_session_free(whole);
         still_session_free(steps);
         still_session_free(odd);
@@ -166,8 +165,8 @@ static void backends_agree(void **state)
         must(still_session_feed(a, tok, N, &e), &e);
         must(still_session_feed(b, tok, N, &e), &e);
         double d = worst(still_session_logits(a), still_session_logits(b));
-        if (!(d <= 1e-3)) fail_msg("%s, setting %d: cpu and ref differ by %g",
-                                   all[i].name, i, d);
+        if (!(d <= 1e-3))
+            fail_msg("%s, setting %d: cpu and ref differ by %g", all[i].name, i, d);
         still_session_free(a);
         still_session_free(b);
     }
@@ -254,7 +253,8 @@ static void the_past_can_be_kept(void **state)
     assert_true(close(mkstemp(path)) == 0);
     for (int i = 0; i < n; i++) {
         still_error e;
-        still_session *s = session(m, &all[i], 16), *fork, *other = session(m, &all[i], 16);
+        still_session *s = session(m, &all[i], 16), *fork,
+                      *other = session(m, &all[i], 16);
         still_snapshot *snap;
         must(still_session_feed(s, tok, 90, &e), &e);
         must(still_session_fork(s, &fork, &e), &e);
@@ -276,10 +276,12 @@ static void the_past_can_be_kept(void **state)
         assert_in_range(at, N - 2 - 16, N - 2);
         assert_null(still_session_logits(other));
         must(still_session_feed(other, tok + at, N - at, &e), &e);
-        assert_true(worst(still_session_logits(s), still_session_logits(other)) <= 1e-3);
+        assert_true(worst(still_session_logits(s), still_session_logits(other)) <=
+                    1e-3);
         still_session_reset(other);
         must(still_session_feed(other, tok, N, &e), &e);
-        assert_true(worst(still_session_logits(s), still_session_logits(other)) <= 1e-3);
+        assert_true(worst(still_session_logits(s), still_session_logits(other)) <=
+                    1e-3);
         still_snapshot_free(snap);
         still_session_free(s);
         still_session_free(fork);
@@ -353,11 +355,11 @@ static void memory_is_constant(void **state)
         still_method how = method(name, 8);
         still_bill a, b;
         still_error e;
-        must(still_model_bill(m, &(still_session_params){.ctx = 4096, .method = &how}, &a,
-                              &e),
+        must(still_model_bill(m, &(still_session_params){.ctx = 4096, .method = &how},
+                              &a, &e),
              &e);
-        must(still_model_bill(m, &(still_session_params){.ctx = 65536, .method = &how}, &b,
-                              &e),
+        must(still_model_bill(m, &(still_session_params){.ctx = 65536, .method = &how},
+                              &b, &e),
              &e);
         if (strcmp(name, "softmax") == 0)
             assert_true(b.cache == 16 * a.cache);
@@ -385,9 +387,9 @@ static void impossible_settings(void **state)
     for (int i = 0; i < 8; i++) {
         still_session *s;
         still_error e;
-        assert_int_equal(still_session_new(m, &(still_session_params){.method = &bad[i]},
-                                           &s, &e),
-                         STILL_E_ARG);
+        assert_int_equal(
+            still_session_new(m, &(still_session_params){.method = &bad[i]}, &s, &e),
+            STILL_E_ARG);
         assert_null(s);
     }
     still_method how;

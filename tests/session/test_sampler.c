@@ -63,13 +63,18 @@ static void filters_cut_where_they_should(void **state)
     (void)state;
     int count[V];
     histogram((still_sampler_params){.temperature = 1, .top_k = 3, .seed = 1}, count);
-    for (int i = 0; i < V; i++) assert_int_equal(count[i] > 0, i == 1 || i == 3 || i == 4);
+    for (int i = 0; i < V; i++)
+        assert_int_equal(count[i] > 0, i == 1 || i == 3 || i == 4);
     /* p = .292 .292 .177 .107 ...: 0.6 is passed by the third. */
-    histogram((still_sampler_params){.temperature = 1, .top_p = 0.6f, .seed = 2}, count);
-    for (int i = 0; i < V; i++) assert_int_equal(count[i] > 0, i == 1 || i == 3 || i == 4);
+    histogram((still_sampler_params){.temperature = 1, .top_p = 0.6f, .seed = 2},
+              count);
+    for (int i = 0; i < V; i++)
+        assert_int_equal(count[i] > 0, i == 1 || i == 3 || i == 4);
     /* exp(1.5 - 2) = .607, exp(1 - 2) = .368 */
-    histogram((still_sampler_params){.temperature = 1, .min_p = 0.5f, .seed = 3}, count);
-    for (int i = 0; i < V; i++) assert_int_equal(count[i] > 0, i == 1 || i == 3 || i == 4);
+    histogram((still_sampler_params){.temperature = 1, .min_p = 0.5f, .seed = 3},
+              count);
+    for (int i = 0; i < V; i++)
+        assert_int_equal(count[i] > 0, i == 1 || i == 3 || i == 4);
     histogram((still_sampler_params){.temperature = 1, .top_k = 1, .seed = 4}, count);
     assert_int_equal(count[1], DRAWS);
 }
@@ -118,9 +123,12 @@ static void bad_settings_and_logits(void **state)
     (void)state;
     still_sampler *s;
     still_error e;
-    const still_sampler_params bad[] = {{.temperature = -1}, {.temperature = NAN},
-                                        {.top_p = 1.5f},     {.min_p = -0.1f},
-                                        {.top_k = -2},       {.repeat_last = -1},
+    const still_sampler_params bad[] = {{.temperature = -1},
+                                        {.temperature = NAN},
+                                        {.top_p = 1.5f},
+                                        {.min_p = -0.1f},
+                                        {.top_k = -2},
+                                        {.repeat_last = -1},
                                         {.repeat_penalty = INFINITY}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(still_sampler_new(&bad[i], V, &s, &e), STILL_E_ARG);

@@ -28,7 +28,8 @@ static still_model *open_model(const char *name, const char *backend, int thread
     snprintf(path, sizeof path, FIXTURES "/models/%s", name);
     still_model *m;
     still_error e;
-    must(still_model_open(path, &(still_model_params){.backend = backend, .threads = threads},
+    must(still_model_open(path,
+                          &(still_model_params){.backend = backend, .threads = threads},
                           &m, &e),
          &e);
     return m;
@@ -38,7 +39,8 @@ static still_session *new_session(still_model *m, int ctx, int batch)
 {
     still_session *s;
     still_error e;
-    must(still_session_new(m, &(still_session_params){.ctx = ctx, .batch = batch}, &s, &e),
+    must(still_session_new(m, &(still_session_params){.ctx = ctx, .batch = batch}, &s,
+                           &e),
          &e);
     return s;
 }
@@ -71,9 +73,11 @@ static void any_cut_is_the_same(void **state)
             int vocab = still_model_get_info(m)->vocab;
             still_error e;
             still_session *whole = new_session(m, N, N), *steps = new_session(m, N, 16),
-                          *odd = new_session(m, N, 13), *threads = new_session(m2, N, 31);
+                          *odd = new_session(m, N, 13),
+                          *threads = new_session(m2, N, 31);
             must(still_session_feed(whole, tok, N, &e), &e);
-            for (int i = 0; i < N; i++) must(still_session_feed(steps, tok + i, 1, &e), &e);
+            for (int i = 0; i < N; i++)
+                must(still_session_feed(steps, tok + i, 1, &e), &e);
             for (int i = 0, n; i < N; i += n) {
                 n = 1 + i % 17 < N - i ? 1 + i % 17 : N - i;
                 must(still_session_feed(odd, tok + i, n, &e), &e);
@@ -196,8 +200,8 @@ static void absurd_sizes_are_refused(void **state)
     still_model *m = open_model("llama3", "cpu", 1);
     still_session *s = (still_session *)1;
     still_error e;
-    assert_int_equal(
-        still_session_new(m, &(still_session_params){.ctx = -5}, &s, &e), STILL_E_ARG);
+    assert_int_equal(still_session_new(m, &(still_session_params){.ctx = -5}, &s, &e),
+                     STILL_E_ARG);
     assert_null(s);
     assert_int_equal(
         still_session_new(m, &(still_session_params){.cache = "q3"}, &s, &e),
@@ -219,13 +223,18 @@ static void bill_is_exact(void **state)
     still_model *m = open_model("llama3", "cpu", 1);
     still_bill a, b;
     still_error e;
-    must(still_model_bill(m, &(still_session_params){.ctx = 1000, .cache = "f16"}, &a, &e), &e);
-    must(still_model_bill(m, &(still_session_params){.ctx = 2000, .cache = "f16"}, &b, &e), &e);
+    must(still_model_bill(m, &(still_session_params){.ctx = 1000, .cache = "f16"}, &a,
+                          &e),
+         &e);
+    must(still_model_bill(m, &(still_session_params){.ctx = 2000, .cache = "f16"}, &b,
+                          &e),
+         &e);
     const still_model_info *i = still_model_get_info(m);
-    size_t per_token = (size_t)i->layers * 2u * (size_t)i->kv_heads * (size_t)i->head_dim * 2u;
+    size_t per_token =
+        (size_t)i->layers * 2u * (size_t)i->kv_heads * (size_t)i->head_dim * 2u;
     assert_int_equal(b.cache - a.cache, 1000 * per_token);
-    assert_int_equal(a.total, a.weights_mapped + a.weights_resident + a.cache + a.scratch +
-                                  a.runtime);
+    assert_int_equal(a.total, a.weights_mapped + a.weights_resident + a.cache +
+                                  a.scratch + a.runtime);
     still_model_free(m);
 }
 

@@ -6,11 +6,11 @@
  * into an L1-sized panel, then swept by tiles of activation rows).
  *
  * Activations are 15-bit integers in blocks of 32 with a float scale, held as two int8
- * digits, qa = 128 hi + lo, because the multipliers take bytes. One digit alone (8 bits)
- * would be twice as fast in prefill, but it moves log-probabilities of a small model by
- * 0.05 on average; two digits leave the rounding of the weights as the only error that
- * shows. With a = da * qa and w = d * qw + m, element (token, row) is, over the blocks
- * in order,
+ * digits, qa = 128 hi + lo, because the multipliers take bytes. One digit alone (8
+ * bits) would be twice as fast in prefill, but it moves log-probabilities of a small
+ * model by 0.05 on average; two digits leave the rounding of the weights as the only
+ * error that shows. With a = da * qa and w = d * qw + m, element (token, row) is, over
+ * the blocks in order,
  *
  *     acc = fma(d * da, (float)sum_k(qw qa), acc)     integer sum, exact
  *     acc = fma(m, da * sum_k(qa), acc)               types with a minimum only

@@ -91,7 +91,8 @@ STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
         STI_UNROLL for (int v = 0; v < 2; v++)
         {
             __m256i s[TILE], lo[TILE]; /* sums of the high and of the low digits */
-            STI_UNROLL for (int i = 0; i < R; i++) s[i] = lo[i] = _mm256_setzero_si256();
+            STI_UNROLL for (int i = 0; i < R; i++) s[i] = lo[i] =
+                _mm256_setzero_si256();
             if (is_signed(kind)) {
                 STI_UNROLL for (int k = 0; k < 8; k++)
                 {

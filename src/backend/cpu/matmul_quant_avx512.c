@@ -36,7 +36,8 @@ STI_INLINE __m512i next_digit(__m512i sum, const uint8_t *a, int R, int i,
                               sti_panel_kind kind)
 {
     sum = _mm512_slli_epi32(sum, STI_ACT_DIGIT);
-    if (kind == STI_P_U4_MIN || kind == STI_P_U5_MIN || kind == STI_P_U6_SUB) return sum;
+    if (kind == STI_P_U4_MIN || kind == STI_P_U5_MIN || kind == STI_P_U6_SUB)
+        return sum;
     int v;
     memcpy(&v, a + 20 * 4 * R + 4 * i, 4);
     return _mm512_add_epi32(

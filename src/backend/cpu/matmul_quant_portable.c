@@ -29,7 +29,8 @@ static void block_product(bool wide, int centre, const uint8_t *w, size_t ldw,
         for (int r = 0; r < STI_GROUP; r++) {
             for (int j = 0; j < 4; j++) {
                 int q = wide ? (int8_t)w[4 * r + j] : w[4 * r + j] - centre;
-                s[r] += q * ((int8_t)x[j] * (1 << STI_ACT_DIGIT) + (int8_t)x[8 * ldx + (size_t)j]);
+                s[r] += q * ((int8_t)x[j] * (1 << STI_ACT_DIGIT) +
+                             (int8_t)x[8 * ldx + (size_t)j]);
             }
         }
     }

@@ -88,7 +88,8 @@ static still_status weight_new(sti_dev *d, const sti_tensor *t, sti_weight *w,
                                still_error *err)
 {
     if (t->n_dims != 2 || t->dim[1] > d->p.max_k)
-        return sti_fail(err, STILL_E_FORMAT, "%s: tensor '%s' is not a matrix of at most %d columns",
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s: tensor '%s' is not a matrix of at most %d columns",
                         t->path, t->name, d->p.max_k);
     *w = (sti_weight){
         .src = t, .N = t->dim[0], .K = t->dim[1], .type = t->type, .data = t->data};
@@ -155,7 +156,8 @@ static still_status embed(sti_dev *d, const sti_embed_args *a, still_error *err)
     (void)err;
     size_t row_bytes = a->w->src->bytes / (size_t)a->w->N;
     for (int m = 0; m < a->M; m++)
-        sti_dequant(a->w->type, (const char *)a->w->src->data + (size_t)a->tok[m] * row_bytes,
+        sti_dequant(a->w->type,
+                    (const char *)a->w->src->data + (size_t)a->tok[m] * row_bytes,
                     a->y + (int64_t)m * a->w->K, a->w->K);
     return STILL_OK;
 }
@@ -246,7 +248,8 @@ static void attend(const sti_attn_args *a, const sti_attn_segment *s, int i, int
     for (int e = 0; e < D; e++) {
         double y = 0;
         for (int j = first; j <= t; j++) {
-            size_t row = ((size_t)g * (size_t)s->room + (size_t)(j % s->room)) * (size_t)D;
+            size_t row =
+                ((size_t)g * (size_t)s->room + (size_t)(j % s->room)) * (size_t)D;
             y += w[j - first] * cache_get(a->cache, s->V, row + (size_t)e);
         }
         o[e] = (float)(y / sum);
@@ -258,8 +261,10 @@ static void remember(const sti_attn_args *a, const sti_attn_segment *s, int i)
 {
     for (int g = 0; g < a->G; g++)
         for (int e = 0; e < a->D; e++) {
-            size_t to = ((size_t)g * (size_t)s->room + (size_t)((s->past + i) % s->room)) *
-                            (size_t)a->D + (size_t)e;
+            size_t to =
+                ((size_t)g * (size_t)s->room + (size_t)((s->past + i) % s->room)) *
+                    (size_t)a->D +
+                (size_t)e;
             int64_t from = ((int64_t)(s->row0 + i) * a->G + g) * a->D + e;
             cache_put(a->cache, s->K, to, a->k[from]);
             cache_put(a->cache, s->V, to, a->v[from]);
