@@ -25,8 +25,8 @@ typedef struct bench {
 } bench;
 
 static const char usage[] =
-    "usage: bench_model MODEL [--threads N] [--ctx N] [--ids FILE] [--repeat R] "
-    "JOB...\n"
+    "usage: bench_model MODEL [--threads N] [--ctx N] [--ids FILE] [--repeat R]\n"
+    "                   [--method NAME [--chunk C] [--cap M]] [--isa I] JOB...\n"
     "  JOB        prefill:N, decode:N@DEPTH, or - to read jobs from standard input\n"
     "  --ids      token ids to feed, separated by spaces or commas\n"
     "  --repeat   runs of each job after one that is not counted (default 5)\n";
@@ -140,16 +140,20 @@ static int run(bench *b, const char *job, int repeat)
 
     double seconds[MAX_REPEAT] = {0};
     still_error err;
-    for (int r = repeat > 1 ? -1 : 0; r < repeat; r++) {
-        still_session_reset(b->session);
-        still_status st = feed(b, 0, depth, depth, &err);
+    still_snapshot *filled = NULL; /* the session at `depth`, fed once */
+    still_session_reset(b->session);
+    still_status st = feed(b, 0, depth, depth, &err);
+    if (!st && repeat > 1) st = still_session_snapshot(b->session, &filled, &err);
+    for (int r = repeat > 1 ? -1 : 0; r < repeat && !st; r++) {
+        if (filled) st = still_session_restore(b->session, filled, &err);
         double start = now();
         if (!st) st = feed(b, depth, n, prefill ? n : 1, &err);
-        if (st) {
-            fprintf(stderr, "bench_model: %s: %s\n", job, err.text);
-            return 1;
-        }
         if (r >= 0) seconds[r] = now() - start;
+    }
+    still_snapshot_free(filled);
+    if (st) {
+        fprintf(stderr, "bench_model: %s: %s\n", job, err.text);
+        return 1;
     }
     qsort(seconds, (size_t)repeat, sizeof *seconds, by_value);
     double mid = seconds[repeat / 2];
@@ -219,9 +223,9 @@ int main(int argc, char **argv)
 {
     still_model_params mp = {0};
     still_session_params sp = {0};
-    const char *ids_path = NULL, *path = NULL;
+    const char *ids_path = NULL, *path = NULL, *method = "softmax";
     char *jobs[MAX_JOBS];
-    int n_jobs = 0, repeat = 5;
+    int n_jobs = 0, repeat = 5, chunk = 0, cap = -1;
 
     for (int i = 1; i < argc; i++) {
         const char *end = "";
@@ -233,6 +237,12 @@ int main(int argc, char **argv)
             bad = parse_int(value, &end, 1, &sp.ctx);
         else if (strcmp(argv[i], "--repeat") == 0 && ++i)
             bad = parse_int(value, &end, 1, &repeat) || repeat > MAX_REPEAT;
+        else if (strcmp(argv[i], "--chunk") == 0 && ++i)
+            bad = parse_int(value, &end, 1, &chunk);
+        else if (strcmp(argv[i], "--cap") == 0 && ++i)
+            bad = parse_int(value, &end, 0, &cap);
+        else if (strcmp(argv[i], "--method") == 0 && ++i)
+            method = value;
         else if (strcmp(argv[i], "--ids") == 0 && ++i)
             ids_path = value;
         else if (strcmp(argv[i], "--backend") == 0 && ++i)
@@ -257,5 +267,13 @@ int main(int argc, char **argv)
         fputs(usage, stderr);
         return 2;
     }
+    still_method how;
+    still_error err;
+    if (still_method_init(&how, method, chunk, &err)) {
+        fprintf(stderr, "bench_model: %s\n", err.text);
+        return 2;
+    }
+    if (cap >= 0) how.cap = cap;
+    sp.method = &how;
     return open_and_run(path, &mp, &sp, ids_path, jobs, n_jobs, repeat);
 }

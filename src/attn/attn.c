@@ -30,6 +30,28 @@ const sti_attn_method *sti_attn_find(const char *name)
     return NULL;
 }
 
+/* Appends a name to a list in buf. */
+static void add_name(char *buf, size_t room, const char *name)
+{
+    size_t n = strlen(buf);
+    snprintf(buf + n, room - n, "%s%s", n ? ", " : "", name);
+}
+
+static still_status unknown_method(const char *name, still_error *err)
+{
+    char known[256] = "";
+    for (int i = 0; i < N_METHODS; i++) add_name(known, sizeof known, methods[i].name);
+    return sti_fail(err, STILL_E_ARG, "method '%s' is not known (%s)", name, known);
+}
+
+static still_status unknown_score(const char *name, still_error *err)
+{
+    char known[256] = "";
+    for (int i = 0; i < STI_SCORE_COUNT; i++)
+        add_name(known, sizeof known, sti_score_at((sti_score_kind)i)->name);
+    return sti_fail(err, STILL_E_ARG, "score '%s' is not known (%s)", name, known);
+}
+
 const char *still_method_at(int i, const char **summary)
 {
     const sti_attn_method *m = sti_attn_at(i);
@@ -46,15 +68,7 @@ static int usual_chunk(const char *name)
 still_status still_method_init(still_method *out, const char *name, int chunk,
                                still_error *err)
 {
-    const sti_attn_method *m = sti_attn_find(name);
-    if (!m) {
-        char known[256] = "";
-        for (int i = 0; i < N_METHODS; i++) {
-            strcat(known, i ? ", " : "");
-            strcat(known, methods[i].name);
-        }
-        return sti_fail(err, STILL_E_ARG, "method '%s' is not known (%s)", name, known);
-    }
+    if (!sti_attn_find(name)) return unknown_method(name, err);
     if (chunk == 0) chunk = usual_chunk(name);
     *out = (still_method){.chunk = chunk, .last_layer = -1};
     snprintf(out->name, sizeof out->name, "%s", name);
@@ -77,15 +91,7 @@ static still_status hybrid_settings(const still_method *m, const sti_attn_layer 
                                     still_error *err)
 {
     sti_hybrid_preset(m->name, m->chunk, out);
-    if (!sti_score_find(m->score, &out->score)) {
-        char known[256] = "";
-        for (int i = 0; i < STI_SCORE_COUNT; i++) {
-            strcat(known, i ? ", " : "");
-            strcat(known, sti_score_at((sti_score_kind)i)->name);
-        }
-        return sti_fail(err, STILL_E_ARG, "score '%s' is not known (%s)", m->score,
-                        known);
-    }
+    if (!sti_score_find(m->score, &out->score)) return unknown_score(m->score, err);
     out->select = m->select;
     out->cap = m->cap;
     out->per_head = m->per_head;
@@ -107,10 +113,10 @@ still_status sti_attn_configure(const still_method *m, const sti_attn_layer *lay
 {
     out->first = 0;
     out->last = n_layers - 1;
-    out->method = sti_attn_find(m && m->name[0] ? m->name : "softmax");
-    if (!out->method)
-        return sti_fail(err, STILL_E_ARG, "method '%s' is not known", m->name);
-    if (out->method->engine == &sti_attn_softmax) return STILL_OK;
+    out->method = &methods[0];
+    if (!m || strcmp(m->name, methods[0].name) == 0) return STILL_OK;
+    out->method = sti_attn_find(m->name);
+    if (!out->method) return unknown_method(m->name, err);
     out->first = m->first_layer;
     if (m->last_layer >= 0) out->last = m->last_layer;
     if (out->first < 0 || out->last >= n_layers || out->first > out->last)

@@ -3,7 +3,8 @@
  * Each turn renders the whole conversation as text, but only what the session has not
  * yet seen is tokenized and fed: the session already holds the previous text and the
  * reply's own tokens. When the text does not continue what was seen (a stop string cut
- * a reply, old turns were dropped), the session starts over. */
+ * a reply, a turn was taken back, old turns were dropped), the session goes back to
+ * where both still agree, as far as its method can. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -26,6 +27,8 @@ typedef struct chat {
     still_sampler *sampler;
     still_message *msg; /* contents are owned; a system message comes first */
     size_t n;
+    int32_t *held; /* [limit]: ids the session holds, n_held of them */
+    size_t n_held;
     char *seen;      /* rendered text the session holds, without the last reply */
     cli_reply reply; /* the last reply; its text follows `seen` */
 } chat;
@@ -33,9 +36,33 @@ typedef struct chat {
 static void forget_session(chat *c)
 {
     still_session_reset(c->session);
+    c->n_held = 0;
     free(c->seen);
     c->seen = NULL;
     cli_reply_free(&c->reply);
+}
+
+/* Takes the session back to where it agrees with ids, and those it then holds out of
+ * ids. At least one id is left to feed. */
+static void go_back(chat *c, int32_t *ids, size_t *n)
+{
+    size_t same = 0;
+    int at = 0;
+    while (same < c->n_held && same + 1 < *n && c->held[same] == ids[same]) same++;
+    if (still_session_rollback(c->session, (int)same, &at, NULL) != STILL_OK) at = 0;
+    if (at == 0) still_session_reset(c->session);
+    c->n_held = (size_t)at;
+    *n -= (size_t)at;
+    memmove(ids, ids + at, *n * sizeof *ids);
+    free(c->seen);
+    c->seen = NULL;
+    cli_reply_free(&c->reply);
+}
+
+static void hold(chat *c, const int32_t *ids, size_t n)
+{
+    memcpy(c->held + c->n_held, ids, n * sizeof *ids);
+    c->n_held += n;
 }
 
 static int add_message(chat *c, const char *role, const char *text, size_t n)
@@ -144,7 +171,7 @@ static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
         }
         size_t held = fresh ? 0 : (size_t)still_session_length(c->session);
         if (held + *n + room <= limit) {
-            if (fresh) forget_session(c);
+            if (fresh) go_back(c, *ids, n);
             if (dropped && !c->o->quiet)
                 fprintf(stderr,
                         "[the context of %zu tokens is full: forgot the oldest %d "
@@ -160,7 +187,6 @@ static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
                 "%zu are kept for the reply: shorten it or raise --ctx",
                 *n, limit, room);
         dropped++;
-        forget_session(c);
     }
 }
 
@@ -198,6 +224,7 @@ static int turn(chat *c, const char *message)
     status = cli_feed(c->o, c->session, ids, n);
     double prefill_s = cli_now() - start;
     for (size_t i = 0; i < n; i++) still_sampler_accept(c->sampler, ids[i]);
+    if (status == CLI_OK) hold(c, ids, n);
     free(ids);
     cli_reply_free(&c->reply);
     free(c->seen);
@@ -209,10 +236,23 @@ static int turn(chat *c, const char *message)
         forget_session(c);
         return status;
     }
+    hold(c, c->reply.token, c->reply.n_fed);
     status = print_reply(c, prefill_s, n);
     if (status != CLI_OK) return status;
     return add_message(c, "assistant", c->reply.text.n ? c->reply.text.p : "",
                        c->reply.text.n);
+}
+
+/* Takes the last question and its answer out of the conversation. */
+static bool undo(chat *c)
+{
+    size_t first = has_system(c);
+    if (c->n < first + 2) return false;
+    remove_message(c, c->n - 1);
+    remove_message(c, c->n - 1);
+    free(c->seen); /* the session no longer stands where the text ends */
+    c->seen = NULL;
+    return true;
 }
 
 /* A line that starts with '/'. Sets *leave for /exit. */
@@ -223,11 +263,15 @@ static int slash(chat *c, const char *line, bool *leave)
     } else if (!strcmp(line, "/reset")) {
         start_over(c);
         fputs("[the conversation starts over]\n", stderr);
+    } else if (!strcmp(line, "/undo")) {
+        fputs(undo(c) ? "[the last exchange is taken back]\n" : "[nothing to undo]\n",
+              stderr);
     } else if (!strncmp(line, "/system", 7) && (!line[7] || line[7] == ' ')) {
         fputs("[system message set; the conversation starts over]\n", stderr);
         return set_system(c, line + 7 + strspn(line + 7, " "));
     } else if (!strcmp(line, "/help")) {
-        fputs("/reset        forget the conversation, keep the system message\n"
+        fputs("/undo         take back the last question and its answer\n"
+              "/reset        forget the conversation, keep the system message\n"
               "/system TEXT  set the system message and start over\n"
               "/exit         leave (also Ctrl-D)\n"
               "Ctrl-C stops a reply; pressed again it leaves.\n",
@@ -287,6 +331,9 @@ static int open_chat(chat *c)
                                                                       : MOST_CONTEXT;
     status = cli_open_session(o, c->model, ctx, &c->session);
     if (status == CLI_OK) status = cli_open_sampler(o, c->model, &c->sampler);
+    c->held = sti_alloc((size_t)ctx, sizeof *c->held);
+    if (status == CLI_OK && !c->held)
+        status = cli_fail("out of memory: a context of %lld tokens", (long long)ctx);
     if (status == CLI_OK && o->system) status = set_system(c, o->system);
     if (status == CLI_OK && c->tty && !o->quiet)
         fprintf(stderr,
@@ -304,6 +351,7 @@ int cli_cmd_chat(const cli_options *o)
     while (c.n) remove_message(&c, c.n - 1);
     free(c.msg);
     free(c.seen);
+    free(c.held);
     cli_reply_free(&c.reply);
     still_sampler_free(c.sampler);
     still_session_free(c.session);

@@ -120,7 +120,7 @@ int cli_cmd_tokenize(const cli_options *o)
 {
     still_error err;
     source s = {0};
-    still_tokenizer *tk;
+    still_tokenizer *tk = NULL;
     char *text = NULL;
     size_t n = 0;
     int status = read_arguments(o, &s);

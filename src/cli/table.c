@@ -168,11 +168,11 @@ const cli_option cli_option_table[] = {
      .help = "absolute: distances are what they are; capped: no key is seen farther "
              "away than the trained length; auto: capped if the context is longer than "
              "that."},
-    {"rollback", 0, "R", CLI_INT, AT(rollback), SAMPLE | INSPECT, CLI_G_METHOD,
+    {"rollback", 0, "R", CLI_INT, AT(rollback), CHAT | INSPECT, CLI_G_METHOD,
      .preset = "0", .max = 4096,
-     .help = "Keep the state at the last R chunk boundaries, so that a session can go "
-             "back; costs R states of memory. chat uses it to take back a reply that "
-             "ended at a stop string."},
+     .help = "Keep the state at the last R chunk boundaries, at the cost of R states of "
+             "memory: folding cannot be undone, so going back (/undo, a reply cut by a "
+             "stop string) otherwise reads the conversation again. softmax needs none."},
     {"load-state", 0, "FILE", CLI_STRING, AT(load_state), GENERATE, CLI_G_METHOD,
      .help = "Start from a saved session; the prompt follows what it holds."},
     {"save-state", 0, "FILE", CLI_STRING, AT(save_state), GENERATE, CLI_G_METHOD,
@@ -259,8 +259,8 @@ const cli_command cli_command_table[] = {
      0, 1, NULL, cli_cmd_generate},
     {"chat", CHAT, "talk with a model", "[MODEL] [options]",
      "A conversation in the model's own chat format. Ctrl-C stops a reply, pressed "
-     "again it ends the program. Lines that start with / are commands: /help, /reset, "
-     "/system TEXT, /exit. When the context is full the oldest turns are forgotten, "
+     "again it ends the program. Lines that start with / are commands: /help, /undo, "
+     "/reset, /system TEXT, /exit. When the context is full the oldest turns are forgotten, "
      "and still says so. Standard input need not be a terminal: each line is then one "
      "message.",
      {{"still chat", "with the default model"},
