@@ -73,7 +73,7 @@ static still_status entry_of(char *folder, char **out, still_error *err)
     sti_buf path = {0};
     for (struct dirent *e; (e = readdir(dir));) {
         size_t n = strlen(e->d_name);
-        if (n < 6 || strcmp(e->d_name + n - 5, ".gguf")) continue;
+        if (n < 6 || strcmp(e->d_name + n - 5, ".gguf") != 0) continue;
         if (found++ == 0) sti_buf_printf(&path, "%s/%s", folder, e->d_name);
     }
     closedir(dir);

@@ -24,6 +24,15 @@ int cli_usage(const char *command, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 /* The line of a failed call. A cancelled one prints nothing: the user knows. */
 int cli_fail_error(const still_error *err);
+/* The same with the status in plain sight of compilers and analyzers. */
+static inline int cli_status(int printed, int status)
+{
+    (void)printed;
+    return status;
+}
+#define cli_fail(...) cli_status(cli_fail(__VA_ARGS__), CLI_FAILED)
+#define cli_usage(...) cli_status(cli_usage(__VA_ARGS__), CLI_USAGE)
+
 /* A remark that is not a failure: "still: warning: ...". */
 void cli_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 

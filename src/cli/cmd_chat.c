@@ -61,7 +61,7 @@ static void go_back(chat *c, int32_t *ids, size_t *n)
 
 static void hold(chat *c, const int32_t *ids, size_t n)
 {
-    memcpy(c->held + c->n_held, ids, n * sizeof *ids);
+    if (n) memcpy(c->held + c->n_held, ids, n * sizeof *ids);
     c->n_held += n;
 }
 
@@ -167,6 +167,7 @@ static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
         int status = ids_for(c, *text, ids, n, &fresh);
         if (status != CLI_OK) {
             free(*text);
+            *text = NULL;
             return status;
         }
         size_t held = fresh ? 0 : (size_t)still_session_length(c->session);
@@ -181,6 +182,8 @@ static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
         }
         free(*text);
         free(*ids);
+        *text = NULL;
+        *ids = NULL;
         if (!drop_oldest_turn(c))
             return cli_fail(
                 "the message has %zu tokens, the context holds %zu of which "
@@ -216,7 +219,7 @@ static int turn(chat *c, const char *message)
     int status = add_message(c, "user", message, strlen(message));
     if (status != CLI_OK) return status;
     status = prepare(c, &text, &ids, &n);
-    if (status != CLI_OK) {
+    if (status != CLI_OK || !ids) {
         remove_message(c, c->n - 1);
         return status;
     }

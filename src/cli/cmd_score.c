@@ -155,7 +155,11 @@ static int measure(const cli_options *o, still_model *m, const char *text,
     if (status == CLI_OK) {
         watch w = {0};
         float *each = o->by_position ? sti_alloc(n, sizeof *each) : NULL;
-        if (o->by_position && !each) status = cli_fail("out of memory: %zu tokens", n);
+        if (o->by_position && !each) {
+            still_session_free(session);
+            free(ids);
+            return cli_fail("out of memory: %zu tokens", n);
+        }
         double start = cli_now();
         cli_progress_begin(&w.bar, o->quiet, "perplexity", "tok", 0, n);
         still_status ran = still_perplexity_run(session, ids, n, (int)ctx, each, tick,

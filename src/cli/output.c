@@ -29,7 +29,7 @@ static void print_line(const char *prefix, const char *suffix, const char *fmt,
     fprintf(stderr, "still: %s%s%s\n", prefix, text, suffix);
 }
 
-int cli_fail(const char *fmt, ...)
+int(cli_fail)(const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
@@ -46,7 +46,7 @@ void cli_warn(const char *fmt, ...)
     va_end(ap);
 }
 
-int cli_usage(const char *command, const char *fmt, ...)
+int(cli_usage)(const char *command, const char *fmt, ...)
 {
     char suffix[80];
     snprintf(suffix, sizeof suffix, " (see 'still help%s%s')", command ? " " : "",
@@ -122,7 +122,8 @@ static size_t utf8_length(const unsigned char *s, size_t n)
 
 json_t *cli_json_text(const char *text, size_t n)
 {
-    json_t *string = json_stringn(text ? text : "", n);
+    if (!text) return json_string("");
+    json_t *string = json_stringn(text, n);
     if (string || !n) return string;
     sti_buf clean = {0};
     for (size_t i = 0; i < n;) {

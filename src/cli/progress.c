@@ -47,7 +47,7 @@ static void describe(const cli_progress *p, uint64_t done, double elapsed, char 
     double rate = elapsed > 0 ? (double)(done - p->first) / elapsed : 0;
     amount(p, done, have);
     if (p->total) {
-        memcpy(all, " of ", 4);
+        memcpy(all, " of ", sizeof " of ");
         amount(p, p->total, all + 4);
     }
     if (p->unit) {

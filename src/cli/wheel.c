@@ -73,13 +73,14 @@ static char **environment(const char *scratch, sti_buf *own)
 /* Starts argv with stdout and stderr into a pipe, whose reading end is *from. */
 static int start(char *const *argv, char *scratch, pid_t *child, int *from)
 {
-    int ends[2];
+    int ends[2] = {-1, -1};
     sti_buf own = {0};
     char **env = environment(scratch, &own);
-    if (!env || pipe2(ends, O_CLOEXEC)) {
+    int why = !env ? ENOMEM : pipe2(ends, O_CLOEXEC) ? errno : 0;
+    if (why) {
         free(env);
         sti_buf_free(&own);
-        return env ? errno : ENOMEM;
+        return why;
     }
     sigset_t signals;
     posix_spawnattr_t attr;
@@ -135,7 +136,7 @@ static still_status explain(const char *what, sti_buf *output, still_error *err)
 static still_status run(char *const *argv, const char *what, char *scratch,
                         char *watched, cli_progress *bar, still_error *err)
 {
-    pid_t child;
+    pid_t child = -1;
     int from = -1, failed = start(argv, scratch, &child, &from);
     if (failed == ENOENT)
         return sti_fail(

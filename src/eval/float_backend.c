@@ -228,8 +228,9 @@ static still_status run_linear(const sti_backend *b, sti_dev *dev, sti_linear_ar
         return sti_fail_memory(err, "linear state", c.used);
     c = (sti_carve){.base = block.p};
     sti_linear_state_carve(&st, &c, &a->shape, a->window, sizeof(float), sizeof(float));
-    a->state = &st;
-    still_status status = b->linear(dev, a, 1, err);
+    sti_linear_args with_state = *a;
+    with_state.state = &st;
+    still_status status = b->linear(dev, &with_state, 1, err);
     if (status == STILL_OK) widen(state_s, st.s, heads * D * D);
     sti_block_free(&block);
     return status == STILL_OK ? b->linear_backward(dev, a, err) : status;

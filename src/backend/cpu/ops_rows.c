@@ -94,7 +94,7 @@ static void logprob_work(void *v, int w, int workers)
         float max;
         double sum = t->f->sum_exp(l, a->V, &max);
         int top = 0;
-        while (l[top] != max && top < a->V - 1) top++;
+        while (top < a->V - 1 && l[top] != max) top++;
         a->top[m] = top;
         a->logprob[m] = (float)((double)l[a->target[m]] - max - log(sum));
     }

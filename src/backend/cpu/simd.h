@@ -187,6 +187,7 @@ STI_INLINE float vf_hmax(vf x)
 enum { VL = 4, V_REGS = 16 };
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vf_int __attribute__((vector_size(16)));
+typedef uint32_t vf_bits __attribute__((vector_size(16)));
 
 STI_INLINE vf vf_load(const float *p)
 {
@@ -252,7 +253,7 @@ STI_INLINE vf vf_scale2(vf x, vf n)
 STI_INLINE vf vf_load_f16(const uint16_t *p)
 {
     vf_int h = {p[0], p[1], p[2], p[3]};
-    vf_int sign = (h & 0x8000) << 16, bits = (h & 0x7fff) << 13;
+    vf_int sign = (vf_int)((vf_bits)(h & 0x8000) << 16), bits = (h & 0x7fff) << 13;
     vf_int special = (bits >= 0x7c00 << 13) & 0x7f800000;
     return (vf)((vf_int)((vf)bits * vf_set(0x1p112f)) | special | sign);
 }

@@ -308,12 +308,13 @@ static void logprob_work(void *v, int w, int workers)
     for (int m = w; m < a->M; m += workers) {
         const float *l = a->logits + (int64_t)m * a->V;
         int top = 0;
-        double sum = 0;
         for (int i = 1; i < a->V; i++)
             if (l[i] > l[top]) top = i;
-        for (int i = 0; i < a->V; i++) sum += exp((double)l[i] - l[top]);
+        double others = 0; /* the top itself adds 1 */
+        for (int i = 0; i < a->V; i++)
+            if (i != top) others += exp((double)l[i] - l[top]);
         a->top[m] = top;
-        a->logprob[m] = (float)((double)l[a->target[m]] - l[top] - log(sum));
+        a->logprob[m] = (float)((double)l[a->target[m]] - l[top] - log1p(others));
     }
 }
 
