@@ -284,8 +284,9 @@ const cli_command cli_command_table[] = {
       {"still perplexity smollm2 wiki.jsonl.gz --ctx 512 --json", "for programs"}},
      1, 2, "a file with text", cli_cmd_perplexity},
     {"selftest", SELFTEST, "compare with golden data",
-     "operator|baselines|models|tokenizer|chat|end-to-end DIR [options]",
-     "Runs the golden data of that kind in DIR on the chosen backend and prints a line "
+     "SUITE DIR [options]",
+     "SUITE is operator, baselines, models, tokenizer, chat or end-to-end. Runs the "
+     "golden data of that kind in DIR on the chosen backend and prints a line "
      "per case with its largest errors and their limits. The exit status is 1 if a "
      "case is out of tolerance.",
      {{"still selftest models golden/models --backend ref", "logits of the reference"},

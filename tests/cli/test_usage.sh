@@ -39,8 +39,8 @@ done <<'CASES'
 2|did you mean cpu|generate -p x --backend cpuu
 2|is none of: cpu ref|generate -p x --backend vulkan
 1|backend 'cuda' is not in this version|generate -p x --backend cuda
-1|method 'still' is not in this version|generate -p x --method still
-1|method 'lolcats' is not in this version|perplexity x --method lolcats
+2|'mamba'|generate -p x --method mamba
+2|--select|generate -p x --select many
 2|is none of|generate -p x --method magic
 2|needs a prompt|generate
 2|exclude each other|generate -p x --prompt-file y
