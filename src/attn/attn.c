@@ -101,7 +101,13 @@ static still_status hybrid_settings(const still_method *m, const sti_attn_layer 
     out->seed = m->seed;
     bool capped = m->positions == STILL_POSITIONS_CAPPED ||
                   (m->positions == STILL_POSITIONS_AUTO && ctx > ctx_train);
-    if (capped && out->has_window) out->position_cap = ctx_train;
+    if (capped && out->has_window) {
+        /* What keeps a stream together, measured in docs/methods.md: features without
+         * positions, and a state that weighs no more than the exact tokens do. */
+        out->position_cap = ctx_train;
+        out->feature_positions = STI_FEATURES_NONE;
+        out->state_cap = 2 * out->chunk + (out->cap > 0 ? out->cap : 2 * out->chunk);
+    }
     sti_hybrid_shape shape = {layer->heads, layer->kv_heads, layer->head_dim,
                               layer->head_dim};
     return sti_hybrid_check(out, &shape, err);

@@ -15,6 +15,8 @@
 #ifndef STI_OPS_HYBRID_H
 #define STI_OPS_HYBRID_H
 
+#include <math.h>
+
 #include "base/error.h"
 #include "base/mem.h"
 
@@ -101,6 +103,10 @@ typedef struct sti_hybrid_settings {
      * what they are. */
     int position_cap;
     sti_feature_positions feature_positions;
+    /* Tokens the linear state may weigh as: with n folded tokens and n > state_cap the
+     * linear term is multiplied by state_cap / n. 0: as many as were folded. Recurrent
+     * form only. */
+    int state_cap;
 } sti_hybrid_settings;
 
 typedef struct sti_hybrid_shape {
@@ -111,6 +117,14 @@ typedef struct sti_hybrid_shape {
 static inline bool sti_hybrid_rotates(const sti_hybrid_settings *set)
 {
     return set->position_cap > 0 || set->feature_positions == STI_FEATURES_NONE;
+}
+
+/* What state_cap adds to alpha when n tokens are folded: log of the factor. */
+static inline double sti_hybrid_state_shift(const sti_hybrid_settings *set, int64_t n)
+{
+    return set->state_cap > 0 && n > set->state_cap
+               ? log((double)set->state_cap / (double)n)
+               : 0;
 }
 
 /* Settings of a method by its name: still, lolcats, hedgehog, t2r, swa, softmax, all
@@ -135,8 +149,9 @@ static inline int sti_hybrid_features(const sti_hybrid_settings *set,
 
 /* Element types belong to the backend: `kv` elements hold keys and values (double in
  * the reference; float or half elsewhere), `real` elements everything that is summed
- * (double in the reference, float elsewhere; never less). Zeroed memory is the empty
- * state. What a setting has no use for is NULL. */
+ * (double in the reference, float elsewhere; never less). So does the order in which
+ * the elements of a head's keys lie. Zeroed memory is the empty state. What a setting
+ * has no use for is NULL. */
 typedef struct sti_hybrid_state {
     int64_t pos;        /* tokens seen */
     int64_t max_tokens; /* what `room` was made for if there is no cap */

@@ -81,11 +81,11 @@ static void describe(still_session *s)
     snprintf(s->settings, sizeof s->settings,
              "method=%s backend=%s cache=%s layers=%d-%d chunk=%d select=%d cap=%d "
              "score=%d per_head=%d window_scale=%d map=%d norm=%d gate=%d factor=%d "
-             "positions=%d features=%d seed=%llu window=%d",
+             "positions=%d features=%d state=%d seed=%llu window=%d",
              c->method->name, s->model->be->name, c->cache == STI_F32 ? "f32" : "f16",
              c->first, c->last, h->chunk, h->select, h->cap, (int)h->score, h->per_head,
              h->la_scale == STI_SCALE_WINDOW, (int)h->map, h->norm_preserved, h->gate,
-             h->window_factor, h->position_cap, (int)h->feature_positions,
+             h->window_factor, h->position_cap, (int)h->feature_positions, h->state_cap,
              (unsigned long long)h->seed, c->window);
 }
 

@@ -104,6 +104,10 @@ static int settings(still_method out[64])
     out[n++].window_scale = true;
     out[n] = method("still", 8);
     out[n++].norm_map = false;
+    out[n] = method("still", 8); /* features without positions, a capped state */
+    out[n++].positions = STILL_POSITIONS_CAPPED;
+    out[n] = method("lolcats", 8);
+    out[n++].positions = STILL_POSITIONS_CAPPED;
     out[n] = method("still", 8);
     out[n].first_layer = 1;
     out[n++].last_layer = 1;

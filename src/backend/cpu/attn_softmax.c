@@ -229,7 +229,9 @@ static void decode_work(void *v, int w, int workers)
         j->f->load_keys(&K, u.start, u.lo, u.hi, t->k);
         j->f->score(t, j->a->D, 0, j->group, u.lo, u.hi);
         j->f->soften(t, 0, j->group, u.lo, u.hi);
-        j->f->weigh_cache(t, &V, u.start, j->group, u.lo, u.hi, to.o, j->ldo);
+        const size_t next = cache_row(j, u.s, 0, u.start + BLOCK);
+        j->f->weigh_cache(t, &V, u.start, j->group, u.lo, u.hi, to.o, j->ldo,
+                          (const char *)V.data + next * (V.type == STI_F16 ? 2 : 4));
         memcpy(to.m, t->m, (size_t)j->group * sizeof(float));
         memcpy(to.l, t->l, (size_t)j->group * sizeof(float));
     }

@@ -15,7 +15,11 @@
  *
  * A tile is rows of queries that share one kv head, against one block at a time. Keys
  * come out of the cache once per tile, as float and transposed: a vector then holds one
- * dimension of many keys, and no sum crosses lanes. */
+ * dimension of many keys, and no sum crosses lanes.
+ *
+ * An operator whose keys live long may keep them transposed in its cache: panels of
+ * STI_ATTN_PANEL keys, one dimension of all of them after the other. Blocks then start
+ * at a panel, and a few rows read the cache itself (score_panels). */
 #ifndef STI_BACKEND_CPU_ATTN_TILE_H
 #define STI_BACKEND_CPU_ATTN_TILE_H
 
@@ -25,6 +29,8 @@ enum {
     STI_ATTN_BLOCK = 128, /* keys: q, k, v and scores of a tile stay in L2 */
     STI_ATTN_ROWS = 96,   /* query rows of a tile; a multiple of every register tile */
     STI_ATTN_MAX_D = 256,
+    STI_ATTN_PANEL = 16, /* keys of a panel in a cache; the last may have fewer */
+    STI_ATTN_STRIP = 64, /* keys that are read at once at most, from a multiple of it */
     /* Row strides, constant so that a register tile needs one pointer, and no power of
      * two so that its rows fall into different cache sets. */
     STI_ATTN_LDQ = STI_ATTN_MAX_D + 16,
@@ -60,16 +66,23 @@ typedef struct sti_attn_kernels {
     /* Keys, values [lo, hi) of the block that starts at token `start`. */
     void (*load_keys)(const sti_attn_rows *src, int start, int lo, int hi, float *k);
     void (*load_values)(const sti_attn_rows *src, int start, int lo, int hi, float *v);
+    /* The same of keys in panels: src->data is [room / PANEL, D, PANEL], the keys are
+     * inside the room, start is a multiple of PANEL. */
+    void (*load_panels)(const sti_attn_rows *src, int start, int lo, int hi, float *k);
 
     /* Rows [row, row + n) of the tile against keys [lo, hi) of the loaded block. */
     void (*score)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi);
+    /* Rows [0, n) against keys in panels (load_panels not needed). `ahead`, here and
+     * below, is memory that will be read next and is asked for meanwhile; or NULL. */
+    void (*score_panels)(const sti_attn_tile *t, const sti_attn_rows *src, int start,
+                         int n, int lo, int hi, const void *ahead);
     void (*soften)(const sti_attn_tile *t, int row, int n, int lo, int hi);
     /* o [n, ldo]: y if keep is NULL, else keep o + add y. */
     void (*weigh)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
                   float *o, int ldo, const float *keep, const float *add);
     /* Rows [0, n): y, with values read from the cache (load_values not needed). */
     void (*weigh_cache)(const sti_attn_tile *t, const sti_attn_rows *src, int start,
-                        int n, int lo, int hi, float *o, int ldo);
+                        int n, int lo, int hi, float *o, int ldo, const void *ahead);
     /* State of n rows takes a block in; keep and add come out. */
     void (*fold)(float *M, float *L, const float *m, const float *l, float *keep,
                  float *add, int n);

@@ -179,6 +179,33 @@ static void load_keys(const sti_attn_rows *src, int start, int lo, int hi, float
     }
 }
 
+/* Panels to panels: a plain conversion. */
+static void load_panels(const sti_attn_rows *src, int start, int lo, int hi, float *k)
+{
+    enum { PANEL = STI_ATTN_PANEL };
+    const int D = src->D;
+    for (int j = lo / KEYS * KEYS; j < hi; j += KEYS) {
+        const int slot = start + j, panel = slot / PANEL * PANEL;
+        const int width = src->room - panel < PANEL ? src->room - panel : PANEL;
+        const size_t at = (size_t)panel * (size_t)D + (size_t)(slot - panel);
+        float *to = k + (size_t)(j / W) * (size_t)(D * W) + j % W;
+        if (src->type == STI_F16 && width == PANEL) {
+            const uint16_t *from = (const uint16_t *)src->data + at;
+            for (int d = 0; d < D; d++, from += PANEL, to += W)
+                for (int i = 0; i < KEYS; i += VL)
+                    vf_store(to + i, vf_load_f16(from + i));
+            continue;
+        }
+        const int keys = panel + width - slot < KEYS ? panel + width - slot : KEYS;
+        const size_t size = src->type == STI_F16 ? sizeof(uint16_t) : sizeof(float);
+        for (int d = 0; d < D; d++, to += W) {
+            const char *from =
+                (const char *)src->data + (at + (size_t)d * (size_t)width) * size;
+            for (int i = 0; i < KEYS; i++) to[i] = i < keys ? element(src, from, i) : 0;
+        }
+    }
+}
+
 /* One vector of a row, zero behind the row's end. */
 STI_INLINE vf value_at(const sti_attn_rows *src, const void *row, int d)
 {
@@ -242,11 +269,43 @@ STI_INLINE void score_tile(const int R, const int P, const float *q, const float
     }
 }
 
+/* score_tile with the cache's own panels of f16; k is at the first key. */
+STI_INLINE void score_panel_tile(const int R, const int P, const float *q,
+                                 const uint16_t *k, int D, float *s, const char *ahead)
+{
+    enum { PANEL = STI_ATTN_PANEL };
+    vf acc[R_MAX][4];
+    STI_UNROLL
+    for (int r = 0; r < R; r++) {
+        STI_UNROLL
+        for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
+    }
+    const size_t panel = (size_t)D * PANEL;
+    for (int d = 0; d < D; d++, k += PANEL, ahead += P * W * 2) {
+        vf x[4];
+        ask_for(ahead, P * W * 2);
+        STI_UNROLL
+        for (int i = 0; i < 2 * P; i++)
+            x[i] = vf_load_f16(k + (size_t)(i * VL / PANEL) * panel + i * VL % PANEL);
+        STI_UNROLL
+        for (int r = 0; r < R; r++) {
+            vf a = vf_set(q[r * LDQ + d]);
+            STI_UNROLL
+            for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_fma(a, x[i], acc[r][i]);
+        }
+    }
+    STI_UNROLL
+    for (int r = 0; r < R; r++) {
+        STI_UNROLL
+        for (int i = 0; i < 2 * P; i++) vf_store(s + r * LDS + i * VL, acc[r][i]);
+    }
+}
+
 /* Values of keys 0, 1, ... of a tile: float panels, or the cache's own f16 rows, from
  * `row` on and around the ring. */
 typedef struct value_source {
     const float *panel;
-    const uint16_t *cache;
+    const uint16_t *cache, *ahead;
     int row, room, D;
 } value_source;
 
@@ -266,7 +325,7 @@ STI_INLINE void weigh_tile(const int R, const int P, const bool direct, const fl
         if (direct) {
             int row = v.row + j < v.room ? v.row + j : v.row + j - v.room;
             const uint16_t *h = v.cache + (size_t)row * (size_t)v.D;
-            ask_for(h + BLOCK * v.D, P * W * 2);
+            ask_for(v.ahead + (size_t)j * (size_t)v.D, P * W * 2);
             STI_UNROLL
             for (int i = 0; i < 2 * P; i++) x[i] = vf_load_f16(h + i * VL);
         } else {
@@ -350,6 +409,34 @@ static void score(const sti_attn_tile *t, int D, int row, int n, int lo, int hi)
     }
 }
 
+/* As with weigh_cache: few rows, whole panels. */
+static void score_panels(const sti_attn_tile *t, const sti_attn_rows *src, int start,
+                         int n, int lo, int hi, const void *ahead)
+{
+    enum { PANEL = STI_ATTN_PANEL };
+    const int D = src->D, end = (hi + W - 1) / W * W;
+    if (src->type != STI_F16 || start + end > src->room / PANEL * PANEL ||
+        n > R_MAX / 2) {
+        load_panels(src, start, lo, hi, t->k);
+        score(t, D, 0, n, lo, hi);
+        return;
+    }
+    const uint16_t *data = src->data;
+    const int first = lo / W * W;
+    for (int j = first, step; j < end; j += step) {
+        const int slot = start + j;
+        const uint16_t *k =
+            data + (size_t)(slot / PANEL * PANEL) * (size_t)D + slot % PANEL;
+        const char *next =
+            ahead ? (const char *)ahead + (j - first) * D * 2 : (const char *)k;
+        step = V_REGS == 32 && j + 2 * W <= end ? 2 * W : W;
+        if (step == W)
+            ONE_PANEL(score_panel_tile, n, t->q, k, D, t->s + j, next)
+        else
+            TWO_PANELS(score_panel_tile, n, t->q, k, D, t->s + j, next)
+    }
+}
+
 static void weigh(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
                   float *o, int ldo, const float *keep, const float *add)
 {
@@ -372,7 +459,7 @@ static void weigh(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
  * head fills whole panels, conversion hides behind the multiply-adds; its results take
  * registers, so two panels at a time need 32 of them. */
 static void weigh_cache(const sti_attn_tile *t, const sti_attn_rows *src, int start,
-                        int n, int lo, int hi, float *o, int ldo)
+                        int n, int lo, int hi, float *o, int ldo, const void *ahead)
 {
     const int step = V_REGS == 32 ? 2 * W : W;
     if (src->type != STI_F16 || src->D % step != 0 || n > R_MAX / 2) {
@@ -381,11 +468,13 @@ static void weigh_cache(const sti_attn_tile *t, const sti_attn_rows *src, int st
         return;
     }
     const float *s = t->s + lo;
+    const int row = (start + lo) % src->room;
     value_source v = {.cache = src->data,
-                      .row = (start + lo) % src->room,
+                      .ahead = ahead ? ahead : row_at(src, row),
+                      .row = row,
                       .room = src->room,
                       .D = src->D};
-    for (int d = 0; d < src->D; d += step, v.cache += step)
+    for (int d = 0; d < src->D; d += step, v.cache += step, v.ahead += step)
         if (step == W)
             ONE_PANEL(weigh_tile, n, true, s, v, hi - lo, o + d, ldo, NULL, NULL)
         else
@@ -434,8 +523,8 @@ static void fold(float *M, float *L, const float *m, const float *l, float *keep
 
 #define STI_ATTN_TABLE                                                                 \
     {                                                                                  \
-        scale, divide, join, to_f16, load_keys, load_values, score, soften, weigh,     \
-            weigh_cache, fold                                                          \
+        scale, divide, join, to_f16, load_keys, load_values, load_panels, score,       \
+            score_panels, soften, weigh, weigh_cache, fold                             \
     }
 
 #endif

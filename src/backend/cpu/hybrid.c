@@ -1,16 +1,13 @@
 /* hybrid.c - the hybrid operator for sessions: a call is cut into steps, and each step
  * into tasks for the pool.
  *
- * Sessions that get one token are decoded together: one task per round of units, one
- * joining their results. A session that gets several is taken chunk by chunk: a task
- * in which the oldest chunk leaves and the new keys are stored, split over kv heads,
- * and a task for the outputs. */
+ * Sessions that get one token are decoded together (hybrid_decode.c). A session that
+ * gets several is taken chunk by chunk: a task in which the oldest chunk leaves and the
+ * new keys are stored, split over kv heads, and a task for the outputs. */
 #include <math.h>
 #include <string.h>
 
 #include "backend/cpu/hybrid_cpu.h"
-
-enum { ALONE = 24 }; /* units whose results the caller joins without waking the pool */
 
 /* ---- Scratch ---------------------------------------------------------------- */
 
@@ -143,44 +140,73 @@ still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set
 
 /* ---- New keys --------------------------------------------------------------- */
 
-static void store(const sti_hyb *h, const sti_hybrid_state *st, void *base, size_t row,
-                  const float *x)
+void sti_hyb_take_key(const sti_hyb *h, const sti_hybrid_state *st, sti_hyb_key from,
+                      void *x)
 {
-    void *to = sti_hyb_row(h, st, base, row);
     if (st->kv_size == 2)
-        h->f->to_f16(to, x, h->D);
+        for (int d = 0; d < h->D; d++)
+            ((uint16_t *)x)[d] = ((const uint16_t *)from.p)[d * from.step];
     else
-        memcpy(to, x, (size_t)h->D * sizeof *x);
+        for (int d = 0; d < h->D; d++)
+            ((float *)x)[d] = ((const float *)from.p)[d * from.step];
 }
 
-/* kv head g of rows [row, row + n): the chunk before the last leaves, if one begins,
- * and the new keys take its place. */
-static void enter(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a, int g,
-                  int row, int n)
+void sti_hyb_put_key(const sti_hyb *h, const sti_hybrid_state *st, sti_hyb_key to,
+                     const void *x)
+{
+    if (st->kv_size == 2)
+        for (int d = 0; d < h->D; d++)
+            ((uint16_t *)to.p)[d * to.step] = ((const uint16_t *)x)[d];
+    else
+        for (int d = 0; d < h->D; d++)
+            ((float *)to.p)[d * to.step] = ((const float *)x)[d];
+}
+
+const void *sti_hyb_narrow(const sti_hyb *h, const sti_hybrid_state *st, const float *x,
+                           uint16_t *buffer)
+{
+    if (st->kv_size != 2) return x;
+    h->f->to_f16(buffer, x, h->D);
+    return buffer;
+}
+
+void sti_hyb_enter(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, int n)
 {
     const sti_hybrid_state *st = a->state;
-    const int64_t C = h->C;
-    const int first = g * h->per_kv / h->group,
-              heads = h->per_kv / h->group > 0 ? h->per_kv / h->group : 1;
-    if (st->pos % C == 0 && st->pos >= 2 * C)
-        for (int s = first; s < first + heads; s++)
-            sti_hyb_leave(h, w, a, s, st->pos / C);
+    const int window = 2 * h->C, per_kv = h->per_kv / h->group;
+    const int heads = per_kv > 0 ? per_kv : 1, first = g * per_kv;
+    uint16_t buffer[STI_ATTN_MAX_D];
     for (int i = 0; i < n; i++) {
-        const size_t slot = (size_t)((st->pos + i) % (2 * C));
-        const size_t to = (size_t)g * 2 * (size_t)C + slot;
+        const int slot = (int)((st->pos + i) % window);
         const size_t from = ((size_t)(row + i) * h->G + g) * (size_t)h->D;
-        store(h, st, st->win_k, to, a->in.k + from);
-        store(h, st, st->win_v, to, a->in.v + from);
+        const size_t value = (size_t)g * (size_t)window + (size_t)slot;
+        sti_hyb_put_key(h, st, sti_hyb_window_key(h, st, g, slot),
+                        sti_hyb_narrow(h, st, a->in.k + from, buffer));
+        memcpy(sti_hyb_row(h, st, st->win_v, value),
+               sti_hyb_narrow(h, st, a->in.v + from, buffer),
+               (size_t)h->D * st->kv_size);
         for (int s = first; h->received && s < first + heads; s++)
-            ((float *)st->win_received)[(size_t)s * 2 * (size_t)C + slot] = 0;
+            ((float *)st->win_received)[(size_t)s * window + slot] = 0;
     }
+}
+
+/* The chunk before the last leaves kv head g if a new one begins. */
+static void leave(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a, int g)
+{
+    const int64_t pos = a->state->pos;
+    const int heads = h->per_kv / h->group;
+    if (pos % h->C == 0 && pos >= 2 * (int64_t)h->C)
+        for (int s = g * heads; s < (g + 1) * heads; s++)
+            sti_hyb_leave(h, w, a, s, pos / h->C);
 }
 
 static void enter_step_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
-    for (int g = w; g < h->G; g += workers)
-        enter(h, &h->worker[w], h->a, g, h->row, h->tokens);
+    for (int g = w; g < h->G; g += workers) {
+        leave(h, &h->worker[w], h->a, g);
+        sti_hyb_enter(h, h->a, g, h->row, h->tokens);
+    }
 }
 
 static void enter_decode_work(void *v, int w, int workers)
@@ -188,8 +214,11 @@ static void enter_decode_work(void *v, int w, int workers)
     const sti_hyb *h = v;
     int index = 0;
     for (int i = 0; i < h->n; i++)
-        for (int g = 0; h->a[i].T == 1 && g < h->G; g++, index++)
-            if (index % workers == w) enter(h, &h->worker[w], &h->a[i], g, 0, 1);
+        for (int g = 0; h->a[i].T == 1 && g < h->G; g++, index++) {
+            if (index % workers != w) continue;
+            leave(h, &h->worker[w], &h->a[i], g);
+            sti_hyb_enter(h, &h->a[i], g, 0, 1);
+        }
 }
 
 /* ---- Steps ------------------------------------------------------------------ */
@@ -216,49 +245,17 @@ static void prefill(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a)
     }
 }
 
-static void run_units(sti_dev *dev, sti_hyb *h)
-{
-    if (h->n_units == 0) return;
-    sti_pool_run(dev->pool, sti_hyb_unit_work, h);
-    if (h->n_units <= ALONE)
-        sti_hyb_join_work(h, 0, 1);
-    else
-        sti_pool_run(dev->pool, sti_hyb_join_work, h);
-    h->n_units = 0;
-}
-
 static void decode(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n)
 {
-    bool shared = n > 4; /* storing a few keys is not worth waking the pool */
+    /* New keys can be stored with the units that read them if nobody else reads their
+     * panel: one selection head per kv head, and chunks that share no strip. */
+    bool late = h->S == h->G && h->C % STI_ATTN_STRIP == 0;
     h->a = a;
     h->n = n;
     for (int i = 0; i < n; i++)
-        shared = shared || (a[i].T == 1 && a[i].state->pos % h->C == 0);
-    if (shared)
-        sti_pool_run(dev->pool, enter_decode_work, h);
-    else
-        enter_decode_work(h, 0, 1);
-
-    h->n_units = 0;
-    for (int i = 0, row = 0; i < n; row += a[i++].T) {
-        if (a[i].T != 1) continue;
-        const int64_t pos = a[i].state->pos;
-        for (int sel = 0; sel < h->S; sel++) {
-            sti_hyb_block b = {0};
-            bool first = true;
-            sti_hyb_next_block(h, &a[i], pos / h->C, sel, (int)(pos % h->C) + 1, &b);
-            while (b.part != STI_HYB_END) {
-                sti_hyb_unit u = {&a[i], b, sel, row, first, false};
-                sti_hyb_next_block(h, &a[i], pos / h->C, sel, (int)(pos % h->C) + 1,
-                                   &b);
-                u.last = b.part == STI_HYB_END;
-                h->unit[h->n_units++] = u;
-                first = false;
-                if (h->n_units == STI_HYB_SLOTS) run_units(dev, h);
-            }
-        }
-    }
-    run_units(dev, h);
+        late = late && (a[i].T != 1 || a[i].state->pos % h->C != 0);
+    if (!late) sti_pool_run(dev->pool, enter_decode_work, h);
+    sti_hyb_decode(dev, h, a, n, late);
     h->tokens = 1;
     h->row = h->base = 0;
     for (int i = 0; i < n; h->base += a[i++].T) {
@@ -294,7 +291,8 @@ static bool alike(const sti_hybrid_args *a, const sti_hybrid_args *b)
             (x->chunk == y->chunk && x->per_head == y->per_head && x->map == y->map &&
              x->has_window == y->has_window && x->score == y->score &&
              x->cap == y->cap && x->position_cap == y->position_cap &&
-             x->feature_positions == y->feature_positions));
+             x->feature_positions == y->feature_positions &&
+             x->state_cap == y->state_cap));
 }
 
 static still_status check(const sti_hybrid_args *a, int n, still_error *err)

@@ -3,14 +3,22 @@
  *   hybrid.c        the entry: checks, scratch, a call cut into steps
  *   hybrid_leave.c  a chunk leaves the window: selection, eviction, folding
  *   hybrid_query.c  queries meet window, salient keys and state
+ *   hybrid_decode.c one token of many sessions: the same, split over keys
  *
  * A step is the part of one chunk that lies in this call: window, salient list and
  * state are then fixed but for the step's own tokens, and a ring of two chunks is
  * enough for any prompt. Numbers depend on positions, never on how a prompt was cut:
- * blocks of keys start at the chunk's first token or at the list's first slot, and
- * every sum has one order. */
+ * blocks of keys are cut at fixed slots of the ring or of the list, and every sum has
+ * one order.
+ *
+ * Keys are stored transposed, since a key is read by every token of the next chunks
+ * but written once. For each head, slots are grouped in panels of STI_ATTN_PANEL:
+ *   [room / PANEL, D, PANEL], the last panel as wide as slots are left,
+ * so the room is that of rows. Values are rows [room, D]. */
 #ifndef STI_BACKEND_CPU_HYBRID_CPU_H
 #define STI_BACKEND_CPU_HYBRID_CPU_H
+
+#include <math.h>
 
 #include "backend/cpu/attn_tile.h"
 #include "backend/cpu/hybrid_rows.h"
@@ -59,11 +67,11 @@ typedef enum sti_hyb_part {
     STI_HYB_END
 } sti_hyb_part;
 
+/* Keys [lo, hi) from `slot` on, which starts a panel of the ring or of the list. */
 typedef struct sti_hyb_block {
     sti_hyb_part part;
-    int slot;   /* of its first key: of the window's ring, or of the list */
-    int offset; /* of its first key in the chunk (window) */
-    int n;      /* keys */
+    int slot, lo, hi;
+    int offset; /* in the chunk, of key 0 (window) */
 } sti_hyb_block;
 
 /* Decoding: one block for one selection head of one session. */
@@ -73,6 +81,8 @@ typedef struct sti_hyb_unit {
     int sel;
     int row; /* of the call: where the session's sums are kept */
     bool first, last;
+    bool enters;  /* stores the new token, which is in this block and no other */
+    int64_t from; /* cost of the units before, in keys */
 } sti_hyb_unit;
 
 /* Results of a unit, [group, ...]. */
@@ -105,22 +115,70 @@ typedef struct sti_hyb {
     int row, tokens;          /* of the step: rows of a->in */
     int base;                 /* row of the call that the session's first is */
     int n_units;
+    int64_t cost; /* of the units, in keys */
 } sti_hyb;
 
 static inline int sti_hyb_kv_of(const sti_hyb *h, int sel)
 {
     return sel * h->group / h->per_kv;
 }
+static inline bool sti_hyb_in_window(const sti_hyb_block *b)
+{
+    return b->part == STI_HYB_PREVIOUS || b->part == STI_HYB_OWN;
+}
+/* Row `row` of the call, query head `head`. */
+static inline size_t sti_hyb_query_at(const sti_hyb *h, int row, int head)
+{
+    return ((size_t)row * h->H + head) * (size_t)h->D;
+}
+/* Before any block was seen. */
+static inline sti_hyb_score sti_hyb_no_score(void)
+{
+    return (sti_hyb_score){-INFINITY, 0, -INFINITY, 0};
+}
 static inline sti_dtype sti_hyb_type(const sti_hybrid_state *st)
 {
     return st->kv_size == 2 ? STI_F16 : STI_F32;
 }
-/* Row `row` of an array of keys or values. */
+/* Row `row` of an array of values. */
 static inline void *sti_hyb_row(const sti_hyb *h, const sti_hybrid_state *st,
                                 void *base, size_t row)
 {
     return (char *)base + row * (size_t)h->D * st->kv_size;
 }
+
+/* A key in its panel: elements `step` apart. */
+typedef struct sti_hyb_key {
+    void *p;
+    int step;
+} sti_hyb_key;
+
+static inline sti_hyb_key sti_hyb_key_at(const sti_hyb *h, const sti_hybrid_state *st,
+                                         void *base, int room, int head, int slot)
+{
+    const int first = slot / STI_ATTN_PANEL * STI_ATTN_PANEL, left = room - first;
+    const size_t at = ((size_t)head * (size_t)room + (size_t)first) * (size_t)h->D;
+    return (sti_hyb_key){(char *)base + (at + (size_t)(slot - first)) * st->kv_size,
+                         left < STI_ATTN_PANEL ? left : STI_ATTN_PANEL};
+}
+static inline sti_hyb_key
+sti_hyb_window_key(const sti_hyb *h, const sti_hybrid_state *st, int g, int slot)
+{
+    return sti_hyb_key_at(h, st, st->win_k, 2 * h->C, g, slot);
+}
+/* Keys [D] as they are stored, out of a panel and into one. */
+void sti_hyb_take_key(const sti_hyb *h, const sti_hybrid_state *st, sti_hyb_key from,
+                      void *x);
+void sti_hyb_put_key(const sti_hyb *h, const sti_hybrid_state *st, sti_hyb_key to,
+                     const void *x);
+/* x [D] in the state's type; `buffer` is for the conversion, [D]. */
+const void *sti_hyb_narrow(const sti_hyb *h, const sti_hybrid_state *st, const float *x,
+                           uint16_t *buffer);
+
+/* hybrid.c */
+
+/* The new keys and values of kv head g, rows [row, row + n) of the call. */
+void sti_hyb_enter(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, int n);
 
 /* hybrid_leave.c */
 
@@ -140,12 +198,32 @@ void sti_hyb_map(const sti_hyb *h, const sti_hybrid_settings *set, const float *
 
 /* hybrid_query.c; tasks for the pool, arg is a sti_hyb. */
 void sti_hyb_prefill_work(void *h, int w, int workers); /* the step's tokens */
-void sti_hyb_unit_work(void *h, int w, int workers);    /* units of decoding */
-void sti_hyb_join_work(void *h, int w, int workers);    /* and their results */
 void sti_hyb_receive_work(void *h, int w, int workers); /* weights keys received */
 void sti_hyb_stream_work(void *h, int w, int workers);  /* sessions without window */
 /* The block after *b for tokens of chunk offset < end; b->part END: no more. */
 void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chunk,
                         int sel, int end, sti_hyb_block *b);
+
+/* Its parts, for rows of a tile; what they mean is said there. */
+sti_attn_rows sti_hyb_rows(const sti_hyb *h, const sti_hybrid_state *st, int sel,
+                           const sti_hyb_block *b, bool keys);
+void sti_hyb_queries(const sti_hyb *h, const sti_hyb_worker *w,
+                     const sti_hybrid_args *a, int sel, int row, int n, bool far);
+void sti_hyb_linear(const sti_hyb *h, const sti_hyb_worker *w, const sti_hybrid_args *a,
+                    int sel, int row, int n, float *lin, float *den);
+void sti_hyb_tails(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
+                   int row, int n, int offset);
+void sti_hyb_selves(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
+                    int row, int n, int keys, int offset);
+void sti_hyb_see(sti_hyb_score *s, float m, float l, float self);
+void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, int row,
+                         int64_t position, const sti_hyb_score *s);
+void sti_hyb_finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
+                    const float *o, float M, float L, const float *lin, float den_lin);
+
+/* hybrid_decode.c: the next token of those of n sessions that get one. Chunks that end
+ * have left, and the new keys are stored unless `enters`: then units do that. */
+void sti_hyb_decode(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n,
+                    bool enters);
 
 #endif

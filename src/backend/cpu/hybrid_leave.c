@@ -148,7 +148,7 @@ static void key_position(const batch *b, float *key, int64_t position, bool raw)
                    wants_raw ? -(double)position : (double)position);
 }
 
-static void fold(batch *b, const void *key, const void *value, int64_t position,
+static void fold(batch *b, sti_hyb_key key, const void *value, int64_t position,
                  bool raw)
 {
     const sti_hyb *h = b->h;
@@ -158,8 +158,9 @@ static void fold(batch *b, const void *key, const void *value, int64_t position,
     if (b->a->trace.fold_chunk)
         b->a->trace.fold_chunk[position * h->S + b->sel] = b->chunk;
     if (!st->lin_s) return;
-    float *x = b->w->x + (size_t)b->n * h->D;
-    h->k->widen(x, key, half, h->D);
+    float *x = b->w->x + (size_t)b->n * h->D, stored[STI_ATTN_MAX_D];
+    sti_hyb_take_key(h, st, key, stored);
+    h->k->widen(x, stored, half, h->D);
     h->k->widen(b->w->value + (size_t)b->n * h->D, value, half, h->D);
     key_position(b, x, position, raw);
     if (++b->n == STI_HYB_KEYS) flush(b);
@@ -188,13 +189,14 @@ void sti_hyb_fold_token(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_ar
 typedef struct list {
     const sti_hyb *h;
     const sti_hybrid_state *st;
+    int sel;
     size_t first; /* slot 0 in the arrays of all selection heads */
     int32_t *count;
 } list;
 
-static void *list_key(const list *l, int slot)
+static sti_hyb_key list_key(const list *l, int slot)
 {
-    return sti_hyb_row(l->h, l->st, l->st->sal_k, l->first + (size_t)slot);
+    return sti_hyb_key_at(l->h, l->st, l->st->sal_k, l->st->room, l->sel, slot);
 }
 static void *list_value(const list *l, int slot)
 {
@@ -209,7 +211,7 @@ static void set_slot(const list *l, int slot, const void *key, const void *value
                      float score, int32_t position, bool far)
 {
     const size_t bytes = (size_t)l->h->D * l->st->kv_size, at = l->first + (size_t)slot;
-    memcpy(list_key(l, slot), key, bytes);
+    sti_hyb_put_key(l->h, l->st, list_key(l, slot), key);
     memcpy(list_value(l, slot), value, bytes);
     ((float *)l->st->sal_score)[at] = score;
     l->st->sal_pos[at] = position;
@@ -220,8 +222,10 @@ static void move_slot(const list *l, int to, int from)
 {
     if (to == from) return;
     const size_t at = l->first + (size_t)from;
-    set_slot(l, to, list_key(l, from), list_value(l, from),
-             ((float *)l->st->sal_score)[at], l->st->sal_pos[at], is_far(l, from));
+    float key[STI_ATTN_MAX_D];
+    sti_hyb_take_key(l->h, l->st, list_key(l, from), key);
+    set_slot(l, to, key, list_value(l, from), ((float *)l->st->sal_score)[at],
+             l->st->sal_pos[at], is_far(l, from));
 }
 
 /* Folds the slots marked as evicted and closes the gaps. */
@@ -248,7 +252,8 @@ static void turn_far(const list *l, const batch *b, int i, int near)
     const float score = ((float *)l->st->sal_score)[at];
     const int32_t position = l->st->sal_pos[at];
     void *key = w->x, *value = w->value;
-    h->k->widen(w->x, list_key(l, i), half, h->D);
+    sti_hyb_take_key(h, l->st, list_key(l, i), w->sum);
+    h->k->widen(w->x, w->sum, half, h->D);
     sti_hyb_rotate(h, &b->a->in, w->x, -(double)position);
     if (half) h->f->to_f16(key = w->sum, w->x, h->D);
     memcpy(value, list_value(l, i), (size_t)h->D * l->st->kv_size);
@@ -324,23 +329,25 @@ void sti_hyb_leave(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a
 {
     const sti_hybrid_state *st = a->state;
     const int64_t first = (c - 2) * h->C;
-    const size_t ring = (size_t)(first % (2 * h->C));
-    const size_t head = (size_t)sti_hyb_kv_of(h, sel) * 2 * h->C + ring;
-    list l = {h, st, (size_t)sel * (size_t)st->room, &st->sal_count[sel]};
+    const int ring = (int)(first % (2 * h->C)), g = sti_hyb_kv_of(h, sel);
+    const size_t value = (size_t)g * 2 * h->C + (size_t)ring;
+    float key[STI_ATTN_MAX_D];
+    list l = {h, st, sel, (size_t)sel * (size_t)st->room, &st->sal_count[sel]};
     batch b = {.h = h, .w = w, .a = a, .sel = sel, .chunk = (int32_t)c};
 
     const int kept = select_tokens(h, w, a, &l, sel, first);
     for (int i = 0; i < h->C; i++)
         if (!w->stays[i])
-            fold(&b, sti_hyb_row(h, st, st->win_k, head + (size_t)i),
-                 sti_hyb_row(h, st, st->win_v, head + (size_t)i), first + i, false);
+            fold(&b, sti_hyb_window_key(h, st, g, ring + i),
+                 sti_hyb_row(h, st, st->win_v, value + (size_t)i), first + i, false);
     if (kept > 0 && a->set->cap >= 0) evict(&l, &b, w->evicted);
     flush(&b);
-    for (int i = 0; kept > 0 && i < h->C; i++)
-        if (w->stays[i])
-            set_slot(&l, (*l.count)++, sti_hyb_row(h, st, st->win_k, head + (size_t)i),
-                     sti_hyb_row(h, st, st->win_v, head + (size_t)i),
-                     final_score(h, a, sel, (int)ring + i, i), (int32_t)(first + i),
-                     false);
+    for (int i = 0; kept > 0 && i < h->C; i++) {
+        if (!w->stays[i]) continue;
+        sti_hyb_take_key(h, st, sti_hyb_window_key(h, st, g, ring + i), key);
+        set_slot(&l, (*l.count)++, key,
+                 sti_hyb_row(h, st, st->win_v, value + (size_t)i),
+                 final_score(h, a, sel, ring + i, i), (int32_t)(first + i), false);
+    }
     if (a->set->position_cap > 0) make_far(&l, &b, c);
 }

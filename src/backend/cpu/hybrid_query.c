@@ -3,9 +3,7 @@
  *
  * Blocks come in one order: previous chunk, own chunk, far salient keys, near ones,
  * state. Several tokens (prefill) are split over (selection head, tile of tokens), and
- * a tile walks the blocks; one token (decode) is split over (session, selection head,
- * block), and the results of the blocks are joined in that order afterwards: the same
- * numbers, see attn_tile.h. All query heads of a selection head go together, so keys,
+ * a tile walks the blocks. All query heads of a selection head go together, so keys,
  * values and state are read once for them. */
 #include <float.h>
 #include <math.h>
@@ -26,45 +24,48 @@ static int far_keys(const sti_hybrid_state *st, int sel)
     return n;
 }
 
+/* The next block starts with the key in slot `first`; its panel is read from the
+ * beginning. */
+static void begin(sti_hyb_block *b, sti_hyb_part part, int first)
+{
+    b->part = part;
+    b->lo = first % STI_ATTN_PANEL;
+    b->slot = first - b->lo;
+    b->offset = -b->lo;
+}
+
 /* Cuts the block that starts at b->slot, of keys up to slot `end`. False: none left. */
 static bool cut(sti_hyb_block *b, int end)
 {
-    b->n = end - b->slot < BLOCK ? end - b->slot : BLOCK;
-    return b->n > 0;
+    b->hi = end - b->slot < BLOCK ? end - b->slot : BLOCK;
+    return b->hi > b->lo;
 }
 
 void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chunk,
                         int sel, int end, sti_hyb_block *b)
 {
     const sti_hybrid_state *st = a->state;
-    const int C = h->C;
-    b->slot += b->n;
-    b->offset += b->n;
+    const int own = (int)(chunk % 2) * h->C, previous = h->C - own;
+    b->slot += BLOCK;
+    b->offset += BLOCK;
+    b->lo = 0;
     for (;;) switch (b->part) {
-        case STI_HYB_START:
-            b->part = STI_HYB_PREVIOUS;
-            b->offset = 0;
-            b->slot = (int)((chunk + 1) % 2) * C;
-            break;
+        case STI_HYB_START: begin(b, STI_HYB_PREVIOUS, previous); break;
         case STI_HYB_PREVIOUS:
-            if (chunk > 0 && cut(b, (int)((chunk + 1) % 2) * C + C)) return;
-            b->part = STI_HYB_OWN;
-            b->offset = 0;
-            b->slot = (int)(chunk % 2) * C;
+            if (chunk > 0 && cut(b, previous + h->C)) return;
+            begin(b, STI_HYB_OWN, own);
             break;
         case STI_HYB_OWN:
-            if (cut(b, (int)(chunk % 2) * C + end)) return;
-            b->part = STI_HYB_FAR;
-            b->slot = 0;
+            if (cut(b, own + end)) return;
+            begin(b, STI_HYB_FAR, 0);
             break;
         case STI_HYB_FAR:
             if (cut(b, far_keys(st, sel))) return;
-            b->part = STI_HYB_NEAR;
+            begin(b, STI_HYB_NEAR, far_keys(st, sel));
             break;
         case STI_HYB_NEAR:
             if (cut(b, st->sal_count[sel])) return;
             b->part = STI_HYB_LINEAR;
-            b->n = 0;
             if (st->lin_s && st->folded[sel] > 0) return;
             break;
         case STI_HYB_LINEAR:
@@ -72,30 +73,19 @@ void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chun
         }
 }
 
-static bool in_window(const sti_hyb_block *b)
-{
-    return b->part == STI_HYB_PREVIOUS || b->part == STI_HYB_OWN;
-}
-
 /* Keys or values of the rows a block lies in. */
-static sti_attn_rows rows_of(const sti_hyb *h, const sti_hybrid_state *st, int sel,
-                             const sti_hyb_block *b, bool keys)
+sti_attn_rows sti_hyb_rows(const sti_hyb *h, const sti_hybrid_state *st, int sel,
+                           const sti_hyb_block *b, bool keys)
 {
-    const int room = in_window(b) ? 2 * h->C : st->room;
-    const int head = in_window(b) ? sti_hyb_kv_of(h, sel) : sel;
-    void *base =
-        in_window(b) ? (keys ? st->win_k : st->win_v) : (keys ? st->sal_k : st->sal_v);
+    const int room = sti_hyb_in_window(b) ? 2 * h->C : st->room;
+    const int head = sti_hyb_in_window(b) ? sti_hyb_kv_of(h, sel) : sel;
+    void *base = sti_hyb_in_window(b) ? (keys ? st->win_k : st->win_v)
+                                      : (keys ? st->sal_k : st->sal_v);
     return (sti_attn_rows){sti_hyb_row(h, st, base, (size_t)head * (size_t)room),
                            sti_hyb_type(st), room, h->D};
 }
 
 /* ---- Queries ---------------------------------------------------------------- */
-
-/* Row `row` of the call, query head `head`. */
-static size_t query_at(const sti_hyb *h, int row, int head)
-{
-    return ((size_t)row * h->H + head) * (size_t)h->D;
-}
 
 /* q_far = R(position_cap) q_raw: the angle is the same for all. */
 static void turn_query(const sti_hyb *h, const sti_hybrid_in *in, const float *raw,
@@ -112,12 +102,12 @@ static void turn_query(const sti_hyb *h, const sti_hybrid_in *in, const float *r
 }
 
 /* Queries of rows [row, row + n) of the call to the tile: token-major. */
-static void take_queries(const sti_hyb *h, const sti_hyb_worker *w,
-                         const sti_hybrid_args *a, int sel, int row, int n, bool far)
+void sti_hyb_queries(const sti_hyb *h, const sti_hyb_worker *w,
+                     const sti_hybrid_args *a, int sel, int row, int n, bool far)
 {
     for (int r = 0; r < n * h->group; r++) {
         const size_t at =
-            query_at(h, row + r / h->group, sel * h->group + r % h->group);
+            sti_hyb_query_at(h, row + r / h->group, sel * h->group + r % h->group);
         const size_t to = (size_t)r * STI_ATTN_LDQ;
         h->f->scale(w->t.q + to, a->in.q + at, h->scale, h->D);
         if (far) turn_query(h, &a->in, a->in.q_raw + at, w->q_far + to);
@@ -125,9 +115,8 @@ static void take_queries(const sti_hyb *h, const sti_hyb_worker *w,
 }
 
 /* lin = phi(q) s, den = phi(q).z for n rows of the call; rows [n group]. */
-static void linear_term(const sti_hyb *h, const sti_hyb_worker *w,
-                        const sti_hybrid_args *a, int sel, int row, int n, float *lin,
-                        float *den)
+void sti_hyb_linear(const sti_hyb *h, const sti_hyb_worker *w, const sti_hybrid_args *a,
+                    int sel, int row, int n, float *lin, float *den)
 {
     const sti_hybrid_state *st = a->state;
     const bool raw = a->set->feature_positions == STI_FEATURES_NONE;
@@ -136,7 +125,7 @@ static void linear_term(const sti_hyb *h, const sti_hyb_worker *w,
         const int head = sel * h->group + i;
         const float *W = a->in.map_q ? a->in.map_q + (size_t)head * h->D * h->F : NULL;
         sti_hyb_map(h, a->set, W, a->in.bias_q ? a->in.bias_q[head] : 0,
-                    q + query_at(h, row, head), h->H * h->D, n, h->group,
+                    q + sti_hyb_query_at(h, row, head), h->H * h->D, n, h->group,
                     w->u + (size_t)i * h->ldu, w->phi + (size_t)i * h->ldp);
     }
     const int rows = n * h->group;
@@ -150,26 +139,26 @@ static void linear_term(const sti_hyb *h, const sti_hyb_worker *w,
 
 /* ---- Scores ----------------------------------------------------------------- */
 
-/* Rows [row, row + n) of the tile have logits of block b in t->s, keys [0, keys). Token
+/* Rows [row, row + n) of the tile have logits of block b in t->s. Token
  * of row 0 of the tile is `offset` in its chunk. Of the previous chunk, the last C
  * tokens of a query are those behind its own place. */
-static void tails(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
-                  int row, int n, int offset)
+void sti_hyb_tails(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
+                   int row, int n, int offset)
 {
     for (int r = row; r < row + n; r++) {
         int lo = offset + r / h->group + 1 - b->offset;
-        if (lo < 0) lo = 0;
+        if (lo < b->lo) lo = b->lo;
         w->tail_l[r] = 0;
-        if (lo < b->n)
-            h->k->tail(w->t.s + (size_t)r * STI_ATTN_LDS, lo, b->n, &w->tail_m[r],
+        if (lo < b->hi)
+            h->k->tail(w->t.s + (size_t)r * STI_ATTN_LDS, lo, b->hi, &w->tail_m[r],
                        &w->tail_l[r]);
     }
 }
 
 /* After the softmax of an own block: all of its keys count, the last may be the token
  * itself. */
-static void selves(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
-                   int row, int n, int keys, int offset)
+void sti_hyb_selves(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
+                    int row, int n, int keys, int offset)
 {
     for (int r = row; r < row + n; r++) {
         const bool last = b->offset + keys - 1 == offset + r / h->group;
@@ -179,9 +168,7 @@ static void selves(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_bloc
     }
 }
 
-static const sti_hyb_score no_score = {-INFINITY, 0, -INFINITY, 0};
-
-static void see(sti_hyb_score *s, float m, float l, float self)
+void sti_hyb_see(sti_hyb_score *s, float m, float l, float self)
 {
     if (!(l > 0)) return;
     if ((double)m > s->m) {
@@ -197,16 +184,18 @@ static void see(sti_hyb_score *s, float m, float l, float self)
 }
 
 /* The score of row `row` of the call, from those of its query heads. */
-static void score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, int row,
-                        int64_t position, const sti_hyb_score *s)
+void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, int row,
+                         int64_t position, const sti_hyb_score *s)
 {
     const sti_hybrid_settings *set = a->set;
     const sti_score *score = sti_score_at(set->score);
     const size_t slot = (size_t)(position % (2 * h->C));
-    const size_t key = (size_t)sti_hyb_kv_of(h, sel) * 2 * h->C + slot;
+    /* The key as the window has it, without asking for its panel again. */
+    const float *key = a->in.k + ((size_t)row * h->G + sti_hyb_kv_of(h, sel)) * h->D;
+    uint16_t buffer[STI_ATTN_MAX_D];
     float k[STI_ATTN_MAX_D];
-    h->k->widen(k, sti_hyb_row(h, a->state, a->state->win_k, key),
-                a->state->kv_size == 2, h->D);
+    h->k->widen(k, sti_hyb_narrow(h, a->state, key, buffer), a->state->kv_size == 2,
+                h->D);
     sti_score_stats stats = {.key_norm = sqrt((double)h->k->dot(k, k, h->D)),
                              .eps = set->eps,
                              .seed = set->seed,
@@ -229,13 +218,15 @@ static void score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, int
 
 /* y of one query from the sums o, M, L of its softmax tokens and, unless lin is NULL,
  * phi s and phi.z. */
-static void finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
-                   const float *o, float M, float L, const float *lin, float den_lin)
+void sti_hyb_finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
+                    const float *o, float M, float L, const float *lin, float den_lin)
 {
     const sti_hybrid_settings *set = a->set;
     const sti_hybrid_in *in = &a->in;
-    const size_t at = query_at(h, row, head);
-    const float alpha = set->alpha && in->alpha ? in->alpha[head] : 0;
+    const size_t at = sti_hyb_query_at(h, row, head);
+    const int64_t folded = lin ? a->state->folded[head / h->group] : 0;
+    const float alpha = (set->alpha && in->alpha ? in->alpha[head] : 0) +
+                        (float)sti_hybrid_state_shift(set, folded);
     float factor = 1, keep = 1, weight = 0;
     if (set->window_factor)
         factor = in->window_logit ? 1 / (1 + expf(-in->window_logit[head])) : 0.1f;
@@ -255,25 +246,25 @@ static void finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int head
 
 /* ---- Prefill ---------------------------------------------------------------- */
 
-/* Rows [row, row + n) of the tile meet keys [0, keys) of block b. */
+/* Rows [row, row + n) of the tile meet keys [lo, keys) of block b. */
 static void meet(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
                  int row, int n, int keys, int offset)
 {
     sti_attn_tile t = w->t;
     if (b->part == STI_HYB_FAR) t.q = w->q_far;
-    h->f->score(&t, h->D, row, n, 0, keys);
-    const bool scored = h->scored && in_window(b);
+    h->f->score(&t, h->D, row, n, b->lo, keys);
+    const bool scored = h->scored && sti_hyb_in_window(b);
     if (scored && b->part == STI_HYB_PREVIOUS) {
-        tails(h, w, b, row, n, offset);
+        sti_hyb_tails(h, w, b, row, n, offset);
         for (int r = row; r < row + n; r++) w->self[r] = -1;
     }
-    h->f->soften(&t, row, n, 0, keys);
-    if (scored && b->part == STI_HYB_OWN) selves(h, w, b, row, n, keys, offset);
+    h->f->soften(&t, row, n, b->lo, keys);
+    if (scored && b->part == STI_HYB_OWN) sti_hyb_selves(h, w, b, row, n, keys, offset);
     for (int r = row; scored && r < row + n; r++)
-        see(&w->score[r], w->tail_m[r], w->tail_l[r], w->self[r]);
+        sti_hyb_see(&w->score[r], w->tail_m[r], w->tail_l[r], w->self[r]);
     h->f->fold(t.M + row, t.L + row, t.m + row, t.l + row, t.keep + row, t.add + row,
                n);
-    h->f->weigh(&t, h->D, row, n, 0, keys, t.o + (size_t)row * h->ldo, h->ldo,
+    h->f->weigh(&t, h->D, row, n, b->lo, keys, t.o + (size_t)row * h->ldo, h->ldo,
                 t.keep + row, t.add + row);
 }
 
@@ -286,11 +277,11 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
     const sti_hybrid_state *st = a->state;
     const int64_t pos = st->pos + i, chunk = pos / h->C;
     const int offset = (int)(pos % h->C), row = h->row + i, group = h->group;
-    take_queries(h, w, a, sel, row, n, far_keys(st, sel) > 0);
+    sti_hyb_queries(h, w, a, sel, row, n, far_keys(st, sel) > 0);
     for (int r = 0; r < n * group; r++) {
         w->t.M[r] = -INFINITY;
         w->t.L[r] = 0;
-        w->score[r] = no_score;
+        w->score[r] = sti_hyb_no_score();
     }
     memset(w->t.o, 0, (size_t)(n * group) * (size_t)h->ldo * sizeof(float));
 
@@ -298,10 +289,10 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
     for (;;) {
         sti_hyb_next_block(h, a, chunk, sel, offset + n, &b);
         if (b.part >= STI_HYB_LINEAR) break;
-        const sti_attn_rows K = rows_of(h, st, sel, &b, true);
-        const sti_attn_rows V = rows_of(h, st, sel, &b, false);
-        h->f->load_keys(&K, b.slot, 0, b.n, w->t.k);
-        h->f->load_values(&V, b.slot, 0, b.n, w->t.v);
+        const sti_attn_rows K = sti_hyb_rows(h, st, sel, &b, true);
+        const sti_attn_rows V = sti_hyb_rows(h, st, sel, &b, false);
+        h->f->load_panels(&K, b.slot, b.lo, b.hi, w->t.k);
+        h->f->load_values(&V, b.slot, b.lo, b.hi, w->t.v);
         int alone = 0; /* tokens in front that see part of the block */
         if (b.part == STI_HYB_OWN) {
             alone = b.offset + BLOCK - 1 - offset;
@@ -309,10 +300,10 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
         }
         for (int j = 0; j < alone; j++) {
             const int keys = offset + j + 1 - b.offset;
-            if (keys > 0) meet(h, w, &b, j * group, group, keys, offset);
+            if (keys > b.lo) meet(h, w, &b, j * group, group, keys, offset);
         }
-        if (alone < n) meet(h, w, &b, alone * group, (n - alone) * group, b.n, offset);
-        if (h->received && in_window(&b))
+        if (alone < n) meet(h, w, &b, alone * group, (n - alone) * group, b.hi, offset);
+        if (h->received && sti_hyb_in_window(&b))
             for (int r = 0; r < n * group; r++) {
                 const size_t at = (size_t)(h->base + row + r / group) * h->H +
                                   sel * group + r % group;
@@ -321,13 +312,14 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
             }
     }
     const bool linear = b.part == STI_HYB_LINEAR;
-    if (linear) linear_term(h, w, a, sel, row, n, w->lin, w->den);
+    if (linear) sti_hyb_linear(h, w, a, sel, row, n, w->lin, w->den);
     for (int r = 0; r < n * group; r++)
-        finish(h, a, row + r / group, sel * group + r % group,
-               w->t.o + (size_t)r * h->ldo, w->t.M[r], w->t.L[r],
-               linear ? w->lin + (size_t)r * h->ldo : NULL, linear ? w->den[r] : 0);
+        sti_hyb_finish(h, a, row + r / group, sel * group + r % group,
+                       w->t.o + (size_t)r * h->ldo, w->t.M[r], w->t.L[r],
+                       linear ? w->lin + (size_t)r * h->ldo : NULL,
+                       linear ? w->den[r] : 0);
     for (int j = 0; h->scored && j < n; j++)
-        score_token(h, a, sel, row + j, pos + j, w->score + j * group);
+        sti_hyb_score_token(h, a, sel, row + j, pos + j, w->score + j * group);
 }
 
 /* Tokens of a tile: as many as fit, fewer if that leaves workers without a tile. */
@@ -355,113 +347,6 @@ void sti_hyb_prefill_work(void *v, int w, int workers)
         }
 }
 
-/* ---- Decode ----------------------------------------------------------------- */
-
-static sti_hyb_slot slot_at(const sti_hyb *h, int unit)
-{
-    const size_t n = (size_t)h->group, ldo = (size_t)h->ldo;
-    float *p = h->slots + (size_t)unit * n * (ldo + 5);
-    return (sti_hyb_slot){p,
-                          p + n * ldo,
-                          p + n * (ldo + 1),
-                          p + n * (ldo + 2),
-                          p + n * (ldo + 3),
-                          p + n * (ldo + 4)};
-}
-
-static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u,
-                     const sti_hyb_slot *to)
-{
-    const sti_hybrid_state *st = u->a->state;
-    const sti_hyb_block *b = &u->b;
-    const int group = h->group, offset = (int)(st->pos % h->C);
-    if (b->part == STI_HYB_LINEAR) {
-        linear_term(h, w, u->a, u->sel, 0, 1, to->o, to->l);
-        return;
-    }
-    take_queries(h, w, u->a, u->sel, 0, 1, b->part == STI_HYB_FAR);
-    sti_attn_tile t = w->t;
-    if (b->part == STI_HYB_FAR) t.q = w->q_far;
-    const sti_attn_rows K = rows_of(h, st, u->sel, b, true);
-    const sti_attn_rows V = rows_of(h, st, u->sel, b, false);
-    h->f->load_keys(&K, b->slot, 0, b->n, t.k);
-    h->f->score(&t, h->D, 0, group, 0, b->n);
-    for (int r = 0; r < group; r++) {
-        w->tail_l[r] = 0;
-        w->self[r] = -1;
-    }
-    if (h->scored && b->part == STI_HYB_PREVIOUS) tails(h, w, b, 0, group, offset);
-    h->f->soften(&t, 0, group, 0, b->n);
-    if (h->scored && b->part == STI_HYB_OWN) selves(h, w, b, 0, group, b->n, offset);
-    h->f->weigh_cache(&t, &V, b->slot, group, 0, b->n, to->o, h->ldo);
-    const size_t bytes = (size_t)group * sizeof(float);
-    memcpy(to->m, t.m, bytes);
-    memcpy(to->l, t.l, bytes);
-    memcpy(to->tail_m, w->tail_m, bytes);
-    memcpy(to->tail_l, w->tail_l, bytes);
-    memcpy(to->self, w->self, bytes);
-}
-
-void sti_hyb_unit_work(void *v, int w, int workers)
-{
-    const sti_hyb *h = v;
-    int64_t lo, hi;
-    sti_split(h->n_units, 1, w, workers, &lo, &hi);
-    for (int64_t i = lo; i < hi; i++) {
-        const sti_hyb_slot to = slot_at(h, (int)i);
-        run_unit(h, &h->worker[w], &h->unit[i], &to);
-    }
-}
-
-/* Takes the results of a unit in. The sum of values lives in the output itself until
- * the last unit of the row. */
-static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u,
-                      const sti_hyb_slot *from)
-{
-    const sti_hybrid_args *a = u->a;
-    const int group = h->group, D = h->D, first_head = u->sel * group;
-    const size_t at = (size_t)u->row * h->H + first_head;
-    float *M = h->M + at, *L = h->L + at, *o = a->y + query_at(h, 0, first_head);
-    sti_hyb_score *score = h->score + at;
-    if (u->first)
-        for (int i = 0; i < group; i++) {
-            M[i] = -INFINITY;
-            L[i] = 0;
-            score[i] = no_score;
-            memset(o + (size_t)i * D, 0, (size_t)D * sizeof *o);
-        }
-    const bool linear = u->b.part == STI_HYB_LINEAR;
-    if (!linear) {
-        h->f->fold(M, L, from->m, from->l, w->t.keep, w->t.add, group);
-        for (int i = 0; i < group; i++) {
-            h->f->join(o + (size_t)i * D, from->o + (size_t)i * h->ldo, w->t.keep[i],
-                       w->t.add[i], D);
-            if (h->scored)
-                see(&score[i], from->tail_m[i], from->tail_l[i], from->self[i]);
-            if (!h->received || !in_window(&u->b)) continue;
-            h->window_m[at + (size_t)i] = M[i];
-            h->window_l[at + (size_t)i] = L[i];
-        }
-    }
-    if (!u->last) return;
-    for (int i = 0; i < group; i++)
-        finish(h, a, 0, first_head + i, o + (size_t)i * D, M[i], L[i],
-               linear ? from->o + (size_t)i * h->ldo : NULL, linear ? from->l[i] : 0);
-    if (h->scored) score_token(h, a, u->sel, 0, a->state->pos, score);
-}
-
-/* A row belongs to one worker, its units are joined in order. */
-void sti_hyb_join_work(void *v, int w, int workers)
-{
-    const sti_hyb *h = v;
-    for (int i = 0; i < h->n_units; i++) {
-        const sti_hyb_unit *u = &h->unit[i];
-        const sti_hyb_slot from = slot_at(h, i);
-        if ((u->row * h->S + u->sel) % workers == w)
-            join_unit(h, &h->worker[w], u, &from);
-    }
-}
-
 /* ---- Weights received ------------------------------------------------------- */
 
 /* Rows of tokens [i, i + n) of the step meet block b once more, now that the sums over
@@ -470,18 +355,20 @@ static void receive(const sti_hyb *h, const sti_hyb_worker *w, int sel,
                     const sti_hyb_block *b, int i, int n)
 {
     const int group = h->group, offset = (int)((h->a->state->pos + i) % h->C);
-    float *sum = (float *)h->a->state->win_received + (size_t)sel * 2 * h->C + b->slot;
-    take_queries(h, w, h->a, sel, h->row + i, n, false);
-    h->f->score(&w->t, h->D, 0, n * group, 0, b->n);
+    float *sum =
+        (float *)h->a->state->win_received + (size_t)sel * 2 * h->C + b->slot + b->lo;
+    sti_hyb_queries(h, w, h->a, sel, h->row + i, n, false);
+    h->f->score(&w->t, h->D, 0, n * group, b->lo, b->hi);
     for (int j = 0; j < n; j++) {
-        int keys = b->n; /* those before the token */
+        int keys = b->hi; /* those before the token */
         if (b->part == STI_HYB_OWN && offset + j - b->offset < keys)
             keys = offset + j - b->offset;
-        for (int g = 0; g < group && keys > 0; g++) {
+        for (int g = 0; g < group && keys > b->lo; g++) {
             const size_t at =
                 (size_t)(h->base + h->row + i + j) * h->H + sel * group + g;
-            h->k->receive(sum, w->t.s + (size_t)(j * group + g) * STI_ATTN_LDS,
-                          h->window_m[at], h->window_l[at] * (float)group, keys);
+            h->k->receive(sum, w->t.s + (size_t)(j * group + g) * STI_ATTN_LDS + b->lo,
+                          h->window_m[at], h->window_l[at] * (float)group,
+                          keys - b->lo);
         }
     }
 }
@@ -498,10 +385,10 @@ void sti_hyb_receive_work(void *v, int w, int workers)
         sti_hyb_block b = {0};
         for (;;) {
             sti_hyb_next_block(h, h->a, chunk, sel, offset + h->tokens, &b);
-            if (!in_window(&b)) break;
+            if (!sti_hyb_in_window(&b)) break;
             if (index++ % workers != w) continue;
-            const sti_attn_rows K = rows_of(h, st, sel, &b, true);
-            h->f->load_keys(&K, b.slot, 0, b.n, h->worker[w].t.k);
+            const sti_attn_rows K = sti_hyb_rows(h, st, sel, &b, true);
+            h->f->load_panels(&K, b.slot, b.lo, b.hi, h->worker[w].t.k);
             for (int i = 0; i < h->tokens; i += step)
                 receive(h, &h->worker[w], sel, &b, i,
                         h->tokens - i < step ? h->tokens - i : step);
@@ -523,10 +410,10 @@ void sti_hyb_stream_work(void *v, int w, int workers)
             if (index++ % workers != w) continue;
             for (int row = 0; row < a->T; row++) {
                 sti_hyb_fold_token(h, own, a, sel, row, a->state->pos + row);
-                linear_term(h, own, a, sel, row, 1, own->lin, own->den);
+                sti_hyb_linear(h, own, a, sel, row, 1, own->lin, own->den);
                 for (int i = 0; i < h->group; i++)
-                    finish(h, a, row, sel * h->group + i, own->t.o, -INFINITY, 0,
-                           own->lin + (size_t)i * h->ldo, own->den[i]);
+                    sti_hyb_finish(h, a, row, sel * h->group + i, own->t.o, -INFINITY,
+                                   0, own->lin + (size_t)i * h->ldo, own->den[i]);
             }
         }
 }

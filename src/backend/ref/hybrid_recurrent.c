@@ -261,7 +261,8 @@ static void output(session *s, int row, int64_t t, int h)
 
     const int n = softmax_tokens(s, q, q_raw, t, h);
     const bool folded = s->set->has_linear && s->st->folded[sel] > 0;
-    const double alpha = sti_ref_alpha(s->set, in, h);
+    const double alpha = sti_ref_alpha(s->set, in, h) +
+                         sti_hybrid_state_shift(s->set, s->st->folded[sel]);
     const double M = sti_ref_max(s->set, s->logit, n, alpha, folded);
     const sti_ref_scales scale = sti_ref_scales_of(s->set, M, alpha, folded);
     const double factor = sti_ref_window_factor(s->set, in, h);
