@@ -63,22 +63,39 @@ static int place(sti_scratch *s, const sti_sequence *seq, int n_seq)
     return M;
 }
 
+static still_status norm(still_model *m, const float *x, const float *g, float *y,
+                         int M, still_error *err)
+{
+    return m->be->rmsnorm(
+        m->dev,
+        &(sti_rmsnorm_args){
+            .x = x, .g = g, .y = y, .M = M, .K = m->cfg.hidden, .eps = m->cfg.rms_eps},
+        err);
+}
+
+/* x += W in + b: the way back into the residual stream. */
+static still_status add_linear(still_model *m, const sti_linear *l, const float *in,
+                               float *x, int M, still_error *err)
+{
+    return m->be->matmul(m->dev,
+                         &(sti_matmul_args){.x = in,
+                                            .M = M,
+                                            .n = 1,
+                                            .w = {&l->w},
+                                            .bias = {l->bias},
+                                            .y = {x},
+                                            .accumulate = true},
+                         err);
+}
+
 static still_status attention(still_model *m, const sti_attn_config *cfg,
                               sti_scratch *s, int layer, int M, const sti_sequence *seq,
                               int n_seq, still_error *err)
 {
-    const sti_config *g = &m->cfg;
     const sti_layer *L = &m->layer[layer];
     const sti_attn_layer shape = sti_model_attn_layer(m, layer);
     for (int i = 0; i < n_seq; i++) s->sequence[i].memory = &seq[i].memory[layer];
-    STI_TRY(m->be->rmsnorm(m->dev,
-                           &(sti_rmsnorm_args){.x = s->x,
-                                               .g = L->attn_norm,
-                                               .y = s->h,
-                                               .M = M,
-                                               .K = g->hidden,
-                                               .eps = g->rms_eps},
-                           err));
+    STI_TRY(norm(m, s->x, L->attn_norm, s->h, M, err));
     STI_TRY(m->be->matmul(m->dev,
                           &(sti_matmul_args){.x = s->h,
                                              .M = M,
@@ -100,30 +117,14 @@ static still_status attention(still_model *m, const sti_attn_config *cfg,
                                          .n_rows = n_seq,
                                          .scratch = s->attn},
                           err));
-    return m->be->matmul(m->dev,
-                         &(sti_matmul_args){.x = s->o,
-                                            .M = M,
-                                            .n = 1,
-                                            .w = {&L->o.w},
-                                            .bias = {L->o.bias},
-                                            .y = {s->x},
-                                            .accumulate = true},
-                         err);
+    return add_linear(m, &L->o, s->o, s->x, M, err);
 }
 
 static still_status feed_forward(still_model *m, sti_scratch *s, int layer, int M,
                                  still_error *err)
 {
-    const sti_config *g = &m->cfg;
     const sti_layer *L = &m->layer[layer];
-    STI_TRY(m->be->rmsnorm(m->dev,
-                           &(sti_rmsnorm_args){.x = s->x,
-                                               .g = L->ffn_norm,
-                                               .y = s->h,
-                                               .M = M,
-                                               .K = g->hidden,
-                                               .eps = g->rms_eps},
-                           err));
+    STI_TRY(norm(m, s->x, L->ffn_norm, s->h, M, err));
     STI_TRY(m->be->matmul(m->dev,
                           &(sti_matmul_args){.x = s->h,
                                              .M = M,
@@ -135,17 +136,9 @@ static still_status feed_forward(still_model *m, sti_scratch *s, int layer, int 
     STI_TRY(m->be->swiglu(
         m->dev,
         &(sti_swiglu_args){
-            .gate = s->gate, .up = s->up, .y = s->gate, .M = M, .K = g->ffn},
+            .gate = s->gate, .up = s->up, .y = s->gate, .M = M, .K = m->cfg.ffn},
         err));
-    return m->be->matmul(m->dev,
-                         &(sti_matmul_args){.x = s->gate,
-                                            .M = M,
-                                            .n = 1,
-                                            .w = {&L->down.w},
-                                            .bias = {L->down.bias},
-                                            .y = {s->x},
-                                            .accumulate = true},
-                         err);
+    return add_linear(m, &L->down, s->gate, s->x, M, err);
 }
 
 still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
@@ -165,16 +158,8 @@ still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
 still_status sti_model_logits(still_model *m, sti_scratch *s, int row0, int n,
                               float *logits, still_error *err)
 {
-    const sti_config *g = &m->cfg;
-    STI_TRY(
-        m->be->rmsnorm(m->dev,
-                       &(sti_rmsnorm_args){.x = s->x + (size_t)row0 * (size_t)g->hidden,
-                                           .g = m->final_norm,
-                                           .y = s->h,
-                                           .M = n,
-                                           .K = g->hidden,
-                                           .eps = g->rms_eps},
-                       err));
+    const float *x = s->x + (size_t)row0 * (size_t)m->cfg.hidden;
+    STI_TRY(norm(m, x, m->final_norm, s->h, n, err));
     return m->be->matmul(
         m->dev,
         &(sti_matmul_args){
