@@ -42,12 +42,14 @@ static int read_prompt(const cli_options *o, job *j)
 }
 
 /* Tokens of the session: what was asked for, else just enough for prompt and reply,
- * so that a short run of a long-context model takes little memory. */
+ * so that a short run of a long-context model takes little memory; but the trained
+ * length where a session is saved or loaded, so that the two fit. */
 static int choose_context(const cli_options *o, const job *j, int64_t *ctx)
 {
     int64_t trained = still_model_get_info(j->model)->ctx_train;
     int64_t need = (int64_t)j->n_ids + (o->n > 1 ? o->n - 1 : 0);
-    *ctx = o->ctx ? o->ctx : trained && need > trained ? trained : need;
+    bool kept = o->save_state || o->load_state;
+    *ctx = o->ctx ? o->ctx : trained && (kept || need > trained) ? trained : need;
     if ((int64_t)j->n_ids <= *ctx) return CLI_OK;
     if (o->ctx)
         return cli_fail(

@@ -72,7 +72,7 @@ const cli_option cli_option_table[] = {
     {"ctx", 'c', "N", CLI_INT, AT(ctx), GENERATE, CLI_G_LENGTH,
      .min = 1, .max = MOST_TOKENS,
      .help = "Tokens the context holds (default: prompt and -n together, at most the "
-             "trained length)."},
+             "trained length; that length with --save-state and --load-state)."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), CHAT, CLI_G_LENGTH,
      .min = 16, .max = MOST_TOKENS,
      .help = "Tokens the context holds (default: the trained length, at most 8192)."},
