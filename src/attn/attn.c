@@ -145,6 +145,12 @@ const sti_attn_engine *sti_attn_engine_of(const sti_attn_config *c, int layer)
                                                  : &sti_attn_softmax;
 }
 
+size_t sti_attn_kv_size(const sti_backend *be, const sti_attn_config *c)
+{
+    if (be->state_kv) return be->state_kv;
+    return c->cache == STI_F32 ? sizeof(float) : sizeof(uint16_t);
+}
+
 still_status sti_attn_rotate(const sti_backend *be, sti_dev *dev,
                              const sti_attn_layer *l, const sti_attn_io *io,
                              still_error *err)

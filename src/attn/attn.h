@@ -101,6 +101,9 @@ extern const sti_attn_engine sti_attn_softmax, sti_attn_hybrid, sti_attn_linear;
 /* The engine of a layer under a config. */
 const sti_attn_engine *sti_attn_engine_of(const sti_attn_config *c, int layer);
 
+/* Bytes of a stored key or value element in a state. */
+size_t sti_attn_kv_size(const sti_backend *be, const sti_attn_config *c);
+
 /* Rotates q and k of all rows; shared by engines that attend after RoPE. */
 still_status sti_attn_rotate(const sti_backend *be, sti_dev *dev,
                              const sti_attn_layer *l, const sti_attn_io *io,

@@ -20,8 +20,7 @@ static sti_hybrid_settings settings_of(const sti_attn_config *cfg,
 static void carve(const sti_backend *be, const sti_attn_config *cfg,
                   const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
 {
-    size_t kv = be->state_kv;
-    if (kv == 0) kv = cfg->cache == STI_F32 ? sizeof(float) : sizeof(uint16_t);
+    size_t kv = sti_attn_kv_size(be, cfg);
     sti_hybrid_shape shape = shape_of(l);
     sti_hybrid_state_carve(&out->hybrid, c, &cfg->hybrid, &shape, cfg->ctx, kv,
                            be->state_real);

@@ -5,8 +5,7 @@
 static void carve(const sti_backend *be, const sti_attn_config *cfg,
                   const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
 {
-    size_t kv = be->state_kv;
-    if (kv == 0) kv = cfg->cache == STI_F32 ? sizeof(float) : sizeof(uint16_t);
+    size_t kv = sti_attn_kv_size(be, cfg);
     sti_linear_shape shape = {l->heads, l->kv_heads, l->head_dim};
     sti_linear_state_carve(&out->linear, c, &shape, cfg->window, kv, be->state_real);
 }

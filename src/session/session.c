@@ -199,7 +199,7 @@ static int rows_of(const still_session *s, int length, int left)
 {
     int rows = left < s->cfg.batch ? left : s->cfg.batch;
     if (s->rollback > 0 && !sti_session_keeps_all(s)) {
-        int chunk = s->cfg.hybrid.chunk > 0 ? s->cfg.hybrid.chunk : s->cfg.batch;
+        int chunk = sti_session_chunk(s);
         int to_boundary = chunk - length % chunk;
         if (to_boundary < rows) rows = to_boundary;
     }

@@ -32,6 +32,8 @@ struct still_session {
 /* A session with the settings of another. */
 still_status sti_session_like(const still_session *s, still_session **out,
                               still_error *err);
+/* Tokens between the boundaries it keeps: a chunk, or a batch for methods without. */
+int sti_session_chunk(const still_session *s);
 /* Keeps the past if it stands at a chunk boundary and boundaries are kept. */
 void sti_session_mark(still_session *s, int length);
 /* Whether its past can be cut to any length because nothing was folded. */

@@ -101,7 +101,7 @@ still_status still_session_restore(still_session *s, const still_snapshot *p,
 /* ---- Chunk boundaries
  * ------------------------------------------------------------------ */
 
-static int chunk_of(const still_session *s)
+int sti_session_chunk(const still_session *s)
 {
     return s->cfg.hybrid.chunk > 0 ? s->cfg.hybrid.chunk : s->cfg.batch;
 }
@@ -109,9 +109,9 @@ static int chunk_of(const still_session *s)
 void sti_session_mark(still_session *s, int length)
 {
     if (s->rollback == 0 || sti_session_keeps_all(s) || length == 0 ||
-        length % chunk_of(s) != 0)
+        length % sti_session_chunk(s) != 0)
         return;
-    sti_boundary *b = &s->boundary[length / chunk_of(s) % s->rollback];
+    sti_boundary *b = &s->boundary[length / sti_session_chunk(s) % s->rollback];
     memcpy(b->state, s->state, s->state_bytes);
     b->length = length;
 }

@@ -54,6 +54,15 @@ typedef enum sti_panel_kind {
     STI_P_U6_SUB, /* 0..63, a scale and a minimum for every 16 k */
 } sti_panel_kind;
 
+static inline bool sti_panel_signed(sti_panel_kind kind)
+{
+    return kind == STI_P_S8 || kind == STI_P_S8_MIN;
+}
+static inline bool sti_panel_has_min(sti_panel_kind kind)
+{
+    return kind != STI_P_U4 && kind != STI_P_S8;
+}
+
 /* Bytes of one block of one group: quants, 16 f16 scales, 16 f16 minima. */
 static inline size_t sti_packed_block(sti_layout l)
 {

@@ -34,16 +34,6 @@ STI_INLINE __m256 act_f(const uint8_t *a, int R, int field, int i)
  * registers. A value that an empty asm may have changed stays in one piece. */
 #define PIN(v) __asm__("" : "+x"(v))
 
-STI_INLINE bool is_signed(sti_panel_kind kind)
-{
-    return kind == STI_P_S8 || kind == STI_P_S8_MIN;
-}
-
-STI_INLINE bool has_min(sti_panel_kind kind)
-{
-    return kind != STI_P_U4 && kind != STI_P_S8;
-}
-
 STI_INLINE __m256i load(const uint8_t *p)
 {
     return _mm256_loadu_si256((const __m256i *)p);
@@ -65,7 +55,7 @@ STI_INLINE __m256 scale(const sti_panel_kind kind, __m256 acc, __m256i sum, __m2
         sum = _mm256_add_epi32(sum, _mm256_slli_epi32(act_q(a, R, 20, i), 3));
     acc = _mm256_fmadd_ps(_mm256_mul_ps(d, act_f(a, R, 0, i)), _mm256_cvtepi32_ps(sum),
                           acc);
-    if (has_min(kind)) acc = _mm256_fmadd_ps(m, act_f(a, R, field, i), acc);
+    if (sti_panel_has_min(kind)) acc = _mm256_fmadd_ps(m, act_f(a, R, field, i), acc);
     return acc;
 }
 
@@ -79,8 +69,8 @@ STI_INLINE __m256 load_half(const uint8_t *p)
 STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
                        const uint8_t *a, int nb, float *c)
 {
-    const size_t quants = is_signed(kind) ? 512 : 256;
-    const size_t block = quants + (has_min(kind) ? 64 : 32);
+    const size_t quants = sti_panel_signed(kind) ? 512 : 256;
+    const size_t block = quants + (sti_panel_has_min(kind) ? 64 : 32);
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256 f[TILE][2];
     STI_UNROLL for (int i = 0; i < R; i++) f[i][0] = f[i][1] = _mm256_setzero_ps();
@@ -93,7 +83,7 @@ STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
             __m256i s[TILE], lo[TILE]; /* sums of the high and of the low digits */
             STI_UNROLL for (int i = 0; i < R; i++) s[i] = lo[i] =
                 _mm256_setzero_si256();
-            if (is_signed(kind)) {
+            if (sti_panel_signed(kind)) {
                 STI_UNROLL for (int k = 0; k < 8; k++)
                 {
                     __m256i q = load(w + 64 * k + 32 * v);
@@ -131,7 +121,7 @@ STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
             STI_UNROLL for (int i = 0; i < R; i++) s[i] =
                 _mm256_add_epi32(_mm256_slli_epi32(s[i], STI_ACT_DIGIT), lo[i]);
             __m256 d = load_half(w + quants + 16 * v), m = d;
-            if (has_min(kind)) m = load_half(w + quants + 32 + 16 * v);
+            if (sti_panel_has_min(kind)) m = load_half(w + quants + 32 + 16 * v);
             STI_UNROLL for (int i = 0; i < R; i++) f[i][v] =
                 scale(kind, f[i][v], s[i], d, m, a, R, 1, i);
         }
@@ -166,7 +156,7 @@ STI_INLINE void product(const sti_panel_kind kind, const int R, const sti_panel 
                               : _mm256_setzero_si256();
                 }
                 const int at = 8 * digit + h * steps; /* first step of the digits */
-                if (is_signed(kind)) {
+                if (sti_panel_signed(kind)) {
                     STI_UNROLL for (int k = 0; k < 8; k++)
                     {
                         __m256i w0 = load(q + 64 * k), w1 = load(q + 64 * k + 32);
@@ -270,9 +260,9 @@ static void product_any(const sti_panel *p, const uint8_t *a, int R, int nb, flo
 
 static void unpack(const uint8_t *w, int nb, const sti_panel *p, int g)
 {
-    const bool wide = is_signed(p->kind);
+    const bool wide = sti_panel_signed(p->kind);
     const size_t quants = wide ? 512 : 256;
-    const size_t block = quants + (has_min(p->kind) ? 64 : 32);
+    const size_t block = quants + (sti_panel_has_min(p->kind) ? 64 : 32);
     const size_t step = 64 * (size_t)p->ng;
     const __m256i low = _mm256_set1_epi8(15);
     for (int b = 0; b < nb; b++, w += block) {
@@ -294,7 +284,7 @@ static void unpack(const uint8_t *w, int nb, const sti_panel *p, int g)
         size_t at = ((size_t)b * (size_t)p->ng + (size_t)g) * 16;
         for (size_t v = 0; v < 2; v++) {
             _mm256_store_ps(p->d + at + 8 * v, load_half(w + quants + 16 * v));
-            if (has_min(p->kind))
+            if (sti_panel_has_min(p->kind))
                 _mm256_store_ps(p->m + at + 8 * v, load_half(w + quants + 32 + 16 * v));
         }
     }

@@ -44,18 +44,14 @@ STI_INLINE __m512i next_digit(__m512i sum, const uint8_t *a, int R, int i,
         sum, _mm512_slli_epi32(_mm512_set1_epi32(v), kind == STI_P_U4 ? 3 : 7));
 }
 
-STI_INLINE bool has_min(sti_panel_kind kind)
-{
-    return kind != STI_P_U4 && kind != STI_P_S8;
-}
-
 /* One repacked group by R rows, weights unpacked in registers: for R <= TILE, when
  * each weight is used once and memory is the bound. */
 STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
                        const uint8_t *a, int nb, float *c)
 {
-    const bool wide = kind == STI_P_S8 || kind == STI_P_S8_MIN;
-    const size_t quants = wide ? 512 : 256, block = quants + (has_min(kind) ? 64 : 32);
+    const bool wide = sti_panel_signed(kind);
+    const size_t quants = wide ? 512 : 256,
+                 block = quants + (sti_panel_has_min(kind) ? 64 : 32);
     const __m512i low = _mm512_set1_epi8(15);
     __m512 f[TILE];
     STI_UNROLL for (int i = 0; i < R; i++) f[i] = _mm512_setzero_ps();
@@ -86,14 +82,15 @@ STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
         }
         __m512 d = _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(w + quants)));
         __m512 m = d;
-        if (has_min(kind))
+        if (sti_panel_has_min(kind))
             m = _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(w + quants + 32)));
         STI_UNROLL for (int i = 0; i < R; i++)
         {
             s[i] = _mm512_add_epi32(next_digit(s[i], a, R, i, kind), lo[i]);
             f[i] = _mm512_fmadd_ps(_mm512_mul_ps(d, act_f(a, R, 0, i)),
                                    _mm512_cvtepi32_ps(s[i]), f[i]);
-            if (has_min(kind)) f[i] = _mm512_fmadd_ps(m, act_f(a, R, 1, i), f[i]);
+            if (sti_panel_has_min(kind))
+                f[i] = _mm512_fmadd_ps(m, act_f(a, R, 1, i), f[i]);
         }
     }
     STI_UNROLL for (int i = 0; i < R; i++) _mm512_storeu_ps(c + 16 * i, f[i]);
@@ -143,7 +140,7 @@ STI_INLINE void product(const sti_panel_kind kind, const int ng, const int R,
                 STI_UNROLL for (int g = 0; g < ng; g++) f[i][g] =
                     _mm512_fmadd_ps(_mm512_mul_ps(_mm512_load_ps(d + 16 * g), da),
                                     _mm512_cvtepi32_ps(s[i][g]), f[i][g]);
-                if (!has_min(kind)) continue;
+                if (!sti_panel_has_min(kind)) continue;
                 __m512 sa = act_f(a, R, halves == 2 ? 2 + h : 1, i);
                 STI_UNROLL for (int g = 0; g < ng; g++) f[i][g] =
                     _mm512_fmadd_ps(_mm512_load_ps(m + 16 * g), sa, f[i][g]);
@@ -230,9 +227,9 @@ static void product_any(const sti_panel *p, const uint8_t *a, int R, int nb, flo
 
 static void unpack(const uint8_t *w, int nb, const sti_panel *p, int g)
 {
-    const bool wide = p->kind == STI_P_S8 || p->kind == STI_P_S8_MIN;
+    const bool wide = sti_panel_signed(p->kind);
     const size_t quants = wide ? 512 : 256;
-    const size_t block = quants + (has_min(p->kind) ? 64 : 32);
+    const size_t block = quants + (sti_panel_has_min(p->kind) ? 64 : 32);
     const size_t step = 64 * (size_t)p->ng;
     const __m512i low = _mm512_set1_epi8(15);
     for (int b = 0; b < nb; b++, w += block) {
@@ -253,7 +250,7 @@ static void unpack(const uint8_t *w, int nb, const sti_panel *p, int g)
         size_t at = ((size_t)b * (size_t)p->ng + (size_t)g) * 16;
         const __m256i *h = (const void *)(w + quants);
         _mm512_store_ps(p->d + at, _mm512_cvtph_ps(_mm256_loadu_si256(h)));
-        if (has_min(p->kind))
+        if (sti_panel_has_min(p->kind))
             _mm512_store_ps(p->m + at, _mm512_cvtph_ps(_mm256_loadu_si256(h + 1)));
     }
 }

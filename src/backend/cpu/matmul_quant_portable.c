@@ -8,16 +8,6 @@
 
 enum { TILE = 4 };
 
-static bool is_signed(sti_panel_kind kind)
-{
-    return kind == STI_P_S8 || kind == STI_P_S8_MIN;
-}
-
-static bool has_min(sti_panel_kind kind)
-{
-    return kind != STI_P_U4 && kind != STI_P_S8;
-}
-
 /* c[16] += products of one group and one sub-block: steps of 4 k. w steps are ldw
  * apart, those of the activation (row i of R) 4 R; its low digits are 8 steps on. */
 static void block_product(bool wide, int centre, const uint8_t *w, size_t ldw,
@@ -50,7 +40,7 @@ static float act_float(const uint8_t *a, int R, int field, int i)
 static void product(const sti_panel *p, const uint8_t *a, int R, int nb, float *c)
 {
     const int halves = p->kind == STI_P_U6_SUB ? 2 : 1, steps = 8 / halves;
-    const bool wide = is_signed(p->kind);
+    const bool wide = sti_panel_signed(p->kind);
     const int centre = p->kind == STI_P_U4 ? 8 : 0;
     const size_t step = 64 * (size_t)p->ng;
     for (int b = 0; b < nb; b++, a += STI_ACT_BYTES * (size_t)R) {
@@ -65,8 +55,8 @@ static void product(const sti_panel *p, const uint8_t *a, int R, int nb, float *
                                   p->q + (size_t)(b * 8 + h * steps) * step +
                                       (size_t)g * 64,
                                   step, x, 4 * (size_t)R, steps, p->d + at * 16,
-                                  has_min(p->kind) ? p->m + at * 16 : NULL, da, sa,
-                                  c + (i * p->ng + g) * STI_GROUP);
+                                  sti_panel_has_min(p->kind) ? p->m + at * 16 : NULL,
+                                  da, sa, c + (i * p->ng + g) * STI_GROUP);
                 }
             }
         }
@@ -75,7 +65,7 @@ static void product(const sti_panel *p, const uint8_t *a, int R, int nb, float *
 
 static void unpack(const uint8_t *w, int nb, const sti_panel *p, int g)
 {
-    const bool wide = is_signed(p->kind);
+    const bool wide = sti_panel_signed(p->kind);
     const size_t quants = wide ? 512 : 256;
     const size_t step = 64 * (size_t)p->ng;
     for (int b = 0; b < nb; b++) {
@@ -89,7 +79,7 @@ static void unpack(const uint8_t *w, int nb, const sti_panel *p, int g)
         }
         w += quants;
         size_t at = ((size_t)b * (size_t)p->ng + (size_t)g) * STI_GROUP;
-        for (int half = 0; half < (has_min(p->kind) ? 2 : 1); half++) {
+        for (int half = 0; half < (sti_panel_has_min(p->kind) ? 2 : 1); half++) {
             uint16_t h[STI_GROUP];
             memcpy(h, w, sizeof h);
             float *out = (half ? p->m : p->d) + at;
