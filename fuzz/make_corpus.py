@@ -6,6 +6,7 @@ import gzip
 import json
 import pathlib
 import struct
+import zlib
 
 CORPUS = pathlib.Path(__file__).parent / "corpus"
 
@@ -76,3 +77,27 @@ put("fuzz_text", "lines", lines)
 put("fuzz_text", "plain", b"plain text\nof two lines")
 put("fuzz_text", "lines.gz", gzip.compress(lines, mtime=0))
 put("fuzz_text", "empty.gz", gzip.compress(b"", mtime=0))
+
+records = [{"instruction": "Add.", "input": "1, 2", "output": "3"},
+           {"instruction": "Greet.", "input": None, "output": "\u00e9"},
+           {"text": "plain"}, {"output": 1}, []]
+lines = "\n".join(map(json.dumps, records)).encode()
+put("fuzz_records", "lines", lines + b"\n{cut\n\n")
+put("fuzz_records", "array", json.dumps(records).encode())
+put("fuzz_records", "object", json.dumps({"data": records}, indent=1).encode())
+put("fuzz_records", "object_line", json.dumps({"data": records}).encode())
+put("fuzz_records", "cut", b'{"text":"cut\n' + lines)
+put("fuzz_records", "lines.gz", gzip.compress(lines, mtime=0))
+
+
+def token_cache(vocab, entries, records=1, broken=0, why=b""):
+    body = struct.pack(f"<{len(entries)}I", *entries)
+    head = struct.pack("<8sIIQQQ32s240sI", b"STILLTOK", 1, vocab, records, broken,
+                       len(entries), bytes(32), why, zlib.crc32(body))
+    return head + struct.pack("<I", zlib.crc32(head)) + body
+
+
+put("fuzz_token_cache", "small", token_cache(10, [1, 2 | 1 << 31, 9]))
+put("fuzz_token_cache", "empty", token_cache(10, []))
+put("fuzz_token_cache", "broken", token_cache(4, [3] * 9, 5, 2, b"line 2: is no JSON object"))
+put("fuzz_token_cache", "beyond", token_cache(3, [1, 2, 3]))

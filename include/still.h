@@ -152,11 +152,14 @@ STILL_API still_status still_chat_render(const char *chat_template,
 /* ---- Models ---------------------------------------------------------------- */
 
 typedef struct still_model still_model;
+typedef struct still_method still_method;
 
 typedef struct still_model_params {
     const char *backend; /* "cpu" (default) or "ref" */
     int threads;         /* 0: one per core */
     const char *isa;     /* cpu: "avx512", "avx2", "portable"; NULL: best here */
+    const char *adapter; /* what still_linearize wrote: a folder, or a file
+                            NAME.still.gguf; NULL: the plain model */
     bool rope_bf16; /* round the RoPE frequencies to bf16, as code does that casts a
                        whole model with its tables; only to compare with such code */
 } still_model_params;
@@ -167,6 +170,11 @@ STILL_API still_status still_model_open(const char *path, const still_model_para
                                         still_model **out, still_error *err);
 STILL_API void still_model_free(still_model *m);
 
+/* How the base model of an adapter was called when it was trained: a path, or a name
+ * that the program understood. */
+STILL_API still_status still_adapter_base(const char *adapter, char *name, size_t room,
+                                          still_error *err);
+
 typedef struct still_model_info {
     const char *path, *name, *arch, *backend, *isa;
     int threads;
@@ -176,6 +184,7 @@ typedef struct still_model_info {
     double rope_theta;
     bool tied;         /* the embedding is also the output matrix */
     uint64_t params;   /* number of weights */
+    const still_method *method; /* that its adapter was trained for; NULL: none */
     size_t file_bytes; /* bytes of all weight files */
 } still_model_info;
 STILL_API const still_model_info *still_model_get_info(const still_model *m);
@@ -203,7 +212,7 @@ typedef enum still_positions {
 
 /* How layers remember the past. Start from still_method_init and change what you mean;
  * docs/methods.md has the equations. Fields a method has no use for are ignored. */
-typedef struct still_method {
+struct still_method {
     char name[16];  /* "softmax", "still", "lolcats", ... */
     int chunk;      /* C: the window is 1 to 2 chunks */
     int select;     /* lambda: tokens of a chunk that stay exact when it leaves */
@@ -217,7 +226,7 @@ typedef struct still_method {
     int first_layer, last_layer; /* layers it replaces, others stay softmax; -1: last */
     still_positions positions;
     uint64_t seed; /* of the random score */
-} still_method;
+};
 
 /* The defaults of a method; chunk 0: its usual size. */
 STILL_API still_status still_method_init(still_method *out, const char *name, int chunk,
@@ -234,7 +243,8 @@ typedef struct still_session_params {
     int batch;         /* most tokens computed at once in prefill; 0: 512 */
     const char *cache; /* keys and values: "f16" or "f32"; NULL: f16 on cpu, but f32 on
                           ref and for models stored in f32 */
-    const still_method *method; /* read, not kept; NULL: softmax */
+    const still_method *method; /* read, not kept; NULL: what the model's adapter was
+                                   trained for, softmax if it has none */
     int rollback; /* chunk boundaries still_session_rollback can return to */
 } still_session_params;
 
@@ -348,6 +358,103 @@ STILL_API still_status still_perplexity_run(still_session *s, const int32_t *ids
                                             size_t n, int ctx, float *each,
                                             still_progress_fn cb, void *user,
                                             still_perplexity *out, still_error *err);
+
+/* ---- Linearizing ------------------------------------------------------------ */
+
+/* Parts of an adapter that can have a learning rate of their own. */
+typedef enum still_train_group {
+    STILL_GROUP_MAPS,    /* feature maps and their biases */
+    STILL_GROUP_SCALARS, /* alpha, window factors */
+    STILL_GROUP_GATE,
+    STILL_GROUP_LORA,
+    STILL_GROUPS
+} still_train_group;
+
+/* Projections with low-rank additions, bits of still_train_params.lora_targets. */
+enum {
+    STILL_LORA_Q = 1,
+    STILL_LORA_K = 2,
+    STILL_LORA_V = 4,
+    STILL_LORA_O = 8,
+    STILL_LORA_GATE = 16
+};
+
+typedef struct still_train_data {
+    const char *path; /* JSONL or JSON, gzipped or not: instruction/input/output, text */
+    double weight;    /* share of the sequences; 0: by its size */
+} still_train_data;
+
+/* What a run is now; given to the callback after every step. */
+typedef struct still_train_progress {
+    int stage;            /* 1 or 2 */
+    uint64_t step, steps; /* done, of the stage */
+    uint64_t tokens;      /* of the stage */
+    double loss, norm, lr;
+    double relative; /* stage 1: error over the teacher's output, mean over layers */
+    double kl;       /* stage 2 with kd */
+    double valid_loss, valid_relative; /* NaN where this step did not validate */
+    double tokens_per_s, seconds_left; /* of this stage */
+    size_t peak_rss;
+} still_train_progress;
+/* false: save and stop; still_linearize then returns STILL_E_CANCELLED. */
+typedef bool (*still_train_fn)(void *user, const still_train_progress *p);
+
+/* A zeroed struct is all defaults but for method, data and out; see METHOD in
+ * docs/training.md. */
+typedef struct still_train_params {
+    still_method method; /* from still_method_init */
+    const still_train_data *data;
+    int n_data;
+    const char *out;       /* folder to write; must not exist unless resume */
+    const char *base_name; /* how users call the model; goes into the adapter */
+    const char *start;     /* an adapter folder to start from (stage 2 alone); or NULL */
+    const char *cache_dir; /* for tokenized data; NULL: out */
+    bool resume;           /* go on from out's last checkpoint */
+    int stage;             /* 1, 2; 0: both */
+    uint64_t tokens;       /* of each stage; 0: 20 million */
+    int seq, batch;        /* ids of a sequence (0: 1024), sequences of a step (0: 8) */
+    int micro;             /* sequences computed at once (0: 1) */
+    bool mask_prompt;
+    double held_out;       /* 0: 0.02; negative: none */
+    uint64_t seed;
+    double lr[3];          /* [stage]; 0: 1e-2 and 5e-4 */
+    double lr_scale[STILL_GROUPS]; /* 0: 1; negative: the group is frozen */
+    double warmup;         /* share of the steps; 0: 0.05 */
+    double clip;           /* norm of the gradient; 0: 1 */
+    double beta1, beta2, decay; /* 0: 0.9, 0.95; none */
+    int lora_rank;         /* 0: 8 */
+    double lora_alpha;     /* 0: 16 */
+    double lora_dropout;
+    unsigned lora_targets; /* 0: all */
+    double kd;             /* weight of the distillation term of stage 2 */
+    bool match_weights;    /* stage 1: cross entropy of attention weights, not outputs */
+    bool freeze_maps;      /* stage 2: low-rank additions alone */
+    uint64_t save_every;   /* steps between checkpoints; 0: about every two minutes */
+    uint64_t validate_every; /* steps; 0: ten times a stage */
+    still_train_fn each;   /* may be NULL */
+    void *user;
+    still_progress_fn reading; /* while data is tokenized, in bytes; may be NULL */
+} still_train_params;
+
+/* What a run will take, before it is begun. */
+typedef struct still_train_plan {
+    uint64_t steps[3], tokens[3]; /* [stage] */
+    uint64_t trained[3];          /* numbers trained */
+    size_t bytes[3];              /* peak memory, weights included */
+    double flops[3];              /* of a token */
+    double seconds[3];            /* from a measured step of the real thing */
+    uint64_t records, broken;     /* of the data */
+    char first_broken[256];
+} still_train_plan;
+
+/* Trains an adapter for m and writes it to p->out. m must be a plain model. Under mpirun
+ * all ranks call this with the same arguments; rank 0 writes. */
+STILL_API still_status still_linearize(still_model *m, const still_train_params *p,
+                                       still_error *err);
+/* Prepares everything, times one sequence of each stage, and writes nothing but the
+ * token cache. */
+STILL_API still_status still_linearize_plan(still_model *m, const still_train_params *p,
+                                            still_train_plan *out, still_error *err);
 
 /* ---- Self-tests against golden data ---------------------------------------- */
 

@@ -30,6 +30,13 @@ typedef struct sti_attn_config {
     int ctx, batch;             /* tokens it can hold; rows of one call */
 } sti_attn_config;
 
+/* What training made of a layer's attention. NULL: it has its start value. */
+typedef struct sti_attn_params {
+    const float *map_q, *map_k; /* [H,D,D], [S,D,D]; SUPRA: [H D,H D], [G D,G D] */
+    const float *bias_q, *bias_k;
+    const float *alpha, *window_logit; /* [H] */
+} sti_attn_params;
+
 /* What the model says of a layer. */
 typedef struct sti_attn_layer {
     int index;
@@ -37,6 +44,7 @@ typedef struct sti_attn_layer {
     int window;            /* sliding window the model was trained with; 0: none */
     const float *inv_freq; /* [D/2] */
     bool interleaved;
+    sti_attn_params trained;
 } sti_attn_layer;
 
 /* Fills out->method and its settings from the public description. ctx, batch and cache
@@ -67,6 +75,7 @@ typedef struct sti_attn_seq {
 typedef struct sti_attn_io {
     float *q, *k;       /* [M, H, D], [M, G, D]: before RoPE; may be rotated in place */
     const float *v;     /* [M, G, D] */
+    const float *gate_logit; /* [M, H, D] or NULL */
     float *q_raw;       /* [M, H, D]: scratch for methods that need q both ways */
     float *o;           /* [M, H, D] */
     const int32_t *pos; /* [M] */
@@ -97,6 +106,12 @@ struct sti_attn_engine {
                   const sti_attn_memory *, int length);
 };
 extern const sti_attn_engine sti_attn_softmax, sti_attn_hybrid, sti_attn_linear;
+
+/* The hybrid operator's view of a layer: shape, settings, trained inputs. */
+sti_hybrid_shape sti_attn_hybrid_shape(const sti_attn_layer *l);
+sti_hybrid_settings sti_attn_hybrid_settings(const sti_attn_config *cfg,
+                                             const sti_attn_layer *l);
+sti_hybrid_in sti_attn_hybrid_in(const sti_attn_layer *l);
 
 /* The engine of a layer under a config. */
 const sti_attn_engine *sti_attn_engine_of(const sti_attn_config *c, int layer);

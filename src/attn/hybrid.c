@@ -3,13 +3,13 @@
 
 #include "attn/attn.h"
 
-static sti_hybrid_shape shape_of(const sti_attn_layer *l)
+sti_hybrid_shape sti_attn_hybrid_shape(const sti_attn_layer *l)
 {
     return (sti_hybrid_shape){l->heads, l->kv_heads, l->head_dim, l->head_dim};
 }
 
 /* The random score draws other numbers in every layer. */
-static sti_hybrid_settings settings_of(const sti_attn_config *cfg,
+sti_hybrid_settings sti_attn_hybrid_settings(const sti_attn_config *cfg,
                                        const sti_attn_layer *l)
 {
     sti_hybrid_settings s = cfg->hybrid;
@@ -17,11 +17,22 @@ static sti_hybrid_settings settings_of(const sti_attn_config *cfg,
     return s;
 }
 
+sti_hybrid_in sti_attn_hybrid_in(const sti_attn_layer *l)
+{
+    const sti_attn_params *p = &l->trained;
+    return (sti_hybrid_in){.alpha = p->alpha,
+                           .window_logit = p->window_logit,
+                           .map_q = p->map_q,
+                           .map_k = p->map_k,
+                           .bias_q = p->bias_q,
+                           .bias_k = p->bias_k};
+}
+
 static void carve(const sti_backend *be, const sti_attn_config *cfg,
                   const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
 {
     size_t kv = sti_attn_kv_size(be, cfg);
-    sti_hybrid_shape shape = shape_of(l);
+    sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
     sti_hybrid_state_carve(&out->hybrid, c, &cfg->hybrid, &shape, cfg->ctx, kv,
                            be->state_real);
 }
@@ -30,7 +41,7 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
                             const sti_attn_config *cfg, const sti_attn_layer *l,
                             still_error *err)
 {
-    sti_hybrid_shape shape = shape_of(l);
+    sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
     return be->hybrid_reserve(dev, &cfg->hybrid, &shape, cfg->batch, err);
 }
 
@@ -38,7 +49,7 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
                             const sti_attn_config *cfg, const sti_attn_layer *l,
                             const sti_attn_io *io, still_error *err)
 {
-    sti_hybrid_settings set = settings_of(cfg, l);
+    sti_hybrid_settings set = sti_attn_hybrid_settings(cfg, l);
     sti_hybrid_args *args = io->scratch;
     size_t q_row = (size_t)l->heads * (size_t)l->head_dim;
     size_t k_row = (size_t)l->kv_heads * (size_t)l->head_dim;
@@ -49,13 +60,16 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
         const sti_attn_seq *r = &io->rows[i];
         size_t q0 = (size_t)r->row0 * q_row, k0 = (size_t)r->row0 * k_row;
         r->memory->hybrid.pos = r->past;
-        args[i] =
-            (sti_hybrid_args){.set = &set,
-                              .shape = shape_of(l),
-                              .T = r->n,
-                              .in = {.q = io->q + q0, .k = io->k + k0, .v = io->v + k0},
-                              .state = &r->memory->hybrid,
-                              .y = io->o + q0};
+        args[i] = (sti_hybrid_args){.set = &set,
+                                    .shape = sti_attn_hybrid_shape(l),
+                                    .T = r->n,
+                                    .in = sti_attn_hybrid_in(l),
+                                    .state = &r->memory->hybrid,
+                                    .y = io->o + q0};
+        args[i].in.q = io->q + q0;
+        args[i].in.k = io->k + k0;
+        args[i].in.v = io->v + k0;
+        if (io->gate_logit) args[i].in.gate_logit = io->gate_logit + q0;
         if (raw) {
             args[i].in.q_raw = io->q_raw + q0;
             args[i].in.inv_freq = l->inv_freq;
@@ -69,7 +83,7 @@ static bool sound(const sti_attn_config *cfg, const sti_attn_layer *l,
                   const sti_attn_memory *m, int length)
 {
     const sti_hybrid_state *st = &m->hybrid;
-    sti_hybrid_shape shape = shape_of(l);
+    sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
     int S = sti_hybrid_selectors(&cfg->hybrid, &shape);
     for (int s = 0; st->sal_count && s < S; s++) {
         int n = st->sal_count[s];

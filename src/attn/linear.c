@@ -14,8 +14,8 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
                             const sti_attn_config *cfg, const sti_attn_layer *l,
                             still_error *err)
 {
-    (void)l;
-    return be->dev_reserve(dev, cfg->batch, err);
+    sti_linear_shape shape = {l->heads, l->kv_heads, l->head_dim};
+    return be->linear_reserve(dev, &shape, cfg->window, cfg->batch, err);
 }
 
 static still_status forward(const sti_backend *be, sti_dev *dev,
@@ -36,7 +36,11 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
                                            .k = io->k + k0,
                                            .v = io->v + k0,
                                            .inv_freq = l->inv_freq,
-                                           .interleaved = l->interleaved},
+                                           .interleaved = l->interleaved,
+                                           .map_q = l->trained.map_q,
+                                           .map_k = l->trained.map_k,
+                                           .bias_q = l->trained.bias_q,
+                                           .bias_k = l->trained.bias_k},
                                     .state = &r->memory->linear,
                                     .y = io->o + q0};
     }

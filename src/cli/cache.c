@@ -31,7 +31,8 @@ static still_status take(sti_buf *b, char **out, still_error *err)
     return STILL_OK;
 }
 
-still_status cli_cache_folder(const char *name, char **out, still_error *err)
+still_status cli_cache_place(const char *kind, const char *name, char **out,
+                             still_error *err)
 {
     *out = NULL;
     sti_buf path = {0};
@@ -48,8 +49,13 @@ still_status cli_cache_folder(const char *name, char **out, still_error *err)
                             "no cache folder: neither XDG_CACHE_HOME nor HOME is set");
         sti_buf_printf(&path, "%s/.cache", home);
     }
-    sti_buf_printf(&path, "/still/models/%s", name);
+    sti_buf_printf(&path, "/still/%s%s%s", kind, *name ? "/" : "", name);
     return take(&path, out, err);
+}
+
+still_status cli_cache_folder(const char *name, char **out, still_error *err)
+{
+    return cli_cache_place("models", name, out, err);
 }
 
 static bool exists(const char *folder, const char *name)
@@ -104,7 +110,8 @@ static bool could_be_cached(const char *name)
     return *name && slashes <= 1 && name[strlen(name) - 1] != '/';
 }
 
-still_status cli_resolve_model(const char *name, char **out, still_error *err)
+/* A model without regard to adapters. */
+static still_status resolve_plain(const char *name, char **out, still_error *err)
 {
     *out = NULL;
     if (!*name) return sti_fail(err, STILL_E_ARG, "the model's name is empty");
@@ -260,4 +267,69 @@ still_status cli_set_verified(const char *folder, const char *name, const char *
     sti_buf_free(&path);
     sti_buf_free(&part);
     return status;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), k = strlen(end);
+    return n > k && strcmp(text + n - k, end) == 0;
+}
+
+/* NAME.gguf and NAME.still.gguf: which of the two `path` is not; NULL if it is neither,
+ * or the other is not there. */
+static char *twin_of(const char *path, bool *is_adapter)
+{
+    *is_adapter = ends_with(path, ".still.gguf");
+    if (!*is_adapter && !ends_with(path, ".gguf")) return NULL;
+    size_t stem = strlen(path) - strlen(*is_adapter ? ".still.gguf" : ".gguf");
+    sti_buf twin = {0};
+    sti_buf_printf(&twin, "%.*s%s", (int)stem, path,
+                   *is_adapter ? ".gguf" : ".still.gguf");
+    struct stat st;
+    if (!twin.failed && stat(twin.p, &st) == 0) return twin.p;
+    sti_buf_free(&twin);
+    return NULL;
+}
+
+/* *path is an adapter: it becomes the base model, and *adapter what it was. */
+static still_status resolve_base(char **path, char **adapter, still_error *err)
+{
+    char base[1024], *found;
+    STI_TRY(still_adapter_base(*path, base, sizeof base, err));
+    if (resolve_plain(base, &found, err))
+        return sti_fail(err, STILL_E_IO,
+                        "%s: is an adapter of base model '%s', which is neither a path "
+                        "nor in the cache: pull it, or correct the name in %s/still.json",
+                        *path, base, *path);
+    if (adapter)
+        *adapter = *path;
+    else
+        free(*path);
+    *path = found;
+    return STILL_OK;
+}
+
+still_status cli_resolve_model(const char *name, char **out, char **adapter,
+                               still_error *err)
+{
+    if (adapter) *adapter = NULL;
+    STI_TRY(resolve_plain(name, out, err));
+    if (exists(*out, "still.json")) {
+        still_status status = resolve_base(out, adapter, err);
+        if (status != STILL_OK) {
+            free(*out);
+            *out = NULL;
+        }
+        return status;
+    }
+    bool is_adapter;
+    char *twin = twin_of(*out, &is_adapter);
+    if (!twin) return STILL_OK;
+    char *first = is_adapter ? twin : *out, *second = is_adapter ? *out : twin;
+    *out = first;
+    if (adapter)
+        *adapter = second;
+    else
+        free(second);
+    return STILL_OK;
 }

@@ -1,4 +1,5 @@
-/* cache.h - where models live: ${XDG_CACHE_HOME:-~/.cache}/still/models/NAME. */
+/* cache.h - where models live: ${XDG_CACHE_HOME:-~/.cache}/still/models/NAME. Tokenized
+ * training data is beside them, in still/tokens. */
 #ifndef CLI_CACHE_H
 #define CLI_CACHE_H
 
@@ -7,12 +8,19 @@
 #define CLI_DEFAULT_MODEL "smollm2"
 #define CLI_SMOLLM2_FILE "SmolLM2-135M-Instruct.Q4_1.gguf"
 
+/* still/KIND[/NAME] in the cache; it need not exist. free() *out. */
+still_status cli_cache_place(const char *kind, const char *name, char **out,
+                             still_error *err);
 /* The folder of a model in the cache; it need not exist. free() *out. */
 still_status cli_cache_folder(const char *name, char **out, still_error *err);
 
 /* What MODEL means: an existing file or folder, else a name in the cache (a folder
- * that holds a GGUF and no config.json stands for that file). free() *out. */
-still_status cli_resolve_model(const char *name, char **out, still_error *err);
+ * that holds a GGUF and no config.json stands for that file). An adapter's folder
+ * stands for the base model it names, found in the same way, and *adapter is the
+ * folder; beside NAME.gguf, NAME.still.gguf is its adapter. *adapter is NULL for a plain
+ * model. free() both; adapter may be NULL if it is of no interest. */
+still_status cli_resolve_model(const char *name, char **out, char **adapter,
+                               still_error *err);
 
 /* Makes a folder and its parents. */
 still_status cli_make_folders(const char *path, still_error *err);

@@ -60,7 +60,7 @@ static json_t *tensor_list(const still_model *m)
 /* The same context kept two ways: by softmax, and by the method asked for. */
 typedef struct bills {
     int64_t ctx;
-    const char *method;
+    still_method method;
     bool two; /* the method is not softmax */
     still_bill softmax, of_method;
 } bills;
@@ -96,7 +96,7 @@ static int print_object(const cli_options *o, const still_model *m, const bills 
     json_object_set_new(object, "memory", bill_object(&b->softmax, b->ctx));
     if (b->two) {
         json_t *of_method = bill_object(&b->of_method, b->ctx);
-        json_object_set_new(of_method, "method", json_string(b->method));
+        json_object_set_new(of_method, "method", json_string(b->method.name));
         json_object_set_new(object, "memory_method", of_method);
     }
     if (o->tensors) json_object_set_new(object, "tensor_list", tensor_list(m));
@@ -159,7 +159,7 @@ static void print_bills(const still_model *m, const bills *b)
     printf("\nMemory at context %lld, %s%s%s backend, %d thread%s:\n",
            (long long)b->ctx, i->backend, i->isa ? " " : "", i->isa ? i->isa : "",
            i->threads, i->threads == 1 ? "" : "s");
-    if (b->two) printf("  %-18s %10s %10s\n", "", "softmax", b->method);
+    if (b->two) printf("  %-18s %10s %10s\n", "", "softmax", b->method.name);
     row(b, "weights, mapped", s->weights_mapped, t->weights_mapped,
         "used in place, shared with the file cache");
     row(b, "weights, repacked", s->weights_resident, t->weights_resident,
@@ -176,16 +176,18 @@ static void print_bills(const still_model *m, const bills *b)
 static int make_bills(const cli_options *o, const still_model *m, bills *b)
 {
     still_error err;
-    still_method method;
-    int status = cli_read_method(o, &method);
+    still_method softmax;
+    int status = cli_read_method(o, m, &b->method);
     if (status != CLI_OK) return status;
+    if (still_method_init(&softmax, "softmax", 0, &err)) return cli_fail_error(&err);
     b->ctx = o->ctx ? o->ctx : still_model_get_info(m)->ctx_train;
-    b->method = o->method;
-    b->two = strcmp(o->method, "softmax") != 0;
-    still_session_params params = {
-        .ctx = (int)b->ctx, .batch = (int)o->batch, .cache = o->cache};
+    b->two = strcmp(b->method.name, softmax.name) != 0;
+    still_session_params params = {.ctx = (int)b->ctx,
+                                   .batch = (int)o->batch,
+                                   .cache = o->cache,
+                                   .method = &softmax};
     if (still_model_bill(m, &params, &b->softmax, &err)) return cli_fail_error(&err);
-    params.method = &method;
+    params.method = &b->method;
     params.rollback = (int)o->rollback;
     if (still_model_bill(m, &params, &b->of_method, &err)) return cli_fail_error(&err);
     return CLI_OK;

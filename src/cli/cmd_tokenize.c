@@ -38,7 +38,7 @@ static int open_tokenizer(const cli_options *o, const char *model,
     still_error err;
     char *path = NULL;
     if (!o->tokenizer &&
-        cli_resolve_model(model ? model : CLI_DEFAULT_MODEL, &path, &err))
+        cli_resolve_model(model ? model : CLI_DEFAULT_MODEL, &path, NULL, &err))
         return cli_fail_error(&err);
     still_status status = still_tokenizer_open(path ? path : o->tokenizer, out, &err);
     free(path);

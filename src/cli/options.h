@@ -50,6 +50,13 @@ typedef struct cli_options {
     int64_t timeout;
     bool force;
 
+    /* linearize */
+    cli_list data, lr_scale;
+    const char *out, *stage, *start, *loss, *lora_targets;
+    int64_t tokens, seq, micro, save_every, validate_every, lora_rank;
+    double held_out, lr1, lr2, warmup, clip, decay, lora_alpha, lora_dropout, kd;
+    bool resume, dry_run, mask_prompt, freeze_maps;
+
     /* help */
     bool markdown, man;
 } cli_options;
@@ -69,6 +76,7 @@ typedef enum cli_group {
     CLI_G_LENGTH,
     CLI_G_SAMPLING,
     CLI_G_DOWNLOAD,
+    CLI_G_TRAINING,
     CLI_G_METHOD,
     CLI_G_COMPUTE,
     CLI_G_OUTPUT,
@@ -131,6 +139,7 @@ int cli_cmd_generate(const cli_options *o);
 int cli_cmd_chat(const cli_options *o);
 int cli_cmd_logprobs(const cli_options *o);
 int cli_cmd_perplexity(const cli_options *o);
+int cli_cmd_linearize(const cli_options *o);
 int cli_cmd_selftest(const cli_options *o);
 int cli_cmd_help(const cli_options *o);
 int cli_cmd_version(const cli_options *o);

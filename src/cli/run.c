@@ -14,14 +14,17 @@
 int cli_open_model(const cli_options *o, const char *name, still_model **out)
 {
     still_error err;
-    char *path;
+    char *path, *adapter;
     *out = NULL;
-    if (cli_resolve_model(name ? name : CLI_DEFAULT_MODEL, &path, &err))
+    if (cli_resolve_model(name ? name : CLI_DEFAULT_MODEL, &path, &adapter, &err))
         return cli_fail_error(&err);
-    still_model_params params = {
-        .backend = o->backend, .threads = (int)o->threads, .isa = o->isa};
+    still_model_params params = {.backend = o->backend,
+                                 .threads = (int)o->threads,
+                                 .isa = o->isa,
+                                 .adapter = adapter};
     still_status status = still_model_open(path, &params, out, &err);
     free(path);
+    free(adapter);
     return status == STILL_OK ? CLI_OK : cli_fail_error(&err);
 }
 
@@ -37,19 +40,32 @@ static bool read_int(const char **text, int *out)
     return true;
 }
 
-int cli_read_method(const cli_options *o, still_method *out)
+/* What options change: the adapter's method if there is one, else a preset. */
+static still_status start_method(const cli_options *o, const still_method *trained,
+                                 still_method *out, still_error *err)
+{
+    if (!trained || (o->method && strcmp(o->method, trained->name) != 0))
+        return still_method_init(out, o->method ? o->method : "softmax", (int)o->chunk,
+                                 err);
+    *out = *trained;
+    if (o->chunk) out->chunk = (int)o->chunk;
+    if (out->select > out->chunk) out->select = out->chunk;
+    return STILL_OK;
+}
+
+int cli_read_method(const cli_options *o, const still_model *m, still_method *out)
 {
     still_error err;
     const char *at = o->cap;
-    if (still_method_init(out, o->method, (int)o->chunk, &err))
+    if (start_method(o, m ? still_model_get_info(m)->method : NULL, out, &err))
         return cli_fail_error(&err);
     if (o->select >= 0) out->select = (int)o->select;
     if (o->cap && strcmp(o->cap, "none") == 0)
         out->cap = -1;
     else if (o->cap && (!read_int(&at, &out->cap) || *at))
         return cli_fail("--cap: '%s' is neither a number of tokens nor 'none'", o->cap);
-    if (snprintf(out->score, sizeof out->score, "%s", o->score) >=
-        (int)sizeof out->score)
+    if (o->score && snprintf(out->score, sizeof out->score, "%s", o->score) >=
+                        (int)sizeof out->score)
         return cli_fail("score '%s' is not known", o->score);
     if (o->heads) out->per_head = strcmp(o->heads, "per-head") == 0;
     if (o->la_scale) out->window_scale = strcmp(o->la_scale, "window") == 0;
@@ -63,7 +79,7 @@ int cli_read_method(const cli_options *o, still_method *out)
         out->positions = STILL_POSITIONS_ABSOLUTE;
     if (o->positions && strcmp(o->positions, "capped") == 0)
         out->positions = STILL_POSITIONS_CAPPED;
-    out->seed = o->seed;
+    if (!m || !still_model_get_info(m)->method) out->seed = o->seed;
     return CLI_OK;
 }
 
@@ -72,7 +88,7 @@ int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
 {
     still_error err;
     still_method method;
-    int status = cli_read_method(o, &method);
+    int status = cli_read_method(o, m, &method);
     if (status != CLI_OK) return status;
     still_session_params params = {.ctx = (int)ctx,
                                    .batch = (int)o->batch,

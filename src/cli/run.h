@@ -9,8 +9,8 @@
 /* Resolves `name` (NULL: the default model) and opens it with o's backend, threads and
  * instructions. */
 int cli_open_model(const cli_options *o, const char *name, still_model **out);
-/* The attention method o describes. */
-int cli_read_method(const cli_options *o, still_method *out);
+/* The attention method o describes, for m (NULL: any model). */
+int cli_read_method(const cli_options *o, const still_model *m, still_method *out);
 /* A session of ctx tokens with o's method, cache type and batch. */
 int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
                      still_session **out);

@@ -13,9 +13,11 @@ enum {
     SELFTEST = 1 << 7,
     HELP = 1 << 8,
     VERSION = 1 << 9,
+    LINEARIZE = 1 << 10,
     SAMPLE = GENERATE | CHAT,
     RUN = SAMPLE | LOGPROBS | PERPLEXITY,
-    ALL = (1 << 10) - 1,
+    METHOD = RUN | INSPECT | LINEARIZE, /* commands that choose a method */
+    ALL = (1 << 11) - 1,
 };
 
 const char *const cli_group_title[CLI_G_COUNT] = {
@@ -23,6 +25,7 @@ const char *const cli_group_title[CLI_G_COUNT] = {
     [CLI_G_LENGTH] = "Length",
     [CLI_G_SAMPLING] = "Sampling",
     [CLI_G_DOWNLOAD] = "Download",
+    [CLI_G_TRAINING] = "Training",
     [CLI_G_METHOD] = "Attention method",
     [CLI_G_COMPUTE] = "Computing",
     [CLI_G_OUTPUT] = "Output",
@@ -105,7 +108,7 @@ const cli_option cli_option_table[] = {
     {"repeat-last", 0, "N", CLI_INT, AT(repeat_last), SAMPLE, CLI_G_SAMPLING,
      .preset = "64", .min = 1, .max = MOST_TOKENS,
      .help = "How many recent tokens the penalty looks at."},
-    {"seed", 's', "N", CLI_SEED, AT(seed), RUN, CLI_G_SAMPLING, .preset = "0",
+    {"seed", 's', "N", CLI_SEED, AT(seed), RUN | LINEARIZE, CLI_G_SAMPLING, .preset = "0",
      .help = "Seed of every random choice: the same seed gives the same text."},
 
     /* download */
@@ -124,43 +127,116 @@ const cli_option cli_option_table[] = {
     {"force", 0, NULL, CLI_FLAG, AT(force), PULL, CLI_G_DOWNLOAD,
      .help = "Check the sums of files that are already here, and replace bad ones."},
 
+    /* training */
+    {"data", 0, "FILE[@W]", CLI_STRINGS, AT(data), LINEARIZE, CLI_G_TRAINING,
+     .help = "Training text: JSON or JSON lines, gzipped or not, with instruction, input "
+             "and output, or with text. May be repeated; W is a file's share of the "
+             "sequences (default: by size)."},
+    {"out", 'o', "DIR", CLI_STRING, AT(out), LINEARIZE, CLI_G_TRAINING,
+     .help = "Folder to write: a MODEL for every other command. It must not exist, "
+             "except with --resume."},
+    {"stage", 0, "1|2|both", CLI_CHOICE, AT(stage), LINEARIZE, CLI_G_TRAINING,
+     .preset = "both", .choices = "1 2 both",
+     .help = "1: attention transfer, each layer learns the teacher's attention outputs. "
+             "2: low-rank linearization, next-token loss end to end."},
+    {"tokens", 'n', "N", CLI_INT, AT(tokens), LINEARIZE, CLI_G_TRAINING,
+     .preset = "20000000", .min = 1, .max = 1e15, .help = "Tokens of each stage."},
+    {"seq", 0, "N", CLI_INT, AT(seq), LINEARIZE, CLI_G_TRAINING, .preset = "1024",
+     .min = 2, .max = 1048576,
+     .help = "Tokens of a sequence; longer ones train long-range recall."},
+    {"batch", 'b', "N", CLI_INT, AT(batch), LINEARIZE, CLI_G_TRAINING, .preset = "8",
+     .min = 1, .max = 65536,
+     .help = "Sequences of one optimizer step, over all machines; gradients are "
+             "accumulated."},
+    {"micro", 0, "N", CLI_INT, AT(micro), LINEARIZE, CLI_G_TRAINING, .preset = "1",
+     .min = 1, .max = 65536, .help = "Sequences computed at once; memory grows with it."},
+    {"resume", 0, NULL, CLI_FLAG, AT(resume), LINEARIZE, CLI_G_TRAINING,
+     .help = "Go on from the last checkpoint in --out. The result is, bit for bit, that "
+             "of a run that was never interrupted."},
+    {"dry-run", 0, NULL, CLI_FLAG, AT(dry_run), LINEARIZE, CLI_G_TRAINING,
+     .help = "Measure one sequence of each stage and print time and memory; train "
+             "nothing."},
+    {"start", 0, "ADAPTER", CLI_STRING, AT(start), LINEARIZE, CLI_G_TRAINING,
+     .help = "Start from this adapter's numbers, for instance stage 2 after a stage 1 of "
+             "its own."},
+    {"lr1", 0, "X", CLI_REAL, AT(lr1), LINEARIZE, CLI_G_TRAINING, .preset = "0.01",
+     .min = 1e-12, .max = 10, .help = "Peak learning rate of stage 1."},
+    {"lr2", 0, "X", CLI_REAL, AT(lr2), LINEARIZE, CLI_G_TRAINING, .preset = "0.0005",
+     .min = 1e-12, .max = 10, .help = "Peak learning rate of stage 2."},
+    {"lr-scale", 0, "GROUP=X", CLI_STRINGS, AT(lr_scale), LINEARIZE, CLI_G_TRAINING,
+     .help = "Multiply the rate of a group: maps, scalars (alpha, window factors), gate "
+             "or lora; 0 freezes it. May be repeated."},
+    {"warmup", 0, "P", CLI_REAL, AT(warmup), LINEARIZE, CLI_G_TRAINING,
+     .preset = "0.05", .min = 1e-9, .max = 1,
+     .help = "Share of the steps in which the rate rises; a cosine down to a tenth "
+             "follows."},
+    {"clip", 0, "X", CLI_REAL, AT(clip), LINEARIZE, CLI_G_TRAINING, .preset = "1",
+     .min = 1e-9, .max = 1e9, .help = "Largest norm of the gradient."},
+    {"decay", 0, "X", CLI_REAL, AT(decay), LINEARIZE, CLI_G_TRAINING, .preset = "0",
+     .max = 1, .help = "Weight decay."},
+    {"loss", 0, "KIND", CLI_CHOICE, AT(loss), LINEARIZE, CLI_G_TRAINING,
+     .preset = "outputs", .choices = "outputs weights",
+     .help = "Stage 1: squared error of attention outputs, or cross entropy of attention "
+             "weights."},
+    {"kd", 0, "W", CLI_REAL, AT(kd), LINEARIZE, CLI_G_TRAINING, .preset = "0",
+     .max = 1000,
+     .help = "Stage 2: add W times the divergence from the teacher's predictions."},
+    {"mask-prompt", 0, NULL, CLI_FLAG, AT(mask_prompt), LINEARIZE, CLI_G_TRAINING,
+     .help = "Stage 2: only outputs count in the loss, not the prompts before them."},
+    {"freeze-maps", 0, NULL, CLI_FLAG, AT(freeze_maps), LINEARIZE, CLI_G_TRAINING,
+     .help = "Stage 2: train the low-rank additions alone."},
+    {"lora-rank", 0, "R", CLI_INT, AT(lora_rank), LINEARIZE, CLI_G_TRAINING,
+     .preset = "8", .min = 1, .max = 1024, .help = "Rank of the additions of stage 2."},
+    {"lora-alpha", 0, "X", CLI_REAL, AT(lora_alpha), LINEARIZE, CLI_G_TRAINING,
+     .preset = "16", .min = 1e-6, .max = 1e6,
+     .help = "They are multiplied by X / R."},
+    {"lora-dropout", 0, "P", CLI_REAL, AT(lora_dropout), LINEARIZE, CLI_G_TRAINING,
+     .preset = "0", .max = 0.99, .help = "Dropout of their inputs."},
+    {"lora-targets", 0, "LIST", CLI_STRING, AT(lora_targets), LINEARIZE, CLI_G_TRAINING,
+     .preset = "q,k,v,o,gate", .help = "Projections that get one."},
+    {"held-out", 0, "P", CLI_REAL, AT(held_out), LINEARIZE, CLI_G_TRAINING,
+     .preset = "0.02", .max = 0.9,
+     .help = "Share of the sequences kept for validation."},
+    {"validate-every", 0, "N", CLI_INT, AT(validate_every), LINEARIZE, CLI_G_TRAINING,
+     .max = 1e12, .help = "Steps between validations (default: ten times a stage)."},
+    {"save-every", 0, "N", CLI_INT, AT(save_every), LINEARIZE, CLI_G_TRAINING,
+     .max = 1e12, .help = "Steps between checkpoints (default: two minutes)."},
+
     /* attention method */
-    {"method", 0, "NAME", CLI_CHOICE, AT(method), RUN | INSPECT, CLI_G_METHOD,
-     .preset = "softmax",
+    {"method", 0, "NAME", CLI_CHOICE, AT(method), METHOD, CLI_G_METHOD,
      .choices = "softmax still lolcats hedgehog t2r swa liger supra",
      .help = "How layers remember the past. softmax: the model's own, every token is "
              "kept. still: exact attention for a window and the salient tokens, a linear "
              "state for the rest, so that memory is constant. lolcats, hedgehog, t2r, "
              "liger, supra: linear attention of other papers. swa: a window alone. All "
              "run without training."},
-    {"chunk", 0, "C", CLI_INT, AT(chunk), RUN | INSPECT, CLI_G_METHOD,
+    {"chunk", 0, "C", CLI_INT, AT(chunk), METHOD, CLI_G_METHOD,
      .min = 1, .max = 1048576,
      .help = "Tokens of a chunk; the window is the current chunk and the one before "
              "(default: 128; lolcats, liger: 64)."},
-    {"select", 0, "L", CLI_INT, AT(select), RUN | INSPECT, CLI_G_METHOD,
+    {"select", 0, "L", CLI_INT, AT(select), METHOD, CLI_G_METHOD,
      .preset = "-1", .min = -1, .max = 1048576,
      .help = "Tokens of a chunk that stay exact when it leaves the window (default: a "
              "quarter of the chunk; -1 stands for the default)."},
-    {"cap", 0, "M|none", CLI_STRING, AT(cap), RUN | INSPECT, CLI_G_METHOD,
+    {"cap", 0, "M|none", CLI_STRING, AT(cap), METHOD, CLI_G_METHOD,
      .help = "Exact tokens kept beyond the window (default: two chunks). The budget of a "
              "setting is 2C + M; with none it grows with the text."},
-    {"score", 0, "NAME", CLI_STRING, AT(score), RUN | INSPECT, CLI_G_METHOD,
-     .preset = "s3",
-     .help = "What makes a token salient: s3 (the Self-Saliency Score), received, "
+    {"score", 0, "NAME", CLI_STRING, AT(score), METHOD, CLI_G_METHOD,
+     .help = "What makes a token salient: s3 (the Self-Saliency Score, default), received, "
              "keynorm or random."},
-    {"heads", 0, "MODE", CLI_CHOICE, AT(heads), RUN | INSPECT, CLI_G_METHOD,
+    {"heads", 0, "MODE", CLI_CHOICE, AT(heads), METHOD, CLI_G_METHOD,
      .choices = "shared per-head",
      .help = "shared: query heads of a group select together and share a state; "
              "per-head: each for itself, as in the paper."},
-    {"la-scale", 0, "MODE", CLI_CHOICE, AT(la_scale), RUN | INSPECT, CLI_G_METHOD,
+    {"la-scale", 0, "MODE", CLI_CHOICE, AT(la_scale), METHOD, CLI_G_METHOD,
      .choices = "exact window",
      .help = "Weight of the linear term: exact, one denominator for all; window, "
              "relative to the largest logit as in LoLCATs."},
-    {"no-gate", 0, NULL, CLI_FLAG, AT(no_gate), RUN | INSPECT, CLI_G_METHOD,
+    {"no-gate", 0, NULL, CLI_FLAG, AT(no_gate), METHOD, CLI_G_METHOD,
      .help = "Ablation: no gate on the linear term."},
-    {"plain-map", 0, NULL, CLI_FLAG, AT(plain_map), RUN | INSPECT, CLI_G_METHOD,
+    {"plain-map", 0, NULL, CLI_FLAG, AT(plain_map), METHOD, CLI_G_METHOD,
      .help = "Ablation: feature map without norm preservation."},
-    {"layers", 0, "A-B", CLI_STRING, AT(layers), RUN | INSPECT, CLI_G_METHOD,
+    {"layers", 0, "A-B", CLI_STRING, AT(layers), METHOD, CLI_G_METHOD,
      .help = "Layers that use the method, counted from 0; the others stay softmax "
              "(default: all)."},
     {"positions", 0, "MODE", CLI_CHOICE, AT(positions), RUN | INSPECT, CLI_G_METHOD,
@@ -180,12 +256,12 @@ const cli_option cli_option_table[] = {
              "then paid for once."},
 
     /* computing */
-    {"backend", 0, "NAME", CLI_CHOICE, AT(backend), RUN | INSPECT | SELFTEST,
+    {"backend", 0, "NAME", CLI_CHOICE, AT(backend), METHOD | SELFTEST,
      CLI_G_COMPUTE, .preset = "cpu", .choices = "cpu ref", .later = "cuda",
      .help = "cpu: fast; ref: the plain specification, slow and exact."},
-    {"threads", 'j', "N", CLI_INT, AT(threads), RUN | INSPECT | SELFTEST, CLI_G_COMPUTE,
+    {"threads", 'j', "N", CLI_INT, AT(threads), METHOD | SELFTEST, CLI_G_COMPUTE,
      .min = 1, .max = 1024, .help = "Threads to use (default: one per core)."},
-    {"isa", 0, "NAME", CLI_CHOICE, AT(isa), RUN | INSPECT | SELFTEST, CLI_G_COMPUTE,
+    {"isa", 0, "NAME", CLI_CHOICE, AT(isa), METHOD | SELFTEST, CLI_G_COMPUTE,
      .choices = "avx512 avx2 portable",
      .help = "Instructions the cpu backend may use: avx512, avx2 or portable (default: "
              "the best this machine has)."},
@@ -283,6 +359,23 @@ const cli_command cli_command_table[] = {
      {{"still perplexity smollm2 wiki.txt", "windows of the default length"},
       {"still perplexity smollm2 wiki.jsonl.gz --ctx 512 --json", "for programs"}},
      1, 2, "a file with text", cli_cmd_perplexity},
+    {"linearize", LINEARIZE, "train a model to run in constant memory",
+     "[MODEL] --data FILE --out DIR [options]",
+     "Turns a softmax-attention model into one whose memory does not grow. Stage 1 fits "
+     "feature maps, gates and scalars of every layer to the teacher's attention; stage 2 "
+     "trains low-rank additions on next-token loss. DIR is then a model: still chat DIR. "
+     "It holds the adapter, its settings, train.jsonl with the figures of every step, and "
+     "a card. Ctrl-C saves a checkpoint, and --resume goes on from it; so it does after a "
+     "crash. Under mpirun, all ranks train one model (docs/cluster.md).",
+     {{"still linearize smollm2 --data alpaca.jsonl.gz --out mine --dry-run",
+       "what it will take"},
+      {"still linearize smollm2 --data alpaca.jsonl.gz --out mine --stage 1 -n 40000",
+       "a first result in minutes"},
+      {"still linearize smollm2 --data a.jsonl@2 --data b.jsonl@1 --seq 2048 --out mine",
+       "two files, longer sequences"},
+      {"still linearize smollm2 --data alpaca.jsonl.gz --out mine --resume",
+       "after an interruption"}},
+     0, 1, NULL, cli_cmd_linearize},
     {"selftest", SELFTEST, "compare with golden data",
      "SUITE DIR [options]",
      "SUITE is operator, baselines, models, tokenizer, chat or end-to-end. Runs the "

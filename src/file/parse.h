@@ -24,12 +24,6 @@ still_status sti_store_add_map(sti_store *s, sti_map *map, still_error *err);
 /* Makes room for n more tensors, zeroed; s->n_tensors grows as the caller fills. */
 still_status sti_store_reserve(sti_store *s, size_t n, still_error *err);
 
-/* Whether parsing failed for want of memory: jansson then often says nothing. */
-static inline bool sti_json_no_memory(const json_error_t *e)
-{
-    return json_error_code(e) == json_error_out_of_memory || e->text[0] == 0;
-}
-
 /* Replaces the mapping by a copy in memory that begins `pad` bytes later in its page,
  * for files whose numbers lie at odd addresses. */
 still_status sti_map_shift(sti_map *m, size_t pad, still_error *err);

@@ -117,12 +117,26 @@ still_status sti_writer_data(sti_writer *w, const void *p, size_t n, still_error
  * sti_writer_abort the file that was at path is untouched. */
 still_status sti_writer_finish(sti_writer *w, still_error *err);
 void sti_writer_abort(sti_writer *w);
+/* A whole text file, in the same way (file/write_text.c). */
+still_status sti_write_text(const char *path, const char *text, still_error *err);
+/* Makes a file's new name itself durable; best effort, as some file systems refuse. */
+void sti_sync_folder_of(const char *path);
+
+/* Whether parsing failed for want of memory: jansson then often says nothing. */
+static inline bool sti_json_no_memory(const json_error_t *e)
+{
+    return json_error_code(e) == json_error_out_of_memory || e->text[0] == 0;
+}
 
 /* ---- Text (file/text.c): see still_text_read. Lines of a JSONL file, gz or not. */
 typedef struct sti_lines sti_lines;
 still_status sti_lines_open(const char *path, sti_lines **out, still_error *err);
 /* Next line without its newline; *line NULL at the end. Valid until the next call. */
 still_status sti_lines_next(sti_lines *l, char **line, size_t *n, still_error *err);
+/* The first byte still to come that is no white space; 0 at the end. */
+still_status sti_lines_peek(sti_lines *l, char *c, still_error *err);
+/* Bytes of the file read so far, as they lie on the disk: packed, if it is gzip. */
+uint64_t sti_lines_offset(const sti_lines *l);
 void sti_lines_close(sti_lines *l);
 
 #endif

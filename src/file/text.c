@@ -149,6 +149,21 @@ still_status sti_lines_next(sti_lines *l, char **line, size_t *n, still_error *e
     return STILL_OK;
 }
 
+still_status sti_lines_peek(sti_lines *l, char *c, still_error *err)
+{
+    for (size_t i = 0;; i++) {
+        while (l->at + i == l->end && !l->eof) STI_TRY(fill(l, err));
+        *c = l->at + i < l->end ? l->buf[l->at + i] : 0;
+        if (*c == 0 || !strchr(" \t\r\n", *c)) return STILL_OK;
+    }
+}
+
+uint64_t sti_lines_offset(const sti_lines *l)
+{
+    z_off_t at = gzoffset(l->gz);
+    return at < 0 ? 0 : (uint64_t)at;
+}
+
 /* ---- Whole texts ------------------------------------------------------------------
  */
 

@@ -7,7 +7,6 @@
  * header is encoded and in the padding between tensors. */
 #include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -418,18 +417,6 @@ still_status sti_writer_data(sti_writer *w, const void *p, size_t n, still_error
     return w->is_gguf ? put_zeros(w, padding(e->bytes, GGUF_ALIGNMENT), err) : STILL_OK;
 }
 
-/* Makes the new name itself durable; best effort, as some file systems refuse. */
-static void sync_folder(const char *path)
-{
-    char *copy = sti_strdup(path);
-    int fd = copy ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    if (fd >= 0) {
-        fsync(fd);
-        close(fd);
-    }
-    free(copy);
-}
-
 static still_status finish(sti_writer *w, still_error *err)
 {
     if (!w->started) STI_TRY(start(w, err));
@@ -447,7 +434,7 @@ static still_status finish(sti_writer *w, still_error *err)
                         strerror(errno));
     free(w->temp); /* there is none any more */
     w->temp = NULL;
-    sync_folder(w->path);
+    sti_sync_folder_of(w->path);
     return STILL_OK;
 }
 

@@ -9,7 +9,7 @@
 
 enum { ENDS = 4096 };
 
-still_status sti_model_fingerprint(const still_model *m,
+still_status sti_model_fingerprint(const still_model *m, bool with_adapter,
                                    unsigned char out[STI_FINGERPRINT], still_error *err)
 {
     EVP_MD_CTX *ctx = EVP_MD_CTX_new();
@@ -25,6 +25,9 @@ still_status sti_model_fingerprint(const still_model *m,
              EVP_DigestUpdate(ctx, t->data, n) == 1 &&
              EVP_DigestUpdate(ctx, (const char *)t->data + t->bytes - n, n) == 1;
     }
+    const sti_adapter *a = with_adapter ? m->adapter : NULL;
+    if (a && ok)
+        ok = EVP_DigestUpdate(ctx, a->value, a->n_values * sizeof *a->value) == 1;
     ok = ok && EVP_DigestFinal_ex(ctx, out, NULL) == 1;
     EVP_MD_CTX_free(ctx);
     if (!ok)

@@ -23,6 +23,11 @@ void sti_scratch_carve(const still_model *m, int rows, sti_carve *c, sti_scratch
     out->v = sti_carve_take(c, R * kd, sizeof(float));
     out->gate = sti_carve_take(c, R * (size_t)g->ffn, sizeof(float));
     out->up = sti_carve_take(c, R * (size_t)g->ffn, sizeof(float));
+    if (m->adapter) {
+        size_t rank = (size_t)m->adapter->spec.lora.rank;
+        out->attn_gate = sti_carve_take(c, R * qd, sizeof(float));
+        out->low = sti_carve_take(c, STI_MATMUL_MAX * R * rank, sizeof(float));
+    }
     out->logits = sti_carve_take(c, head_rows * (size_t)g->vocab, sizeof(float));
     out->pos = sti_carve_take(c, R, sizeof *out->pos);
     out->sequence = sti_carve_take(c, R, sizeof *out->sequence);
@@ -31,13 +36,50 @@ void sti_scratch_carve(const still_model *m, int rows, sti_carve *c, sti_scratch
 
 sti_attn_layer sti_model_attn_layer(const still_model *m, int layer)
 {
-    return (sti_attn_layer){.index = layer,
-                            .heads = m->cfg.heads,
-                            .kv_heads = m->cfg.kv_heads,
-                            .head_dim = m->cfg.head_dim,
-                            .window = m->cfg.window[layer],
-                            .inv_freq = m->cfg.inv_freq,
-                            .interleaved = m->cfg.rope_interleaved};
+    sti_attn_layer l = {.index = layer,
+                        .heads = m->cfg.heads,
+                        .kv_heads = m->cfg.kv_heads,
+                        .head_dim = m->cfg.head_dim,
+                        .window = m->cfg.window[layer],
+                        .inv_freq = m->cfg.inv_freq,
+                        .interleaved = m->cfg.rope_interleaved};
+    if (m->adapter) l.trained = m->adapter->layer[layer].attn;
+    return l;
+}
+
+still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
+                                    const sti_target *target, int n, const float *x,
+                                    int M, float *low, float *const *y,
+                                    still_error *err)
+{
+    const int rank = a->spec.lora.rank;
+    const float scale = a->spec.lora.alpha / (float)(rank ? rank : 1);
+    const size_t size = (size_t)M * (size_t)rank;
+    const sti_lora *lora[STI_MATMUL_MAX];
+    float *out[STI_MATMUL_MAX];
+    sti_matmul_args down = {.x = x, .M = M};
+    for (int i = 0; i < n; i++) {
+        const sti_lora *l = &a->layer[layer].lora[target[i]];
+        if (!l->a.w.N) continue;
+        lora[down.n] = l;
+        out[down.n] = y[i];
+        down.w[down.n] = &l->a.w;
+        down.y[down.n++] = low + (size_t)i * size;
+    }
+    if (down.n == 0) return STILL_OK;
+    STI_TRY(a->be->matmul(a->dev, &down, err));
+    for (int i = 0; i < down.n; i++) {
+        for (size_t j = 0; j < size; j++) down.y[i][j] *= scale;
+        STI_TRY(a->be->matmul(a->dev,
+                              &(sti_matmul_args){.x = down.y[i],
+                                                 .M = M,
+                                                 .n = 1,
+                                                 .w = {&lora[i]->b.w},
+                                                 .y = {out[i]},
+                                                 .accumulate = true},
+                              err));
+    }
+    return STILL_OK;
 }
 
 still_status sti_model_check_tokens(const still_model *m, const int32_t *tok, int n,
@@ -94,21 +136,34 @@ static still_status attention(still_model *m, const sti_attn_config *cfg,
 {
     const sti_layer *L = &m->layer[layer];
     const sti_attn_layer shape = sti_model_attn_layer(m, layer);
+    const sti_adapter *a =
+        layer >= cfg->first && layer <= cfg->last ? m->adapter : NULL;
+    const bool gated = a && a->layer[layer].gate.w.N > 0;
     for (int i = 0; i < n_seq; i++) s->sequence[i].memory = &seq[i].memory[layer];
     STI_TRY(norm(m, s->x, L->attn_norm, s->h, M, err));
-    STI_TRY(m->be->matmul(m->dev,
-                          &(sti_matmul_args){.x = s->h,
-                                             .M = M,
-                                             .n = 3,
-                                             .w = {&L->q.w, &L->k.w, &L->v.w},
-                                             .bias = {L->q.bias, L->k.bias, L->v.bias},
-                                             .y = {s->q, s->k, s->v}},
-                          err));
+    sti_matmul_args project = {.x = s->h,
+                               .M = M,
+                               .n = 3,
+                               .w = {&L->q.w, &L->k.w, &L->v.w},
+                               .bias = {L->q.bias, L->k.bias, L->v.bias},
+                               .y = {s->q, s->k, s->v}};
+    if (gated) {
+        project.w[project.n] = &a->layer[layer].gate.w;
+        project.y[project.n++] = s->attn_gate;
+    }
+    STI_TRY(m->be->matmul(m->dev, &project, err));
+    if (a)
+        STI_TRY(sti_model_add_low_rank(
+            a, layer,
+            (const sti_target[]){STI_TARGET_Q, STI_TARGET_K, STI_TARGET_V,
+                                 STI_TARGET_GATE},
+            project.n, s->h, M, s->low, project.y, err));
     STI_TRY(sti_attn_engine_of(cfg, layer)
                 ->forward(m->be, m->dev, cfg, &shape,
                           &(sti_attn_io){.q = s->q,
                                          .k = s->k,
                                          .v = s->v,
+                                         .gate_logit = gated ? s->attn_gate : NULL,
                                          .q_raw = s->q_raw,
                                          .o = s->o,
                                          .pos = s->pos,
@@ -117,7 +172,10 @@ static still_status attention(still_model *m, const sti_attn_config *cfg,
                                          .n_rows = n_seq,
                                          .scratch = s->attn},
                           err));
-    return add_linear(m, &L->o, s->o, s->x, M, err);
+    STI_TRY(add_linear(m, &L->o, s->o, s->x, M, err));
+    if (!a) return STILL_OK;
+    return sti_model_add_low_rank(a, layer, (const sti_target[]){STI_TARGET_O}, 1, s->o,
+                                  M, s->low, (float *const[]){s->x}, err);
 }
 
 static still_status feed_forward(still_model *m, sti_scratch *s, int layer, int M,

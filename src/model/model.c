@@ -158,6 +158,32 @@ static void fill_info(still_model *m)
     i->file_bytes = m->store.file_bytes;
 }
 
+sti_adapter_home sti_model_home(still_model *m)
+{
+    return (sti_adapter_home){.cfg = &m->cfg, .be = m->be, .dev = m->dev};
+}
+
+/* Reads an adapter that was made for this very model. */
+static still_status load_adapter(still_model *m, const char *path, still_error *err)
+{
+    unsigned char base[STI_FINGERPRINT];
+    sti_adapter_spec spec;
+    STI_TRY(sti_adapter_read_spec(path, &spec, err));
+    STI_TRY(sti_model_fingerprint(m, false, base, err));
+    if (memcmp(base, spec.base, sizeof base) != 0)
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s: the adapter was trained for another base model ('%s') "
+                        "than %s",
+                        path, spec.base_name, m->store.path);
+    const sti_adapter_home home = sti_model_home(m);
+    const sti_dtype type = m->layer[0].q.w.type;
+    const bool floats = type == STI_F32 || type == STI_F16 || type == STI_BF16;
+    STI_TRY(sti_adapter_read(&home, path, !floats, &m->adapter, err));
+    m->info.method = &m->adapter->spec.method;
+    m->info.params += m->adapter->n_values;
+    return STILL_OK;
+}
+
 still_status still_model_open(const char *path, const still_model_params *params,
                               still_model **out, still_error *err)
 {
@@ -179,6 +205,7 @@ still_status still_model_open(const char *path, const still_model_params *params
     if (st == STILL_OK) st = sti_tokenizer_from_store(&m->store, &m->tokenizer, err);
     if (st == STILL_OK) st = make_device(m, &p, err);
     if (st == STILL_OK) st = load_weights(&ld);
+    if (st == STILL_OK && p.adapter) st = load_adapter(m, p.adapter, err);
     if (st != STILL_OK) {
         still_model_free(m);
         return st;
@@ -191,6 +218,7 @@ still_status still_model_open(const char *path, const still_model_params *params
 void still_model_free(still_model *m)
 {
     if (!m) return;
+    sti_adapter_free(m->adapter);
     if (m->dev) {
         for (int i = 0; m->layer && i < m->cfg.layers; i++) {
             sti_layer *L = &m->layer[i];

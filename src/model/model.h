@@ -2,8 +2,7 @@
 #ifndef STI_MODEL_MODEL_H
 #define STI_MODEL_MODEL_H
 
-#include "attn/attn.h"
-#include "model/config.h"
+#include "model/adapter.h"
 #include "token/token.h"
 
 typedef struct sti_linear { /* y = x W^T + b */
@@ -28,6 +27,7 @@ struct still_model {
     const float *final_norm;
     float *vectors; /* all norms and biases, as floats */
     size_t vectors_used, vectors_room;
+    sti_adapter *adapter; /* or NULL */
 };
 
 /* The matrix that makes logits. */
@@ -45,6 +45,8 @@ typedef struct sti_scratch {
     float *q, *q_raw, *o;   /* [rows, H, D] */
     float *k, *v;           /* [rows, G, D] */
     float *gate, *up;       /* [rows, ffn] */
+    float *attn_gate;       /* [rows, H, D], with an adapter */
+    float *low;             /* [STI_MATMUL_MAX, rows, rank], likewise */
     float *logits;          /* [min(rows, STI_HEAD_ROWS), vocab] */
     int32_t *pos;           /* [rows] */
     sti_attn_seq *sequence; /* [rows] */
@@ -74,10 +76,20 @@ still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
 still_status sti_model_logits(still_model *m, sti_scratch *s, int row0, int n,
                               float *logits, still_error *err);
 
+/* The additions of adapted projections: y_i += alpha / rank (x A_i^T) B_i^T for n
+ * targets that read one input x [M, .]; those without one are skipped. low: [n, M,
+ * rank]. It keeps x A^T scaled, for the gradient of B. */
+still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
+                                    const sti_target *target, int n, const float *x,
+                                    int M, float *low, float *const *y,
+                                    still_error *err);
+
+sti_adapter_home sti_model_home(still_model *m);
+
 /* SHA-256 of what the model is: names, types and shapes of its tensors and the ends of
- * their data. Files made for one model are bound to it by this. */
-enum { STI_FINGERPRINT = 32 };
-still_status sti_model_fingerprint(const still_model *m,
+ * their data; `with_adapter`: and of its adapter's numbers. Files made for one model
+ * are bound to it by this. */
+still_status sti_model_fingerprint(const still_model *m, bool with_adapter,
                                    unsigned char out[STI_FINGERPRINT],
                                    still_error *err);
 

@@ -102,6 +102,14 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
     return STILL_OK;
 }
 
+still_status sti_hybrid_match_check(const sti_hybrid_settings *set, still_error *err)
+{
+    if (set->has_linear) return STILL_OK;
+    return sti_fail(err, STILL_E_UNSUPPORTED,
+                    "hybrid attention: attention weights cannot be matched by a method "
+                    "that gives forgotten tokens none, expected one with a linear state");
+}
+
 /* Salient tokens a list may come to hold. Without a cap every chunk that has left by
  * token max_tokens - 1 has put `select` tokens there. */
 static int64_t salient_room(const sti_hybrid_settings *set, int64_t max_tokens)

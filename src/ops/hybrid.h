@@ -134,6 +134,12 @@ bool sti_hybrid_preset(const char *method, int chunk, sti_hybrid_settings *out);
 still_status sti_hybrid_check(const sti_hybrid_settings *set,
                               const sti_hybrid_shape *shape, still_error *err);
 
+/* Attention weights can be matched (sti_hybrid_match_args) where every past token has
+ * one. phi(q).phi(k) below the floor counts as the floor in the logarithm and has no
+ * gradient there: relu features may have nothing in common. */
+#define STI_MATCH_FLOOR 1e-12
+still_status sti_hybrid_match_check(const sti_hybrid_settings *set, still_error *err);
+
 static inline int sti_hybrid_selectors(const sti_hybrid_settings *set,
                                        const sti_hybrid_shape *shape)
 {
@@ -287,5 +293,8 @@ still_status sti_ref_hybrid_parallel(const sti_hybrid_parallel_args64 *a,
                                      still_error *err);
 still_status sti_ref_hybrid_backward(const sti_hybrid_parallel_args64 *a,
                                      still_error *err);
+/* sti_hybrid_match_args of ops/ops.h, in double: *loss, and scale times its gradient. */
+still_status sti_ref_hybrid_match(const sti_hybrid_parallel_args64 *a, double scale,
+                                  double *loss, still_error *err);
 
 #endif

@@ -29,9 +29,9 @@ typedef struct sti_weight {
     int layout;       /* backend's own number */
 } sti_weight;
 
-/* y_i[M, N_i] = x[M, K] W_i^T + bias_i, for up to three matrices that read one input
- * (q, k, v; gate, up). accumulate: y_i += instead (residual connections). */
-#define STI_MATMUL_MAX 3
+/* y_i[M, N_i] = x[M, K] W_i^T + bias_i, for up to four matrices that read one input
+ * (q, k, v and attention's gate; gate, up). accumulate: y_i += instead (residual connections). */
+#define STI_MATMUL_MAX 4
 typedef struct sti_matmul_args {
     const float *x;
     int M, n;
@@ -60,13 +60,13 @@ typedef struct sti_rmsnorm_args {
 /* Rotary positions in place: pair i of a head turns by pos * inv_freq[i], a product in
  * double: in float a stream of a million tokens would turn by 0.03 too much or too
  * little. Pairs are (i, i + D/2) (Hugging Face), or (2i, 2i+1) if interleaved (GGUF
- * llama). */
+ * llama). back: turns the other way, which is the gradient. */
 typedef struct sti_rope_args {
     float *x;              /* [M, heads, D] */
     const int32_t *pos;    /* [M] */
     const float *inv_freq; /* [D/2] */
     int M, heads, D;
-    bool interleaved;
+    bool interleaved, back;
 } sti_rope_args;
 
 /* y = silu(gate) * up, elementwise over [M, K]. y may be gate. */
@@ -109,6 +109,79 @@ typedef struct sti_logprob_args {
     int32_t *top;   /* [M] */
 } sti_logprob_args;
 
+/* ---- Backward, for training. Gradients are float; sums over rows that feed one number
+ * are made in a fixed order whatever the number of threads. ------------------------- */
+
+/* dx[M, K] = [dx +] sum_i dy_i[M, N_i] W_i: the inputs' gradient of a matmul. Bounded by
+ * arithmetic: 2 M N K operations, weights widened to float on the way. */
+typedef struct sti_matmul_back_args {
+    const float *dy[STI_MATMUL_MAX]; /* [M, N_i] */
+    int M, n;
+    const sti_weight *w[STI_MATMUL_MAX];
+    float *dx; /* no alias with dy */
+    bool accumulate;
+} sti_matmul_back_args;
+
+/* dw[N, K] += scale dy[M, N]^T x[M, K]: the gradient of a matrix in training. */
+typedef struct sti_matmul_grad_args {
+    const float *dy, *x;
+    float *dw;
+    int M, N, K;
+    float scale;
+} sti_matmul_grad_args;
+
+/* dx[M, K] += gradient of rmsnorm, given dy; g is not trained. */
+typedef struct sti_rmsnorm_back_args {
+    const float *x, *g, *dy;
+    float *dx; /* no alias */
+    int M, K;
+    float eps;
+} sti_rmsnorm_back_args;
+
+/* dgate, dup [M, K] of swiglu; they may be gate and up themselves. */
+typedef struct sti_swiglu_back_args {
+    const float *gate, *up, *dy;
+    float *dgate, *dup;
+    int M, K;
+} sti_swiglu_back_args;
+
+/* Loss of rows of logits and its gradient, which takes their place:
+ *   loss = weight_m (-log p_m(target_m) + kd KL(t_m || p_m)),   p = softmax(logits),
+ * t the softmax of the teacher's logits (kd 0: NULL). A row of weight 0 gets gradient
+ * 0 and loss 0. loss[m] and kl[m] are the two terms before kd and weight (kl may be
+ * NULL). */
+typedef struct sti_loss_args {
+    float *logits;        /* [M, V] in: logits, out: gradient */
+    const float *teacher; /* [M, V] or NULL */
+    const int32_t *target;
+    const float *weight; /* [M] */
+    float kd;
+    int M, V;
+    double *loss, *kl; /* [M] */
+} sti_loss_args;
+
+/* AdamW over n numbers: g = scale * grad; m, v moments with bias corrections c1 = 1 -
+ * beta1^t, c2 = 1 - beta2^t; x -= lr (m / c1 / (sqrt(v / c2) + eps) + decay x). */
+typedef struct sti_adam_args {
+    float *x, *m, *v;
+    const float *grad;
+    size_t n;
+    float scale, lr, beta1, beta2, eps, decay;
+    double c1, c2;
+} sti_adam_args;
+
+/* Attention weights matched instead of outputs (--loss weights). Teacher: A[t,j], the
+ * softmax of q_t . k_j / sqrt(D) over all j <= t. Student: B[t,j] = w_j / den where j is
+ * in the window or salient, a phi(q_t).phi(k_j) / den where it is folded; the gate has no
+ * part in it. *loss = sum over b, t and heads of -sum_j A log B; its gradient times
+ * `scale` is added to p->grad's maps, biases, alpha and window_logit (NULL: not wanted).
+ * Reads fold_chunk; time grows with T^2, memory does not. */
+typedef struct sti_hybrid_match_args {
+    const sti_hybrid_parallel_args *p; /* y and dy are not used */
+    float scale;
+    double *loss;
+} sti_hybrid_match_args;
+
 typedef struct sti_dev_params {
     int threads;
     const char *isa;
@@ -142,6 +215,17 @@ typedef struct sti_backend {
     still_status (*softmax_attn)(sti_dev *, const sti_attn_args *, still_error *);
     still_status (*logprob)(sti_dev *, const sti_logprob_args *, still_error *);
 
+    /* Training. sum_squares: of n floats, in double. */
+    still_status (*matmul_back)(sti_dev *, const sti_matmul_back_args *, still_error *);
+    still_status (*matmul_grad)(sti_dev *, const sti_matmul_grad_args *, still_error *);
+    still_status (*rmsnorm_back)(sti_dev *, const sti_rmsnorm_back_args *,
+                                 still_error *);
+    still_status (*swiglu_back)(sti_dev *, const sti_swiglu_back_args *, still_error *);
+    still_status (*loss)(sti_dev *, const sti_loss_args *, still_error *);
+    still_status (*adam)(sti_dev *, const sti_adam_args *, still_error *);
+    still_status (*sum_squares)(sti_dev *, const float *x, size_t n, double *out,
+                                still_error *);
+
     /* The hybrid operator (ops/hybrid.h). `hybrid` advances n sessions, each by its own
      * T tokens; element sizes of their states are state_kv (0: the session's cache
      * type) and state_real. Scratch is reserved by dev_reserve like that of the others,
@@ -156,7 +240,12 @@ typedef struct sti_backend {
                                     still_error *);
     still_status (*hybrid_backward)(sti_dev *, const sti_hybrid_parallel_args *,
                                     still_error *);
-    /* Liger (window > 0) and SUPRA (ops/linear.h): n sessions; one whole sequence. */
+    still_status (*hybrid_match)(sti_dev *, const sti_hybrid_match_args *,
+                                 still_error *);
+    /* Liger (window > 0) and SUPRA (ops/linear.h): n sessions; one whole sequence.
+     * linear_reserve says what method will come, as hybrid_reserve does. */
+    still_status (*linear_reserve)(sti_dev *, const sti_linear_shape *, int window,
+                                   int rows, still_error *);
     still_status (*linear)(sti_dev *, const sti_linear_args *, int n, still_error *);
     still_status (*linear_backward)(sti_dev *, const sti_linear_args *, still_error *);
 } sti_backend;

@@ -12,6 +12,27 @@
 
 enum { DEFAULT_BATCH = 512, MOST_ROLLBACK = 4096 };
 
+/* An adapter's numbers mean something for the method they were trained for only. Sizes
+ * (chunk, cap, select) and the score may differ; what the tensors stand for may not. */
+static still_status check_method(const still_model *m, const still_method *method,
+                                 still_error *err)
+{
+    const still_method *t = m->info.method;
+    if (!t) return STILL_OK;
+    if (!method || strcmp(method->name, t->name) != 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "the adapter was trained for method %s, not %s: open the base "
+                        "model for that",
+                        t->name, method ? method->name : "softmax");
+    if (method->per_head != t->per_head || method->gate != t->gate ||
+        method->norm_map != t->norm_map || method->window_scale != t->window_scale ||
+        method->first_layer != t->first_layer || method->last_layer != t->last_layer)
+        return sti_fail(err, STILL_E_ARG,
+                        "the adapter was trained with other heads, gate, map, scale or "
+                        "layers than asked for: those are part of it");
+    return STILL_OK;
+}
+
 static still_status configure(const still_model *m, const still_session_params *params,
                               still_session *s, still_error *err)
 {
@@ -38,6 +59,7 @@ static still_status configure(const still_model *m, const still_session_params *
     s->cfg = (sti_attn_config){.cache = cache, .ctx = p.ctx, .batch = p.batch};
     s->rollback = p.rollback;
     sti_attn_layer layer = sti_model_attn_layer(m, 0);
+    if (!p.method) p.method = m->info.method;
     return sti_attn_configure(p.method, &layer, m->cfg.layers, m->cfg.ctx_train,
                               &s->cfg, err);
 }
@@ -128,6 +150,7 @@ still_status still_session_new(still_model *m, const still_session_params *p,
 {
     *out = NULL;
     still_session draft = {.model = m};
+    STI_TRY(check_method(m, p && p->method ? p->method : m->info.method, err));
     STI_TRY(configure(m, p, &draft, err));
     return make(&draft, out, err);
 }
@@ -347,6 +370,9 @@ still_status still_model_bill(const still_model *m, const still_session_params *
         b.weights_resident += m->embed.own.bytes;
     }
     b.weights_resident += m->vectors_room * sizeof(float);
+    if (m->adapter)
+        b.weights_resident +=
+            m->adapter->n_values * sizeof(float) + m->adapter->resident;
     b.runtime = RUNTIME_BYTES + (m->tokenizer ? sti_tokenizer_bytes(m->tokenizer) : 0);
     b.total = b.weights_mapped + b.weights_resident + b.cache + b.rollback + b.scratch +
               b.runtime;

@@ -196,7 +196,7 @@ static still_status make_head(const still_session *s, file_head *head, still_err
                         .vocab = (uint64_t)s->model->cfg.vocab,
                         .has_logits = s->has_logits};
     memcpy(head->magic, MAGIC, sizeof MAGIC);
-    return sti_model_fingerprint(s->model, head->fingerprint, err);
+    return sti_model_fingerprint(s->model, true, head->fingerprint, err);
 }
 
 typedef struct part {

@@ -333,6 +333,30 @@ static void test_half_window(void **state)
     drop(&p);
 }
 
+/* A call needs no more than was reserved, which the bill knows. */
+static void test_reserved(void **state)
+{
+    (void)state;
+    const sti_backend *b = sti_backend_find("cpu");
+    int more[2] = {0}; /* cases that need more than a matrix product: SUPRA, Liger */
+    for (int i = 0; i < N_CASES; i++) {
+        problem p = make(cases[i].shape, cases[i].window, cases[i].T, 5);
+        sti_dev *dev = new_dev(NULL, 1);
+        const sti_linear_args a = args(&p, 0, p.T);
+        still_error err;
+        const size_t before = b->dev_bytes(dev, p.T);
+        assert_int_equal(b->linear_reserve(dev, &p.shape, p.window, p.T, &err),
+                         STILL_OK);
+        const size_t reserved = b->dev_bytes(dev, p.T);
+        more[p.window > 0] += reserved > before;
+        assert_int_equal(b->linear(dev, &a, 1, &err), STILL_OK);
+        assert_int_equal(b->dev_bytes(dev, p.T), reserved);
+        b->dev_free(dev);
+        drop(&p);
+    }
+    assert_true(more[0] > 0 && more[1] > 0);
+}
+
 static void test_bad_arguments(void **state)
 {
     (void)state;
@@ -342,6 +366,7 @@ static void test_bad_arguments(void **state)
     still_error err;
     sti_linear_args a = args(&p, 0, 9);
     a.shape.G = 3;
+    assert_int_equal(b->linear_reserve(dev, &a.shape, 4, 9, &err), STILL_E_ARG);
     assert_int_equal(b->linear(dev, &a, 1, &err), STILL_E_ARG);
     assert_int_equal(b->linear_backward(dev, &a, &err), STILL_E_ARG);
     const sti_linear_args other[] = {args(&p, 0, 9), a};
@@ -358,7 +383,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_reference), cmocka_unit_test(test_any_cut),
         cmocka_unit_test(test_threads),           cmocka_unit_test(test_far_gates),
-        cmocka_unit_test(test_half_window),       cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_half_window),       cmocka_unit_test(test_reserved),
+        cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,13 @@
-/* A decode step allocates nothing, whatever the method: every allocator is wrapped and
- * counted while tokens are fed one by one. */
+/* Sessions allocate nothing once they are made, whatever the method: every allocator is
+ * wrapped and counted, the mapping of large blocks among them, while tokens are fed, in
+ * batches and one by one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/types.h>
 
 #include <cmocka.h>
 
@@ -17,6 +19,8 @@ void *__real_realloc(void *p, size_t n);
 void *__wrap_malloc(size_t n);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t n);
+void *__real_mmap(void *at, size_t n, int access, int flags, int fd, off_t from);
+void *__wrap_mmap(void *at, size_t n, int access, int flags, int fd, off_t from);
 
 static int allocations;
 
@@ -35,46 +39,55 @@ void *__wrap_realloc(void *p, size_t n)
     allocations++;
     return __real_realloc(p, n);
 }
-
-static void decode_allocates_nothing(void **state)
+void *__wrap_mmap(void *at, size_t n, int access, int flags, int fd, off_t from)
 {
-    (void)state;
+    allocations++;
+    return __real_mmap(at, n, access, flags, fd, from);
+}
+
+enum { SESSIONS = 3, BATCH = 96, STEPS = 60 };
+
+/* The model is new and has computed nothing: what sessions reserved must do. */
+static void feed_with(const char *name, int chunk)
+{
     still_error e;
     still_model *m;
+    still_method how;
+    still_session *s[SESSIONS];
+    const still_session_params p = {
+        .ctx = 250, .batch = BATCH, .method = &how, .rollback = 2};
     assert_int_equal(still_model_open(FIXTURES "/models/llama3",
                                       &(still_model_params){.threads = 2}, &m, &e),
                      STILL_OK);
+    assert_int_equal(still_method_init(&how, name, chunk, &e), STILL_OK);
+    for (int j = 0; j < SESSIONS; j++)
+        assert_int_equal(still_session_new(m, &p, &s[j], &e), STILL_OK);
+    const int before = allocations;
+    int32_t prompt[BATCH] = {1, 2, 3, 4, 5, 6};
+    assert_int_equal(still_session_feed(s[1], prompt, BATCH, &e), STILL_OK);
+    for (int t = 0; t < STEPS; t++) {
+        int32_t tok[SESSIONS] = {t, 2 * t, 3 * t};
+        assert_int_equal(still_session_feed(s[0], tok, 1, &e), STILL_OK);
+        assert_int_equal(still_session_step(s, tok, SESSIONS, &e), STILL_OK);
+    }
+    const int allocated = allocations - before;
+    if (allocated != 0) fail_msg("%s: %d allocations while feeding", name, allocated);
+    for (int j = 0; j < SESSIONS; j++) still_session_free(s[j]);
+    still_model_free(m);
+}
+
+static void feeding_allocates_nothing(void **state)
+{
+    (void)state;
     const char *name;
     for (int i = 0; (name = still_method_at(i, NULL)); i++) {
-        still_method how;
-        still_session *s[3];
-        assert_int_equal(still_method_init(&how, name, 8, &e), STILL_OK);
-        for (int j = 0; j < 3; j++) {
-            assert_int_equal(
-                still_session_new(
-                    m,
-                    &(still_session_params){.ctx = 200, .method = &how, .rollback = 2},
-                    &s[j], &e),
-                STILL_OK);
-            int32_t prompt[30] = {1, 2, 3, 4, 5, 6};
-            assert_int_equal(still_session_feed(s[j], prompt, 10 * (j + 1), &e),
-                             STILL_OK);
-        }
-        int before = allocations;
-        for (int t = 0; t < 60; t++) {
-            int32_t tok[3] = {t, 2 * t, 3 * t};
-            assert_int_equal(still_session_feed(s[0], tok, 1, &e), STILL_OK);
-            assert_int_equal(still_session_step(s, tok, 3, &e), STILL_OK);
-        }
-        if (allocations != before)
-            fail_msg("%s: %d allocations in 60 steps", name, allocations - before);
-        for (int j = 0; j < 3; j++) still_session_free(s[j]);
+        feed_with(name, 8);
+        feed_with(name, 512);
     }
-    still_model_free(m);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(decode_allocates_nothing)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(feeding_allocates_nothing)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -104,10 +104,13 @@ static int dev_threads(const sti_dev *dev)
 
 static size_t dev_bytes(const sti_dev *dev, int rows)
 {
-    size_t a = sti_cpu_matmul_scratch(dev, rows), b = sti_cpu_attn_scratch(dev, rows);
-    size_t c = sti_cpu_hybrid_scratch(dev, rows);
-    a = a > b ? a : b;
-    return a > c ? a : c;
+    const size_t need[] = {
+        sti_cpu_matmul_scratch(dev, rows), sti_cpu_attn_scratch(dev, rows),
+        sti_cpu_hybrid_scratch(dev, rows), sti_cpu_linear_scratch(dev, rows)};
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof need / sizeof *need; i++)
+        if (need[i] > most) most = need[i];
+    return most;
 }
 
 still_status sti_cpu_need_bytes(sti_dev *dev, size_t bytes, still_error *err)
@@ -147,6 +150,13 @@ const sti_backend sti_backend_cpu = {
     .swiglu = sti_cpu_swiglu,
     .softmax_attn = sti_cpu_softmax_attn,
     .logprob = sti_cpu_logprob,
+    .matmul_back = sti_cpu_matmul_back,
+    .matmul_grad = sti_cpu_matmul_grad,
+    .rmsnorm_back = sti_cpu_rmsnorm_back,
+    .swiglu_back = sti_cpu_swiglu_back,
+    .loss = sti_cpu_loss,
+    .adam = sti_cpu_adam,
+    .sum_squares = sti_cpu_sum_squares,
     .state_kv = 0, /* as the session's cache */
     .state_real = sizeof(float),
     .hybrid_reserve = sti_cpu_hybrid_reserve,
@@ -154,6 +164,8 @@ const sti_backend sti_backend_cpu = {
     .hybrid_route = sti_cpu_hybrid_route,
     .hybrid_parallel = sti_cpu_hybrid_parallel,
     .hybrid_backward = sti_cpu_hybrid_backward,
+    .hybrid_match = sti_cpu_hybrid_match,
+    .linear_reserve = sti_cpu_linear_reserve,
     .linear = sti_cpu_linear,
     .linear_backward = sti_cpu_linear_backward,
 };

@@ -34,7 +34,8 @@ struct sti_dev {
      * call. It holds what `rows` rows need; sti_cpu_need makes it larger. */
     sti_block scratch;
     int rows;
-    size_t hybrid_fixed, hybrid_row; /* scratch of the hybrid operator: any, per row */
+    /* Scratch of operators that are reserved: any call's, and per row. */
+    size_t hybrid_fixed, hybrid_row, linear_fixed, linear_row;
     /* Where repacked weights lie, see weight.c. */
     sti_block *arena;            /* [n_arenas] */
     size_t n_arenas, arena_used; /* bytes of the last one */
@@ -52,6 +53,7 @@ still_status sti_cpu_need_bytes(sti_dev *dev, size_t bytes, still_error *err);
 size_t sti_cpu_matmul_scratch(const sti_dev *dev, int rows);
 size_t sti_cpu_attn_scratch(const sti_dev *dev, int rows);
 size_t sti_cpu_hybrid_scratch(const sti_dev *dev, int rows);
+size_t sti_cpu_linear_scratch(const sti_dev *dev, int rows);
 
 /* Weights (weight.c). */
 still_status sti_cpu_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w,
@@ -69,6 +71,18 @@ still_status sti_cpu_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error 
 still_status sti_cpu_softmax_attn(sti_dev *dev, const sti_attn_args *a,
                                   still_error *err);
 still_status sti_cpu_logprob(sti_dev *dev, const sti_logprob_args *a, still_error *err);
+still_status sti_cpu_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
+                                 still_error *err);
+still_status sti_cpu_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *a,
+                                 still_error *err);
+still_status sti_cpu_rmsnorm_back(sti_dev *dev, const sti_rmsnorm_back_args *a,
+                                  still_error *err);
+still_status sti_cpu_swiglu_back(sti_dev *dev, const sti_swiglu_back_args *a,
+                                 still_error *err);
+still_status sti_cpu_loss(sti_dev *dev, const sti_loss_args *a, still_error *err);
+still_status sti_cpu_adam(sti_dev *dev, const sti_adam_args *a, still_error *err);
+still_status sti_cpu_sum_squares(sti_dev *dev, const float *x, size_t n, double *out,
+                                 still_error *err);
 still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set,
                                     const sti_hybrid_shape *shape, int rows,
                                     still_error *err);
@@ -80,6 +94,10 @@ still_status sti_cpu_hybrid_parallel(sti_dev *dev, const sti_hybrid_parallel_arg
                                      still_error *err);
 still_status sti_cpu_hybrid_backward(sti_dev *dev, const sti_hybrid_parallel_args *a,
                                      still_error *err);
+still_status sti_cpu_hybrid_match(sti_dev *dev, const sti_hybrid_match_args *a,
+                                  still_error *err);
+still_status sti_cpu_linear_reserve(sti_dev *dev, const sti_linear_shape *shape,
+                                    int window, int rows, still_error *err);
 still_status sti_cpu_linear(sti_dev *dev, const sti_linear_args *a, int n,
                             still_error *err);
 still_status sti_cpu_linear_backward(sti_dev *dev, const sti_linear_args *a,

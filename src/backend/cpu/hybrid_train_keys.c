@@ -55,28 +55,27 @@ size_t sti_train_keys_bytes(const sti_train *t)
 }
 
 /* The chunk that folds token j; without a window, the span it belongs to. */
-static int folded_at(const keys *x, int j)
+static int folded_at(const sti_train *t, int b, int sel, int j)
 {
-    return x->t->set->has_window ? sti_train_fold_of(x->t, x->b, x->sel, j)
-                                 : j / x->t->span;
+    return t->set->has_window ? sti_train_fold_of(t, b, sel, j) : j / t->span;
 }
 
-/* order and start, by counting; within a chunk tokens keep their order. */
-static void sort_tokens(const keys *x)
+void sti_train_fold_order(const sti_train *t, int b, int sel, int32_t *order,
+                          int *start)
 {
-    const int spans = x->t->n_spans, T = x->t->a->T;
-    memset(x->start, 0, ((size_t)spans + 1) * sizeof *x->start);
+    const int spans = t->n_spans, T = t->a->T;
+    memset(start, 0, ((size_t)spans + 1) * sizeof *start);
     for (int j = 0; j < T; j++) {
-        const int at = folded_at(x, j);
-        if (at < spans) x->start[at + 1]++;
+        const int at = folded_at(t, b, sel, j);
+        if (at < spans) start[at + 1]++;
     }
-    for (int c = 0; c < spans; c++) x->start[c + 1] += x->start[c];
+    for (int c = 0; c < spans; c++) start[c + 1] += start[c];
     for (int j = 0; j < T; j++) {
-        const int at = folded_at(x, j);
-        if (at < spans) x->order[x->start[at]++] = j;
+        const int at = folded_at(t, b, sel, j);
+        if (at < spans) order[start[at]++] = j;
     }
-    for (int c = spans; c > 0; c--) x->start[c] = x->start[c - 1];
-    x->start[0] = 0;
+    for (int c = spans; c > 0; c--) start[c] = start[c - 1];
+    start[0] = 0;
 }
 
 static void load(const keys *x, const int32_t *token, int n)
@@ -187,7 +186,7 @@ void sti_train_keys_run(const sti_train *t, const sti_train_sums *s, int b, int 
     if (s->dk_fold) memset(s->dk_fold + head * T * D, 0, T * D * size);
     if (s->dv_fold) memset(s->dv_fold + head * T * D, 0, T * D * size);
 
-    sort_tokens(&x);
+    sti_train_fold_order(t, b, sel, x.order, x.start);
     const bool window = t->set->has_window;
     /* Before the first fold queries see no state, and left nothing behind. */
     for (int c = t->n_spans - 1; c >= 0 && x.start[c + 1] > 0; c--) {

@@ -38,9 +38,34 @@ static sti_lin call_of(const sti_dev *dev, const sti_linear_args *a, int n)
                      .workers = sti_pool_threads(dev->pool)};
 }
 
+size_t sti_cpu_linear_scratch(const sti_dev *dev, int rows)
+{
+    return dev->linear_fixed + dev->linear_row * (size_t)rows;
+}
+
+still_status sti_cpu_linear_reserve(sti_dev *dev, const sti_linear_shape *shape,
+                                    int window, int rows, still_error *err)
+{
+    const sti_linear_args a = {.shape = *shape, .window = window, .T = rows};
+    STI_TRY(check(&a, &a, err));
+    const sti_lin l = call_of(dev, &a, 1);
+    size_t fixed, row = 0;
+    if (window > 0) {
+        fixed = sti_cpu_liger_scratch(&l);
+    } else {
+        fixed = sti_cpu_supra_scratch(&l, 0);
+        row = sti_cpu_supra_scratch(&l, 1) - fixed; /* whole lines: rows are padded */
+    }
+    if (fixed > dev->linear_fixed) dev->linear_fixed = fixed;
+    if (row > dev->linear_row) dev->linear_row = row;
+    if (rows < dev->rows) rows = dev->rows;
+    return sti_cpu_need_bytes(dev, sti_cpu_linear_scratch(dev, rows), err);
+}
+
 still_status sti_cpu_linear(sti_dev *dev, const sti_linear_args *a, int n,
                             still_error *err)
 {
+    int rows = 0;
     for (int i = 0; i < n; i++) {
         STI_TRY(check(&a[i], a, err));
         const size_t kv = a[i].state->kv_size;
@@ -53,10 +78,15 @@ still_status sti_cpu_linear(sti_dev *dev, const sti_linear_args *a, int n,
             return sti_fail(err, STILL_E_LIMIT,
                             "linear attention: %d tokens after %lld, at most %d",
                             a[i].T, (long long)a[i].state->pos, INT32_MAX);
+        if (a[i].T > rows) rows = a[i].T;
     }
     if (n < 1) return STILL_OK;
+    STI_TRY(sti_cpu_linear_reserve(dev, &a->shape, a->window, rows, err));
     const sti_lin l = call_of(dev, a, n);
-    STI_TRY(a->window > 0 ? sti_cpu_liger(dev, &l, err) : sti_cpu_supra(dev, &l, err));
+    if (a->window > 0)
+        sti_cpu_liger(dev, &l);
+    else
+        sti_cpu_supra(dev, &l);
     for (int i = 0; i < n; i++) a[i].state->pos += a[i].T;
     return STILL_OK;
 }

@@ -18,9 +18,14 @@ typedef struct sti_lin {
     int H, G, D, Dp, group, workers;
 } sti_lin;
 
-still_status sti_cpu_liger(sti_dev *dev, const sti_lin *l, still_error *err);
+/* Scratch of the forward pass for sessions of at most `rows` tokens each. */
+size_t sti_cpu_liger_scratch(const sti_lin *l);
+size_t sti_cpu_supra_scratch(const sti_lin *l, int rows);
+/* Forward, in scratch that is there. */
+void sti_cpu_liger(sti_dev *dev, const sti_lin *l);
+void sti_cpu_supra(sti_dev *dev, const sti_lin *l);
+
 still_status sti_cpu_liger_backward(sti_dev *dev, const sti_lin *l, still_error *err);
-still_status sti_cpu_supra(sti_dev *dev, const sti_lin *l, still_error *err);
 still_status sti_cpu_supra_backward(sti_dev *dev, const sti_lin *l, still_error *err);
 
 /* Turns x [D] to position `pos`; -pos turns it back. */

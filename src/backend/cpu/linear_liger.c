@@ -252,16 +252,24 @@ static void work(void *v, int me, int workers)
         run_head(j->l, &j->l->a[u / j->l->G], &w, u % j->l->G);
 }
 
-still_status sti_cpu_liger(sti_dev *dev, const sti_lin *l, still_error *err)
+/* Of one worker, in whole lines. */
+static size_t worker_bytes(const sti_lin *l)
 {
     worker w;
     sti_carve c = {0};
     carve(&c, &w, l, false);
-    job j = {.l = l, .bytes = (c.used + 63) / 64 * 64};
-    STI_TRY(sti_cpu_need_bytes(dev, (size_t)l->workers * j.bytes, err));
-    j.memory = dev->scratch.p;
+    return (c.used + 63) / 64 * 64;
+}
+
+size_t sti_cpu_liger_scratch(const sti_lin *l)
+{
+    return (size_t)l->workers * worker_bytes(l);
+}
+
+void sti_cpu_liger(sti_dev *dev, const sti_lin *l)
+{
+    job j = {.l = l, .bytes = worker_bytes(l), .memory = dev->scratch.p};
     sti_pool_run(dev->pool, work, &j);
-    return STILL_OK;
 }
 
 /* ---- Backward

@@ -26,7 +26,7 @@ static float decay_of(int h)
 /* One of the two maps: rows of n = heads * D numbers, padded to np. */
 typedef struct mixer {
     const float *x, *W, *bias; /* [T,n], [n,n] or NULL, [n] or NULL */
-    float *padded;             /* [n,np]: W, where its rows need padding; or NULL */
+    float *padded;             /* [n,np]: W, if its rows need padding; or NULL */
     float *Wt;                 /* [n,np], backward */
     float *raw;                /* [T,np]: x W + b; then, backward, its gradient */
     float *f;                  /* [T,np]: features */
@@ -65,14 +65,15 @@ static void carve_mixer(sti_carve *c, mixer *m, size_t T, bool backward)
     const size_t n = (size_t)m->n, np = (size_t)m->np, size = sizeof(float);
     m->raw = sti_carve_take(c, T * np, size);
     m->f = sti_carve_take(c, T * np, size);
-    if (m->W && m->np != m->n) m->padded = sti_carve_take(c, n * np, size);
+    /* Whether or not there is a W, so that the size follows from the shape. */
+    if (m->np != m->n) m->padded = sti_carve_take(c, n * np, size);
     if (m->W && backward) m->Wt = sti_carve_take(c, n * np, size);
 }
 
 static void pad_weights(const sti_lin *l, const mixer *m)
 {
     const size_t n = (size_t)m->n, np = (size_t)m->np;
-    for (size_t i = 0; m->padded && i < n; i++)
+    for (size_t i = 0; m->W && m->padded && i < n; i++)
         sti_panel_row(m->padded + i * np, m->W + i * n, m->n, m->np);
     if (m->Wt) l->f->transpose(m->W, n, m->n, m->n, 1, m->Wt, np);
 }
@@ -147,29 +148,40 @@ static void head_work(void *arg, int me, int workers)
     }
 }
 
-still_status sti_cpu_supra(sti_dev *dev, const sti_lin *l, still_error *err)
+/* The forward pass of one session, laid out in c; counts if c has no base. */
+static job forward_job(sti_carve *c, const sti_lin *l, const sti_linear_args *a,
+                       size_t T)
 {
+    const sti_linear_in *in = &a->in;
     const size_t panel = (size_t)l->D * (size_t)l->Dp * sizeof(float);
+    job j = {.l = l, .a = a, .bytes = (panel + 63) / 64 * 64};
+    j.q = mixer_of(in->q, in->map_q, in->bias_q, l->H, l->D, 1);
+    j.k = mixer_of(in->k, in->map_k, in->bias_k, l->G, l->D, 1 / sqrtf((float)l->D));
+    j.memory = sti_carve_take(c, (size_t)l->workers, j.bytes);
+    carve_mixer(c, &j.q, T, false);
+    carve_mixer(c, &j.k, T, false);
+    return j;
+}
+
+size_t sti_cpu_supra_scratch(const sti_lin *l, int rows)
+{
+    sti_carve c = {0};
+    forward_job(&c, l, l->a, (size_t)rows);
+    return c.used;
+}
+
+void sti_cpu_supra(sti_dev *dev, const sti_lin *l)
+{
     for (int i = 0; i < l->n; i++) {
         const sti_linear_args *a = &l->a[i];
-        const sti_linear_in *in = &a->in;
-        job j = {.l = l, .a = a, .pos = a->state->pos, .bytes = (panel + 63) / 64 * 64};
-        j.q = mixer_of(in->q, in->map_q, in->bias_q, l->H, l->D, 1);
-        j.k =
-            mixer_of(in->k, in->map_k, in->bias_k, l->G, l->D, 1 / sqrtf((float)l->D));
-        for (int pass = 0; pass < 2; pass++) {
-            sti_carve c = {.base = pass ? dev->scratch.p : NULL};
-            j.memory = sti_carve_take(&c, (size_t)l->workers, j.bytes);
-            carve_mixer(&c, &j.q, (size_t)a->T, false);
-            carve_mixer(&c, &j.k, (size_t)a->T, false);
-            if (pass == 0) STI_TRY(sti_cpu_need_bytes(dev, c.used, err));
-        }
+        sti_carve c = {.base = dev->scratch.p};
+        job j = forward_job(&c, l, a, (size_t)a->T);
+        j.pos = a->state->pos;
         pad_weights(l, &j.q);
         pad_weights(l, &j.k);
         sti_pool_run(dev->pool, map_work, &j);
         sti_pool_run(dev->pool, head_work, &j);
     }
-    return STILL_OK;
 }
 
 /* ---- Backward

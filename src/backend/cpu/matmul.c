@@ -1,6 +1,6 @@
 /* matmul.c - the matrix product: who computes what, and in which order.
  *
- * One call multiplies up to three matrices by the same rows of x. Their row groups are
+ * One call multiplies up to four matrices by the same rows of x. Their row groups are
  * numbered through and split once over the workers, so a call is one task (two when a
  * batch of x is quantized by all workers first). Each worker goes through its groups:
  *

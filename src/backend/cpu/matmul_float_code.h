@@ -27,15 +27,12 @@ STI_INLINE vf load_bf16(const uint16_t *p)
 #endif
 }
 
-/* VL weights from element k on. Files promise no alignment, x86 asks for none; on
- * other machines the copy is a plain load where that is allowed. */
+/* VL weights from element k on. Files promise no alignment and vf_load asks for none.
+ * (A copy of 32 bytes would be stored in two halves, and loading the whole would wait
+ * for both to leave the store buffer.) */
 STI_INLINE vf load_weights(const sti_dtype t, const uint8_t *row, int64_t k)
 {
-    if (t == STI_F32) {
-        float x[VL];
-        memcpy(x, row + k * 4, sizeof x);
-        return vf_load(x);
-    }
+    if (t == STI_F32) return vf_load((const float *)(const void *)(row + k * 4));
     uint16_t h[VL];
     memcpy(h, row + k * 2, sizeof h);
     return t == STI_F16 ? vf_load_f16(h) : load_bf16(h);

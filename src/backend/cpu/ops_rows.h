@@ -10,7 +10,7 @@ typedef struct sti_row_kernels {
     void (*rmsnorm)(const float *x, const float *g, float *y, int K, float eps);
     /* n elements: y = x / (1 + e^-x) * up. */
     void (*swiglu)(const float *x, const float *up, float *y, int64_t n);
-    /* One row of [heads, D]; see sti_rope_args. */
+    /* One row of [heads, D]; see sti_rope_args. -pos turns back. */
     void (*rope)(float *x, int pos, const float *inv_freq, int heads, int D,
                  bool interleaved);
     /* Largest of n numbers, and the sum of e^(x - max). */

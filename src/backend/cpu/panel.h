@@ -48,7 +48,10 @@ typedef struct sti_panel_kernels {
     /* Lanes: x, d [n,ld], of which the first `lanes` columns count.
      * highest: top = max(top, x_j).  soften: x_j = factor exp(x_j - shift), sum += x_j.
      * total: sum += x_j.  dot: sum += x_j d_j.
-     * grade: d_j = x_j (d_j + bias), sum += d_j. */
+     * grade: d_j = x_j (d_j + bias), sum += d_j.
+     * expect: e_j = exp(x_j - shift), sum += e_j, mean += e_j (x_j - shift).
+     * match: sum += x_j log max(d_j, floor), then x_j = share - weight x_j / d_j, or
+     * share where d_j <= floor. */
     void (*highest)(const float *x, int n, size_t ld, int lanes, float *top);
     void (*soften)(float *x, int n, size_t ld, int lanes, const float *shift,
                    float factor, float *sum);
@@ -57,6 +60,10 @@ typedef struct sti_panel_kernels {
                 float *sum);
     void (*grade)(const float *x, float *d, int n, size_t ld, int lanes,
                   const float *bias, float *sum);
+    void (*expect)(const float *x, int n, size_t ld, int lanes, const float *shift,
+                   float *sum, float *mean);
+    void (*match)(float *x, const float *d, int n, size_t ld, int lanes, float floor,
+                  const float *share, const float *weight, float *sum);
 
     /* Rows: out[r] = x_r . y_r, with y_r = y + r * ldy (ldy 0: one y). n padded. */
     void (*row_dots)(const float *x, size_t ldx, const float *y, size_t ldy, int rows,

@@ -164,6 +164,40 @@ static void grade(const float *x, float *d, int n, size_t ld, int lanes,
     }
 }
 
+static void expect(const float *x, int n, size_t ld, int lanes, const float *shift,
+                   float *sum, float *mean)
+{
+    for (int l = 0; l < lanes; l += VL) {
+        vf s = vf_load(sum + l), m = vf_load(mean + l), by = vf_load(shift + l);
+        for (int j = 0; j < n; j++) {
+            const vf above = vf_sub(vf_load(x + (size_t)j * ld + l), by);
+            const vf e = vf_exp(above);
+            s = vf_add(s, e);
+            m = vf_fma(e, above, m);
+        }
+        vf_store(sum + l, s);
+        vf_store(mean + l, m);
+    }
+}
+
+static void match(float *x, const float *d, int n, size_t ld, int lanes, float floor,
+                  const float *share, const float *weight, float *sum)
+{
+    const vf least = vf_set(floor);
+    for (int l = 0; l < lanes; l += VL) {
+        vf s = vf_load(sum + l), a = vf_load(share + l), w = vf_load(weight + l);
+        for (int j = 0; j < n; j++) {
+            const size_t at = (size_t)j * ld + (size_t)l;
+            const vf p = vf_load(x + at), f = vf_load(d + at);
+            const vf felt = vf_max(f, least);
+            s = vf_fma(p, vf_log(felt), s);
+            const vf pull = vf_if_above(f, least, vf_div(vf_mul(w, p), felt));
+            vf_store(x + at, vf_sub(a, pull));
+        }
+        vf_store(sum + l, s);
+    }
+}
+
 /* ---- Rows --------------------------------------------------------------------------
  */
 
@@ -342,8 +376,8 @@ static float features_backward(const sti_panel_map *m, const float *x, float *ra
 
 #define STI_PANEL_TABLE                                                                \
     {                                                                                  \
-        multiply, transpose, highest, soften, total, dot, grade, row_dots, add_scaled, \
-            gate, softmax, decay, features, features_backward                          \
+        multiply, transpose, highest, soften, total, dot, grade, expect, match,        \
+            row_dots, add_scaled, gate, softmax, decay, features, features_backward    \
     }
 
 #endif

@@ -10,6 +10,7 @@
 #ifndef STI_BACKEND_CPU_SIMD_H
 #define STI_BACKEND_CPU_SIMD_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -79,6 +80,15 @@ STI_INLINE vf vf_round(vf x)
 STI_INLINE vf vf_scale2(vf x, vf n)
 {
     return _mm512_scalef_ps(x, n);
+}
+STI_INLINE vf vf_sqrt(vf x)
+{
+    return _mm512_sqrt_ps(x);
+}
+STI_INLINE vf vf_load_u8(const uint8_t *p)
+{
+    __m128i q = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(q));
 }
 STI_INLINE vf vf_load_f16(const uint16_t *p)
 {
@@ -159,6 +169,15 @@ STI_INLINE vf vf_scale2(vf x, vf n)
     __m256i b = _mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23);
     x = _mm256_mul_ps(x, _mm256_castsi256_ps(a));
     return _mm256_mul_ps(x, _mm256_castsi256_ps(b));
+}
+STI_INLINE vf vf_sqrt(vf x)
+{
+    return _mm256_sqrt_ps(x);
+}
+STI_INLINE vf vf_load_u8(const uint8_t *p)
+{
+    __m128i q = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(q));
 }
 STI_INLINE vf vf_load_f16(const uint16_t *p)
 {
@@ -248,6 +267,14 @@ STI_INLINE vf vf_scale2(vf x, vf n)
     vf_int half = k >> 1, rest = k - half;
     return x * (vf)((half + 127) << 23) * (vf)((rest + 127) << 23);
 }
+STI_INLINE vf vf_sqrt(vf x)
+{
+    return (vf){sqrtf(x[0]), sqrtf(x[1]), sqrtf(x[2]), sqrtf(x[3])};
+}
+STI_INLINE vf vf_load_u8(const uint8_t *p)
+{
+    return (vf){(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
+}
 /* Exponent and fraction moved up are the number times 2^-112, denormals included;
  * infinities and NaNs get their exponent back by hand. */
 STI_INLINE vf vf_load_f16(const uint16_t *p)
@@ -306,6 +333,38 @@ STI_INLINE vf vf_exp(vf x)
     q = vf_fma(q, r, vf_set(0x1.fffffcp-2f));
     vf p = vf_fma(vf_mul(r, r), q, r);
     return vf_scale2(vf_add(p, vf_set(1.0f)), n);
+}
+
+/* x where a > b, 0 elsewhere. */
+STI_INLINE vf vf_if_above(vf a, vf b, vf x)
+{
+    typedef int32_t whole __attribute__((vector_size(4 * VL)));
+    return (vf)((whole)(a > b) & (whole)x);
+}
+
+/* log x within 2 ulp for normal positive x; nothing is promised elsewhere.
+ * x = 2^n (1 + r) with 1 + r in [sqrt(1/2), sqrt(2)); log(1 + r) = r - r^2/2 + r^3 q(r),
+ * q the polynomial of degree 7 with the smallest relative error (6e-9). ln 2 is cut in
+ * two as in vf_exp. */
+STI_INLINE vf vf_log(vf x)
+{
+    typedef int32_t whole __attribute__((vector_size(4 * VL)));
+    typedef uint32_t bits __attribute__((vector_size(4 * VL)));
+    const whole up = (whole)x - 0x3f3504f3; /* the bits of sqrt(1/2) */
+    const bits exponent = (bits)(up >> 23) << 23;
+    const vf n = __builtin_convertvector(up >> 23, vf);
+    const vf r = vf_sub((vf)((bits)x - exponent), vf_set(1.0f));
+    vf q = vf_set(-0x1.38b4ccp-4f);
+    q = vf_fma(q, r, vf_set(0x1.055b46p-3f));
+    q = vf_fma(q, r, vf_set(-0x1.0d8552p-3f));
+    q = vf_fma(q, r, vf_set(0x1.22da22p-3f));
+    q = vf_fma(q, r, vf_set(-0x1.547244p-3f));
+    q = vf_fma(q, r, vf_set(0x1.99a008p-3f));
+    q = vf_fma(q, r, vf_set(-0x1.000228p-2f));
+    q = vf_fma(q, r, vf_set(0x1.555554p-2f));
+    vf y = vf_fma(vf_mul(r, r), vf_fma(q, r, vf_set(-0.5f)), r);
+    y = vf_fma(n, vf_set(-2.12194440e-4f), y);
+    return vf_fma(n, vf_set(0.693359375f), y);
 }
 
 #endif

@@ -60,6 +60,10 @@ still_status sti_ref_hybrid_parallel_float(sti_dev *dev,
 still_status sti_ref_hybrid_backward_float(sti_dev *dev,
                                            const sti_hybrid_parallel_args *a,
                                            still_error *err);
+still_status sti_ref_hybrid_match_float(sti_dev *dev, const sti_hybrid_match_args *a,
+                                        still_error *err);
+still_status sti_ref_linear_reserve(sti_dev *dev, const sti_linear_shape *shape,
+                                    int window, int rows, still_error *err);
 still_status sti_ref_linear(sti_dev *dev, const sti_linear_args *a, int n,
                             still_error *err);
 still_status sti_ref_linear_backward(sti_dev *dev, const sti_linear_args *a,

@@ -139,18 +139,32 @@ static void grad_back(const sti_hybrid_grad *to, const sti_hybrid_grad64 *from,
 
 typedef still_status (*entry64)(const sti_hybrid_parallel_args64 *, still_error *);
 
-/* Route, forward and backward differ in what they read and write; what one does not
- * write comes back as it went in, because nothing of it is asked for. */
-static still_status run_parallel(entry64 entry, const sti_hybrid_parallel_args *a,
-                                 bool output, bool backward, still_error *err)
+/* Matching writes the gradients of parameters alone. */
+static sti_hybrid_grad only_parameters(sti_hybrid_grad g)
+{
+    g.q = g.k = g.v = g.gate_logit = NULL;
+    return g;
+}
+
+/* Route, forward, backward and match differ in what they read and write; what one does
+ * not write comes back as it went in, because nothing of it is asked for. match: runs
+ * instead of entry. */
+static still_status run_parallel(entry64 entry, const sti_hybrid_match_args *match,
+                                 const sti_hybrid_parallel_args *a, bool output,
+                                 bool backward, still_error *err)
 {
     STI_TRY(sti_hybrid_check(a->set, &a->shape, err));
     const sizes n = sizes_of(a->set, &a->shape);
     const size_t tokens = (size_t)a->B * (size_t)a->T;
-    const sti_hybrid_grad none = {0}, *grad = backward ? &a->grad : &none;
+    const sti_hybrid_grad none = {0}, parameters = only_parameters(a->grad),
+                          *grad = match      ? &parameters
+                                  : backward ? &a->grad
+                                             : &none;
     float *y = output ? a->y : NULL, *max_out = output ? a->max_out : NULL;
     const sti_hybrid_trace trace =
-        output || backward ? (sti_hybrid_trace){.salient = a->trace.salient} : a->trace;
+        match                ? (sti_hybrid_trace){0}
+        : output || backward ? (sti_hybrid_trace){.salient = a->trace.salient}
+                             : a->trace;
     sti_wide w = {0};
     sti_hybrid_parallel_args64 wide = {
         .set = a->set,
@@ -165,9 +179,11 @@ static still_status run_parallel(entry64 entry, const sti_hybrid_parallel_args *
         .trace = widen_trace(&w, &trace, &n, tokens),
         .dy = backward ? sti_wide_copy(&w, a->dy, tokens * n.q) : NULL,
         .grad = widen_grad(&w, grad, &n, tokens)};
-    still_status st = w.failed ? sti_fail_memory(err, "hybrid attention",
-                                                 tokens * n.q * sizeof(double))
-                               : entry(&wide, err);
+    still_status st =
+        w.failed ? sti_fail_memory(err, "hybrid attention",
+                                   tokens * n.q * sizeof(double))
+        : match  ? sti_ref_hybrid_match(&wide, (double)match->scale, match->loss, err)
+                 : entry(&wide, err);
     if (st == STILL_OK) {
         sti_wide_back(y, wide.y, tokens * n.q);
         sti_wide_back(max_out, wide.max_out, tokens * n.heads);
@@ -182,7 +198,7 @@ still_status sti_ref_hybrid_route_float(sti_dev *dev, const sti_hybrid_parallel_
                                         still_error *err)
 {
     (void)dev;
-    return run_parallel(sti_ref_hybrid_route, a, false, false, err);
+    return run_parallel(sti_ref_hybrid_route, NULL, a, false, false, err);
 }
 
 still_status sti_ref_hybrid_parallel_float(sti_dev *dev,
@@ -190,7 +206,7 @@ still_status sti_ref_hybrid_parallel_float(sti_dev *dev,
                                            still_error *err)
 {
     (void)dev;
-    return run_parallel(sti_ref_hybrid_parallel, a, true, false, err);
+    return run_parallel(sti_ref_hybrid_parallel, NULL, a, true, false, err);
 }
 
 still_status sti_ref_hybrid_backward_float(sti_dev *dev,
@@ -198,5 +214,12 @@ still_status sti_ref_hybrid_backward_float(sti_dev *dev,
                                            still_error *err)
 {
     (void)dev;
-    return run_parallel(sti_ref_hybrid_backward, a, false, true, err);
+    return run_parallel(sti_ref_hybrid_backward, NULL, a, false, true, err);
+}
+
+still_status sti_ref_hybrid_match_float(sti_dev *dev, const sti_hybrid_match_args *a,
+                                        still_error *err)
+{
+    (void)dev;
+    return run_parallel(NULL, a, a->p, false, false, err);
 }

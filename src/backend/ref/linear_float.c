@@ -56,6 +56,14 @@ static still_status run(entry64 entry, const sti_linear_args *a, bool backward,
     return st;
 }
 
+still_status sti_ref_linear_reserve(sti_dev *dev, const sti_linear_shape *shape,
+                                    int window, int rows, still_error *err)
+{
+    (void)dev;
+    return sti_ref_linear_check(
+        &(sti_linear_args64){.shape = *shape, .T = rows, .window = window}, err);
+}
+
 still_status sti_ref_linear(sti_dev *dev, const sti_linear_args *a, int n,
                             still_error *err)
 {

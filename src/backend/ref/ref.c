@@ -9,16 +9,8 @@
 #include <string.h>
 
 #include "backend/ref/float_ref.h"
+#include "backend/ref/ref.h"
 #include "base/mem.h"
-#include "ops/ops.h"
-
-struct sti_dev {
-    sti_pool *pool;
-    sti_dev_params p;
-    float *row;      /* [threads, max_k]: a dequantized weight row for each worker */
-    double *weights; /* [threads, room]: attention weights of one query */
-    size_t room;     /* longest cache seen so far */
-};
 
 static void dev_free(sti_dev *d)
 {
@@ -187,7 +179,7 @@ static still_status rope(sti_dev *d, const sti_rope_args *a, still_error *err)
     for (int m = 0; m < a->M; m++)
         for (int i = 0; i < half; i++) {
             double angle = (double)a->pos[m] * a->inv_freq[i];
-            double c = cos(angle), s = sin(angle);
+            double c = cos(angle), s = a->back ? -sin(angle) : sin(angle);
             for (int h = 0; h < a->heads; h++) {
                 float *x = a->x + ((int64_t)m * a->heads + h) * a->D;
                 float *p = a->interleaved ? x + 2 * i : x + i;
@@ -344,6 +336,13 @@ const sti_backend sti_backend_ref = {
     .swiglu = swiglu,
     .softmax_attn = softmax_attn,
     .logprob = logprob,
+    .matmul_back = sti_ref_matmul_back,
+    .matmul_grad = sti_ref_matmul_grad,
+    .rmsnorm_back = sti_ref_rmsnorm_back,
+    .swiglu_back = sti_ref_swiglu_back,
+    .loss = sti_ref_loss,
+    .adam = sti_ref_adam,
+    .sum_squares = sti_ref_sum_squares,
     .state_kv = sizeof(double),
     .state_real = sizeof(double),
     .hybrid_reserve = sti_ref_hybrid_reserve,
@@ -351,6 +350,8 @@ const sti_backend sti_backend_ref = {
     .hybrid_route = sti_ref_hybrid_route_float,
     .hybrid_parallel = sti_ref_hybrid_parallel_float,
     .hybrid_backward = sti_ref_hybrid_backward_float,
+    .hybrid_match = sti_ref_hybrid_match_float,
+    .linear_reserve = sti_ref_linear_reserve,
     .linear = sti_ref_linear,
     .linear_backward = sti_ref_linear_backward,
 };

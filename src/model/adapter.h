@@ -1,0 +1,143 @@
+/* adapter.h - what training adds to a model: feature maps, alpha, window factors and
+ * gates of attention, and low-rank additions to its projections.
+ *
+ * All trained numbers of an adapter lie in one array of floats, `value`, in the order
+ * of its entries; gradients and moments are arrays of the same shape. The layers' views
+ * (`layer`) point into it, so an optimizer's step is seen by the next forward pass.
+ *
+ * In a folder it is two files: adapter.safetensors, one tensor an entry, and still.json,
+ * which names the base model by its fingerprint, the method and its settings. */
+#ifndef STI_MODEL_ADAPTER_H
+#define STI_MODEL_ADAPTER_H
+
+#include "attn/attn.h"
+#include "model/config.h"
+
+enum { STI_FINGERPRINT = 32 };
+#define STI_ADAPTER_CONFIG "still.json"
+#define STI_ADAPTER_TENSORS "adapter.safetensors"
+
+/* Projections that can have a low-rank addition. */
+typedef enum sti_target {
+    STI_TARGET_Q,
+    STI_TARGET_K,
+    STI_TARGET_V,
+    STI_TARGET_O,
+    STI_TARGET_GATE,
+    STI_TARGETS
+} sti_target;
+const char *sti_target_name(sti_target t); /* "q", ... */
+
+/* y += alpha / rank (x A^T) B^T for the targets in the set (bit 1 << target). */
+typedef struct sti_lora_spec {
+    int rank; /* 0: none */
+    float alpha;
+    unsigned targets;
+} sti_lora_spec;
+
+typedef enum sti_trained {
+    STI_TRAINED_MAP_Q,
+    STI_TRAINED_MAP_K,
+    STI_TRAINED_BIAS_Q,
+    STI_TRAINED_BIAS_K,
+    STI_TRAINED_ALPHA,
+    STI_TRAINED_WINDOW,
+    STI_TRAINED_GATE,
+    STI_TRAINED_LORA_A,
+    STI_TRAINED_LORA_B
+} sti_trained;
+
+typedef struct sti_adapter_entry {
+    char name[48]; /* layers.3.map_q, layers.3.lora.q.a */
+    sti_trained kind;
+    sti_target target; /* of LoRA */
+    int layer, n_dims;
+    int64_t dim[3];
+    size_t n, at; /* numbers; the first one's place in value (SIZE_MAX: elsewhere) */
+} sti_adapter_entry;
+
+typedef struct sti_adapter_matrix { /* a trained matrix as the backend multiplies it */
+    sti_tensor src;
+    sti_weight w; /* N 0: there is none */
+    void *owned;  /* data that belongs to it alone, or NULL */
+} sti_adapter_matrix;
+
+typedef struct sti_lora {
+    sti_adapter_matrix a, b; /* [rank, in], [out, rank] */
+} sti_lora;
+
+typedef struct sti_adapter_layer {
+    sti_attn_params attn;
+    sti_adapter_matrix gate; /* [H D, hidden] */
+    sti_lora lora[STI_TARGETS];
+} sti_adapter_layer;
+
+/* What an adapter is, apart from its numbers. */
+typedef struct sti_adapter_spec {
+    still_method method;
+    sti_lora_spec lora;
+    char base_name[256]; /* how the user called the base model; a hint */
+    unsigned char base[STI_FINGERPRINT];
+} sti_adapter_spec;
+
+typedef struct sti_adapter {
+    sti_adapter_spec spec;
+    sti_adapter_entry *entry; /* [n_entries] */
+    size_t n_entries;
+    sti_block block;
+    float *value; /* [n_values] */
+    size_t n_values;
+    sti_adapter_layer *layer; /* [n_layers] */
+    int n_layers;
+    const sti_backend *be; /* whose device holds the matrices */
+    sti_dev *dev;
+    size_t resident; /* bytes of memory beside value */
+} sti_adapter;
+
+typedef struct sti_adapter_home { /* the model it belongs to */
+    const sti_config *cfg;
+    const sti_backend *be;
+    sti_dev *dev;
+} sti_adapter_home;
+
+/* An adapter at the start of training: maps the identity, window factors 0.1, all else
+ * 0, low-rank matrices included. */
+still_status sti_adapter_new(const sti_adapter_home *home, const sti_adapter_spec *spec,
+                             sti_adapter **out, still_error *err);
+void sti_adapter_free(sti_adapter *a);
+/* Sets the entries that the store has under `prefix` + name; *found counts them. */
+still_status sti_adapter_fill(sti_adapter *a, const sti_store *s, const char *prefix,
+                              size_t *found, still_error *err);
+
+/* ---- Files (adapter_file.c) ------------------------------------------------------- */
+
+bool sti_adapter_is(const char *dir); /* whether the folder holds an adapter */
+still_status sti_adapter_read_spec(const char *dir, sti_adapter_spec *out,
+                                   still_error *err);
+/* For running: `quantized` keeps gates in 8 bits, as beside 4-bit weights. */
+still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
+                              bool quantized, sti_adapter **out, still_error *err);
+/* Writes both files, each complete or not at all. */
+still_status sti_adapter_write(const sti_adapter *a, const char *dir, still_error *err);
+/* Its description as still.json has it. */
+json_t *sti_adapter_to_json(const sti_adapter_spec *spec);
+#define STI_ADAPTER_META "still.adapter" /* where a GGUF file has it */
+
+/* ---- Steps of making one ----------------------------------------------------------- */
+
+/* Entries and values at their start, views unbound. gates: whether the gates' numbers
+ * are in value, too. */
+still_status sti_adapter_make(const sti_adapter_home *home,
+                              const sti_adapter_spec *spec, bool gates,
+                              sti_adapter **out, still_error *err);
+/* Points the views at the values. */
+still_status sti_adapter_bind(sti_adapter *a, still_error *err);
+/* Hands one matrix to the backend. */
+still_status sti_adapter_matrix_bind(sti_adapter *a, const sti_adapter_entry *e,
+                                     sti_dtype type, const void *data, size_t bytes,
+                                     sti_adapter_matrix *out, still_error *err);
+/* Whether a tensor has the entry's shape. */
+still_status sti_adapter_check(const sti_adapter_entry *e, const sti_tensor *t,
+                               still_error *err);
+
+#endif

@@ -1,0 +1,245 @@
+/* attend.c - the student's attention over whole sequences, by the engine of its method:
+ * the hybrid operator's parallel form, or Liger's and SUPRA's. A layer that stays softmax
+ * is a setting of the hybrid operator, too: every token is kept exact. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/layer.h"
+
+float *sti_grad_of(const sti_layer_job *j, int layer, sti_trained kind, sti_target t)
+{
+    const sti_adapter *a = j->adapter;
+    if (!j->grad || (kind == STI_TRAINED_GATE && j->low_rank_only)) return NULL;
+    for (size_t i = 0; i < a->n_entries; i++) {
+        const sti_adapter_entry *e = &a->entry[i];
+        if (e->layer == layer && e->kind == kind && e->target == t)
+            return j->grad + e->at;
+    }
+    return NULL;
+}
+
+static float *own_grad(const sti_layer_job *j, int layer, sti_trained kind)
+{
+    return sti_grad_of(j, layer, kind, STI_TARGETS);
+}
+
+static bool converted(const sti_layer_job *j, int layer)
+{
+    return layer >= j->cfg->first && layer <= j->cfg->last;
+}
+
+/* ---- The hybrid operator ----------------------------------------------------------- */
+
+typedef struct hybrid_call {
+    sti_hybrid_settings set;
+    sti_hybrid_parallel_args args; /* args.set points at set */
+} hybrid_call;
+
+static void hybrid_begin(const sti_layer_job *j, int layer, hybrid_call *h)
+{
+    const still_model *m = j->m;
+    const sti_acts *a = j->acts;
+    sti_attn_layer l = sti_model_attn_layer(m, layer);
+    l.trained = j->adapter->layer[layer].attn;
+    if (converted(j, layer))
+        h->set = sti_attn_hybrid_settings(j->cfg, &l);
+    else
+        sti_hybrid_preset("softmax", j->cfg->hybrid.chunk, &h->set);
+    h->args = (sti_hybrid_parallel_args){.set = &h->set,
+                                         .shape = sti_attn_hybrid_shape(&l),
+                                         .B = j->batch->B,
+                                         .T = j->batch->T,
+                                         .in = sti_attn_hybrid_in(&l),
+                                         .fold_chunk = a->fold};
+    h->args.in.q = a->qr;
+    h->args.in.k = a->kr;
+    h->args.in.v = a->v;
+    if (j->adapter->layer[layer].gate.w.N) h->args.in.gate_logit = a->gate;
+}
+
+static still_status hybrid_attend(const sti_layer_job *j, int layer, float *y,
+                                  still_error *err)
+{
+    still_model *m = j->m;
+    hybrid_call h;
+    hybrid_begin(j, layer, &h);
+    h.args.y = y;
+    STI_TRY(m->be->hybrid_route(m->dev, &h.args, err));
+    return m->be->hybrid_parallel(m->dev, &h.args, err);
+}
+
+/* Turns the gradient of rotated rows into that of unrotated ones, in place. */
+static still_status unrotate(const sti_layer_job *j, float *dx, int heads,
+                             still_error *err)
+{
+    const still_model *m = j->m;
+    return m->be->rope(m->dev,
+                       &(sti_rope_args){.x = dx,
+                                        .pos = j->batch->pos,
+                                        .inv_freq = m->cfg.inv_freq,
+                                        .M = j->batch->B * j->batch->T,
+                                        .heads = heads,
+                                        .D = m->cfg.head_dim,
+                                        .interleaved = m->cfg.rope_interleaved,
+                                        .back = true},
+                       err);
+}
+
+static still_status hybrid_back(const sti_layer_job *j, int layer, const float *dy,
+                                bool inputs, still_error *err)
+{
+    still_model *m = j->m;
+    sti_grads *b = j->back;
+    hybrid_call h;
+    hybrid_begin(j, layer, &h);
+    h.args.dy = dy;
+    sti_hybrid_grad *g = &h.args.grad;
+    if (inputs) {
+        g->q = b->dq;
+        g->k = b->dk;
+        g->v = b->dv;
+    }
+    if (h.args.in.gate_logit) g->gate_logit = b->dgate;
+    if (converted(j, layer)) {
+        g->map_q = own_grad(j, layer, STI_TRAINED_MAP_Q);
+        g->map_k = own_grad(j, layer, STI_TRAINED_MAP_K);
+        g->bias_q = own_grad(j, layer, STI_TRAINED_BIAS_Q);
+        g->bias_k = own_grad(j, layer, STI_TRAINED_BIAS_K);
+        g->alpha = own_grad(j, layer, STI_TRAINED_ALPHA);
+        g->window_logit = own_grad(j, layer, STI_TRAINED_WINDOW);
+    }
+    STI_TRY(m->be->hybrid_backward(m->dev, &h.args, err));
+    float *gate = own_grad(j, layer, STI_TRAINED_GATE);
+    if (h.args.in.gate_logit && gate)
+        STI_TRY(m->be->matmul_grad(
+            m->dev,
+            &(sti_matmul_grad_args){.dy = b->dgate,
+                                    .x = j->acts->h,
+                                    .dw = gate,
+                                    .M = j->batch->B * j->batch->T,
+                                    .N = m->cfg.heads * m->cfg.head_dim,
+                                    .K = m->cfg.hidden,
+                                    .scale = 1},
+            err));
+    if (!inputs) return STILL_OK;
+    STI_TRY(unrotate(j, b->dq, m->cfg.heads, err));
+    return unrotate(j, b->dk, m->cfg.kv_heads, err);
+}
+
+/* ---- Liger and SUPRA ---------------------------------------------------------------- */
+
+static sti_linear_args linear_begin(const sti_layer_job *j, int layer, int sequence)
+{
+    const still_model *m = j->m;
+    const sti_config *g = &m->cfg;
+    const sti_acts *a = j->acts;
+    const sti_attn_params *p = &j->adapter->layer[layer].attn;
+    const size_t row = (size_t)sequence * (size_t)j->batch->T,
+                 qd = (size_t)g->heads * (size_t)g->head_dim,
+                 kd = (size_t)g->kv_heads * (size_t)g->head_dim;
+    return (sti_linear_args){.shape = {g->heads, g->kv_heads, g->head_dim},
+                             .T = j->batch->T,
+                             .window = j->cfg->window,
+                             .in = {.q = a->q + row * qd,
+                                    .k = a->k + row * kd,
+                                    .v = a->v + row * kd,
+                                    .inv_freq = g->inv_freq,
+                                    .interleaved = g->rope_interleaved,
+                                    .map_q = p->map_q,
+                                    .map_k = p->map_k,
+                                    .bias_q = p->bias_q,
+                                    .bias_k = p->bias_k}};
+}
+
+static still_status linear_attend(const sti_layer_job *j, int layer, float *y,
+                                  still_error *err)
+{
+    still_model *m = j->m;
+    const size_t qd = (size_t)m->cfg.heads * (size_t)m->cfg.head_dim;
+    const size_t kv = m->be->state_kv ? m->be->state_kv : sizeof(float);
+    for (int b = 0; b < j->batch->B; b++) {
+        sti_linear_args a = linear_begin(j, layer, b);
+        sti_linear_state st = {0};
+        sti_carve c = {0};
+        sti_linear_state_carve(&st, &c, &a.shape, a.window, kv, m->be->state_real);
+        void *memory = sti_alloc(c.used + 64, 1);
+        if (!memory) return sti_fail_memory(err, "attention state", c.used);
+        c = (sti_carve){.base = (unsigned char *)(((uintptr_t)memory + 63) & ~63ull)};
+        sti_linear_state_carve(&st, &c, &a.shape, a.window, kv, m->be->state_real);
+        a.state = &st;
+        a.y = y + (size_t)b * (size_t)j->batch->T * qd;
+        still_status status = m->be->linear(m->dev, &a, 1, err);
+        free(memory);
+        STI_TRY(status);
+    }
+    return STILL_OK;
+}
+
+static still_status linear_back(const sti_layer_job *j, int layer, const float *dy,
+                                bool inputs, still_error *err)
+{
+    still_model *m = j->m;
+    sti_grads *g = j->back;
+    const size_t qd = (size_t)m->cfg.heads * (size_t)m->cfg.head_dim,
+                 kd = (size_t)m->cfg.kv_heads * (size_t)m->cfg.head_dim;
+    for (int b = 0; b < j->batch->B; b++) {
+        const size_t row = (size_t)b * (size_t)j->batch->T;
+        sti_linear_args a = linear_begin(j, layer, b);
+        a.dy = dy + row * qd;
+        a.grad = (sti_linear_grad){
+            .q = inputs ? g->dq + row * qd : NULL,
+            .k = inputs ? g->dk + row * kd : NULL,
+            .v = inputs ? g->dv + row * kd : NULL,
+            .map_q = own_grad(j, layer, STI_TRAINED_MAP_Q),
+            .map_k = own_grad(j, layer, STI_TRAINED_MAP_K),
+            .bias_q = own_grad(j, layer, STI_TRAINED_BIAS_Q),
+            .bias_k = own_grad(j, layer, STI_TRAINED_BIAS_K),
+        };
+        STI_TRY(m->be->linear_backward(m->dev, &a, err));
+    }
+    return STILL_OK;
+}
+
+/* ---- Either ------------------------------------------------------------------------- */
+
+static bool is_linear(const sti_layer_job *j, int layer)
+{
+    return converted(j, layer) && j->cfg->method->engine == &sti_attn_linear;
+}
+
+still_status sti_student_attend(const sti_layer_job *j, int layer, float *y,
+                                still_error *err)
+{
+    return is_linear(j, layer) ? linear_attend(j, layer, y, err)
+                               : hybrid_attend(j, layer, y, err);
+}
+
+still_status sti_student_backward(const sti_layer_job *j, int layer, const float *dy,
+                                  bool inputs, still_error *err)
+{
+    return is_linear(j, layer) ? linear_back(j, layer, dy, inputs, err)
+                               : hybrid_back(j, layer, dy, inputs, err);
+}
+
+still_status sti_student_match(const sti_layer_job *j, int layer, float scale,
+                               double *loss, still_error *err)
+{
+    still_model *m = j->m;
+    if (is_linear(j, layer))
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "method %s has no attention weights to match",
+                        j->cfg->method->name);
+    hybrid_call h;
+    hybrid_begin(j, layer, &h);
+    h.args.grad = (sti_hybrid_grad){
+        .map_q = own_grad(j, layer, STI_TRAINED_MAP_Q),
+        .map_k = own_grad(j, layer, STI_TRAINED_MAP_K),
+        .bias_q = own_grad(j, layer, STI_TRAINED_BIAS_Q),
+        .bias_k = own_grad(j, layer, STI_TRAINED_BIAS_K),
+        .alpha = own_grad(j, layer, STI_TRAINED_ALPHA),
+        .window_logit = own_grad(j, layer, STI_TRAINED_WINDOW),
+    };
+    return m->be->hybrid_match(
+        m->dev, &(sti_hybrid_match_args){.p = &h.args, .scale = scale, .loss = loss},
+        err);
+}

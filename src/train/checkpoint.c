@@ -1,0 +1,163 @@
+/* checkpoint.c - a run on disk: values and moments, where it stood, and what it was a
+ * run of.
+ *
+ * Everything a step depends on is in it or follows from the settings, so a run that goes
+ * on from a checkpoint ends with the same bits as one that was never interrupted. The
+ * file is written under another name, synced and renamed: whatever happens, the last
+ * complete one is there. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "train/train.h"
+
+enum { PATH_ROOM = 4096 };
+
+static still_status path_of(const char *dir, char out[PATH_ROOM], still_error *err)
+{
+    if (snprintf(out, PATH_ROOM, "%s/%s", dir, STI_CHECKPOINT) >= PATH_ROOM)
+        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", dir);
+    return STILL_OK;
+}
+
+bool sti_checkpoint_there(const char *dir)
+{
+    char path[PATH_ROOM];
+    struct stat st;
+    return path_of(dir, path, NULL) == STILL_OK && stat(path, &st) == 0;
+}
+
+/* All that decides what a step does, as an object of strings. */
+static json_t *settings_of(const sti_trainer *t)
+{
+    const still_train_params *p = &t->p;
+    unsigned char digest[STI_DATA_DIGEST];
+    char hex[2 * STI_DATA_DIGEST + 1];
+    sti_data_digest(t->data, digest);
+    for (size_t i = 0; i < sizeof digest; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    json_t *adapter = sti_adapter_to_json(&t->adapter->spec);
+    char *text = adapter ? json_dumps(adapter, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+    json_t *s = json_object();
+#define PUT(key, ...)                                                                  \
+    do {                                                                               \
+        char line[128];                                                                \
+        snprintf(line, sizeof line, __VA_ARGS__);                                      \
+        json_object_set_new(s, key, json_string(line));                                \
+    } while (0)
+    PUT("data", "%s", hex);
+    PUT("steps", "%llu + %llu", (unsigned long long)t->stage_steps[1],
+        (unsigned long long)t->stage_steps[2]);
+    PUT("batch", "%d x %d, %d at once", p->batch, p->seq, p->micro);
+    PUT("ranks", "%d", sti_comm_size(t->comm));
+    PUT("seed", "%llu", (unsigned long long)p->seed);
+    PUT("learning rates", "%g, %g; %g %g %g %g; warm-up %g", p->lr[1], p->lr[2],
+        p->lr_scale[0], p->lr_scale[1], p->lr_scale[2], p->lr_scale[3], p->warmup);
+    PUT("optimizer", "clip %g, betas %g %g, decay %g", p->clip, p->beta1, p->beta2,
+        p->decay);
+    PUT("loss", "kd %g, %s%s, dropout %g", p->kd,
+        p->match_weights ? "weights" : "outputs",
+        p->freeze_maps ? ", maps frozen in stage 2" : "", p->lora_dropout);
+#undef PUT
+    json_object_set_new(s, "adapter", json_string(text ? text : ""));
+    free(text);
+    json_decref(adapter);
+    return s;
+}
+
+still_status sti_checkpoint_write(const sti_trainer *t, still_error *err)
+{
+    char path[PATH_ROOM], number[32];
+    STI_TRY(path_of(t->p.out, path, err));
+    json_t *meta = settings_of(t);
+    if (!meta) return sti_fail_memory(err, path, 0);
+    const uint64_t where[] = {(uint64_t)t->stage, t->step, t->tokens};
+    const char *const name[] = {"at.stage", "at.step", "at.tokens"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(number, sizeof number, "%llu", (unsigned long long)where[i]);
+        json_object_set_new(meta, name[i], json_string(number));
+    }
+    sti_writer *w;
+    still_status st = sti_writer_safetensors(path, meta, &w, err);
+    json_decref(meta);
+    if (st != STILL_OK) return st;
+    const int64_t dim[1] = {(int64_t)t->adapter->n_values};
+    const float *const part[] = {t->moment1, t->moment2, t->adapter->value};
+    const char *const part_name[] = {"moment1", "moment2", "value"};
+    for (int i = 0; i < 3 && st == STILL_OK; i++)
+        st = sti_writer_tensor(w, part_name[i], STI_F32, 1, dim, err);
+    for (int i = 0; i < 3 && st == STILL_OK; i++)
+        st = sti_writer_data(w, part[i], t->adapter->n_values * sizeof(float), err);
+    if (st != STILL_OK) {
+        sti_writer_abort(w);
+        return st;
+    }
+    return sti_writer_finish(w, err);
+}
+
+static still_status compare(const sti_trainer *t, const sti_store *s, still_error *err)
+{
+    json_t *now = settings_of(t);
+    const char *key;
+    json_t *value;
+    still_status st = STILL_OK;
+    json_object_foreach(now, key, value)
+    {
+        const char *then = json_string_value(json_object_get(s->st_meta, key));
+        if (st != STILL_OK || (then && strcmp(then, json_string_value(value)) == 0))
+            continue;
+        st = sti_fail(err, STILL_E_ARG,
+                      "%s: the run was begun with other settings: %s was '%.200s', now "
+                      "it is '%.200s'",
+                      s->path, key, then ? then : "(missing)", json_string_value(value));
+    }
+    json_decref(now);
+    return st;
+}
+
+static bool read_number(const sti_store *s, const char *key, uint64_t *out)
+{
+    const char *text = json_string_value(json_object_get(s->st_meta, key));
+    char *end;
+    if (!text || *text < '0' || *text > '9') return false;
+    *out = strtoull(text, &end, 10);
+    return *end == 0;
+}
+
+static still_status take(sti_trainer *t, const sti_store *s, still_error *err)
+{
+    STI_TRY(compare(t, s, err));
+    uint64_t stage, step, tokens;
+    if (!read_number(s, "at.stage", &stage) || !read_number(s, "at.step", &step) ||
+        !read_number(s, "at.tokens", &tokens) || stage < 1 || stage > 2 ||
+        step > t->stage_steps[stage])
+        return sti_fail(err, STILL_E_FORMAT, "%s: does not say where the run stood",
+                        s->path);
+    float *const part[] = {t->moment1, t->moment2, t->adapter->value};
+    const char *const name[] = {"moment1", "moment2", "value"};
+    const size_t n = t->adapter->n_values;
+    for (int i = 0; i < 3; i++) {
+        const sti_tensor *x = sti_store_find(s, name[i]);
+        if (!x || x->type != STI_F32 || x->n_dims != 1 || x->dim[0] != (int64_t)n)
+            return sti_fail(err, STILL_E_FORMAT,
+                            "%s: tensor '%s' is missing or not %zu floats", s->path,
+                            name[i], n);
+        memcpy(part[i], x->data, n * sizeof(float));
+    }
+    t->stage = (int)stage;
+    t->step = step;
+    t->steps = t->stage_steps[stage];
+    t->tokens = tokens;
+    return STILL_OK;
+}
+
+still_status sti_checkpoint_read(sti_trainer *t, still_error *err)
+{
+    char path[PATH_ROOM];
+    sti_store s = {0};
+    STI_TRY(path_of(t->p.out, path, err));
+    still_status st = sti_store_open(path, &s, err);
+    if (st == STILL_OK) st = take(t, &s, err);
+    sti_store_close(&s);
+    return st;
+}

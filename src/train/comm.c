@@ -1,0 +1,202 @@
+/* comm.c - joining a job of several processes, and the job of one; see comm.h.
+ *
+ * Launchers leave their mark in the environment. Without one MPI is never started, so a
+ * plain run pays nothing for it. A mark that this build or its MPI cannot follow is an
+ * error: N processes that each believe to be alone would write one folder N times. */
+#include "train/comm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "train/comm_mpi.h"
+
+#ifndef STI_HAVE_MPI
+#define STI_HAVE_MPI 0
+#endif
+
+struct sti_comm {
+    sti_mpi *mpi; /* NULL: one rank */
+    bool failed;
+};
+
+/* ---- The launcher ------------------------------------------------------------------
+ */
+
+/* A count in the environment; 0: none. */
+static int count_of(const char *name)
+{
+    const char *text = getenv(name);
+    const long n = text ? strtol(text, NULL, 10) : 0;
+    return n > 0 && n < 1 << 24 ? (int)n : 0;
+}
+
+typedef struct launch {
+    bool mpi;  /* by something that speaks to MPI */
+    int ranks; /* how many it started; 0: it does not say */
+} launch;
+
+static launch launch_of(void)
+{
+    static const char *const size[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+                                       "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"};
+    static const char *const mark[] = {"PMIX_RANK", "PMI_RANK", "PMI_FD"};
+    launch l = {0};
+    for (size_t i = 0; i < sizeof size / sizeof *size; i++) {
+        const int n = count_of(size[i]);
+        l.mpi = l.mpi || n > 0;
+        if (n > l.ranks) l.ranks = n;
+    }
+    for (size_t i = 0; i < sizeof mark / sizeof *mark; i++)
+        l.mpi = l.mpi || getenv(mark[i]);
+    const int tasks = count_of("SLURM_STEP_NUM_TASKS"); /* set by srun, not by sbatch */
+    if (tasks > l.ranks) l.ranks = tasks;
+    return l;
+}
+
+static still_status join(sti_comm *c, still_error *err)
+{
+    const launch l = launch_of();
+    if (!l.mpi && l.ranks > 1)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "started by srun as one of %d tasks that cannot find each "
+                        "other; use srun --mpi=pmix, or mpirun",
+                        l.ranks);
+    if (!l.mpi) return STILL_OK;
+#if STI_HAVE_MPI
+    return sti_mpi_join(l.ranks, &c->mpi, err);
+#else
+    (void)c;
+    if (l.ranks == 1) return STILL_OK;
+    return sti_fail(
+        err, STILL_E_UNSUPPORTED,
+        "started as one of several processes, but this still was built "
+        "without MPI; install its headers (libopenmpi-dev) and build again");
+#endif
+}
+
+still_status sti_comm_new(sti_comm **out, still_error *err)
+{
+    *out = NULL;
+    sti_comm *c = sti_alloc(1, sizeof *c);
+    if (!c) return sti_fail_memory(err, "ranks", sizeof *c);
+    const still_status st = join(c, err);
+    if (st != STILL_OK) {
+        free(c);
+        return st;
+    }
+    *out = c;
+    return STILL_OK;
+}
+
+/* ---- Calls: alone, or over MPI ------------------------------------------------------
+ */
+
+#if STI_HAVE_MPI
+
+static void add_floats(void *y, const void *x, size_t n)
+{
+    float *to = y;
+    const float *from = x;
+    for (size_t i = 0; i < n; i++) to[i] += from[i];
+}
+
+static void add_doubles(void *y, const void *x, size_t n)
+{
+    double *to = y;
+    const double *from = x;
+    for (size_t i = 0; i < n; i++) to[i] += from[i];
+}
+
+void sti_comm_free(sti_comm *c)
+{
+    if (c) sti_mpi_leave(c->mpi, c->failed);
+    free(c);
+}
+
+int sti_comm_rank(const sti_comm *c)
+{
+    return c->mpi ? sti_mpi_rank(c->mpi) : 0;
+}
+
+int sti_comm_size(const sti_comm *c)
+{
+    return c->mpi ? sti_mpi_size(c->mpi) : 1;
+}
+
+still_status sti_comm_sum(sti_comm *c, float *x, size_t n, still_error *err)
+{
+    if (!c->mpi) return STILL_OK;
+    return sti_mpi_sum(c->mpi, x, n, sizeof *x, add_floats, err);
+}
+
+still_status sti_comm_sum_doubles(sti_comm *c, double *x, size_t n, still_error *err)
+{
+    if (!c->mpi) return STILL_OK;
+    return sti_mpi_sum(c->mpi, x, n, sizeof *x, add_doubles, err);
+}
+
+still_status sti_comm_agree(sti_comm *c, int root, still_status st, still_error *err)
+{
+    if (!c->mpi) return st;
+    struct {
+        still_status status;
+        still_error error;
+    } said = {.status = st};
+    if (st != STILL_OK && err) said.error = *err;
+    STI_TRY(sti_mpi_tell(c->mpi, root, &said, sizeof said, err));
+    if (said.status != STILL_OK && err) *err = said.error;
+    return said.status;
+}
+
+#else
+
+void sti_comm_free(sti_comm *c)
+{
+    free(c);
+}
+
+int sti_comm_rank(const sti_comm *c)
+{
+    (void)c;
+    return 0;
+}
+
+int sti_comm_size(const sti_comm *c)
+{
+    (void)c;
+    return 1;
+}
+
+still_status sti_comm_sum(sti_comm *c, float *x, size_t n, still_error *err)
+{
+    (void)c, (void)x, (void)n, (void)err;
+    return STILL_OK;
+}
+
+still_status sti_comm_sum_doubles(sti_comm *c, double *x, size_t n, still_error *err)
+{
+    (void)c, (void)x, (void)n, (void)err;
+    return STILL_OK;
+}
+
+still_status sti_comm_agree(sti_comm *c, int root, still_status st, still_error *err)
+{
+    (void)c, (void)root, (void)err;
+    return st;
+}
+
+#endif
+
+void sti_comm_fail(sti_comm *c)
+{
+    if (c) c->failed = true;
+}
+
+still_status sti_comm_any(sti_comm *c, bool *x, still_error *err)
+{
+    double count = *x;
+    STI_TRY(sti_comm_sum_doubles(c, &count, 1, err));
+    *x = count > 0;
+    return STILL_OK;
+}

@@ -1,0 +1,241 @@
+/* data_read.c - records of training text, and the document each of them makes.
+ *
+ * JSON lines are read one at a time, whatever the file's size. A JSON file is parsed as
+ * a whole, so it needs some five times its size in memory; such files are tens of
+ * megabytes in practice. The contents tell the two apart, because names do not: many a
+ * .json holds lines.
+ *
+ * A record that is of no use is described, not fatal: whoever counts them decides. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/data_parts.h"
+
+struct sti_records {
+    char *path;
+    sti_lines *lines; /* JSONL, or */
+    json_t *root;     /* the whole of a JSON file and */
+    json_t *list;     /* the array in it, borrowed */
+    size_t number;    /* of the record or line last handed out, from 1 */
+    sti_buf text;
+    char broken[200];
+};
+
+/* ---- From a record to a document --------------------------------------------------
+ */
+
+static sti_str string_of(const json_t *v) /* empty if it is none */
+{
+    return (sti_str){json_string_value(v), json_string_length(v)};
+}
+
+static void put_string(sti_buf *b, sti_str s)
+{
+    sti_buf_put(b, s.p, s.n);
+}
+
+static void put_prompt(sti_buf *b, sti_str instruction, sti_str input)
+{
+    sti_buf_puts(b, input.n
+                        ? "Below is an instruction that describes a task, paired with "
+                          "an input that provides further context. Write a response "
+                          "that appropriately completes the request.\n\n"
+                        : "Below is an instruction that describes a task. Write a "
+                          "response that appropriately completes the request.\n\n");
+    sti_buf_puts(b, "### Instruction:\n");
+    put_string(b, instruction);
+    if (input.n) {
+        sti_buf_puts(b, "\n\n### Input:\n");
+        put_string(b, input);
+    }
+    sti_buf_puts(b, "\n\n### Response:\n");
+}
+
+char *sti_data_prompt(const char *instruction, const char *input)
+{
+    sti_buf b = {0};
+    put_prompt(&b, (sti_str){instruction, strlen(instruction)},
+               (sti_str){input, input ? strlen(input) : 0});
+    if (b.failed) sti_buf_free(&b);
+    return b.p;
+}
+
+static still_status broken(sti_records *r, sti_record *rec, const char *why)
+{
+    snprintf(r->broken, sizeof r->broken, "%s %zu: %.160s",
+             r->lines ? "line" : "record", r->number, why);
+    *rec = (sti_record){.broken = r->broken};
+    return STILL_OK;
+}
+
+/* A record that has an instruction and an output is one of those, also if a "text"
+ * spells out the two: then the prompt can be told from the output. */
+static still_status make_document(sti_records *r, const json_t *v, sti_record *rec,
+                                  still_error *err)
+{
+    const json_t *instruction = json_object_get(v, "instruction");
+    const json_t *input = json_object_get(v, "input");
+    const json_t *output = json_object_get(v, "output");
+    const json_t *text = json_object_get(v, "text");
+    if (!json_is_object(v)) return broken(r, rec, "is no JSON object");
+    bool plain = text && (!instruction || !output);
+    if (!plain) {
+        if (!instruction && !output)
+            return broken(r, rec, "no field 'text', nor 'instruction' and 'output'");
+        if (!output) return broken(r, rec, "no field 'output'");
+        if (!instruction) return broken(r, rec, "no field 'instruction'");
+        if (!json_is_string(instruction))
+            return broken(r, rec, "'instruction' is no string");
+        if (!json_is_string(output)) return broken(r, rec, "'output' is no string");
+        if (input && !json_is_null(input) && !json_is_string(input))
+            return broken(r, rec, "'input' is neither a string nor null");
+        if (!json_string_length(output)) return broken(r, rec, "'output' is empty");
+    } else {
+        if (!json_is_string(text)) return broken(r, rec, "'text' is no string");
+        if (!json_string_length(text)) return broken(r, rec, "'text' is empty");
+    }
+    sti_buf_clear(&r->text);
+    if (!plain) put_prompt(&r->text, string_of(instruction), string_of(input));
+    size_t prompt = r->text.n;
+    put_string(&r->text, string_of(plain ? text : output));
+    if (r->text.failed) return sti_fail_memory(err, r->path, r->text.n);
+    *rec = (sti_record){.text = r->text.p, .n = r->text.n, .prompt = prompt};
+    return STILL_OK;
+}
+
+/* ---- Lines ------------------------------------------------------------------------
+ */
+
+static still_status next_line(sti_records *r, sti_record *rec, bool *more,
+                              still_error *err)
+{
+    char *line;
+    size_t n;
+    do {
+        STI_TRY(sti_lines_next(r->lines, &line, &n, err));
+        if (!line) return STILL_OK;
+        r->number++;
+    } while (strspn(line, " \t\r") == n);
+    *more = true;
+    json_error_t je;
+    json_t *v = json_loadb(line, n, JSON_ALLOW_NUL, &je);
+    if (!v && sti_json_no_memory(&je)) return sti_fail_memory(err, r->path, n);
+    still_status status = v ? make_document(r, v, rec, err) : broken(r, rec, je.text);
+    json_decref(v);
+    return status;
+}
+
+/* ---- Whole files --------------------------------------------------------------------
+ */
+
+static still_status load_whole(sti_records *r, still_error *err)
+{
+    char *text;
+    size_t n;
+    STI_TRY(still_text_read(r->path, &text, &n, err));
+    json_error_t je;
+    r->root = json_loadb(text, n, JSON_ALLOW_NUL, &je);
+    free(text);
+    if (!r->root && sti_json_no_memory(&je)) return sti_fail_memory(err, r->path, n);
+    if (!r->root)
+        return sti_fail(err, STILL_E_FORMAT, "%s: line %d, column %d: %s", r->path,
+                        je.line, je.column, je.text);
+    r->list = json_is_array(r->root) ? r->root : json_object_get(r->root, "data");
+    if (!json_is_array(r->list))
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s: expected an array of records, or an object with one as "
+                        "\"data\"",
+                        r->path);
+    return STILL_OK;
+}
+
+/* Whether a line that begins an object is the beginning of a file that is one value: it
+ * does not end with the object, or the object has "data". */
+static bool begins_whole(const char *line, size_t n)
+{
+    json_t *v = json_loadb(line, n, JSON_ALLOW_NUL, NULL);
+    bool data = json_is_array(json_object_get(v, "data")), complete = v != NULL;
+    json_decref(v);
+    if (complete) return data;
+    while (n && strchr(" \t\r", line[n - 1])) n--;
+    return n && line[n - 1] != '}';
+}
+
+/* Whether the file is one JSON value and not lines of them. *certain: an array is known
+ * by its first byte; an object is a guess. */
+static still_status looks_whole(const char *path, bool *whole, bool *certain,
+                                still_error *err)
+{
+    sti_lines *l;
+    char first = 0, *line;
+    size_t n;
+    STI_TRY(sti_lines_open(path, &l, err));
+    still_status status = sti_lines_peek(l, &first, err);
+    *whole = *certain = first == '[';
+    if (status == STILL_OK && first == '{') {
+        do status = sti_lines_next(l, &line, &n, err);
+        while (status == STILL_OK && line && strspn(line, " \t\r") == n);
+        if (line) *whole = begins_whole(line, n);
+    }
+    sti_lines_close(l);
+    return status;
+}
+
+/* ---- The reader ---------------------------------------------------------------------
+ */
+
+static still_status open_records(sti_records *r, still_error *err)
+{
+    bool whole, certain;
+    STI_TRY(looks_whole(r->path, &whole, &certain, err));
+    if (whole) {
+        still_status status = load_whole(r, err);
+        /* Lines whose first one is cut off look like a whole file, too. */
+        if (status != STILL_E_FORMAT || certain || r->root) return status;
+    }
+    return sti_lines_open(r->path, &r->lines, err);
+}
+
+still_status sti_records_open(const char *path, sti_records **out, still_error *err)
+{
+    *out = NULL;
+    sti_records *r = sti_alloc(1, sizeof *r);
+    if (!r || !(r->path = sti_strdup(path))) {
+        free(r);
+        return sti_fail_memory(err, path, sizeof *r);
+    }
+    still_status status = open_records(r, err);
+    if (status != STILL_OK)
+        sti_records_close(r);
+    else
+        *out = r;
+    return status;
+}
+
+still_status sti_records_next(sti_records *r, sti_record *rec, bool *more,
+                              still_error *err)
+{
+    *more = false;
+    if (r->lines) return next_line(r, rec, more, err);
+    if (r->number == json_array_size(r->list)) return STILL_OK;
+    *more = true;
+    return make_document(r, json_array_get(r->list, r->number++), rec, err);
+}
+
+uint64_t sti_records_offset(const sti_records *r, uint64_t size)
+{
+    if (r->lines) return sti_lines_offset(r->lines);
+    size_t n = json_array_size(r->list);
+    return n ? (uint64_t)((double)size * (double)r->number / (double)n) : size;
+}
+
+void sti_records_close(sti_records *r)
+{
+    if (!r) return;
+    sti_lines_close(r->lines);
+    json_decref(r->root);
+    sti_buf_free(&r->text);
+    free(r->path);
+    free(r);
+}

@@ -1,0 +1,114 @@
+/* layer.h - one transformer layer over whole sequences, forwards and backwards.
+ *
+ * Sessions go through a text token by token and remember; training sees B sequences of T
+ * tokens at once, from their beginning, and needs to go back. A layer keeps what its
+ * backward asks for in sti_acts, one layer's worth: the backward of the whole model
+ * computes each layer again before it goes back through it.
+ *
+ * Letters: M = B T rows, H query heads, G kv heads, D head size. */
+#ifndef STI_TRAIN_LAYER_H
+#define STI_TRAIN_LAYER_H
+
+#include "model/model.h"
+
+/* What a layer computed, in order. All float, [M, .] row-major. */
+typedef struct sti_acts {
+    float *h;       /* [M, hidden]: normed input of attention */
+    float *q, *k;   /* [M, H D], [M, G D]: before RoPE */
+    float *qr, *kr; /* after RoPE */
+    float *v;       /* [M, G D] */
+    float *gate;    /* [M, H D]: logits of attention's gate */
+    float *y;       /* [M, H D]: attention's output */
+    float *mid;     /* [M, hidden]: residual stream between attention and feed-forward */
+    float *h2;      /* [M, hidden]: normed input of the feed-forward */
+    float *g, *u;   /* [M, ffn]: its gate and up */
+    float *s;       /* [M, ffn]: silu(g) u */
+    float *low[STI_TARGETS]; /* [M, rank]: scale x A^T */
+    int32_t *fold;  /* [M, H]: route */
+    void *cache;    /* keys and values of softmax_attn, float [2, G, T, D] a sequence */
+} sti_acts;
+
+/* Gradients on their way back, one layer's worth. */
+typedef struct sti_grads {
+    float *dh;             /* [M, hidden] */
+    float *dq, *dk, *dv;   /* [M, H D], [M, G D] twice */
+    float *dgate, *dy;     /* [M, H D] */
+    float *dlow;           /* [M, rank] */
+    float *dropped;        /* [M, max(hidden, H D)]: an input after dropout */
+    float *dg, *du;        /* [M, ffn] */
+} sti_grads;
+
+/* A batch of sequences and who computes it. */
+typedef struct sti_batch {
+    int B, T;
+    int32_t *pos;           /* [B T] */
+    sti_attn_segment *seg;  /* [B]; K and V are set per layer */
+} sti_batch;
+
+/* Dropout of the low-rank inputs: number i of a target's input in a layer is kept if a
+ * hash of `key`, layer, target and i says so, and then multiplied by 1 / (1 - p). The
+ * same key drops the same numbers again. p 0: none. */
+typedef struct sti_dropout {
+    float p;
+    uint64_t key;
+} sti_dropout;
+
+typedef struct sti_layer_job {
+    still_model *m;
+    const sti_attn_config *cfg; /* of the student */
+    const sti_adapter *adapter; /* NULL: the teacher, softmax everywhere */
+    float *grad;                /* [n_values]: added to; NULL: none wanted */
+    bool low_rank_only;         /* the gate's own matrix is not trained */
+    const sti_batch *batch;
+    sti_dropout dropout;
+    sti_acts *acts;
+    sti_grads *back;
+} sti_layer_job;
+
+void sti_acts_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
+                    sti_acts *out);
+void sti_grads_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
+                     sti_grads *out);
+
+/* x [M, hidden] -> x of the next layer, in place. */
+still_status sti_layer_forward(const sti_layer_job *j, int layer, float *x,
+                               still_error *err);
+/* The two halves: up to attention's output, and the rest. */
+still_status sti_layer_attend(const sti_layer_job *j, int layer, const float *x,
+                              still_error *err);
+still_status sti_layer_finish(const sti_layer_job *j, int layer, float *x,
+                              still_error *err);
+/* x: the layer's input, acts: of its forward. dx [M, hidden] in: gradient of the
+ * output, out: of the input. */
+still_status sti_layer_backward(const sti_layer_job *j, int layer, const float *x,
+                                float *dx, still_error *err);
+
+/* ---- Attention alone (attend.c) ---------------------------------------------------- */
+
+/* y from q, k, v and gate of the acts, as the student attends; route included. */
+still_status sti_student_attend(const sti_layer_job *j, int layer, float *y,
+                                still_error *err);
+/* Gradients of everything attention read, given dy; those of q, k, v if `inputs`.
+ * Parameters' gradients are added to j->grad. */
+still_status sti_student_backward(const sti_layer_job *j, int layer, const float *dy,
+                                  bool inputs, still_error *err);
+
+/* Instead: attention weights matched with the teacher's. *loss: see
+ * sti_hybrid_match_args; gradients times scale are added to j->grad. */
+still_status sti_student_match(const sti_layer_job *j, int layer, float scale,
+                               double *loss, still_error *err);
+
+/* ---- Low-rank additions (low_rank.c) ------------------------------------------------ */
+
+/* y += scale drop(x) A^T B^T of the target, if it has one; keeps low. */
+still_status sti_low_rank_forward(const sti_layer_job *j, int layer, sti_target t,
+                                  const float *x, float *y, still_error *err);
+/* Gradients of A and B, and dx += that of the input. */
+still_status sti_low_rank_backward(const sti_layer_job *j, int layer, sti_target t,
+                                   const float *x, const float *dy, float *dx,
+                                   still_error *err);
+
+/* An entry's gradient; NULL: not trained. */
+float *sti_grad_of(const sti_layer_job *j, int layer, sti_trained kind, sti_target t);
+
+#endif

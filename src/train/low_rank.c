@@ -1,0 +1,132 @@
+/* low_rank.c - low-rank additions to frozen projections, forwards and backwards:
+ *
+ *   low = scale drop(x) A^T      y += low B^T
+ *   dB += dy^T low     dlow = scale dy B     dA += dlow^T drop(x)     dx += drop(dlow A) */
+#include "base/random.h"
+#include "train/layer.h"
+
+typedef struct low_rank {
+    const sti_lora *lora;
+    float scale;
+    int rank, in, out;
+} low_rank;
+
+static bool find(const sti_layer_job *j, int layer, sti_target t, low_rank *r)
+{
+    const sti_adapter *a = j->adapter;
+    r->lora = &a->layer[layer].lora[t];
+    r->rank = a->spec.lora.rank;
+    if (!r->lora->a.w.N) return false;
+    r->scale = a->spec.lora.alpha / (float)r->rank;
+    r->in = (int)r->lora->a.w.K;
+    r->out = (int)r->lora->b.w.N;
+    return true;
+}
+
+/* y = [y +] what dropout leaves of x. */
+static void drop(const sti_layer_job *j, int layer, sti_target t, const float *x,
+                 size_t n, float *y, bool add)
+{
+    const float keep = 1 / (1 - j->dropout.p);
+    const uint64_t key =
+        sti_mix64(j->dropout.key ^ sti_mix64((uint64_t)layer * STI_TARGETS + (uint64_t)t));
+    const uint64_t limit = (uint64_t)((double)j->dropout.p * 0x1p53);
+    for (size_t i = 0; i < n; i++) {
+        const float left = sti_mix64(key + i) >> 11 < limit ? 0 : x[i] * keep;
+        y[i] = add ? y[i] + left : left;
+    }
+}
+
+static const float *input(const sti_layer_job *j, int layer, sti_target t,
+                          const low_rank *r, const float *x)
+{
+    if (j->dropout.p <= 0) return x;
+    const size_t n =
+        (size_t)j->batch->B * (size_t)j->batch->T * (size_t)r->in;
+    drop(j, layer, t, x, n, j->back->dropped, false);
+    return j->back->dropped;
+}
+
+static void multiply(float *x, size_t n, float by)
+{
+    for (size_t i = 0; i < n; i++) x[i] *= by;
+}
+
+still_status sti_low_rank_forward(const sti_layer_job *j, int layer, sti_target t,
+                                  const float *x, float *y, still_error *err)
+{
+    low_rank r;
+    if (!find(j, layer, t, &r)) return STILL_OK;
+    still_model *m = j->m;
+    const int M = j->batch->B * j->batch->T;
+    float *low = j->acts->low[t];
+    STI_TRY(m->be->matmul(m->dev,
+                          &(sti_matmul_args){.x = input(j, layer, t, &r, x),
+                                             .M = M,
+                                             .n = 1,
+                                             .w = {&r.lora->a.w},
+                                             .y = {low}},
+                          err));
+    multiply(low, (size_t)M * (size_t)r.rank, r.scale);
+    return m->be->matmul(m->dev,
+                         &(sti_matmul_args){.x = low,
+                                            .M = M,
+                                            .n = 1,
+                                            .w = {&r.lora->b.w},
+                                            .y = {y},
+                                            .accumulate = true},
+                         err);
+}
+
+still_status sti_low_rank_backward(const sti_layer_job *j, int layer, sti_target t,
+                                   const float *x, const float *dy, float *dx,
+                                   still_error *err)
+{
+    low_rank r;
+    if (!find(j, layer, t, &r)) return STILL_OK;
+    still_model *m = j->m;
+    const int M = j->batch->B * j->batch->T;
+    float *dlow = j->back->dlow;
+    STI_TRY(m->be->matmul_back(
+        m->dev,
+        &(sti_matmul_back_args){
+            .dy = {dy}, .M = M, .n = 1, .w = {&r.lora->b.w}, .dx = dlow},
+        err));
+    multiply(dlow, (size_t)M * (size_t)r.rank, r.scale);
+    float *da = sti_grad_of(j, layer, STI_TRAINED_LORA_A, t),
+          *db = sti_grad_of(j, layer, STI_TRAINED_LORA_B, t);
+    if (db)
+        STI_TRY(m->be->matmul_grad(m->dev,
+                                   &(sti_matmul_grad_args){.dy = dy,
+                                                           .x = j->acts->low[t],
+                                                           .dw = db,
+                                                           .M = M,
+                                                           .N = r.out,
+                                                           .K = r.rank,
+                                                           .scale = 1},
+                                   err));
+    if (da)
+        STI_TRY(m->be->matmul_grad(
+            m->dev,
+            &(sti_matmul_grad_args){.dy = dlow,
+                                    .x = input(j, layer, t, &r, x),
+                                    .dw = da,
+                                    .M = M,
+                                    .N = r.rank,
+                                    .K = r.in,
+                                    .scale = 1},
+            err));
+    const bool drops = j->dropout.p > 0;
+    STI_TRY(m->be->matmul_back(m->dev,
+                               &(sti_matmul_back_args){.dy = {dlow},
+                                                       .M = M,
+                                                       .n = 1,
+                                                       .w = {&r.lora->a.w},
+                                                       .dx = drops ? j->back->dropped
+                                                                   : dx,
+                                                       .accumulate = !drops},
+                               err));
+    if (drops)
+        drop(j, layer, t, j->back->dropped, (size_t)M * (size_t)r.in, dx, true);
+    return STILL_OK;
+}

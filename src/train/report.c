@@ -1,0 +1,144 @@
+/* report.c - what a run tells: train.jsonl, a line a step, and the README card of the
+ * folder it writes. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "train/train.h"
+
+enum { PATH_ROOM = 4096 };
+
+static still_status path_of(const sti_trainer *t, const char *name, char out[PATH_ROOM],
+                            still_error *err)
+{
+    if (snprintf(out, PATH_ROOM, "%s/%s", t->p.out, name) >= PATH_ROOM)
+        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", t->p.out);
+    return STILL_OK;
+}
+
+static void set_real(json_t *o, const char *key, double v)
+{
+    if (isfinite(v)) json_object_set_new(o, key, json_real(v));
+}
+
+still_status sti_report_step(const sti_trainer *t, const still_train_progress *p,
+                             const sti_tally *tally, still_error *err)
+{
+    char path[PATH_ROOM];
+    STI_TRY(path_of(t, "train.jsonl", path, err));
+    json_t *o = json_object();
+    json_object_set_new(o, "stage", json_integer(p->stage));
+    json_object_set_new(o, "step", json_integer((json_int_t)p->step));
+    json_object_set_new(o, "tokens", json_integer((json_int_t)p->tokens));
+    set_real(o, "loss", p->loss);
+    set_real(o, "norm", p->norm);
+    set_real(o, "lr", p->lr);
+    if (p->stage == 1) {
+        json_t *layers = json_array();
+        for (int l = t->cfg.first; l <= t->cfg.last; l++)
+            json_array_append_new(
+                layers, json_real(tally->ref2[l] > 0 ? tally->err2[l] / tally->ref2[l]
+                                                     : 0));
+        set_real(o, "relative", p->relative);
+        json_object_set_new(o, "relative_by_layer", layers);
+    } else if (t->p.kd > 0) {
+        set_real(o, "kl", p->kl);
+    }
+    set_real(o, "valid_loss", p->valid_loss);
+    if (p->stage == 1) set_real(o, "valid_relative", p->valid_relative);
+    set_real(o, "tokens_per_s", p->tokens_per_s);
+    json_object_set_new(o, "peak_rss", json_integer((json_int_t)p->peak_rss));
+    char *line = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    json_decref(o);
+    if (!line) return sti_fail_memory(err, path, 0);
+    FILE *f = fopen(path, "a");
+    bool ok = f && fprintf(f, "%s\n", line) > 0;
+    if (f && fclose(f) != 0) ok = false;
+    free(line);
+    if (!ok)
+        return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path, strerror(errno));
+    return STILL_OK;
+}
+
+/* Whether a line belongs to what the checkpoint holds. */
+static bool is_past(const sti_trainer *t, const char *line, size_t n)
+{
+    json_t *o = json_loadb(line, n, 0, NULL);
+    const json_int_t stage = json_integer_value(json_object_get(o, "stage")),
+                     step = json_integer_value(json_object_get(o, "step"));
+    json_decref(o);
+    return stage > 0 &&
+           (stage < t->stage || (stage == t->stage && step <= (json_int_t)t->step));
+}
+
+still_status sti_report_rewind(const sti_trainer *t, still_error *err)
+{
+    char path[PATH_ROOM];
+    STI_TRY(path_of(t, "train.jsonl", path, err));
+    if (access(path, F_OK) != 0) return STILL_OK;
+    sti_lines *lines;
+    sti_buf keep = {0};
+    STI_TRY(sti_lines_open(path, &lines, err));
+    still_status st;
+    for (;;) {
+        char *line;
+        size_t n;
+        st = sti_lines_next(lines, &line, &n, err);
+        if (st != STILL_OK || !line) break;
+        if (!is_past(t, line, n)) continue;
+        sti_buf_put(&keep, line, n);
+        sti_buf_puts(&keep, "\n");
+    }
+    sti_lines_close(lines);
+    if (st == STILL_OK && keep.failed) st = sti_fail_memory(err, path, keep.n);
+    if (st == STILL_OK) st = sti_write_text(path, keep.p ? keep.p : "", err);
+    sti_buf_free(&keep);
+    return st;
+}
+
+still_status sti_report_card(const sti_trainer *t, const still_train_progress *last,
+                             still_error *err)
+{
+    char path[PATH_ROOM];
+    const still_train_params *p = &t->p;
+    const still_method *m = &p->method;
+    sti_buf b = {0};
+    STI_TRY(path_of(t, "README.md", path, err));
+    sti_buf_printf(&b, "# %s, linearized\n\n", p->base_name);
+    sti_buf_printf(&b,
+                   "An adapter for `%s`, trained with still %s. It turns the model's "
+                   "softmax attention into `%s`: constant memory, linear time.\n\n"
+                   "    still chat FOLDER\n\n",
+                   p->base_name, still_version(), m->name);
+    sti_buf_puts(&b, "| | |\n|-|-|\n");
+    sti_buf_printf(&b, "| method | %s, chunk %d, select %d, cap %d, score %s, heads %s |\n",
+                   m->name, m->chunk, m->select, m->cap, m->score,
+                   m->per_head ? "per head" : "shared");
+    sti_buf_printf(&b, "| layers | %d-%d |\n", t->cfg.first, t->cfg.last);
+    for (int s = 1; s <= 2; s++)
+        if (t->stage_steps[s])
+            sti_buf_printf(&b, "| stage %d | %llu steps of %d x %d tokens, peak rate %g |\n",
+                           s, (unsigned long long)t->stage_steps[s], p->batch, p->seq,
+                           p->lr[s]);
+    if (t->stage_steps[2])
+        sti_buf_printf(&b, "| LoRA | rank %d, alpha %g, dropout %g |\n", p->lora_rank,
+                       p->lora_alpha, p->lora_dropout);
+    for (int i = 0; i < p->n_data; i++) {
+        const char *name = strrchr(p->data[i].path, '/');
+        sti_buf_printf(&b, "| data | %s |\n", name ? name + 1 : p->data[i].path);
+    }
+    const sti_data_report *r = sti_data_get_report(t->data);
+    sti_buf_printf(&b, "| records | %llu, %llu left out as broken |\n",
+                   (unsigned long long)r->records, (unsigned long long)r->broken);
+    sti_buf_printf(&b, "| last loss | %.4f (stage %d) |\n", last->loss, last->stage);
+    sti_buf_puts(&b, "\nThe licence of the base model and of the data apply to this "
+                     "adapter. train.jsonl has every step's figures.\n");
+    still_status st = b.failed ? sti_fail_memory(err, path, b.n)
+                               : sti_write_text(path, b.p, err);
+    sti_buf_free(&b);
+    return st;
+}

@@ -1,0 +1,97 @@
+/* stage1.c - attention transfer: every layer's attention learns the teacher's output on
+ * the teacher's own activations.
+ *
+ *   loss = 1/L sum_l 1000 mean((y_l - o_l)^2)
+ *
+ * o is the teacher's output per head before the output projection, y the student's from
+ * the same q, k, v and normed input. The next layer gets the teacher's output, so layers
+ * learn independently and only one is in memory at a time. */
+#include <math.h>
+
+#include "train/train.h"
+
+/* err2, ref2 of a layer; y becomes the gradient factor (y - o). */
+static double compare(const float *o, float *y, size_t n, float factor, double *ref2)
+{
+    double err2 = 0, sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float d = y[i] - o[i];
+        err2 += (double)d * d;
+        sum += (double)o[i] * o[i];
+        y[i] = factor * d;
+    }
+    *ref2 += sum;
+    return err2;
+}
+
+static still_status match_outputs(sti_trainer *t, const sti_layer_job *student,
+                                  int layer, double share, bool learn, sti_tally *tally,
+                                  still_error *err)
+{
+    const sti_config *g = &t->m->cfg;
+    const size_t width = (size_t)g->heads * (size_t)g->head_dim,
+                 n = (size_t)t->batch.B * (size_t)t->batch.T * width;
+    const int layers = t->cfg.last - t->cfg.first + 1;
+    const double per = 1000 * share / ((double)layers * (double)width);
+    STI_TRY(sti_student_attend(student, layer, t->student, err));
+    const double err2 =
+        compare(t->acts.y, t->student, n, (float)(2 * per), &tally->ref2[layer]);
+    tally->err2[layer] += err2;
+    tally->loss += per * err2;
+    if (!isfinite(err2) && tally->bad_layer < 0) tally->bad_layer = layer;
+    return learn ? sti_student_backward(student, layer, t->student, false, err)
+                 : STILL_OK;
+}
+
+/* Cross entropy of attention weights; err2 and ref2 are still those of the outputs. */
+static still_status match_weights(sti_trainer *t, const sti_layer_job *student,
+                                  int layer, double share, bool learn, sti_tally *tally,
+                                  still_error *err)
+{
+    const sti_config *g = &t->m->cfg;
+    const size_t n = (size_t)t->batch.B * (size_t)t->batch.T * (size_t)g->heads *
+                     (size_t)g->head_dim;
+    const int layers = t->cfg.last - t->cfg.first + 1;
+    double loss = 0;
+    STI_TRY(sti_student_attend(student, layer, t->student, err));
+    tally->err2[layer] += compare(t->acts.y, t->student, n, 0, &tally->ref2[layer]);
+    const double per = share / ((double)layers * g->heads);
+    STI_TRY(sti_student_match(student, layer, learn ? (float)per : 0, &loss, err));
+    tally->loss += per * loss;
+    if (!isfinite(loss) && tally->bad_layer < 0) tally->bad_layer = layer;
+    return STILL_OK;
+}
+
+still_status sti_stage1_run(sti_trainer *t, double share, bool learn, sti_tally *tally,
+                            still_error *err)
+{
+    still_model *m = t->m;
+    const int M = t->batch.B * t->batch.T;
+    sti_layer_job teacher = {
+        .m = m, .cfg = &t->cfg, .batch = &t->batch, .acts = &t->acts, .back = &t->back};
+    sti_layer_job student = teacher;
+    student.adapter = t->adapter;
+    student.grad = learn ? t->grad : NULL;
+    STI_TRY(m->be->embed(
+        m->dev,
+        &(sti_embed_args){.w = &m->embed, .tok = t->ids, .M = M, .y = t->x}, err));
+    tally->rows += (uint64_t)M;
+    for (int l = 0; l <= t->cfg.last; l++) {
+        STI_TRY(sti_layer_attend(&teacher, l, t->x, err));
+        if (l >= t->cfg.first) {
+            const sti_adapter_matrix *gate = &t->adapter->layer[l].gate;
+            if (gate->w.N)
+                STI_TRY(m->be->matmul(m->dev,
+                                      &(sti_matmul_args){.x = t->acts.h,
+                                                         .M = M,
+                                                         .n = 1,
+                                                         .w = {&gate->w},
+                                                         .y = {t->acts.gate}},
+                                      err));
+            STI_TRY((t->p.match_weights ? match_weights : match_outputs)(
+                t, &student, l, share, learn, tally, err));
+        }
+        if (l < t->cfg.last) STI_TRY(sti_layer_finish(&teacher, l, t->x, err));
+    }
+    return STILL_OK;
+}

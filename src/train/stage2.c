@@ -1,0 +1,170 @@
+/* stage2.c - low-rank linearization: next-token loss through the whole student.
+ *
+ *   loss = mean over counted ids of (-log p(id) + kd KL(teacher || student))
+ *
+ * Forwards every layer's input is kept and nothing else; backwards each layer is
+ * computed again from its input and then gone back through. Logits are made and used a
+ * few rows at a time, so no [M, vocab] exists. */
+#include <math.h>
+#include <string.h>
+
+#include "train/train.h"
+
+static still_status embed(sti_trainer *t, still_error *err)
+{
+    still_model *m = t->m;
+    return m->be->embed(m->dev,
+                        &(sti_embed_args){.w = &m->embed,
+                                          .tok = t->ids,
+                                          .M = t->batch.B * t->batch.T,
+                                          .y = t->x},
+                        err);
+}
+
+static still_status last_norm(sti_trainer *t, float *y, still_error *err)
+{
+    still_model *m = t->m;
+    return m->be->rmsnorm(m->dev,
+                          &(sti_rmsnorm_args){.x = t->x,
+                                              .g = m->final_norm,
+                                              .y = y,
+                                              .M = t->batch.B * t->batch.T,
+                                              .K = m->cfg.hidden,
+                                              .eps = m->cfg.rms_eps},
+                          err);
+}
+
+static still_status teach(sti_trainer *t, still_error *err)
+{
+    const sti_layer_job teacher = {.m = t->m,
+                                   .cfg = &t->cfg,
+                                   .batch = &t->batch,
+                                   .acts = &t->acts,
+                                   .back = &t->back};
+    STI_TRY(embed(t, err));
+    for (int l = 0; l < t->m->cfg.layers; l++)
+        STI_TRY(sti_layer_forward(&teacher, l, t->x, err));
+    return last_norm(t, t->teacher, err);
+}
+
+/* Row r predicts the id after it in its sequence; the last of a sequence nothing. */
+static void set_targets(sti_trainer *t, double share)
+{
+    const int T = t->batch.T, M = t->batch.B * T;
+    for (int r = 0; r < M; r++) {
+        const bool last = r % T == T - 1;
+        t->target[r] = last ? 0 : t->ids[r + 1];
+        t->row_weight[r] = last || !t->counts[r + 1] ? 0 : (float)share;
+    }
+}
+
+static still_status logits_of(sti_trainer *t, const float *normed, int rows,
+                              float *logits, still_error *err)
+{
+    still_model *m = t->m;
+    return m->be->matmul(
+        m->dev,
+        &(sti_matmul_args){
+            .x = normed, .M = rows, .n = 1, .w = {sti_model_head(m)}, .y = {logits}},
+        err);
+}
+
+/* The loss, and dx [M, hidden]: its gradient at the last norm's output. */
+static still_status lose(sti_trainer *t, bool learn, sti_tally *tally, still_error *err)
+{
+    still_model *m = t->m;
+    const int M = t->batch.B * t->batch.T;
+    const size_t hidden = (size_t)m->cfg.hidden;
+    for (int r = 0; r < M; r += STI_LOSS_ROWS) {
+        const int n = M - r < STI_LOSS_ROWS ? M - r : STI_LOSS_ROWS;
+        const size_t at = (size_t)r * hidden;
+        STI_TRY(logits_of(t, t->normed + at, n, t->logits, err));
+        if (t->p.kd > 0)
+            STI_TRY(logits_of(t, t->teacher + at, n, t->teacher_logits, err));
+        STI_TRY(m->be->loss(
+            m->dev,
+            &(sti_loss_args){.logits = t->logits,
+                             .teacher = t->p.kd > 0 ? t->teacher_logits : NULL,
+                             .target = t->target + r,
+                             .weight = t->row_weight + r,
+                             .kd = (float)t->p.kd,
+                             .M = n,
+                             .V = m->cfg.vocab,
+                             .loss = t->row_loss,
+                             .kl = t->p.kd > 0 ? t->row_kl : NULL},
+            err));
+        for (int i = 0; i < n; i++) {
+            const double w = (double)t->row_weight[r + i];
+            const double kl = t->p.kd > 0 ? t->row_kl[i] : 0;
+            if (w <= 0) continue;
+            tally->loss += w * (t->row_loss[i] + t->p.kd * kl);
+            tally->kl += w * kl;
+        }
+        if (learn)
+            STI_TRY(m->be->matmul_back(m->dev,
+                                       &(sti_matmul_back_args){.dy = {t->logits},
+                                                               .M = n,
+                                                               .n = 1,
+                                                               .w = {sti_model_head(m)},
+                                                               .dx = t->dx + at},
+                                       err));
+    }
+    return STILL_OK;
+}
+
+/* dx at the last norm's output -> at its input. */
+static still_status last_norm_back(sti_trainer *t, still_error *err)
+{
+    still_model *m = t->m;
+    const int M = t->batch.B * t->batch.T;
+    const size_t bytes = (size_t)M * (size_t)m->cfg.hidden * sizeof(float);
+    memcpy(t->back.dh, t->dx, bytes);
+    memset(t->dx, 0, bytes);
+    return m->be->rmsnorm_back(m->dev,
+                               &(sti_rmsnorm_back_args){.x = t->x,
+                                                        .g = m->final_norm,
+                                                        .dy = t->back.dh,
+                                                        .dx = t->dx,
+                                                        .M = M,
+                                                        .K = m->cfg.hidden,
+                                                        .eps = m->cfg.rms_eps},
+                               err);
+}
+
+still_status sti_stage2_run(sti_trainer *t, double share, bool learn, uint64_t key,
+                            sti_tally *tally, still_error *err)
+{
+    still_model *m = t->m;
+    const int M = t->batch.B * t->batch.T, L = m->cfg.layers;
+    const size_t size = (size_t)M * (size_t)m->cfg.hidden;
+    if (t->p.kd > 0) STI_TRY(teach(t, err));
+    const sti_layer_job job = {
+        .m = m,
+        .cfg = &t->cfg,
+        .adapter = t->adapter,
+        .grad = learn ? t->grad : NULL,
+        .low_rank_only = true,
+        .batch = &t->batch,
+        .dropout = {.p = learn ? (float)t->p.lora_dropout : 0, .key = key},
+        .acts = &t->acts,
+        .back = &t->back};
+    set_targets(t, share);
+    tally->rows += (uint64_t)M;
+    STI_TRY(embed(t, err));
+    for (int l = 0; l < L; l++) {
+        memcpy(t->inputs + (size_t)l * size, t->x, size * sizeof(float));
+        STI_TRY(sti_layer_forward(&job, l, t->x, err));
+    }
+    STI_TRY(last_norm(t, t->normed, err));
+    STI_TRY(lose(t, learn, tally, err));
+    if (!learn) return STILL_OK;
+    STI_TRY(last_norm_back(t, err));
+    /* Below the first converted layer nothing is trained. */
+    for (int l = L - 1; l >= t->cfg.first; l--) {
+        const float *x = t->inputs + (size_t)l * size;
+        memcpy(t->x, x, size * sizeof(float));
+        STI_TRY(sti_layer_forward(&job, l, t->x, err));
+        STI_TRY(sti_layer_backward(&job, l, x, t->dx, err));
+    }
+    return STILL_OK;
+}

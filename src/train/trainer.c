@@ -1,0 +1,241 @@
+/* trainer.c - what a run is made of, before its first step: settings with their defaults
+ * and checks, the adapter at its start, and memory. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/random.h"
+#include "train/train.h"
+
+enum { PATH_ROOM = 4096 };
+
+/* ---- Settings ---------------------------------------------------------------------- */
+
+static void set_defaults(still_train_params *p)
+{
+#define DEFAULT(field, value)                                                          \
+    if (p->field == 0) p->field = (value)
+    DEFAULT(tokens, 20000000);
+    DEFAULT(seq, 1024);
+    DEFAULT(batch, 8);
+    DEFAULT(micro, 1);
+    DEFAULT(held_out, 0.02);
+    DEFAULT(lr[1], 1e-2);
+    DEFAULT(lr[2], 5e-4);
+    DEFAULT(warmup, 0.05);
+    DEFAULT(clip, 1);
+    DEFAULT(beta1, 0.9);
+    DEFAULT(beta2, 0.95);
+    DEFAULT(lora_rank, 8);
+    DEFAULT(lora_alpha, 16);
+    DEFAULT(lora_targets, (1u << STI_TARGETS) - 1);
+    for (int g = 0; g < STILL_GROUPS; g++) DEFAULT(lr_scale[g], 1);
+    DEFAULT(cache_dir, p->out);
+#undef DEFAULT
+    if (p->held_out < 0) p->held_out = 0;
+}
+
+static still_status check(const still_model *m, const still_train_params *p,
+                          still_error *err)
+{
+    if (m->adapter)
+        return sti_fail(err, STILL_E_ARG,
+                        "%s: is already linearized: train its base model (an adapter "
+                        "to start from is given apart)",
+                        m->store.path);
+    if (m->tokenizer && still_tokenizer_vocab(m->tokenizer) > m->cfg.vocab)
+        return sti_fail(err, STILL_E_ARG,
+                        "%s: the tokenizer has %d tokens, the model's vocabulary %d: "
+                        "they do not belong together",
+                        m->store.path, still_tokenizer_vocab(m->tokenizer),
+                        m->cfg.vocab);
+    if (strcmp(p->method.name, "softmax") == 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "method softmax is the teacher itself: choose what it is to be "
+                        "turned into");
+    if (p->stage < 0 || p->stage > 2)
+        return sti_fail(err, STILL_E_ARG, "stage %d is not 1, 2 or 0 for both",
+                        p->stage);
+    if (p->seq < 2 || p->seq > 1 << 20 || p->batch < 1 || p->batch > 1 << 16 ||
+        p->micro < 1 || p->micro > p->batch)
+        return sti_fail(err, STILL_E_ARG,
+                        "%d sequences of %d tokens, %d at once, cannot be a batch",
+                        p->batch, p->seq, p->micro);
+    if (p->lora_dropout < 0 || p->lora_dropout >= 1 || p->kd < 0 || p->held_out >= 1 ||
+        p->warmup < 0 || p->warmup > 1 || p->clip < 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "dropout, held-out share, warm-up, clipping and kd must be 0 or "
+                        "more, and shares less than 1");
+    for (int l = 0; l < m->cfg.layers && p->stage != 1; l++)
+        if (m->cfg.window[l] && m->cfg.window[l] < p->seq &&
+            (l < p->method.first_layer ||
+             (p->method.last_layer >= 0 && l > p->method.last_layer)))
+            return sti_fail(err, STILL_E_UNSUPPORTED,
+                            "layer %d stays as it is and has a sliding window of %d: "
+                            "stage 2 cannot go back through it with sequences of %d",
+                            l, m->cfg.window[l], p->seq);
+    return STILL_OK;
+}
+
+static void plan_steps(sti_trainer *t)
+{
+    const uint64_t step = (uint64_t)t->p.batch * (uint64_t)t->p.seq;
+    const uint64_t steps = (t->p.tokens + step - 1) / step;
+    if (t->p.stage != 2) t->stage_steps[1] = steps;
+    if (t->p.stage != 1) t->stage_steps[2] = steps;
+    t->stage = t->p.stage == 2 ? 2 : 1;
+    t->steps = steps;
+}
+
+/* ---- The adapter ------------------------------------------------------------------- */
+
+/* A of every low-rank pair: uniform within 1 / sqrt(inputs), so that B alone, which is
+ * 0, decides whether there is an addition. */
+static void start_low_rank(sti_trainer *t)
+{
+    const sti_adapter *a = t->adapter;
+    for (size_t i = 0; i < a->n_entries; i++) {
+        const sti_adapter_entry *e = &a->entry[i];
+        if (e->kind != STI_TRAINED_LORA_A) continue;
+        const uint64_t key = sti_mix64(t->p.seed ^ sti_mix64(i));
+        const double bound = 1 / sqrt((double)e->dim[1]);
+        for (size_t k = 0; k < e->n; k++)
+            a->value[e->at + k] =
+                (float)(bound * ((double)(sti_mix64(key + k) >> 11) * 0x1p-52 - 1));
+    }
+}
+
+static still_status start_from(sti_trainer *t, const char *dir, still_error *err)
+{
+    sti_adapter_spec spec;
+    STI_TRY(sti_adapter_read_spec(dir, &spec, err));
+    if (memcmp(spec.base, t->adapter->spec.base, STI_FINGERPRINT) != 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "%s: the adapter was trained for another base model ('%s')", dir,
+                        spec.base_name);
+    char path[PATH_ROOM];
+    if (snprintf(path, sizeof path, "%s/%s", dir, STI_ADAPTER_TENSORS) >= PATH_ROOM)
+        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", dir);
+    sti_store s = {0};
+    size_t found = 0;
+    still_status st = sti_store_open(path, &s, err);
+    if (st == STILL_OK) st = sti_adapter_fill(t->adapter, &s, "", &found, err);
+    if (st == STILL_OK && found == 0)
+        st = sti_fail(err, STILL_E_ARG,
+                      "%s: holds nothing that method %s could start from", dir,
+                      t->p.method.name);
+    sti_store_close(&s);
+    return st;
+}
+
+static still_status make_adapter(sti_trainer *t, still_error *err)
+{
+    const still_train_params *p = &t->p;
+    sti_adapter_spec spec = {.method = p->method};
+    if (t->stage_steps[2])
+        spec.lora = (sti_lora_spec){.rank = p->lora_rank,
+                                    .alpha = (float)p->lora_alpha,
+                                    .targets = p->lora_targets};
+    const char *name = p->base_name ? p->base_name : t->m->store.path;
+    if (snprintf(spec.base_name, sizeof spec.base_name, "%s", name) >=
+        (int)sizeof spec.base_name)
+        return sti_fail(err, STILL_E_ARG, "%s: the name is too long", name);
+    STI_TRY(sti_model_fingerprint(t->m, false, spec.base, err));
+    /* Training sees sequences from their beginning: positions are what they are. */
+    spec.method.positions = STILL_POSITIONS_AUTO;
+    still_method absolute = spec.method;
+    absolute.positions = STILL_POSITIONS_ABSOLUTE;
+    const sti_attn_layer layer = sti_model_attn_layer(t->m, 0);
+    t->cfg = (sti_attn_config){.cache = STI_F32, .ctx = p->seq, .batch = p->seq};
+    STI_TRY(sti_attn_configure(&absolute, &layer, t->m->cfg.layers, p->seq, &t->cfg,
+                               err));
+    const sti_adapter_home home = sti_model_home(t->m);
+    STI_TRY(sti_adapter_new(&home, &spec, &t->adapter, err));
+    start_low_rank(t);
+    if (t->adapter->n_values == 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "method %s has nothing to train in stage %d: run stage 2",
+                        p->method.name, t->stage);
+    return p->start ? start_from(t, p->start, err) : STILL_OK;
+}
+
+/* ---- Memory ------------------------------------------------------------------------ */
+
+static void carve(sti_trainer *t, sti_carve *c)
+{
+    const still_model *m = t->m;
+    const size_t T = (size_t)t->p.seq, B = (size_t)t->micro, M = B * T,
+                 hidden = (size_t)m->cfg.hidden, vocab = (size_t)m->cfg.vocab,
+                 qd = (size_t)m->cfg.heads * (size_t)m->cfg.head_dim;
+    const int rank = t->adapter->spec.lora.rank;
+    t->batch.pos = sti_carve_take(c, M, sizeof *t->batch.pos);
+    t->batch.seg = sti_carve_take(c, B, sizeof *t->batch.seg);
+    sti_acts_carve(m, t->micro, t->p.seq, rank, c, &t->acts);
+    sti_grads_carve(m, t->micro, t->p.seq, rank, c, &t->back);
+    t->ids = sti_carve_take(c, M, sizeof *t->ids);
+    t->target = sti_carve_take(c, M, sizeof *t->target);
+    t->counts = sti_carve_take(c, M, sizeof *t->counts);
+    t->row_weight = sti_carve_take(c, M, sizeof *t->row_weight);
+    t->x = sti_carve_take(c, M * hidden, sizeof(float));
+    t->student = sti_carve_take(c, M * qd, sizeof(float));
+    if (!t->stage_steps[2]) return;
+    t->inputs = sti_carve_take(c, (size_t)m->cfg.layers * M * hidden, sizeof(float));
+    t->dx = sti_carve_take(c, M * hidden, sizeof(float));
+    t->normed = sti_carve_take(c, M * hidden, sizeof(float));
+    t->logits = sti_carve_take(c, STI_LOSS_ROWS * vocab, sizeof(float));
+    t->row_loss = sti_carve_take(c, STI_LOSS_ROWS, sizeof(double));
+    t->row_kl = sti_carve_take(c, STI_LOSS_ROWS, sizeof(double));
+    if (t->p.kd <= 0) return;
+    t->teacher = sti_carve_take(c, M * hidden, sizeof(float));
+    t->teacher_logits = sti_carve_take(c, STI_LOSS_ROWS * vocab, sizeof(float));
+}
+
+static still_status make_room(sti_trainer *t, still_error *err)
+{
+    const size_t n = t->adapter->n_values;
+    t->micro = t->p.micro;
+    sti_carve count = {0};
+    carve(t, &count);
+    if (!sti_block_new(&t->moments, 3 * n * sizeof(float)) ||
+        !sti_block_new(&t->work, count.used))
+        return sti_fail(err, STILL_E_MEMORY,
+                        "training %d x %d tokens at once needs %.1f GB of memory, which "
+                        "is not there: use shorter sequences",
+                        t->micro, t->p.seq, (double)(count.used + 12 * n) / 1e9);
+    t->grad = t->moments.p;
+    t->moment1 = t->grad + n;
+    t->moment2 = t->moment1 + n;
+    sti_carve c = {.base = t->work.p};
+    carve(t, &c);
+    t->batch.T = t->p.seq;
+    for (int r = 0; r < t->micro * t->p.seq; r++) t->batch.pos[r] = r % t->p.seq;
+    for (int b = 0; b < t->micro; b++)
+        t->batch.seg[b] = (sti_attn_segment){
+            .row0 = b * t->p.seq, .n = t->p.seq, .room = t->p.seq};
+    return t->m->be->dev_reserve(t->m->dev, t->micro * t->p.seq, err);
+}
+
+void sti_trainer_free(sti_trainer *t)
+{
+    sti_block_free(&t->moments);
+    sti_block_free(&t->work);
+    sti_adapter_free(t->adapter);
+    sti_data_free(t->data);
+    sti_comm_free(t->comm);
+}
+
+/* ---- Together ---------------------------------------------------------------------- */
+
+still_status sti_trainer_begin(sti_trainer *t, still_error *err)
+{
+    set_defaults(&t->p);
+    STI_TRY(check(t->m, &t->p, err));
+    plan_steps(t);
+    STI_TRY(sti_comm_new(&t->comm, err));
+    if (t->p.batch % sti_comm_size(t->comm) != 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "a batch of %d sequences cannot be dealt out evenly to %d ranks",
+                        t->p.batch, sti_comm_size(t->comm));
+    STI_TRY(make_adapter(t, err));
+    return make_room(t, err);
+}

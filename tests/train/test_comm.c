@@ -1,0 +1,173 @@
+/* test_comm.c - ranks: run alone, and by mpirun as several processes.
+ *
+ *   test_comm            sums, flags and errors shared by all ranks
+ *   test_comm killed     rank 1 dies in a job of two: rank 0 must notice
+ *   test_comm gives-up   rank 1 leaves with an error: likewise */
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "train/comm.h"
+
+/* What rank r brings to element i: sums of these depend on their order. */
+static double brought(int r, size_t i)
+{
+    uint64_t x = ((uint64_t)r + 1) * 0x9E3779B97F4A7C15u + i * 0xBF58476D1CE4E5B9u;
+    x ^= x >> 29;
+    x *= 0x94D049BB133111EBu;
+    x ^= x >> 32;
+    return ((double)(x >> 11) / (double)(1ull << 53) - 0.5) * pow(10, (double)(x % 7));
+}
+
+static int join(void **state)
+{
+    still_error err;
+    if (sti_comm_new((sti_comm **)state, &err) == STILL_OK) return 0;
+    fprintf(stderr, "%s\n", err.text);
+    return 1;
+}
+
+static int leave(void **state)
+{
+    sti_comm_free(*state);
+    return 0;
+}
+
+static void test_sum(void **state)
+{
+    sti_comm *c = *state;
+    const int ranks = sti_comm_size(c), me = sti_comm_rank(c);
+    /* None, fewer than ranks, one block to the byte and around it, several blocks. */
+    const size_t block = (4u << 20) / sizeof(float) - (size_t)ranks;
+    const size_t n[] = {0, 1, 2, 5, 1000, block - 1, block, block + 1, 2 * block + 77};
+    for (size_t k = 0; k < sizeof n / sizeof *n; k++) {
+        float *x = malloc((n[k] + 1) * sizeof *x);
+        assert_non_null(x);
+        for (size_t i = 0; i < n[k]; i++) x[i] = (float)brought(me, i);
+        x[n[k]] = 3; /* is not ours to change */
+        still_error err;
+        assert_int_equal(sti_comm_sum(c, x, n[k], &err), STILL_OK);
+        for (size_t i = 0; i < n[k]; i++) {
+            float want = (float)brought(0, i);
+            for (int r = 1; r < ranks; r++) want += (float)brought(r, i);
+            if (memcmp(&x[i], &want, sizeof want) != 0)
+                fail_msg("element %zu of %zu: %.9g, expected %.9g", i, n[k],
+                         (double)x[i], (double)want);
+        }
+        assert_true(x[n[k]] == 3);
+        free(x);
+    }
+}
+
+static void test_sum_doubles(void **state)
+{
+    sti_comm *c = *state;
+    double x[31];
+    for (size_t i = 0; i < 31; i++) x[i] = brought(sti_comm_rank(c), i);
+    still_error err;
+    assert_int_equal(sti_comm_sum_doubles(c, x, 31, &err), STILL_OK);
+    for (size_t i = 0; i < 31; i++) {
+        double want = brought(0, i);
+        for (int r = 1; r < sti_comm_size(c); r++) want += brought(r, i);
+        assert_memory_equal(&x[i], &want, sizeof want);
+    }
+}
+
+static void test_any(void **state)
+{
+    sti_comm *c = *state;
+    still_error err;
+    bool x = false;
+    assert_int_equal(sti_comm_any(c, &x, &err), STILL_OK);
+    assert_false(x);
+    for (int r = 0; r < sti_comm_size(c); r++) {
+        x = sti_comm_rank(c) == r;
+        assert_int_equal(sti_comm_any(c, &x, &err), STILL_OK);
+        assert_true(x);
+    }
+}
+
+static void test_agree(void **state)
+{
+    sti_comm *c = *state;
+    for (int root = 0; root < sti_comm_size(c); root++) {
+        still_error err = {0};
+        char want[64];
+        snprintf(want, sizeof want, "disk of rank %d is full", root);
+        const still_status mine = sti_comm_rank(c) == root
+                                      ? sti_fail(&err, STILL_E_IO, "%s", want)
+                                      : STILL_OK;
+        assert_int_equal(sti_comm_agree(c, root, mine, &err), STILL_E_IO);
+        assert_string_equal(err.text, want);
+        assert_int_equal(sti_comm_agree(c, root, STILL_OK, &err), STILL_OK);
+    }
+}
+
+/* A second one in the same process, beside the first. */
+static void test_again(void **state)
+{
+    sti_comm *c = *state, *again;
+    still_error err;
+    assert_int_equal(sti_comm_new(&again, &err), STILL_OK);
+    assert_int_equal(sti_comm_rank(again), sti_comm_rank(c));
+    double x = 1;
+    assert_int_equal(sti_comm_sum_doubles(again, &x, 1, &err), STILL_OK);
+    assert_true(x == sti_comm_size(c));
+    sti_comm_free(again);
+    sti_comm_free(NULL);
+}
+
+/* A launcher this process cannot follow: refused, because each of the tasks would take
+ * itself for the only one. Alone only: under mpirun there is a better mark. */
+static void test_lost_tasks(void **state)
+{
+    if (sti_comm_size(*state) > 1) return;
+    sti_comm *c;
+    still_error err;
+    setenv("SLURM_STEP_NUM_TASKS", "4", 1);
+    assert_int_equal(sti_comm_new(&c, &err), STILL_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "one of 4 tasks"));
+    setenv("SLURM_STEP_NUM_TASKS", "1", 1);
+    assert_int_equal(sti_comm_new(&c, &err), STILL_OK);
+    sti_comm_free(c);
+    unsetenv("SLURM_STEP_NUM_TASKS");
+}
+
+/* A job of two that rank 1 leaves early; both return what a failed command does. */
+static int lose_rank(bool killed)
+{
+    sti_comm *c;
+    still_error err;
+    bool x = true;
+    signal(SIGTERM, SIG_IGN); /* the launcher's, so that rank 0 can speak */
+    if (sti_comm_new(&c, &err) != STILL_OK || sti_comm_size(c) != 2) return 2;
+    if (sti_comm_any(c, &x, &err) != STILL_OK) return 2;
+    if (sti_comm_rank(c) == 1) {
+        if (killed) raise(SIGKILL);
+        fprintf(stderr, "rank 1: out of luck\n");
+    } else {
+        float sum[100] = {0};
+        if (sti_comm_sum(c, sum, 100, &err) != STILL_E_IO) return 2;
+        fprintf(stderr, "%s: job failed as it should\n", err.text);
+    }
+    sti_comm_fail(c);
+    sti_comm_free(c);
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) return lose_rank(strcmp(argv[1], "killed") == 0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sum),   cmocka_unit_test(test_sum_doubles),
+        cmocka_unit_test(test_any),   cmocka_unit_test(test_agree),
+        cmocka_unit_test(test_again), cmocka_unit_test(test_lost_tasks),
+    };
+    return cmocka_run_group_tests(tests, join, leave);
+}
