@@ -445,16 +445,47 @@ typedef struct still_train_plan {
     double seconds[3];            /* from a measured step of the real thing */
     uint64_t records, broken;     /* of the data */
     char first_broken[256];
+    int rank; /* of this process; all of a job have the same plan */
 } still_train_plan;
 
 /* Trains an adapter for m and writes it to p->out. m must be a plain model. Under mpirun
- * all ranks call this with the same arguments; rank 0 writes. */
+ * all ranks call this with the same arguments; rank 0 writes and calls p->each. An error
+ * that ends all ranks has an empty text on those it did not happen on: one tells it. */
 STILL_API still_status still_linearize(still_model *m, const still_train_params *p,
                                        still_error *err);
 /* Prepares everything, times one sequence of each stage, and writes nothing but the
  * token cache. */
 STILL_API still_status still_linearize_plan(still_model *m, const still_train_params *p,
                                             still_train_plan *out, still_error *err);
+
+/* ---- Exporting --------------------------------------------------------------- */
+
+/* A zeroed struct is all defaults but for format and path. */
+typedef struct still_export_params {
+    /* "safetensors": a Hugging Face folder; "gguf": a file NAME.gguf as llama.cpp loads
+     * it; both hold the model with the adapter's low-rank additions merged, and run as
+     * softmax elsewhere. What other programs have no place for goes beside it: still.json
+     * and adapter.safetensors in the folder, NAME.still.gguf beside the file; with them
+     * the model is linearized again. "peft": a folder with the low-rank additions alone,
+     * as PEFT reads them. */
+    const char *format;
+    const char *path;    /* what to write; must not exist */
+    const char *adapter; /* as in still_model_params; NULL: the plain model */
+    /* "f32", "f16", "bf16"; gguf also "q8_0" and "same" (as the base has it). NULL: for
+     * safetensors the base's own type, bf16 if it is quantized; for gguf the base's
+     * blocks as they are and q8_0 where the merge changed them, f16 if it is not
+     * quantized. */
+    const char *dtype;
+    const char *base_name; /* peft: what it calls its base; NULL: as the adapter does */
+    still_progress_fn progress; /* bytes; may be NULL */
+    void *user;
+} still_export_params;
+
+/* Writes a model for other programs, tensor by tensor, so that memory does not grow with
+ * it. Everything is written under temporary names and renamed at the end: on failure
+ * nothing is at path. */
+STILL_API still_status still_export(const char *model, const still_export_params *p,
+                                    still_error *err);
 
 /* ---- Self-tests against golden data ---------------------------------------- */
 

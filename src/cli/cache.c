@@ -67,7 +67,14 @@ static bool exists(const char *folder, const char *name)
     return there;
 }
 
-/* The one GGUF of a folder without config.json, else the folder itself. */
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), k = strlen(end);
+    return n > k && strcmp(text + n - k, end) == 0;
+}
+
+/* The one GGUF of a folder without config.json, else the folder itself. An adapter
+ * beside it does not count. */
 static still_status entry_of(char *folder, char **out, still_error *err)
 {
     DIR *dir = exists(folder, "config.json") ? NULL : opendir(folder);
@@ -78,8 +85,8 @@ static still_status entry_of(char *folder, char **out, still_error *err)
     int found = 0;
     sti_buf path = {0};
     for (struct dirent *e; (e = readdir(dir));) {
-        size_t n = strlen(e->d_name);
-        if (n < 6 || strcmp(e->d_name + n - 5, ".gguf") != 0) continue;
+        if (!ends_with(e->d_name, ".gguf") || ends_with(e->d_name, ".still.gguf"))
+            continue;
         if (found++ == 0) sti_buf_printf(&path, "%s/%s", folder, e->d_name);
     }
     closedir(dir);
@@ -269,12 +276,6 @@ still_status cli_set_verified(const char *folder, const char *name, const char *
     return status;
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), k = strlen(end);
-    return n > k && strcmp(text + n - k, end) == 0;
-}
-
 /* NAME.gguf and NAME.still.gguf: which of the two `path` is not; NULL if it is neither,
  * or the other is not there. */
 static char *twin_of(const char *path, bool *is_adapter)
@@ -291,16 +292,23 @@ static char *twin_of(const char *path, bool *is_adapter)
     return NULL;
 }
 
-/* *path is an adapter: it becomes the base model, and *adapter what it was. */
+/* *path is an adapter: it becomes the base model, and *adapter what it was. A folder
+ * that is a model, too (an export), is its own base. */
 static still_status resolve_base(char **path, char **adapter, still_error *err)
 {
     char base[1024], *found;
-    STI_TRY(still_adapter_base(*path, base, sizeof base, err));
-    if (resolve_plain(base, &found, err))
-        return sti_fail(err, STILL_E_IO,
-                        "%s: is an adapter of base model '%s', which is neither a path "
-                        "nor in the cache: pull it, or correct the name in %s/still.json",
-                        *path, base, *path);
+    if (exists(*path, "config.json")) {
+        found = sti_strdup(*path);
+        if (!found) return sti_fail_memory(err, "path", strlen(*path));
+    } else {
+        STI_TRY(still_adapter_base(*path, base, sizeof base, err));
+        if (resolve_plain(base, &found, err))
+            return sti_fail(err, STILL_E_IO,
+                            "%s: is an adapter of base model '%s', which is neither a "
+                            "path nor in the cache: pull it, or correct the name in "
+                            "%s/still.json",
+                            *path, base, *path);
+    }
     if (adapter)
         *adapter = *path;
     else

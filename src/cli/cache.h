@@ -17,8 +17,9 @@ still_status cli_cache_folder(const char *name, char **out, still_error *err);
 /* What MODEL means: an existing file or folder, else a name in the cache (a folder
  * that holds a GGUF and no config.json stands for that file). An adapter's folder
  * stands for the base model it names, found in the same way, and *adapter is the
- * folder; beside NAME.gguf, NAME.still.gguf is its adapter. *adapter is NULL for a plain
- * model. free() both; adapter may be NULL if it is of no interest. */
+ * folder; a folder that holds a model, too, is its own base. Beside NAME.gguf,
+ * NAME.still.gguf is its adapter. *adapter is NULL for a plain model. free() both;
+ * adapter may be NULL if it is of no interest. */
 still_status cli_resolve_model(const char *name, char **out, char **adapter,
                                still_error *err);
 

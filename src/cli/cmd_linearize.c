@@ -27,7 +27,8 @@ typedef struct job {
     still_train_progress last;
 } job;
 
-/* ---- Options ----------------------------------------------------------------------- */
+/* ---- Options -----------------------------------------------------------------------
+ */
 
 /* FILE or FILE@WEIGHT; an @ without a number behind it belongs to the name. */
 static int read_data(job *j)
@@ -40,7 +41,8 @@ static int read_data(job *j)
         j->data[i] = (still_train_data){.path = text};
         if (!at || end == at + 1 || *end) continue;
         if (!(w > 0) || !isfinite(w))
-            return cli_fail("--data: '%s': the weight must be more than 0", text);
+            return cli_usage("linearize",
+                             "--data: '%s': the weight must be more than 0", text);
         j->path[i] = sti_strndup(text, (size_t)(at - text));
         if (!j->path[i]) return cli_fail("out of memory");
         j->data[i] = (still_train_data){.path = j->path[i], .weight = w};
@@ -64,9 +66,10 @@ static int read_scales(job *j)
             g++;
         if (!eq || g == STILL_GROUPS || end == eq + 1 || *end || !(x >= 0) ||
             !isfinite(x))
-            return cli_fail("--lr-scale: '%s' is not maps=X, scalars=X, gate=X or "
-                            "lora=X",
-                            text);
+            return cli_usage("linearize",
+                             "--lr-scale: '%s' is not maps=X, scalars=X, gate=X or "
+                             "lora=X",
+                             text);
         j->p.lr_scale[g] = x == 0 ? -1 : x;
     }
     return CLI_OK;
@@ -80,8 +83,9 @@ static int read_targets(job *j)
         size_t t = 0;
         while (t < 5 && (strlen(names[t]) != n || strncmp(at, names[t], n) != 0)) t++;
         if (t == 5)
-            return cli_fail("--lora-targets: '%s' is not a list of q, k, v, o, gate",
-                            j->o->lora_targets);
+            return cli_usage("linearize",
+                             "--lora-targets: '%s' is not a list of q, k, v, o, gate",
+                             j->o->lora_targets);
         j->p.lora_targets |= 1u << t;
         at += n + (at[n] == ',');
     }
@@ -138,14 +142,15 @@ static int read_options(job *j, char **cache)
     return CLI_OK;
 }
 
-/* ---- Progress ---------------------------------------------------------------------- */
+/* ---- Progress ----------------------------------------------------------------------
+ */
 
 static void print_step(const still_train_progress *p)
 {
-    json_t *o = json_pack("{s:i,s:I,s:I,s:I,s:f,s:f,s:f}", "stage", p->stage, "step",
-                          (json_int_t)p->step, "steps", (json_int_t)p->steps, "tokens",
-                          (json_int_t)p->tokens, "loss", p->loss, "norm", p->norm, "lr",
-                          p->lr);
+    json_t *o =
+        json_pack("{s:i,s:I,s:I,s:I,s:f,s:f,s:f}", "stage", p->stage, "step",
+                  (json_int_t)p->step, "steps", (json_int_t)p->steps, "tokens",
+                  (json_int_t)p->tokens, "loss", p->loss, "norm", p->norm, "lr", p->lr);
     if (isfinite(p->relative))
         json_object_set_new(o, "relative", json_real(p->relative));
     if (isfinite(p->valid_loss))
@@ -203,7 +208,8 @@ static bool on_read(void *user, uint64_t done, uint64_t total)
     return !cli_interrupted();
 }
 
-/* ---- The plan ---------------------------------------------------------------------- */
+/* ---- The plan ----------------------------------------------------------------------
+ */
 
 static void print_time(char *out, size_t room, double s)
 {
@@ -226,13 +232,13 @@ static int show_plan(const job *j, const still_train_plan *plan)
         char bytes[32], time[32];
         if (!plan->steps[s]) continue;
         if (list) {
-            json_array_append_new(
-                list,
-                json_pack("{s:i,s:I,s:I,s:I,s:I,s:f}", "stage", s, "steps",
-                          (json_int_t)plan->steps[s], "tokens",
-                          (json_int_t)plan->tokens[s], "trained",
-                          (json_int_t)plan->trained[s], "peak_bytes",
-                          (json_int_t)plan->bytes[s], "seconds", plan->seconds[s]));
+            json_array_append_new(list,
+                                  json_pack("{s:i,s:I,s:I,s:I,s:I,s:f}", "stage", s,
+                                            "steps", (json_int_t)plan->steps[s],
+                                            "tokens", (json_int_t)plan->tokens[s],
+                                            "trained", (json_int_t)plan->trained[s],
+                                            "peak_bytes", (json_int_t)plan->bytes[s],
+                                            "seconds", plan->seconds[s]));
             continue;
         }
         print_time(time, sizeof time, plan->seconds[s]);
@@ -249,18 +255,23 @@ static int show_plan(const job *j, const still_train_plan *plan)
                                     (json_int_t)plan->broken, "stages", list));
 }
 
-/* ---- The command ------------------------------------------------------------------- */
+/* ---- The command -------------------------------------------------------------------
+ */
 
 static int finish(const job *j, still_status status, const still_error *err)
 {
+    const bool first = j->last.step > 0; /* of the ranks: it alone hears of steps */
     if (status == STILL_E_CANCELLED) {
-        fprintf(stderr, "still: %s; go on with --resume\n", err->text);
+        if (first) fprintf(stderr, "still: %s; go on with --resume\n", err->text);
         return CLI_INTERRUPTED;
     }
-    if (status != STILL_OK) return cli_fail_error(err);
+    /* Also when interrupted: a launcher that lost a rank signals the others. An error
+     * without text is told by another rank. */
+    if (status != STILL_OK) return *err->text ? cli_fail("%s", err->text) : CLI_FAILED;
+    if (!first) return CLI_OK;
     if (j->o->json)
-        return cli_print_json(json_pack("{s:s,s:f}", "done", j->o->out, "loss",
-                                        j->last.loss));
+        return cli_print_json(
+            json_pack("{s:s,s:f}", "done", j->o->out, "loss", j->last.loss));
     printf("%s is a model now: still chat %s\n", j->o->out, j->o->out);
     return CLI_OK;
 }
@@ -270,13 +281,26 @@ static int run(job *j, still_model *m)
     still_error err;
     if (j->o->dry_run) {
         still_train_plan plan;
-        if (still_linearize_plan(m, &j->p, &plan, &err)) return cli_fail_error(&err);
+        still_status status = still_linearize_plan(m, &j->p, &plan, &err);
         cli_progress_end(&j->bar);
-        return show_plan(j, &plan);
+        if (status != STILL_OK) return finish(j, status, &err);
+        return plan.rank == 0 ? show_plan(j, &plan) : CLI_OK;
     }
     still_status status = still_linearize(m, &j->p, &err);
     cli_progress_end(&j->bar);
     return finish(j, status, &err);
+}
+
+/* An adapter as the model to train: says what its user may have wanted. */
+static int refuse(const char *name)
+{
+    char base[1024];
+    if (still_adapter_base(name, base, sizeof base, NULL))
+        strcpy(base, "its base model");
+    return cli_fail(
+        "%s: is already linearized: train %s, with --start %s to go on from "
+        "this one",
+        name, base, name);
 }
 
 int cli_cmd_linearize(const cli_options *given)
@@ -290,6 +314,7 @@ int cli_cmd_linearize(const cli_options *given)
     j.p.user = &j;
     int status = read_options(&j, &cache);
     if (status == CLI_OK) status = cli_open_model(&o, name, &m);
+    if (status == CLI_OK && still_model_get_info(m)->method) status = refuse(name);
     if (status == CLI_OK) status = cli_read_method(&o, m, &j.p.method);
     if (status == CLI_OK && !(base = base_name(name)))
         status = cli_fail("out of memory");

@@ -57,6 +57,9 @@ typedef struct cli_options {
     double held_out, lr1, lr2, warmup, clip, decay, lora_alpha, lora_dropout, kd;
     bool resume, dry_run, mask_prompt, freeze_maps;
 
+    /* export; and out */
+    const char *to, *dtype, *base_name;
+
     /* help */
     bool markdown, man;
 } cli_options;
@@ -77,6 +80,7 @@ typedef enum cli_group {
     CLI_G_SAMPLING,
     CLI_G_DOWNLOAD,
     CLI_G_TRAINING,
+    CLI_G_EXPORT,
     CLI_G_METHOD,
     CLI_G_COMPUTE,
     CLI_G_OUTPUT,
@@ -140,6 +144,7 @@ int cli_cmd_chat(const cli_options *o);
 int cli_cmd_logprobs(const cli_options *o);
 int cli_cmd_perplexity(const cli_options *o);
 int cli_cmd_linearize(const cli_options *o);
+int cli_cmd_export(const cli_options *o);
 int cli_cmd_selftest(const cli_options *o);
 int cli_cmd_help(const cli_options *o);
 int cli_cmd_version(const cli_options *o);

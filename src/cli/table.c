@@ -14,10 +14,11 @@ enum {
     HELP = 1 << 8,
     VERSION = 1 << 9,
     LINEARIZE = 1 << 10,
+    EXPORT = 1 << 11,
     SAMPLE = GENERATE | CHAT,
     RUN = SAMPLE | LOGPROBS | PERPLEXITY,
     METHOD = RUN | INSPECT | LINEARIZE, /* commands that choose a method */
-    ALL = (1 << 11) - 1,
+    ALL = (1 << 12) - 1,
 };
 
 const char *const cli_group_title[CLI_G_COUNT] = {
@@ -26,6 +27,7 @@ const char *const cli_group_title[CLI_G_COUNT] = {
     [CLI_G_SAMPLING] = "Sampling",
     [CLI_G_DOWNLOAD] = "Download",
     [CLI_G_TRAINING] = "Training",
+    [CLI_G_EXPORT] = "Export",
     [CLI_G_METHOD] = "Attention method",
     [CLI_G_COMPUTE] = "Computing",
     [CLI_G_OUTPUT] = "Output",
@@ -202,6 +204,23 @@ const cli_option cli_option_table[] = {
     {"save-every", 0, "N", CLI_INT, AT(save_every), LINEARIZE, CLI_G_TRAINING,
      .max = 1e12, .help = "Steps between checkpoints (default: two minutes)."},
 
+    /* export */
+    {"to", 0, "FORMAT", CLI_CHOICE, AT(to), EXPORT, CLI_G_EXPORT,
+     .choices = "gguf safetensors peft",
+     .help = "gguf: a file as llama.cpp loads it. safetensors: a Hugging Face folder. "
+             "peft: the low-rank additions alone, as PEFT reads them."},
+    {"out", 'o', "PATH", CLI_STRING, AT(out), EXPORT, CLI_G_EXPORT,
+     .help = "What to write: NAME.gguf, or a folder. It must not exist."},
+    {"dtype", 0, "TYPE", CLI_CHOICE, AT(dtype), EXPORT, CLI_G_EXPORT,
+     .choices = "f32 f16 bf16 q8_0 same",
+     .help = "Type of the matrices. safetensors: f32, f16 or bf16 (default: the model's "
+             "own, bf16 if it is quantized). gguf: also q8_0, or same, the model's own "
+             "(default: blocks of a quantized model as they are, q8_0 where the merge "
+             "changed them; f16 for others)."},
+    {"base-name", 0, "NAME", CLI_STRING, AT(base_name), EXPORT, CLI_G_EXPORT,
+     .help = "peft: name or path of the base model in the Hugging Face format (default: "
+             "as the adapter calls it)."},
+
     /* attention method */
     {"method", 0, "NAME", CLI_CHOICE, AT(method), METHOD, CLI_G_METHOD,
      .choices = "softmax still lolcats hedgehog t2r swa liger supra",
@@ -288,7 +307,7 @@ const cli_option cli_option_table[] = {
      .help = "The manual page still(1), as roff."},
     {"json", 0, NULL, CLI_FLAG, AT(json), ALL & ~HELP, CLI_G_OUTPUT,
      .help = "Write JSON instead of text, one object per line."},
-    {"quiet", 'q', NULL, CLI_FLAG, AT(quiet), PULL | RUN, CLI_G_OUTPUT,
+    {"quiet", 'q', NULL, CLI_FLAG, AT(quiet), PULL | RUN | EXPORT, CLI_G_OUTPUT,
      .help = "No progress and no figures on standard error."},
     {"help", 'h', NULL, CLI_FLAG, AT(help), ALL, CLI_G_OUTPUT,
      .help = "Explain this command."},
@@ -376,6 +395,21 @@ const cli_command cli_command_table[] = {
       {"still linearize smollm2 --data alpaca.jsonl.gz --out mine --resume",
        "after an interruption"}},
      0, 1, NULL, cli_cmd_linearize},
+    {"export", EXPORT, "write a model for other programs",
+     "[MODEL] --to FORMAT --out PATH [options]",
+     "Writes a model, or one that linearize made, in a format that other programs read. "
+     "Low-rank additions are merged into the weights, which then run as softmax attention "
+     "elsewhere. What belongs to the method alone goes beside them (NAME.still.gguf; "
+     "still.json and adapter.safetensors in the folder), so that still runs PATH "
+     "linearized. Everything appears under its name when it is complete.",
+     {{"still export mine --to gguf --out mine.gguf", "for llama.cpp; still chat "
+       "mine.gguf is linearized"},
+      {"still export mine --to safetensors --out mine-hf --dtype bf16",
+       "for Transformers"},
+      {"still export mine --to peft --out mine-lora", "the low-rank part alone"},
+      {"still export smollm2 --to safetensors --out smollm2-hf", "a GGUF file as a "
+       "folder"}},
+     0, 1, NULL, cli_cmd_export},
     {"selftest", SELFTEST, "compare with golden data",
      "SUITE DIR [options]",
      "SUITE is operator, baselines, models, tokenizer, chat or end-to-end. Runs the "

@@ -171,8 +171,9 @@ static void set_start(sti_adapter *a)
     }
 }
 
-static still_status allocate(sti_adapter *a, const sti_adapter_home *home,
-                             const sti_attn_config *cfg, bool gates, still_error *err)
+/* The entries; their values have no place yet. */
+static still_status list_entries(sti_adapter *a, const sti_adapter_home *home,
+                                 const sti_attn_config *cfg, still_error *err)
 {
     lister count = {0};
     list_all(&count, home->cfg, cfg, &a->spec.lora);
@@ -183,12 +184,15 @@ static still_status allocate(sti_adapter *a, const sti_adapter_home *home,
     lister fill = {.out = a->entry};
     list_all(&fill, home->cfg, cfg, &a->spec.lora);
     a->n_entries = fill.n;
+    for (size_t i = 0; i < a->n_entries; i++) a->entry[i].at = SIZE_MAX;
+    return STILL_OK;
+}
+
+static still_status allocate(sti_adapter *a, bool gates, still_error *err)
+{
     for (size_t i = 0; i < a->n_entries; i++) {
         sti_adapter_entry *e = &a->entry[i];
-        if (!gates && e->kind == STI_TRAINED_GATE) {
-            e->at = SIZE_MAX;
-            continue;
-        }
+        if (!gates && e->kind == STI_TRAINED_GATE) continue;
         e->at = a->n_values;
         a->n_values += (e->n + 15) / 16 * 16; /* each on lines of its own */
     }
@@ -199,9 +203,9 @@ static still_status allocate(sti_adapter *a, const sti_adapter_home *home,
     return STILL_OK;
 }
 
-still_status sti_adapter_make(const sti_adapter_home *home,
-                              const sti_adapter_spec *spec, bool gates,
-                              sti_adapter **out, still_error *err)
+still_status sti_adapter_outline(const sti_adapter_home *home,
+                                 const sti_adapter_spec *spec, sti_adapter **out,
+                                 still_error *err)
 {
     *out = NULL;
     const sti_config *g = home->cfg;
@@ -217,13 +221,26 @@ still_status sti_adapter_make(const sti_adapter_home *home,
     if (!a) return sti_fail_memory(err, "adapter", sizeof *a);
     *a = (sti_adapter){
         .spec = *spec, .n_layers = g->layers, .be = home->be, .dev = home->dev};
-    still_status st = allocate(a, home, &cfg, gates, err);
+    still_status st = list_entries(a, home, &cfg, err);
     if (st != STILL_OK) {
         sti_adapter_free(a);
         return st;
     }
     *out = a;
     return STILL_OK;
+}
+
+still_status sti_adapter_make(const sti_adapter_home *home,
+                              const sti_adapter_spec *spec, bool gates,
+                              sti_adapter **out, still_error *err)
+{
+    STI_TRY(sti_adapter_outline(home, spec, out, err));
+    still_status st = allocate(*out, gates, err);
+    if (st != STILL_OK) {
+        sti_adapter_free(*out);
+        *out = NULL;
+    }
+    return st;
 }
 
 still_status sti_adapter_new(const sti_adapter_home *home, const sti_adapter_spec *spec,

@@ -125,6 +125,10 @@ json_t *sti_adapter_to_json(const sti_adapter_spec *spec);
 
 /* ---- Steps of making one ----------------------------------------------------------- */
 
+/* Entries alone, no values: what an adapter of this description consists of. */
+still_status sti_adapter_outline(const sti_adapter_home *home,
+                                 const sti_adapter_spec *spec, sti_adapter **out,
+                                 still_error *err);
 /* Entries and values at their start, views unbound. gates: whether the gates' numbers
  * are in value, too. */
 still_status sti_adapter_make(const sti_adapter_home *home,

@@ -35,7 +35,8 @@ bool sti_adapter_is(const char *dir)
     return join(path, dir, STI_ADAPTER_CONFIG, NULL) == STILL_OK && is_file(path);
 }
 
-/* ---- The description -------------------------------------------------------------- */
+/* ---- The description --------------------------------------------------------------
+ */
 
 static void to_hex(const unsigned char *p, size_t n, char *out)
 {
@@ -62,18 +63,18 @@ json_t *sti_adapter_to_json(const sti_adapter_spec *spec)
     for (int t = 0; t < STI_TARGETS; t++)
         if (spec->lora.rank > 0 && (spec->lora.targets >> t & 1))
             json_array_append_new(targets, json_string(sti_target_name((sti_target)t)));
-    return json_pack(
-        "{s:s,s:i,s:{s:s,s:s},"
-        "s:{s:s,s:i,s:i,s:i,s:s,s:s,s:s,s:b,s:b,s:i,s:i,s:I},"
-        "s:{s:i,s:f,s:o}}",
-        "format", "still-adapter", "version", VERSION, "base", "name", spec->base_name,
-        "fingerprint", hex, "method", "name", m->name, "chunk", m->chunk, "select",
-        m->select, "cap", m->cap, "score", m->score, "heads",
-        m->per_head ? "per-head" : "shared", "la_scale",
-        m->window_scale ? "window" : "exact", "gate", m->gate, "norm_map", m->norm_map,
-        "first_layer", m->first_layer, "last_layer", m->last_layer, "seed",
-        (json_int_t)m->seed, "lora", "rank", spec->lora.rank, "alpha",
-        (double)spec->lora.alpha, "targets", targets);
+    return json_pack("{s:s,s:i,s:{s:s,s:s},"
+                     "s:{s:s,s:i,s:i,s:i,s:s,s:s,s:s,s:b,s:b,s:i,s:i,s:I},"
+                     "s:{s:i,s:f,s:o}}",
+                     "format", "still-adapter", "version", VERSION, "base", "name",
+                     spec->base_name, "fingerprint", hex, "method", "name", m->name,
+                     "chunk", m->chunk, "select", m->select, "cap", m->cap, "score",
+                     m->score, "heads", m->per_head ? "per-head" : "shared", "la_scale",
+                     m->window_scale ? "window" : "exact", "gate", m->gate, "norm_map",
+                     m->norm_map, "first_layer", m->first_layer, "last_layer",
+                     m->last_layer, "seed", (json_int_t)m->seed, "lora", "rank",
+                     spec->lora.rank, "alpha", (double)spec->lora.alpha, "targets",
+                     targets);
 }
 
 static bool read_choice(const char *text, const char *no, const char *yes, bool *out)
@@ -125,11 +126,11 @@ static still_status spec_of_json(json_t *j, const char *path, sti_adapter_spec *
             "first_layer", &m->first_layer, "last_layer", &m->last_layer, "seed", &seed,
             "lora", "rank", &out->lora.rank, "alpha", &alpha, "targets", &targets))
         return sti_fail(err, STILL_E_FORMAT, "%s: %s", path, je.text);
-    bool fits = snprintf(m->name, sizeof m->name, "%s", name) < (int)sizeof m->name &&
-                snprintf(m->score, sizeof m->score, "%s", score) <
-                    (int)sizeof m->score &&
-                snprintf(out->base_name, sizeof out->base_name, "%s", base_name) <
-                    (int)sizeof out->base_name;
+    bool fits =
+        snprintf(m->name, sizeof m->name, "%s", name) < (int)sizeof m->name &&
+        snprintf(m->score, sizeof m->score, "%s", score) < (int)sizeof m->score &&
+        snprintf(out->base_name, sizeof out->base_name, "%s", base_name) <
+            (int)sizeof out->base_name;
     if (!fits || !from_hex(hex, out->base, STI_FINGERPRINT) ||
         !read_choice(heads, "shared", "per-head", &m->per_head) ||
         !read_choice(scale, "exact", "window", &m->window_scale) ||
@@ -145,7 +146,8 @@ static still_status spec_of_json(json_t *j, const char *path, sti_adapter_spec *
     return STILL_OK;
 }
 
-/* ---- Reading ---------------------------------------------------------------------- */
+/* ---- Reading ----------------------------------------------------------------------
+ */
 
 static still_status open_gguf(const char *path, sti_store *s, sti_adapter_spec *spec,
                               still_error *err)
@@ -157,7 +159,9 @@ static still_status open_gguf(const char *path, sti_store *s, sti_adapter_spec *
                         path, STI_ADAPTER_META);
     json_error_t je;
     json_t *j = json_loadb(meta->str->p, meta->str->n, JSON_REJECT_DUPLICATES, &je);
-    if (!j) return sti_fail(err, STILL_E_FORMAT, "%s: %s: %s", path, STI_ADAPTER_META, je.text);
+    if (!j)
+        return sti_fail(err, STILL_E_FORMAT, "%s: %s: %s", path, STI_ADAPTER_META,
+                        je.text);
     still_status st = spec_of_json(j, path, spec, err);
     json_decref(j);
     return st;
@@ -197,8 +201,20 @@ still_status still_adapter_base(const char *adapter, char *name, size_t room,
     sti_adapter_spec spec;
     STI_TRY(sti_adapter_read_spec(adapter, &spec, err));
     if (snprintf(name, room, "%s", spec.base_name) >= (int)room)
-        return sti_fail(err, STILL_E_LIMIT, "%s: the base model's name is longer than "
-                        "%zu bytes", adapter, room);
+        return sti_fail(err, STILL_E_LIMIT,
+                        "%s: the base model's name is longer than "
+                        "%zu bytes",
+                        adapter, room);
+    return STILL_OK;
+}
+
+static still_status check_finite(const float *x, size_t n, const char *path,
+                                 still_error *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return sti_fail(err, STILL_E_NUMERIC,
+                            "%s: holds a number that is not finite", path);
     return STILL_OK;
 }
 
@@ -209,14 +225,19 @@ static still_status bind_gate(sti_adapter *a, const sti_adapter_entry *e,
 {
     size_t bytes;
     if (!sti_dtype_bytes(STI_Q8_0, (uint64_t)e->n, &bytes))
-        return sti_fail(err, STILL_E_FORMAT, "%s: tensor '%s' has rows of %lld, which "
-                        "are no whole blocks", t->path, t->name, (long long)e->dim[1]);
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s: tensor '%s' has rows of %lld, which "
+                        "are no whole blocks",
+                        t->path, t->name, (long long)e->dim[1]);
     float *wide = sti_alloc(e->n, sizeof *wide);
     void *packed = aligned_alloc(64, (bytes + 63) / 64 * 64);
     still_status st = STILL_OK;
     if (!wide || !packed) st = sti_fail_memory(err, t->path, bytes);
     if (st == STILL_OK) {
         sti_dequant(t->type, t->data, wide, (int64_t)e->n);
+        st = check_finite(wide, e->n, t->path, err);
+    }
+    if (st == STILL_OK) {
         sti_quant(STI_Q8_0, wide, packed, (int64_t)e->n);
         sti_adapter_matrix *m = &a->layer[e->layer].gate;
         st = sti_adapter_matrix_bind(a, e, STI_Q8_0, packed, bytes, m, err);
@@ -238,20 +259,31 @@ static still_status fill(sti_adapter *a, const sti_store *s, const char *dir,
     for (size_t i = 0; i < a->n_entries; i++) {
         const sti_adapter_entry *e = &a->entry[i];
         const sti_tensor *t = sti_store_find(s, e->name);
-        if (!t)
-            return sti_fail(err, STILL_E_FORMAT, "%s: tensor '%s' is missing", dir,
-                            e->name);
-        STI_TRY(sti_adapter_check(e, t, err));
         if (e->at == SIZE_MAX)
             STI_TRY(bind_gate(a, e, t, err));
         else
             sti_dequant(t->type, t->data, a->value + e->at, (int64_t)e->n);
     }
-    for (size_t i = 0; i < a->n_values; i++)
-        if (!isfinite(a->value[i]))
-            return sti_fail(err, STILL_E_NUMERIC, "%s: holds a number that is not finite",
-                            dir);
-    return STILL_OK;
+    return check_finite(a->value, a->n_values, dir, err);
+}
+
+/* Whether the file has what the description asks for, before there is memory for it. */
+static still_status check_shapes(const sti_adapter_home *home,
+                                 const sti_adapter_spec *spec, const sti_store *s,
+                                 const char *dir, still_error *err)
+{
+    sti_adapter *outline;
+    STI_TRY(sti_adapter_outline(home, spec, &outline, err));
+    still_status st = STILL_OK;
+    for (size_t i = 0; i < outline->n_entries && st == STILL_OK; i++) {
+        const sti_adapter_entry *e = &outline->entry[i];
+        const sti_tensor *t = sti_store_find(s, e->name);
+        st = t ? sti_adapter_check(e, t, err)
+               : sti_fail(err, STILL_E_FORMAT, "%s: tensor '%s' is missing", dir,
+                          e->name);
+    }
+    sti_adapter_free(outline);
+    return st;
 }
 
 still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
@@ -263,6 +295,7 @@ still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
     sti_adapter *a = NULL;
     still_status st = is_file(dir) ? open_gguf(dir, &s, &spec, err)
                                    : open_folder(dir, &s, &spec, err);
+    if (st == STILL_OK) st = check_shapes(home, &spec, &s, dir, err);
     if (st == STILL_OK) st = sti_adapter_make(home, &spec, !quantized, &a, err);
     if (st == STILL_OK) st = fill(a, &s, dir, err);
     if (st == STILL_OK) st = sti_adapter_bind(a, err);
@@ -275,7 +308,8 @@ still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
     return STILL_OK;
 }
 
-/* ---- Writing ---------------------------------------------------------------------- */
+/* ---- Writing ----------------------------------------------------------------------
+ */
 
 static still_status write_json(const sti_adapter_spec *spec, const char *path,
                                still_error *err)

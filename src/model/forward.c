@@ -137,7 +137,7 @@ static still_status attention(still_model *m, const sti_attn_config *cfg,
     const sti_layer *L = &m->layer[layer];
     const sti_attn_layer shape = sti_model_attn_layer(m, layer);
     const sti_adapter *a =
-        layer >= cfg->first && layer <= cfg->last ? m->adapter : NULL;
+        sti_attn_engine_of(cfg, layer) != &sti_attn_softmax ? m->adapter : NULL;
     const bool gated = a && a->layer[layer].gate.w.N > 0;
     for (int i = 0; i < n_seq; i++) s->sequence[i].memory = &seq[i].memory[layer];
     STI_TRY(norm(m, s->x, L->attn_norm, s->h, M, err));

@@ -105,9 +105,10 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
 still_status sti_hybrid_match_check(const sti_hybrid_settings *set, still_error *err)
 {
     if (set->has_linear) return STILL_OK;
-    return sti_fail(err, STILL_E_UNSUPPORTED,
-                    "hybrid attention: attention weights cannot be matched by a method "
-                    "that gives forgotten tokens none, expected one with a linear state");
+    return sti_fail(
+        err, STILL_E_UNSUPPORTED,
+        "hybrid attention: attention weights cannot be matched by a method "
+        "that gives forgotten tokens none, expected one with a linear state");
 }
 
 /* Salient tokens a list may come to hold. Without a cap every chunk that has left by

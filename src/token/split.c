@@ -81,6 +81,12 @@ still_status sti_split_add_named(sti_split *s, const char *name, size_t n,
     return STILL_OK;
 }
 
+const char *sti_split_named_stage(const char *name, int i)
+{
+    const named_rule *r = find_rule(name, strlen(name));
+    return r && i < (int)(sizeof r->stage / sizeof *r->stage) ? r->stage[i] : NULL;
+}
+
 /* In Oniguruma and Rust \s is Unicode's White_Space; PCRE2's has U+180E besides. */
 static void translate(const char *p, size_t n, sti_buf *out)
 {
@@ -187,4 +193,52 @@ still_status sti_split_walk(const sti_split *s, const char *text, size_t n,
     if (st == STILL_OK) st = walk_stage(&w, 0, text, n, err);
     for (int i = 0; i < s->n; i++) pcre2_match_data_free(w.match[i]);
     return st;
+}
+
+/* ---- Names ---- */
+
+/* Contractions in both cases, digits in runs, spaces before words, digits and line
+ * ends, punctuation before line ends, marks, scripts without spaces. */
+static const char probe[] =
+    "I'm I'M we'll WE'LL x1234567 12  3.5 a  b\n\n  \t c\r\n!!\n\n?? ($100=<x>|~^)"
+    " __init__(self) #\xC3\xBC\xC3\x9F \xC2\xBD\xC2\xB2 \xD9\xA1\xD9\xA2\xD9\xA3"
+    "\xD9\xA4 e\xCC\x81 \xE6\xBC\xA2\xE5\xAD\x97 \xF0\x9F\x99\x82 .  \n end  ";
+
+typedef struct cuts {
+    size_t length[sizeof probe];
+    size_t n;
+} cuts;
+
+static still_status note_cut(void *user, const char *p, size_t n, still_error *err)
+{
+    (void)p;
+    (void)err;
+    cuts *c = user;
+    c->length[c->n++] = n;
+    return STILL_OK;
+}
+
+static still_status cut_by_name(const char *name, cuts *out, still_error *err)
+{
+    sti_split rule = {0};
+    still_status st = sti_split_add_named(&rule, name, strlen(name), err);
+    if (st == STILL_OK)
+        st = sti_split_walk(&rule, probe, sizeof probe - 1, note_cut, out, err);
+    sti_split_free(&rule);
+    return st;
+}
+
+still_status sti_split_name_of(const sti_split *s, const char **name, still_error *err)
+{
+    cuts ours = {0};
+    *name = NULL;
+    STI_TRY(sti_split_walk(s, probe, sizeof probe - 1, note_cut, &ours, err));
+    for (size_t i = 0; i < NAMED && !*name; i++) {
+        cuts theirs = {0};
+        STI_TRY(cut_by_name(named[i].name, &theirs, err));
+        if (theirs.n == ours.n &&
+            !memcmp(theirs.length, ours.length, ours.n * sizeof *ours.length))
+            *name = named[i].name;
+    }
+    return STILL_OK;
 }

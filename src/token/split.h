@@ -23,6 +23,11 @@ still_status sti_split_add_named(sti_split *s, const char *name, size_t n,
                                  still_error *err);
 /* Whether the named rule takes a piece that is a token as it is, merges or not. */
 bool sti_split_name_ignores_merges(const char *name, size_t n);
+/* The i-th regular expression of a named rule; NULL past the last. */
+const char *sti_split_named_stage(const char *name, int i);
+/* The name of a rule that cuts text as this one does, told by a text on which all the
+ * named ones differ; *name is NULL if there is none. */
+still_status sti_split_name_of(const sti_split *s, const char **name, still_error *err);
 void sti_split_free(sti_split *s);
 
 /* The regular expressions of GPT-2 and Llama 3, for files that mean but do not bring

@@ -1,14 +1,17 @@
 /* checkpoint.c - a run on disk: values and moments, where it stood, and what it was a
  * run of.
  *
- * Everything a step depends on is in it or follows from the settings, so a run that goes
- * on from a checkpoint ends with the same bits as one that was never interrupted. The
- * file is written under another name, synced and renamed: whatever happens, the last
- * complete one is there. */
+ * Everything a step depends on is in it or follows from the settings, so a run that
+ * goes on from a checkpoint ends with the same bits as one that was never interrupted.
+ * The file is written under another name, synced and renamed: whatever happens, the
+ * last complete one is there. */
+#include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "train/train.h"
 
@@ -28,42 +31,93 @@ bool sti_checkpoint_there(const char *dir)
     return path_of(dir, path, NULL) == STILL_OK && stat(path, &st) == 0;
 }
 
-/* All that decides what a step does, as an object of strings. */
+/* The sweep takes regular files only that our writers name so: FILE.PID[.N].tmp. */
+void sti_checkpoint_sweep(const char *dir)
+{
+    static const char *const ours[] = {STI_CHECKPOINT ".", STI_ADAPTER_TENSORS ".",
+                                       STI_ADAPTER_CONFIG ".", "train.jsonl.",
+                                       "README.md."};
+    DIR *d = opendir(dir);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
+            const size_t n = strlen(ours[i]);
+            if (strncmp(e->d_name, ours[i], n) != 0) continue;
+            const size_t digits = strspn(e->d_name + n, "0123456789.");
+            if (digits > 1 && strcmp(e->d_name + n + digits, "tmp") == 0)
+                unlinkat(dirfd(d), e->d_name, 0);
+        }
+    }
+    if (d) closedir(d);
+}
+
+/* ---- Settings ----------------------------------------------------------------------
+ */
+
+/* Adds what `from` holds, objects in it as "key.key"; false: no memory. */
+static bool put_parts(json_t *to, const char *prefix, json_t *from)
+{
+    const char *key;
+    json_t *value;
+    bool ok = true;
+    json_object_foreach(from, key, value)
+    {
+        char name[96];
+        snprintf(name, sizeof name, "%s%s%s", prefix, *prefix ? "." : "", key);
+        /* How the user calls the base model decides nothing. */
+        if (strcmp(name, "base.name") == 0) continue;
+        if (json_is_object(value)) {
+            ok = put_parts(to, name, value) && ok;
+            continue;
+        }
+        char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
+        ok = text && json_object_set_new(to, name, json_string(text)) == 0 && ok;
+        free(text);
+    }
+    return ok;
+}
+
+/* All that decides what a step does, as an object of strings. NULL: no memory. */
 static json_t *settings_of(const sti_trainer *t)
 {
     const still_train_params *p = &t->p;
     unsigned char digest[STI_DATA_DIGEST];
     char hex[2 * STI_DATA_DIGEST + 1];
     sti_data_digest(t->data, digest);
-    for (size_t i = 0; i < sizeof digest; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
-    json_t *adapter = sti_adapter_to_json(&t->adapter->spec);
-    char *text = adapter ? json_dumps(adapter, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
-    json_t *s = json_object();
+    for (size_t i = 0; i < sizeof digest; i++)
+        snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    json_t *adapter = sti_adapter_to_json(&t->adapter->spec), *s = json_object();
+    bool ok = adapter != NULL;
+    /* The first that differs is named, so what follows from others comes after them. */
 #define PUT(key, ...)                                                                  \
     do {                                                                               \
-        char line[128];                                                                \
+        char line[256];                                                                \
         snprintf(line, sizeof line, __VA_ARGS__);                                      \
-        json_object_set_new(s, key, json_string(line));                                \
+        ok = json_object_set_new(s, key, json_string(line)) == 0 && ok;                \
     } while (0)
-    PUT("data", "%s", hex);
+    PUT("batch", "%d x %d, %d at once", p->batch, p->seq, p->micro);
     PUT("steps", "%llu + %llu", (unsigned long long)t->stage_steps[1],
         (unsigned long long)t->stage_steps[2]);
-    PUT("batch", "%d x %d, %d at once", p->batch, p->seq, p->micro);
     PUT("ranks", "%d", sti_comm_size(t->comm));
     PUT("seed", "%llu", (unsigned long long)p->seed);
-    PUT("learning rates", "%g, %g; %g %g %g %g; warm-up %g", p->lr[1], p->lr[2],
-        p->lr_scale[0], p->lr_scale[1], p->lr_scale[2], p->lr_scale[3], p->warmup);
-    PUT("optimizer", "clip %g, betas %g %g, decay %g", p->clip, p->beta1, p->beta2,
-        p->decay);
-    PUT("loss", "kd %g, %s%s, dropout %g", p->kd,
+    PUT("learning rates", "%.9g, %.9g; %.9g %.9g %.9g %.9g; warm-up %.9g", p->lr[1],
+        p->lr[2], p->lr_scale[0], p->lr_scale[1], p->lr_scale[2], p->lr_scale[3],
+        p->warmup);
+    PUT("optimizer", "clip %.9g, betas %.9g %.9g, decay %.9g", p->clip, p->beta1,
+        p->beta2, p->decay);
+    PUT("loss", "kd %.9g, %s%s, dropout %.9g", p->kd,
         p->match_weights ? "weights" : "outputs",
         p->freeze_maps ? ", maps frozen in stage 2" : "", p->lora_dropout);
-#undef PUT
-    json_object_set_new(s, "adapter", json_string(text ? text : ""));
-    free(text);
+    ok = put_parts(s, "", adapter) && ok;
     json_decref(adapter);
-    return s;
+    PUT("data", "%s", hex);
+#undef PUT
+    if (ok) return s;
+    json_decref(s);
+    return NULL;
 }
+
+/* ---- Writing -----------------------------------------------------------------------
+ */
 
 still_status sti_checkpoint_write(const sti_trainer *t, still_error *err)
 {
@@ -95,9 +149,13 @@ still_status sti_checkpoint_write(const sti_trainer *t, still_error *err)
     return sti_writer_finish(w, err);
 }
 
+/* ---- Reading -----------------------------------------------------------------------
+ */
+
 static still_status compare(const sti_trainer *t, const sti_store *s, still_error *err)
 {
     json_t *now = settings_of(t);
+    if (!now) return sti_fail_memory(err, s->path, 0);
     const char *key;
     json_t *value;
     still_status st = STILL_OK;
@@ -106,10 +164,11 @@ static still_status compare(const sti_trainer *t, const sti_store *s, still_erro
         const char *then = json_string_value(json_object_get(s->st_meta, key));
         if (st != STILL_OK || (then && strcmp(then, json_string_value(value)) == 0))
             continue;
-        st = sti_fail(err, STILL_E_ARG,
-                      "%s: the run was begun with other settings: %s was '%.200s', now "
-                      "it is '%.200s'",
-                      s->path, key, then ? then : "(missing)", json_string_value(value));
+        st =
+            sti_fail(err, STILL_E_ARG,
+                     "%s: the run was begun with other settings: %s was '%.200s', now "
+                     "it is '%.200s'",
+                     s->path, key, then ? then : "(missing)", json_string_value(value));
     }
     json_decref(now);
     return st;
@@ -130,7 +189,7 @@ static still_status take(sti_trainer *t, const sti_store *s, still_error *err)
     uint64_t stage, step, tokens;
     if (!read_number(s, "at.stage", &stage) || !read_number(s, "at.step", &step) ||
         !read_number(s, "at.tokens", &tokens) || stage < 1 || stage > 2 ||
-        step > t->stage_steps[stage])
+        t->stage_steps[stage] == 0 || step > t->stage_steps[stage])
         return sti_fail(err, STILL_E_FORMAT, "%s: does not say where the run stood",
                         s->path);
     float *const part[] = {t->moment1, t->moment2, t->adapter->value};

@@ -18,6 +18,7 @@
 struct sti_comm {
     sti_mpi *mpi; /* NULL: one rank */
     bool failed;
+    int failed_rank; /* by agreement; -1: none */
 };
 
 /* ---- The launcher ------------------------------------------------------------------
@@ -80,6 +81,7 @@ still_status sti_comm_new(sti_comm **out, still_error *err)
     *out = NULL;
     sti_comm *c = sti_alloc(1, sizeof *c);
     if (!c) return sti_fail_memory(err, "ranks", sizeof *c);
+    c->failed_rank = -1;
     const still_status st = join(c, err);
     if (st != STILL_OK) {
         free(c);
@@ -145,7 +147,9 @@ still_status sti_comm_agree(sti_comm *c, int root, still_status st, still_error 
     } said = {.status = st};
     if (st != STILL_OK && err) said.error = *err;
     STI_TRY(sti_mpi_tell(c->mpi, root, &said, sizeof said, err));
-    if (said.status != STILL_OK && err) *err = said.error;
+    if (said.status == STILL_OK) return STILL_OK;
+    if (err) *err = said.error;
+    c->failed_rank = root;
     return said.status;
 }
 
@@ -187,6 +191,18 @@ still_status sti_comm_agree(sti_comm *c, int root, still_status st, still_error 
 }
 
 #endif
+
+still_status sti_comm_settle(sti_comm *c, still_status st, still_error *err)
+{
+    if (sti_comm_size(c) == 1) return st;
+    for (int r = 0; r < sti_comm_size(c); r++) STI_TRY(sti_comm_agree(c, r, st, err));
+    return STILL_OK;
+}
+
+int sti_comm_failed_rank(const sti_comm *c)
+{
+    return c ? c->failed_rank : -1;
+}
 
 void sti_comm_fail(sti_comm *c)
 {

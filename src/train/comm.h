@@ -20,8 +20,8 @@ typedef struct sti_comm sti_comm;
 still_status sti_comm_new(sti_comm **out, still_error *err);
 void sti_comm_free(sti_comm *c);
 /* To be called before sti_comm_free by a rank that gives up: the others may be waiting
- * for it, so the job is to end as one that failed. That happens when this process exits,
- * so that its message comes out first. */
+ * for it, so the job is to end as one that failed. That happens when this process
+ * exits, so that its message comes out first. */
 void sti_comm_fail(sti_comm *c);
 int sti_comm_rank(const sti_comm *c);
 int sti_comm_size(const sti_comm *c);
@@ -33,5 +33,10 @@ still_status sti_comm_sum_doubles(sti_comm *c, double *x, size_t n, still_error 
 still_status sti_comm_any(sti_comm *c, bool *x, still_error *err);
 /* The status of rank `root`, with its message, on all ranks. */
 still_status sti_comm_agree(sti_comm *c, int root, still_status st, still_error *err);
+/* The status of the first rank that failed, with its message, on all ranks. */
+still_status sti_comm_settle(sti_comm *c, still_status st, still_error *err);
+/* The rank whose failure came out of an agreement, so that all know of it and it alone
+ * needs to tell; -1: there was none. */
+int sti_comm_failed_rank(const sti_comm *c);
 
 #endif

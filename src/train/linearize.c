@@ -1,5 +1,5 @@
-/* linearize.c - a training run: what is checked before it, its two stages, and how it is
- * interrupted and gone on with. */
+/* linearize.c - a training run: what is checked before it, its two stages, and how it
+ * is interrupted and gone on with. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -28,7 +28,8 @@ static size_t peak_rss(void)
     return (size_t)u.ru_maxrss * 1024;
 }
 
-/* ---- Preparing --------------------------------------------------------------------- */
+/* ---- Preparing ---------------------------------------------------------------------
+ */
 
 static still_status open_data(sti_trainer *t, still_error *err)
 {
@@ -50,10 +51,14 @@ static still_status open_data(sti_trainer *t, still_error *err)
     if (sti_comm_rank(t->comm) == 0)
         st = sti_data_open(t->m->tokenizer, &d, &t->data, err);
     st = sti_comm_agree(t->comm, 0, st, err);
-    if (st == STILL_OK && sti_comm_rank(t->comm) > 0)
+    if (st != STILL_OK) {
+        free(source);
+        return st;
+    }
+    if (sti_comm_rank(t->comm) > 0)
         st = sti_data_open(t->m->tokenizer, &d, &t->data, err);
     free(source);
-    return st;
+    return sti_comm_settle(t->comm, st, err);
 }
 
 static bool exists(const char *path)
@@ -67,13 +72,11 @@ static still_status make_folder(const sti_trainer *t, still_error *err)
     const char *out = t->p.out;
     if (!out || !*out) return sti_fail(err, STILL_E_ARG, "no output folder is given");
     if (t->p.resume && !sti_checkpoint_there(out))
-        return sti_fail(err, STILL_E_ARG,
-                        "%s: holds no checkpoint to go on from%s", out,
-                        sti_adapter_is(out) ? ": the run is finished" : "");
+        return sti_fail(err, STILL_E_ARG, "%s: holds no checkpoint to go on from%s",
+                        out, sti_adapter_is(out) ? ": the run is finished" : "");
     if (t->p.resume) return STILL_OK;
     if (exists(out))
-        return sti_fail(err, STILL_E_ARG,
-                        "%s: exists already; %s", out,
+        return sti_fail(err, STILL_E_ARG, "%s: exists already; %s", out,
                         sti_checkpoint_there(out)
                             ? "go on with its run by --resume, or choose another folder"
                             : "choose another folder");
@@ -83,22 +86,31 @@ static still_status make_folder(const sti_trainer *t, still_error *err)
     return STILL_OK;
 }
 
-static still_status prepare(sti_trainer *t, bool plan_only, still_error *err)
+static still_status check_data(const sti_trainer *t, still_error *err)
 {
     if (!t->m->tokenizer)
         return sti_fail(err, STILL_E_ARG,
                         "%s: has no tokenizer, so text cannot become training data",
                         t->m->store.path);
-    if (t->p.n_data < 1)
-        return sti_fail(err, STILL_E_ARG, "no training data is given");
-    STI_TRY(sti_trainer_begin(t, err));
-    still_status st = STILL_OK;
-    if (!plan_only && sti_comm_rank(t->comm) == 0) st = make_folder(t, err);
-    STI_TRY(sti_comm_agree(t->comm, 0, st, err));
-    return open_data(t, err);
+    if (t->p.n_data < 1) return sti_fail(err, STILL_E_ARG, "no training data is given");
+    return STILL_OK;
 }
 
-/* ---- The run ----------------------------------------------------------------------- */
+static still_status prepare(sti_trainer *t, bool plan_only, still_error *err)
+{
+    STI_TRY(sti_trainer_begin(t, err));
+    const bool first = sti_comm_rank(t->comm) == 0;
+    still_status st = check_data(t, err);
+    if (st == STILL_OK && first && !plan_only) st = make_folder(t, err);
+    STI_TRY(sti_comm_agree(t->comm, 0, st, err));
+    st = open_data(t, err);
+    /* The name is free for the next try; a folder with something in it stays. */
+    if (st != STILL_OK && first && !plan_only && !t->p.resume) rmdir(t->p.out);
+    return st;
+}
+
+/* ---- The run -----------------------------------------------------------------------
+ */
 
 typedef struct clock_of_stage {
     double start, saved;
@@ -149,13 +161,14 @@ static still_status validate(sti_trainer *t, still_train_progress *p, still_erro
 static still_status one_step(sti_trainer *t, clock_of_stage *c, sti_tally *tally,
                              still_train_progress *p, still_error *err)
 {
-    *p = (still_train_progress){.stage = t->stage,
-                                .steps = t->steps,
-                                .valid_loss = NAN,
-                                .valid_relative = NAN};
-    STI_TRY(sti_step_run(t, tally, err));
+    *p = (still_train_progress){
+        .stage = t->stage, .steps = t->steps, .valid_loss = NAN, .valid_relative = NAN};
+    still_status st = sti_step_run(t, tally, err);
     p->lr = sti_schedule(t->p.lr[t->stage], t->step, t->steps, t->p.warmup);
-    STI_TRY(sti_optimizer_step(t, &p->norm, err));
+    if (st == STILL_OK) st = sti_optimizer_step(t, &p->norm, err);
+    /* What is no number is so on all ranks, since it is in their sums. */
+    if (st == STILL_E_NUMERIC) return sti_comm_agree(t->comm, 0, st, err);
+    if (st != STILL_OK) return st;
     t->step++;
     t->tokens += tally->rows;
     p->step = t->step;
@@ -173,7 +186,6 @@ static still_status one_step(sti_trainer *t, clock_of_stage *c, sti_tally *tally
         c->start += now() - begun; /* not part of the rate */
     }
     p->peak_rss = peak_rss();
-    still_status st = STILL_OK;
     if (sti_comm_rank(t->comm) == 0) st = sti_report_step(t, p, tally, err);
     return sti_comm_agree(t->comm, 0, st, err);
 }
@@ -185,12 +197,14 @@ static still_status run_stage(sti_trainer *t, sti_tally *tally,
     clock_of_stage c = {.start = now(), .saved = now(), .first = t->step};
     while (t->step < t->steps) {
         STI_TRY(one_step(t, &c, tally, last, err));
-        bool stop = t->p.each && sti_comm_rank(t->comm) == 0 &&
-                    !t->p.each(t->p.user, last);
+        bool stop =
+            t->p.each && sti_comm_rank(t->comm) == 0 && !t->p.each(t->p.user, last);
         bool due = t->p.save_every ? t->step % t->p.save_every == 0
                                    : now() - c.saved > SAVE_SECONDS;
         STI_TRY(sti_comm_any(t->comm, &stop, err));
         STI_TRY(sti_comm_any(t->comm, &due, err));
+        /* After the very last step all that is left is to write the result. */
+        if (t->step == t->steps && (t->stage == 2 || !t->stage_steps[2])) stop = false;
         if (stop || (due && t->step < t->steps)) STI_TRY(save(t, &c, err));
         if (stop)
             return sti_fail(err, STILL_E_CANCELLED,
@@ -222,18 +236,25 @@ static still_status finish(sti_trainer *t, const still_train_progress *last,
     return STILL_OK;
 }
 
+/* Where the last run of this folder stood. */
+static still_status go_on(sti_trainer *t, still_error *err)
+{
+    STI_TRY(sti_comm_settle(t->comm, sti_checkpoint_read(t, err), err));
+    still_status st = STILL_OK;
+    if (sti_comm_rank(t->comm) == 0) {
+        sti_checkpoint_sweep(t->p.out);
+        st = sti_report_rewind(t, err);
+    }
+    return sti_comm_agree(t->comm, 0, st, err);
+}
+
 static still_status run(sti_trainer *t, still_error *err)
 {
     STI_TRY(prepare(t, false, err));
-    if (t->p.resume) {
-        STI_TRY(sti_checkpoint_read(t, err));
-        still_status st = STILL_OK;
-        if (sti_comm_rank(t->comm) == 0) st = sti_report_rewind(t, err);
-        STI_TRY(sti_comm_agree(t->comm, 0, st, err));
-    } else {
-        clock_of_stage c;
-        STI_TRY(save(t, &c, err)); /* a full disk is noticed before the work */
-    }
+    if (t->p.resume)
+        STI_TRY(go_on(t, err));
+    else
+        STI_TRY(save(t, &(clock_of_stage){0}, err)); /* a full disk shows at once */
     const size_t L = (size_t)t->m->cfg.layers;
     double *sums = sti_alloc(2 * L, sizeof *sums);
     if (!sums) return sti_fail_memory(err, "training", 0);
@@ -241,9 +262,8 @@ static still_status run(sti_trainer *t, still_error *err)
     still_train_progress last = {.stage = t->stage, .loss = NAN};
     still_status st = run_stage(t, &tally, &last, err);
     if (st == STILL_OK && t->stage == 1 && t->stage_steps[2]) {
-        clock_of_stage c;
         next_stage(t);
-        st = save(t, &c, err);
+        st = save(t, &(clock_of_stage){0}, err);
         if (st == STILL_OK) st = run_stage(t, &tally, &last, err);
     }
     free(sums);
@@ -252,16 +272,25 @@ static still_status run(sti_trainer *t, still_error *err)
     return sti_comm_agree(t->comm, 0, st, err);
 }
 
+/* A failure that all ranks know of is told by the one it happened on. */
+static still_status end(sti_trainer *t, still_status st, still_error *err)
+{
+    const int failed = sti_comm_failed_rank(t->comm);
+    if (st != STILL_OK && failed >= 0 && failed != sti_comm_rank(t->comm) && err)
+        err->text[0] = 0;
+    sti_trainer_end(t, st);
+    return st;
+}
+
 still_status still_linearize(still_model *m, const still_train_params *p,
                              still_error *err)
 {
     sti_trainer t = {.m = m, .p = *p};
-    still_status st = run(&t, err);
-    sti_trainer_free(&t);
-    return st;
+    return end(&t, run(&t, err), err);
 }
 
-/* ---- Planning ---------------------------------------------------------------------- */
+/* ---- Planning ----------------------------------------------------------------------
+ */
 
 static uint64_t trained_in(const sti_trainer *t, int stage)
 {
@@ -292,7 +321,8 @@ static still_status plan(sti_trainer *t, still_train_plan *out, still_error *err
 {
     STI_TRY(prepare(t, true, err));
     const sti_data_report *r = sti_data_get_report(t->data);
-    *out = (still_train_plan){.records = r->records, .broken = r->broken};
+    *out = (still_train_plan){
+        .records = r->records, .broken = r->broken, .rank = sti_comm_rank(t->comm)};
     snprintf(out->first_broken, sizeof out->first_broken, "%s", r->first_broken);
     const int batch = t->p.batch;
     for (int s = 1; s <= 2; s++) {
@@ -313,7 +343,5 @@ still_status still_linearize_plan(still_model *m, const still_train_params *p,
                                   still_train_plan *out, still_error *err)
 {
     sti_trainer t = {.m = m, .p = *p};
-    still_status st = plan(&t, out, err);
-    sti_trainer_free(&t);
-    return st;
+    return end(&t, plan(&t, out, err), err);
 }

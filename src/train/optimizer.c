@@ -1,5 +1,5 @@
-/* optimizer.c - AdamW over the entries a stage trains, with float masters: the adapter's
- * values are the masters themselves. */
+/* optimizer.c - AdamW over the entries a stage trains, with float masters: the
+ * adapter's values are the masters themselves. */
 #include <math.h>
 
 #include "train/train.h"
@@ -68,8 +68,7 @@ still_status sti_optimizer_step(sti_trainer *t, double *norm, still_error *err)
     *norm = sqrt(square);
     if (!isfinite(*norm)) return blame(t, err);
     const double scale = *norm > t->p.clip ? t->p.clip / (*norm + 1e-6) : 1;
-    const double lr =
-        sti_schedule(t->p.lr[t->stage], t->step, t->steps, t->p.warmup);
+    const double lr = sti_schedule(t->p.lr[t->stage], t->step, t->steps, t->p.warmup);
     for (size_t i = 0; i < a->n_entries; i++) {
         const sti_adapter_entry *e = &a->entry[i];
         if (!sti_trains(t, t->stage, e)) continue;
@@ -89,6 +88,16 @@ still_status sti_optimizer_step(sti_trainer *t, double *norm, still_error *err)
                              .c1 = 1 - pow(t->p.beta1, (double)(t->step + 1)),
                              .c2 = 1 - pow(t->p.beta2, (double)(t->step + 1))},
             err));
+        /* Such values must not reach a checkpoint. */
+        double square_of_values = 0;
+        STI_TRY(
+            m->be->sum_squares(m->dev, a->value + e->at, e->n, &square_of_values, err));
+        if (!isfinite(square_of_values))
+            return sti_fail(err, STILL_E_NUMERIC,
+                            "stage %d, step %llu: the step makes '%s' (layer %d) no "
+                            "number; the last checkpoint is good: try a smaller "
+                            "learning rate",
+                            t->stage, (unsigned long long)t->step, e->name, e->layer);
     }
     return STILL_OK;
 }

@@ -13,12 +13,11 @@
 static still_status embed(sti_trainer *t, still_error *err)
 {
     still_model *m = t->m;
-    return m->be->embed(m->dev,
-                        &(sti_embed_args){.w = &m->embed,
-                                          .tok = t->ids,
-                                          .M = t->batch.B * t->batch.T,
-                                          .y = t->x},
-                        err);
+    return m->be->embed(
+        m->dev,
+        &(sti_embed_args){
+            .w = &m->embed, .tok = t->ids, .M = t->batch.B * t->batch.T, .y = t->x},
+        err);
 }
 
 static still_status last_norm(sti_trainer *t, float *y, still_error *err)
@@ -131,6 +130,26 @@ static still_status last_norm_back(sti_trainer *t, still_error *err)
                                err);
 }
 
+static bool all_finite(const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(x[i])) return false;
+    return true;
+}
+
+/* Marks the first layer whose output is no number; err2 tells the other ranks. */
+static void blame(const sti_trainer *t, sti_tally *tally)
+{
+    const int L = t->m->cfg.layers;
+    const size_t size =
+        (size_t)t->batch.B * (size_t)t->batch.T * (size_t)t->m->cfg.hidden;
+    int l = 0;
+    while (l < L &&
+           all_finite(l + 1 < L ? t->inputs + (size_t)(l + 1) * size : t->x, size))
+        l++;
+    if (l < L) tally->err2[l] = NAN;
+}
+
 still_status sti_stage2_run(sti_trainer *t, double share, bool learn, uint64_t key,
                             sti_tally *tally, still_error *err)
 {
@@ -157,7 +176,8 @@ still_status sti_stage2_run(sti_trainer *t, double share, bool learn, uint64_t k
     }
     STI_TRY(last_norm(t, t->normed, err));
     STI_TRY(lose(t, learn, tally, err));
-    if (!learn) return STILL_OK;
+    if (!isfinite(tally->loss)) blame(t, tally);
+    if (!learn || !isfinite(tally->loss)) return STILL_OK;
     STI_TRY(last_norm_back(t, err));
     /* Below the first converted layer nothing is trained. */
     for (int l = L - 1; l >= t->cfg.first; l--) {

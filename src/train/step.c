@@ -96,7 +96,7 @@ still_status sti_step_run(sti_trainer *t, sti_tally *tally, still_error *err)
     STI_TRY(sum_tally(t, tally, err));
     if (tally->bad_layer >= 0)
         return sti_fail(err, STILL_E_NUMERIC,
-                        "stage %d, step %llu: the loss of layer %d is not a number; "
+                        "stage %d, step %llu: what layer %d computes is not a number; "
                         "the last checkpoint is good: try a smaller learning rate",
                         t->stage, (unsigned long long)t->step, tally->bad_layer);
     if (!isfinite(tally->loss))

@@ -54,9 +54,10 @@ typedef struct sti_trainer {
 enum { STI_LOSS_ROWS = 128 }; /* rows of logits at once */
 
 /* t->m and t->p are set: fills in defaults, checks, makes adapter and memory; all but
- * the data. Free also after failure. */
+ * the data. End also after failure. */
 still_status sti_trainer_begin(sti_trainer *t, still_error *err);
-void sti_trainer_free(sti_trainer *t);
+/* Frees all but the model; st: how it went, for the other ranks. */
+void sti_trainer_end(sti_trainer *t, still_status st);
 
 /* Sums over the sequences of a step (or of a validation). */
 typedef struct sti_tally {
@@ -88,7 +89,8 @@ double sti_tally_relative(const sti_trainer *t, const sti_tally *tally);
 /* Learning rate of step s of n: warm-up, then a cosine down to a tenth. */
 double sti_schedule(double peak, uint64_t s, uint64_t n, double warmup);
 /* Clips, steps, and sets *norm to the gradient's norm before clipping. Fails with
- * STILL_E_NUMERIC, naming the layer, if a gradient is no number; nothing was changed. */
+ * STILL_E_NUMERIC, naming the layer, if a gradient is no number (nothing was changed) or
+ * a value has become none. */
 still_status sti_optimizer_step(sti_trainer *t, double *norm, still_error *err);
 /* Whether an entry is trained in a stage. */
 bool sti_trains(const sti_trainer *t, int stage, const sti_adapter_entry *e);
@@ -100,6 +102,8 @@ still_status sti_checkpoint_write(const sti_trainer *t, still_error *err);
 /* Fails if it was made with other settings, data or model, naming what differs. */
 still_status sti_checkpoint_read(sti_trainer *t, still_error *err);
 bool sti_checkpoint_there(const char *dir);
+/* Removes what writers that were killed have left in a run's folder. */
+void sti_checkpoint_sweep(const char *dir);
 
 /* ---- report.c ---------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
-/* trainer.c - what a run is made of, before its first step: settings with their defaults
- * and checks, the adapter at its start, and memory. */
+/* trainer.c - what a run is made of, before its first step: settings with their
+ * defaults and checks, the adapter at its start, and memory. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,8 @@
 
 enum { PATH_ROOM = 4096 };
 
-/* ---- Settings ---------------------------------------------------------------------- */
+/* ---- Settings ----------------------------------------------------------------------
+ */
 
 static void set_defaults(still_train_params *p)
 {
@@ -40,8 +41,8 @@ static still_status check(const still_model *m, const still_train_params *p,
 {
     if (m->adapter)
         return sti_fail(err, STILL_E_ARG,
-                        "%s: is already linearized: train its base model (an adapter "
-                        "to start from is given apart)",
+                        "%s: is already linearized: train its base model, and give "
+                        "the adapter as what to start from",
                         m->store.path);
     if (m->tokenizer && still_tokenizer_vocab(m->tokenizer) > m->cfg.vocab)
         return sti_fail(err, STILL_E_ARG,
@@ -63,9 +64,10 @@ static still_status check(const still_model *m, const still_train_params *p,
                         p->batch, p->seq, p->micro);
     if (p->lora_dropout < 0 || p->lora_dropout >= 1 || p->kd < 0 || p->held_out >= 1 ||
         p->warmup < 0 || p->warmup > 1 || p->clip < 0)
-        return sti_fail(err, STILL_E_ARG,
-                        "dropout, held-out share, warm-up, clipping and kd must be 0 or "
-                        "more, and shares less than 1");
+        return sti_fail(
+            err, STILL_E_ARG,
+            "dropout, held-out share, warm-up, clipping and kd must be 0 or "
+            "more, and shares less than 1");
     for (int l = 0; l < m->cfg.layers && p->stage != 1; l++)
         if (m->cfg.window[l] && m->cfg.window[l] < p->seq &&
             (l < p->method.first_layer ||
@@ -87,7 +89,8 @@ static void plan_steps(sti_trainer *t)
     t->steps = steps;
 }
 
-/* ---- The adapter ------------------------------------------------------------------- */
+/* ---- The adapter -------------------------------------------------------------------
+ */
 
 /* A of every low-rank pair: uniform within 1 / sqrt(inputs), so that B alone, which is
  * 0, decides whether there is an addition. */
@@ -111,8 +114,8 @@ static still_status start_from(sti_trainer *t, const char *dir, still_error *err
     STI_TRY(sti_adapter_read_spec(dir, &spec, err));
     if (memcmp(spec.base, t->adapter->spec.base, STI_FINGERPRINT) != 0)
         return sti_fail(err, STILL_E_ARG,
-                        "%s: the adapter was trained for another base model ('%s')", dir,
-                        spec.base_name);
+                        "%s: the adapter was trained for another base model ('%s')",
+                        dir, spec.base_name);
     char path[PATH_ROOM];
     if (snprintf(path, sizeof path, "%s/%s", dir, STI_ADAPTER_TENSORS) >= PATH_ROOM)
         return sti_fail(err, STILL_E_ARG, "%s: the path is too long", dir);
@@ -126,6 +129,36 @@ static still_status start_from(sti_trainer *t, const char *dir, still_error *err
                       t->p.method.name);
     sti_store_close(&s);
     return st;
+}
+
+static bool has_work(const sti_trainer *t, int stage)
+{
+    for (size_t i = 0; i < t->adapter->n_entries; i++)
+        if (sti_trains(t, stage, &t->adapter->entry[i])) return true;
+    return false;
+}
+
+/* Of both stages, the first is left out where a method has nothing to learn in it. */
+static still_status check_stages(sti_trainer *t, still_error *err)
+{
+    const char *method = t->p.method.name;
+    if (t->p.match_weights && t->p.stage != 2 &&
+        t->cfg.method->engine == &sti_attn_linear)
+        return sti_fail(err, STILL_E_ARG,
+                        "method %s has no attention weights that stage 1 could match: "
+                        "match its outputs",
+                        method);
+    if (t->p.stage == 0 && !has_work(t, 1)) {
+        t->stage_steps[1] = 0;
+        t->stage = 2;
+    }
+    for (int s = 1; s <= 2; s++)
+        if (t->stage_steps[s] && !has_work(t, s))
+            return sti_fail(err, STILL_E_ARG,
+                            "method %s has nothing to train in stage %d%s", method, s,
+                            s == 1 ? ": run stage 2"
+                                   : ": all that it could train is frozen");
+    return STILL_OK;
 }
 
 static still_status make_adapter(sti_trainer *t, still_error *err)
@@ -147,19 +180,17 @@ static still_status make_adapter(sti_trainer *t, still_error *err)
     absolute.positions = STILL_POSITIONS_ABSOLUTE;
     const sti_attn_layer layer = sti_model_attn_layer(t->m, 0);
     t->cfg = (sti_attn_config){.cache = STI_F32, .ctx = p->seq, .batch = p->seq};
-    STI_TRY(sti_attn_configure(&absolute, &layer, t->m->cfg.layers, p->seq, &t->cfg,
-                               err));
+    STI_TRY(
+        sti_attn_configure(&absolute, &layer, t->m->cfg.layers, p->seq, &t->cfg, err));
     const sti_adapter_home home = sti_model_home(t->m);
     STI_TRY(sti_adapter_new(&home, &spec, &t->adapter, err));
     start_low_rank(t);
-    if (t->adapter->n_values == 0)
-        return sti_fail(err, STILL_E_ARG,
-                        "method %s has nothing to train in stage %d: run stage 2",
-                        p->method.name, t->stage);
+    STI_TRY(check_stages(t, err));
     return p->start ? start_from(t, p->start, err) : STILL_OK;
 }
 
-/* ---- Memory ------------------------------------------------------------------------ */
+/* ---- Memory ------------------------------------------------------------------------
+ */
 
 static void carve(sti_trainer *t, sti_carve *c)
 {
@@ -198,10 +229,11 @@ static still_status make_room(sti_trainer *t, still_error *err)
     carve(t, &count);
     if (!sti_block_new(&t->moments, 3 * n * sizeof(float)) ||
         !sti_block_new(&t->work, count.used))
-        return sti_fail(err, STILL_E_MEMORY,
-                        "training %d x %d tokens at once needs %.1f GB of memory, which "
-                        "is not there: use shorter sequences",
-                        t->micro, t->p.seq, (double)(count.used + 12 * n) / 1e9);
+        return sti_fail(
+            err, STILL_E_MEMORY,
+            "training %d x %d tokens at once needs %.1f GB of memory, which "
+            "is not there: use shorter sequences",
+            t->micro, t->p.seq, (double)(count.used + 12 * n) / 1e9);
     t->grad = t->moments.p;
     t->moment1 = t->grad + n;
     t->moment2 = t->moment1 + n;
@@ -210,13 +242,16 @@ static still_status make_room(sti_trainer *t, still_error *err)
     t->batch.T = t->p.seq;
     for (int r = 0; r < t->micro * t->p.seq; r++) t->batch.pos[r] = r % t->p.seq;
     for (int b = 0; b < t->micro; b++)
-        t->batch.seg[b] = (sti_attn_segment){
-            .row0 = b * t->p.seq, .n = t->p.seq, .room = t->p.seq};
+        t->batch.seg[b] =
+            (sti_attn_segment){.row0 = b * t->p.seq, .n = t->p.seq, .room = t->p.seq};
     return t->m->be->dev_reserve(t->m->dev, t->micro * t->p.seq, err);
 }
 
-void sti_trainer_free(sti_trainer *t)
+void sti_trainer_end(sti_trainer *t, still_status st)
 {
+    /* What all ranks know of ends them all; else the others wait for this one. */
+    if (st != STILL_OK && st != STILL_E_CANCELLED && sti_comm_failed_rank(t->comm) < 0)
+        sti_comm_fail(t->comm);
     sti_block_free(&t->moments);
     sti_block_free(&t->work);
     sti_adapter_free(t->adapter);
@@ -224,18 +259,25 @@ void sti_trainer_free(sti_trainer *t)
     sti_comm_free(t->comm);
 }
 
-/* ---- Together ---------------------------------------------------------------------- */
+/* ---- Together ----------------------------------------------------------------------
+ */
+
+static still_status begin(sti_trainer *t, still_error *err)
+{
+    STI_TRY(check(t->m, &t->p, err));
+    plan_steps(t);
+    if (t->p.batch % sti_comm_size(t->comm) != 0)
+        return sti_fail(
+            err, STILL_E_ARG,
+            "a batch of %d sequences cannot be dealt out evenly to %d ranks",
+            t->p.batch, sti_comm_size(t->comm));
+    STI_TRY(make_adapter(t, err));
+    return make_room(t, err);
+}
 
 still_status sti_trainer_begin(sti_trainer *t, still_error *err)
 {
     set_defaults(&t->p);
-    STI_TRY(check(t->m, &t->p, err));
-    plan_steps(t);
     STI_TRY(sti_comm_new(&t->comm, err));
-    if (t->p.batch % sti_comm_size(t->comm) != 0)
-        return sti_fail(err, STILL_E_ARG,
-                        "a batch of %d sequences cannot be dealt out evenly to %d ranks",
-                        t->p.batch, sti_comm_size(t->comm));
-    STI_TRY(make_adapter(t, err));
-    return make_room(t, err);
+    return sti_comm_settle(t->comm, begin(t, err), err);
 }

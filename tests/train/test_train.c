@@ -102,7 +102,7 @@ static void open_fixture(fixture *f, const char *name, const char *backend, int 
 static void close_fixture(fixture *f)
 {
     still_model *m = f->t.m;
-    sti_trainer_free(&f->t);
+    sti_trainer_end(&f->t, STILL_OK);
     still_model_free(m);
     sti_store_close(&f->store);
     free(f->err2);

@@ -132,8 +132,9 @@ static inline void sti_train_hide(float *x, int rows, int late, int lanes, float
 /* ---- Backward, the folded keys (hybrid_train_keys.c) --------------------------------
  */
 
-/* Tokens by the chunk that folds them (without a window: by their span), each chunk's in
- * order: from order[start[c]] on those of chunk c. order [T], start [n_spans + 1]. */
+/* Tokens by the chunk that folds them (without a window: by their span), each chunk's
+ * in order: from order[start[c]] on those of chunk c. order [T], start [n_spans + 1].
+ */
 void sti_train_fold_order(const sti_train *t, int b, int sel, int32_t *order,
                           int *start);
 

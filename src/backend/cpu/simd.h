@@ -343,9 +343,9 @@ STI_INLINE vf vf_if_above(vf a, vf b, vf x)
 }
 
 /* log x within 2 ulp for normal positive x; nothing is promised elsewhere.
- * x = 2^n (1 + r) with 1 + r in [sqrt(1/2), sqrt(2)); log(1 + r) = r - r^2/2 + r^3 q(r),
- * q the polynomial of degree 7 with the smallest relative error (6e-9). ln 2 is cut in
- * two as in vf_exp. */
+ * x = 2^n (1 + r) with 1 + r in [sqrt(1/2), sqrt(2)); log(1 + r) = r - r^2/2 + r^3
+ * q(r), q the polynomial of degree 7 with the smallest relative error (6e-9). ln 2 is
+ * cut in two as in vf_exp. */
 STI_INLINE vf vf_log(vf x)
 {
     typedef int32_t whole __attribute__((vector_size(4 * VL)));

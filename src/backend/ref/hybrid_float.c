@@ -161,10 +161,10 @@ static still_status run_parallel(entry64 entry, const sti_hybrid_match_args *mat
                                   : backward ? &a->grad
                                              : &none;
     float *y = output ? a->y : NULL, *max_out = output ? a->max_out : NULL;
-    const sti_hybrid_trace trace =
-        match                ? (sti_hybrid_trace){0}
-        : output || backward ? (sti_hybrid_trace){.salient = a->trace.salient}
-                             : a->trace;
+    const sti_hybrid_trace trace = match ? (sti_hybrid_trace){0}
+                                   : output || backward
+                                       ? (sti_hybrid_trace){.salient = a->trace.salient}
+                                       : a->trace;
     sti_wide w = {0};
     sti_hybrid_parallel_args64 wide = {
         .set = a->set,
@@ -180,10 +180,10 @@ static still_status run_parallel(entry64 entry, const sti_hybrid_match_args *mat
         .dy = backward ? sti_wide_copy(&w, a->dy, tokens * n.q) : NULL,
         .grad = widen_grad(&w, grad, &n, tokens)};
     still_status st =
-        w.failed ? sti_fail_memory(err, "hybrid attention",
-                                   tokens * n.q * sizeof(double))
-        : match  ? sti_ref_hybrid_match(&wide, (double)match->scale, match->loss, err)
-                 : entry(&wide, err);
+        w.failed
+            ? sti_fail_memory(err, "hybrid attention", tokens * n.q * sizeof(double))
+        : match ? sti_ref_hybrid_match(&wide, (double)match->scale, match->loss, err)
+                : entry(&wide, err);
     if (st == STILL_OK) {
         sti_wide_back(y, wide.y, tokens * n.q);
         sti_wide_back(max_out, wide.max_out, tokens * n.heads);

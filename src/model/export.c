@@ -1,0 +1,218 @@
+/* export.c - still_export: opens what is to be exported, has a format write it into a
+ * temporary folder beside the target, and moves the result into place.
+ *
+ * No backend is involved: weights are read from their files, never run. */
+#include "model/export.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+enum { PATH_ROOM = 4096 };
+
+typedef struct format {
+    const char *name;
+    bool file; /* NAME.gguf instead of a folder */
+    still_status (*write)(sti_export *x, const char *folder, still_error *err);
+} format;
+
+static const format formats[] = {{"gguf", true, sti_export_gguf},
+                                 {"safetensors", false, sti_export_safetensors},
+                                 {"peft", false, sti_export_peft}};
+
+still_status sti_export_join(char out[4096], const char *folder, const char *name,
+                             still_error *err)
+{
+    if (snprintf(out, PATH_ROOM, "%s/%s", folder, name) >= PATH_ROOM)
+        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", folder);
+    return STILL_OK;
+}
+
+/* ---- Opening ----------------------------------------------------------------------
+ */
+
+static still_status fingerprint_of(const sti_store *s,
+                                   unsigned char out[STI_FINGERPRINT], still_error *err)
+{
+    const still_model shell = {.store = *s};
+    return sti_model_fingerprint(&shell, false, out, err);
+}
+
+static still_status open_adapter(sti_export *x, still_error *err)
+{
+    const char *path = x->p->adapter;
+    char tensors[PATH_ROOM];
+    struct stat info;
+    unsigned char base[STI_FINGERPRINT];
+    const sti_adapter_home home = {.cfg = &x->cfg};
+    if (!path) return STILL_OK;
+    STI_TRY(sti_adapter_read_spec(path, &x->spec, err));
+    STI_TRY(fingerprint_of(&x->store, base, err));
+    if (memcmp(base, x->spec.base, sizeof base) != 0)
+        return sti_fail(
+            err, STILL_E_FORMAT,
+            "%s: the adapter was trained for another base model ('%s') than "
+            "%s",
+            path, x->spec.base_name, x->store.path);
+    STI_TRY(sti_export_join(tensors, path, STI_ADAPTER_TENSORS, err));
+    const bool file = stat(path, &info) == 0 && S_ISREG(info.st_mode);
+    STI_TRY(sti_store_open(file ? path : tensors, &x->adapter, err));
+    STI_TRY(sti_adapter_outline(&home, &x->spec, &x->trained, err));
+    x->linearized = true;
+    return STILL_OK;
+}
+
+static still_status open_all(sti_export *x, const char *model, still_error *err)
+{
+    STI_TRY(sti_store_open(model, &x->store, err));
+    STI_TRY(sti_config_read(&x->store, &x->cfg, err));
+    STI_TRY(sti_tokenizer_from_store(&x->store, &x->tokenizer, err));
+    return open_adapter(x, err);
+}
+
+static void close_all(sti_export *x)
+{
+    sti_adapter_free(x->trained);
+    sti_store_close(&x->adapter);
+    still_tokenizer_free(x->tokenizer);
+    sti_config_free(&x->cfg);
+    sti_store_close(&x->store);
+    free((void *)x->rope.data);
+    free(x->path);
+}
+
+still_status sti_export_own_spec(const sti_export *x, const char *merged,
+                                 const char *name, sti_adapter_spec *out,
+                                 still_error *err)
+{
+    sti_store s = {0};
+    *out = x->spec;
+    out->lora = (sti_lora_spec){0};
+    snprintf(out->base_name, sizeof out->base_name, "%s", name);
+    still_status st = sti_store_open(merged, &s, err);
+    if (st == STILL_OK) st = fingerprint_of(&s, out->base, err);
+    sti_store_close(&s);
+    return st;
+}
+
+/* ---- Names ------------------------------------------------------------------------
+ */
+
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t n = strlen(text), k = strlen(end);
+    return n > k && strcmp(text + n - k, end) == 0;
+}
+
+static still_status must_not_exist(const char *path, still_error *err)
+{
+    struct stat info;
+    if (lstat(path, &info) != 0) return STILL_OK;
+    return sti_fail(err, STILL_E_IO, "%s: exists already; export writes to a new name",
+                    path);
+}
+
+/* NAME.still.gguf of NAME.gguf. */
+static still_status twin_of(const char *path, char out[PATH_ROOM], still_error *err)
+{
+    const int stem = (int)(strlen(path) - strlen(".gguf"));
+    if (snprintf(out, PATH_ROOM, "%.*s.still.gguf", stem, path) >= PATH_ROOM)
+        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", path);
+    return STILL_OK;
+}
+
+static still_status check_path(const sti_export *x, const format *f, still_error *err)
+{
+    char twin[PATH_ROOM];
+    STI_TRY(must_not_exist(x->path, err));
+    if (!f->file) return STILL_OK;
+    if (!ends_with(x->path, ".gguf") || ends_with(x->path, ".still.gguf"))
+        return sti_fail(err, STILL_E_ARG,
+                        "%s: a GGUF file must be called NAME.gguf (NAME.still.gguf is "
+                        "for what goes beside it)",
+                        x->path);
+    STI_TRY(twin_of(x->path, twin, err));
+    return must_not_exist(twin, err);
+}
+
+/* ---- Moving into place ------------------------------------------------------------
+ */
+
+/* Removes a folder that holds nothing but files. */
+static void remove_folder(const char *folder)
+{
+    DIR *d = opendir(folder);
+    char path[PATH_ROOM];
+    for (const struct dirent *e; d && (e = readdir(d));)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
+            sti_export_join(path, folder, e->d_name, NULL) == STILL_OK)
+            unlink(path);
+    if (d) closedir(d);
+    rmdir(folder);
+}
+
+static still_status move(const char *from, const char *to, still_error *err)
+{
+    STI_TRY(must_not_exist(to, err)); /* it may have come meanwhile */
+    if (rename(from, to) == 0) return STILL_OK;
+    return sti_fail(err, STILL_E_IO, "%s: cannot rename to it: %s", to,
+                    strerror(errno));
+}
+
+/* The model last: whoever sees it sees its twin. */
+static still_status move_files(const sti_export *x, const char *temp, still_error *err)
+{
+    char from[PATH_ROOM], twin[PATH_ROOM];
+    STI_TRY(twin_of(x->path, twin, err));
+    STI_TRY(sti_export_join(from, temp, STI_EXPORT_GGUF_OWN, err));
+    if (x->linearized) STI_TRY(move(from, twin, err));
+    still_status st = sti_export_join(from, temp, STI_EXPORT_GGUF, err);
+    if (st == STILL_OK) st = move(from, x->path, err);
+    if (st != STILL_OK && x->linearized) unlink(twin);
+    return st;
+}
+
+static still_status write_and_move(sti_export *x, const format *f, still_error *err)
+{
+    char temp[PATH_ROOM];
+    if (snprintf(temp, sizeof temp, "%s.%ld.tmp", x->path, (long)getpid()) >= PATH_ROOM)
+        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", x->path);
+    if (mkdir(temp, 0777) != 0)
+        return sti_fail(err, STILL_E_IO, "%s: cannot make folder: %s", temp,
+                        strerror(errno));
+    still_status st = f->write(x, temp, err);
+    if (st == STILL_OK)
+        st = f->file ? move_files(x, temp, err) : move(temp, x->path, err);
+    if (st != STILL_OK || f->file) remove_folder(temp);
+    if (st == STILL_OK) sti_sync_folder_of(x->path);
+    return st;
+}
+
+still_status still_export(const char *model, const still_export_params *p,
+                          still_error *err)
+{
+    const format *f = NULL;
+    if (!model || !p || !p->format || !p->path || !*p->path)
+        return sti_fail(err, STILL_E_ARG,
+                        "export needs a model, a format and a path to write");
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (strcmp(formats[i].name, p->format) == 0) f = &formats[i];
+    if (!f)
+        return sti_fail(err, STILL_E_ARG,
+                        "export format '%s' is not known (gguf, safetensors, peft)",
+                        p->format);
+    size_t n = strlen(p->path);
+    while (n > 1 && p->path[n - 1] == '/') n--;
+    sti_export x = {.p = p, .path = sti_strndup(p->path, n)};
+    still_status st = x.path ? check_path(&x, f, err) : sti_fail_memory(err, "path", n);
+    if (st == STILL_OK) st = open_all(&x, model, err);
+    if (st == STILL_OK) st = write_and_move(&x, f, err);
+    close_all(&x);
+    return st;
+}

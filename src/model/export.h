@@ -1,0 +1,117 @@
+/* export.h - what the writers of exports share.
+ *
+ * An export is a list of tensors, each made row by row from tensors that lie in mapped
+ * files: dequantized, the low-rank addition added, rows put into the order of the other
+ * format, and stored in its type. So memory is that of a few rows, whatever the size of
+ * the model. The order matters because GGUF files of the llama family keep the two
+ * numbers that RoPE rotates together side by side (2i, 2i+1), Hugging Face files half a
+ * head apart (i, i + D/2): rows of q and k differ, and with them what reads q and k. */
+#ifndef STI_MODEL_EXPORT_H
+#define STI_MODEL_EXPORT_H
+
+#include "model/model.h"
+
+typedef enum sti_row_order { /* within each head */
+                             STI_ROWS_KEPT,
+                             STI_ROWS_TO_HALVES, /* they are pairs */
+                             STI_ROWS_TO_PAIRS   /* they are halves */
+} sti_row_order;
+
+typedef struct sti_export_tensor {
+    char name[128];
+    const sti_tensor *src;
+    const sti_tensor *a, *b; /* src + alpha / rank b a; NULL: there is no addition */
+    sti_row_order order;
+    bool columns; /* are put into that order, too */
+    sti_dtype type;
+} sti_export_tensor;
+
+typedef struct sti_export_list {
+    sti_export_tensor *tensor;
+    size_t n, room;
+} sti_export_list;
+
+typedef struct sti_export {
+    const still_export_params *p;
+    char *path; /* p->path without slashes behind it */
+    sti_store store;
+    sti_config cfg;
+    still_tokenizer *tokenizer; /* or NULL */
+    bool linearized;            /* there is an adapter, and this is it: */
+    sti_adapter_spec spec;
+    sti_store adapter;
+    sti_adapter *trained; /* its entries; values stay in the store */
+    sti_tensor rope;      /* divisors of frequencies as a tensor; data NULL: none */
+    uint64_t done, total; /* bytes */
+} sti_export;
+
+/* ---- Lists (export_list.c) --------------------------------------------------------
+ */
+
+/* What a tensor should be stored as; changed: a low-rank addition was merged. */
+typedef still_status (*sti_export_type_fn)(const sti_export *x, const sti_tensor *src,
+                                           bool changed, sti_dtype *out,
+                                           still_error *err);
+
+still_status sti_export_add(sti_export_list *l, const sti_export_tensor *t,
+                            still_error *err);
+/* All tensors of the merged model under the names of one kind of file. */
+still_status sti_export_add_model(const sti_export *x, bool gguf,
+                                  sti_export_type_fn type, sti_export_list *l,
+                                  still_error *err);
+/* All tensors of the adapter without LoRA, as floats: the gate's is merged into it. */
+still_status sti_export_add_own(const sti_export *x, bool gguf, sti_export_list *l,
+                                still_error *err);
+void sti_export_list_free(sti_export_list *l);
+/* How rows of q and k go from the model at hand to one kind of file. */
+sti_row_order sti_export_order(const sti_export *x, bool gguf);
+/* A tensor of the adapter, its shape checked; NULL: the layer's target has none. */
+still_status sti_export_low_rank(const sti_export *x, int layer, sti_target target,
+                                 const sti_tensor **a, const sti_tensor **b,
+                                 still_error *err);
+
+/* ---- Rows (export_rows.c) ---------------------------------------------------------
+ */
+
+/* Writes headers and data of a list; calls the progress callback. Does not finish w. */
+still_status sti_export_write(sti_export *x, const sti_export_list *l, sti_writer *w,
+                              still_error *err);
+/* Bytes it will write. */
+uint64_t sti_export_bytes(const sti_export_list *l);
+
+/* ---- Settings (export_config.c) ---------------------------------------------------
+ */
+
+typedef enum sti_rope_kind {
+    STI_ROPE_PLAIN,
+    STI_ROPE_LINEAR,
+    STI_ROPE_EACH
+} sti_rope_kind;
+/* How frequencies are scaled: *factor divides all of them if linear. */
+sti_rope_kind sti_export_rope(const sti_config *c, double *factor);
+/* The divisor of frequency i. */
+double sti_export_rope_divisor(const sti_config *c, int i);
+/* config.json of the merged model. */
+still_status sti_export_config(const sti_export *x, sti_dtype type, const char *folder,
+                               still_error *err);
+/* The window of all layers; an error if they differ. */
+still_status sti_export_window(const sti_export *x, int *out, still_error *err);
+
+/* ---- Formats: each writes into an empty folder, which export.c moves into place ----
+ */
+
+still_status sti_export_peft(sti_export *x, const char *folder, still_error *err);
+still_status sti_export_safetensors(sti_export *x, const char *folder,
+                                    still_error *err);
+still_status sti_export_gguf(sti_export *x, const char *folder, still_error *err);
+#define STI_EXPORT_GGUF "model.gguf" /* its files there */
+#define STI_EXPORT_GGUF_OWN "model.still.gguf"
+
+/* What an adapter of the exported model says of itself. */
+still_status sti_export_own_spec(const sti_export *x, const char *merged,
+                                 const char *name, sti_adapter_spec *out,
+                                 still_error *err);
+still_status sti_export_join(char out[4096], const char *folder, const char *name,
+                             still_error *err);
+
+#endif

@@ -1,0 +1,232 @@
+/* export_gguf.c - the merged model as llama.cpp loads it, and beside it, where the
+ * model is linearized, a second GGUF file with our own tensors.
+ *
+ * A GGUF base keeps its metadata, and its tensors byte for byte but for those the merge
+ * changed. For a folder the metadata are written from the configuration. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/export.h"
+
+/* ---- Types ------------------------------------------------------------------------
+ */
+
+static bool is_float(sti_dtype t)
+{
+    return t == STI_F32 || t == STI_F16 || t == STI_BF16;
+}
+
+/* `t`, unless rows do not divide into its blocks. */
+static sti_dtype fitting(sti_dtype t, const sti_tensor *src)
+{
+    size_t bytes;
+    return sti_dtype_bytes(t, (uint64_t)src->dim[src->n_dims - 1], &bytes) ? t
+                                                                           : STI_F16;
+}
+
+static still_status named_type(const char *name, sti_dtype *out, still_error *err)
+{
+    const sti_dtype_info *info = sti_dtype_by_name(name);
+    if (!info || !(is_float(info->type) || info->type == STI_Q8_0))
+        return sti_fail(err, STILL_E_ARG,
+                        "gguf: type '%s' is not one of f32, f16, bf16, q8_0, same",
+                        name);
+    *out = info->type;
+    return STILL_OK;
+}
+
+static still_status type_of(const sti_export *x, const sti_tensor *src, bool changed,
+                            sti_dtype *out, still_error *err)
+{
+    const char *name = x->p->dtype;
+    const bool gguf = x->store.is_gguf;
+    if (src->n_dims == 1) { /* norms and biases */
+        *out = gguf ? src->type : STI_F32;
+    } else if (name && strcmp(name, "same") != 0) {
+        STI_TRY(named_type(name, out, err));
+        *out = fitting(*out, src);
+    } else if (name) {
+        *out = src->type;
+    } else if (gguf && (!changed || is_float(src->type))) {
+        *out = src->type;
+    } else {
+        *out = gguf ? fitting(STI_Q8_0, src) : STI_F16;
+    }
+    return STILL_OK;
+}
+
+/* ---- Metadata ---------------------------------------------------------------------
+ */
+
+/* GGUF's number for "mostly this type"; -1: mixed, or the base's own. */
+static int file_type(const sti_export *x)
+{
+    static const struct {
+        const char *name;
+        int number;
+    } known[] = {{"f32", 0}, {"f16", 1}, {"q8_0", 7}, {"bf16", 32}};
+    const char *name = x->p->dtype;
+    if (!name) return x->store.is_gguf ? -1 : 1;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(known[i].name, name) == 0) return known[i].number;
+    return -1;
+}
+
+static still_status copy_meta(const sti_export *x, sti_writer *w, still_error *err)
+{
+    const int type = file_type(x);
+    for (size_t i = 0; i < x->store.n_meta; i++) {
+        const sti_meta *m = &x->store.meta[i];
+        if (strcmp(m->key, "general.alignment") == 0) continue; /* the writer's own */
+        if (type >= 0 && strcmp(m->key, "general.file_type") == 0) continue;
+        STI_TRY(sti_writer_meta_copy(w, m, err));
+    }
+    if (type < 0) return STILL_OK;
+    return sti_writer_meta_u32(w, "general.file_type", (uint32_t)type, err);
+}
+
+static still_status write_rope(const sti_config *c, const char *arch, sti_writer *w,
+                               still_error *err)
+{
+    char key[96];
+    double factor;
+    snprintf(key, sizeof key, "%s.rope.freq_base", arch);
+    STI_TRY(sti_writer_meta_f32(w, key, (float)c->rope_theta, err));
+    if (sti_export_rope(c, &factor) != STI_ROPE_LINEAR) return STILL_OK;
+    snprintf(key, sizeof key, "%s.rope.scaling.type", arch);
+    STI_TRY(sti_writer_meta_str(w, key, "linear", err));
+    snprintf(key, sizeof key, "%s.rope.scaling.factor", arch);
+    return sti_writer_meta_f32(w, key, (float)factor, err);
+}
+
+static still_status write_meta(const sti_export *x, sti_writer *w, still_error *err)
+{
+    const sti_config *c = &x->cfg;
+    const char *arch = strcmp(c->arch, "qwen2") == 0 ? "qwen2" : "llama";
+    int window;
+    STI_TRY(sti_export_window(x, &window, err));
+    const struct {
+        const char *key;
+        int value;
+    } number[] = {{"block_count", c->layers},
+                  {"context_length", c->ctx_train},
+                  {"embedding_length", c->hidden},
+                  {"feed_forward_length", c->ffn},
+                  {"attention.head_count", c->heads},
+                  {"attention.head_count_kv", c->kv_heads},
+                  {"attention.key_length", c->head_dim},
+                  {"attention.value_length", c->head_dim},
+                  {"rope.dimension_count", c->head_dim},
+                  {"vocab_size", c->vocab},
+                  {"attention.sliding_window", window}};
+    char key[96];
+    STI_TRY(sti_writer_meta_str(w, "general.architecture", arch, err));
+    STI_TRY(sti_writer_meta_str(w, "general.type", "model", err));
+    STI_TRY(sti_writer_meta_str(w, "general.name", c->name, err));
+    STI_TRY(sti_writer_meta_u32(w, "general.quantization_version", 2, err));
+    if (file_type(x) >= 0)
+        STI_TRY(
+            sti_writer_meta_u32(w, "general.file_type", (uint32_t)file_type(x), err));
+    for (size_t i = 0; i < sizeof number / sizeof *number; i++) {
+        if (number[i].value == 0) continue;
+        snprintf(key, sizeof key, "%s.%s", arch, number[i].key);
+        STI_TRY(sti_writer_meta_u32(w, key, (uint32_t)number[i].value, err));
+    }
+    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
+    STI_TRY(sti_writer_meta_f32(w, key, c->rms_eps, err));
+    STI_TRY(write_rope(c, arch, w, err));
+    if (!x->tokenizer) return STILL_OK;
+    return sti_tokenizer_save_gguf(x->tokenizer, c->vocab, w, err);
+}
+
+/* ---- Tensors ----------------------------------------------------------------------
+ */
+
+/* Scaling that differs from frequency to frequency is a tensor of divisors. */
+static still_status add_rope(sti_export *x, sti_export_list *l, still_error *err)
+{
+    const int half = x->cfg.head_dim / 2;
+    double factor;
+    sti_export_tensor t = {.name = "rope_freqs.weight", .type = STI_F32};
+    t.src = sti_store_find(&x->store, t.name);
+    if (x->store.is_gguf)
+        return t.src && t.src->type == STI_F32 ? sti_export_add(l, &t, err) : STILL_OK;
+    if (sti_export_rope(&x->cfg, &factor) != STI_ROPE_EACH) return STILL_OK;
+    float *divisor = malloc((size_t)half * sizeof *divisor);
+    if (!divisor) return sti_fail_memory(err, t.name, (size_t)half * sizeof *divisor);
+    for (int i = 0; i < half; i++)
+        divisor[i] = (float)sti_export_rope_divisor(&x->cfg, i);
+    x->rope = (sti_tensor){.name = (char *)"rope_freqs.weight",
+                           .type = STI_F32,
+                           .n_dims = 1,
+                           .dim = {half},
+                           .data = divisor,
+                           .bytes = (size_t)half * sizeof *divisor,
+                           .path = x->store.path};
+    t.src = &x->rope;
+    return sti_export_add(l, &t, err);
+}
+
+static still_status write_model(sti_export *x, const sti_export_list *l,
+                                const char *path, still_error *err)
+{
+    sti_writer *w;
+    STI_TRY(sti_writer_gguf(path, &w, err));
+    still_status st = x->store.is_gguf ? copy_meta(x, w, err) : write_meta(x, w, err);
+    if (st == STILL_OK) st = sti_export_write(x, l, w, err);
+    if (st == STILL_OK) return sti_writer_finish(w, err);
+    sti_writer_abort(w);
+    return st;
+}
+
+static still_status write_own(sti_export *x, const sti_export_list *l,
+                              const sti_adapter_spec *spec, const char *path,
+                              still_error *err)
+{
+    sti_writer *w;
+    json_t *j = sti_adapter_to_json(spec);
+    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    json_decref(j);
+    if (!text) return sti_fail_memory(err, path, 0);
+    still_status st = sti_writer_gguf(path, &w, err);
+    if (st == STILL_OK) {
+        st = sti_writer_meta_str(w, "general.architecture", "still", err);
+        if (st == STILL_OK) st = sti_writer_meta_str(w, STI_ADAPTER_META, text, err);
+        if (st == STILL_OK) st = sti_export_write(x, l, w, err);
+        if (st == STILL_OK)
+            st = sti_writer_finish(w, err);
+        else
+            sti_writer_abort(w);
+    }
+    free(text);
+    return st;
+}
+
+static still_status write_files(sti_export *x, const sti_export_list *model,
+                                const sti_export_list *own, const char *folder,
+                                still_error *err)
+{
+    char path[4096];
+    sti_adapter_spec spec;
+    const char *slash = strrchr(x->path, '/');
+    STI_TRY(sti_export_join(path, folder, STI_EXPORT_GGUF, err));
+    STI_TRY(write_model(x, model, path, err));
+    if (!x->linearized) return STILL_OK;
+    STI_TRY(sti_export_own_spec(x, path, slash ? slash + 1 : x->path, &spec, err));
+    STI_TRY(sti_export_join(path, folder, STI_EXPORT_GGUF_OWN, err));
+    return write_own(x, own, &spec, path, err);
+}
+
+still_status sti_export_gguf(sti_export *x, const char *folder, still_error *err)
+{
+    sti_export_list model = {0}, own = {0};
+    still_status st = sti_export_add_model(x, true, type_of, &model, err);
+    if (st == STILL_OK) st = add_rope(x, &model, err);
+    if (st == STILL_OK && x->linearized) st = sti_export_add_own(x, true, &own, err);
+    x->total = sti_export_bytes(&model) + sti_export_bytes(&own);
+    if (st == STILL_OK) st = write_files(x, &model, &own, folder, err);
+    sti_export_list_free(&model);
+    sti_export_list_free(&own);
+    return st;
+}

@@ -1,0 +1,163 @@
+/* export_list.c - which tensors an export has, what each is made of, and whether the
+ * files at hand fit together. Shapes are checked here, so rows can be trusted. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/export.h"
+
+still_status sti_export_add(sti_export_list *l, const sti_export_tensor *t,
+                            still_error *err)
+{
+    if (l->n == l->room) {
+        const size_t room = l->room ? 2 * l->room : 64;
+        sti_export_tensor *grown = sti_grow(l->tensor, room, sizeof *grown);
+        if (!grown) return sti_fail_memory(err, "export", room * sizeof *grown);
+        l->tensor = grown;
+        l->room = room;
+    }
+    l->tensor[l->n++] = *t;
+    return STILL_OK;
+}
+
+void sti_export_list_free(sti_export_list *l)
+{
+    free(l->tensor);
+    *l = (sti_export_list){0};
+}
+
+/* Only qwen2's GGUF files keep the halves apart, as all Hugging Face files do. */
+sti_row_order sti_export_order(const sti_export *x, bool gguf)
+{
+    const bool pairs = gguf && strcmp(x->cfg.arch, "qwen2") != 0;
+    if (pairs == x->cfg.rope_interleaved) return STI_ROWS_KEPT;
+    return pairs ? STI_ROWS_TO_PAIRS : STI_ROWS_TO_HALVES;
+}
+
+/* ---- The adapter ------------------------------------------------------------------
+ */
+
+static still_status find_trained(const sti_export *x, const sti_adapter_entry *e,
+                                 const sti_tensor **out, still_error *err)
+{
+    const sti_tensor *t = *out = sti_store_find(&x->adapter, e->name);
+    if (!t)
+        return sti_fail(err, STILL_E_FORMAT, "%s: tensor '%s' is missing",
+                        x->adapter.path, e->name);
+    return sti_adapter_check(e, t, err);
+}
+
+still_status sti_export_low_rank(const sti_export *x, int layer, sti_target target,
+                                 const sti_tensor **a, const sti_tensor **b,
+                                 still_error *err)
+{
+    *a = *b = NULL;
+    for (size_t i = 0; x->linearized && i < x->trained->n_entries; i++) {
+        const sti_adapter_entry *e = &x->trained->entry[i];
+        if (e->layer != layer || e->target != target) continue;
+        if (e->kind == STI_TRAINED_LORA_A) STI_TRY(find_trained(x, e, a, err));
+        if (e->kind == STI_TRAINED_LORA_B) STI_TRY(find_trained(x, e, b, err));
+    }
+    return STILL_OK;
+}
+
+still_status sti_export_add_own(const sti_export *x, bool gguf, sti_export_list *l,
+                                still_error *err)
+{
+    const sti_row_order order = sti_export_order(x, gguf);
+    /* SUPRA maps vectors of all heads, and rotates after the map. */
+    const bool supra = strcmp(x->spec.method.name, "supra") == 0;
+    for (size_t i = 0; i < x->trained->n_entries; i++) {
+        const sti_adapter_entry *e = &x->trained->entry[i];
+        if (e->kind == STI_TRAINED_LORA_A || e->kind == STI_TRAINED_LORA_B) continue;
+        sti_export_tensor t = {.type = STI_F32};
+        memcpy(t.name, e->name, sizeof e->name);
+        STI_TRY(find_trained(x, e, &t.src, err));
+        const bool map = e->kind == STI_TRAINED_MAP_Q || e->kind == STI_TRAINED_MAP_K;
+        const bool bias =
+            e->kind == STI_TRAINED_BIAS_Q || e->kind == STI_TRAINED_BIAS_K;
+        if (map || (bias && supra)) t.order = order;
+        t.columns = map && supra;
+        if (e->kind == STI_TRAINED_GATE)
+            STI_TRY(sti_export_low_rank(x, e->layer, STI_TARGET_GATE, &t.a, &t.b, err));
+        STI_TRY(sti_export_add(l, &t, err));
+    }
+    return STILL_OK;
+}
+
+/* ---- The model --------------------------------------------------------------------
+ */
+
+typedef struct shape {
+    int64_t rows, cols; /* cols 0: a vector */
+} shape;
+
+static shape shape_of(const sti_config *c, sti_part part)
+{
+    const int64_t qd = (int64_t)c->heads * c->head_dim,
+                  kd = (int64_t)c->kv_heads * c->head_dim;
+    switch (part) {
+    case STI_PART_EMBED:
+    case STI_PART_HEAD: return (shape){c->vocab, c->hidden};
+    case STI_PART_Q: return (shape){qd, c->hidden};
+    case STI_PART_K:
+    case STI_PART_V: return (shape){kd, c->hidden};
+    case STI_PART_O: return (shape){c->hidden, qd};
+    case STI_PART_GATE:
+    case STI_PART_UP: return (shape){c->ffn, c->hidden};
+    case STI_PART_DOWN: return (shape){c->hidden, c->ffn};
+    default: return (shape){c->hidden, 0};
+    }
+}
+
+static bool target_of(sti_part part, sti_target *out)
+{
+    if (part < STI_PART_Q || part > STI_PART_O) return false;
+    *out = (sti_target)(part - STI_PART_Q + STI_TARGET_Q);
+    return true;
+}
+
+/* One tensor, where the model has it. */
+static still_status add_part(const sti_export *x, sti_part part, int layer, bool bias,
+                             bool gguf, sti_export_type_fn type, sti_export_list *l,
+                             still_error *err)
+{
+    const sti_store named = {.is_gguf = gguf};
+    sti_export_tensor t = {.src = sti_config_tensor(&x->store, part, layer, bias)};
+    const shape s = shape_of(&x->cfg, part);
+    const int64_t rows = s.rows, cols = bias ? 0 : s.cols;
+    sti_target target;
+    sti_config_tensor_name(&x->store, part, layer, bias, t.name, sizeof t.name);
+    if (!t.src && bias) return STILL_OK;
+    if (!t.src)
+        return sti_fail(err, STILL_E_FORMAT, "%s: tensor '%s' is missing",
+                        x->store.path, t.name);
+    if (t.src->n_dims != (cols ? 2 : 1) || t.src->dim[0] != rows ||
+        (cols && t.src->dim[1] != cols))
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s: tensor '%s' begins with dimension %lld of %d, expected "
+                        "%lld of %d",
+                        t.src->path, t.name, (long long)t.src->dim[0], t.src->n_dims,
+                        (long long)rows, cols ? 2 : 1);
+    sti_config_tensor_name(&named, part, layer, bias, t.name, sizeof t.name);
+    if (part == STI_PART_Q || part == STI_PART_K) t.order = sti_export_order(x, gguf);
+    if (!bias && target_of(part, &target))
+        STI_TRY(sti_export_low_rank(x, layer, target, &t.a, &t.b, err));
+    STI_TRY(type(x, t.src, t.b != NULL, &t.type, err));
+    return sti_export_add(l, &t, err);
+}
+
+still_status sti_export_add_model(const sti_export *x, bool gguf,
+                                  sti_export_type_fn type, sti_export_list *l,
+                                  still_error *err)
+{
+    STI_TRY(add_part(x, STI_PART_EMBED, 0, false, gguf, type, l, err));
+    for (int layer = 0; layer < x->cfg.layers; layer++)
+        for (int part = STI_PART_ATTN_NORM; part <= STI_PART_DOWN; part++)
+            for (int bias = 0; bias < 2; bias++)
+                STI_TRY(
+                    add_part(x, (sti_part)part, layer, bias != 0, gguf, type, l, err));
+    STI_TRY(add_part(x, STI_PART_FINAL_NORM, 0, false, gguf, type, l, err));
+    if (x->cfg.tied) return STILL_OK;
+    return add_part(x, STI_PART_HEAD, 0, false, gguf, type, l, err);
+}
