@@ -90,6 +90,29 @@ put("fuzz_records", "cut", b'{"text":"cut\n' + lines)
 put("fuzz_records", "lines.gz", gzip.compress(lines, mtime=0))
 
 
+def adapter(tensors, rank=1, **method):
+    """still.json, a byte 0, adapter.safetensors; for tests/fixtures/train/model."""
+    config = {"format": "still-adapter", "version": 1,
+              "base": {"name": "model", "fingerprint": "00" * 32},
+              "method": {"name": "swa", "chunk": 8, "select": 2, "cap": 16, "score": "s3",
+                         "heads": "shared", "la_scale": "exact", "gate": False,
+                         "norm_map": False, "first_layer": 1, "last_layer": 1,
+                         "seed": 0} | method,
+              "lora": {"rank": rank, "alpha": 16.0, "targets": ["q"]}}
+    return json.dumps(config).encode() + b"\0" + safetensors(tensors)
+
+
+maps = [("layers.1.map_q", "F16", [4, 16, 16], bytes(2048)),
+        ("layers.1.map_k", "F16", [2, 16, 16], bytes(1024))]
+put("fuzz_adapter", "low-rank", adapter([
+    ("layers.1.lora.q.a", "F32", [1, 64], bytes(256)),
+    ("layers.1.lora.q.b", "BF16", [64, 1], bytes(128))]))
+put("fuzz_adapter", "maps", adapter(maps, 0, name="hedgehog", select=0, cap=0))
+put("fuzz_adapter", "alpha", adapter(
+    maps + [("layers.1.alpha", "F32", [4], bytes(16))], 0, name="still", norm_map=True))
+put("fuzz_adapter", "missing", adapter([], name="supra", last_layer=-1))
+
+
 def token_cache(vocab, entries, records=1, broken=0, why=b""):
     body = struct.pack(f"<{len(entries)}I", *entries)
     head = struct.pack("<8sIIQQQ32s240sI", b"STILLTOK", 1, vocab, records, broken,

@@ -282,6 +282,13 @@ STILL_API still_status still_session_score(still_session *s, const int32_t *tok,
                                            float *logprob, int32_t *top,
                                            still_error *err);
 
+/* The same with the k most likely ids at each i in top[i*k], most likely first and of
+ * equals the lowest id first, and their log-probabilities in top_logprob[i*k]. */
+STILL_API still_status still_session_score_top(still_session *s, const int32_t *tok,
+                                               int n, int k, float *logprob,
+                                               int32_t *top, float *top_logprob,
+                                               still_error *err);
+
 /* [vocab] floats after the last token; valid until the next call on s; NULL while
  * the session is empty. */
 STILL_API const float *still_session_logits(const still_session *s);
@@ -434,6 +441,8 @@ typedef struct still_train_params {
     still_train_fn each;   /* may be NULL */
     void *user;
     still_progress_fn reading; /* while data is tokenized, in bytes; may be NULL */
+    /* One line that a user should see, such as how many records were broken; or NULL. */
+    void (*note)(void *user, const char *line);
 } still_train_params;
 
 /* What a run will take, before it is begun. */

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { HUGE_PAGE = 2 << 20, ALIGN = 64 };
+enum { HUGE_PAGE = 2 << 20 };
 
 void *sti_alloc(size_t n, size_t size)
 {
@@ -60,13 +60,4 @@ void sti_block_free(sti_block *b)
 {
     if (b->p) munmap(b->p, b->bytes);
     *b = (sti_block){0};
-}
-
-void *sti_carve_take(sti_carve *c, size_t n, size_t size)
-{
-    size_t bytes, at = (c->used + ALIGN - 1) & ~(size_t)(ALIGN - 1);
-    /* An impossible size stays impossible: sti_block_new refuses it. */
-    if (!sti_mul(n, size, &bytes) || !sti_add(at, bytes, &c->used))
-        c->used = SIZE_MAX - ALIGN;
-    return c->base ? c->base + at : NULL;
 }

@@ -41,6 +41,15 @@ typedef struct sti_carve {
     unsigned char *base; /* NULL: count only */
     size_t used;
 } sti_carve;
-void *sti_carve_take(sti_carve *c, size_t n, size_t size); /* 64-byte aligned */
+enum { STI_CARVE_ALIGN = 64 };
+
+static inline void *sti_carve_take(sti_carve *c, size_t n, size_t size)
+{
+    size_t bytes, at = (c->used + STI_CARVE_ALIGN - 1) & ~(size_t)(STI_CARVE_ALIGN - 1);
+    /* An impossible size stays impossible: sti_block_new refuses it. */
+    if (!sti_mul(n, size, &bytes) || !sti_add(at, bytes, &c->used))
+        c->used = SIZE_MAX - STI_CARVE_ALIGN;
+    return c->base ? c->base + at : NULL;
+}
 
 #endif

@@ -27,8 +27,7 @@ typedef struct job {
     still_train_progress last;
 } job;
 
-/* ---- Options -----------------------------------------------------------------------
- */
+/* ---- Options -------------------------------------------------------------------- */
 
 /* FILE or FILE@WEIGHT; an @ without a number behind it belongs to the name. */
 static int read_data(job *j)
@@ -142,8 +141,7 @@ static int read_options(job *j, char **cache)
     return CLI_OK;
 }
 
-/* ---- Progress ----------------------------------------------------------------------
- */
+/* ---- Progress ------------------------------------------------------------------- */
 
 static void print_step(const still_train_progress *p)
 {
@@ -208,8 +206,14 @@ static bool on_read(void *user, uint64_t done, uint64_t total)
     return !cli_interrupted();
 }
 
-/* ---- The plan ----------------------------------------------------------------------
- */
+static void on_note(void *user, const char *line)
+{
+    job *j = user;
+    cli_progress_end(&j->bar);
+    cli_warn("%s", line);
+}
+
+/* ---- The plan ------------------------------------------------------------------- */
 
 static void print_time(char *out, size_t room, double s)
 {
@@ -255,8 +259,7 @@ static int show_plan(const job *j, const still_train_plan *plan)
                                     (json_int_t)plan->broken, "stages", list));
 }
 
-/* ---- The command -------------------------------------------------------------------
- */
+/* ---- The command ---------------------------------------------------------------- */
 
 static int finish(const job *j, still_status status, const still_error *err)
 {
@@ -306,7 +309,7 @@ static int refuse(const char *name)
 int cli_cmd_linearize(const cli_options *given)
 {
     cli_options o = *given;
-    job j = {.o = &o, .p = {.each = on_step, .reading = on_read}};
+    job j = {.o = &o, .p = {.each = on_step, .reading = on_read, .note = on_note}};
     const char *name = o.arg[0] ? o.arg[0] : CLI_DEFAULT_MODEL;
     char *cache = NULL, *base = NULL;
     still_model *m = NULL;

@@ -35,8 +35,7 @@ bool sti_adapter_is(const char *dir)
     return join(path, dir, STI_ADAPTER_CONFIG, NULL) == STILL_OK && is_file(path);
 }
 
-/* ---- The description --------------------------------------------------------------
- */
+/* ---- The description ------------------------------------------------------------ */
 
 static void to_hex(const unsigned char *p, size_t n, char *out)
 {
@@ -146,8 +145,7 @@ static still_status spec_of_json(json_t *j, const char *path, sti_adapter_spec *
     return STILL_OK;
 }
 
-/* ---- Reading ----------------------------------------------------------------------
- */
+/* ---- Reading -------------------------------------------------------------------- */
 
 static still_status open_gguf(const char *path, sti_store *s, sti_adapter_spec *spec,
                               still_error *err)
@@ -308,8 +306,7 @@ still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
     return STILL_OK;
 }
 
-/* ---- Writing ----------------------------------------------------------------------
- */
+/* ---- Writing -------------------------------------------------------------------- */
 
 static still_status write_json(const sti_adapter_spec *spec, const char *path,
                                still_error *err)

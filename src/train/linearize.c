@@ -28,8 +28,7 @@ static size_t peak_rss(void)
     return (size_t)u.ru_maxrss * 1024;
 }
 
-/* ---- Preparing ---------------------------------------------------------------------
- */
+/* ---- Preparing ------------------------------------------------------------------ */
 
 static still_status open_data(sti_trainer *t, still_error *err)
 {
@@ -109,8 +108,7 @@ static still_status prepare(sti_trainer *t, bool plan_only, still_error *err)
     return st;
 }
 
-/* ---- The run -----------------------------------------------------------------------
- */
+/* ---- The run -------------------------------------------------------------------- */
 
 typedef struct clock_of_stage {
     double start, saved;
@@ -236,6 +234,16 @@ static still_status finish(sti_trainer *t, const still_train_progress *last,
     return STILL_OK;
 }
 
+static void note_broken(const sti_trainer *t)
+{
+    const sti_data_report *r = sti_data_get_report(t->data);
+    char line[512];
+    if (r->broken == 0 || !t->p.note || sti_comm_rank(t->comm) > 0) return;
+    snprintf(line, sizeof line, "%llu records of the data are broken and left out: %s",
+             (unsigned long long)r->broken, r->first_broken);
+    t->p.note(t->p.user, line);
+}
+
 /* Where the last run of this folder stood. */
 static still_status go_on(sti_trainer *t, still_error *err)
 {
@@ -251,6 +259,7 @@ static still_status go_on(sti_trainer *t, still_error *err)
 static still_status run(sti_trainer *t, still_error *err)
 {
     STI_TRY(prepare(t, false, err));
+    note_broken(t);
     if (t->p.resume)
         STI_TRY(go_on(t, err));
     else
@@ -289,8 +298,7 @@ still_status still_linearize(still_model *m, const still_train_params *p,
     return end(&t, run(&t, err), err);
 }
 
-/* ---- Planning ----------------------------------------------------------------------
- */
+/* ---- Planning ------------------------------------------------------------------- */
 
 static uint64_t trained_in(const sti_trainer *t, int stage)
 {

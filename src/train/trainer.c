@@ -9,8 +9,7 @@
 
 enum { PATH_ROOM = 4096 };
 
-/* ---- Settings ----------------------------------------------------------------------
- */
+/* ---- Settings ------------------------------------------------------------------- */
 
 static void set_defaults(still_train_params *p)
 {
@@ -89,8 +88,7 @@ static void plan_steps(sti_trainer *t)
     t->steps = steps;
 }
 
-/* ---- The adapter -------------------------------------------------------------------
- */
+/* ---- The adapter ---------------------------------------------------------------- */
 
 /* A of every low-rank pair: uniform within 1 / sqrt(inputs), so that B alone, which is
  * 0, decides whether there is an addition. */
@@ -189,8 +187,7 @@ static still_status make_adapter(sti_trainer *t, still_error *err)
     return p->start ? start_from(t, p->start, err) : STILL_OK;
 }
 
-/* ---- Memory ------------------------------------------------------------------------
- */
+/* ---- Memory --------------------------------------------------------------------- */
 
 static void carve(sti_trainer *t, sti_carve *c)
 {
@@ -259,8 +256,7 @@ void sti_trainer_end(sti_trainer *t, still_status st)
     sti_comm_free(t->comm);
 }
 
-/* ---- Together ----------------------------------------------------------------------
- */
+/* ---- Together ------------------------------------------------------------------- */
 
 static still_status begin(sti_trainer *t, still_error *err)
 {

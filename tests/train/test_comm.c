@@ -109,6 +109,23 @@ static void test_agree(void **state)
     }
 }
 
+/* The first rank that failed is the one that all hear of. */
+static void test_settle(void **state)
+{
+    sti_comm *c = *state;
+    still_error err = {0};
+    const int last = sti_comm_size(c) - 1;
+    const bool fails = sti_comm_rank(c) >= last - 1; /* the last two */
+    still_status mine = STILL_OK;
+    assert_int_equal(sti_comm_settle(c, STILL_OK, &err), STILL_OK);
+    if (fails) mine = sti_fail(&err, STILL_E_MEMORY, "rank %d", sti_comm_rank(c));
+    assert_int_equal(sti_comm_settle(c, mine, &err), STILL_E_MEMORY);
+    char want[32];
+    snprintf(want, sizeof want, "rank %d", last > 0 ? last - 1 : 0);
+    assert_string_equal(err.text, want);
+    assert_int_equal(sti_comm_failed_rank(c), last > 0 ? last - 1 : -1);
+}
+
 /* A second one in the same process, beside the first. */
 static void test_again(void **state)
 {
@@ -165,9 +182,10 @@ int main(int argc, char **argv)
 {
     if (argc > 1) return lose_rank(strcmp(argv[1], "killed") == 0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sum),   cmocka_unit_test(test_sum_doubles),
-        cmocka_unit_test(test_any),   cmocka_unit_test(test_agree),
-        cmocka_unit_test(test_again), cmocka_unit_test(test_lost_tasks),
+        cmocka_unit_test(test_sum),        cmocka_unit_test(test_sum_doubles),
+        cmocka_unit_test(test_any),        cmocka_unit_test(test_agree),
+        cmocka_unit_test(test_settle),     cmocka_unit_test(test_again),
+        cmocka_unit_test(test_lost_tasks),
     };
     return cmocka_run_group_tests(tests, join, leave);
 }
