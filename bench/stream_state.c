@@ -109,7 +109,7 @@ static void softmax(const double *x, double sign, int n, double *p)
 static void fold(const follower *f, head *h, const token *t)
 {
     const int D = f->D, half = D / 2;
-    double x[STI_HEAD_DIM_MAX], phi[2 * STI_HEAD_DIM_MAX];
+    double x[STI_HEAD_DIM_MAX] = {0}, phi[2 * STI_HEAD_DIM_MAX] = {0};
     for (int i = 0; i < half; i++) {
         const double angle = -(double)t->position * (double)f->inv_freq[i];
         const int a = f->interleaved ? 2 * i : i, b = f->interleaved ? a + 1 : a + half;

@@ -7,13 +7,17 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "model/model.h"
+#include "model/adapter.h"
+
+extern const sti_backend sti_backend_ref; /* the registry would bring all backends */
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 static char dir[] = "/tmp/still-fuzz-XXXXXX";
-static still_model *model;
+static sti_store store;
+static sti_config config;
+static sti_adapter_home home = {.cfg = &config, .be = &sti_backend_ref};
 
 static void check(bool holds)
 {
@@ -33,7 +37,9 @@ static void clean(void)
     path_of(STI_ADAPTER_TENSORS, path);
     unlink(path);
     rmdir(dir);
-    still_model_free(model);
+    home.be->dev_free(home.dev);
+    sti_config_free(&config);
+    sti_store_close(&store);
 }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
@@ -41,9 +47,10 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     (void)argc, (void)argv;
     still_error err;
     check(mkdtemp(dir) != NULL);
-    check(still_model_open(FIXTURES "/train/model",
-                           &(still_model_params){.backend = "ref", .threads = 1},
-                           &model, &err) == STILL_OK);
+    check(sti_store_open(FIXTURES "/train/model", &store, &err) == STILL_OK);
+    check(sti_config_read(&store, &config, &err) == STILL_OK);
+    check(home.be->dev_new(&(sti_dev_params){.threads = 1, .max_k = config.ffn},
+                           &home.dev, &err) == STILL_OK);
     return atexit(clean);
 }
 
@@ -62,7 +69,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     const size_t text = end ? (size_t)(end - data) : n;
     put(STI_ADAPTER_CONFIG, data, text);
     put(STI_ADAPTER_TENSORS, end ? end + 1 : data, end ? n - text - 1 : 0);
-    const sti_adapter_home home = sti_model_home(model);
     sti_adapter *a;
     still_error err = {0};
     for (int quantized = 0; quantized < 2; quantized++) {
@@ -72,7 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         }
         for (size_t i = 0; i < a->n_values; i++) check(isfinite(a->value[i]));
         for (size_t i = 0; i < a->n_entries; i++)
-            check(a->entry[i].layer >= 0 && a->entry[i].layer < model->cfg.layers);
+            check(a->entry[i].layer >= 0 && a->entry[i].layer < config.layers);
         check(isfinite(a->spec.lora.alpha) && a->spec.lora.rank >= 0);
         sti_adapter_free(a);
     }

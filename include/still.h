@@ -182,10 +182,10 @@ typedef struct still_model_info {
     int ctx_train;      /* trained context length */
     int sliding_window; /* 0: none */
     double rope_theta;
-    bool tied;         /* the embedding is also the output matrix */
-    uint64_t params;   /* number of weights */
+    bool tied;                  /* the embedding is also the output matrix */
+    uint64_t params;            /* number of weights */
     const still_method *method; /* that its adapter was trained for; NULL: none */
-    size_t file_bytes; /* bytes of all weight files */
+    size_t file_bytes;          /* bytes of all weight files */
 } still_model_info;
 STILL_API const still_model_info *still_model_get_info(const still_model *m);
 
@@ -387,8 +387,9 @@ enum {
 };
 
 typedef struct still_train_data {
-    const char *path; /* JSONL or JSON, gzipped or not: instruction/input/output, text */
-    double weight;    /* share of the sequences; 0: by its size */
+    const char
+        *path;     /* JSONL or JSON, gzipped or not: instruction/input/output, text */
+    double weight; /* share of the sequences; 0: by its size */
 } still_train_data;
 
 /* What a run is now; given to the callback after every step. */
@@ -414,7 +415,7 @@ typedef struct still_train_params {
     int n_data;
     const char *out;       /* folder to write; must not exist unless resume */
     const char *base_name; /* how users call the model; goes into the adapter */
-    const char *start;     /* an adapter folder to start from (stage 2 alone); or NULL */
+    const char *start; /* an adapter folder to start from (stage 2 alone); or NULL */
     const char *cache_dir; /* for tokenized data; NULL: out */
     bool resume;           /* go on from out's last checkpoint */
     int stage;             /* 1, 2; 0: both */
@@ -422,26 +423,27 @@ typedef struct still_train_params {
     int seq, batch;        /* ids of a sequence (0: 1024), sequences of a step (0: 8) */
     int micro;             /* sequences computed at once (0: 1) */
     bool mask_prompt;
-    double held_out;       /* 0: 0.02; negative: none */
+    double held_out; /* 0: 0.02; negative: none */
     uint64_t seed;
-    double lr[3];          /* [stage]; 0: 1e-2 and 5e-4 */
+    double lr[3];                  /* [stage]; 0: 1e-2 and 5e-4 */
     double lr_scale[STILL_GROUPS]; /* 0: 1; negative: the group is frozen */
-    double warmup;         /* share of the steps; 0: 0.05 */
-    double clip;           /* norm of the gradient; 0: 1 */
-    double beta1, beta2, decay; /* 0: 0.9, 0.95; none */
-    int lora_rank;         /* 0: 8 */
-    double lora_alpha;     /* 0: 16 */
+    double warmup;                 /* share of the steps; 0: 0.05 */
+    double clip;                   /* norm of the gradient; 0: 1 */
+    double beta1, beta2, decay;    /* 0: 0.9, 0.95; none */
+    int lora_rank;                 /* 0: 8 */
+    double lora_alpha;             /* 0: 16 */
     double lora_dropout;
     unsigned lora_targets; /* 0: all */
     double kd;             /* weight of the distillation term of stage 2 */
-    bool match_weights;    /* stage 1: cross entropy of attention weights, not outputs */
-    bool freeze_maps;      /* stage 2: low-rank additions alone */
-    uint64_t save_every;   /* steps between checkpoints; 0: about every two minutes */
+    bool match_weights;  /* stage 1: cross entropy of attention weights, not outputs */
+    bool freeze_maps;    /* stage 2: low-rank additions alone */
+    uint64_t save_every; /* steps between checkpoints; 0: about every two minutes */
     uint64_t validate_every; /* steps; 0: ten times a stage */
-    still_train_fn each;   /* may be NULL */
+    still_train_fn each;     /* may be NULL */
     void *user;
     still_progress_fn reading; /* while data is tokenized, in bytes; may be NULL */
-    /* One line that a user should see, such as how many records were broken; or NULL. */
+    /* One line that a user should see, such as how many records were broken; or NULL.
+     */
     void (*note)(void *user, const char *line);
 } still_train_params;
 
@@ -457,9 +459,10 @@ typedef struct still_train_plan {
     int rank; /* of this process; all of a job have the same plan */
 } still_train_plan;
 
-/* Trains an adapter for m and writes it to p->out. m must be a plain model. Under mpirun
- * all ranks call this with the same arguments; rank 0 writes and calls p->each. An error
- * that ends all ranks has an empty text on those it did not happen on: one tells it. */
+/* Trains an adapter for m and writes it to p->out. m must be a plain model. Under
+ * mpirun all ranks call this with the same arguments; rank 0 writes and calls p->each.
+ * An error that ends all ranks has an empty text on those it did not happen on: one
+ * tells it. */
 STILL_API still_status still_linearize(still_model *m, const still_train_params *p,
                                        still_error *err);
 /* Prepares everything, times one sequence of each stage, and writes nothing but the
@@ -473,10 +476,10 @@ STILL_API still_status still_linearize_plan(still_model *m, const still_train_pa
 typedef struct still_export_params {
     /* "safetensors": a Hugging Face folder; "gguf": a file NAME.gguf as llama.cpp loads
      * it; both hold the model with the adapter's low-rank additions merged, and run as
-     * softmax elsewhere. What other programs have no place for goes beside it: still.json
-     * and adapter.safetensors in the folder, NAME.still.gguf beside the file; with them
-     * the model is linearized again. "peft": a folder with the low-rank additions alone,
-     * as PEFT reads them. */
+     * softmax elsewhere. What other programs have no place for goes beside it:
+     * still.json and adapter.safetensors in the folder, NAME.still.gguf beside the
+     * file; with them the model is linearized again. "peft": a folder with the low-rank
+     * additions alone, as PEFT reads them. */
     const char *format;
     const char *path;    /* what to write; must not exist */
     const char *adapter; /* as in still_model_params; NULL: the plain model */
@@ -490,11 +493,73 @@ typedef struct still_export_params {
     void *user;
 } still_export_params;
 
-/* Writes a model for other programs, tensor by tensor, so that memory does not grow with
- * it. Everything is written under temporary names and renamed at the end: on failure
- * nothing is at path. */
+/* Writes a model for other programs, tensor by tensor, so that memory does not grow
+ * with it. Everything is written under temporary names and renamed at the end: on
+ * failure nothing is at path. */
 STILL_API still_status still_export(const char *model, const still_export_params *p,
                                     still_error *err);
+
+/* ---- Evaluation --------------------------------------------------------------- */
+
+/* Figures of one task at one length. */
+typedef struct still_eval_result {
+    char task[32];
+    char metric[16];        /* the one to compare: "acc", "acc_norm", "match" */
+    int length;             /* tokens; 0: the task has none */
+    uint64_t n;             /* items */
+    double acc, acc_stderr; /* share of right answers, or mean score; 0..1 */
+    double acc_norm, acc_norm_stderr; /* ranked by log p per character; NaN: not one
+                                         of its figures */
+    double perplexity;                /* of the expected words; NaN likewise */
+    uint64_t cut;     /* items whose beginning was left out: longer than the limit */
+    uint64_t plain;   /* items meant for a chat template that the model does not have */
+    uint64_t resumed; /* items taken from the log */
+    uint64_t tokens, tokens_alone; /* computed; without shared beginnings */
+    double seconds;
+    int rank; /* of this process; all of a job have the same figures */
+} still_eval_result;
+
+/* One item that has been answered. */
+typedef struct still_eval_item {
+    const char *record; /* JSON, as in the log */
+    uint64_t done, total;
+    bool resumed;
+    const still_eval_result *running; /* so far */
+} still_eval_item;
+
+/* A zeroed struct is all defaults but for tasks and data. */
+typedef struct still_eval_params {
+    const char *const *task; /* names, see still_eval_task_at */
+    int n_tasks;
+    const char *data;                    /* folder with their files */
+    const still_session_params *session; /* ctx: most tokens a model is to see; NULL, 0:
+                                            as in still_session_new */
+    uint64_t limit;                      /* items of each task; 0: all */
+    const int *length; /* of tasks that have lengths; n_lengths 0: their own */
+    int n_lengths;
+    int samples;    /* of generated tasks; 0: their own */
+    uint64_t seed;  /* of generated tasks */
+    int shots;      /* worked examples; 0: the task's own, negative: none */
+    bool recompute; /* every choice from its first token on: slower, the same figures */
+    const char *log; /* JSONL file of records, which also says what is done; or NULL */
+    bool (*each)(void *user,
+                 const still_eval_item *item); /* may be NULL; false: stop */
+    bool (*poll)(void *user); /* asked between passes; may be NULL; false: stop */
+    void *user;
+} still_eval_params;
+
+/* Runs tasks on a model and writes a result for each task and length to out[0..*n), in
+ * order; more than cap are an error. After STILL_E_CANCELLED the log has every item
+ * that was answered, and the same call goes on from there; *n results are complete.
+ * Under mpirun all ranks call this with the same arguments and share the items; rank 0
+ * writes the log and calls p->each. An error told by another rank has an empty text. */
+STILL_API still_status still_eval_run(still_model *m, const still_eval_params *p,
+                                      still_eval_result *out, int cap, int *n,
+                                      still_error *err);
+/* Name of the i-th task, NULL past the last; what it asks, and its files in the data
+ * folder, separated by spaces (each may be NULL). */
+STILL_API const char *still_eval_task_at(int i, const char **summary,
+                                         const char **files);
 
 /* ---- Self-tests against golden data ---------------------------------------- */
 

@@ -73,12 +73,12 @@ typedef struct sti_attn_seq {
 } sti_attn_seq;
 
 typedef struct sti_attn_io {
-    float *q, *k;       /* [M, H, D], [M, G, D]: before RoPE; may be rotated in place */
-    const float *v;     /* [M, G, D] */
+    float *q, *k;   /* [M, H, D], [M, G, D]: before RoPE; may be rotated in place */
+    const float *v; /* [M, G, D] */
     const float *gate_logit; /* [M, H, D] or NULL */
-    float *q_raw;       /* [M, H, D]: scratch for methods that need q both ways */
-    float *o;           /* [M, H, D] */
-    const int32_t *pos; /* [M] */
+    float *q_raw;            /* [M, H, D]: scratch for methods that need q both ways */
+    float *o;                /* [M, H, D] */
+    const int32_t *pos;      /* [M] */
     int M;
     const sti_attn_seq *rows;
     int n_rows;

@@ -10,7 +10,7 @@ sti_hybrid_shape sti_attn_hybrid_shape(const sti_attn_layer *l)
 
 /* The random score draws other numbers in every layer. */
 sti_hybrid_settings sti_attn_hybrid_settings(const sti_attn_config *cfg,
-                                       const sti_attn_layer *l)
+                                             const sti_attn_layer *l)
 {
     sti_hybrid_settings s = cfg->hybrid;
     s.layer = l->index;

@@ -7,7 +7,7 @@
 
 #include "cli/cli.h"
 
-enum { CLI_LIST_MAX = 16, CLI_ARGS_MAX = 2 };
+enum { CLI_LIST_MAX = 16, CLI_ARGS_MAX = 16 };
 
 typedef struct cli_list {
     const char *item[CLI_LIST_MAX];
@@ -60,6 +60,15 @@ typedef struct cli_options {
     /* export; and out */
     const char *to, *dtype, *base_name;
 
+    /* serve */
+    const char *host, *api_key_file;
+    int64_t port;
+
+    /* eval, pull-data; and out, shots of which a negative number is the task's own */
+    const char *tasks, *data_dir, *lengths, *against, *log;
+    int64_t limit, samples, shots;
+    bool no_fork;
+
     /* help */
     bool markdown, man;
 } cli_options;
@@ -81,6 +90,8 @@ typedef enum cli_group {
     CLI_G_DOWNLOAD,
     CLI_G_TRAINING,
     CLI_G_EXPORT,
+    CLI_G_EVAL,
+    CLI_G_SERVER,
     CLI_G_METHOD,
     CLI_G_COMPUTE,
     CLI_G_OUTPUT,
@@ -145,6 +156,9 @@ int cli_cmd_logprobs(const cli_options *o);
 int cli_cmd_perplexity(const cli_options *o);
 int cli_cmd_linearize(const cli_options *o);
 int cli_cmd_export(const cli_options *o);
+int cli_cmd_serve(const cli_options *o);
+int cli_cmd_eval(const cli_options *o);
+int cli_cmd_pull_data(const cli_options *o);
 int cli_cmd_selftest(const cli_options *o);
 int cli_cmd_help(const cli_options *o);
 int cli_cmd_version(const cli_options *o);

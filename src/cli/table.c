@@ -15,10 +15,13 @@ enum {
     VERSION = 1 << 9,
     LINEARIZE = 1 << 10,
     EXPORT = 1 << 11,
+    SERVE = 1 << 12,
+    EVAL = 1 << 13,
+    PULL_DATA = 1 << 14,
     SAMPLE = GENERATE | CHAT,
-    RUN = SAMPLE | LOGPROBS | PERPLEXITY,
+    RUN = SAMPLE | LOGPROBS | PERPLEXITY | SERVE | EVAL,
     METHOD = RUN | INSPECT | LINEARIZE, /* commands that choose a method */
-    ALL = (1 << 12) - 1,
+    ALL = (1 << 15) - 1,
 };
 
 const char *const cli_group_title[CLI_G_COUNT] = {
@@ -28,6 +31,8 @@ const char *const cli_group_title[CLI_G_COUNT] = {
     [CLI_G_DOWNLOAD] = "Download",
     [CLI_G_TRAINING] = "Training",
     [CLI_G_EXPORT] = "Export",
+    [CLI_G_EVAL] = "Evaluation",
+    [CLI_G_SERVER] = "Server",
     [CLI_G_METHOD] = "Attention method",
     [CLI_G_COMPUTE] = "Computing",
     [CLI_G_OUTPUT] = "Output",
@@ -81,12 +86,20 @@ const cli_option cli_option_table[] = {
     {"ctx", 'c', "N", CLI_INT, AT(ctx), CHAT, CLI_G_LENGTH,
      .min = 16, .max = MOST_TOKENS,
      .help = "Tokens the context holds (default: the trained length, at most 8192)."},
+    {"ctx", 'c', "N", CLI_INT, AT(ctx), SERVE, CLI_G_LENGTH,
+     .min = 1, .max = MOST_TOKENS,
+     .help = "Longest prompt and answer together (default: the trained length, at most "
+             "8192)."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), LOGPROBS, CLI_G_LENGTH,
      .min = 1, .max = MOST_TOKENS,
      .help = "Tokens the context holds (default: as many as there are ids)."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), PERPLEXITY, CLI_G_LENGTH,
      .min = 2, .max = MOST_TOKENS,
      .help = "Tokens per window (default: the trained length, at most 2048)."},
+    {"ctx", 'c', "N", CLI_INT, AT(ctx), EVAL, CLI_G_LENGTH,
+     .min = 16, .max = MOST_TOKENS,
+     .help = "Tokens the model is to see at most; of longer items the beginning is left "
+             "out (default: the trained length)."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), INSPECT, CLI_G_LENGTH,
      .min = 1, .max = MOST_TOKENS,
      .help = "Context length the memory is stated for (default: the trained length)."},
@@ -110,7 +123,8 @@ const cli_option cli_option_table[] = {
     {"repeat-last", 0, "N", CLI_INT, AT(repeat_last), SAMPLE, CLI_G_SAMPLING,
      .preset = "64", .min = 1, .max = MOST_TOKENS,
      .help = "How many recent tokens the penalty looks at."},
-    {"seed", 's', "N", CLI_SEED, AT(seed), RUN | LINEARIZE, CLI_G_SAMPLING, .preset = "0",
+    {"seed", 's', "N", CLI_SEED, AT(seed), (RUN & ~EVAL) | LINEARIZE,
+     CLI_G_SAMPLING, .preset = "0",
      .help = "Seed of every random choice: the same seed gives the same text."},
 
     /* download */
@@ -221,6 +235,47 @@ const cli_option cli_option_table[] = {
      .help = "peft: name or path of the base model in the Hugging Face format (default: "
              "as the adapter calls it)."},
 
+    /* server */
+    {"host", 0, "HOST", CLI_STRING, AT(host), SERVE, CLI_G_SERVER,
+     .preset = "127.0.0.1",
+     .help = "Address to listen on; 0.0.0.0 lets other machines in."},
+    {"port", 0, "PORT", CLI_INT, AT(port), SERVE, CLI_G_SERVER, .preset = "8080",
+     .max = 65535, .help = "Port to listen on; 0 takes a free one and says which."},
+    {"api-key-file", 0, "FILE", CLI_STRING, AT(api_key_file), SERVE, CLI_G_SERVER,
+     .help = "Answer only requests that bring the key in FILE (Authorization: Bearer "
+             "KEY)."},
+
+    /* eval, pull-data */
+    {"tasks", 't', "LIST", CLI_STRING, AT(tasks), EVAL, CLI_G_EVAL,
+     .help = "Tasks, separated by commas. A name stands for all that begin with it and _: "
+             "niah, babilong_qa, arc; without the option, the tasks are listed."},
+    {"data", 'd', "DIR", CLI_STRING, AT(data_dir), EVAL, CLI_G_EVAL,
+     .help = "Folder with the tasks' files (default: what pull-data brought)."},
+    {"limit", 'l', "N", CLI_INT, AT(limit), EVAL, CLI_G_EVAL, .max = 1e12,
+     .help = "The first N items of each task."},
+    {"lengths", 0, "LIST", CLI_STRING, AT(lengths), EVAL, CLI_G_EVAL,
+     .help = "Lengths in tokens of tasks that have them: 512,1024 or 1K,4K (default: "
+             "their own)."},
+    {"samples", 0, "N", CLI_INT, AT(samples), EVAL, CLI_G_EVAL, .max = 1e6,
+     .help = "Items to make of each generated task and length (default: their own)."},
+    {"seed", 's', "N", CLI_SEED, AT(seed), EVAL, CLI_G_EVAL, .preset = "42",
+     .help = "Seed of generated tasks, and of the random score."},
+    {"shots", 0, "N", CLI_INT, AT(shots), EVAL, CLI_G_EVAL, .preset = "-1", .min = -1,
+     .max = 100,
+     .help = "Worked examples before each question (default: the task's own; -1 stands "
+             "for the default)."},
+    {"against", 0, "LIST", CLI_STRING, AT(against), EVAL, CLI_G_EVAL,
+     .help = "Other attention methods to measure each model with, side by side: "
+             "softmax,lolcats,swa."},
+    {"no-fork", 0, NULL, CLI_FLAG, AT(no_fork), EVAL, CLI_G_EVAL,
+     .help = "Compute every choice from its first token on, instead of sharing "
+             "beginnings: slower, the same figures."},
+    {"log", 0, "FILE", CLI_STRING, AT(log), EVAL, CLI_G_EVAL,
+     .help = "Add a line of JSON per item to FILE. What it holds of the same run is not "
+             "computed again."},
+    {"out", 'o', "DIR", CLI_STRING, AT(out), PULL_DATA, CLI_G_EVAL,
+     .help = "Where to put the files (default: ~/.cache/still/data)."},
+
     /* attention method */
     {"method", 0, "NAME", CLI_CHOICE, AT(method), METHOD, CLI_G_METHOD,
      .choices = "softmax still lolcats hedgehog t2r swa liger supra",
@@ -268,6 +323,10 @@ const cli_option cli_option_table[] = {
      .help = "Keep the state at the last R chunk boundaries, at the cost of R states of "
              "memory: folding cannot be undone, so going back (/undo, a reply cut by a "
              "stop string) otherwise reads the conversation again. softmax needs none."},
+    {"rollback", 0, "R", CLI_INT, AT(rollback), SERVE, CLI_G_METHOD,
+     .preset = "4", .max = 4096,
+     .help = "Keep the state at the last R chunk boundaries, so that requests which "
+             "begin alike share their beginning. softmax needs none."},
     {"load-state", 0, "FILE", CLI_STRING, AT(load_state), GENERATE, CLI_G_METHOD,
      .help = "Start from a saved session; the prompt follows what it holds."},
     {"save-state", 0, "FILE", CLI_STRING, AT(save_state), GENERATE, CLI_G_METHOD,
@@ -288,7 +347,10 @@ const cli_option cli_option_table[] = {
      .choices = "f16 f32",
      .help = "Type of stored keys and values (default: f16; f32 on ref and for models "
              "stored in f32)."},
-    {"batch", 'b', "N", CLI_INT, AT(batch), RUN | INSPECT, CLI_G_COMPUTE,
+    {"batch", 'b', "N", CLI_INT, AT(batch), EVAL, CLI_G_COMPUTE, .preset = "256",
+     .min = 1, .max = 65536,
+     .help = "Tokens computed at once; more is faster and takes memory."},
+    {"batch", 'b', "N", CLI_INT, AT(batch), (RUN & ~EVAL) | INSPECT, CLI_G_COMPUTE,
      .preset = "512", .min = 1, .max = 65536,
      .help = "Tokens of a prompt computed at once; more is faster and takes memory."},
 
@@ -307,7 +369,7 @@ const cli_option cli_option_table[] = {
      .help = "The manual page still(1), as roff."},
     {"json", 0, NULL, CLI_FLAG, AT(json), ALL & ~HELP, CLI_G_OUTPUT,
      .help = "Write JSON instead of text, one object per line."},
-    {"quiet", 'q', NULL, CLI_FLAG, AT(quiet), PULL | RUN | EXPORT, CLI_G_OUTPUT,
+    {"quiet", 'q', NULL, CLI_FLAG, AT(quiet), PULL | RUN | EXPORT | PULL_DATA, CLI_G_OUTPUT,
      .help = "No progress and no figures on standard error."},
     {"help", 'h', NULL, CLI_FLAG, AT(help), ALL, CLI_G_OUTPUT,
      .help = "Explain this command."},
@@ -410,6 +472,39 @@ const cli_command cli_command_table[] = {
       {"still export smollm2 --to safetensors --out smollm2-hf", "a GGUF file as a "
        "folder"}},
      0, 1, NULL, cli_cmd_export},
+    {"serve", SERVE, "answer over HTTP", "[MODEL] [options]",
+     "A server with the completions API of OpenAI, one model and one request at a time: "
+     "POST /v1/completions, GET /v1/models, /health, and the tokenizer (/tokenize, "
+     "/detokenize, /tokenizer_info), as lm-evaluation-harness uses them. docs/serve.md "
+     "has examples. Prints one line when it listens; Ctrl-C finishes the requests it has "
+     "and ends it.",
+     {{"still serve smollm2", "at http://127.0.0.1:8080"},
+      {"still serve smollm2 --port 0 --json", "on any free port, told as JSON"},
+      {"still serve mine --host 0.0.0.0 --api-key-file key.txt", "for other machines"}},
+     0, 1, NULL, cli_cmd_serve},
+    {"eval", EVAL, "measure models with benchmarks",
+     "[MODEL...] --tasks LIST --data DIR [options]",
+     "Answers the questions of benchmarks and prints a table with a column per model (and "
+     "per method, with --against). Multiple choice: continuations are ranked by "
+     "log-likelihood. Generated tasks (RULER, BABILong): the answer is written greedily. "
+     "docs/evaluation.md has the protocols and the files. Ctrl-C stops after a complete "
+     "line of the log, and the same command goes on from there. Under mpirun, ranks "
+     "share the items.",
+     {{"still eval smollm2 --tasks piqa,arc_easy --data data", "two benchmarks"},
+      {"still eval smollm2 mine --tasks mmlu --limit 500 --log mmlu.jsonl",
+       "two models, resumable"},
+      {"still eval smollm2 --method still --against softmax,lolcats,swa --tasks "
+       "niah_single --lengths 512,1K --samples 50", "four methods in one table"},
+      {"mpirun -np 4 still eval smollm2 --tasks hellaswag --threads 8", "four processes"}},
+     0, CLI_ARGS_MAX, NULL, cli_cmd_eval},
+    {"pull-data", PULL_DATA, "bring benchmark files into the cache",
+     "DIR|ARCHIVE [options]",
+     "Copies the files that tasks need from a folder, or from a .tar or .tar.gz archive, "
+     "into the cache, where eval finds them without --data. Says which tasks lack files, "
+     "and which; docs/evaluation.md says where to get them.",
+     {{"still pull-data data", "from a folder"},
+      {"still pull-data benchmarks.tar.gz", "from an archive"}},
+     1, 1, "a folder or a .tar.gz archive", cli_cmd_pull_data},
     {"selftest", SELFTEST, "compare with golden data",
      "SUITE DIR [options]",
      "SUITE is operator, baselines, models, tokenizer, chat or end-to-end. Runs the "

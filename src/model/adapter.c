@@ -13,7 +13,8 @@ const char *sti_target_name(sti_target t)
     return target_names[t];
 }
 
-/* ---- Entries ---------------------------------------------------------------------- */
+/* ---- Entries ----------------------------------------------------------------------
+ */
 
 typedef struct lister {
     sti_adapter_entry *out; /* NULL: count */
@@ -93,7 +94,8 @@ static void list_all(lister *l, const sti_config *g, const sti_attn_config *cfg,
     }
 }
 
-/* ---- Views ------------------------------------------------------------------------ */
+/* ---- Views ------------------------------------------------------------------------
+ */
 
 still_status sti_adapter_matrix_bind(sti_adapter *a, const sti_adapter_entry *e,
                                      sti_dtype type, const void *data, size_t bytes,
@@ -147,15 +149,15 @@ still_status sti_adapter_bind(sti_adapter *a, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Making ----------------------------------------------------------------------- */
+/* ---- Making -----------------------------------------------------------------------
+ */
 
 static void set_identity(const sti_adapter_entry *e, float *v)
 {
-    const int64_t heads = e->n_dims == 3 ? e->dim[0] : 1,
-                  rows = e->dim[e->n_dims - 2], cols = e->dim[e->n_dims - 1];
+    const int64_t heads = e->n_dims == 3 ? e->dim[0] : 1, rows = e->dim[e->n_dims - 2],
+                  cols = e->dim[e->n_dims - 1];
     for (int64_t h = 0; h < heads; h++)
-        for (int64_t i = 0; i < rows && i < cols; i++)
-            v[(h * rows + i) * cols + i] = 1;
+        for (int64_t i = 0; i < rows && i < cols; i++) v[(h * rows + i) * cols + i] = 1;
 }
 
 static void set_start(sti_adapter *a)
@@ -215,8 +217,8 @@ still_status sti_adapter_outline(const sti_adapter_home *home,
     sti_attn_config cfg = {.ctx = g->ctx_train};
     const sti_attn_layer layer = {
         .heads = g->heads, .kv_heads = g->kv_heads, .head_dim = g->head_dim};
-    STI_TRY(sti_attn_configure(&spec->method, &layer, g->layers, g->ctx_train, &cfg,
-                               err));
+    STI_TRY(
+        sti_attn_configure(&spec->method, &layer, g->layers, g->ctx_train, &cfg, err));
     sti_adapter *a = sti_alloc(1, sizeof *a);
     if (!a) return sti_fail_memory(err, "adapter", sizeof *a);
     *a = (sti_adapter){
@@ -278,7 +280,8 @@ void sti_adapter_free(sti_adapter *a)
     free(a);
 }
 
-/* ---- Filling ---------------------------------------------------------------------- */
+/* ---- Filling ----------------------------------------------------------------------
+ */
 
 still_status sti_adapter_check(const sti_adapter_entry *e, const sti_tensor *t,
                                still_error *err)

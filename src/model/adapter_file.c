@@ -46,9 +46,10 @@ static bool from_hex(const char *hex, unsigned char *out, size_t n)
 {
     if (!hex || strlen(hex) != 2 * n) return false;
     for (size_t i = 0; i < n; i++) {
-        unsigned v;
-        if (sscanf(hex + 2 * i, "%2x", &v) != 1) return false;
-        out[i] = (unsigned char)v;
+        const char digits[3] = {hex[2 * i], hex[2 * i + 1], 0};
+        char *end;
+        out[i] = (unsigned char)strtoul(digits, &end, 16);
+        if (end != digits + 2) return false;
     }
     return true;
 }
@@ -88,7 +89,8 @@ static bool read_targets(json_t *list, unsigned *out)
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *name = json_string_value(json_array_get(list, i));
         int t = 0;
-        while (name && t < STI_TARGETS && strcmp(name, sti_target_name((sti_target)t)))
+        while (name && t < STI_TARGETS &&
+               strcmp(name, sti_target_name((sti_target)t)) != 0)
             t++;
         if (!name || t == STI_TARGETS) return false;
         *out |= 1u << t;

@@ -153,11 +153,11 @@ static still_status attention(still_model *m, const sti_attn_config *cfg,
     }
     STI_TRY(m->be->matmul(m->dev, &project, err));
     if (a)
-        STI_TRY(sti_model_add_low_rank(
-            a, layer,
-            (const sti_target[]){STI_TARGET_Q, STI_TARGET_K, STI_TARGET_V,
-                                 STI_TARGET_GATE},
-            project.n, s->h, M, s->low, project.y, err));
+        STI_TRY(
+            sti_model_add_low_rank(a, layer,
+                                   (const sti_target[]){STI_TARGET_Q, STI_TARGET_K,
+                                                        STI_TARGET_V, STI_TARGET_GATE},
+                                   project.n, s->h, M, s->low, project.y, err));
     STI_TRY(sti_attn_engine_of(cfg, layer)
                 ->forward(m->be, m->dev, cfg, &shape,
                           &(sti_attn_io){.q = s->q,

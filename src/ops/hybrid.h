@@ -293,7 +293,8 @@ still_status sti_ref_hybrid_parallel(const sti_hybrid_parallel_args64 *a,
                                      still_error *err);
 still_status sti_ref_hybrid_backward(const sti_hybrid_parallel_args64 *a,
                                      still_error *err);
-/* sti_hybrid_match_args of ops/ops.h, in double: *loss, and scale times its gradient. */
+/* sti_hybrid_match_args of ops/ops.h, in double: *loss, and scale times its gradient.
+ */
 still_status sti_ref_hybrid_match(const sti_hybrid_parallel_args64 *a, double scale,
                                   double *loss, still_error *err);
 

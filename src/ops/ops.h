@@ -30,7 +30,8 @@ typedef struct sti_weight {
 } sti_weight;
 
 /* y_i[M, N_i] = x[M, K] W_i^T + bias_i, for up to four matrices that read one input
- * (q, k, v and attention's gate; gate, up). accumulate: y_i += instead (residual connections). */
+ * (q, k, v and attention's gate; gate, up). accumulate: y_i += instead (residual
+ * connections). */
 #define STI_MATMUL_MAX 4
 typedef struct sti_matmul_args {
     const float *x;
@@ -110,10 +111,11 @@ typedef struct sti_logprob_args {
 } sti_logprob_args;
 
 /* ---- Backward, for training. Gradients are float; sums over rows that feed one number
- * are made in a fixed order whatever the number of threads. ------------------------- */
+ * are made in a fixed order whatever the number of threads. -------------------------
+ */
 
-/* dx[M, K] = [dx +] sum_i dy_i[M, N_i] W_i: the inputs' gradient of a matmul. Bounded by
- * arithmetic: 2 M N K operations, weights widened to float on the way. */
+/* dx[M, K] = [dx +] sum_i dy_i[M, N_i] W_i: the inputs' gradient of a matmul. Bounded
+ * by arithmetic: 2 M N K operations, weights widened to float on the way. */
 typedef struct sti_matmul_back_args {
     const float *dy[STI_MATMUL_MAX]; /* [M, N_i] */
     int M, n;
@@ -171,11 +173,11 @@ typedef struct sti_adam_args {
 } sti_adam_args;
 
 /* Attention weights matched instead of outputs (--loss weights). Teacher: A[t,j], the
- * softmax of q_t . k_j / sqrt(D) over all j <= t. Student: B[t,j] = w_j / den where j is
- * in the window or salient, a phi(q_t).phi(k_j) / den where it is folded; the gate has no
- * part in it. *loss = sum over b, t and heads of -sum_j A log B; its gradient times
- * `scale` is added to p->grad's maps, biases, alpha and window_logit (NULL: not wanted).
- * Reads fold_chunk; time grows with T^2, memory does not. */
+ * softmax of q_t . k_j / sqrt(D) over all j <= t. Student: B[t,j] = w_j / den where j
+ * is in the window or salient, a phi(q_t).phi(k_j) / den where it is folded; the gate
+ * has no part in it. *loss = sum over b, t and heads of -sum_j A log B; its gradient
+ * times `scale` is added to p->grad's maps, biases, alpha and window_logit (NULL: not
+ * wanted). Reads fold_chunk; time grows with T^2, memory does not. */
 typedef struct sti_hybrid_match_args {
     const sti_hybrid_parallel_args *p; /* y and dy are not used */
     float scale;

@@ -20,7 +20,8 @@ static still_status check_method(const still_model *m, const still_method *metho
     const still_method *t = m->info.method;
     if (!t) return STILL_OK;
     /* Without low-rank additions the projections are the teacher's: softmax is its. */
-    if (method && strcmp(method->name, "softmax") == 0 && m->adapter->spec.lora.rank == 0)
+    if (method && strcmp(method->name, "softmax") == 0 &&
+        m->adapter->spec.lora.rank == 0)
         return STILL_OK;
     if (!method || strcmp(method->name, t->name) != 0)
         return sti_fail(err, STILL_E_ARG,
@@ -192,8 +193,24 @@ typedef struct score_request {
     const int32_t *tok;
     int n;
     float *logprob;
-    int32_t *top;
+    int32_t *top; /* [n-1], or [n-1, k] with top_logprob; may be NULL */
+    int k;
+    float *top_logprob; /* NULL: only the most likely is asked for */
 } score_request;
+
+/* The k most likely of a row of logits, whose `target` has log-probability lp. */
+static void best_of_row(const float *logits, int vocab, int32_t target, float lp, int k,
+                        int32_t *top, float *top_logprob)
+{
+    int have = 0;
+    for (int32_t id = 0; id < vocab; id++) {
+        if (have == k && !(logits[id] > logits[top[k - 1]])) continue;
+        int at = have < k ? have++ : k - 1;
+        for (; at > 0 && logits[id] > logits[top[at - 1]]; at--) top[at] = top[at - 1];
+        top[at] = id;
+    }
+    for (int i = 0; i < k; i++) top_logprob[i] = lp + (logits[top[i]] - logits[target]);
+}
 
 /* log p of the next token of each row of a batch, a slice of rows at a time; row 0 is
  * token `at` of the call. */
@@ -201,21 +218,28 @@ static still_status score_rows(still_session *s, const score_request *r, int at,
                                int rows, still_error *err)
 {
     still_model *m = s->model;
-    int32_t unused_top[STI_HEAD_ROWS];
+    int32_t own_top[STI_HEAD_ROWS];
+    bool one = r->top && !r->top_logprob;
     for (int i = 0; i < rows; i += STI_HEAD_ROWS) {
         int n = rows - i < STI_HEAD_ROWS ? rows - i : STI_HEAD_ROWS;
         if (at + i + n > r->n - 1) n = r->n - 1 - (at + i); /* the last has no next */
         if (n <= 0) break;
         STI_TRY(sti_model_logits(m, &s->scratch, i, n, s->scratch.logits, err));
-        STI_TRY(m->be->logprob(
-            m->dev,
-            &(sti_logprob_args){.logits = s->scratch.logits,
-                                .target = r->tok + at + i + 1,
-                                .M = n,
-                                .V = m->cfg.vocab,
-                                .logprob = r->logprob + at + i,
-                                .top = r->top ? r->top + at + i : unused_top},
-            err));
+        STI_TRY(
+            m->be->logprob(m->dev,
+                           &(sti_logprob_args){.logits = s->scratch.logits,
+                                               .target = r->tok + at + i + 1,
+                                               .M = n,
+                                               .V = m->cfg.vocab,
+                                               .logprob = r->logprob + at + i,
+                                               .top = one ? r->top + at + i : own_top},
+                           err));
+        for (int j = 0; j < n && r->top_logprob; j++) {
+            size_t row = (size_t)(at + i + j), k = (size_t)r->k;
+            best_of_row(s->scratch.logits + (size_t)j * (size_t)m->cfg.vocab,
+                        m->cfg.vocab, r->tok[row + 1], r->logprob[row], r->k,
+                        r->top + row * k, r->top_logprob + row * k);
+        }
     }
     return STILL_OK;
 }
@@ -263,7 +287,17 @@ still_status still_session_feed(still_session *s, const int32_t *tok, int n,
 still_status still_session_score(still_session *s, const int32_t *tok, int n,
                                  float *logprob, int32_t *top, still_error *err)
 {
-    return feed(s, tok, n, &(score_request){tok, n, logprob, top}, err);
+    return feed(s, tok, n, &(score_request){tok, n, logprob, top, 1, NULL}, err);
+}
+
+still_status still_session_score_top(still_session *s, const int32_t *tok, int n, int k,
+                                     float *logprob, int32_t *top, float *top_logprob,
+                                     still_error *err)
+{
+    int vocab = s->model->cfg.vocab;
+    if (k < 1 || k > vocab)
+        return sti_fail(err, STILL_E_ARG, "the %d most likely of %d tokens", k, vocab);
+    return feed(s, tok, n, &(score_request){tok, n, logprob, top, k, top_logprob}, err);
 }
 
 /* ---- Stepping several ---------------------------------------------------------------

@@ -233,12 +233,14 @@ still_status sti_split_name_of(const sti_split *s, const char **name, still_erro
     cuts ours = {0};
     *name = NULL;
     STI_TRY(sti_split_walk(s, probe, sizeof probe - 1, note_cut, &ours, err));
-    for (size_t i = 0; i < NAMED && !*name; i++) {
+    for (size_t i = 0; i < NAMED; i++) {
         cuts theirs = {0};
         STI_TRY(cut_by_name(named[i].name, &theirs, err));
-        if (theirs.n == ours.n &&
-            !memcmp(theirs.length, ours.length, ours.n * sizeof *ours.length))
-            *name = named[i].name;
+        if (theirs.n != ours.n ||
+            memcmp(theirs.length, ours.length, ours.n * sizeof *ours.length) != 0)
+            continue;
+        *name = named[i].name;
+        break;
     }
     return STILL_OK;
 }

@@ -1,6 +1,6 @@
 /* attend.c - the student's attention over whole sequences, by the engine of its method:
- * the hybrid operator's parallel form, or Liger's and SUPRA's. A layer that stays softmax
- * is a setting of the hybrid operator, too: every token is kept exact. */
+ * the hybrid operator's parallel form, or Liger's and SUPRA's. A layer that stays
+ * softmax is a setting of the hybrid operator, too: every token is kept exact. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,7 +28,8 @@ static bool converted(const sti_layer_job *j, int layer)
     return layer >= j->cfg->first && layer <= j->cfg->last;
 }
 
-/* ---- The hybrid operator ----------------------------------------------------------- */
+/* ---- The hybrid operator -----------------------------------------------------------
+ */
 
 typedef struct hybrid_call {
     sti_hybrid_settings set;
@@ -126,7 +127,8 @@ static still_status hybrid_back(const sti_layer_job *j, int layer, const float *
     return unrotate(j, b->dk, m->cfg.kv_heads, err);
 }
 
-/* ---- Liger and SUPRA ---------------------------------------------------------------- */
+/* ---- Liger and SUPRA ----------------------------------------------------------------
+ */
 
 static sti_linear_args linear_begin(const sti_layer_job *j, int layer, int sequence)
 {
@@ -200,7 +202,8 @@ static still_status linear_back(const sti_layer_job *j, int layer, const float *
     return STILL_OK;
 }
 
-/* ---- Either ------------------------------------------------------------------------- */
+/* ---- Either -------------------------------------------------------------------------
+ */
 
 static bool is_linear(const sti_layer_job *j, int layer)
 {

@@ -31,6 +31,9 @@ still_status sti_comm_sum(sti_comm *c, float *x, size_t n, still_error *err);
 still_status sti_comm_sum_doubles(sti_comm *c, double *x, size_t n, still_error *err);
 /* Whether it is true on any rank. */
 still_status sti_comm_any(sti_comm *c, bool *x, still_error *err);
+/* `bytes` of rank `root`, on all ranks. */
+still_status sti_comm_tell(sti_comm *c, int root, void *x, size_t bytes,
+                           still_error *err);
 /* The status of rank `root`, with its message, on all ranks. */
 still_status sti_comm_agree(sti_comm *c, int root, still_status st, still_error *err);
 /* The status of the first rank that failed, with its message, on all ranks. */

@@ -1,7 +1,8 @@
 /* layer.c - a layer forwards and backwards; see layer.h.
  *
  *   h = norm(x)   q, k, v, gate = h W (+ low rank)   y = attention
- *   mid = x + y W_o (+ low rank)   x' = mid + (silu(h2 W_g) h2 W_u) W_d,  h2 = norm(mid)
+ *   mid = x + y W_o (+ low rank)   x' = mid + (silu(h2 W_g) h2 W_u) W_d,  h2 =
+ * norm(mid)
  *
  * Base weights are frozen: going back asks for the gradient of inputs only. */
 #include "train/layer.h"
@@ -15,10 +16,10 @@ void sti_acts_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
     const size_t M = (size_t)B * (size_t)T, hidden = (size_t)g->hidden,
                  ffn = (size_t)g->ffn, qd = (size_t)g->heads * (size_t)g->head_dim,
                  kd = (size_t)g->kv_heads * (size_t)g->head_dim;
-    float **rows[] = {&out->h,  &out->mid, &out->h2, &out->q, &out->qr, &out->gate,
-                      &out->y,  &out->k,   &out->kr, &out->v, &out->g,  &out->u,
-                      &out->s};
-    const size_t width[] = {hidden, hidden, hidden, qd, qd,  qd, qd,
+    float **rows[] = {&out->h,    &out->mid, &out->h2, &out->q,  &out->qr,
+                      &out->gate, &out->y,   &out->k,  &out->kr, &out->v,
+                      &out->g,    &out->u,   &out->s};
+    const size_t width[] = {hidden, hidden, hidden, qd,  qd,  qd, qd,
                             kd,     kd,     kd,     ffn, ffn, ffn};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         *rows[i] = sti_carve_take(c, M * width[i], sizeof(float));
@@ -35,8 +36,8 @@ void sti_grads_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
     const size_t M = (size_t)B * (size_t)T, hidden = (size_t)g->hidden,
                  ffn = (size_t)g->ffn, qd = (size_t)g->heads * (size_t)g->head_dim,
                  kd = (size_t)g->kv_heads * (size_t)g->head_dim;
-    float **rows[] = {&out->dh, &out->dq, &out->dgate,   &out->dy,   &out->dk, &out->dv,
-                      &out->dg, &out->du, &out->dropped, &out->dlow};
+    float **rows[] = {&out->dh, &out->dq, &out->dgate, &out->dy,      &out->dk,
+                      &out->dv, &out->dg, &out->du,    &out->dropped, &out->dlow};
     const size_t width[] = {
         hidden, qd, qd, qd, kd, kd, ffn, ffn, hidden > qd ? hidden : qd, (size_t)rank};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -107,7 +108,8 @@ static still_status rotate(const sti_layer_job *j, float *x, int heads, bool bac
                        err);
 }
 
-/* ---- Forwards --------------------------------------------------------------------- */
+/* ---- Forwards ---------------------------------------------------------------------
+ */
 
 static still_status project(const sti_layer_job *j, int layer, const float *x,
                             still_error *err)
@@ -134,7 +136,8 @@ static still_status project(const sti_layer_job *j, int layer, const float *x,
         STI_TRY(sti_low_rank_forward(j, layer, STI_TARGET_K, a->h, a->k, err));
         STI_TRY(sti_low_rank_forward(j, layer, STI_TARGET_V, a->h, a->v, err));
         if (gate)
-            STI_TRY(sti_low_rank_forward(j, layer, STI_TARGET_GATE, a->h, a->gate, err));
+            STI_TRY(
+                sti_low_rank_forward(j, layer, STI_TARGET_GATE, a->h, a->gate, err));
     }
     memcpy(a->qr, a->q, M * (size_t)(m->cfg.heads * m->cfg.head_dim) * sizeof(float));
     memcpy(a->kr, a->k,
@@ -208,11 +211,11 @@ still_status sti_layer_finish(const sti_layer_job *j, int layer, float *x,
                                              .bias = {L->gate.bias, L->up.bias},
                                              .y = {a->g, a->u}},
                           err));
-    STI_TRY(m->be->swiglu(
-        m->dev,
-        &(sti_swiglu_args){
-            .gate = a->g, .up = a->u, .y = a->s, .M = M, .K = m->cfg.ffn},
-        err));
+    STI_TRY(
+        m->be->swiglu(m->dev,
+                      &(sti_swiglu_args){
+                          .gate = a->g, .up = a->u, .y = a->s, .M = M, .K = m->cfg.ffn},
+                      err));
     memcpy(x, a->mid, bytes);
     return m->be->matmul(m->dev,
                          &(sti_matmul_args){.x = a->s,
@@ -232,7 +235,8 @@ still_status sti_layer_forward(const sti_layer_job *j, int layer, float *x,
     return sti_layer_finish(j, layer, x, err);
 }
 
-/* ---- Backwards -------------------------------------------------------------------- */
+/* ---- Backwards --------------------------------------------------------------------
+ */
 
 /* dx: of the layer's output -> of mid. */
 static still_status feed_forward_back(const sti_layer_job *j, int layer, float *dx,
@@ -276,11 +280,11 @@ static still_status attention_back(const sti_layer_job *j, int layer, const floa
     const sti_acts *a = j->acts;
     sti_grads *b = j->back;
     const int M = rows_of(j);
-    STI_TRY(m->be->matmul_back(
-        m->dev,
-        &(sti_matmul_back_args){
-            .dy = {dx}, .M = M, .n = 1, .w = {&L->o.w}, .dx = b->dy},
-        err));
+    STI_TRY(
+        m->be->matmul_back(m->dev,
+                           &(sti_matmul_back_args){
+                               .dy = {dx}, .M = M, .n = 1, .w = {&L->o.w}, .dx = b->dy},
+                           err));
     if (converted(j, layer))
         STI_TRY(sti_low_rank_backward(j, layer, STI_TARGET_O, a->y, dx, b->dy, err));
     STI_TRY(sti_student_backward(j, layer, b->dy, true, err));

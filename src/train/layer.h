@@ -1,7 +1,7 @@
 /* layer.h - one transformer layer over whole sequences, forwards and backwards.
  *
- * Sessions go through a text token by token and remember; training sees B sequences of T
- * tokens at once, from their beginning, and needs to go back. A layer keeps what its
+ * Sessions go through a text token by token and remember; training sees B sequences of
+ * T tokens at once, from their beginning, and needs to go back. A layer keeps what its
  * backward asks for in sti_acts, one layer's worth: the backward of the whole model
  * computes each layer again before it goes back through it.
  *
@@ -19,30 +19,30 @@ typedef struct sti_acts {
     float *v;       /* [M, G D] */
     float *gate;    /* [M, H D]: logits of attention's gate */
     float *y;       /* [M, H D]: attention's output */
-    float *mid;     /* [M, hidden]: residual stream between attention and feed-forward */
-    float *h2;      /* [M, hidden]: normed input of the feed-forward */
-    float *g, *u;   /* [M, ffn]: its gate and up */
-    float *s;       /* [M, ffn]: silu(g) u */
+    float *mid;   /* [M, hidden]: residual stream between attention and feed-forward */
+    float *h2;    /* [M, hidden]: normed input of the feed-forward */
+    float *g, *u; /* [M, ffn]: its gate and up */
+    float *s;     /* [M, ffn]: silu(g) u */
     float *low[STI_TARGETS]; /* [M, rank]: scale x A^T */
-    int32_t *fold;  /* [M, H]: route */
-    void *cache;    /* keys and values of softmax_attn, float [2, G, T, D] a sequence */
+    int32_t *fold;           /* [M, H]: route */
+    void *cache; /* keys and values of softmax_attn, float [2, G, T, D] a sequence */
 } sti_acts;
 
 /* Gradients on their way back, one layer's worth. */
 typedef struct sti_grads {
-    float *dh;             /* [M, hidden] */
-    float *dq, *dk, *dv;   /* [M, H D], [M, G D] twice */
-    float *dgate, *dy;     /* [M, H D] */
-    float *dlow;           /* [M, rank] */
-    float *dropped;        /* [M, max(hidden, H D)]: an input after dropout */
-    float *dg, *du;        /* [M, ffn] */
+    float *dh;           /* [M, hidden] */
+    float *dq, *dk, *dv; /* [M, H D], [M, G D] twice */
+    float *dgate, *dy;   /* [M, H D] */
+    float *dlow;         /* [M, rank] */
+    float *dropped;      /* [M, max(hidden, H D)]: an input after dropout */
+    float *dg, *du;      /* [M, ffn] */
 } sti_grads;
 
 /* A batch of sequences and who computes it. */
 typedef struct sti_batch {
     int B, T;
-    int32_t *pos;           /* [B T] */
-    sti_attn_segment *seg;  /* [B]; K and V are set per layer */
+    int32_t *pos;          /* [B T] */
+    sti_attn_segment *seg; /* [B]; K and V are set per layer */
 } sti_batch;
 
 /* Dropout of the low-rank inputs: number i of a target's input in a layer is kept if a
@@ -83,7 +83,8 @@ still_status sti_layer_finish(const sti_layer_job *j, int layer, float *x,
 still_status sti_layer_backward(const sti_layer_job *j, int layer, const float *x,
                                 float *dx, still_error *err);
 
-/* ---- Attention alone (attend.c) ---------------------------------------------------- */
+/* ---- Attention alone (attend.c) ----------------------------------------------------
+ */
 
 /* y from q, k, v and gate of the acts, as the student attends; route included. */
 still_status sti_student_attend(const sti_layer_job *j, int layer, float *y,
@@ -98,7 +99,8 @@ still_status sti_student_backward(const sti_layer_job *j, int layer, const float
 still_status sti_student_match(const sti_layer_job *j, int layer, float scale,
                                double *loss, still_error *err);
 
-/* ---- Low-rank additions (low_rank.c) ------------------------------------------------ */
+/* ---- Low-rank additions (low_rank.c) ------------------------------------------------
+ */
 
 /* y += scale drop(x) A^T B^T of the target, if it has one; keeps low. */
 still_status sti_low_rank_forward(const sti_layer_job *j, int layer, sti_target t,

@@ -1,7 +1,8 @@
 /* low_rank.c - low-rank additions to frozen projections, forwards and backwards:
  *
  *   low = scale drop(x) A^T      y += low B^T
- *   dB += dy^T low     dlow = scale dy B     dA += dlow^T drop(x)     dx += drop(dlow A) */
+ *   dB += dy^T low     dlow = scale dy B     dA += dlow^T drop(x)     dx += drop(dlow
+ * A) */
 #include "base/random.h"
 #include "train/layer.h"
 
@@ -28,8 +29,8 @@ static void drop(const sti_layer_job *j, int layer, sti_target t, const float *x
                  size_t n, float *y, bool add)
 {
     const float keep = 1 / (1 - j->dropout.p);
-    const uint64_t key =
-        sti_mix64(j->dropout.key ^ sti_mix64((uint64_t)layer * STI_TARGETS + (uint64_t)t));
+    const uint64_t key = sti_mix64(
+        j->dropout.key ^ sti_mix64((uint64_t)layer * STI_TARGETS + (uint64_t)t));
     const uint64_t limit = (uint64_t)((double)j->dropout.p * 0x1p53);
     for (size_t i = 0; i < n; i++) {
         const float left = sti_mix64(key + i) >> 11 < limit ? 0 : x[i] * keep;
@@ -41,8 +42,7 @@ static const float *input(const sti_layer_job *j, int layer, sti_target t,
                           const low_rank *r, const float *x)
 {
     if (j->dropout.p <= 0) return x;
-    const size_t n =
-        (size_t)j->batch->B * (size_t)j->batch->T * (size_t)r->in;
+    const size_t n = (size_t)j->batch->B * (size_t)j->batch->T * (size_t)r->in;
     drop(j, layer, t, x, n, j->back->dropped, false);
     return j->back->dropped;
 }
@@ -106,27 +106,26 @@ still_status sti_low_rank_backward(const sti_layer_job *j, int layer, sti_target
                                                            .scale = 1},
                                    err));
     if (da)
-        STI_TRY(m->be->matmul_grad(
-            m->dev,
-            &(sti_matmul_grad_args){.dy = dlow,
-                                    .x = input(j, layer, t, &r, x),
-                                    .dw = da,
-                                    .M = M,
-                                    .N = r.rank,
-                                    .K = r.in,
-                                    .scale = 1},
-            err));
-    const bool drops = j->dropout.p > 0;
-    STI_TRY(m->be->matmul_back(m->dev,
-                               &(sti_matmul_back_args){.dy = {dlow},
+        STI_TRY(
+            m->be->matmul_grad(m->dev,
+                               &(sti_matmul_grad_args){.dy = dlow,
+                                                       .x = input(j, layer, t, &r, x),
+                                                       .dw = da,
                                                        .M = M,
-                                                       .n = 1,
-                                                       .w = {&r.lora->a.w},
-                                                       .dx = drops ? j->back->dropped
-                                                                   : dx,
-                                                       .accumulate = !drops},
+                                                       .N = r.rank,
+                                                       .K = r.in,
+                                                       .scale = 1},
                                err));
-    if (drops)
-        drop(j, layer, t, j->back->dropped, (size_t)M * (size_t)r.in, dx, true);
+    const bool drops = j->dropout.p > 0;
+    STI_TRY(
+        m->be->matmul_back(m->dev,
+                           &(sti_matmul_back_args){.dy = {dlow},
+                                                   .M = M,
+                                                   .n = 1,
+                                                   .w = {&r.lora->a.w},
+                                                   .dx = drops ? j->back->dropped : dx,
+                                                   .accumulate = !drops},
+                           err));
+    if (drops) drop(j, layer, t, j->back->dropped, (size_t)M * (size_t)r.in, dx, true);
     return STILL_OK;
 }

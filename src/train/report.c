@@ -41,8 +41,8 @@ still_status sti_report_step(const sti_trainer *t, const still_train_progress *p
         json_t *layers = json_array();
         for (int l = t->cfg.first; l <= t->cfg.last; l++)
             json_array_append_new(
-                layers, json_real(tally->ref2[l] > 0 ? tally->err2[l] / tally->ref2[l]
-                                                     : 0));
+                layers,
+                json_real(tally->ref2[l] > 0 ? tally->err2[l] / tally->ref2[l] : 0));
         set_real(o, "relative", p->relative);
         json_object_set_new(o, "relative_by_layer", layers);
     } else if (t->p.kd > 0) {
@@ -115,15 +115,16 @@ still_status sti_report_card(const sti_trainer *t, const still_train_progress *l
                    "    still chat FOLDER\n\n",
                    p->base_name, still_version(), m->name);
     sti_buf_puts(&b, "| | |\n|-|-|\n");
-    sti_buf_printf(&b, "| method | %s, chunk %d, select %d, cap %d, score %s, heads %s |\n",
+    sti_buf_printf(&b,
+                   "| method | %s, chunk %d, select %d, cap %d, score %s, heads %s |\n",
                    m->name, m->chunk, m->select, m->cap, m->score,
                    m->per_head ? "per head" : "shared");
     sti_buf_printf(&b, "| layers | %d-%d |\n", t->cfg.first, t->cfg.last);
     for (int s = 1; s <= 2; s++)
         if (t->stage_steps[s])
-            sti_buf_printf(&b, "| stage %d | %llu steps of %d x %d tokens, peak rate %g |\n",
-                           s, (unsigned long long)t->stage_steps[s], p->batch, p->seq,
-                           p->lr[s]);
+            sti_buf_printf(
+                &b, "| stage %d | %llu steps of %d x %d tokens, peak rate %g |\n", s,
+                (unsigned long long)t->stage_steps[s], p->batch, p->seq, p->lr[s]);
     if (t->stage_steps[2])
         sti_buf_printf(&b, "| LoRA | rank %d, alpha %g, dropout %g |\n", p->lora_rank,
                        p->lora_alpha, p->lora_dropout);
@@ -137,8 +138,8 @@ still_status sti_report_card(const sti_trainer *t, const still_train_progress *l
     sti_buf_printf(&b, "| last loss | %.4f (stage %d) |\n", last->loss, last->stage);
     sti_buf_puts(&b, "\nThe licence of the base model and of the data apply to this "
                      "adapter. train.jsonl has every step's figures.\n");
-    still_status st = b.failed ? sti_fail_memory(err, path, b.n)
-                               : sti_write_text(path, b.p, err);
+    still_status st =
+        b.failed ? sti_fail_memory(err, path, b.n) : sti_write_text(path, b.p, err);
     sti_buf_free(&b);
     return st;
 }

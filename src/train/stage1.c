@@ -4,8 +4,8 @@
  *   loss = 1/L sum_l 1000 mean((y_l - o_l)^2)
  *
  * o is the teacher's output per head before the output projection, y the student's from
- * the same q, k, v and normed input. The next layer gets the teacher's output, so layers
- * learn independently and only one is in memory at a time. */
+ * the same q, k, v and normed input. The next layer gets the teacher's output, so
+ * layers learn independently and only one is in memory at a time. */
 #include <math.h>
 
 #include "train/train.h"
@@ -73,8 +73,8 @@ still_status sti_stage1_run(sti_trainer *t, double share, bool learn, sti_tally 
     student.adapter = t->adapter;
     student.grad = learn ? t->grad : NULL;
     STI_TRY(m->be->embed(
-        m->dev,
-        &(sti_embed_args){.w = &m->embed, .tok = t->ids, .M = M, .y = t->x}, err));
+        m->dev, &(sti_embed_args){.w = &m->embed, .tok = t->ids, .M = M, .y = t->x},
+        err));
     tally->rows += (uint64_t)M;
     for (int l = 0; l <= t->cfg.last; l++) {
         STI_TRY(sti_layer_attend(&teacher, l, t->x, err));

@@ -37,7 +37,8 @@ static uint64_t counted(const uint8_t *counts, int T)
 typedef void sequence_fn(const sti_data *d, uint64_t i, int32_t *ids, uint8_t *counts);
 
 /* 1 / what the losses of n sequences from `first` on are a mean over. */
-static double share_of(sti_trainer *t, sequence_fn *sequence, uint64_t first, uint64_t n)
+static double share_of(sti_trainer *t, sequence_fn *sequence, uint64_t first,
+                       uint64_t n)
 {
     if (t->stage == 1) return 1 / ((double)n * t->p.seq);
     uint64_t all = 0;

@@ -61,12 +61,12 @@ void sti_trainer_end(sti_trainer *t, still_status st);
 
 /* Sums over the sequences of a step (or of a validation). */
 typedef struct sti_tally {
-    double loss;    /* the step's mean loss, as far as it has been summed */
-    double kl;      /* stage 2: mean of KL(teacher || student) */
-    double *err2;   /* [layers]: stage 1, squared error of attention outputs */
-    double *ref2;   /* [layers]: squares of the teacher's */
-    uint64_t rows;  /* tokens */
-    int bad_layer;  /* first layer whose loss is no number; -1: none */
+    double loss;   /* the step's mean loss, as far as it has been summed */
+    double kl;     /* stage 2: mean of KL(teacher || student) */
+    double *err2;  /* [layers]: stage 1, squared error of attention outputs */
+    double *ref2;  /* [layers]: squares of the teacher's */
+    uint64_t rows; /* tokens */
+    int bad_layer; /* first layer whose loss is no number; -1: none */
 } sti_tally;
 
 /* One micro-batch: ids and counts are in t. Adds to tally and, if learn, to t->grad.
@@ -84,18 +84,20 @@ still_status sti_step_validate(sti_trainer *t, uint64_t most, sti_tally *tally,
 /* Mean over layers of err2 / ref2. */
 double sti_tally_relative(const sti_trainer *t, const sti_tally *tally);
 
-/* ---- optimizer.c ------------------------------------------------------------------- */
+/* ---- optimizer.c -------------------------------------------------------------------
+ */
 
 /* Learning rate of step s of n: warm-up, then a cosine down to a tenth. */
 double sti_schedule(double peak, uint64_t s, uint64_t n, double warmup);
 /* Clips, steps, and sets *norm to the gradient's norm before clipping. Fails with
- * STILL_E_NUMERIC, naming the layer, if a gradient is no number (nothing was changed) or
- * a value has become none. */
+ * STILL_E_NUMERIC, naming the layer, if a gradient is no number (nothing was changed)
+ * or a value has become none. */
 still_status sti_optimizer_step(sti_trainer *t, double *norm, still_error *err);
 /* Whether an entry is trained in a stage. */
 bool sti_trains(const sti_trainer *t, int stage, const sti_adapter_entry *e);
 
-/* ---- checkpoint.c ------------------------------------------------------------------ */
+/* ---- checkpoint.c ------------------------------------------------------------------
+ */
 
 #define STI_CHECKPOINT "checkpoint.safetensors"
 still_status sti_checkpoint_write(const sti_trainer *t, still_error *err);
@@ -105,7 +107,8 @@ bool sti_checkpoint_there(const char *dir);
 /* Removes what writers that were killed have left in a run's folder. */
 void sti_checkpoint_sweep(const char *dir);
 
-/* ---- report.c ---------------------------------------------------------------------- */
+/* ---- report.c ----------------------------------------------------------------------
+ */
 
 /* Appends a line to train.jsonl. */
 still_status sti_report_step(const sti_trainer *t, const still_train_progress *p,

@@ -1,5 +1,5 @@
-/* Training against PyTorch: gradients of every trained tensor and 40-step curves of both
- * stages (tests/fixtures/train, made by tools/train-reference.py); against finite
+/* Training against PyTorch: gradients of every trained tensor and 40-step curves of
+ * both stages (tests/fixtures/train, made by tools/train-reference.py); against finite
  * differences; and the trained student as a session. */
 #include <math.h>
 #include <setjmp.h>
@@ -146,7 +146,8 @@ static void check_case(const char *name, const char *backend)
     fixture f;
     still_error e;
     open_fixture(&f, name, backend, 2);
-    const double *loss = tensor_of(&f, "loss")->data, *norm = tensor_of(&f, "norm")->data;
+    const double *loss = tensor_of(&f, "loss")->data,
+                 *norm = tensor_of(&f, "norm")->data;
     for (int s = 0; s < f.steps; s++) {
         const double got = lose(&f, s, true);
         if (fabs(got - loss[s]) > 1e-4 * loss[s])
@@ -173,8 +174,8 @@ static void check_case(const char *name, const char *backend)
 static void cases_on_cpu(void **state)
 {
     (void)state;
-    const char *const name[] = {"still-stage1",    "lolcats-stage1", "still-stage2",
-                                "lolcats-stage2",  "still-stage2-kd", "still-weights",
+    const char *const name[] = {"still-stage1",   "lolcats-stage1",  "still-stage2",
+                                "lolcats-stage2", "still-stage2-kd", "still-weights",
                                 "lolcats-weights"};
     for (size_t i = 0; i < sizeof name / sizeof *name; i++) check_case(name[i], "cpu");
 }
@@ -203,7 +204,8 @@ static void check_differences(const char *name)
         const sti_adapter_entry *e = &a->entry[i];
         if (!sti_trains(&f.t, f.t.stage, e)) continue;
         double slope = 0, square = 0, side[2];
-        for (size_t k = 0; k < e->n; k++) square += (double)grad[e->at + k] * grad[e->at + k];
+        for (size_t k = 0; k < e->n; k++)
+            square += (double)grad[e->at + k] * grad[e->at + k];
         const double h = 2e-2 / sqrt(square) * fmin(1, square * 1e3);
         for (int s = 0; s < 2; s++) {
             for (size_t k = 0; k < e->n; k++)

@@ -9,6 +9,8 @@
  * (see choose_grid) decides how much is copied twice. No sum is ever split, so the
  * number of threads changes no bit. Quantized weights are read from their repacked
  * copy, which is in memory, not from the file, which may not be. */
+#include <assert.h>
+
 #include "backend/cpu/train_gemm.h"
 
 enum {
@@ -56,9 +58,10 @@ static int64_t min_i64(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* a / b rounded up, b > 0. */
 static int64_t ceil_div(int64_t a, int64_t b)
 {
-    return (a + b - 1) / b;
+    return b > 0 ? (a + b - 1) / b : 0;
 }
 
 static const uint8_t *stored(const sti_weight *w, int64_t row, size_t stride)
@@ -147,10 +150,11 @@ static void gemm_work(void *arg, int worker, int workers)
     sti_split(j->M, j->f->rows, worker / j->column_parts, j->row_parts, &lo, &hi);
     sti_split(j->P, STI_GEMM_GRAIN, worker % j->column_parts, j->column_parts, &from,
               &to);
-    if (lo == hi || from == to) return;
+    if (lo >= hi || from >= to) return;
+    assert(j->areas);
     sti_carve at = {.base = j->areas + (size_t)worker * j->area_bytes};
     const work_area area = carve_area(&at);
-    const int64_t windows = ceil_div(to - from, STI_GEMM_WINDOW);
+    const int64_t windows = 1 + (to - from - 1) / STI_GEMM_WINDOW;
     const int64_t width =
         ceil_div(ceil_div(to - from, windows), STI_GEMM_GRAIN) * STI_GEMM_GRAIN;
     for (int64_t c = from; c < to; c += width)

@@ -149,8 +149,8 @@ static double highest(const float *x, int n)
 static double log_sum(const float *x, int n)
 {
     const double top = highest(x, n);
-    double sum = 0;
-    for (int i = 0; i < n; i++) sum += exp(x[i] - top);
+    double sum = exp(x[0] - top);
+    for (int i = 1; i < n; i++) sum += exp(x[i] - top);
     return top + log(sum);
 }
 
@@ -165,7 +165,7 @@ static void loss_row(const sti_loss_args *a, int m)
     a->loss[m] = log_p - x[a->target[m]];
     for (int i = 0; i < a->V; i++) {
         const double p = exp(x[i] - log_p), pt = t ? exp(t[i] - log_t) : 0;
-        if (pt > 0) kl += pt * ((t[i] - log_t) - (x[i] - log_p)); /* 0 log 0 = 0 */
+        if (t && pt > 0) kl += pt * ((t[i] - log_t) - (x[i] - log_p)); /* 0 log 0 = 0 */
         x[i] = (float)(weight * (p - (i == a->target[m]) + kd * (p - pt)));
     }
     if (a->kl) a->kl[m] = kl;

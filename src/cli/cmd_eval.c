@@ -1,0 +1,393 @@
+/* cmd_eval.c - still eval: models and methods as columns, tasks and lengths as rows. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/error.h"
+#include "base/mem.h"
+#include "cli/cache.h"
+#include "cli/progress.h"
+#include "cli/run.h"
+
+enum { MOST_TASKS = 64, MOST_LENGTHS = 16, MOST_COLUMNS = 64, MOST_ROWS = 512 };
+
+typedef struct column {
+    const char *name; /* of the model, as it was given */
+    char method[16];
+    char title[96];         /* of the table: the last part of a path, and the method */
+    still_eval_result *row; /* [n_rows] */
+    int n_rows;
+} column;
+
+typedef struct job {
+    const cli_options *o;
+    const char *task[MOST_TASKS];
+    int n_tasks;
+    int length[MOST_LENGTHS], n_lengths;
+    const char *method[CLI_LIST_MAX]; /* NULL: as the options say */
+    int n_methods;
+    char *method_text, *data;
+    column column[MOST_COLUMNS];
+    int n_columns;
+    /* progress */
+    cli_progress bar;
+    char at[64]; /* task and length the bar is for */
+    int rank;
+} job;
+
+/* ---- Options -----------------------------------------------------------------------
+ */
+
+static int list_tasks(const cli_options *o)
+{
+    const char *name, *summary, *files;
+    json_t *list = json_array();
+    for (int i = 0; (name = still_eval_task_at(i, &summary, &files)); i++) {
+        if (!o->json) printf("%-18s %s (%s)\n", name, summary, files ? files : "");
+        json_array_append_new(list, json_pack("{s:s,s:s,s:s}", "task", name, "summary",
+                                              summary, "files", files ? files : ""));
+    }
+    if (o->json) return cli_print_json(json_pack("{s:o}", "tasks", list));
+    json_decref(list);
+    return CLI_OK;
+}
+
+/* Adds every task of that name, or all that begin with it and a '_'. */
+static int add_tasks(job *j, const char *word, size_t n)
+{
+    const char *name;
+    int found = 0;
+    for (int i = 0; (name = still_eval_task_at(i, NULL, NULL)); i++) {
+        if (strncmp(name, word, n) != 0 ||
+            (name[n] && name[n] != '_' && word[n - 1] != '_'))
+            continue;
+        if (j->n_tasks == MOST_TASKS)
+            return cli_usage("eval", "--tasks: more than %d tasks", MOST_TASKS);
+        j->task[j->n_tasks++] = name;
+        found++;
+    }
+    if (found) return CLI_OK;
+    return cli_usage("eval",
+                     "--tasks: there is no task '%.*s'; `still eval` lists them",
+                     (int)n, word);
+}
+
+static int read_tasks(job *j)
+{
+    for (const char *at = j->o->tasks; *at;) {
+        const size_t n = strcspn(at, ",");
+        if (n) {
+            int status = add_tasks(j, at, n);
+            if (status != CLI_OK) return status;
+        }
+        at += n + (at[n] == ',');
+    }
+    if (j->n_tasks) return CLI_OK;
+    return cli_usage("eval", "--tasks: the list is empty");
+}
+
+/* 512,1024,4K */
+static int read_lengths(job *j)
+{
+    for (const char *at = j->o->lengths; at && *at;) {
+        char *end;
+        const long v = strtol(at, &end, 10);
+        const bool kilo = *end == 'K' || *end == 'k';
+        if (end == at || v < 0 || v > 16777216 || (end[kilo] && end[kilo] != ',') ||
+            j->n_lengths == MOST_LENGTHS)
+            return cli_usage("eval", "--lengths: '%s' is not a list such as 512,1K,4K",
+                             j->o->lengths);
+        j->length[j->n_lengths++] = (int)(kilo ? v * 1024 : v);
+        at = end + kilo;
+        at += *at == ',';
+    }
+    return CLI_OK;
+}
+
+static int read_methods(job *j)
+{
+    j->n_methods = 1; /* that of the options */
+    if (!j->o->against) return CLI_OK;
+    j->method_text = sti_strdup(j->o->against);
+    if (!j->method_text) return cli_fail("out of memory");
+    char *rest = j->method_text, *word;
+    while ((word = strsep(&rest, ","))) {
+        bool known = false;
+        const char *name, *summary;
+        if (!*word) continue;
+        for (int i = 0; (name = still_method_at(i, &summary)); i++)
+            known = known || strcmp(name, word) == 0;
+        if (!known || j->n_methods == CLI_LIST_MAX)
+            return cli_usage("eval", "--against: '%s' is not a method", word);
+        j->method[j->n_methods++] = word;
+    }
+    return CLI_OK;
+}
+
+static int read_options(job *j)
+{
+    still_error err;
+    int status = read_tasks(j);
+    if (status == CLI_OK) status = read_lengths(j);
+    if (status == CLI_OK) status = read_methods(j);
+    if (status != CLI_OK) return status;
+    if (j->o->data_dir)
+        j->data = sti_strdup(j->o->data_dir);
+    else if (cli_cache_place("data", "", &j->data, &err))
+        return cli_fail_error(&err);
+    return j->data ? CLI_OK : cli_fail("out of memory");
+}
+
+/* ---- Progress ----------------------------------------------------------------------
+ */
+
+static bool on_item(void *user, const still_eval_item *item)
+{
+    job *j = user;
+    const still_eval_result *r = item->running;
+    char at[64];
+    if (r->length)
+        snprintf(at, sizeof at, "%s %d", r->task, r->length);
+    else
+        snprintf(at, sizeof at, "%s", r->task);
+    if (strcmp(at, j->at) != 0) {
+        cli_progress_end(&j->bar);
+        memcpy(j->at, at, sizeof at);
+        cli_progress_begin(&j->bar, j->o->quiet, j->at, "items", item->done - 1,
+                           item->total == UINT64_MAX ? 0 : item->total);
+        j->bar.start -= r->seconds;
+    }
+    const bool norm = strcmp(r->metric, "acc_norm") == 0;
+    snprintf(j->bar.note, sizeof j->bar.note, "%s %.2f", r->metric,
+             100 * (norm ? r->acc_norm : r->acc));
+    cli_progress_update(&j->bar, item->done);
+    return !cli_interrupted();
+}
+
+static bool on_poll(void *user)
+{
+    (void)user;
+    return !cli_interrupted();
+}
+
+/* ---- Results -----------------------------------------------------------------------
+ */
+
+static void set_real(json_t *o, const char *key, double x)
+{
+    if (isfinite(x)) json_object_set_new(o, key, json_real(x));
+}
+
+static json_t *figures(const still_eval_result *r)
+{
+    json_t *o = json_object();
+    const bool norm = strcmp(r->metric, "acc_norm") == 0;
+    set_real(o, "acc", r->acc);
+    set_real(o, "acc_norm", r->acc_norm);
+    json_object_set_new(o, "n", json_integer((json_int_t)r->n));
+    set_real(o, "stderr", norm ? r->acc_norm_stderr : r->acc_stderr);
+    set_real(o, "acc_stderr", r->acc_stderr);
+    set_real(o, "acc_norm_stderr", r->acc_norm_stderr);
+    set_real(o, "perplexity", r->perplexity);
+    json_object_set_new(o, "metric", json_string(r->metric));
+    if (r->length) json_object_set_new(o, "length", json_integer(r->length));
+    json_object_set_new(o, "cut", json_integer((json_int_t)r->cut));
+    json_object_set_new(o, "plain", json_integer((json_int_t)r->plain));
+    json_object_set_new(o, "resumed", json_integer((json_int_t)r->resumed));
+    json_object_set_new(o, "tokens", json_integer((json_int_t)r->tokens));
+    json_object_set_new(o, "tokens_alone", json_integer((json_int_t)r->tokens_alone));
+    set_real(o, "seconds", r->seconds);
+    return o;
+}
+
+/* A task with several lengths: the mean over them, and each by itself. */
+static json_t *over_lengths(const still_eval_result *r, int n)
+{
+    if (n == 1) return figures(r);
+    json_t *by = json_object();
+    double sum = 0, squares = 0;
+    uint64_t count = 0;
+    for (int i = 0; i < n; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "%d", r[i].length);
+        json_object_set_new(by, key, figures(&r[i]));
+        sum += r[i].acc;
+        squares += r[i].acc_stderr * r[i].acc_stderr;
+        count += r[i].n;
+    }
+    json_t *o = json_object();
+    set_real(o, "acc", sum / n);
+    json_object_set_new(o, "n", json_integer((json_int_t)count));
+    set_real(o, "stderr", sqrt(squares) / n);
+    json_object_set_new(o, "metric", json_string(r->metric));
+    json_object_set_new(o, "lengths", by);
+    return o;
+}
+
+static json_t *column_json(const column *c)
+{
+    json_t *results = json_object();
+    for (int i = 0, n; i < c->n_rows; i += n) {
+        for (n = 1; i + n < c->n_rows && !strcmp(c->row[i + n].task, c->row[i].task);)
+            n++;
+        json_object_set_new(results, c->row[i].task, over_lengths(&c->row[i], n));
+    }
+    return json_pack("{s:s,s:s,s:o}", "model", c->name, "method", c->method, "results",
+                     results);
+}
+
+static int print_json(const job *j)
+{
+    if (j->n_columns == 1) return cli_print_json(column_json(&j->column[0]));
+    json_t *list = json_array();
+    for (int i = 0; i < j->n_columns; i++)
+        json_array_append_new(list, column_json(&j->column[i]));
+    return cli_print_json(list);
+}
+
+static void print_table(const job *j)
+{
+    const column *first = &j->column[0];
+    printf("| task | length | metric | n |");
+    for (int i = 0; i < j->n_columns; i++) printf(" %s |", j->column[i].title);
+    printf("\n|---|---:|---|---:|");
+    for (int i = 0; i < j->n_columns; i++) printf("---:|");
+    putchar('\n');
+    for (int k = 0; k < first->n_rows; k++) {
+        const still_eval_result *r = &first->row[k];
+        const bool norm = strcmp(r->metric, "acc_norm") == 0;
+        printf("| %s | ", r->task);
+        if (r->length) printf("%d", r->length);
+        printf(" | %s | %llu |", r->metric, (unsigned long long)r->n);
+        for (int i = 0; i < j->n_columns; i++) {
+            if (k >= j->column[i].n_rows) {
+                printf(" |");
+                continue;
+            }
+            const still_eval_result *x = &j->column[i].row[k];
+            const double value = norm ? x->acc_norm : x->acc,
+                         error = norm ? x->acc_norm_stderr : x->acc_stderr;
+            printf(" %.2f", 100 * value);
+            if (isfinite(error)) printf(" ± %.2f", 100 * error);
+            if (isfinite(x->perplexity)) printf(" (ppl %.2f)", x->perplexity);
+            printf(" |");
+        }
+        putchar('\n');
+    }
+}
+
+/* What a reader of the figures must know, on standard error. */
+static void print_remarks(const column *c)
+{
+    for (int i = 0; i < c->n_rows; i++) {
+        const still_eval_result *r = &c->row[i];
+        if (r->cut)
+            cli_warn("%s, %s: %llu of %llu items were longer than the context; their "
+                     "beginnings were left out",
+                     c->title, r->task, (unsigned long long)r->cut,
+                     (unsigned long long)r->n);
+        if (r->plain)
+            cli_warn(
+                "%s, %s: the model has no chat template; the prompts were given as "
+                "plain text",
+                c->title, r->task);
+    }
+}
+
+/* ---- The command -------------------------------------------------------------------
+ */
+
+static void set_title(column *c, bool with_method)
+{
+    const char *slash = strrchr(c->name, '/');
+    const char *base = slash && slash[1] ? slash + 1 : c->name;
+    snprintf(c->title, sizeof c->title, "%.70s%s%s", base, with_method ? " " : "",
+             with_method ? c->method : "");
+}
+
+/* Results of one model with one method. */
+static int run_column(job *j, still_model *m, const char *name, const char *method_name)
+{
+    still_error err;
+    still_method method;
+    cli_options o = *j->o;
+    if (method_name) o.method = method_name;
+    int status = cli_read_method(&o, m, &method);
+    if (status != CLI_OK) return status;
+    column *c = &j->column[j->n_columns];
+    c->row = sti_alloc(MOST_ROWS, sizeof *c->row);
+    if (!c->row) return cli_fail("out of memory");
+    j->n_columns++;
+    c->name = name;
+    memcpy(c->method, method.name, sizeof c->method);
+    set_title(c, j->n_methods > 1 || strcmp(method.name, "softmax") != 0);
+    const still_session_params session = {
+        .ctx = (int)o.ctx, .batch = (int)o.batch, .cache = o.cache, .method = &method};
+    const still_eval_params p = {.task = j->task,
+                                 .n_tasks = j->n_tasks,
+                                 .data = j->data,
+                                 .session = &session,
+                                 .limit = (uint64_t)o.limit,
+                                 .length = j->length,
+                                 .n_lengths = j->n_lengths,
+                                 .samples = (int)o.samples,
+                                 .seed = o.seed,
+                                 .shots = o.shots < 0    ? 0
+                                          : o.shots == 0 ? -1
+                                                         : (int)o.shots,
+                                 .recompute = o.no_fork,
+                                 .log = o.log,
+                                 .each = on_item,
+                                 .poll = on_poll,
+                                 .user = j};
+    j->at[0] = 0;
+    still_status st = still_eval_run(m, &p, c->row, MOST_ROWS, &c->n_rows, &err);
+    cli_progress_end(&j->bar);
+    if (c->n_rows) j->rank = c->row[0].rank;
+    if (st == STILL_E_CANCELLED) {
+        if (o.log && *err.text)
+            fprintf(stderr, "still: stopped; the same command goes on from %s\n",
+                    o.log);
+        return CLI_INTERRUPTED;
+    }
+    /* An error without text is told by another rank. */
+    if (st != STILL_OK) return *err.text ? cli_fail("%s", err.text) : CLI_FAILED;
+    if (j->rank == 0) print_remarks(c);
+    return CLI_OK;
+}
+
+static int run_model(job *j, const char *name)
+{
+    still_model *m = NULL;
+    int status = cli_open_model(j->o, name, &m);
+    for (int i = 0; i < j->n_methods && status == CLI_OK; i++)
+        status = run_column(j, m, name, j->method[i]);
+    still_model_free(m);
+    return status;
+}
+
+int cli_cmd_eval(const cli_options *o)
+{
+    if (!o->tasks)
+        return o->n_args ? cli_usage("eval", "'eval' needs --tasks LIST")
+                         : list_tasks(o);
+    job j = {.o = o};
+    int status = read_options(&j);
+    const int models = o->n_args ? o->n_args : 1;
+    if (status == CLI_OK && models * j.n_methods > MOST_COLUMNS)
+        status = cli_usage("eval", "more than %d columns", MOST_COLUMNS);
+    for (int i = 0; i < models && status == CLI_OK; i++)
+        status = run_model(&j, o->n_args ? o->arg[i] : CLI_DEFAULT_MODEL);
+    if (status == CLI_OK && j.rank == 0) {
+        if (o->json)
+            status = print_json(&j);
+        else
+            print_table(&j);
+    }
+    for (int i = 0; i < j.n_columns; i++) free(j.column[i].row);
+    free(j.method_text);
+    free(j.data);
+    return status;
+}

@@ -1,0 +1,124 @@
+/* encode.c - items as tokens.
+ *
+ * Context and continuation are one text, tokenized as one; the tokens of the context
+ * alone say how many of them are context, even where a merge crosses the border. White
+ * space at the end of a context belongs to the continuation, which leaves the one text
+ * as it is. */
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "eval/eval.h"
+#include "eval/text.h"
+
+/* Tokens of a text behind `before` free places. */
+static still_status encode(const still_tokenizer *tk, const char *text, size_t n,
+                           unsigned flags, int before, sti_ids *out, still_error *err)
+{
+    size_t count;
+    STI_TRY(still_tokenizer_encode(tk, text, n, flags, NULL, 0, &count, err));
+    if (count > INT_MAX / 2)
+        return sti_fail(err, STILL_E_LIMIT, "a text of %zu tokens is too long", count);
+    out->id = sti_alloc(count + (size_t)before + 1, sizeof *out->id);
+    if (!out->id) return sti_fail_memory(err, "tokens", count * sizeof *out->id);
+    out->n = (int)count + before;
+    still_status st = still_tokenizer_encode(tk, text, n, flags, out->id + before,
+                                             count, &count, err);
+    if (st != STILL_OK) {
+        free(out->id);
+        out->id = NULL;
+    }
+    return st;
+}
+
+/* Keeps the last `room` tokens. */
+static void keep_last(sti_ids *t, int room)
+{
+    const int over = t->n - room;
+    if (over <= 0) return;
+    memmove(t->id, t->id + over, (size_t)room * sizeof *t->id);
+    t->n = room;
+    t->n_context = t->n_context - over > 1 ? t->n_context - over : 1;
+    t->cut = true;
+}
+
+/* What stands for nothing before a text: BOS, else EOS. */
+static still_status start_token(const still_tokenizer *tk, int32_t *id,
+                                still_error *err)
+{
+    *id = still_tokenizer_bos(tk) >= 0 ? still_tokenizer_bos(tk)
+                                       : still_tokenizer_eos(tk);
+    if (*id >= 0) return STILL_OK;
+    return sti_fail(err, STILL_E_UNSUPPORTED,
+                    "an empty context needs a token of beginning or end, and the "
+                    "tokenizer has neither");
+}
+
+still_status sti_encode_option(const still_tokenizer *tk, const sti_option *o,
+                               int limit, sti_ids *out, still_error *err)
+{
+    *out = (sti_ids){0};
+    const size_t context = sti_text_strip_end(o->context, strlen(o->context));
+    sti_buf whole = {0};
+    sti_buf_puts(&whole, o->context);
+    sti_buf_puts(&whole, o->continuation);
+    if (whole.failed) {
+        sti_buf_free(&whole);
+        return sti_fail_memory(err, "a question", whole.n);
+    }
+    still_status st;
+    int32_t start = -1;
+    if (context == 0) {
+        st = start_token(tk, &start, err);
+        if (st == STILL_OK) st = encode(tk, whole.p, whole.n, 0, 1, out, err);
+        if (st == STILL_OK) {
+            out->id[0] = start;
+            out->n_context = 1;
+        }
+    } else {
+        size_t n;
+        st = still_tokenizer_encode(tk, whole.p, context, STILL_ENCODE_BOS, NULL, 0, &n,
+                                    err);
+        if (st == STILL_OK)
+            st = encode(tk, whole.p, whole.n, STILL_ENCODE_BOS, 0, out, err);
+        if (st == STILL_OK) out->n_context = n < (size_t)out->n ? (int)n : out->n;
+    }
+    sti_buf_free(&whole);
+    if (st == STILL_OK) keep_last(out, limit + 1);
+    return st;
+}
+
+still_status sti_encode_prompt(const still_tokenizer *tk, const sti_item *it, int limit,
+                               sti_ids *out, bool *plain, still_error *err)
+{
+    *out = (sti_ids){0};
+    if (it->max_new >= limit)
+        return sti_fail(err, STILL_E_LIMIT,
+                        "a context of %d tokens has no room for a prompt and the %d "
+                        "tokens to write",
+                        limit, it->max_new);
+    const char *template = still_tokenizer_chat_template(tk);
+    still_status st;
+    *plain = it->chat && !template;
+    if (it->chat && template) {
+        char *text;
+        const still_message turn = {"user", it->prompt};
+        STI_TRY(still_chat_render(template, &turn, 1, true, &text, err));
+        st = encode(tk, text, strlen(text), STILL_ENCODE_SPECIAL, 0, out, err);
+        free(text);
+    } else {
+        st = encode(tk, it->prompt, strlen(it->prompt), STILL_ENCODE_BOS, 0, out, err);
+    }
+    if (st == STILL_OK && out->n == 0) {
+        st = start_token(tk, &out->id[0], err);
+        out->n = 1;
+        if (st != STILL_OK) {
+            free(out->id);
+            out->id = NULL;
+        }
+    }
+    out->n_context = out->n;
+    if (st == STILL_OK) keep_last(out, limit - it->max_new);
+    return st;
+}

@@ -1,0 +1,183 @@
+/* log.c - the log of a run: JSON lines, headers and records.
+ *
+ * A header says what a run is: model, settings, task, data. Its SHA-256, shortened, is
+ * the run's name, which each of its records carries, so that one file may hold several
+ * runs and a record never counts for a run with other settings. A line is written in
+ * one call; what a crash leaves of one is cut off when the file is opened again. */
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "eval/eval.h"
+
+struct sti_log {
+    char *path;
+    int fd;
+};
+
+static still_status fail_io(const sti_log *l, const char *what, still_error *err)
+{
+    return sti_fail(err, STILL_E_IO, "%s: cannot be %s: %s", l->path, what,
+                    strerror(errno));
+}
+
+/* Cuts off what follows the last newline. */
+static still_status mend(const sti_log *l, still_error *err)
+{
+    struct stat st;
+    if (fstat(l->fd, &st) != 0) return fail_io(l, "read", err);
+    if (!S_ISREG(st.st_mode)) return STILL_OK;
+    off_t end = st.st_size;
+    char part[4096];
+    while (end > 0) {
+        const size_t n = end < (off_t)sizeof part ? (size_t)end : sizeof part;
+        if (pread(l->fd, part, n, end - (off_t)n) != (ssize_t)n)
+            return fail_io(l, "read", err);
+        const char *newline = memrchr(part, '\n', n);
+        if (newline) {
+            end -= (off_t)n - (newline - part) - 1;
+            break;
+        }
+        end -= (off_t)n;
+    }
+    if (end < st.st_size && ftruncate(l->fd, end) != 0)
+        return fail_io(l, "mended", err);
+    return STILL_OK;
+}
+
+/* A file that begins with something else is somebody's, not a log. */
+static still_status check_first(const sti_log *l, still_error *err)
+{
+    char first[24] = {0};
+    const ssize_t n = pread(l->fd, first, sizeof first - 1, 0);
+    if (n < 0) return fail_io(l, "read", err);
+    if (n == 0 || strncmp(first, "{\"still_eval\":", 14) == 0) return STILL_OK;
+    return sti_fail(err, STILL_E_FORMAT,
+                    "%s: is not a log of still eval; name another file", l->path);
+}
+
+still_status sti_log_open(const char *path, sti_log **out, still_error *err)
+{
+    *out = NULL;
+    if (!path) return STILL_OK;
+    sti_log *l = sti_alloc(1, sizeof *l);
+    if (!l || !(l->path = sti_strdup(path))) {
+        free(l);
+        return sti_fail_memory(err, path, sizeof *l);
+    }
+    l->fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    still_status st = l->fd < 0 ? fail_io(l, "opened", err) : STILL_OK;
+    if (st == STILL_OK && flock(l->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        st = sti_fail(err, STILL_E_IO, "%s: another evaluation is writing to it", path);
+    if (st == STILL_OK) st = check_first(l, err);
+    if (st == STILL_OK) st = mend(l, err);
+    if (st != STILL_OK)
+        sti_log_close(l);
+    else
+        *out = l;
+    return st;
+}
+
+void sti_log_close(sti_log *l)
+{
+    if (!l) return;
+    if (l->fd >= 0) close(l->fd);
+    free(l->path);
+    free(l);
+}
+
+static still_status name_run(const json_t *header, char run[17], still_error *err)
+{
+    unsigned char digest[EVP_MAX_MD_SIZE];
+    char *text = json_dumps(header, JSON_COMPACT | JSON_SORT_KEYS);
+    if (!text) return sti_fail_memory(err, "log", 0);
+    const int ok = EVP_Digest(text, strlen(text), digest, NULL, EVP_sha256(), NULL);
+    free(text);
+    if (ok != 1)
+        return sti_fail(err, STILL_E_IO, "SHA-256 is not to be had from OpenSSL");
+    for (size_t i = 0; i < 8; i++) snprintf(run + 2 * i, 3, "%02x", digest[i]);
+    return STILL_OK;
+}
+
+static still_status put_line(sti_log *l, const json_t *o, still_error *err)
+{
+    char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    if (!text) return sti_fail_memory(err, l->path, 0);
+    size_t n = strlen(text);
+    text[n++] = '\n'; /* over the NUL: it goes out by its length */
+    ssize_t written;
+    size_t at = 0;
+    do {
+        written = write(l->fd, text + at, n - at);
+        if (written > 0) at += (size_t)written;
+    } while (at < n && (written > 0 || (written < 0 && errno == EINTR)));
+    free(text);
+    return at == n ? STILL_OK : fail_io(l, "written", err);
+}
+
+/* A line of the log that belongs to the run. A broken one is as if it were not there:
+ * its item is answered again. */
+static bool take_line(const char *line, size_t n, const char *run, json_t *done,
+                      bool *known)
+{
+    json_t *o = json_loadb(line, n, 0, NULL);
+    const char *of = json_string_value(json_object_get(o, "run")),
+               *id = json_string_value(json_object_get(o, "id"));
+    bool ok = true;
+    if (of && strcmp(of, run) == 0) {
+        if (id)
+            ok = json_object_set(done, id, o) == 0;
+        else
+            *known = true;
+    }
+    json_decref(o);
+    return ok;
+}
+
+still_status sti_log_begin(sti_log *l, const json_t *header, char run[17],
+                           json_t **done, still_error *err)
+{
+    *done = NULL;
+    STI_TRY(name_run(header, run, err));
+    json_t *found = json_object();
+    if (!found) return sti_fail_memory(err, "log", 0);
+    bool known = false;
+    sti_lines *lines = NULL;
+    still_status st = l ? sti_lines_open(l->path, &lines, err) : STILL_OK;
+    while (st == STILL_OK && lines) {
+        char *line;
+        size_t n;
+        st = sti_lines_next(lines, &line, &n, err);
+        if (st != STILL_OK || !line) break;
+        if (!take_line(line, n, run, found, &known))
+            st = sti_fail_memory(err, l->path, n);
+    }
+    sti_lines_close(lines);
+    if (st == STILL_OK && l && !known) {
+        json_t *line = json_pack("{s:i,s:s}", "still_eval", 1, "run", run);
+        json_t *whole = line ? json_copy((json_t *)header) : NULL;
+        if (!whole || json_object_update(line, whole) != 0)
+            st = sti_fail_memory(err, l->path, 0);
+        else
+            st = put_line(l, line, err);
+        json_decref(whole);
+        json_decref(line);
+    }
+    if (st != STILL_OK)
+        json_decref(found);
+    else
+        *done = found;
+    return st;
+}
+
+still_status sti_log_add(sti_log *l, const json_t *record, still_error *err)
+{
+    return l ? put_line(l, record, err) : STILL_OK;
+}

@@ -1,0 +1,14 @@
+/* listen.h - the socket a server listens on. */
+#ifndef SERVER_LISTEN_H
+#define SERVER_LISTEN_H
+
+#include "still.h"
+
+/* A listening TCP socket on host (a name or an address) and port (0: any free one).
+ * *bound is the port it got. close() *fd. */
+still_status srv_listen(const char *host, int port, int *fd, int *bound,
+                        still_error *err);
+/* Whether the peer of a connection has gone, as far as the system knows. */
+bool srv_peer_gone(int fd);
+
+#endif

@@ -1,0 +1,134 @@
+/* Bodies of requests: what is read from good ones, what bad ones are told. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "server/request.h"
+
+static srv_completion read_good(const char *text)
+{
+    srv_completion c;
+    still_error e = {0};
+    if (srv_completion_read(text, strlen(text), 100, &c, &e)) fail_msg("%s", e.text);
+    return c;
+}
+
+static void defaults(void **state)
+{
+    (void)state;
+    srv_completion c = read_good("{\"prompt\":\"hi\\u0000!\",\"echo\":null}");
+    assert_int_equal(c.n_prompts, 1);
+    assert_int_equal(c.prompt[0].n_text, 4);
+    assert_memory_equal(c.prompt[0].text, "hi\0!", 5);
+    assert_null(c.prompt[0].id);
+    assert_int_equal(c.max_tokens, 16);
+    assert_int_equal(c.logprobs, -1);
+    assert_true(c.temperature == 1 && c.top_p == 1 && c.min_p == 0);
+    assert_false(c.echo || c.has_seed || c.n_stops);
+    srv_completion_free(&c);
+}
+
+static void all_fields(void **state)
+{
+    (void)state;
+    srv_completion c = read_good(
+        "{\"prompt\":[3,99],\"max_tokens\":0,\"logprobs\":5,\"echo\":true,"
+        "\"temperature\":0.5,\"top_p\":0.25,\"min_p\":1,\"top_k\":7,\"seed\":-1,"
+        "\"stop\":[\"a\",\"bc\"],\"n\":1,\"stream\":false,\"logit_bias\":{},"
+        "\"frequency_penalty\":0,\"model\":\"any\",\"frob\":[1,{}]}");
+    assert_int_equal(c.n_prompts, 1);
+    assert_int_equal(c.prompt[0].n, 2);
+    assert_int_equal(c.prompt[0].id[1], 99);
+    assert_int_equal(c.max_tokens, 0);
+    assert_int_equal(c.logprobs, 5);
+    assert_int_equal(c.top_k, 7);
+    assert_true(c.temperature == 0.5 && c.top_p == 0.25 && c.min_p == 1 && c.echo);
+    assert_true(c.has_seed && c.seed == UINT64_MAX);
+    assert_int_equal(c.n_stops, 2);
+    assert_memory_equal(c.stop[1].p, "bc", c.stop[1].n);
+    srv_completion_free(&c);
+}
+
+static void several_prompts(void **state)
+{
+    (void)state;
+    srv_completion c = read_good("{\"prompt\":[[1,2],\"text\",[3]]}");
+    assert_int_equal(c.n_prompts, 3);
+    assert_int_equal(c.prompt[0].n, 2);
+    assert_string_equal(c.prompt[1].text, "text");
+    assert_int_equal(c.prompt[2].id[0], 3);
+    srv_completion_free(&c);
+}
+
+static void wrong(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        still_status code;
+        const char *words;
+    } bad[] = {
+        {"", STILL_E_FORMAT, "not JSON"},
+        {"[]", STILL_E_FORMAT, "not an object"},
+        {"{\"prompt\":\"\xff\"}", STILL_E_FORMAT, "not JSON"},
+        {"{}", STILL_E_ARG, "no 'prompt'"},
+        {"{\"prompt\":[]}", STILL_E_ARG, "0 entries"},
+        {"{\"prompt\":[[1],[]]}", STILL_E_ARG, "without token ids"},
+        {"{\"prompt\":[1,100]}", STILL_E_ARG, "entry 1 is 100"},
+        {"{\"prompt\":[1,1e300]}", STILL_E_ARG, "entry 1 is not a token id"},
+        {"{\"prompt\":[\"a\",7]}", STILL_E_ARG, "'prompt' must be"},
+        {"{\"prompt\":\"a\",\"max_tokens\":1.0}", STILL_E_ARG, "'max_tokens'"},
+        {"{\"prompt\":\"a\",\"top_p\":1.5}", STILL_E_ARG, "from 0 to 1"},
+        {"{\"prompt\":\"a\",\"best_of\":3}", STILL_E_ARG, "'best_of'"},
+        {"{\"prompt\":\"a\",\"presence_penalty\":1}", STILL_E_ARG, "presence"},
+        {"{\"prompt\":\"a\",\"stop\":\"\"}", STILL_E_ARG, "none empty"},
+        {"{\"prompt\":\"a\",\"stream\":true}", STILL_E_UNSUPPORTED, "'stream'"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        srv_completion c;
+        still_error e = {0};
+        assert_int_equal(
+            srv_completion_read(bad[i].text, strlen(bad[i].text), 100, &c, &e),
+            bad[i].code);
+        if (!strstr(e.text, bad[i].words)) fail_msg("%s: %s", bad[i].text, e.text);
+        assert_null(c.body);
+        assert_null(c.prompt);
+    }
+}
+
+static void tokenizer_bodies(void **state)
+{
+    (void)state;
+    still_error e;
+    srv_tokenize t;
+    int32_t *id;
+    size_t n;
+    const char *text = "{\"prompt\":\"ab\",\"add_special_tokens\":false}";
+    assert_int_equal(srv_tokenize_read(text, strlen(text), &t, &e), STILL_OK);
+    assert_true(t.n_text == 2 && !t.add_special);
+    json_decref(t.body);
+    assert_int_equal(srv_tokenize_read("{\"prompt\":3}", 12, &t, &e), STILL_E_ARG);
+    assert_int_equal(srv_detokenize_read("{\"tokens\":[4,5]}", 16, 100, &id, &n, &e),
+                     STILL_OK);
+    assert_true(n == 2 && id[0] == 4 && id[1] == 5);
+    free(id);
+    assert_int_equal(srv_detokenize_read("{\"tokens\":[-4]}", 15, 100, &id, &n, &e),
+                     STILL_E_ARG);
+    assert_null(id);
+    assert_int_equal(srv_detokenize_read("{}", 2, 100, &id, &n, &e), STILL_E_ARG);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults),         cmocka_unit_test(all_fields),
+        cmocka_unit_test(several_prompts),  cmocka_unit_test(wrong),
+        cmocka_unit_test(tokenizer_bodies),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
