@@ -2,7 +2,7 @@
 
 JOBS         ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX       ?= /usr/local
-FUZZ_SECONDS ?= 20
+FUZZ_SECONDS ?= 10
 SAN          ?=
 export JOBS FUZZ_SECONDS SAN
 

@@ -48,7 +48,8 @@ static int find_model(const cli_options *o, const char *suite, char **path)
     still_error err;
     *path = NULL;
     if (strcmp(suite, "end-to-end") != 0) return CLI_OK;
-    return cli_resolve_model(o->model, path, NULL, &err) ? cli_fail_error(&err) : CLI_OK;
+    return cli_resolve_model(o->model, path, NULL, &err) ? cli_fail_error(&err)
+                                                         : CLI_OK;
 }
 
 static int check_suite(const char *suite)

@@ -163,7 +163,8 @@ static void rope_case(sti_dev *dev, const char *isa, int M, int heads, int D,
                 assert_near(y[p], u * c - v * s, 0, 6e-7, isa, "rope", (size_t)p);
                 assert_near(y[q], v * c + u * s, 0, 6e-7, isa, "rope", (size_t)q);
             }
-        sti_rope_args row = {z + m * heads * D, pos + m, freq, 1, heads, D, inter, false};
+        sti_rope_args row = {
+            z + m * heads * D, pos + m, freq, 1, heads, D, inter, false};
         assert_int_equal(cpu()->rope(dev, &row, NULL), STILL_OK);
     }
     assert_memory_equal(y, z, n * sizeof *y);
