@@ -556,6 +556,13 @@ typedef struct still_eval_params {
 STILL_API still_status still_eval_run(still_model *m, const still_eval_params *p,
                                       still_eval_result *out, int cap, int *n,
                                       still_error *err);
+/* Makes the samples of generated tasks (RULER, BABILong) as still_eval_run would, and
+ * writes each set to dir/TASK-LENGTH.jsonl with its seed and a checksum. A data folder
+ * that holds such a file is read instead of making the set anew. Tasks that read their
+ * questions from files are an error. */
+STILL_API still_status still_eval_freeze(const still_model *m,
+                                         const still_eval_params *p, const char *dir,
+                                         still_error *err);
 /* Name of the i-th task, NULL past the last; what it asks, and its files in the data
  * folder, separated by spaces (each may be NULL). */
 STILL_API const char *still_eval_task_at(int i, const char **summary,

@@ -358,6 +358,33 @@ static int run_column(job *j, still_model *m, const char *name, const char *meth
     return CLI_OK;
 }
 
+/* --freeze: sets in files instead of answers. */
+static int freeze(const job *j, const char *name)
+{
+    still_error err;
+    still_model *m = NULL;
+    const still_tokenizer *tk;
+    const cli_options *o = j->o;
+    int status = cli_open_model(o, name, &m);
+    if (status == CLI_OK) status = cli_need_tokenizer(m, &tk);
+    const still_eval_params p = {.task = j->task,
+                                 .n_tasks = j->n_tasks,
+                                 .data = j->data,
+                                 .length = j->length,
+                                 .n_lengths = j->n_lengths,
+                                 .samples = (int)o->samples,
+                                 .seed = o->seed};
+    if (status == CLI_OK && (cli_make_folders(o->freeze, &err) ||
+                             still_eval_freeze(m, &p, o->freeze, &err)))
+        status = cli_fail_error(&err);
+    if (status == CLI_OK && o->json)
+        status = cli_print_json(json_pack("{s:s}", "frozen", o->freeze));
+    else if (status == CLI_OK)
+        printf("the sets are in %s: ask them with --data %s\n", o->freeze, o->freeze);
+    still_model_free(m);
+    return status;
+}
+
 static int run_model(job *j, const char *name)
 {
     still_model *m = NULL;
@@ -378,9 +405,11 @@ int cli_cmd_eval(const cli_options *o)
     const int models = o->n_args ? o->n_args : 1;
     if (status == CLI_OK && models * j.n_methods > MOST_COLUMNS)
         status = cli_usage("eval", "more than %d columns", MOST_COLUMNS);
-    for (int i = 0; i < models && status == CLI_OK; i++)
+    if (status == CLI_OK && o->freeze)
+        status = freeze(&j, o->n_args ? o->arg[0] : CLI_DEFAULT_MODEL);
+    for (int i = 0; i < models && status == CLI_OK && !o->freeze; i++)
         status = run_model(&j, o->n_args ? o->arg[i] : CLI_DEFAULT_MODEL);
-    if (status == CLI_OK && j.rank == 0) {
+    if (status == CLI_OK && j.rank == 0 && !o->freeze) {
         if (o->json)
             status = print_json(&j);
         else

@@ -67,6 +67,7 @@ typedef struct cli_options {
     /* eval, pull-data; and out, shots of which a negative number is the task's own */
     const char *tasks, *data_dir, *lengths, *against, *log;
     int64_t limit, samples, shots;
+    const char *freeze;
     bool no_fork;
 
     /* help */

@@ -267,6 +267,9 @@ const cli_option cli_option_table[] = {
     {"against", 0, "LIST", CLI_STRING, AT(against), EVAL, CLI_G_EVAL,
      .help = "Other attention methods to measure each model with, side by side: "
              "softmax,lolcats,swa."},
+    {"freeze", 0, "DIR", CLI_STRING, AT(freeze), EVAL, CLI_G_EVAL,
+     .help = "Run nothing: write the samples of generated tasks to DIR/TASK-LENGTH.jsonl, "
+             "with seed and checksum. --data DIR then asks these very questions."},
     {"no-fork", 0, NULL, CLI_FLAG, AT(no_fork), EVAL, CLI_G_EVAL,
      .help = "Compute every choice from its first token on, instead of sharing "
              "beginnings: slower, the same figures."},

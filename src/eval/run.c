@@ -15,6 +15,7 @@
 
 #include "base/buf.h"
 #include "eval/eval.h"
+#include "eval/generated.h"
 #include "train/comm.h"
 
 enum { BLOCK_RANK = 32, BLOCK_WRITE = 8, MOST_BLOCK = 4096, PATH_ROOM = 4096 };
@@ -374,22 +375,30 @@ static still_status run_course(job *j, const sti_eval_task *t, int length,
 }
 
 /* All lengths of a task. */
+/* How many lengths a task is to run at, and the i-th of them (0: it has none). */
+static int lengths_of(const sti_eval_task *t, const still_eval_params *p)
+{
+    if (!t->lengths) return 1;
+    int n = p->n_lengths;
+    if (n == 0)
+        while (t->lengths[n]) n++;
+    return n;
+}
+
+static int length_at(const sti_eval_task *t, const still_eval_params *p, int i)
+{
+    if (!t->lengths) return 0;
+    return p->n_lengths > 0 ? p->length[i] : t->lengths[i];
+}
+
 static still_status run_task(job *j, const char *name, still_eval_result *out, int cap,
                              int *n, still_error *err)
 {
-    const still_eval_params *p = j->p;
     const sti_eval_task *t = sti_task_find(name);
     if (!t) return sti_fail(err, STILL_E_ARG, "there is no task '%s'", name);
-    int lengths = 1;
-    if (t->lengths && p->n_lengths > 0) lengths = p->n_lengths;
-    if (t->lengths && p->n_lengths == 0)
-        for (lengths = 0; t->lengths[lengths];) lengths++;
-    for (int i = 0; i < lengths; i++) {
+    for (int i = 0; i < lengths_of(t, j->p); i++) {
         if (*n == cap) return sti_fail(err, STILL_E_ARG, "more than %d results", cap);
-        const int length = !t->lengths        ? 0
-                           : p->n_lengths > 0 ? p->length[i]
-                                              : t->lengths[i];
-        STI_TRY(run_course(j, t, length, &out[*n], err));
+        STI_TRY(run_course(j, t, length_at(t, j->p, i), &out[*n], err));
         ++*n;
     }
     return STILL_OK;
@@ -435,6 +444,37 @@ still_status still_eval_run(still_model *m, const still_eval_params *p,
     sti_runner_close(&j.runner);
     sti_comm_free(j.comm);
     return st;
+}
+
+still_status still_eval_freeze(const still_model *m, const still_eval_params *p,
+                               const char *dir, still_error *err)
+{
+    for (int i = 0; i < p->n_tasks; i++) {
+        const sti_eval_task *t = sti_task_find(p->task[i]);
+        if (!t) return sti_fail(err, STILL_E_ARG, "there is no task '%s'", p->task[i]);
+        if (!t->lengths)
+            return sti_fail(
+                err, STILL_E_ARG,
+                "task %s reads its questions from files: there is nothing to "
+                "freeze",
+                t->name);
+        for (int k = 0; k < lengths_of(t, p); k++) {
+            const sti_task_params tp = {.data_dir = p->data,
+                                        .tk = still_model_tokenizer(m),
+                                        .shots = -1,
+                                        .length = length_at(t, p, k),
+                                        .samples = p->samples,
+                                        .seed = p->seed,
+                                        .ctx_limit =
+                                            still_model_get_info(m)->ctx_train};
+            char *path = sti_frozen_path(dir, t->name, tp.length);
+            if (!path) return sti_fail_memory(err, dir, 0);
+            const still_status st = sti_task_freeze(t, &tp, path, err);
+            free(path);
+            STI_TRY(st);
+        }
+    }
+    return STILL_OK;
 }
 
 const char *still_eval_task_at(int i, const char **summary, const char **files)

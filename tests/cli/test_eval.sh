@@ -54,6 +54,16 @@ json 'x["results"]["lambada"]["resumed"] == 2'
 cmp -s "$log" "$log.torn" || fail "a torn log does not end up whole"
 expect 1 'is not a log' "$still" eval "$tiny" --data "$data" --tasks piqa --log "$tiny"
 
+# Generated sets, frozen: the same questions without their ingredients.
+expect 0 'the sets are in' "$still" eval "$tiny" --data "$here/../fixtures/eval/ingredients" \
+    --tasks niah_single_1 --lengths 8K --samples 3 --freeze "$scratch/frozen"
+[ "$(wc -l <"$scratch/frozen/niah_single_1-8192.jsonl")" = 5 ] || fail "a frozen set of 3 is 5 lines"
+sed 's/grass/moss/' "$scratch/frozen/niah_single_1-8192.jsonl" >"$scratch/frozen/niah_single_1-4096.jsonl"
+expect 1 'niah_single_1-4096' "$still" eval "$tiny" --data "$scratch/frozen" --tasks niah_single_1 \
+    --lengths 4K --samples 3
+expect 1 'nothing to freeze' "$still" eval "$tiny" --data "$data" --tasks piqa \
+    --freeze "$scratch/frozen"
+
 # Usage and bad input.
 expect 0 '^hellaswag' "$still" eval
 expect 2 'no task' "$still" eval "$tiny" --tasks piqua --data "$data"
