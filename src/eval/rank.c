@@ -86,10 +86,10 @@ static int sessions_for(const question *q)
 static still_status find_stem(sti_runner *r, question *const *q, int n, int *stem,
                               still_error *err)
 {
+    *stem = 0;
     int same = q[0]->shared - 1, held = 0;
     for (int i = 1; i < n; i++)
         same = common(q[0]->opt[0].id, same, q[i]->opt[0].id, q[i]->shared - 1);
-    *stem = 0;
     if (r->recompute || same < LEAST_STEM) return STILL_OK;
     if (r->n_stem <= same) held = common(q[0]->opt[0].id, same, r->stem, r->n_stem);
     if (r->n_stem > 0 && held == r->n_stem && (same - held < LEAST_STEM || n == 1)) {
@@ -123,6 +123,7 @@ static still_status feed_beginnings(sti_runner *r, question *const *q, int n,
                                     still_error *err)
 {
     int stem, n_pieces = 0;
+    if (n < 1) return STILL_OK;
     STI_TRY(find_stem(r, q, n, &stem, err));
     sti_piece piece[STI_MOST_SESSIONS];
     int of[STI_MOST_SESSIONS];

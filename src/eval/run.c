@@ -228,7 +228,7 @@ static still_status place_records(course *c, int n, const sti_buf *text,
     if (!all) return sti_fail_memory(err, "records", text->n);
     json_object_foreach(all, key, record)
     {
-        const int i = atoi(key);
+        const long i = strtol(key, NULL, 10);
         if (i >= 0 && i < n && !c->record[i]) c->record[i] = json_incref(record);
     }
     json_decref(all);

@@ -32,11 +32,14 @@ static int open_socket(const struct addrinfo *a)
 
 static int bound_port(int fd)
 {
-    struct sockaddr_storage at = {0};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } at = {.v6 = {0}};
     socklen_t n = sizeof at;
-    if (getsockname(fd, (struct sockaddr *)&at, &n) != 0) return 0;
-    return ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
-                                          : ((struct sockaddr_in *)&at)->sin_port);
+    if (getsockname(fd, &at.any, &n) != 0) return 0;
+    return ntohs(at.any.sa_family == AF_INET6 ? at.v6.sin6_port : at.v4.sin_port);
 }
 
 still_status srv_listen(const char *host, int port, int *fd, int *bound,

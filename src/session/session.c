@@ -234,7 +234,7 @@ static still_status score_rows(still_session *s, const score_request *r, int at,
                                                .logprob = r->logprob + at + i,
                                                .top = one ? r->top + at + i : own_top},
                            err));
-        for (int j = 0; j < n && r->top_logprob; j++) {
+        for (int j = 0; j < n && r->top && r->top_logprob; j++) {
             size_t row = (size_t)(at + i + j), k = (size_t)r->k;
             best_of_row(s->scratch.logits + (size_t)j * (size_t)m->cfg.vocab,
                         m->cfg.vocab, r->tok[row + 1], r->logprob[row], r->k,
