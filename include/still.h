@@ -452,7 +452,6 @@ typedef struct still_train_plan {
     uint64_t steps[3], tokens[3]; /* [stage] */
     uint64_t trained[3];          /* numbers trained */
     size_t bytes[3];              /* peak memory, weights included */
-    double flops[3];              /* of a token */
     double seconds[3];            /* from a measured step of the real thing */
     uint64_t records, broken;     /* of the data */
     char first_broken[256];
