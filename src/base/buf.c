@@ -66,3 +66,8 @@ void sti_buf_free(sti_buf *b)
     free(b->p);
     *b = (sti_buf){0};
 }
+
+void sti_hex(const unsigned char *bytes, size_t n, char *out)
+{
+    for (size_t i = 0; i < n; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+}

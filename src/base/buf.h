@@ -18,4 +18,7 @@ void sti_buf_printf(sti_buf *b, const char *fmt, ...)
 void sti_buf_clear(sti_buf *b); /* keeps the memory */
 void sti_buf_free(sti_buf *b);
 
+/* n bytes as 2n lower-case digits and a NUL. */
+void sti_hex(const unsigned char *bytes, size_t n, char *out);
+
 #endif

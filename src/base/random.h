@@ -4,10 +4,12 @@
 
 #include <stdint.h>
 
-/* splitmix64: a bijection whose outputs for 0, 1, 2, ... look random. */
+/* splitmix64: a bijection whose outputs for 0, 1, 2, ... look random, and so do those
+ * for multiples of its step, which is the generator of that name. */
+#define STI_MIX64_STEP 0x9e3779b97f4a7c15u
 static inline uint64_t sti_mix64(uint64_t x)
 {
-    x += 0x9e3779b97f4a7c15u;
+    x += STI_MIX64_STEP;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
     x = (x ^ x >> 27) * 0x94d049bb133111ebu;
     return x ^ x >> 31;

@@ -1,6 +1,7 @@
 /* digest.c - see digest.h. Git's own object names serve for small files of a hub, which
  * are stored in git and not as large-file pointers with a sha256. */
 #include "cli/digest.h"
+#include "base/buf.h"
 
 #include <errno.h>
 #include <openssl/evp.h>
@@ -61,8 +62,7 @@ still_status cli_digest_file(const char *path, cli_digest kind, char hex[65],
         status = digest_stream(f, path, (uint64_t)st.st_size, ctx, cb, user, err);
     if (status == STILL_OK && !EVP_DigestFinal_ex(ctx, raw, &n))
         status = sti_fail(err, STILL_E_IO, "%s: the checksum failed", path);
-    for (unsigned i = 0; status == STILL_OK && i < n && i < 32; i++)
-        snprintf(hex + 2 * i, 3, "%02x", raw[i]);
+    if (status == STILL_OK) sti_hex(raw, n < 32 ? n : 32, hex);
     EVP_MD_CTX_free(ctx);
     fclose(f);
     return status;

@@ -9,13 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "base/process.h"
 #include "cli/cli.h"
 
 static void print_line(const char *prefix, const char *suffix, const char *fmt,
@@ -155,16 +154,12 @@ const char *cli_bytes(char buf[32], uint64_t bytes)
 
 double cli_now(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return sti_now();
 }
 
 uint64_t cli_peak_rss(void)
 {
-    struct rusage use;
-    getrusage(RUSAGE_SELF, &use);
-    return (uint64_t)use.ru_maxrss * 1024;
+    return sti_peak_rss();
 }
 
 still_status cli_read(const char *path, size_t cap, char **out, size_t *n,

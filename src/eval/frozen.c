@@ -15,6 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "base/mem.h"
 #include "eval/generated.h"
 #include "eval/ingredients.h"
@@ -34,7 +35,7 @@ static bool finish_digest(EVP_MD_CTX *sha, char hex[2 * DIGEST + 1])
 {
     unsigned char sum[EVP_MAX_MD_SIZE];
     if (EVP_DigestFinal_ex(sha, sum, NULL) != 1) return false;
-    for (int i = 0; i < DIGEST; i++) snprintf(hex + 2 * i, 3, "%02x", sum[i]);
+    sti_hex(sum, DIGEST, hex);
     return true;
 }
 

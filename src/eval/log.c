@@ -102,7 +102,7 @@ static still_status name_run(const json_t *header, char run[17], still_error *er
     free(text);
     if (ok != 1)
         return sti_fail(err, STILL_E_IO, "SHA-256 is not to be had from OpenSSL");
-    for (size_t i = 0; i < 8; i++) snprintf(run + 2 * i, 3, "%02x", digest[i]);
+    sti_hex(digest, 8, run);
     return STILL_OK;
 }
 

@@ -11,14 +11,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/buf.h"
+#include "base/process.h"
 #include "eval/eval.h"
 #include "eval/generated.h"
 #include "train/comm.h"
 
-enum { BLOCK_RANK = 32, BLOCK_WRITE = 8, MOST_BLOCK = 4096, PATH_ROOM = 4096 };
+enum { BLOCK_RANK = 32, BLOCK_WRITE = 8, MOST_BLOCK = 4096 };
 
 typedef struct job {
     const still_eval_params *p;
@@ -45,13 +45,6 @@ typedef struct course {
     uint64_t fed, counted; /* of the runner when it began */
 } course;
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* ---- What a run is -----------------------------------------------------------------
  */
 
@@ -66,7 +59,7 @@ static still_status digest_data(const sti_eval_task *t, const char *dir, char he
         const int n = (int)strcspn(at, " ");
         static const char *const end[] = {"", ".gz"};
         for (int e = 0; e < 2; e++) {
-            char path[PATH_ROOM];
+            char path[STI_PATH_ROOM];
             sti_map map;
             snprintf(path, sizeof path, "%s/%.*s%s", dir, n, at, end[e]);
             if (sti_map_open(path, &map, NULL) != STILL_OK) continue;
@@ -81,7 +74,7 @@ static still_status digest_data(const sti_eval_task *t, const char *dir, char he
     ok = ok && EVP_DigestFinal_ex(ctx, digest, NULL) == 1;
     EVP_MD_CTX_free(ctx);
     if (!ok) return sti_fail(err, STILL_E_IO, "SHA-256 is not to be had from OpenSSL");
-    for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    sti_hex(digest, 32, hex);
     return STILL_OK;
 }
 
@@ -93,8 +86,7 @@ static still_status describe(const course *c, const sti_task_params *tp, json_t 
     unsigned char print[STI_FINGERPRINT];
     char model[2 * STI_FINGERPRINT + 1], data[65];
     STI_TRY(sti_model_fingerprint(j->m, true, print, err));
-    for (int i = 0; i < STI_FINGERPRINT; i++)
-        snprintf(model + 2 * i, 3, "%02x", print[i]);
+    sti_hex(print, STI_FINGERPRINT, model);
     STI_TRY(digest_data(c->task, tp->data_dir, data, err));
     *out = json_pack("{s:s,s:s,s:i,s:s,s:i,s:i,s:i,s:I,s:s}", "model", model,
                      "settings", j->runner.settings, "ctx", j->runner.limit, "task",
@@ -256,7 +248,7 @@ static void update_result(course *c)
 {
     const sti_runner *r = &c->j->runner;
     sti_tally_result(&c->tally, c->result);
-    c->result->seconds = now() - c->start;
+    c->result->seconds = sti_now() - c->start;
     c->result->tokens = r->fed - c->fed;
     c->result->tokens_alone = r->counted - c->counted;
 }
@@ -352,7 +344,7 @@ static still_status run_course(job *j, const sti_eval_task *t, int length,
     course c = {.j = j,
                 .task = t,
                 .result = out,
-                .start = now(),
+                .start = sti_now(),
                 .fed = j->runner.fed,
                 .counted = j->runner.counted};
     *out = (still_eval_result){.length = length, .rank = sti_comm_rank(j->comm)};

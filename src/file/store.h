@@ -119,6 +119,10 @@ still_status sti_writer_finish(sti_writer *w, still_error *err);
 void sti_writer_abort(sti_writer *w);
 /* A whole text file, in the same way (file/write_text.c). */
 still_status sti_write_text(const char *path, const char *text, still_error *err);
+/* dir/name; fails if that is longer than any path can be (file/write_text.c). */
+enum { STI_PATH_ROOM = 4096 };
+still_status sti_path_join(char out[STI_PATH_ROOM], const char *dir, const char *name,
+                           still_error *err);
 /* Makes a file's new name itself durable; best effort, as some file systems refuse. */
 void sti_sync_folder_of(const char *path);
 

@@ -22,6 +22,14 @@ static bool put_all(int fd, const char *p, size_t n)
     return fsync(fd) == 0;
 }
 
+still_status sti_path_join(char out[STI_PATH_ROOM], const char *dir, const char *name,
+                           still_error *err)
+{
+    if (snprintf(out, STI_PATH_ROOM, "%s/%s", dir, name) >= STI_PATH_ROOM)
+        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", dir);
+    return STILL_OK;
+}
+
 void sti_sync_folder_of(const char *path)
 {
     char *copy = sti_strdup(path);

@@ -119,6 +119,8 @@ still_status sti_adapter_read_spec(const char *dir, sti_adapter_spec *out,
 /* For running: `quantized` keeps gates in 8 bits, as beside 4-bit weights. */
 still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
                               bool quantized, sti_adapter **out, still_error *err);
+still_status sti_adapter_write_spec(const sti_adapter_spec *spec, const char *dir,
+                                    still_error *err);
 /* Writes both files, each complete or not at all. */
 still_status sti_adapter_write(const sti_adapter *a, const char *dir, still_error *err);
 /* Its description as still.json has it. */

@@ -11,17 +11,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/buf.h"
 #include "model/adapter.h"
 
-enum { VERSION = 1, PATH_ROOM = 4096 };
-
-static still_status join(char out[PATH_ROOM], const char *dir, const char *name,
-                         still_error *err)
-{
-    if (snprintf(out, PATH_ROOM, "%s/%s", dir, name) >= PATH_ROOM)
-        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", dir);
-    return STILL_OK;
-}
+enum { VERSION = 1 };
 
 static bool is_file(const char *path)
 {
@@ -31,16 +24,12 @@ static bool is_file(const char *path)
 
 bool sti_adapter_is(const char *dir)
 {
-    char path[PATH_ROOM];
-    return join(path, dir, STI_ADAPTER_CONFIG, NULL) == STILL_OK && is_file(path);
+    char path[STI_PATH_ROOM];
+    return sti_path_join(path, dir, STI_ADAPTER_CONFIG, NULL) == STILL_OK &&
+           is_file(path);
 }
 
 /* ---- The description ------------------------------------------------------------ */
-
-static void to_hex(const unsigned char *p, size_t n, char *out)
-{
-    for (size_t i = 0; i < n; i++) snprintf(out + 2 * i, 3, "%02x", p[i]);
-}
 
 static bool from_hex(const char *hex, unsigned char *out, size_t n)
 {
@@ -57,7 +46,7 @@ static bool from_hex(const char *hex, unsigned char *out, size_t n)
 json_t *sti_adapter_to_json(const sti_adapter_spec *spec)
 {
     char hex[2 * STI_FINGERPRINT + 1];
-    to_hex(spec->base, STI_FINGERPRINT, hex);
+    sti_hex(spec->base, STI_FINGERPRINT, hex);
     const still_method *m = &spec->method;
     json_t *targets = json_array();
     for (int t = 0; t < STI_TARGETS; t++)
@@ -170,16 +159,16 @@ static still_status open_gguf(const char *path, sti_store *s, sti_adapter_spec *
 static still_status open_folder(const char *dir, sti_store *s, sti_adapter_spec *spec,
                                 still_error *err)
 {
-    char path[PATH_ROOM];
+    char path[STI_PATH_ROOM];
     json_error_t je;
-    STI_TRY(join(path, dir, STI_ADAPTER_CONFIG, err));
+    STI_TRY(sti_path_join(path, dir, STI_ADAPTER_CONFIG, err));
     json_t *j = json_load_file(path, JSON_REJECT_DUPLICATES, &je);
     if (!j)
         return sti_fail(err, STILL_E_FORMAT, "%s: line %d: %s", path, je.line, je.text);
     still_status st = spec_of_json(j, path, spec, err);
     json_decref(j);
     if (st == STILL_OK && s) {
-        st = join(path, dir, STI_ADAPTER_TENSORS, err);
+        st = sti_path_join(path, dir, STI_ADAPTER_TENSORS, err);
         if (st == STILL_OK) st = sti_store_open(path, s, err);
     }
     return st;
@@ -310,9 +299,11 @@ still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
 
 /* ---- Writing -------------------------------------------------------------------- */
 
-static still_status write_json(const sti_adapter_spec *spec, const char *path,
-                               still_error *err)
+still_status sti_adapter_write_spec(const sti_adapter_spec *spec, const char *dir,
+                                    still_error *err)
 {
+    char path[STI_PATH_ROOM];
+    STI_TRY(sti_path_join(path, dir, STI_ADAPTER_CONFIG, err));
     json_t *j = sti_adapter_to_json(spec);
     char *text = j ? json_dumps(j, JSON_INDENT(2)) : NULL;
     json_decref(j);
@@ -335,9 +326,9 @@ static still_status write_tensors(const sti_adapter *a, sti_writer *w, still_err
 
 still_status sti_adapter_write(const sti_adapter *a, const char *dir, still_error *err)
 {
-    char path[PATH_ROOM];
+    char path[STI_PATH_ROOM];
     sti_writer *w;
-    STI_TRY(join(path, dir, STI_ADAPTER_TENSORS, err));
+    STI_TRY(sti_path_join(path, dir, STI_ADAPTER_TENSORS, err));
     STI_TRY(sti_writer_safetensors(path, NULL, &w, err));
     still_status st = write_tensors(a, w, err);
     if (st != STILL_OK) {
@@ -345,6 +336,5 @@ still_status sti_adapter_write(const sti_adapter *a, const char *dir, still_erro
         return st;
     }
     STI_TRY(sti_writer_finish(w, err));
-    STI_TRY(join(path, dir, STI_ADAPTER_CONFIG, err));
-    return write_json(&a->spec, path, err);
+    return sti_adapter_write_spec(&a->spec, dir, err);
 }

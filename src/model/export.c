@@ -14,8 +14,6 @@
 
 #include "base/mem.h"
 
-enum { PATH_ROOM = 4096 };
-
 typedef struct format {
     const char *name;
     bool file; /* NAME.gguf instead of a folder */
@@ -25,14 +23,6 @@ typedef struct format {
 static const format formats[] = {{"gguf", true, sti_export_gguf},
                                  {"safetensors", false, sti_export_safetensors},
                                  {"peft", false, sti_export_peft}};
-
-still_status sti_export_join(char out[4096], const char *folder, const char *name,
-                             still_error *err)
-{
-    if (snprintf(out, PATH_ROOM, "%s/%s", folder, name) >= PATH_ROOM)
-        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", folder);
-    return STILL_OK;
-}
 
 /* ---- Opening ----------------------------------------------------------------------
  */
@@ -47,7 +37,7 @@ static still_status fingerprint_of(const sti_store *s,
 static still_status open_adapter(sti_export *x, still_error *err)
 {
     const char *path = x->p->adapter;
-    char tensors[PATH_ROOM];
+    char tensors[STI_PATH_ROOM];
     struct stat info;
     unsigned char base[STI_FINGERPRINT];
     const sti_adapter_home home = {.cfg = &x->cfg};
@@ -60,7 +50,7 @@ static still_status open_adapter(sti_export *x, still_error *err)
             "%s: the adapter was trained for another base model ('%s') than "
             "%s",
             path, x->spec.base_name, x->store.path);
-    STI_TRY(sti_export_join(tensors, path, STI_ADAPTER_TENSORS, err));
+    STI_TRY(sti_path_join(tensors, path, STI_ADAPTER_TENSORS, err));
     const bool file = stat(path, &info) == 0 && S_ISREG(info.st_mode);
     STI_TRY(sti_store_open(file ? path : tensors, &x->adapter, err));
     STI_TRY(sti_adapter_outline(&home, &x->spec, &x->trained, err));
@@ -119,17 +109,17 @@ static still_status must_not_exist(const char *path, still_error *err)
 }
 
 /* NAME.still.gguf of NAME.gguf. */
-static still_status twin_of(const char *path, char out[PATH_ROOM], still_error *err)
+static still_status twin_of(const char *path, char out[STI_PATH_ROOM], still_error *err)
 {
     const int stem = (int)(strlen(path) - strlen(".gguf"));
-    if (snprintf(out, PATH_ROOM, "%.*s.still.gguf", stem, path) >= PATH_ROOM)
+    if (snprintf(out, STI_PATH_ROOM, "%.*s.still.gguf", stem, path) >= STI_PATH_ROOM)
         return sti_fail(err, STILL_E_ARG, "%s: the path is too long", path);
     return STILL_OK;
 }
 
 static still_status check_path(const sti_export *x, const format *f, still_error *err)
 {
-    char twin[PATH_ROOM];
+    char twin[STI_PATH_ROOM];
     STI_TRY(must_not_exist(x->path, err));
     if (!f->file) return STILL_OK;
     if (!ends_with(x->path, ".gguf") || ends_with(x->path, ".still.gguf"))
@@ -148,10 +138,10 @@ static still_status check_path(const sti_export *x, const format *f, still_error
 static void remove_folder(const char *folder)
 {
     DIR *d = opendir(folder);
-    char path[PATH_ROOM];
+    char path[STI_PATH_ROOM];
     for (const struct dirent *e; d && (e = readdir(d));)
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
-            sti_export_join(path, folder, e->d_name, NULL) == STILL_OK)
+            sti_path_join(path, folder, e->d_name, NULL) == STILL_OK)
             unlink(path);
     if (d) closedir(d);
     rmdir(folder);
@@ -168,11 +158,11 @@ static still_status move(const char *from, const char *to, still_error *err)
 /* The model last: whoever sees it sees its twin. */
 static still_status move_files(const sti_export *x, const char *temp, still_error *err)
 {
-    char from[PATH_ROOM], twin[PATH_ROOM];
+    char from[STI_PATH_ROOM], twin[STI_PATH_ROOM];
     STI_TRY(twin_of(x->path, twin, err));
-    STI_TRY(sti_export_join(from, temp, STI_EXPORT_GGUF_OWN, err));
+    STI_TRY(sti_path_join(from, temp, STI_EXPORT_GGUF_OWN, err));
     if (x->linearized) STI_TRY(move(from, twin, err));
-    still_status st = sti_export_join(from, temp, STI_EXPORT_GGUF, err);
+    still_status st = sti_path_join(from, temp, STI_EXPORT_GGUF, err);
     if (st == STILL_OK) st = move(from, x->path, err);
     if (st != STILL_OK && x->linearized) unlink(twin);
     return st;
@@ -180,8 +170,9 @@ static still_status move_files(const sti_export *x, const char *temp, still_erro
 
 static still_status write_and_move(sti_export *x, const format *f, still_error *err)
 {
-    char temp[PATH_ROOM];
-    if (snprintf(temp, sizeof temp, "%s.%ld.tmp", x->path, (long)getpid()) >= PATH_ROOM)
+    char temp[STI_PATH_ROOM];
+    if (snprintf(temp, sizeof temp, "%s.%ld.tmp", x->path, (long)getpid()) >=
+        STI_PATH_ROOM)
         return sti_fail(err, STILL_E_ARG, "%s: the path is too long", x->path);
     if (mkdir(temp, 0777) != 0)
         return sti_fail(err, STILL_E_IO, "%s: cannot make folder: %s", temp,

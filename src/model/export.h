@@ -76,6 +76,9 @@ still_status sti_export_low_rank(const sti_export *x, int layer, sti_target targ
 /* Writes headers and data of a list; calls the progress callback. Does not finish w. */
 still_status sti_export_write(sti_export *x, const sti_export_list *l, sti_writer *w,
                               still_error *err);
+/* The same as one safetensors file. */
+still_status sti_export_tensors(sti_export *x, const sti_export_list *l,
+                                const char *path, still_error *err);
 /* Bytes it will write. */
 uint64_t sti_export_bytes(const sti_export_list *l);
 
@@ -111,7 +114,5 @@ still_status sti_export_gguf(sti_export *x, const char *folder, still_error *err
 still_status sti_export_own_spec(const sti_export *x, const char *merged,
                                  const char *name, sti_adapter_spec *out,
                                  still_error *err);
-still_status sti_export_join(char out[4096], const char *folder, const char *name,
-                             still_error *err);
 
 #endif

@@ -159,8 +159,8 @@ still_status sti_export_config(const sti_export *x, sti_dtype type, const char *
                                still_error *err)
 {
     json_t *j = NULL;
-    char path[4096];
-    STI_TRY(sti_export_join(path, folder, "config.json", err));
+    char path[STI_PATH_ROOM];
+    STI_TRY(sti_path_join(path, folder, "config.json", err));
     if (x->store.config)
         j = json_deep_copy(x->store.config);
     else

@@ -207,14 +207,14 @@ static still_status write_files(sti_export *x, const sti_export_list *model,
                                 const sti_export_list *own, const char *folder,
                                 still_error *err)
 {
-    char path[4096];
+    char path[STI_PATH_ROOM];
     sti_adapter_spec spec;
     const char *slash = strrchr(x->path, '/');
-    STI_TRY(sti_export_join(path, folder, STI_EXPORT_GGUF, err));
+    STI_TRY(sti_path_join(path, folder, STI_EXPORT_GGUF, err));
     STI_TRY(write_model(x, model, path, err));
     if (!x->linearized) return STILL_OK;
     STI_TRY(sti_export_own_spec(x, path, slash ? slash + 1 : x->path, &spec, err));
-    STI_TRY(sti_export_join(path, folder, STI_EXPORT_GGUF_OWN, err));
+    STI_TRY(sti_path_join(path, folder, STI_EXPORT_GGUF_OWN, err));
     return write_own(x, own, &spec, path, err);
 }
 

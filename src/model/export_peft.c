@@ -33,17 +33,9 @@ static still_status list_layer(const sti_export *x, int layer, sti_export_list *
 static still_status write_tensors(sti_export *x, const sti_export_list *l,
                                   const char *folder, still_error *err)
 {
-    char path[4096];
-    sti_writer *w;
-    STI_TRY(sti_export_join(path, folder, "adapter_model.safetensors", err));
-    json_t *meta = json_pack("{s:s}", "format", "pt");
-    still_status st = sti_writer_safetensors(path, meta, &w, err);
-    json_decref(meta);
-    STI_TRY(st);
-    st = sti_export_write(x, l, w, err);
-    if (st == STILL_OK) return sti_writer_finish(w, err);
-    sti_writer_abort(w);
-    return st;
+    char path[STI_PATH_ROOM];
+    STI_TRY(sti_path_join(path, folder, "adapter_model.safetensors", err));
+    return sti_export_tensors(x, l, path, err);
 }
 
 static const char *base_name(const sti_export *x)
@@ -73,8 +65,8 @@ static json_t *layer_numbers(const sti_export *x)
 static still_status write_config(const sti_export *x, const char *folder,
                                  still_error *err)
 {
-    char path[4096];
-    STI_TRY(sti_export_join(path, folder, "adapter_config.json", err));
+    char path[STI_PATH_ROOM];
+    STI_TRY(sti_path_join(path, folder, "adapter_config.json", err));
     json_t *targets = json_array();
     int bad = 0;
     for (int t = STI_TARGET_Q; t <= STI_TARGET_O; t++)
@@ -101,9 +93,9 @@ static still_status write_config(const sti_export *x, const char *folder,
 static still_status write_card(const sti_export *x, const char *folder,
                                still_error *err)
 {
-    char path[4096];
+    char path[STI_PATH_ROOM];
     sti_buf b = {0};
-    STI_TRY(sti_export_join(path, folder, "README.md", err));
+    STI_TRY(sti_path_join(path, folder, "README.md", err));
     sti_buf_printf(
         &b,
         "# Low-rank additions of a model linearized with still\n\n"

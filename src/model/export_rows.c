@@ -207,3 +207,17 @@ still_status sti_export_write(sti_export *x, const sti_export_list *l, sti_write
     }
     return STILL_OK;
 }
+
+still_status sti_export_tensors(sti_export *x, const sti_export_list *l,
+                                const char *path, still_error *err)
+{
+    sti_writer *w;
+    json_t *meta = json_pack("{s:s}", "format", "pt");
+    still_status st = sti_writer_safetensors(path, meta, &w, err);
+    json_decref(meta);
+    STI_TRY(st);
+    st = sti_export_write(x, l, w, err);
+    if (st == STILL_OK) return sti_writer_finish(w, err);
+    sti_writer_abort(w);
+    return st;
+}

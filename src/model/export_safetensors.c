@@ -61,11 +61,11 @@ static still_status write_all(int fd, const sti_map *m, const char *path,
 static still_status copy_file(const char *from_folder, const char *from,
                               const char *folder, const char *to, still_error *err)
 {
-    char source[4096], path[4096];
+    char source[STI_PATH_ROOM], path[STI_PATH_ROOM];
     struct stat info;
     sti_map m;
-    STI_TRY(sti_export_join(source, from_folder, from, err));
-    STI_TRY(sti_export_join(path, folder, to, err));
+    STI_TRY(sti_path_join(source, from_folder, from, err));
+    STI_TRY(sti_path_join(path, folder, to, err));
     if (stat(source, &info) != 0 || info.st_size == 0 || access(path, F_OK) == 0)
         return STILL_OK;
     STI_TRY(sti_map_open(source, &m, err));
@@ -104,46 +104,24 @@ static still_status write_tokenizer(const sti_export *x, const char *folder,
 /* ---- Tensors ----------------------------------------------------------------------
  */
 
-static still_status write_list(sti_export *x, const sti_export_list *l,
-                               const char *path, still_error *err)
-{
-    sti_writer *w;
-    json_t *meta = json_pack("{s:s}", "format", "pt");
-    still_status st = sti_writer_safetensors(path, meta, &w, err);
-    json_decref(meta);
-    STI_TRY(st);
-    st = sti_export_write(x, l, w, err);
-    if (st == STILL_OK) return sti_writer_finish(w, err);
-    sti_writer_abort(w);
-    return st;
-}
-
 static still_status write_spec(const sti_export *x, const char *folder,
                                still_error *err)
 {
-    char path[4096];
     sti_adapter_spec spec;
     STI_TRY(sti_export_own_spec(x, folder, ".", &spec, err));
-    STI_TRY(sti_export_join(path, folder, STI_ADAPTER_CONFIG, err));
-    json_t *j = sti_adapter_to_json(&spec);
-    char *text = j ? json_dumps(j, JSON_INDENT(2)) : NULL;
-    json_decref(j);
-    if (!text) return sti_fail_memory(err, path, 0);
-    still_status st = sti_write_text(path, text, err);
-    free(text);
-    return st;
+    return sti_adapter_write_spec(&spec, folder, err);
 }
 
 static still_status write_lists(sti_export *x, const sti_export_list *model,
                                 const sti_export_list *own, const char *folder,
                                 still_error *err)
 {
-    char path[4096];
-    STI_TRY(sti_export_join(path, folder, "model.safetensors", err));
-    STI_TRY(write_list(x, model, path, err));
+    char path[STI_PATH_ROOM];
+    STI_TRY(sti_path_join(path, folder, "model.safetensors", err));
+    STI_TRY(sti_export_tensors(x, model, path, err));
     if (!x->linearized) return STILL_OK;
-    STI_TRY(sti_export_join(path, folder, STI_ADAPTER_TENSORS, err));
-    STI_TRY(write_list(x, own, path, err));
+    STI_TRY(sti_path_join(path, folder, STI_ADAPTER_TENSORS, err));
+    STI_TRY(sti_export_tensors(x, own, path, err));
     return write_spec(x, folder, err); /* reads model.safetensors */
 }
 

@@ -77,8 +77,8 @@ still_status sti_model_logits(still_model *m, sti_scratch *s, int row0, int n,
                               float *logits, still_error *err);
 
 /* The additions of adapted projections: y_i += alpha / rank (x A_i^T) B_i^T for n
- * targets that read one input x [M, .]; those without one are skipped. low: [n, M,
- * rank]. It keeps x A^T scaled, for the gradient of B. */
+ * targets that read one input x [M, .]; those without one are skipped. low [n, M, rank]
+ * keeps alpha / rank x A^T, which is what the gradient of B asks for. */
 still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
                                     const sti_target *target, int n, const float *x,
                                     int M, float *low, float *const *y,

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/random.h"
 
 typedef struct candidate {
     float logit;
@@ -24,13 +25,11 @@ struct still_sampler {
     int n_recent, at;
 };
 
-/* splitmix64: one 64-bit state, passes statistical tests, same on every machine. */
+/* One 64-bit state, passes statistical tests, same on every machine. */
 static double uniform(uint64_t *s)
 {
-    uint64_t z = (*s += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
+    const uint64_t z = sti_mix64(*s);
+    *s += STI_MIX64_STEP;
     return (double)(z >> 11) * 0x1p-53;
 }
 

@@ -1,9 +1,6 @@
 /* attend.c - the student's attention over whole sequences, by the engine of its method:
  * the hybrid operator's parallel form, or Liger's and SUPRA's. A layer that stays
  * softmax is a setting of the hybrid operator, too: every token is kept exact. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "train/layer.h"
 
 float *sti_grad_of(const sti_layer_job *j, int layer, sti_trained kind, sti_target t)
@@ -23,11 +20,6 @@ static float *own_grad(const sti_layer_job *j, int layer, sti_trained kind)
     return sti_grad_of(j, layer, kind, STI_TARGETS);
 }
 
-static bool converted(const sti_layer_job *j, int layer)
-{
-    return layer >= j->cfg->first && layer <= j->cfg->last;
-}
-
 /* ---- The hybrid operator -----------------------------------------------------------
  */
 
@@ -42,7 +34,7 @@ static void hybrid_begin(const sti_layer_job *j, int layer, hybrid_call *h)
     const sti_acts *a = j->acts;
     sti_attn_layer l = sti_model_attn_layer(m, layer);
     l.trained = j->adapter->layer[layer].attn;
-    if (converted(j, layer))
+    if (sti_layer_converted(j, layer))
         h->set = sti_attn_hybrid_settings(j->cfg, &l);
     else
         sti_hybrid_preset("softmax", j->cfg->hybrid.chunk, &h->set);
@@ -69,23 +61,6 @@ static still_status hybrid_attend(const sti_layer_job *j, int layer, float *y,
     return m->be->hybrid_parallel(m->dev, &h.args, err);
 }
 
-/* Turns the gradient of rotated rows into that of unrotated ones, in place. */
-static still_status unrotate(const sti_layer_job *j, float *dx, int heads,
-                             still_error *err)
-{
-    const still_model *m = j->m;
-    return m->be->rope(m->dev,
-                       &(sti_rope_args){.x = dx,
-                                        .pos = j->batch->pos,
-                                        .inv_freq = m->cfg.inv_freq,
-                                        .M = j->batch->B * j->batch->T,
-                                        .heads = heads,
-                                        .D = m->cfg.head_dim,
-                                        .interleaved = m->cfg.rope_interleaved,
-                                        .back = true},
-                       err);
-}
-
 static still_status hybrid_back(const sti_layer_job *j, int layer, const float *dy,
                                 bool inputs, still_error *err)
 {
@@ -101,7 +76,7 @@ static still_status hybrid_back(const sti_layer_job *j, int layer, const float *
         g->v = b->dv;
     }
     if (h.args.in.gate_logit) g->gate_logit = b->dgate;
-    if (converted(j, layer)) {
+    if (sti_layer_converted(j, layer)) {
         g->map_q = own_grad(j, layer, STI_TRAINED_MAP_Q);
         g->map_k = own_grad(j, layer, STI_TRAINED_MAP_K);
         g->bias_q = own_grad(j, layer, STI_TRAINED_BIAS_Q);
@@ -123,8 +98,8 @@ static still_status hybrid_back(const sti_layer_job *j, int layer, const float *
                                     .scale = 1},
             err));
     if (!inputs) return STILL_OK;
-    STI_TRY(unrotate(j, b->dq, m->cfg.heads, err));
-    return unrotate(j, b->dk, m->cfg.kv_heads, err);
+    STI_TRY(sti_layer_rotate(j, b->dq, m->cfg.heads, true, err));
+    return sti_layer_rotate(j, b->dk, m->cfg.kv_heads, true, err);
 }
 
 /* ---- Liger and SUPRA ----------------------------------------------------------------
@@ -164,14 +139,15 @@ static still_status linear_attend(const sti_layer_job *j, int layer, float *y,
         sti_linear_state st = {0};
         sti_carve c = {0};
         sti_linear_state_carve(&st, &c, &a.shape, a.window, kv, m->be->state_real);
-        void *memory = sti_alloc(c.used + 64, 1);
-        if (!memory) return sti_fail_memory(err, "attention state", c.used);
-        c = (sti_carve){.base = (unsigned char *)(((uintptr_t)memory + 63) & ~63ull)};
+        sti_block memory;
+        if (!sti_block_new(&memory, c.used))
+            return sti_fail_memory(err, "attention state", c.used);
+        c = (sti_carve){.base = memory.p};
         sti_linear_state_carve(&st, &c, &a.shape, a.window, kv, m->be->state_real);
         a.state = &st;
         a.y = y + (size_t)b * (size_t)j->batch->T * qd;
         still_status status = m->be->linear(m->dev, &a, 1, err);
-        free(memory);
+        sti_block_free(&memory);
         STI_TRY(status);
     }
     return STILL_OK;
@@ -207,7 +183,7 @@ static still_status linear_back(const sti_layer_job *j, int layer, const float *
 
 static bool is_linear(const sti_layer_job *j, int layer)
 {
-    return converted(j, layer) && j->cfg->method->engine == &sti_attn_linear;
+    return sti_layer_converted(j, layer) && j->cfg->method->engine == &sti_attn_linear;
 }
 
 still_status sti_student_attend(const sti_layer_job *j, int layer, float *y,

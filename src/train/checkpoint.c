@@ -13,22 +13,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "train/train.h"
-
-enum { PATH_ROOM = 4096 };
-
-static still_status path_of(const char *dir, char out[PATH_ROOM], still_error *err)
-{
-    if (snprintf(out, PATH_ROOM, "%s/%s", dir, STI_CHECKPOINT) >= PATH_ROOM)
-        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", dir);
-    return STILL_OK;
-}
 
 bool sti_checkpoint_there(const char *dir)
 {
-    char path[PATH_ROOM];
+    char path[STI_PATH_ROOM];
     struct stat st;
-    return path_of(dir, path, NULL) == STILL_OK && stat(path, &st) == 0;
+    return sti_path_join(path, dir, STI_CHECKPOINT, NULL) == STILL_OK &&
+           stat(path, &st) == 0;
 }
 
 /* The sweep takes regular files only that our writers name so: FILE.PID[.N].tmp. */
@@ -82,8 +75,7 @@ static json_t *settings_of(const sti_trainer *t)
     unsigned char digest[STI_DATA_DIGEST];
     char hex[2 * STI_DATA_DIGEST + 1];
     sti_data_digest(t->data, digest);
-    for (size_t i = 0; i < sizeof digest; i++)
-        snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    sti_hex(digest, sizeof digest, hex);
     json_t *adapter = sti_adapter_to_json(&t->adapter->spec), *s = json_object();
     bool ok = adapter != NULL;
     /* The first that differs is named, so what follows from others comes after them. */
@@ -119,8 +111,8 @@ static json_t *settings_of(const sti_trainer *t)
 
 still_status sti_checkpoint_write(const sti_trainer *t, still_error *err)
 {
-    char path[PATH_ROOM], number[32];
-    STI_TRY(path_of(t->p.out, path, err));
+    char path[STI_PATH_ROOM], number[32];
+    STI_TRY(sti_path_join(path, t->p.out, STI_CHECKPOINT, err));
     json_t *meta = settings_of(t);
     if (!meta) return sti_fail_memory(err, path, 0);
     const uint64_t where[] = {(uint64_t)t->stage, t->step, t->tokens};
@@ -209,9 +201,9 @@ static still_status take(sti_trainer *t, const sti_store *s, still_error *err)
 
 still_status sti_checkpoint_read(sti_trainer *t, still_error *err)
 {
-    char path[PATH_ROOM];
+    char path[STI_PATH_ROOM];
     sti_store s = {0};
-    STI_TRY(path_of(t->p.out, path, err));
+    STI_TRY(sti_path_join(path, t->p.out, STI_CHECKPOINT, err));
     still_status st = sti_store_open(path, &s, err);
     if (st == STILL_OK) st = take(t, &s, err);
     sti_store_close(&s);

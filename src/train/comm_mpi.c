@@ -13,13 +13,13 @@
  *
  * MPI can be started once in a process, so it is ended when the process exits. */
 #include "train/comm_mpi.h"
+#include "base/process.h"
 
 #include <errno.h>
 #include <mpi.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -62,25 +62,18 @@ static bool gone(const sti_mpi *m, int rank)
            kill((pid_t)other->process, 0) != 0 && errno == ESRCH;
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Waits for the first n requests. The requests of a call that failed are left behind:
  * the job is over. */
 static still_status wait_all(sti_mpi *m, int n, const char *what, still_error *err)
 {
-    const double start = now();
+    const double start = sti_now();
     double looked = start;
     for (;;) {
         int done = 0;
         const int code = MPI_Testall(n, m->req, &done, MPI_STATUSES_IGNORE);
         if (code != MPI_SUCCESS) return fail_mpi(m, code, what, err);
         if (done) return STILL_OK;
-        const double t = now();
+        const double t = sti_now();
         if (t - start < 0.0005) continue; /* the others are usually here */
         if (t - looked > 0.05) {
             looked = t;

@@ -4,6 +4,7 @@
  * for validation; the rest are shuffled anew in every pass (data_mix.c). Handing out a
  * sequence reads the mapping and nothing else, so it cannot fail. */
 #include "train/data.h"
+#include "base/buf.h"
 
 #include <assert.h>
 #include <math.h>
@@ -89,9 +90,9 @@ static still_status make_key(const char *path, const unsigned char *tokenizer,
 static char *cache_path(const char *dir, const unsigned char key[STI_DATA_DIGEST])
 {
     sti_buf b = {0};
-    sti_buf_printf(&b, "%s/", dir);
-    for (int i = 0; i < STI_DATA_DIGEST / 2; i++) sti_buf_printf(&b, "%02x", key[i]);
-    sti_buf_puts(&b, ".tokens");
+    char hex[STI_DATA_DIGEST + 1];
+    sti_hex(key, STI_DATA_DIGEST / 2, hex);
+    sti_buf_printf(&b, "%s/%s.tokens", dir, hex);
     if (b.failed) sti_buf_free(&b);
     return b.p;
 }

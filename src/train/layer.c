@@ -79,21 +79,20 @@ static still_status norm_back(const sti_layer_job *j, const float *x, const floa
                                err);
 }
 
-/* Whether the student's attention replaces this layer's. */
-static bool converted(const sti_layer_job *j, int layer)
+bool sti_layer_converted(const sti_layer_job *j, int layer)
 {
     return j->adapter && layer >= j->cfg->first && layer <= j->cfg->last;
 }
 
 static const sti_weight *gate_of(const sti_layer_job *j, int layer)
 {
-    if (!converted(j, layer)) return NULL;
+    if (!sti_layer_converted(j, layer)) return NULL;
     const sti_weight *w = &j->adapter->layer[layer].gate.w;
     return w->N ? w : NULL;
 }
 
-static still_status rotate(const sti_layer_job *j, float *x, int heads, bool back,
-                           still_error *err)
+still_status sti_layer_rotate(const sti_layer_job *j, float *x, int heads, bool back,
+                              still_error *err)
 {
     const still_model *m = j->m;
     return m->be->rope(m->dev,
@@ -131,7 +130,7 @@ static still_status project(const sti_layer_job *j, int layer, const float *x,
         mm.y[mm.n++] = a->gate;
     }
     STI_TRY(m->be->matmul(m->dev, &mm, err));
-    if (converted(j, layer)) {
+    if (sti_layer_converted(j, layer)) {
         STI_TRY(sti_low_rank_forward(j, layer, STI_TARGET_Q, a->h, a->q, err));
         STI_TRY(sti_low_rank_forward(j, layer, STI_TARGET_K, a->h, a->k, err));
         STI_TRY(sti_low_rank_forward(j, layer, STI_TARGET_V, a->h, a->v, err));
@@ -142,8 +141,8 @@ static still_status project(const sti_layer_job *j, int layer, const float *x,
     memcpy(a->qr, a->q, M * (size_t)(m->cfg.heads * m->cfg.head_dim) * sizeof(float));
     memcpy(a->kr, a->k,
            M * (size_t)(m->cfg.kv_heads * m->cfg.head_dim) * sizeof(float));
-    STI_TRY(rotate(j, a->qr, m->cfg.heads, false, err));
-    return rotate(j, a->kr, m->cfg.kv_heads, false, err);
+    STI_TRY(sti_layer_rotate(j, a->qr, m->cfg.heads, false, err));
+    return sti_layer_rotate(j, a->kr, m->cfg.kv_heads, false, err);
 }
 
 /* The layer as it was pretrained: softmax over everything it sees. */
@@ -200,7 +199,7 @@ still_status sti_layer_finish(const sti_layer_job *j, int layer, float *x,
                                              .y = {a->mid},
                                              .accumulate = true},
                           err));
-    if (converted(j, layer))
+    if (sti_layer_converted(j, layer))
         STI_TRY(sti_low_rank_forward(j, layer, STI_TARGET_O, a->y, a->mid, err));
     STI_TRY(norm(j, a->mid, L->ffn_norm, a->h2, err));
     STI_TRY(m->be->matmul(m->dev,
@@ -285,7 +284,7 @@ static still_status attention_back(const sti_layer_job *j, int layer, const floa
                            &(sti_matmul_back_args){
                                .dy = {dx}, .M = M, .n = 1, .w = {&L->o.w}, .dx = b->dy},
                            err));
-    if (converted(j, layer))
+    if (sti_layer_converted(j, layer))
         STI_TRY(sti_low_rank_backward(j, layer, STI_TARGET_O, a->y, dx, b->dy, err));
     STI_TRY(sti_student_backward(j, layer, b->dy, true, err));
     sti_matmul_back_args mm = {.dy = {b->dq, b->dk, b->dv},
@@ -299,7 +298,7 @@ static still_status attention_back(const sti_layer_job *j, int layer, const floa
         mm.w[mm.n++] = gate;
     }
     STI_TRY(m->be->matmul_back(m->dev, &mm, err));
-    if (converted(j, layer)) {
+    if (sti_layer_converted(j, layer)) {
         STI_TRY(sti_low_rank_backward(j, layer, STI_TARGET_Q, a->h, b->dq, b->dh, err));
         STI_TRY(sti_low_rank_backward(j, layer, STI_TARGET_K, a->h, b->dk, b->dh, err));
         STI_TRY(sti_low_rank_backward(j, layer, STI_TARGET_V, a->h, b->dv, b->dh, err));

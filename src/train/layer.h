@@ -83,6 +83,12 @@ still_status sti_layer_finish(const sti_layer_job *j, int layer, float *x,
 still_status sti_layer_backward(const sti_layer_job *j, int layer, const float *x,
                                 float *dx, still_error *err);
 
+/* Whether the student's attention replaces this layer's. */
+bool sti_layer_converted(const sti_layer_job *j, int layer);
+/* Rows x [M, heads, D] turned to their positions; back: their gradient turned back. */
+still_status sti_layer_rotate(const sti_layer_job *j, float *x, int heads, bool back,
+                              still_error *err);
+
 /* ---- Attention alone (attend.c) ----------------------------------------------------
  */
 

@@ -5,28 +5,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/process.h"
 #include "train/train.h"
 
-enum { PATH_ROOM = 4096, SAVE_SECONDS = 120 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static size_t peak_rss(void)
-{
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return (size_t)u.ru_maxrss * 1024;
-}
+enum { SAVE_SECONDS = 120 };
 
 /* ---- Preparing ------------------------------------------------------------------ */
 
@@ -119,7 +104,7 @@ static still_status save(sti_trainer *t, clock_of_stage *c, still_error *err)
 {
     still_status st = STILL_OK;
     if (sti_comm_rank(t->comm) == 0) st = sti_checkpoint_write(t, err);
-    c->saved = now();
+    c->saved = sti_now();
     return sti_comm_agree(t->comm, 0, st, err);
 }
 
@@ -174,16 +159,16 @@ static still_status one_step(sti_trainer *t, clock_of_stage *c, sti_tally *tally
     p->loss = tally->loss;
     p->kl = tally->kl;
     p->relative = t->stage == 1 ? sti_tally_relative(t, tally) : NAN;
-    const double seconds = now() - c->start;
+    const double seconds = sti_now() - c->start;
     const double done = (double)(t->step - c->first);
     p->tokens_per_s = done * t->p.batch * t->p.seq / seconds;
     p->seconds_left = seconds / done * (double)(t->steps - t->step);
     if (time_to_validate(t)) {
-        const double begun = now();
+        const double begun = sti_now();
         STI_TRY(validate(t, p, err));
-        c->start += now() - begun; /* not part of the rate */
+        c->start += sti_now() - begun; /* not part of the rate */
     }
-    p->peak_rss = peak_rss();
+    p->peak_rss = sti_peak_rss();
     if (sti_comm_rank(t->comm) == 0) st = sti_report_step(t, p, tally, err);
     return sti_comm_agree(t->comm, 0, st, err);
 }
@@ -192,13 +177,13 @@ static still_status one_step(sti_trainer *t, clock_of_stage *c, sti_tally *tally
 static still_status run_stage(sti_trainer *t, sti_tally *tally,
                               still_train_progress *last, still_error *err)
 {
-    clock_of_stage c = {.start = now(), .saved = now(), .first = t->step};
+    clock_of_stage c = {.start = sti_now(), .saved = sti_now(), .first = t->step};
     while (t->step < t->steps) {
         STI_TRY(one_step(t, &c, tally, last, err));
         bool stop =
             t->p.each && sti_comm_rank(t->comm) == 0 && !t->p.each(t->p.user, last);
         bool due = t->p.save_every ? t->step % t->p.save_every == 0
-                                   : now() - c.saved > SAVE_SECONDS;
+                                   : sti_now() - c.saved > SAVE_SECONDS;
         STI_TRY(sti_comm_any(t->comm, &stop, err));
         STI_TRY(sti_comm_any(t->comm, &due, err));
         /* After the very last step all that is left is to write the result. */
@@ -226,11 +211,10 @@ static void next_stage(sti_trainer *t)
 static still_status finish(sti_trainer *t, const still_train_progress *last,
                            still_error *err)
 {
-    char path[PATH_ROOM];
+    char path[STI_PATH_ROOM];
     STI_TRY(sti_adapter_write(t->adapter, t->p.out, err));
     STI_TRY(sti_report_card(t, last, err));
-    if (snprintf(path, sizeof path, "%s/%s", t->p.out, STI_CHECKPOINT) < PATH_ROOM)
-        unlink(path);
+    if (sti_path_join(path, t->p.out, STI_CHECKPOINT, NULL) == STILL_OK) unlink(path);
     return STILL_OK;
 }
 
@@ -318,9 +302,9 @@ static still_status time_stage(sti_trainer *t, int stage, double *seconds,
     sti_tally tally = {.err2 = sums, .ref2 = sums + L};
     t->stage = stage;
     t->p.batch = t->micro * sti_comm_size(t->comm);
-    const double start = now();
+    const double start = sti_now();
     still_status st = sti_step_run(t, &tally, err);
-    *seconds = now() - start;
+    *seconds = sti_now() - start;
     free(sums);
     return st;
 }
@@ -342,7 +326,7 @@ static still_status plan(sti_trainer *t, still_train_plan *out, still_error *err
         out->trained[s] = trained_in(t, s);
         out->seconds[s] = seconds * (double)t->stage_steps[s] * batch /
                           (t->micro * sti_comm_size(t->comm));
-        out->bytes[s] = peak_rss();
+        out->bytes[s] = sti_peak_rss();
     }
     return STILL_OK;
 }

@@ -57,25 +57,8 @@ still_status sti_low_rank_forward(const sti_layer_job *j, int layer, sti_target 
 {
     low_rank r;
     if (!find(j, layer, t, &r)) return STILL_OK;
-    still_model *m = j->m;
-    const int M = j->batch->B * j->batch->T;
-    float *low = j->acts->low[t];
-    STI_TRY(m->be->matmul(m->dev,
-                          &(sti_matmul_args){.x = input(j, layer, t, &r, x),
-                                             .M = M,
-                                             .n = 1,
-                                             .w = {&r.lora->a.w},
-                                             .y = {low}},
-                          err));
-    multiply(low, (size_t)M * (size_t)r.rank, r.scale);
-    return m->be->matmul(m->dev,
-                         &(sti_matmul_args){.x = low,
-                                            .M = M,
-                                            .n = 1,
-                                            .w = {&r.lora->b.w},
-                                            .y = {y},
-                                            .accumulate = true},
-                         err);
+    return sti_model_add_low_rank(j->adapter, layer, &t, 1, input(j, layer, t, &r, x),
+                                  j->batch->B * j->batch->T, j->acts->low[t], &y, err);
 }
 
 still_status sti_low_rank_backward(const sti_layer_job *j, int layer, sti_target t,

@@ -10,16 +10,6 @@
 #include "base/buf.h"
 #include "train/train.h"
 
-enum { PATH_ROOM = 4096 };
-
-static still_status path_of(const sti_trainer *t, const char *name, char out[PATH_ROOM],
-                            still_error *err)
-{
-    if (snprintf(out, PATH_ROOM, "%s/%s", t->p.out, name) >= PATH_ROOM)
-        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", t->p.out);
-    return STILL_OK;
-}
-
 static void set_real(json_t *o, const char *key, double v)
 {
     if (isfinite(v)) json_object_set_new(o, key, json_real(v));
@@ -28,8 +18,8 @@ static void set_real(json_t *o, const char *key, double v)
 still_status sti_report_step(const sti_trainer *t, const still_train_progress *p,
                              const sti_tally *tally, still_error *err)
 {
-    char path[PATH_ROOM];
-    STI_TRY(path_of(t, "train.jsonl", path, err));
+    char path[STI_PATH_ROOM];
+    STI_TRY(sti_path_join(path, t->p.out, "train.jsonl", err));
     json_t *o = json_object();
     json_object_set_new(o, "stage", json_integer(p->stage));
     json_object_set_new(o, "step", json_integer((json_int_t)p->step));
@@ -77,8 +67,8 @@ static bool is_past(const sti_trainer *t, const char *line, size_t n)
 
 still_status sti_report_rewind(const sti_trainer *t, still_error *err)
 {
-    char path[PATH_ROOM];
-    STI_TRY(path_of(t, "train.jsonl", path, err));
+    char path[STI_PATH_ROOM];
+    STI_TRY(sti_path_join(path, t->p.out, "train.jsonl", err));
     if (access(path, F_OK) != 0) return STILL_OK;
     sti_lines *lines;
     sti_buf keep = {0};
@@ -103,11 +93,11 @@ still_status sti_report_rewind(const sti_trainer *t, still_error *err)
 still_status sti_report_card(const sti_trainer *t, const still_train_progress *last,
                              still_error *err)
 {
-    char path[PATH_ROOM];
+    char path[STI_PATH_ROOM];
     const still_train_params *p = &t->p;
     const still_method *m = &p->method;
     sti_buf b = {0};
-    STI_TRY(path_of(t, "README.md", path, err));
+    STI_TRY(sti_path_join(path, t->p.out, "README.md", err));
     sti_buf_printf(&b, "# %s, linearized\n\n", p->base_name);
     sti_buf_printf(&b,
                    "An adapter for `%s`, trained with still %s. It turns the model's "

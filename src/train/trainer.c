@@ -7,8 +7,6 @@
 #include "base/random.h"
 #include "train/train.h"
 
-enum { PATH_ROOM = 4096 };
-
 /* ---- Settings ------------------------------------------------------------------- */
 
 static void set_defaults(still_train_params *p)
@@ -114,9 +112,8 @@ static still_status start_from(sti_trainer *t, const char *dir, still_error *err
         return sti_fail(err, STILL_E_ARG,
                         "%s: the adapter was trained for another base model ('%s')",
                         dir, spec.base_name);
-    char path[PATH_ROOM];
-    if (snprintf(path, sizeof path, "%s/%s", dir, STI_ADAPTER_TENSORS) >= PATH_ROOM)
-        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", dir);
+    char path[STI_PATH_ROOM];
+    STI_TRY(sti_path_join(path, dir, STI_ADAPTER_TENSORS, err));
     sti_store s = {0};
     size_t found = 0;
     still_status st = sti_store_open(path, &s, err);

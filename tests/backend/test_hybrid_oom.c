@@ -7,31 +7,7 @@
 
 #include "ops/ops.h"
 
-void *__real_malloc(size_t n);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *p, size_t n);
-void *__wrap_malloc(size_t n);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_realloc(void *p, size_t n);
-
-static long allocations, fails_at = -1;
-
-static bool fails(void)
-{
-    return allocations++ == fails_at;
-}
-void *__wrap_malloc(size_t n)
-{
-    return fails() ? NULL : __real_malloc(n);
-}
-void *__wrap_calloc(size_t n, size_t size)
-{
-    return fails() ? NULL : __real_calloc(n, size);
-}
-void *__wrap_realloc(void *p, size_t n)
-{
-    return fails() ? NULL : __real_realloc(p, n);
-}
+#include "../oom.h"
 
 /* Pages of address space: large blocks are mapped, not taken from malloc. */
 static long mapped_pages(void)
@@ -148,9 +124,9 @@ static void test_reference_survives(void **state)
     int failures = -1;
     while (status == STILL_E_MEMORY) {
         allocations = 0;
-        fails_at = ++failures;
+        countdown = ++failures;
         status = feed_next(b, dev, &p, &x, 10, &err);
-        fails_at = -1;
+        countdown = -1;
         if (status != STILL_E_MEMORY) break;
         assert_int_equal(x.st.pos, 20);
         assert_memory_equal(was, x.block.p, x.block.bytes);

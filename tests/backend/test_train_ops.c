@@ -2,19 +2,10 @@
  * the functions it claims to be the gradients of; the cpu backend against the
  * reference, on every instruction set here, every weight type and odd sizes; and bit
  * for bit against itself with other threads and other rows around. */
+#include "matrix.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
-#include "ops/ops.h"
 
 static const char *const ISAS[] = {"portable", "avx2", "avx512"};
 enum { N_ISA = 3, THREADS_MAX = 3, MAX_K = 2048 };
@@ -37,12 +28,6 @@ static sti_dev *new_dev(const sti_backend *b, const char *isa, int threads)
     if (st == STILL_E_UNSUPPORTED) return NULL; /* not on this processor */
     assert_int_equal(st, STILL_OK);
     return dev;
-}
-
-static float uniform(uint32_t *s)
-{
-    *s = *s * 1664525u + 1013904223u;
-    return (float)(*s >> 8) * 0x1p-23f - 1.0f;
 }
 
 static float *floats(size_t n, float gain, uint32_t seed)
@@ -76,59 +61,6 @@ static const sti_dtype TYPES[] = {STI_F32,  STI_F16,  STI_BF16, STI_Q4_0, STI_Q4
                                   STI_Q5_0, STI_Q5_1, STI_Q8_0, STI_Q2_K, STI_Q3_K,
                                   STI_Q4_K, STI_Q5_K, STI_Q6_K};
 enum { N_TYPES = sizeof TYPES / sizeof *TYPES };
-
-/* A tensor in a shared mapping, as files are, two bytes off any alignment. */
-typedef struct source {
-    sti_tensor t;
-    unsigned char *map;
-    size_t size;
-    float *value; /* [N,K] */
-} source;
-
-static source make_source(sti_dtype type, int64_t N, int64_t K, uint32_t seed)
-{
-    source s = {0};
-    size_t bytes;
-    const sti_dtype_info *info = sti_dtype_find((int)type);
-    assert_true(sti_dtype_bytes(type, (uint64_t)(N * K), &bytes));
-    s.size = bytes + 2;
-    int fd = memfd_create("matrix", MFD_CLOEXEC);
-    assert_true(fd >= 0);
-    assert_int_equal(ftruncate(fd, (off_t)s.size), 0);
-    s.map = mmap(NULL, s.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    assert_true(s.map != MAP_FAILED);
-    close(fd);
-    unsigned char *p = s.map + 2;
-    s.value = floats((size_t)(N * K), 1, seed);
-    if (!sti_quant(type, s.value, p, N * K)) { /* K types: any bytes, tame scales */
-        for (size_t i = 0; i < bytes; i++)
-            p[i] = (unsigned char)(127 * uniform(&seed) + 128);
-        size_t at = type == STI_Q2_K   ? 80
-                    : type == STI_Q3_K ? 108
-                    : type == STI_Q6_K ? 208
-                                       : 0;
-        const uint16_t d = sti_f32_to_f16(0.01f), m = sti_f32_to_f16(0.02f);
-        for (; at < bytes; at += (size_t)info->bytes) {
-            memcpy(p + at, &d, 2);
-            if (type != STI_Q3_K && type != STI_Q6_K) memcpy(p + at + 2, &m, 2);
-        }
-    }
-    sti_dequant(type, p, s.value, N * K);
-    s.t = (sti_tensor){.name = "w",
-                       .type = type,
-                       .n_dims = 2,
-                       .dim = {N, K},
-                       .data = p,
-                       .bytes = bytes,
-                       .path = "memory"};
-    return s;
-}
-
-static void free_source(source *s)
-{
-    munmap(s->map, s->size);
-    free(s->value);
-}
 
 /* ---- matmul_back --------------------------------------------------------------------
  */

@@ -272,8 +272,6 @@ static void map_keys_backward(const job *j, const worker *w)
 static void run_head(const job *j, worker *w, int b, int h)
 {
     const sti_train *t = &j->t;
-    const sti_hybrid_in *in = &t->a->in;
-    const size_t map = (size_t)t->D * (size_t)t->F;
     const size_t part = (size_t)t->D * (size_t)t->Fp;
     const size_t head = (size_t)b * (size_t)t->H + (size_t)h;
     w->b = b;
@@ -281,12 +279,8 @@ static void run_head(const job *j, worker *w, int b, int h)
     w->g = h / t->per_kv;
     w->sel = h / t->per_sel;
     w->own = 0;
-    w->map_q = sti_panel_map_of(t->f, t->set, &t->a->shape,
-                                in->map_q ? in->map_q + (size_t)h * map : NULL,
-                                in->bias_q ? in->bias_q[h] : 0, &w->room_q);
-    w->map_k = sti_panel_map_of(t->f, t->set, &t->a->shape,
-                                in->map_k ? in->map_k + (size_t)w->sel * map : NULL,
-                                in->bias_k ? in->bias_k[w->sel] : 0, &w->room_k);
+    w->map_q = sti_train_map_q(t, h, &w->room_q);
+    w->map_k = sti_train_map_k(t, w->sel, &w->room_k);
     double *const zero[] = {j->s.loss, j->s.alpha, j->s.window, j->s.bias_q,
                             j->s.bias_k};
     for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) zero[i][head] = 0;

@@ -76,6 +76,12 @@ static inline float sti_train_window_factor(const sti_train *t, int h)
     return logit ? 1 / (1 + expf(-logit[h])) : 0.1f;
 }
 
+/* The map of query head h, and that of the keys of selection head sel. */
+sti_panel_map sti_train_map_q(const sti_train *t, int h,
+                              const sti_panel_map_room *room);
+sti_panel_map sti_train_map_k(const sti_train *t, int sel,
+                              const sti_panel_map_room *room);
+
 /* ---- The walk of a head (hybrid_train_walk.c) -------------------------------------
  */
 

@@ -168,15 +168,12 @@ void sti_train_keys_run(const sti_train *t, const sti_train_sums *s, int b, int 
                         void *memory)
 {
     const size_t D = (size_t)t->Dp, P = (size_t)t->Pp, T = (size_t)t->a->T;
-    const size_t map = (size_t)t->D * (size_t)t->F, size = sizeof(float);
+    const size_t size = sizeof(float);
     const size_t head = (size_t)b * (size_t)t->S + (size_t)sel;
-    const sti_hybrid_in *in = &t->a->in;
     keys x = {.t = t, .s = s, .b = b, .sel = sel, .g = sel * t->per_sel / t->per_kv};
     sti_carve carved = {.base = memory};
     carve(&carved, &x, t);
-    x.map = sti_panel_map_of(t->f, t->set, &t->a->shape,
-                             in->map_k ? in->map_k + (size_t)sel * map : NULL,
-                             in->bias_k ? in->bias_k[sel] : 0, &x.room);
+    x.map = sti_train_map_k(t, sel, &x.room);
     memset(x.dSt, 0, D * P * size);
     memset(x.dz, 0, P * size);
     s->bias_k[head] = 0;

@@ -103,10 +103,27 @@ void sti_train_walk_carve(sti_carve *c, sti_train_walk *w, const sti_train *t,
     w->fold_phi = sti_carve_take(c, TILE * P, size);
 }
 
-void sti_train_walk_begin(sti_train_walk *w, const sti_train *t, int b, int h)
+sti_panel_map sti_train_map_q(const sti_train *t, int h, const sti_panel_map_room *room)
 {
     const sti_hybrid_in *in = &t->a->in;
     const size_t map = (size_t)t->D * (size_t)t->F;
+    return sti_panel_map_of(t->f, t->set, &t->a->shape,
+                            in->map_q ? in->map_q + (size_t)h * map : NULL,
+                            in->bias_q ? in->bias_q[h] : 0, room);
+}
+
+sti_panel_map sti_train_map_k(const sti_train *t, int sel,
+                              const sti_panel_map_room *room)
+{
+    const sti_hybrid_in *in = &t->a->in;
+    const size_t map = (size_t)t->D * (size_t)t->F;
+    return sti_panel_map_of(t->f, t->set, &t->a->shape,
+                            in->map_k ? in->map_k + (size_t)sel * map : NULL,
+                            in->bias_k ? in->bias_k[sel] : 0, room);
+}
+
+void sti_train_walk_begin(sti_train_walk *w, const sti_train *t, int b, int h)
+{
     w->t = t;
     w->b = b;
     w->h = h;
@@ -116,12 +133,8 @@ void sti_train_walk_begin(sti_train_walk *w, const sti_train *t, int b, int h)
     w->n_salient = w->own = w->n_fold = 0;
     w->folded = false;
     if (!t->set->has_linear) return;
-    w->map_q = sti_panel_map_of(t->f, t->set, &t->a->shape,
-                                in->map_q ? in->map_q + (size_t)h * map : NULL,
-                                in->bias_q ? in->bias_q[h] : 0, &w->room_q);
-    w->map_k = sti_panel_map_of(t->f, t->set, &t->a->shape,
-                                in->map_k ? in->map_k + (size_t)w->sel * map : NULL,
-                                in->bias_k ? in->bias_k[w->sel] : 0, &w->room_k);
+    w->map_q = sti_train_map_q(t, h, &w->room_q);
+    w->map_k = sti_train_map_k(t, w->sel, &w->room_k);
     memset(w->S, 0, (size_t)t->Pp * (size_t)t->Dp * sizeof *w->S);
     memset(w->z, 0, (size_t)t->Pp * sizeof *w->z);
 }

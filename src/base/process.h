@@ -1,0 +1,25 @@
+/* process.h - the clock and the memory of this process. */
+#ifndef STI_BASE_PROCESS_H
+#define STI_BASE_PROCESS_H
+
+#include <stddef.h>
+#include <sys/resource.h>
+#include <time.h>
+
+/* Seconds of a clock that only goes forward. */
+static inline double sti_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The most memory it has held, in bytes. */
+static inline size_t sti_peak_rss(void)
+{
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    return (size_t)use.ru_maxrss * 1024;
+}
+
+#endif
