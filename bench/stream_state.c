@@ -242,8 +242,8 @@ static still_status stream(still_session *s, int layer, const int32_t *ids, int6
     *good = true;
     for (int64_t c = 0; c < chunks && !status; c++) {
         const sti_sequence q = {.n = C, .past = (int)(c * C), .memory = s->layer};
-        status = sti_model_forward(m, &s->cfg, &s->scratch, ids + c * C, &q, 1, err);
-        if (!status) status = follow(&f, &s->scratch, c, &s->layer[layer].hybrid, err);
+        status = sti_model_forward(m, &s->cfg, ids + c * C, &q, 1, err);
+        if (!status) status = follow(&f, &m->scratch, c, &s->layer[layer].hybrid, err);
         if (!status && (c + 1) * TENTHS / chunks > c * TENTHS / chunks)
             *good = report(&f, s, layer, (c + 1) * C) && *good;
     }

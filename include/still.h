@@ -275,6 +275,10 @@ STILL_API still_status still_session_feed(still_session *s, const int32_t *tok, 
  * the one still_session_feed would give, bit for bit. No session twice. */
 STILL_API still_status still_session_step(still_session **s, const int32_t *tok, int n,
                                           still_error *err);
+/* The same, but what comes back is the most likely id after each; logits are not kept.
+ * On a GPU it saves moving them. */
+STILL_API still_status still_session_step_top(still_session **s, const int32_t *tok,
+                                              int n, int32_t *top, still_error *err);
 
 /* Feeds n tokens and writes logprob[i] = log p(tok[i+1] | everything up to tok[i])
  * for i < n-1; top[i] (may be NULL) is the most likely id at i. */

@@ -160,10 +160,9 @@ still_status sti_attn_rotate(const sti_backend *be, sti_dev *dev,
                        .inv_freq = l->inv_freq,
                        .M = io->M,
                        .heads = l->heads,
+                       .also = io->k,
+                       .also_heads = l->kv_heads,
                        .D = l->head_dim,
                        .interleaved = l->interleaved};
-    STI_TRY(be->rope(dev, &a, err));
-    a.x = io->k;
-    a.heads = l->kv_heads;
     return be->rope(dev, &a, err);
 }

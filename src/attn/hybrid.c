@@ -1,6 +1,4 @@
 /* hybrid.c - methods that are settings of the hybrid operator (ops/hybrid.h). */
-#include <string.h>
-
 #include "attn/attn.h"
 
 sti_hybrid_shape sti_attn_hybrid_shape(const sti_attn_layer *l)
@@ -54,7 +52,9 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
     size_t q_row = (size_t)l->heads * (size_t)l->head_dim;
     size_t k_row = (size_t)l->kv_heads * (size_t)l->head_dim;
     bool raw = sti_hybrid_rotates(&set);
-    if (raw) memcpy(io->q_raw, io->q, (size_t)io->M * q_row * sizeof(float));
+    if (raw)
+        STI_TRY(be->mem_move(dev, io->q_raw, io->q,
+                             (size_t)io->M * q_row * sizeof(float), err));
     STI_TRY(sti_attn_rotate(be, dev, l, io, err));
     for (int i = 0; i < io->n_rows; i++) {
         const sti_attn_seq *r = &io->rows[i];

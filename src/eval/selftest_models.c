@@ -87,12 +87,12 @@ static still_status worst_logit(still_model *m, const expected *e, int piece,
     for (int at = 0; at < e->n && st == STILL_OK; at += piece) {
         int rows = e->n - at < piece ? e->n - at : piece;
         st = still_session_feed(s, e->ids + at, rows, err);
-        for (int i = 0; i < rows && st == STILL_OK; i += STI_HEAD_ROWS) {
-            int n = rows - i < STI_HEAD_ROWS ? rows - i : STI_HEAD_ROWS;
-            st = sti_model_logits(m, &s->scratch, i, n, s->scratch.logits, err);
-            double d = max_error(s->scratch.logits,
-                                 e->logits + (size_t)(at + i) * (size_t)e->vocab,
-                                 (size_t)n * (size_t)e->vocab);
+        for (int i = 0; i < rows && st == STILL_OK; i++) {
+            st = sti_model_logits(m, i, 1, err);
+            if (st == STILL_OK) st = sti_session_take_logits(s, 0, err);
+            double d =
+                max_error(s->logits, e->logits + (size_t)(at + i) * (size_t)e->vocab,
+                          (size_t)e->vocab);
             if (d > *worst) *worst = d;
         }
     }

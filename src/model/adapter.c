@@ -133,8 +133,26 @@ static const float **vector_of(sti_adapter_layer *L, const sti_adapter_entry *e)
     }
 }
 
+/* Memory that operators read values from when it is not the program's: a copy, in which
+ * B of a low-rank addition has its scale, alpha / rank, in it. */
+static still_status make_mirror(sti_adapter *a, still_error *err)
+{
+    const size_t bytes = (a->n_values ? a->n_values : 1) * sizeof(float);
+    const sti_lora_spec *lora = &a->spec.lora;
+    for (size_t i = 0; i < a->n_entries; i++) {
+        const sti_adapter_entry *e = &a->entry[i];
+        if (e->kind != STI_TRAINED_LORA_B || e->at == SIZE_MAX) continue;
+        for (size_t j = 0; j < e->n; j++)
+            a->value[e->at + j] *= lora->alpha / (float)lora->rank;
+    }
+    STI_TRY(a->be->mem_new(a->dev, bytes, &a->mirror, err));
+    return a->be->mem_move(a->dev, a->mirror.p, a->value, bytes, err);
+}
+
 still_status sti_adapter_bind(sti_adapter *a, still_error *err)
 {
+    if (!a->be->host_memory) STI_TRY(make_mirror(a, err));
+    const float *seen = a->be->host_memory ? a->value : a->mirror.p;
     for (size_t i = 0; i < a->n_entries; i++) {
         const sti_adapter_entry *e = &a->entry[i];
         if (e->at == SIZE_MAX) continue; /* bound elsewhere */
@@ -144,7 +162,7 @@ still_status sti_adapter_bind(sti_adapter *a, still_error *err)
             STI_TRY(sti_adapter_matrix_bind(a, e, STI_F32, a->value + e->at,
                                             e->n * sizeof(float), m, err));
         else
-            *vector_of(L, e) = a->value + e->at;
+            *vector_of(L, e) = seen + e->at;
     }
     return STILL_OK;
 }
@@ -274,6 +292,7 @@ void sti_adapter_free(sti_adapter *a)
             free_matrix(a, &L->lora[t].b);
         }
     }
+    if (a->mirror.p) a->be->mem_free(a->dev, &a->mirror);
     sti_block_free(&a->block);
     free(a->entry);
     free(a->layer);

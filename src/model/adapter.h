@@ -86,7 +86,8 @@ typedef struct sti_adapter {
     sti_adapter_entry *entry; /* [n_entries] */
     size_t n_entries;
     sti_block block;
-    float *value; /* [n_values] */
+    float *value;     /* [n_values], in the program's memory */
+    sti_block mirror; /* value where operators can read it, if that is elsewhere */
     size_t n_values;
     sti_adapter_layer *layer; /* [n_layers] */
     int n_layers;

@@ -6,14 +6,16 @@
 
 #include "model/model.h"
 
-void sti_scratch_carve(const still_model *m, int rows, sti_carve *c, sti_scratch *out)
+/* ---- Scratch ------------------------------------------------------------------- */
+
+static void carve_memory(const still_model *m, int rows, sti_carve *c, sti_scratch *out)
 {
     const sti_config *g = &m->cfg;
     size_t R = (size_t)rows, hidden = (size_t)g->hidden;
     size_t qd = (size_t)g->heads * (size_t)g->head_dim;
     size_t kd = (size_t)g->kv_heads * (size_t)g->head_dim;
-    size_t head_rows = rows < STI_HEAD_ROWS ? R : STI_HEAD_ROWS;
     out->rows = rows;
+    out->head_rows = rows < m->be->head_rows ? rows : m->be->head_rows;
     out->x = sti_carve_take(c, R * hidden, sizeof(float));
     out->h = sti_carve_take(c, R * hidden, sizeof(float));
     out->q = sti_carve_take(c, R * qd, sizeof(float));
@@ -21,18 +23,65 @@ void sti_scratch_carve(const still_model *m, int rows, sti_carve *c, sti_scratch
     out->o = sti_carve_take(c, R * qd, sizeof(float));
     out->k = sti_carve_take(c, R * kd, sizeof(float));
     out->v = sti_carve_take(c, R * kd, sizeof(float));
-    out->gate = sti_carve_take(c, R * (size_t)g->ffn, sizeof(float));
-    out->up = sti_carve_take(c, R * (size_t)g->ffn, sizeof(float));
+    out->ffn = sti_carve_take(c, 2 * R * (size_t)g->ffn, sizeof(float));
     if (m->adapter) {
         size_t rank = (size_t)m->adapter->spec.lora.rank;
         out->attn_gate = sti_carve_take(c, R * qd, sizeof(float));
         out->low = sti_carve_take(c, STI_MATMUL_MAX * R * rank, sizeof(float));
     }
-    out->logits = sti_carve_take(c, head_rows * (size_t)g->vocab, sizeof(float));
+    out->logits =
+        sti_carve_take(c, (size_t)out->head_rows * (size_t)g->vocab, sizeof(float));
+}
+
+static void carve_tables(int rows, sti_carve *c, sti_scratch *out)
+{
+    size_t R = (size_t)rows;
     out->pos = sti_carve_take(c, R, sizeof *out->pos);
     out->sequence = sti_carve_take(c, R, sizeof *out->sequence);
     out->attn = sti_carve_take(c, R, STI_ATTN_SCRATCH);
+    out->key = sti_carve_take(c, R + 1, sizeof *out->key);
 }
+
+size_t sti_model_scratch_bytes(const still_model *m, int rows)
+{
+    sti_carve memory = {0}, tables = {0};
+    sti_scratch unused;
+    carve_memory(m, rows, &memory, &unused);
+    carve_tables(rows, &tables, &unused);
+    return memory.used + tables.used;
+}
+
+still_status sti_model_reserve(still_model *m, int rows, still_error *err)
+{
+    if (rows <= m->scratch.rows) return STILL_OK;
+    sti_scratch grown = {0};
+    sti_carve memory = {0}, tables = {0};
+    carve_memory(m, rows, &memory, &grown);
+    carve_tables(rows, &tables, &grown);
+    if (!sti_block_new(&grown.tables, tables.used))
+        return sti_fail_memory(err, "rows of a pass", tables.used);
+    still_status st = m->be->mem_new(m->dev, memory.used, &grown.memory, err);
+    if (st != STILL_OK) {
+        sti_block_free(&grown.tables);
+        return st;
+    }
+    memory = (sti_carve){.base = grown.memory.p};
+    tables = (sti_carve){.base = grown.tables.p};
+    carve_memory(m, rows, &memory, &grown);
+    carve_tables(rows, &tables, &grown);
+    sti_model_scratch_free(m);
+    m->scratch = grown;
+    return STILL_OK;
+}
+
+void sti_model_scratch_free(still_model *m)
+{
+    if (m->dev) m->be->mem_free(m->dev, &m->scratch.memory);
+    sti_block_free(&m->scratch.tables);
+    m->scratch = (sti_scratch){0};
+}
+
+/* ---- Layers -------------------------------------------------------------------- */
 
 sti_attn_layer sti_model_attn_layer(const still_model *m, int layer)
 {
@@ -69,7 +118,8 @@ still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
     if (down.n == 0) return STILL_OK;
     STI_TRY(a->be->matmul(a->dev, &down, err));
     for (int i = 0; i < down.n; i++) {
-        for (size_t j = 0; j < size; j++) down.y[i][j] *= scale;
+        /* Memory that is not the program's: the scale is in B (adapter.c). */
+        for (size_t j = 0; a->be->host_memory && j < size; j++) down.y[i][j] *= scale;
         STI_TRY(a->be->matmul(a->dev,
                               &(sti_matmul_args){.x = down.y[i],
                                                  .M = M,
@@ -105,16 +155,6 @@ static int place(sti_scratch *s, const sti_sequence *seq, int n_seq)
     return M;
 }
 
-static still_status norm(still_model *m, const float *x, const float *g, float *y,
-                         int M, still_error *err)
-{
-    return m->be->rmsnorm(
-        m->dev,
-        &(sti_rmsnorm_args){
-            .x = x, .g = g, .y = y, .M = M, .K = m->cfg.hidden, .eps = m->cfg.rms_eps},
-        err);
-}
-
 /* x += W in + b: the way back into the residual stream. */
 static still_status add_linear(still_model *m, const sti_linear *l, const float *in,
                                float *x, int M, still_error *err)
@@ -130,20 +170,24 @@ static still_status add_linear(still_model *m, const sti_linear *l, const float 
                          err);
 }
 
-static still_status attention(still_model *m, const sti_attn_config *cfg,
-                              sti_scratch *s, int layer, int M, const sti_sequence *seq,
-                              int n_seq, still_error *err)
+static still_status attention(still_model *m, const sti_attn_config *cfg, int layer,
+                              int M, const sti_sequence *seq, int n_seq,
+                              still_error *err)
 {
+    sti_scratch *s = &m->scratch;
     const sti_layer *L = &m->layer[layer];
     const sti_attn_layer shape = sti_model_attn_layer(m, layer);
     const sti_adapter *a =
         sti_attn_engine_of(cfg, layer) != &sti_attn_softmax ? m->adapter : NULL;
     const bool gated = a && a->layer[layer].gate.w.N > 0;
     for (int i = 0; i < n_seq; i++) s->sequence[i].memory = &seq[i].memory[layer];
-    STI_TRY(norm(m, s->x, L->attn_norm, s->h, M, err));
-    sti_matmul_args project = {.x = s->h,
+    sti_matmul_args project = {.x = s->x,
                                .M = M,
                                .n = 3,
+                               .norm = L->attn_norm,
+                               .eps = m->cfg.rms_eps,
+                               .room = s->h,
+                               .keep_normed = a && a->spec.lora.rank > 0,
                                .w = {&L->q.w, &L->k.w, &L->v.w},
                                .bias = {L->q.bias, L->k.bias, L->v.bias},
                                .y = {s->q, s->k, s->v}};
@@ -178,49 +222,88 @@ static still_status attention(still_model *m, const sti_attn_config *cfg,
                                   M, s->low, (float *const[]){s->x}, err);
 }
 
-static still_status feed_forward(still_model *m, sti_scratch *s, int layer, int M,
-                                 still_error *err)
+static still_status feed_forward(still_model *m, int layer, int M, still_error *err)
 {
     const sti_layer *L = &m->layer[layer];
-    STI_TRY(norm(m, s->x, L->ffn_norm, s->h, M, err));
-    STI_TRY(m->be->matmul(m->dev,
-                          &(sti_matmul_args){.x = s->h,
-                                             .M = M,
-                                             .n = 2,
-                                             .w = {&L->gate.w, &L->up.w},
-                                             .bias = {L->gate.bias, L->up.bias},
-                                             .y = {s->gate, s->up}},
-                          err));
-    STI_TRY(m->be->swiglu(
-        m->dev,
-        &(sti_swiglu_args){
-            .gate = s->gate, .up = s->up, .y = s->gate, .M = M, .K = m->cfg.ffn},
-        err));
-    return add_linear(m, &L->down, s->gate, s->x, M, err);
+    return m->be->feed_forward(m->dev,
+                               &(sti_feed_forward_args){.x = m->scratch.x,
+                                                        .norm = L->ffn_norm,
+                                                        .eps = m->cfg.rms_eps,
+                                                        .M = M,
+                                                        .gate = &L->gate.w,
+                                                        .up = &L->up.w,
+                                                        .down = &L->down.w,
+                                                        .gate_bias = L->gate.bias,
+                                                        .up_bias = L->up.bias,
+                                                        .down_bias = L->down.bias,
+                                                        .room_h = m->scratch.h,
+                                                        .room = m->scratch.ffn},
+                               err);
 }
 
-still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
-                               sti_scratch *s, const int32_t *tok,
-                               const sti_sequence *seq, int n_seq, still_error *err)
+static still_status layers(still_model *m, const sti_attn_config *cfg,
+                           const int32_t *tok, int M, const sti_sequence *seq,
+                           int n_seq, still_error *err)
 {
-    int M = place(s, seq, n_seq);
     STI_TRY(m->be->embed(
-        m->dev, &(sti_embed_args){.w = &m->embed, .tok = tok, .M = M, .y = s->x}, err));
+        m->dev,
+        &(sti_embed_args){.w = &m->embed, .tok = tok, .M = M, .y = m->scratch.x}, err));
     for (int l = 0; l < m->cfg.layers; l++) {
-        STI_TRY(attention(m, cfg, s, l, M, seq, n_seq, err));
-        STI_TRY(feed_forward(m, s, l, M, err));
+        STI_TRY(attention(m, cfg, l, M, seq, n_seq, err));
+        STI_TRY(feed_forward(m, l, M, err));
     }
     return STILL_OK;
 }
 
-still_status sti_model_logits(still_model *m, sti_scratch *s, int row0, int n,
-                              float *logits, still_error *err)
+/* What the backend is told of a pass: its key is where activations lie, and the
+ * sessions, whose settings and memories never change. */
+static sti_pass describe(still_model *m, const sti_attn_config *cfg, const int32_t *tok,
+                         int M, const sti_sequence *seq, int n_seq)
 {
-    const float *x = s->x + (size_t)row0 * (size_t)m->cfg.hidden;
-    STI_TRY(norm(m, x, m->final_norm, s->h, n, err));
-    return m->be->matmul(
-        m->dev,
-        &(sti_matmul_args){
-            .x = s->h, .M = n, .n = 1, .w = {sti_model_head(m)}, .y = {logits}},
-        err);
+    sti_scratch *s = &m->scratch;
+    s->key[0] = (uint64_t)(uintptr_t)s->memory.p;
+    sti_pass p = {.tok = tok,
+                  .pos = s->pos,
+                  .M = M,
+                  .key = s->key,
+                  .n_key = n_seq + 1,
+                  .one_each = M == n_seq,
+                  .chunk = cfg->hybrid.chunk};
+    for (int i = 0; i < n_seq; i++) s->key[i + 1] = seq[i].session;
+    return p;
+}
+
+still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
+                               const int32_t *tok, const sti_sequence *seq, int n_seq,
+                               still_error *err)
+{
+    const int M = place(&m->scratch, seq, n_seq);
+    bool done = false;
+    if (m->be->pass_begin) {
+        const sti_pass pass = describe(m, cfg, tok, M, seq, n_seq);
+        STI_TRY(m->be->pass_begin(m->dev, &pass, &done, err));
+    }
+    still_status st = done ? STILL_OK : layers(m, cfg, tok, M, seq, n_seq, err);
+    if (m->be->pass_end) {
+        still_error ignored;
+        still_status end = m->be->pass_end(m->dev, st == STILL_OK ? err : &ignored);
+        if (st == STILL_OK) st = end;
+    }
+    return st;
+}
+
+still_status sti_model_logits(still_model *m, int row0, int n, still_error *err)
+{
+    sti_scratch *s = &m->scratch;
+    const size_t first = (size_t)row0 * (size_t)m->cfg.hidden;
+    return m->be->matmul(m->dev,
+                         &(sti_matmul_args){.x = s->x + first,
+                                            .M = n,
+                                            .n = 1,
+                                            .norm = m->final_norm,
+                                            .eps = m->cfg.rms_eps,
+                                            .room = s->h,
+                                            .w = {sti_model_head(m)},
+                                            .y = {s->logits}},
+                         err);
 }

@@ -13,6 +13,7 @@
 
 typedef struct loader {
     still_model *m;
+    float *vectors; /* as they are read: moved to the operators' memory at the end */
     still_error *err;
 } loader;
 
@@ -38,10 +39,10 @@ static still_status load_vector(loader *ld, const sti_tensor *t, int n,
         return sti_fail(ld->err, STILL_E_UNSUPPORTED,
                         "%s: tensor '%s' has type %s, a vector must be a float type",
                         t->path, t->name, sti_dtype_find((int)t->type)->name);
-    float *v = m->vectors + m->vectors_used;
+    float *v = ld->vectors + m->vectors_used;
     sti_dequant(t->type, t->data, v, n);
+    *out = (float *)m->vectors.p + m->vectors_used;
     m->vectors_used += (size_t)n;
-    *out = v;
     return STILL_OK;
 }
 
@@ -100,10 +101,12 @@ static still_status load_weights(loader *ld)
                    2u * (size_t)g->kv_heads * (size_t)g->head_dim +
                    2u * (size_t)g->hidden + 2u * (size_t)g->ffn;
     m->vectors_room = kinds * (size_t)g->layers + (size_t)g->hidden;
-    m->vectors = sti_alloc(m->vectors_room, sizeof *m->vectors);
+    ld->vectors = sti_alloc(m->vectors_room, sizeof *ld->vectors);
     m->layer = sti_alloc((size_t)g->layers, sizeof *m->layer);
-    if (!m->vectors || !m->layer)
+    if (!ld->vectors || !m->layer)
         return sti_fail_memory(ld->err, m->store.path, m->vectors_room * sizeof(float));
+    STI_TRY(
+        m->be->mem_new(m->dev, m->vectors_room * sizeof(float), &m->vectors, ld->err));
     /* The largest matrix first: its source pages leave memory before others come. */
     STI_TRY(load_matrix(ld, STI_PART_EMBED, 0, g->vocab, g->hidden, &m->embed));
     if (!g->tied)
@@ -111,7 +114,8 @@ static still_status load_weights(loader *ld)
     STI_TRY(load_norm(ld, STI_PART_FINAL_NORM, 0, &m->final_norm));
     for (int i = 0; i < g->layers; i++) STI_TRY(load_layer(ld, i));
     m->info.params += m->vectors_used;
-    return STILL_OK;
+    return m->be->mem_move(m->dev, m->vectors.p, ld->vectors,
+                           m->vectors_used * sizeof(float), ld->err);
 }
 
 static still_status make_device(still_model *m, const still_model_params *p,
@@ -197,7 +201,7 @@ still_status still_model_open(const char *path, const still_model_params *params
     still_model *m = sti_alloc(1, sizeof *m);
     if (!m) return sti_fail_memory(err, path, sizeof *m);
     m->be = be;
-    loader ld = {m, err};
+    loader ld = {.m = m, .err = err};
     still_status st = sti_store_open(path, &m->store, err);
     if (st == STILL_OK) st = sti_config_read(&m->store, &m->cfg, err);
     for (int i = 0; p.rope_bf16 && st == STILL_OK && i < m->cfg.head_dim / 2; i++)
@@ -205,6 +209,7 @@ still_status still_model_open(const char *path, const still_model_params *params
     if (st == STILL_OK) st = sti_tokenizer_from_store(&m->store, &m->tokenizer, err);
     if (st == STILL_OK) st = make_device(m, &p, err);
     if (st == STILL_OK) st = load_weights(&ld);
+    free(ld.vectors);
     if (st == STILL_OK && p.adapter) st = load_adapter(m, p.adapter, err);
     if (st != STILL_OK) {
         still_model_free(m);
@@ -229,10 +234,11 @@ void still_model_free(still_model *m)
         }
         m->be->weight_free(m->dev, &m->embed);
         m->be->weight_free(m->dev, &m->head);
+        m->be->mem_free(m->dev, &m->vectors);
+        sti_model_scratch_free(m);
         m->be->dev_free(m->dev);
     }
     free(m->layer);
-    free(m->vectors);
     still_tokenizer_free(m->tokenizer);
     sti_config_free(&m->cfg);
     sti_store_close(&m->store);

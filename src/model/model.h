@@ -15,6 +15,26 @@ typedef struct sti_layer {
     sti_linear q, k, v, o, gate, up, down;
 } sti_layer;
 
+/* Activations of one pass, shared by all sessions of a model. Row-major; the first
+ * group is the operators' memory, the second the program's. */
+typedef struct sti_scratch {
+    int rows, head_rows;
+    sti_block memory, tables;
+    float *x;             /* [rows, hidden]: the residual stream */
+    float *h;             /* [rows, hidden]: normed */
+    float *q, *q_raw, *o; /* [rows, H, D] */
+    float *k, *v;         /* [rows, G, D] */
+    float *ffn;           /* [2, rows, ffn]: room for gate and up */
+    float *attn_gate;     /* [rows, H, D], with an adapter */
+    float *low;           /* [STI_MATMUL_MAX, rows, rank], likewise */
+    float *logits;        /* [head_rows, vocab] */
+
+    int32_t *pos;           /* [rows] */
+    sti_attn_seq *sequence; /* [rows] */
+    void *attn;             /* [rows] of STI_ATTN_SCRATCH bytes */
+    uint64_t *key;          /* [rows + 1]: see sti_pass */
+} sti_scratch;
+
 struct still_model {
     sti_store store;
     sti_config cfg;
@@ -25,9 +45,11 @@ struct still_model {
     sti_layer *layer;       /* [cfg.layers] */
     sti_weight embed, head; /* head is unused when tied */
     const float *final_norm;
-    float *vectors; /* all norms and biases, as floats */
+    sti_block vectors; /* all norms and biases, as floats */
     size_t vectors_used, vectors_room;
     sti_adapter *adapter; /* or NULL */
+    sti_scratch scratch;
+    uint64_t sessions; /* made so far, for numbering them */
 };
 
 /* The matrix that makes logits. */
@@ -36,45 +58,33 @@ static inline const sti_weight *sti_model_head(const still_model *m)
     return m->cfg.tied ? &m->embed : &m->head;
 }
 
-/* Activations of one batch. All float, row-major. */
-enum { STI_HEAD_ROWS = 32 }; /* rows of logits computed at once when scoring */
-typedef struct sti_scratch {
-    int rows;
-    float *x;               /* [rows, hidden]: the residual stream */
-    float *h;               /* [rows, hidden]: normed */
-    float *q, *q_raw, *o;   /* [rows, H, D] */
-    float *k, *v;           /* [rows, G, D] */
-    float *gate, *up;       /* [rows, ffn] */
-    float *attn_gate;       /* [rows, H, D], with an adapter */
-    float *low;             /* [STI_MATMUL_MAX, rows, rank], likewise */
-    float *logits;          /* [min(rows, STI_HEAD_ROWS), vocab] */
-    int32_t *pos;           /* [rows] */
-    sti_attn_seq *sequence; /* [rows] */
-    void *attn;             /* [rows] of STI_ATTN_SCRATCH bytes */
-} sti_scratch;
-void sti_scratch_carve(const still_model *m, int rows, sti_carve *c, sti_scratch *out);
-
 /* What attention methods ask of a layer. */
 sti_attn_layer sti_model_attn_layer(const still_model *m, int layer);
+
+/* Makes passes of `rows` rows possible without allocating; what is enough stays. */
+still_status sti_model_reserve(still_model *m, int rows, still_error *err);
+size_t sti_model_scratch_bytes(const still_model *m, int rows);
+void sti_model_scratch_free(still_model *m);
 
 typedef struct sti_sequence { /* its share of a batch, rows in order */
     int n, past;
     sti_attn_memory *memory; /* [layers] */
+    uint64_t session;        /* a number no other session of the model has or had */
 } sti_sequence;
 
 /* All ids are in the vocabulary. Called before a forward pass, which trusts them. */
 still_status sti_model_check_tokens(const still_model *m, const int32_t *tok, int n,
                                     still_error *err);
 
-/* Runs all layers over the tokens of the sequences; s->x then holds the residual
+/* Runs all layers over the tokens of the sequences; scratch.x then holds the residual
  * stream [M, hidden]. The sequences' memories are advanced. */
 still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
-                               sti_scratch *s, const int32_t *tok,
-                               const sti_sequence *seq, int n_seq, still_error *err);
+                               const int32_t *tok, const sti_sequence *seq, int n_seq,
+                               still_error *err);
 
-/* Logits [n, vocab] of rows row0 .. row0+n-1 of s->x (n <= STI_HEAD_ROWS). */
-still_status sti_model_logits(still_model *m, sti_scratch *s, int row0, int n,
-                              float *logits, still_error *err);
+/* Logits [n, vocab] of rows row0 .. row0+n-1 of the last pass into scratch.logits (n <=
+ * scratch.head_rows). */
+still_status sti_model_logits(still_model *m, int row0, int n, still_error *err);
 
 /* The additions of adapted projections: y_i += alpha / rank (x A_i^T) B_i^T for n
  * targets that read one input x [M, .]; those without one are skipped. low [n, M, rank]

@@ -31,11 +31,16 @@ typedef struct sti_weight {
 
 /* y_i[M, N_i] = x[M, K] W_i^T + bias_i, for up to four matrices that read one input
  * (q, k, v and attention's gate; gate, up). accumulate: y_i += instead (residual
- * connections). */
+ * connections). norm: x goes through rmsnorm first; `room` is where a backend may put
+ * what comes of it, and where it must if keep_normed says that the caller reads it. */
 #define STI_MATMUL_MAX 4
 typedef struct sti_matmul_args {
     const float *x;
     int M, n;
+    const float *norm; /* [K], or NULL: x is multiplied as it is */
+    float eps;         /* of norm */
+    float *room;       /* with norm: [M, K], no alias */
+    bool keep_normed;
     const sti_weight *w[STI_MATMUL_MAX];
     const float *bias[STI_MATMUL_MAX]; /* [N_i] or NULL */
     float *y[STI_MATMUL_MAX];          /* [M, N_i], no alias with x */
@@ -45,7 +50,7 @@ typedef struct sti_matmul_args {
 /* y[m] = row tok[m] of the embedding matrix. */
 typedef struct sti_embed_args {
     const sti_weight *w; /* [vocab, K] */
-    const int32_t *tok;  /* [M] */
+    const int32_t *tok;  /* [M], in the program's memory */
     int M;
     float *y; /* [M, K] */
 } sti_embed_args;
@@ -64,9 +69,10 @@ typedef struct sti_rmsnorm_args {
  * llama). back: turns the other way, which is the gradient. */
 typedef struct sti_rope_args {
     float *x;              /* [M, heads, D] */
-    const int32_t *pos;    /* [M] */
-    const float *inv_freq; /* [D/2] */
-    int M, heads, D;
+    float *also;           /* [M, also_heads, D]: turned likewise; or NULL */
+    const int32_t *pos;    /* [M], in the program's memory */
+    const float *inv_freq; /* [D/2], likewise */
+    int M, heads, also_heads, D;
     bool interleaved, back;
 } sti_rope_args;
 
@@ -76,6 +82,19 @@ typedef struct sti_swiglu_args {
     float *y;
     int M, K;
 } sti_swiglu_args;
+
+/* The feed-forward half of a layer, x += W_down (silu(W_gate h) * (W_up h)), h =
+ * rmsnorm(x), biases left out here. One entry so that a backend may keep what lies
+ * between in a form of its own: room_h and room are for that. */
+typedef struct sti_feed_forward_args {
+    float *x;          /* [M, K], changed in place */
+    const float *norm; /* [K] */
+    float eps;
+    int M;
+    const sti_weight *gate, *up, *down;           /* [ffn, K], likewise, [K, ffn] */
+    const float *gate_bias, *up_bias, *down_bias; /* or NULL */
+    float *room_h, *room;                         /* [M, K], [2, M, ffn] */
+} sti_feed_forward_args;
 
 /* Softmax attention of rows that belong to several sessions. Segment s is rows
  * [row0, row0 + n) of q, k, v: the next n tokens of a session that already holds
@@ -104,7 +123,7 @@ typedef struct sti_attn_args {
  * as good; top = the most likely id, the lowest of equals. */
 typedef struct sti_logprob_args {
     const float *logits;
-    const int32_t *target; /* [M] */
+    const int32_t *target; /* [M]; this and the results: in the program's memory */
     int M, V;
     float *logprob; /* [M] */
     int32_t *top;   /* [M] */
@@ -191,9 +210,41 @@ typedef struct sti_dev_params {
     int heads, kv_heads, head_dim;
 } sti_dev_params;
 
+/* A pass over all layers: M rows, whose ids and positions the operators are given
+ * (embed, rope) and whose sequences they advance. `key` tells one kind of pass from
+ * another: passes of one key differ in ids and positions alone, so a backend may record
+ * one and replay it. No key comes to mean something else later. */
+typedef struct sti_pass {
+    const int32_t *tok, *pos; /* [M], in the program's memory */
+    int M;
+    const uint64_t *key; /* [n_key] */
+    int n_key;
+    bool one_each; /* every sequence has one row */
+    int chunk;     /* a sequence whose position is a multiple of this does other work
+                      than the rest; 0: none does */
+} sti_pass;
+
 typedef struct sti_backend {
     const char *name;
-    sti_dtype cache; /* what it keeps keys and values in unless told otherwise */
+    sti_dtype cache;  /* what it keeps keys and values in unless told otherwise */
+    int head_rows;    /* rows of logits it makes at once */
+    bool host_memory; /* the memory below is the program's own */
+
+    /* Memory that operators read and write: activations, states, parameters. Pointers
+     * in the argument structs are to this memory, except where one says otherwise (ids,
+     * positions, segments, results). mem_new gives zeroed bytes. mem_move copies
+     * between it and the program's memory, or within either, and is done when it
+     * returns. */
+    still_status (*mem_new)(sti_dev *, size_t bytes, sti_block *out, still_error *);
+    void (*mem_free)(sti_dev *, sti_block *);
+    still_status (*mem_move)(sti_dev *, void *to, const void *from, size_t bytes,
+                             still_error *);
+    still_status (*mem_clear)(sti_dev *, void *p, size_t bytes, still_error *);
+    /* Around the operators of a pass; NULL: not of interest. *done: it has been
+     * replayed as a whole and the operators must not be called. */
+    still_status (*pass_begin)(sti_dev *, const sti_pass *, bool *done, still_error *);
+    still_status (*pass_end)(sti_dev *, still_error *);
+
     still_status (*dev_new)(const sti_dev_params *, sti_dev **, still_error *);
     void (*dev_free)(sti_dev *);
     const char *(*dev_isa)(const sti_dev *);
@@ -214,6 +265,8 @@ typedef struct sti_backend {
     still_status (*rmsnorm)(sti_dev *, const sti_rmsnorm_args *, still_error *);
     still_status (*rope)(sti_dev *, const sti_rope_args *, still_error *);
     still_status (*swiglu)(sti_dev *, const sti_swiglu_args *, still_error *);
+    still_status (*feed_forward)(sti_dev *, const sti_feed_forward_args *,
+                                 still_error *);
     still_status (*softmax_attn)(sti_dev *, const sti_attn_args *, still_error *);
     still_status (*logprob)(sti_dev *, const sti_logprob_args *, still_error *);
 

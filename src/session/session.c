@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_BATCH = 512, MOST_ROLLBACK = 4096 };
+enum { DEFAULT_BATCH = 512, MOST_ROLLBACK = 4096, MOST_HEAD_ROWS = 512 };
 
 /* An adapter's numbers mean something for the method they were trained for only. Sizes
  * (chunk, cap, select) and the score may differ; what the tensors stand for may not. */
@@ -73,31 +73,32 @@ bool sti_session_keeps_all(const still_session *s)
     return s->cfg.method->engine == &sti_attn_softmax;
 }
 
-/* The one description of a session's memory: counts when c->base is NULL. The states
- * come first and lie together, so that copying a past is copying one range. */
-static void carve(const still_model *m, still_session *s, sti_carve *c)
+size_t sti_session_lay_out(const still_session *s, void *base, sti_attn_memory *layer)
 {
-    size_t layers = (size_t)m->cfg.layers;
+    const still_model *m = s->model;
+    sti_carve c = {.base = base};
     sti_attn_memory unused;
-    sti_attn_memory *table = s->layer;
-    size_t start = c->used;
-    s->state = c->base ? c->base + start : NULL;
     for (int l = 0; l < m->cfg.layers; l++) {
-        sti_attn_layer layer = sti_model_attn_layer(m, l);
+        sti_attn_layer of = sti_model_attn_layer(m, l);
         sti_attn_engine_of(&s->cfg, l)
-            ->carve(m->be, &s->cfg, &layer, c, table ? &table[l] : &unused);
+            ->carve(m->be, &s->cfg, &of, &c, layer ? &layer[l] : &unused);
     }
-    sti_carve_take(c, 0, 1); /* up to the next line */
-    s->state_bytes = c->used - start;
-    s->layer = sti_carve_take(c, layers, sizeof *s->layer);
+    sti_carve_take(&c, 0, 1); /* up to the next line */
+    return c.used;
+}
+
+/* Copies of the state that a session with boundaries keeps. */
+static size_t copies(const still_session *s)
+{
+    return sti_session_keeps_all(s) ? 0 : (size_t)s->rollback;
+}
+
+static void carve_tables(still_session *s, sti_carve *c)
+{
+    const sti_config *g = &s->model->cfg;
+    s->layer = sti_carve_take(c, (size_t)g->layers, sizeof *s->layer);
     s->boundary = sti_carve_take(c, (size_t)s->rollback, sizeof *s->boundary);
-    int copies = sti_session_keeps_all(s) ? 0 : s->rollback;
-    for (int i = 0; i < copies; i++) {
-        unsigned char *p = sti_carve_take(c, s->state_bytes, 1);
-        if (c->base) s->boundary[i] = (sti_boundary){.state = p};
-    }
-    sti_scratch_carve(m, s->cfg.batch, c, &s->scratch);
-    s->logits = sti_carve_take(c, (size_t)m->cfg.vocab, sizeof *s->logits);
+    s->logits = sti_carve_take(c, (size_t)g->vocab, sizeof *s->logits);
 }
 
 static void describe(still_session *s)
@@ -115,6 +116,31 @@ static void describe(still_session *s)
              (unsigned long long)h->seed, c->window);
 }
 
+static still_status allocate(still_session *s, still_error *err)
+{
+    still_model *m = s->model;
+    sti_carve tables = {0};
+    carve_tables(s, &tables);
+    s->state_bytes = sti_session_lay_out(s, NULL, NULL);
+    size_t bytes = SIZE_MAX;
+    if (!sti_mul(s->state_bytes, 1 + copies(s), &bytes)) bytes = SIZE_MAX;
+    still_error why;
+    if (m->be->mem_new(m->dev, bytes, &s->memory, &why) != STILL_OK)
+        return sti_fail(err, STILL_E_MEMORY,
+                        "a session of %d tokens needs %.1f GB of memory, which is not "
+                        "there: use a smaller context",
+                        s->cfg.ctx, (double)bytes / 1e9);
+    if (!sti_block_new(&s->tables, tables.used))
+        return sti_fail_memory(err, "session", tables.used);
+    tables = (sti_carve){.base = s->tables.p};
+    carve_tables(s, &tables);
+    s->state = s->memory.p;
+    sti_session_lay_out(s, s->state, s->layer);
+    for (size_t i = 0; i < copies(s); i++)
+        s->boundary[i].state = s->state + (i + 1) * s->state_bytes;
+    return STILL_OK;
+}
+
 static still_status make(const still_session *draft, still_session **out,
                          still_error *err)
 {
@@ -125,26 +151,17 @@ static still_status make(const still_session *draft, still_session **out,
                     ->reserve(m->be, m->dev, &draft->cfg, &layer, err));
     }
     STI_TRY(m->be->dev_reserve(m->dev, draft->cfg.batch, err));
+    STI_TRY(sti_model_reserve(m, draft->cfg.batch, err));
     still_session *s = sti_alloc(1, sizeof *s);
     if (!s) return sti_fail_memory(err, "session", sizeof *s);
     *s = *draft;
     describe(s);
-    sti_carve c = {0};
-    carve(m, s, &c);
-    if (!sti_block_new(&s->memory, c.used)) {
-        free(s);
-        return sti_fail(err, STILL_E_MEMORY,
-                        "a session of %d tokens needs %.1f GB of memory, which is not "
-                        "there: use a smaller context",
-                        draft->cfg.ctx, (double)c.used / 1e9);
+    still_status st = allocate(s, err);
+    if (st != STILL_OK) {
+        still_session_free(s);
+        return st;
     }
-    memset(s->memory.p, 0, s->memory.bytes);
-    /* Twice: the first pass finds where the table of layers lies, the second fills it.
-     */
-    for (int pass = 0; pass < 2; pass++) {
-        c = (sti_carve){.base = s->memory.p};
-        carve(m, s, &c);
-    }
+    s->number = ++m->sessions;
     *out = s;
     return STILL_OK;
 }
@@ -170,8 +187,17 @@ still_status sti_session_like(const still_session *s, still_session **out,
 void still_session_free(still_session *s)
 {
     if (!s) return;
-    sti_block_free(&s->memory);
+    s->model->be->mem_free(s->model->dev, &s->memory);
+    sti_block_free(&s->tables);
     free(s);
+}
+
+still_status sti_session_take_logits(still_session *s, int row, still_error *err)
+{
+    const still_model *m = s->model;
+    const size_t vocab = (size_t)m->cfg.vocab;
+    return m->be->mem_move(m->dev, s->logits, m->scratch.logits + (size_t)row * vocab,
+                           vocab * sizeof(float), err);
 }
 
 static still_status check_room(const still_session *s, int n, still_error *err)
@@ -218,16 +244,18 @@ static still_status score_rows(still_session *s, const score_request *r, int at,
                                int rows, still_error *err)
 {
     still_model *m = s->model;
-    int32_t own_top[STI_HEAD_ROWS];
+    int32_t own_top[MOST_HEAD_ROWS];
     bool one = r->top && !r->top_logprob;
-    for (int i = 0; i < rows; i += STI_HEAD_ROWS) {
-        int n = rows - i < STI_HEAD_ROWS ? rows - i : STI_HEAD_ROWS;
+    const int most =
+        m->scratch.head_rows < MOST_HEAD_ROWS ? m->scratch.head_rows : MOST_HEAD_ROWS;
+    for (int i = 0; i < rows; i += most) {
+        int n = rows - i < most ? rows - i : most;
         if (at + i + n > r->n - 1) n = r->n - 1 - (at + i); /* the last has no next */
         if (n <= 0) break;
-        STI_TRY(sti_model_logits(m, &s->scratch, i, n, s->scratch.logits, err));
+        STI_TRY(sti_model_logits(m, i, n, err));
         STI_TRY(
             m->be->logprob(m->dev,
-                           &(sti_logprob_args){.logits = s->scratch.logits,
+                           &(sti_logprob_args){.logits = m->scratch.logits,
                                                .target = r->tok + at + i + 1,
                                                .M = n,
                                                .V = m->cfg.vocab,
@@ -236,8 +264,8 @@ static still_status score_rows(still_session *s, const score_request *r, int at,
                            err));
         for (int j = 0; j < n && r->top && r->top_logprob; j++) {
             size_t row = (size_t)(at + i + j), k = (size_t)r->k;
-            best_of_row(s->scratch.logits + (size_t)j * (size_t)m->cfg.vocab,
-                        m->cfg.vocab, r->tok[row + 1], r->logprob[row], r->k,
+            STI_TRY(sti_session_take_logits(s, j, err));
+            best_of_row(s->logits, m->cfg.vocab, r->tok[row + 1], r->logprob[row], r->k,
                         r->top + row * k, r->top_logprob + row * k);
         }
     }
@@ -266,13 +294,14 @@ static still_status feed(still_session *s, const int32_t *tok, int n,
     for (int at = 0; at < n; at += rows) {
         int past = s->length + at;
         rows = rows_of(s, past, n - at);
-        sti_sequence q = {.n = rows, .past = past, .memory = s->layer};
-        STI_TRY(
-            sti_model_forward(s->model, &s->cfg, &s->scratch, tok + at, &q, 1, err));
+        sti_sequence q = {
+            .n = rows, .past = past, .memory = s->layer, .session = s->number};
+        STI_TRY(sti_model_forward(s->model, &s->cfg, tok + at, &q, 1, err));
         if (score) STI_TRY(score_rows(s, score, at, rows, err));
-        sti_session_mark(s, past + rows);
+        STI_TRY(sti_session_mark(s, past + rows, err));
     }
-    STI_TRY(sti_model_logits(s->model, &s->scratch, rows - 1, 1, s->logits, err));
+    STI_TRY(sti_model_logits(s->model, rows - 1, 1, err));
+    STI_TRY(sti_session_take_logits(s, 0, err));
     s->length += n;
     s->has_logits = true;
     return STILL_OK;
@@ -303,14 +332,11 @@ still_status still_session_score_top(still_session *s, const int32_t *tok, int n
 /* ---- Stepping several ---------------------------------------------------------------
  */
 
-still_status still_session_step(still_session **s, const int32_t *tok, int n,
-                                still_error *err)
+static still_status check_step(still_session **s, const int32_t *tok, int n,
+                               still_error *err)
 {
-    if (n <= 0) return STILL_OK;
-    still_model *m = s[0]->model;
-    sti_scratch *scratch = &s[0]->scratch;
     for (int i = 0; i < n; i++) {
-        if (s[i]->model != m)
+        if (s[i]->model != s[0]->model)
             return sti_fail(err, STILL_E_ARG, "session %d is of another model", i);
         if (strcmp(s[i]->settings, s[0]->settings) != 0)
             return sti_fail(err, STILL_E_ARG,
@@ -318,27 +344,65 @@ still_status still_session_step(still_session **s, const int32_t *tok, int n,
                             i);
         STI_TRY(check_room(s[i], 1, err));
     }
-    STI_TRY(sti_model_check_tokens(m, tok, n, err));
-    sti_sequence seq[STI_HEAD_ROWS];
-    int most = scratch->rows < STI_HEAD_ROWS ? scratch->rows : STI_HEAD_ROWS;
-    size_t vocab = (size_t)m->cfg.vocab;
+    return sti_model_check_tokens(s[0]->model, tok, n, err);
+}
+
+/* One pass of `rows` sessions; top NULL: their logits are kept. */
+static still_status step_rows(still_session **s, const int32_t *tok, int rows,
+                              int32_t *top, still_error *err)
+{
+    still_model *m = s[0]->model;
+    sti_sequence seq[MOST_HEAD_ROWS];
+    float unused[MOST_HEAD_ROWS];
+    for (int i = 0; i < rows; i++)
+        seq[i] = (sti_sequence){.n = 1,
+                                .past = s[i]->length,
+                                .memory = s[i]->layer,
+                                .session = s[i]->number};
+    STI_TRY(sti_model_forward(m, &s[0]->cfg, tok, seq, rows, err));
+    STI_TRY(sti_model_logits(m, 0, rows, err));
+    if (top)
+        return m->be->logprob(m->dev,
+                              &(sti_logprob_args){.logits = m->scratch.logits,
+                                                  .target = tok,
+                                                  .M = rows,
+                                                  .V = m->cfg.vocab,
+                                                  .logprob = unused,
+                                                  .top = top},
+                              err);
+    for (int i = 0; i < rows; i++) STI_TRY(sti_session_take_logits(s[i], i, err));
+    return STILL_OK;
+}
+
+static still_status step(still_session **s, const int32_t *tok, int n, int32_t *top,
+                         still_error *err)
+{
+    if (n <= 0) return STILL_OK;
+    STI_TRY(check_step(s, tok, n, err));
+    int most = s[0]->model->scratch.head_rows;
+    if (most > MOST_HEAD_ROWS) most = MOST_HEAD_ROWS;
     for (int at = 0; at < n; at += most) {
-        int rows = n - at < most ? n - at : most;
-        for (int i = 0; i < rows; i++)
-            seq[i] = (sti_sequence){
-                .n = 1, .past = s[at + i]->length, .memory = s[at + i]->layer};
-        STI_TRY(sti_model_forward(m, &s[0]->cfg, scratch, tok + at, seq, rows, err));
-        STI_TRY(sti_model_logits(m, scratch, 0, rows, scratch->logits, err));
-        for (int i = 0; i < rows; i++)
-            memcpy(s[at + i]->logits, scratch->logits + (size_t)i * vocab,
-                   vocab * sizeof(float));
+        const int rows = n - at < most ? n - at : most;
+        STI_TRY(step_rows(s + at, tok + at, rows, top ? top + at : NULL, err));
     }
     for (int i = 0; i < n; i++) {
         s[i]->length++;
-        s[i]->has_logits = true;
-        sti_session_mark(s[i], s[i]->length);
+        s[i]->has_logits = !top;
+        STI_TRY(sti_session_mark(s[i], s[i]->length, err));
     }
     return STILL_OK;
+}
+
+still_status still_session_step(still_session **s, const int32_t *tok, int n,
+                                still_error *err)
+{
+    return step(s, tok, n, NULL, err);
+}
+
+still_status still_session_step_top(still_session **s, const int32_t *tok, int n,
+                                    int32_t *top, still_error *err)
+{
+    return step(s, tok, n, top, err);
 }
 
 /* ---- Small questions
@@ -362,7 +426,9 @@ int still_session_limit(const still_session *s)
 void still_session_reset(still_session *s)
 {
     /* A cache is read up to the length only; states are sums that start at zero. */
-    if (!sti_session_keeps_all(s)) memset(s->state, 0, s->state_bytes);
+    still_error unused;
+    if (!sti_session_keeps_all(s))
+        (void)s->model->be->mem_clear(s->model->dev, s->state, s->state_bytes, &unused);
     for (int i = 0; i < s->rollback; i++) s->boundary[i].length = 0;
     s->length = 0;
     s->has_logits = false;
@@ -387,11 +453,13 @@ still_status still_model_bill(const still_model *m, const still_session_params *
 {
     still_session s = {0};
     STI_TRY(configure(m, p, &s, err));
-    sti_carve c = {0};
-    carve(m, &s, &c);
-    still_bill b = {.cache = s.state_bytes};
-    if (!sti_session_keeps_all(&s)) b.rollback = (size_t)s.rollback * s.state_bytes;
-    b.scratch = c.used - b.cache - b.rollback + m->be->dev_bytes(m->dev, s.cfg.batch);
+    s.model = (still_model *)m;
+    sti_carve tables = {0};
+    carve_tables(&s, &tables);
+    still_bill b = {.cache = sti_session_lay_out(&s, NULL, NULL)};
+    b.rollback = copies(&s) * b.cache;
+    b.scratch = tables.used + sti_model_scratch_bytes(m, s.cfg.batch) +
+                m->be->dev_bytes(m->dev, s.cfg.batch);
     for (int i = 0; i < m->cfg.layers; i++) {
         const sti_layer *L = &m->layer[i];
         const sti_linear *all[] = {&L->q,    &L->k,  &L->v,   &L->o,

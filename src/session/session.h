@@ -6,7 +6,7 @@
 
 typedef struct sti_boundary { /* the past as it was at a chunk boundary */
     int length;               /* 0: empty slot */
-    unsigned char *state;
+    unsigned char *state;     /* operators' memory */
 } sti_boundary;
 
 enum { STI_SETTINGS_LINE = 512 };
@@ -20,22 +20,28 @@ struct still_session {
     int rollback; /* boundaries kept */
     int length;
     bool has_logits;
-    sti_block memory;     /* everything below lies in it */
+    uint64_t number;      /* see sti_sequence */
+    sti_block memory;     /* of the operators: the states below lie in it */
     unsigned char *state; /* all layers' memories, one after the other */
     size_t state_bytes;
+    sti_block tables;       /* of the program: everything below lies in it */
     sti_attn_memory *layer; /* [layers]: where each lies in state */
     sti_boundary *boundary; /* [rollback], a ring by chunk number */
-    sti_scratch scratch;
-    float *logits; /* [vocab] after the last token */
+    float *logits;          /* [vocab] after the last token */
 };
 
 /* A session with the settings of another. */
 still_status sti_session_like(const still_session *s, still_session **out,
                               still_error *err);
+/* Where the layers' memories lie in a range of state_bytes at `base`: the session's
+ * own, or a copy of it elsewhere. NULL: counts. Returns the bytes. */
+size_t sti_session_lay_out(const still_session *s, void *base, sti_attn_memory *layer);
+/* Takes row `row` of the model's last logits as those of the session. */
+still_status sti_session_take_logits(still_session *s, int row, still_error *err);
 /* Tokens between the boundaries it keeps: a chunk, or a batch for methods without. */
 int sti_session_chunk(const still_session *s);
 /* Keeps the past if it stands at a chunk boundary and boundaries are kept. */
-void sti_session_mark(still_session *s, int length);
+still_status sti_session_mark(still_session *s, int length, still_error *err);
 /* Whether its past can be cut to any length because nothing was folded. */
 bool sti_session_keeps_all(const still_session *s);
 

@@ -33,16 +33,18 @@ still_status still_session_fork(const still_session *s, still_session **out,
 {
     STI_TRY(sti_session_like(s, out, err));
     still_session *f = *out;
-    memcpy(f->state, s->state, s->state_bytes);
     memcpy(f->logits, s->logits, (size_t)s->model->cfg.vocab * sizeof(float));
-    for (int i = 0; i < s->rollback; i++) {
-        f->boundary[i].length = s->boundary[i].length;
-        if (s->boundary[i].length && s->boundary[i].state)
-            memcpy(f->boundary[i].state, s->boundary[i].state, s->state_bytes);
-    }
+    for (int i = 0; i < s->rollback; i++) f->boundary[i].length = s->boundary[i].length;
     f->length = s->length;
     f->has_logits = s->has_logits;
-    return STILL_OK;
+    /* The boundaries' states lie behind the session's own. */
+    still_status st = s->model->be->mem_move(s->model->dev, f->memory.p, s->memory.p,
+                                             s->memory.bytes, err);
+    if (st != STILL_OK) {
+        still_session_free(f);
+        *out = NULL;
+    }
+    return st;
 }
 
 still_status still_session_snapshot(const still_session *s, still_snapshot **out,
@@ -60,8 +62,13 @@ still_status still_session_snapshot(const still_session *s, still_snapshot **out
     p->state_bytes = s->state_bytes;
     p->model = s->model;
     memcpy(p->settings, s->settings, sizeof p->settings);
-    memcpy(p->memory.p, s->state, s->state_bytes);
     memcpy((char *)p->memory.p + s->state_bytes, s->logits, vocab * sizeof(float));
+    still_status st = s->model->be->mem_move(s->model->dev, p->memory.p, s->state,
+                                             s->state_bytes, err);
+    if (st != STILL_OK) {
+        still_snapshot_free(p);
+        return st;
+    }
     *out = p;
     return STILL_OK;
 }
@@ -74,15 +81,16 @@ void still_snapshot_free(still_snapshot *p)
 }
 
 /* The session's past becomes the given one; boundaries of another past are gone. */
-static void adopt(still_session *s, const void *state, const void *logits, int length,
-                  bool has_logits)
+static still_status adopt(still_session *s, const void *state, const void *logits,
+                          int length, bool has_logits, still_error *err)
 {
-    memcpy(s->state, state, s->state_bytes);
+    STI_TRY(
+        s->model->be->mem_move(s->model->dev, s->state, state, s->state_bytes, err));
     memcpy(s->logits, logits, (size_t)s->model->cfg.vocab * sizeof(float));
     for (int i = 0; i < s->rollback; i++) s->boundary[i].length = 0;
     s->length = length;
     s->has_logits = has_logits;
-    sti_session_mark(s, length);
+    return sti_session_mark(s, length, err);
 }
 
 still_status still_session_restore(still_session *s, const still_snapshot *p,
@@ -93,9 +101,8 @@ still_status still_session_restore(still_session *s, const still_snapshot *p,
         return sti_fail(err, STILL_E_ARG,
                         "the snapshot is of a session with another model, method, "
                         "settings or context");
-    adopt(s, p->memory.p, (const char *)p->memory.p + p->state_bytes, p->length,
-          p->has_logits);
-    return STILL_OK;
+    return adopt(s, p->memory.p, (const char *)p->memory.p + p->state_bytes, p->length,
+                 p->has_logits, err);
 }
 
 /* ---- Chunk boundaries
@@ -106,14 +113,16 @@ int sti_session_chunk(const still_session *s)
     return s->cfg.hybrid.chunk > 0 ? s->cfg.hybrid.chunk : s->cfg.batch;
 }
 
-void sti_session_mark(still_session *s, int length)
+still_status sti_session_mark(still_session *s, int length, still_error *err)
 {
     if (s->rollback == 0 || sti_session_keeps_all(s) || length == 0 ||
         length % sti_session_chunk(s) != 0)
-        return;
+        return STILL_OK;
     sti_boundary *b = &s->boundary[length / sti_session_chunk(s) % s->rollback];
-    memcpy(b->state, s->state, s->state_bytes);
+    STI_TRY(
+        s->model->be->mem_move(s->model->dev, b->state, s->state, s->state_bytes, err));
     b->length = length;
+    return STILL_OK;
 }
 
 /* How far a cache of all keys can be cut: rings of sliding-window layers have already
@@ -161,7 +170,8 @@ still_status still_session_rollback(still_session *s, int length, int *at,
                 "cannot go back to %d tokens: no chunk boundary at or before "
                 "it is kept (%d are)",
                 length, s->rollback);
-        memcpy(s->state, best->state, s->state_bytes);
+        STI_TRY(s->model->be->mem_move(s->model->dev, s->state, best->state,
+                                       s->state_bytes, err));
         length = best->length;
         for (int i = 0; i < s->rollback; i++)
             if (s->boundary[i].length > length) s->boundary[i].length = 0;
@@ -211,16 +221,14 @@ static uint32_t checksum(const part *parts, int n)
     return (uint32_t)crc;
 }
 
-still_status still_session_save(const still_session *s, const char *path,
-                                still_error *err)
+static still_status write_file(const still_session *s, file_head *head, void *state,
+                               const char *path, still_error *err)
 {
-    file_head head;
     char temporary[4096];
-    STI_TRY(make_head(s, &head, err));
-    part parts[] = {{&head, sizeof head},
-                    {(void *)s->settings, head.line_bytes},
-                    {s->logits, (size_t)head.vocab * sizeof(float)},
-                    {s->state, s->state_bytes}};
+    part parts[] = {{head, sizeof *head},
+                    {(void *)s->settings, head->line_bytes},
+                    {s->logits, (size_t)head->vocab * sizeof(float)},
+                    {state, s->state_bytes}};
     uint32_t crc = checksum(parts, 4);
     if (snprintf(temporary, sizeof temporary, "%s.%ld.part", path, (long)getpid()) >=
         (int)sizeof temporary)
@@ -243,6 +251,22 @@ still_status still_session_save(const still_session *s, const char *path,
     if (ok) return STILL_OK;
     unlink(temporary);
     return sti_fail(err, STILL_E_IO, "%s: cannot be written: %s", path, strerror(why));
+}
+
+still_status still_session_save(const still_session *s, const char *path,
+                                still_error *err)
+{
+    file_head head;
+    sti_block copy;
+    STI_TRY(make_head(s, &head, err));
+    if (s->model->be->host_memory) return write_file(s, &head, s->state, path, err);
+    if (!sti_block_new(&copy, s->state_bytes))
+        return sti_fail_memory(err, "the session's past", s->state_bytes);
+    still_status st =
+        s->model->be->mem_move(s->model->dev, copy.p, s->state, s->state_bytes, err);
+    if (st == STILL_OK) st = write_file(s, &head, copy.p, path, err);
+    sti_block_free(&copy);
+    return st;
 }
 
 /* The head of a file against what this session would write. */
@@ -289,14 +313,16 @@ static still_status check_head(const still_session *s, const sti_map *map,
     return STILL_OK;
 }
 
-/* Counts in the state index arrays, so they are checked where they will be used: in a
- * session of their own, which is thrown away if they lie. */
-static bool sound(const still_session *s, int length)
+/* Counts in the state index arrays, so they are checked, in a copy at `state`, before
+ * anything is computed with them. layer [layers] is room. */
+static bool sound(const still_session *s, void *state, sti_attn_memory *layer,
+                  int length)
 {
+    sti_session_lay_out(s, state, layer);
     for (int l = 0; l < s->model->cfg.layers; l++) {
         const sti_attn_engine *e = sti_attn_engine_of(&s->cfg, l);
-        sti_attn_layer layer = sti_model_attn_layer(s->model, l);
-        if (e->sound && !e->sound(&s->cfg, &layer, &s->layer[l], length)) return false;
+        sti_attn_layer of = sti_model_attn_layer(s->model, l);
+        if (e->sound && !e->sound(&s->cfg, &of, &layer[l], length)) return false;
     }
     return true;
 }
@@ -307,7 +333,6 @@ still_status still_session_load(still_session *s, const char *path, still_error 
     file_head head;
     STI_TRY(sti_map_open(path, &map, err));
     still_status st = check_head(s, &map, path, &head, err);
-    still_session *probe = NULL;
     if (st == STILL_OK) {
         uint32_t crc;
         memcpy(&crc, map.data + map.size - sizeof crc, sizeof crc);
@@ -315,18 +340,22 @@ still_status still_session_load(still_session *s, const char *path, still_error 
             st = sti_fail(err, STILL_E_FORMAT, "%s: checksum does not match its bytes",
                           path);
     }
-    if (st == STILL_OK) st = sti_session_like(s, &probe, err);
+    sti_block copy = {0};
+    const size_t layers = (size_t)s->model->cfg.layers;
+    sti_attn_memory *layer = sti_alloc(layers, sizeof *layer);
+    if (st == STILL_OK && (!layer || !sti_block_new(&copy, s->state_bytes)))
+        st = sti_fail_memory(err, path, s->state_bytes);
     if (st == STILL_OK) {
         const unsigned char *logits = map.data + sizeof head + head.line_bytes;
-        const unsigned char *state = logits + (size_t)head.vocab * sizeof(float);
-        adopt(probe, state, logits, (int)head.length, head.has_logits != 0);
-        if (sound(probe, (int)head.length))
-            adopt(s, state, logits, (int)head.length, head.has_logits != 0);
+        memcpy(copy.p, logits + (size_t)head.vocab * sizeof(float), s->state_bytes);
+        if (sound(s, copy.p, layer, (int)head.length))
+            st = adopt(s, copy.p, logits, (int)head.length, head.has_logits != 0, err);
         else
             st = sti_fail(err, STILL_E_FORMAT, "%s: its counts of tokens cannot be",
                           path);
     }
-    still_session_free(probe);
+    sti_block_free(&copy);
+    free(layer);
     sti_map_close(&map);
     return st;
 }

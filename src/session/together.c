@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SEQUENCES = 64 };
+enum { MOST_SEQUENCES = 64, MOST_ROWS = 512 };
 
 /* One row whose logits are wanted. */
 typedef struct wanted {
@@ -20,8 +20,7 @@ typedef struct wanted {
 typedef struct pass {
     still_model *m;
     const sti_attn_config *cfg;
-    sti_scratch *scratch;
-    wanted row[STI_HEAD_ROWS];
+    wanted row[MOST_ROWS];
     int n_rows;
 } pass;
 
@@ -42,45 +41,63 @@ static still_status check(const sti_piece *piece, int n, still_error *err)
     return STILL_OK;
 }
 
-static still_status logprob(pass *p, const float *logits, int32_t target, float *value,
-                            int32_t *top, still_error *err)
+/* log p of target[i] in row `row` + i of the logits. */
+static still_status logprob(pass *p, int row, const int32_t *target, int n,
+                            float *value, int32_t *top, still_error *err)
 {
-    int32_t unused;
-    return p->m->be->logprob(p->m->dev,
-                             &(sti_logprob_args){.logits = logits,
-                                                 .target = &target,
-                                                 .M = 1,
-                                                 .V = p->m->cfg.vocab,
-                                                 .logprob = value,
-                                                 .top = top ? top : &unused},
-                             err);
+    const size_t vocab = (size_t)p->m->cfg.vocab;
+    return p->m->be->logprob(
+        p->m->dev,
+        &(sti_logprob_args){.logits = p->m->scratch.logits + (size_t)row * vocab,
+                            .target = target,
+                            .M = n,
+                            .V = p->m->cfg.vocab,
+                            .logprob = value,
+                            .top = top},
+        err);
 }
 
-static still_status score_row(pass *p, const wanted *w, const float *logits,
-                              still_error *err)
+/* The last token of a piece: its candidates, and the logits themselves. */
+static still_status score_last(pass *p, const sti_piece *q, int row, still_error *err)
 {
-    const sti_piece *q = w->piece;
-    if (w->at < q->n - 1)
-        return logprob(p, logits, q->tok[w->at + 1], &q->logprob[w->at],
-                       q->top ? &q->top[w->at] : NULL, err);
+    int32_t unused;
     for (int i = 0; i < q->n_next; i++)
-        STI_TRY(logprob(p, logits, q->next[i], &q->next_logprob[i], q->next_top, err));
-    memcpy(q->s->logits, logits, (size_t)p->m->cfg.vocab * sizeof *logits);
+        STI_TRY(logprob(p, row, &q->next[i], 1, &q->next_logprob[i],
+                        q->next_top ? q->next_top : &unused, err));
+    STI_TRY(sti_session_take_logits(q->s, row, err));
     q->s->has_logits = true;
+    return STILL_OK;
+}
+
+/* n rows whose logits have been made, the first of them wanted w. */
+static still_status score_run(pass *p, const wanted *w, int n, still_error *err)
+{
+    int32_t target[MOST_ROWS], top[MOST_ROWS];
+    float value[MOST_ROWS];
+    for (int j = 0; j < n; j++) {
+        const bool last = w[j].at == w[j].piece->n - 1;
+        target[j] = last ? 0 : w[j].piece->tok[w[j].at + 1];
+    }
+    STI_TRY(logprob(p, 0, target, n, value, top, err));
+    for (int j = 0; j < n; j++) {
+        const sti_piece *q = w[j].piece;
+        if (w[j].at == q->n - 1) {
+            STI_TRY(score_last(p, q, j, err));
+            continue;
+        }
+        q->logprob[w[j].at] = value[j];
+        if (q->top) q->top[w[j].at] = top[j];
+    }
     return STILL_OK;
 }
 
 /* Logits of the rows collected. Rows that follow each other become one product. */
 static still_status score_rows(pass *p, still_error *err)
 {
-    const size_t vocab = (size_t)p->m->cfg.vocab;
     for (int i = 0, n; i < p->n_rows; i += n) {
         for (n = 1; i + n < p->n_rows && p->row[i + n].row == p->row[i].row + n;) n++;
-        STI_TRY(sti_model_logits(p->m, p->scratch, p->row[i].row, n, p->scratch->logits,
-                                 err));
-        for (int j = 0; j < n; j++)
-            STI_TRY(score_row(p, &p->row[i + j], p->scratch->logits + (size_t)j * vocab,
-                              err));
+        STI_TRY(sti_model_logits(p->m, p->row[i].row, n, err));
+        STI_TRY(score_run(p, &p->row[i], n, err));
     }
     p->n_rows = 0;
     return STILL_OK;
@@ -92,7 +109,8 @@ static still_status want(pass *p, int row, const sti_piece *piece, int at,
     const bool last = at == piece->n - 1;
     if (last ? piece->n_next == 0 && !piece->keep_logits : at < piece->from)
         return STILL_OK;
-    int room = p->scratch->rows < STI_HEAD_ROWS ? p->scratch->rows : STI_HEAD_ROWS;
+    const int most = p->m->scratch.head_rows,
+              room = most < MOST_ROWS ? most : MOST_ROWS;
     if (p->n_rows == room) STI_TRY(score_rows(p, err));
     p->row[p->n_rows++] = (wanted){row, piece, at};
     return STILL_OK;
@@ -117,15 +135,17 @@ static still_status run_pass(pass *p, const sti_piece *piece, int n, int *i, int
     sti_sequence seq[MOST_SEQUENCES];
     const sti_piece *of[MOST_SEQUENCES];
     int first[MOST_SEQUENCES], n_seq = 0, rows = 0;
-    const int room = p->scratch->rows;
+    const int room = p->cfg->batch;
     while (*i < n && rows < room && n_seq < MOST_SEQUENCES) {
         const sti_piece *q = &piece[*i];
         int take = most_rows(q->s, q->n - *at);
         if (take > room - rows) take = room - rows;
         if (take > 0) {
             memcpy(tok + rows, q->tok + *at, (size_t)take * sizeof *tok);
-            seq[n_seq] =
-                (sti_sequence){.n = take, .past = q->s->length, .memory = q->s->layer};
+            seq[n_seq] = (sti_sequence){.n = take,
+                                        .past = q->s->length,
+                                        .memory = q->s->layer,
+                                        .session = q->s->number};
             of[n_seq] = q;
             first[n_seq++] = *at;
             rows += take;
@@ -136,12 +156,12 @@ static still_status run_pass(pass *p, const sti_piece *piece, int n, int *i, int
         *at = 0;
     }
     if (rows == 0) return STILL_OK;
-    STI_TRY(sti_model_forward(p->m, p->cfg, p->scratch, tok, seq, n_seq, err));
+    STI_TRY(sti_model_forward(p->m, p->cfg, tok, seq, n_seq, err));
     for (int k = 0, row = 0; k < n_seq; k++) {
         still_session *s = of[k]->s;
         s->length += seq[k].n;
         s->has_logits = false;
-        sti_session_mark(s, s->length);
+        STI_TRY(sti_session_mark(s, s->length, err));
         for (int j = 0; j < seq[k].n; j++, row++)
             STI_TRY(want(p, row, of[k], first[k] + j, err));
     }
@@ -157,10 +177,9 @@ still_status sti_session_feed_together(const sti_piece *piece, int n,
     still_session *widest = piece[0].s;
     for (int i = 1; i < n; i++)
         if (piece[i].s->cfg.batch > widest->cfg.batch) widest = piece[i].s;
-    pass p = {.m = widest->model, .cfg = &widest->cfg, .scratch = &widest->scratch};
-    int32_t *tok = sti_alloc((size_t)p.scratch->rows, sizeof *tok);
-    if (!tok)
-        return sti_fail_memory(err, "rows", (size_t)p.scratch->rows * sizeof *tok);
+    pass p = {.m = widest->model, .cfg = &widest->cfg};
+    int32_t *tok = sti_alloc((size_t)p.cfg->batch, sizeof *tok);
+    if (!tok) return sti_fail_memory(err, "rows", (size_t)p.cfg->batch * sizeof *tok);
     still_status st = STILL_OK;
     for (int i = 0, at = 0; i < n && st == STILL_OK;) {
         if (poll && !poll(user))
@@ -173,8 +192,9 @@ still_status sti_session_feed_together(const sti_piece *piece, int n,
 }
 
 /* Keys and values up to the length; a ring, which may have turned, as a whole. */
-static void copy_layer(const still_model *m, const sti_attn_config *cfg, int layer,
-                       const sti_attn_memory *from, sti_attn_memory *to, int length)
+static still_status copy_layer(still_model *m, const sti_attn_config *cfg, int layer,
+                               const sti_attn_memory *from, sti_attn_memory *to,
+                               int length, still_error *err)
 {
     const sti_attn_layer l = sti_model_attn_layer(m, layer);
     const size_t row =
@@ -183,11 +203,12 @@ static void copy_layer(const still_model *m, const sti_attn_config *cfg, int lay
                  held = (size_t)length < room ? (size_t)length : room;
     for (int g = 0; g < l.kv_heads; g++) {
         const size_t at = (size_t)g * room * row;
-        memcpy((char *)to->softmax.k + at, (const char *)from->softmax.k + at,
-               held * row);
-        memcpy((char *)to->softmax.v + at, (const char *)from->softmax.v + at,
-               held * row);
+        STI_TRY(m->be->mem_move(m->dev, (char *)to->softmax.k + at,
+                                (const char *)from->softmax.k + at, held * row, err));
+        STI_TRY(m->be->mem_move(m->dev, (char *)to->softmax.v + at,
+                                (const char *)from->softmax.v + at, held * row, err));
     }
+    return STILL_OK;
 }
 
 still_status sti_session_copy(still_session *to, const still_session *from,
@@ -197,12 +218,14 @@ still_status sti_session_copy(still_session *to, const still_session *from,
         strcmp(to->settings, from->settings) != 0)
         return sti_fail(err, STILL_E_ARG,
                         "the past of one session does not fit the other");
+    still_model *m = from->model;
     if (sti_session_keeps_all(from))
-        for (int l = 0; l < from->model->cfg.layers; l++)
-            copy_layer(from->model, &from->cfg, l, &from->layer[l], &to->layer[l],
-                       from->length);
+        for (int l = 0; l < m->cfg.layers; l++)
+            STI_TRY(copy_layer(m, &from->cfg, l, &from->layer[l], &to->layer[l],
+                               from->length, err));
     else
-        memcpy(to->state, from->state, from->state_bytes);
+        STI_TRY(
+            m->be->mem_move(m->dev, to->state, from->state, from->state_bytes, err));
     for (int i = 0; i < to->rollback; i++) to->boundary[i].length = 0;
     to->length = from->length;
     to->has_logits = false;

@@ -150,7 +150,13 @@ static void rope_case(sti_dev *dev, const char *isa, int M, int heads, int D,
     for (int i = 0; i < D / 2; i++) freq[i] = (float)pow(1e4, -2.0 * i / D);
     for (int m = 0; m < M; m++)
         pos[m] = m % 3 == 0 ? m : m % 3 == 1 ? 1000003 - 7919 * m : 4096 * m + 11;
-    sti_rope_args a = {y, pos, freq, M, heads, D, inter, false};
+    sti_rope_args a = {.x = y,
+                       .pos = pos,
+                       .inv_freq = freq,
+                       .M = M,
+                       .heads = heads,
+                       .D = D,
+                       .interleaved = inter};
     assert_int_equal(cpu()->rope(dev, &a, NULL), STILL_OK);
     for (int m = 0; m < M; m++) {
         for (int h = 0; h < heads; h++)
@@ -163,8 +169,13 @@ static void rope_case(sti_dev *dev, const char *isa, int M, int heads, int D,
                 assert_near(y[p], u * c - v * s, 0, 6e-7, isa, "rope", (size_t)p);
                 assert_near(y[q], v * c + u * s, 0, 6e-7, isa, "rope", (size_t)q);
             }
-        sti_rope_args row = {
-            z + m * heads * D, pos + m, freq, 1, heads, D, inter, false};
+        sti_rope_args row = {.x = z + m * heads * D,
+                             .pos = pos + m,
+                             .inv_freq = freq,
+                             .M = 1,
+                             .heads = heads,
+                             .D = D,
+                             .interleaved = inter};
         assert_int_equal(cpu()->rope(dev, &row, NULL), STILL_OK);
     }
     assert_memory_equal(y, z, n * sizeof *y);
@@ -190,7 +201,13 @@ static void rope_is_the_definition(void **state)
         float x[3] = {1, 2, 3}, freq = 1;
         int32_t pos = 1;
         still_error err;
-        sti_rope_args odd = {x, &pos, &freq, 1, 1, 3, false, false};
+        sti_rope_args odd = {.x = x,
+                             .pos = &pos,
+                             .inv_freq = &freq,
+                             .M = 1,
+                             .heads = 1,
+                             .D = 3,
+                             .interleaved = false};
         assert_int_equal(cpu()->rope(dev, &odd, &err), STILL_E_ARG);
         cpu()->dev_free(dev);
     }

@@ -371,7 +371,13 @@ static void check_rope(const sti_backend *b, sti_dev *dev, const char *name)
     for (int interleaved = 0; interleaved < 2; interleaved++) {
         float *x = floats(N, 1, 1), *y = floats(N, 1, 2), *rx = copy(x, N);
         float *ry = copy(y, N);
-        sti_rope_args a = {rx, pos, freq, M, H, D, interleaved, false};
+        sti_rope_args a = {.x = rx,
+                           .pos = pos,
+                           .inv_freq = freq,
+                           .M = M,
+                           .heads = H,
+                           .D = D,
+                           .interleaved = interleaved};
         assert_int_equal(b->rope(dev, &a, NULL), STILL_OK);
         a.x = ry;
         a.back = true;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "backend/cpu/matmul.h"
+#include "backend/host.h"
 
 #if STI_CPU_X86
 #include <cpuid.h>
@@ -131,9 +132,23 @@ still_status sti_cpu_need(sti_dev *dev, int rows, still_error *err)
     return STILL_OK;
 }
 
+extern const sti_backend sti_backend_cpu;
+
+static still_status feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
+                                 still_error *err)
+{
+    return sti_host_feed_forward(&sti_backend_cpu, dev, a, err);
+}
+
 const sti_backend sti_backend_cpu = {
     .name = "cpu",
     .cache = STI_F16,
+    .host_memory = true,
+    .head_rows = 32,
+    .mem_new = sti_host_mem_new,
+    .mem_free = sti_host_mem_free,
+    .mem_move = sti_host_mem_move,
+    .mem_clear = sti_host_mem_clear,
     .dev_new = dev_new,
     .dev_free = dev_free,
     .dev_isa = dev_isa,
@@ -148,6 +163,7 @@ const sti_backend sti_backend_cpu = {
     .rmsnorm = sti_cpu_rmsnorm,
     .rope = sti_cpu_rope,
     .swiglu = sti_cpu_swiglu,
+    .feed_forward = feed_forward,
     .softmax_attn = sti_cpu_softmax_attn,
     .logprob = sti_cpu_logprob,
     .matmul_back = sti_cpu_matmul_back,

@@ -267,7 +267,18 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
     if (a->n < 1 || a->n > STI_MATMUL_MAX)
         return sti_fail(err, STILL_E_ARG, "matmul: %d matrices, expected 1 to %d", a->n,
                         STI_MATMUL_MAX);
-    mm_job job = {.mm = dev->mm, .a = a, .own_act = a->M <= OWN_ROWS};
+    sti_matmul_args normed = *a;
+    if (a->norm) {
+        sti_rmsnorm_args norm = {.x = a->x,
+                                 .g = a->norm,
+                                 .y = a->room,
+                                 .M = a->M,
+                                 .K = (int)a->w[0]->K,
+                                 .eps = a->eps};
+        STI_TRY(sti_cpu_rmsnorm(dev, &norm, err));
+        normed.x = a->room;
+    }
+    mm_job job = {.mm = dev->mm, .a = &normed, .own_act = a->M <= OWN_ROWS};
     for (int i = 0; i < a->n; i++) {
         if (a->w[i]->K != a->w[0]->K || a->w[i]->K > dev->max_k)
             return sti_fail(

@@ -56,9 +56,14 @@ static void rope_work(void *v, int w, int workers)
     const sti_rope_args *a = t->args;
     int64_t lo, hi;
     sti_split(a->M, 1, w, workers, &lo, &hi);
-    for (int64_t m = lo; m < hi; m++)
-        t->f->rope(a->x + m * a->heads * a->D, a->back ? -a->pos[m] : a->pos[m],
-                   a->inv_freq, a->heads, a->D, a->interleaved);
+    for (int64_t m = lo; m < hi; m++) {
+        const int32_t pos = a->back ? -a->pos[m] : a->pos[m];
+        t->f->rope(a->x + m * a->heads * a->D, pos, a->inv_freq, a->heads, a->D,
+                   a->interleaved);
+        if (a->also)
+            t->f->rope(a->also + m * a->also_heads * a->D, pos, a->inv_freq,
+                       a->also_heads, a->D, a->interleaved);
+    }
 }
 
 still_status sti_cpu_rope(sti_dev *dev, const sti_rope_args *a, still_error *err)

@@ -8,9 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/host.h"
 #include "backend/ref/float_ref.h"
 #include "backend/ref/ref.h"
 #include "base/mem.h"
+
+extern const sti_backend sti_backend_ref;
 
 static void dev_free(sti_dev *d)
 {
@@ -135,10 +138,35 @@ static void matmul_work(void *v, int w, int workers)
     }
 }
 
+static still_status rmsnorm(sti_dev *d, const sti_rmsnorm_args *a, still_error *err)
+{
+    (void)d;
+    (void)err;
+    for (int m = 0; m < a->M; m++) {
+        const float *x = a->x + (int64_t)m * a->K;
+        float *y = a->y + (int64_t)m * a->K;
+        double ss = 0;
+        for (int i = 0; i < a->K; i++) ss += (double)x[i] * x[i];
+        double r = 1 / sqrt(ss / a->K + a->eps);
+        for (int i = 0; i < a->K; i++) y[i] = (float)(x[i] * r * a->g[i]);
+    }
+    return STILL_OK;
+}
+
 static still_status matmul(sti_dev *d, const sti_matmul_args *a, still_error *err)
 {
-    (void)err;
-    sti_pool_run(d->pool, matmul_work, &(task){d, a});
+    sti_matmul_args normed = *a;
+    if (a->norm) {
+        sti_rmsnorm_args norm = {.x = a->x,
+                                 .g = a->norm,
+                                 .y = a->room,
+                                 .M = a->M,
+                                 .K = (int)a->w[0]->K,
+                                 .eps = a->eps};
+        STI_TRY(rmsnorm(d, &norm, err));
+        normed.x = a->room;
+    }
+    sti_pool_run(d->pool, matmul_work, &(task){d, &normed});
     return STILL_OK;
 }
 
@@ -156,39 +184,30 @@ static still_status embed(sti_dev *d, const sti_embed_args *a, still_error *err)
 
 /* ---- Small operators -------------------------------------------------------- */
 
-static still_status rmsnorm(sti_dev *d, const sti_rmsnorm_args *a, still_error *err)
+static void turn(const sti_rope_args *a, float *x, int heads)
 {
-    (void)d;
-    (void)err;
-    for (int m = 0; m < a->M; m++) {
-        const float *x = a->x + (int64_t)m * a->K;
-        float *y = a->y + (int64_t)m * a->K;
-        double ss = 0;
-        for (int i = 0; i < a->K; i++) ss += (double)x[i] * x[i];
-        double r = 1 / sqrt(ss / a->K + a->eps);
-        for (int i = 0; i < a->K; i++) y[i] = (float)(x[i] * r * a->g[i]);
-    }
-    return STILL_OK;
-}
-
-static still_status rope(sti_dev *d, const sti_rope_args *a, still_error *err)
-{
-    (void)d;
-    (void)err;
     int half = a->D / 2;
     for (int m = 0; m < a->M; m++)
         for (int i = 0; i < half; i++) {
             double angle = (double)a->pos[m] * a->inv_freq[i];
             double c = cos(angle), s = a->back ? -sin(angle) : sin(angle);
-            for (int h = 0; h < a->heads; h++) {
-                float *x = a->x + ((int64_t)m * a->heads + h) * a->D;
-                float *p = a->interleaved ? x + 2 * i : x + i;
+            for (int h = 0; h < heads; h++) {
+                float *head = x + ((int64_t)m * heads + h) * a->D;
+                float *p = a->interleaved ? head + 2 * i : head + i;
                 float *q = a->interleaved ? p + 1 : p + half;
                 double u = *p, v = *q;
                 *p = (float)(u * c - v * s);
                 *q = (float)(v * c + u * s);
             }
         }
+}
+
+static still_status rope(sti_dev *d, const sti_rope_args *a, still_error *err)
+{
+    (void)d;
+    (void)err;
+    turn(a, a->x, a->heads);
+    if (a->also) turn(a, a->also, a->also_heads);
     return STILL_OK;
 }
 
@@ -201,6 +220,12 @@ static still_status swiglu(sti_dev *d, const sti_swiglu_args *a, still_error *er
         a->y[i] = (float)(g / (1 + exp(-g)) * a->up[i]);
     }
     return STILL_OK;
+}
+
+static still_status feed_forward(sti_dev *d, const sti_feed_forward_args *a,
+                                 still_error *err)
+{
+    return sti_host_feed_forward(&sti_backend_ref, d, a, err);
 }
 
 /* ---- Softmax attention ------------------------------------------------------ */
@@ -320,6 +345,12 @@ static still_status logprob(sti_dev *d, const sti_logprob_args *a, still_error *
 const sti_backend sti_backend_ref = {
     .name = "ref",
     .cache = STI_F32,
+    .host_memory = true,
+    .head_rows = 32,
+    .mem_new = sti_host_mem_new,
+    .mem_free = sti_host_mem_free,
+    .mem_move = sti_host_mem_move,
+    .mem_clear = sti_host_mem_clear,
     .dev_new = dev_new,
     .dev_free = dev_free,
     .dev_isa = dev_isa,
@@ -334,6 +365,7 @@ const sti_backend sti_backend_ref = {
     .rmsnorm = rmsnorm,
     .rope = rope,
     .swiglu = swiglu,
+    .feed_forward = feed_forward,
     .softmax_attn = softmax_attn,
     .logprob = logprob,
     .matmul_back = sti_ref_matmul_back,

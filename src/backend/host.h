@@ -1,0 +1,17 @@
+/* host.h - what backends share whose operators run where the program does: memory, and
+ * the feed-forward half of a layer made of a backend's other entries. */
+#ifndef STI_BACKEND_HOST_H
+#define STI_BACKEND_HOST_H
+
+#include "ops/ops.h"
+
+still_status sti_host_mem_new(sti_dev *, size_t bytes, sti_block *out, still_error *);
+void sti_host_mem_free(sti_dev *, sti_block *);
+still_status sti_host_mem_move(sti_dev *, void *to, const void *from, size_t bytes,
+                               still_error *);
+still_status sti_host_mem_clear(sti_dev *, void *p, size_t bytes, still_error *);
+/* x += W_down swiglu(W_gate h, W_up h), h = rmsnorm(x), by the entries of `be`. */
+still_status sti_host_feed_forward(const sti_backend *be, sti_dev *,
+                                   const sti_feed_forward_args *, still_error *);
+
+#endif
