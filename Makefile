@@ -7,9 +7,9 @@ SAN          ?=
 export JOBS FUZZ_SECONDS SAN
 
 CONFIGURED = build/build.ninja
-C_FILES    = $(shell find include src tests tools bench fuzz examples -name '*.[ch]')
+C_FILES    = $(shell find include src tests tools bench fuzz examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all demo test bench bench-peer lint format docs fuzz install clean help
+.PHONY: all demo test gpu-test bench bench-peer lint format docs fuzz install clean help
 
 all: $(CONFIGURED)
 	@cmake --build build -j $(JOBS)
@@ -22,6 +22,7 @@ demo: ; @scripts/demo
 test: ; @scripts/test
 lint: ; @scripts/lint
 fuzz: ; @scripts/test fuzz
+gpu-test: ; @scripts/test gpu
 
 bench: all
 	@scripts/bench
@@ -48,6 +49,7 @@ help:
 	@echo 'make test        every test: release, sanitizers, fuzz targets, real model'
 	@echo '                 SAN=address,undefined or SAN=thread: that build alone'
 	@echo '                 OFFLINE=1: leaves out what needs a download'
+	@echo 'make gpu-test    builds with CUDA (build/cuda) and tests every operator on the GPU'
 	@echo 'make fuzz        each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make bench       speed of the default model and of the tokenizer'
 	@echo 'make bench-peer  side by side with llama.cpp (builds it once, about 8 minutes)'

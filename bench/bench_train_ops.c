@@ -304,7 +304,7 @@ static still_status run_squares(const bench *b, const void *args)
 {
     const sti_adam_args *a = args;
     double sum;
-    return b->be->sum_squares(b->dev, a->grad, a->n, &sum, NULL);
+    return b->be->sum_squares(b->dev, a->grad, &(sti_span){0, a->n}, 1, &sum, NULL);
 }
 
 static void bench_rows(const bench *b)

@@ -170,6 +170,15 @@ STILL_API still_status still_model_open(const char *path, const still_model_para
                                         still_model **out, still_error *err);
 STILL_API void still_model_free(still_model *m);
 
+/* A model of a published shape ("llama3.1-8b") with random weights in f16, always the
+ * same ones, and without a tokenizer: speed and memory are those of the real model. On
+ * the cpu its weights lie in memory (STILL_E_MEMORY if there is not enough). The text
+ * it writes means nothing. */
+STILL_API still_status still_model_open_shape(const char *shape,
+                                              const still_model_params *p,
+                                              still_model **out, still_error *err);
+STILL_API const char *still_shape_at(int i); /* name of the i-th; NULL past the last */
+
 /* How the base model of an adapter was called when it was trained: a path, or a name
  * that the program understood. */
 STILL_API still_status still_adapter_base(const char *adapter, char *name, size_t room,
@@ -570,6 +579,53 @@ STILL_API still_status still_eval_freeze(const still_model *m,
  * folder, separated by spaces (each may be NULL). */
 STILL_API const char *still_eval_task_at(int i, const char **summary,
                                          const char **files);
+
+/* ---- Measuring ---------------------------------------------------------------- */
+
+/* What to time. A method runs with all that training would add to the model (feature
+ * maps, gates), untrained if the model has no adapter: the time is the same. */
+typedef struct still_bench_params {
+    const still_session_params *session; /* method, rows of a pass (batch; of prefill),
+                                            cache; ctx is not read; NULL: defaults */
+    int length; /* prefill: tokens of the prompt; decode: tokens that sessions already
+                   hold; train: tokens of a sequence */
+    int batch;  /* sequences; decode computes them together, prefill one after the
+                   other, a step of training sums over them; 0: 1 */
+    int steps;  /* decode, train: how many are timed, after some that are not; 0: 32, 2
+                 */
+    int stage;  /* train: 1 or 2 */
+    int micro;  /* train: sequences computed at once; 0: 1 */
+    uint64_t seed;              /* of ids and pretended pasts */
+    still_progress_fn progress; /* tokens (prefill) or steps, between those that are
+                                   timed; may be NULL */
+    void *user;
+} still_bench_params;
+
+typedef struct still_bench_result {
+    double seconds; /* prefill: of all prompts; decode, train: mean of a step. A step
+                       of decode that begins a chunk does more work than others; it
+                       counts once a chunk */
+    double median, fastest, slowest; /* of the steps that were timed; decode: of those
+                                        within chunks; prefill: seconds */
+    double boundary; /* decode: median of steps that begin a chunk; 0: none does more */
+    uint64_t tokens; /* of `seconds` */
+    size_t peak;     /* most memory in use: of the GPU, or the process's own */
+    size_t state;    /* of that, keys, values and states of all sessions */
+} still_bench_result;
+
+/* Each makes its sessions, measures, and frees them; the model must have no others.
+ * STILL_E_MEMORY: this length does not fit, and shorter ones can be tried.
+ *
+ * prefill: prompts of random ids, each from an empty session. decode: sessions are not
+ * fed but filled with random numbers, as full as `length` tokens make them, and then
+ * take steps together, timed one by one. train: steps of still_linearize on random ids,
+ * optimizer included; the model must be a plain one. */
+STILL_API still_status still_bench_prefill(still_model *m, const still_bench_params *p,
+                                           still_bench_result *out, still_error *err);
+STILL_API still_status still_bench_decode(still_model *m, const still_bench_params *p,
+                                          still_bench_result *out, still_error *err);
+STILL_API still_status still_bench_train(still_model *m, const still_bench_params *p,
+                                         still_bench_result *out, still_error *err);
 
 /* ---- Self-tests against golden data ---------------------------------------- */
 

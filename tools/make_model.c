@@ -9,7 +9,7 @@
 
 #include "base/buf.h"
 #include "common.h"
-#include "shapes.h"
+#include "model/shape.h"
 #include "vocab.h"
 #include "weights.h"
 
@@ -29,7 +29,7 @@ typedef struct item {
 } item;
 
 typedef struct plan {
-    shape shape;
+    sti_shape shape;
     bool gguf;
     sti_dtype type;
     item *item;
@@ -75,7 +75,7 @@ static still_status add(plan *p, role what, int64_t rows, int64_t cols,
 
 static still_status plan_tensors(plan *p, still_error *err)
 {
-    const shape *s = &p->shape;
+    const sti_shape *s = &p->shape;
     const bool g = p->gguf;
     const int64_t hidden = s->hidden, ffn = s->ffn, vocab = s->vocab;
     const int64_t q = (int64_t)s->heads * s->head_dim,
@@ -94,7 +94,7 @@ static still_status plan_tensors(plan *p, still_error *err)
             "model.layers.#.self_attn.k_proj.weight");
         ADD(WEIGHT, kv, hidden, "blk.#.attn_v.weight",
             "model.layers.#.self_attn.v_proj.weight");
-        if (s->arch == QWEN2) {
+        if (s->family == STI_QWEN2) {
             ADD(BIAS, 0, q, "blk.#.attn_q.bias",
                 "model.layers.#.self_attn.q_proj.bias");
             ADD(BIAS, 0, kv, "blk.#.attn_k.bias",
@@ -123,7 +123,7 @@ static still_status plan_tensors(plan *p, still_error *err)
 
 /* What Llama 3.1 divides each rotary frequency by: 1 for wavelengths below a quarter
  * of the original context, `factor` above all of it, and a smooth way between. */
-static void fill_rope_factors(const shape *s, float *x, int n)
+static void fill_rope_factors(const sti_shape *s, float *x, int n)
 {
     const double original = 8192, low = 1, high = 4, turn = 6.283185307179586;
     for (int i = 0; i < n; i++) {
@@ -186,8 +186,8 @@ static still_status put_items(sti_writer *w, const plan *p, size_t lo, size_t hi
 
 static still_status put_meta(sti_writer *w, const plan *p, still_error *err)
 {
-    const shape *s = &p->shape;
-    const char *prefix = s->arch == QWEN2 ? "qwen2" : "llama";
+    const sti_shape *s = &p->shape;
+    const char *prefix = s->family == STI_QWEN2 ? "qwen2" : "llama";
     char key[80];
     STI_TRY(sti_writer_meta_str(w, "general.architecture", prefix, err));
     STI_TRY(sti_writer_meta_str(w, "general.name", s->name, err));
@@ -212,7 +212,7 @@ static still_status put_meta(sti_writer *w, const plan *p, still_error *err)
         PUT(u32, "attention.sliding_window", (uint32_t)s->window);
     }
 #undef PUT
-    bool llama3 = strncmp(s->name, "llama3", 6) == 0 || s->arch == QWEN2;
+    bool llama3 = strncmp(s->name, "llama3", 6) == 0 || s->family == STI_QWEN2;
     return put_vocab(w, s->vocab, llama3, err);
 }
 
@@ -233,29 +233,9 @@ static still_status write_gguf(const plan *p, const char *path, rng *r, progress
 
 static json_t *make_config(const plan *p)
 {
-    static const char *const CLASS[] = {"LlamaForCausalLM", "MistralForCausalLM",
-                                        "Qwen2ForCausalLM"};
-    static const char *const TYPE[] = {"llama", "mistral", "qwen2"};
-    const shape *s = &p->shape;
-    const char *dtype = p->type == STI_F32   ? "float32"
-                        : p->type == STI_F16 ? "float16"
-                                             : "bfloat16";
-    json_t *c = json_pack(
-        "{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:s, s:b}",
-        "architectures", CLASS[s->arch], "model_type", TYPE[s->arch], "torch_dtype",
-        dtype, "hidden_size", s->hidden, "intermediate_size", s->ffn,
-        "num_hidden_layers", s->layers, "num_attention_heads", s->heads,
-        "num_key_value_heads", s->kv_heads, "head_dim", s->head_dim, "vocab_size",
-        s->vocab, "max_position_embeddings", s->ctx, "rope_theta", s->theta,
-        "rms_norm_eps", s->eps, "hidden_act", "silu", "tie_word_embeddings", s->tied);
-    if (s->window) json_object_set_new(c, "sliding_window", json_integer(s->window));
-    if (s->rope_factor > 0)
-        json_object_set_new(c, "rope_scaling",
-                            json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type",
-                                      "llama3", "factor", s->rope_factor,
-                                      "low_freq_factor", 1.0, "high_freq_factor", 4.0,
-                                      "original_max_position_embeddings", 8192));
-    return c;
+    return sti_shape_config(&p->shape, p->type == STI_F32   ? "float32"
+                                       : p->type == STI_F16 ? "float16"
+                                                            : "bfloat16");
 }
 
 static still_status put_json(const char *dir, const char *name, json_t *v,
@@ -358,8 +338,8 @@ static void usage(FILE *f)
             "  --vocab N      instead of the shape's own, at least %d\n"
             "  --force        overwrite OUT\n\nshapes:",
             MIN_VOCAB);
-    for (int i = 0; i < N_SHAPES; i++)
-        fprintf(f, "%s%s", i % 6 ? " " : "\n  ", SHAPES[i].name);
+    for (int i = 0; sti_shape_at(i); i++)
+        fprintf(f, "%s%s", i % 6 ? " " : "\n  ", sti_shape_at(i)->name);
     fputc('\n', f);
 }
 
@@ -414,9 +394,7 @@ static int parse(int argc, char **argv, options *o)
 
 static int make_plan(const options *o, plan *p, still_error *err)
 {
-    const shape *s = NULL;
-    for (int i = 0; i < N_SHAPES; i++)
-        if (strcmp(SHAPES[i].name, o->shape) == 0) s = &SHAPES[i];
+    const sti_shape *s = sti_shape_find(o->shape);
     if (!s) return complain(TOOL, 2, "unknown shape '%s'; --help lists them", o->shape);
     p->gguf = strcmp(o->format, "gguf") == 0;
     if (!p->gguf && strcmp(o->format, "safetensors") != 0)

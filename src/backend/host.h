@@ -1,5 +1,6 @@
 /* host.h - what backends share whose operators run where the program does: memory, and
- * the feed-forward half of a layer made of a backend's other entries. */
+ * the feed-forward half of a layer made of a backend's other entries, and small loops
+ * of training. */
 #ifndef STI_BACKEND_HOST_H
 #define STI_BACKEND_HOST_H
 
@@ -10,8 +11,13 @@ void sti_host_mem_free(sti_dev *, sti_block *);
 still_status sti_host_mem_move(sti_dev *, void *to, const void *from, size_t bytes,
                                still_error *);
 still_status sti_host_mem_clear(sti_dev *, void *p, size_t bytes, still_error *);
+size_t sti_host_mem_peak(sti_dev *, bool restart);
 /* x += W_down swiglu(W_gate h, W_up h), h = rmsnorm(x), by the entries of `be`. */
 still_status sti_host_feed_forward(const sti_backend *be, sti_dev *,
                                    const sti_feed_forward_args *, still_error *);
+/* Element by element, in order. */
+still_status sti_host_compare(sti_dev *, const sti_compare_args *, still_error *);
+still_status sti_host_dropout(sti_dev *, const sti_dropout_args *, still_error *);
+still_status sti_host_scale(sti_dev *, float *x, size_t n, float by, still_error *);
 
 #endif

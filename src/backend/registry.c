@@ -3,9 +3,15 @@
 
 #include "ops/ops.h"
 
-extern const sti_backend sti_backend_cpu, sti_backend_ref;
+extern const sti_backend sti_backend_cpu, sti_backend_ref, sti_backend_cuda;
 
-static const sti_backend *const backends[] = {&sti_backend_cpu, &sti_backend_ref};
+static const sti_backend *const backends[] = {
+    &sti_backend_cpu,
+    &sti_backend_ref,
+#if STI_HAVE_CUDA
+    &sti_backend_cuda,
+#endif
+};
 
 const sti_backend *sti_backend_find(const char *name)
 {
@@ -17,5 +23,9 @@ const sti_backend *sti_backend_find(const char *name)
 
 const char *sti_backend_names(void)
 {
-    return "cpu, ref";
+#if STI_HAVE_CUDA
+    return "there are cpu, ref and cuda";
+#else
+    return "there are cpu and ref; for cuda, build with: cmake --preset cuda";
+#endif
 }

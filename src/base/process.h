@@ -21,5 +21,11 @@ static inline size_t sti_peak_rss(void)
     getrusage(RUSAGE_SELF, &use);
     return (size_t)use.ru_maxrss * 1024;
 }
+/* What it holds now becomes the most it has held, where the system can do that. */
+void sti_peak_rss_restart(void);
+
+/* Bytes it could still get, by the system's estimate and the limit of its container;
+ * next to all there are if the system does not say. */
+size_t sti_memory_free(void);
 
 #endif

@@ -88,24 +88,6 @@ static int read_tasks(job *j)
     return cli_usage("eval", "--tasks: the list is empty");
 }
 
-/* 512,1024,4K */
-static int read_lengths(job *j)
-{
-    for (const char *at = j->o->lengths; at && *at;) {
-        char *end;
-        const long v = strtol(at, &end, 10);
-        const bool kilo = *end == 'K' || *end == 'k';
-        if (end == at || v < 0 || v > 16777216 || (end[kilo] && end[kilo] != ',') ||
-            j->n_lengths == MOST_LENGTHS)
-            return cli_usage("eval", "--lengths: '%s' is not a list such as 512,1K,4K",
-                             j->o->lengths);
-        j->length[j->n_lengths++] = (int)(kilo ? v * 1024 : v);
-        at = end + kilo;
-        at += *at == ',';
-    }
-    return CLI_OK;
-}
-
 static int read_methods(job *j)
 {
     j->n_methods = 1; /* that of the options */
@@ -114,12 +96,8 @@ static int read_methods(job *j)
     if (!j->method_text) return cli_fail("out of memory");
     char *rest = j->method_text, *word;
     while ((word = strsep(&rest, ","))) {
-        bool known = false;
-        const char *name, *summary;
         if (!*word) continue;
-        for (int i = 0; (name = still_method_at(i, &summary)); i++)
-            known = known || strcmp(name, word) == 0;
-        if (!known || j->n_methods == CLI_LIST_MAX)
+        if (!cli_is_method(word) || j->n_methods == CLI_LIST_MAX)
             return cli_usage("eval", "--against: '%s' is not a method", word);
         j->method[j->n_methods++] = word;
     }
@@ -130,7 +108,9 @@ static int read_options(job *j)
 {
     still_error err;
     int status = read_tasks(j);
-    if (status == CLI_OK) status = read_lengths(j);
+    if (status == CLI_OK)
+        status = cli_read_lengths("eval", j->o->lengths, j->length, MOST_LENGTHS,
+                                  &j->n_lengths);
     if (status == CLI_OK) status = read_methods(j);
     if (status != CLI_OK) return status;
     if (j->o->data_dir)

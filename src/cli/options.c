@@ -135,9 +135,6 @@ static int set_choice(const cli_command *c, const cli_option *o, const char *val
         *out = value;
         return CLI_OK;
     }
-    if (listed(o->later, value, NULL))
-        return cli_fail("%s '%s' is not in this version; it has: %s", o->name, value,
-                        o->choices);
     if (best.name)
         return cli_usage(c->name, "--%s: '%s' is unknown, did you mean %.*s?", o->name,
                          value, (int)strcspn(best.name, " "), best.name);

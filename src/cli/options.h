@@ -70,6 +70,10 @@ typedef struct cli_options {
     const char *freeze;
     bool no_fork;
 
+    /* bench; and lengths, against, batch, micro */
+    const char *shape, *csv, *svg;
+    int64_t rounds, steps, batch_rows;
+
     /* help */
     bool markdown, man;
 } cli_options;
@@ -92,6 +96,7 @@ typedef enum cli_group {
     CLI_G_TRAINING,
     CLI_G_EXPORT,
     CLI_G_EVAL,
+    CLI_G_BENCH,
     CLI_G_SERVER,
     CLI_G_METHOD,
     CLI_G_COMPUTE,
@@ -110,7 +115,6 @@ typedef struct cli_option {
     const char *preset; /* as the user would type it; NULL: zero */
     double min, max;
     const char *choices; /* "cpu ref" */
-    const char *later;   /* names of the contract that this version lacks */
     const char *help;
 } cli_option;
 
@@ -159,6 +163,7 @@ int cli_cmd_linearize(const cli_options *o);
 int cli_cmd_export(const cli_options *o);
 int cli_cmd_serve(const cli_options *o);
 int cli_cmd_eval(const cli_options *o);
+int cli_cmd_bench(const cli_options *o);
 int cli_cmd_pull_data(const cli_options *o);
 int cli_cmd_selftest(const cli_options *o);
 int cli_cmd_help(const cli_options *o);

@@ -83,6 +83,32 @@ int cli_read_method(const cli_options *o, const still_model *m, still_method *ou
     return CLI_OK;
 }
 
+bool cli_is_method(const char *name)
+{
+    const char *known;
+    for (int i = 0; (known = still_method_at(i, NULL)); i++)
+        if (strcmp(known, name) == 0) return true;
+    return false;
+}
+
+int cli_read_lengths(const char *command, const char *text, int *out, int most, int *n)
+{
+    *n = 0;
+    for (const char *at = text; at && *at;) {
+        char *end;
+        const long v = strtol(at, &end, 10);
+        const bool kilo = *end == 'K' || *end == 'k';
+        if (end == at || v < 0 || v > 16777216 >> (kilo ? 10 : 0) ||
+            (end[kilo] && end[kilo] != ',') || *n == most)
+            return cli_usage(command, "--lengths: '%s' is not a list such as 512,1K,4K",
+                             text);
+        out[(*n)++] = (int)(kilo ? v * 1024 : v);
+        at = end + kilo;
+        at += *at == ',';
+    }
+    return CLI_OK;
+}
+
 int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
                      still_session **out)
 {

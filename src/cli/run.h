@@ -15,6 +15,9 @@ int cli_read_method(const cli_options *o, const still_model *m, still_method *ou
 int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
                      still_session **out);
 int cli_open_sampler(const cli_options *o, still_model *m, still_sampler **out);
+bool cli_is_method(const char *name);
+/* A list of lengths, 512,1K,4K, of at most `most`; `command` is for the error line. */
+int cli_read_lengths(const char *command, const char *text, int *out, int most, int *n);
 /* The tokenizer of an opened model; an error if it has none. */
 int cli_need_tokenizer(const still_model *m, const still_tokenizer **out);
 

@@ -18,24 +18,20 @@ enum {
     SERVE = 1 << 12,
     EVAL = 1 << 13,
     PULL_DATA = 1 << 14,
+    BENCH = 1 << 15,
     SAMPLE = GENERATE | CHAT,
     RUN = SAMPLE | LOGPROBS | PERPLEXITY | SERVE | EVAL,
-    METHOD = RUN | INSPECT | LINEARIZE, /* commands that choose a method */
-    ALL = (1 << 15) - 1,
+    METHOD = RUN | INSPECT | LINEARIZE | BENCH, /* commands that choose a method */
+    ALL = (1 << 16) - 1,
 };
 
 const char *const cli_group_title[CLI_G_COUNT] = {
-    [CLI_G_INPUT] = "Input",
-    [CLI_G_LENGTH] = "Length",
-    [CLI_G_SAMPLING] = "Sampling",
-    [CLI_G_DOWNLOAD] = "Download",
-    [CLI_G_TRAINING] = "Training",
-    [CLI_G_EXPORT] = "Export",
-    [CLI_G_EVAL] = "Evaluation",
-    [CLI_G_SERVER] = "Server",
-    [CLI_G_METHOD] = "Attention method",
-    [CLI_G_COMPUTE] = "Computing",
-    [CLI_G_OUTPUT] = "Output",
+    [CLI_G_INPUT] = "Input",       [CLI_G_LENGTH] = "Length",
+    [CLI_G_SAMPLING] = "Sampling", [CLI_G_DOWNLOAD] = "Download",
+    [CLI_G_TRAINING] = "Training", [CLI_G_EXPORT] = "Export",
+    [CLI_G_EVAL] = "Evaluation",   [CLI_G_BENCH] = "Measurement",
+    [CLI_G_SERVER] = "Server",     [CLI_G_METHOD] = "Attention method",
+    [CLI_G_COMPUTE] = "Computing", [CLI_G_OUTPUT] = "Output",
 };
 
 #define AT(field) offsetof(cli_options, field)
@@ -279,6 +275,33 @@ const cli_option cli_option_table[] = {
     {"out", 'o', "DIR", CLI_STRING, AT(out), PULL_DATA, CLI_G_EVAL,
      .help = "Where to put the files (default: ~/.cache/still/data)."},
 
+    /* bench */
+    {"shape", 0, "NAME", CLI_STRING, AT(shape), BENCH, CLI_G_BENCH,
+     .help = "Instead of MODEL, random f16 weights of a published shape: llama3.1-8b, "
+             "llama3.2-1b, mistral-7b, smollm2-135m and others (an unknown name lists "
+             "them)."},
+    {"lengths", 0, "LIST", CLI_STRING, AT(lengths), BENCH, CLI_G_BENCH,
+     .help = "Tokens of the prompt (prefill), in the context (decode), of a sequence "
+             "(train): 512,1K,4K (default: 1K,2K,4K,8K,16K,32K,64K; train: 1K)."},
+    {"batch", 'b', "B", CLI_INT, AT(batch), BENCH, CLI_G_BENCH, .min = 1, .max = 65536,
+     .help = "Sequences: that take decode steps together, or make a training step "
+             "(default: decode 12, others 1)."},
+    {"against", 0, "LIST", CLI_STRING, AT(against), BENCH, CLI_G_BENCH,
+     .help = "Methods to measure beside that of --method, in one run, taking turns: "
+             "softmax,lolcats,swa (default: softmax,lolcats; none for train and for a "
+             "model that linearize made, which runs its own method)."},
+    {"rounds", 0, "N", CLI_INT, AT(rounds), BENCH, CLI_G_BENCH, .preset = "3", .min = 1,
+     .max = 64, .help = "Times each point is measured; the median counts."},
+    {"steps", 'n', "N", CLI_INT, AT(steps), BENCH, CLI_G_BENCH, .max = 65536,
+     .help = "Steps timed in a round (default: decode 32, train 2)."},
+    {"batch-rows", 0, "N", CLI_INT, AT(batch_rows), BENCH, CLI_G_BENCH, .max = 1048576,
+     .help = "Tokens of a prompt computed at once (default: the backend's own, 512 on "
+             "cpu)."},
+    {"seed", 's', "N", CLI_SEED, AT(seed), BENCH, CLI_G_BENCH, .preset = "0",
+     .help = "Seed of ids and pasts, and of the random score."},
+    {"micro", 0, "N", CLI_INT, AT(micro), BENCH, CLI_G_BENCH, .preset = "1", .min = 1,
+     .max = 65536, .help = "Train: sequences computed at once; memory grows with it."},
+
     /* attention method */
     {"method", 0, "NAME", CLI_CHOICE, AT(method), METHOD, CLI_G_METHOD,
      .choices = "softmax still lolcats hedgehog t2r swa liger supra",
@@ -316,7 +339,8 @@ const cli_option cli_option_table[] = {
     {"layers", 0, "A-B", CLI_STRING, AT(layers), METHOD, CLI_G_METHOD,
      .help = "Layers that use the method, counted from 0; the others stay softmax "
              "(default: all)."},
-    {"positions", 0, "MODE", CLI_CHOICE, AT(positions), RUN | INSPECT, CLI_G_METHOD,
+    {"positions", 0, "MODE", CLI_CHOICE, AT(positions), RUN | INSPECT | BENCH,
+     CLI_G_METHOD,
      .preset = "auto", .choices = "auto absolute capped",
      .help = "absolute: distances are what they are; capped: no key is seen farther "
              "away than the trained length; auto: capped if the context is longer than "
@@ -338,15 +362,17 @@ const cli_option cli_option_table[] = {
 
     /* computing */
     {"backend", 0, "NAME", CLI_CHOICE, AT(backend), METHOD | SELFTEST,
-     CLI_G_COMPUTE, .preset = "cpu", .choices = "cpu ref", .later = "cuda",
-     .help = "cpu: fast; ref: the plain specification, slow and exact."},
+     CLI_G_COMPUTE, .preset = "cpu", .choices = "cpu cuda ref",
+     .help = "cpu: fast on any machine; cuda: an NVIDIA GPU (sm_80 or later), where still "
+             "was built for it; ref: the plain specification, slow and exact."},
     {"threads", 'j', "N", CLI_INT, AT(threads), METHOD | SELFTEST, CLI_G_COMPUTE,
      .min = 1, .max = 1024, .help = "Threads to use (default: one per core)."},
     {"isa", 0, "NAME", CLI_CHOICE, AT(isa), METHOD | SELFTEST, CLI_G_COMPUTE,
      .choices = "avx512 avx2 portable",
      .help = "Instructions the cpu backend may use: avx512, avx2 or portable (default: "
              "the best this machine has)."},
-    {"cache", 0, "TYPE", CLI_CHOICE, AT(cache), RUN | INSPECT, CLI_G_COMPUTE,
+    {"cache", 0, "TYPE", CLI_CHOICE, AT(cache), RUN | INSPECT | BENCH,
+     CLI_G_COMPUTE,
      .choices = "f16 f32",
      .help = "Type of stored keys and values (default: f16; f32 on ref and for models "
              "stored in f32)."},
@@ -364,6 +390,10 @@ const cli_option cli_option_table[] = {
      .max = 4096,
      .help = "Also show the perplexity of N equal parts of the window: does the model "
              "still use what lies far back?"},
+    {"csv", 0, "FILE", CLI_STRING, AT(csv), BENCH, CLI_G_OUTPUT,
+     .help = "Also write every figure to FILE, a line a point."},
+    {"svg", 0, "FILE", CLI_STRING, AT(svg), BENCH, CLI_G_OUTPUT,
+     .help = "Also draw time and memory by length to FILE, a line a method."},
     {"echo", 0, NULL, CLI_FLAG, AT(echo), GENERATE, CLI_G_OUTPUT,
      .help = "Write the prompt before its continuation."},
     {"markdown", 0, NULL, CLI_FLAG, AT(markdown), HELP, CLI_G_OUTPUT,
@@ -372,7 +402,8 @@ const cli_option cli_option_table[] = {
      .help = "The manual page still(1), as roff."},
     {"json", 0, NULL, CLI_FLAG, AT(json), ALL & ~HELP, CLI_G_OUTPUT,
      .help = "Write JSON instead of text, one object per line."},
-    {"quiet", 'q', NULL, CLI_FLAG, AT(quiet), PULL | RUN | EXPORT | PULL_DATA, CLI_G_OUTPUT,
+    {"quiet", 'q', NULL, CLI_FLAG, AT(quiet), PULL | RUN | EXPORT | PULL_DATA | BENCH,
+     CLI_G_OUTPUT,
      .help = "No progress and no figures on standard error."},
     {"help", 'h', NULL, CLI_FLAG, AT(help), ALL, CLI_G_OUTPUT,
      .help = "Explain this command."},
@@ -508,6 +539,25 @@ const cli_command cli_command_table[] = {
      {{"still pull-data data", "from a folder"},
       {"still pull-data benchmarks.tar.gz", "from an archive"}},
      1, 1, "a folder or a .tar.gz archive", cli_cmd_pull_data},
+    {"bench", BENCH, "time and memory by length, methods side by side",
+     "prefill|decode|train [MODEL] [options]\n"
+     "prefill|decode|train --shape NAME [options]",
+     "Measures what a method costs as the context grows, and prints a table with a row "
+     "per length. prefill: the time until a prompt of random ids is read. decode: the "
+     "time of a step in which every sequence of a batch gets one token; the past is not "
+     "computed but filled in with random numbers, so that any depth is reached at once. "
+     "train: a step of either stage of linearize. Methods run with all that training adds "
+     "to a model, feature maps and gate projections included, untrained if MODEL is a "
+     "plain model: that costs the same. Memory is the most that was in use, of the GPU or "
+     "of the process. A length that does not fit is shown as such and the run goes on. "
+     "Ctrl-C ends it with what has been measured.",
+     {{"still bench prefill smollm2 --lengths 1K,4K,16K", "softmax, lolcats and still"},
+      {"still bench decode --shape llama3.1-8b --backend cuda --svg decode.svg",
+       "12 sequences up to 64K tokens, with a chart"},
+      {"still bench prefill mine --lengths 8K,64K --rounds 1 --json",
+       "a model that linearize made, by its own method"},
+      {"still bench train smollm2 --lengths 512,1K --batch 4", "both stages"}},
+     1, 2, "prefill, decode or train", cli_cmd_bench},
     {"selftest", SELFTEST, "compare with golden data",
      "SUITE DIR [options]",
      "SUITE is operator, baselines, models, tokenizer, chat or end-to-end. Runs the "

@@ -66,7 +66,7 @@ static still_status open_device(const sti_suite_run *r, const sti_backend **b,
 {
     *b = sti_backend_find(r->p->model.backend);
     if (!*b)
-        return sti_fail(err, STILL_E_ARG, "backend '%s' is unknown, expected %s",
+        return sti_fail(err, STILL_E_ARG, "backend '%s' is not in this build: %s",
                         r->p->model.backend, sti_backend_names());
     const sti_dev_params params = {.threads = r->p->model.threads,
                                    .isa = r->p->model.isa,

@@ -133,36 +133,57 @@ static const float **vector_of(sti_adapter_layer *L, const sti_adapter_entry *e)
     }
 }
 
-/* Memory that operators read values from when it is not the program's: a copy, in which
- * B of a low-rank addition has its scale, alpha / rank, in it. */
-static still_status make_mirror(sti_adapter *a, still_error *err)
+still_status sti_adapter_push(sti_adapter *a, still_error *err)
 {
-    const size_t bytes = (a->n_values ? a->n_values : 1) * sizeof(float);
-    const sti_lora_spec *lora = &a->spec.lora;
-    for (size_t i = 0; i < a->n_entries; i++) {
-        const sti_adapter_entry *e = &a->entry[i];
-        if (e->kind != STI_TRAINED_LORA_B || e->at == SIZE_MAX) continue;
-        for (size_t j = 0; j < e->n; j++)
-            a->value[e->at + j] *= lora->alpha / (float)lora->rank;
-    }
-    STI_TRY(a->be->mem_new(a->dev, bytes, &a->mirror, err));
-    return a->be->mem_move(a->dev, a->mirror.p, a->value, bytes, err);
+    if (a->seen == a->value) return STILL_OK;
+    return a->be->mem_move(a->dev, a->seen, a->value, a->n_values * sizeof(float), err);
 }
 
-still_status sti_adapter_bind(sti_adapter *a, still_error *err)
+still_status sti_adapter_pull(sti_adapter *a, still_error *err)
 {
-    if (!a->be->host_memory) STI_TRY(make_mirror(a, err));
-    const float *seen = a->be->host_memory ? a->value : a->mirror.p;
+    if (a->seen == a->value) return STILL_OK;
+    return a->be->mem_move(a->dev, a->value, a->seen, a->n_values * sizeof(float), err);
+}
+
+static still_status make_seen(sti_adapter *a, still_error *err)
+{
+    a->seen = a->value;
+    if (a->be->host_memory) return STILL_OK;
+    STI_TRY(a->be->mem_new(a->dev, (a->n_values ? a->n_values : 1) * sizeof(float),
+                           &a->mirror, err));
+    a->seen = a->mirror.p;
+    return sti_adapter_push(a, err);
+}
+
+/* A copy in half precision: what a GPU multiplies. */
+static still_status bind_half(sti_adapter *a, const sti_adapter_entry *e,
+                              sti_adapter_matrix *m, still_error *err)
+{
+    uint16_t *half = sti_alloc(e->n, sizeof *half);
+    if (!half) return sti_fail_memory(err, e->name, e->n * sizeof *half);
+    for (size_t i = 0; i < e->n; i++) half[i] = sti_f32_to_f16(a->value[e->at + i]);
+    still_status st =
+        sti_adapter_matrix_bind(a, e, STI_F16, half, e->n * sizeof *half, m, err);
+    m->src.data = NULL; /* the backend has its own */
+    free(half);
+    return st;
+}
+
+still_status sti_adapter_bind(sti_adapter *a, bool to_train, still_error *err)
+{
+    STI_TRY(make_seen(a, err));
     for (size_t i = 0; i < a->n_entries; i++) {
         const sti_adapter_entry *e = &a->entry[i];
         if (e->at == SIZE_MAX) continue; /* bound elsewhere */
         sti_adapter_layer *L = &a->layer[e->layer];
         sti_adapter_matrix *m = matrix_of(L, e);
-        if (m)
-            STI_TRY(sti_adapter_matrix_bind(a, e, STI_F32, a->value + e->at,
+        if (!m)
+            *vector_of(L, e) = a->seen + e->at;
+        else if (to_train || a->be->host_memory)
+            STI_TRY(sti_adapter_matrix_bind(a, e, STI_F32, a->seen + e->at,
                                             e->n * sizeof(float), m, err));
         else
-            *vector_of(L, e) = seen + e->at;
+            STI_TRY(bind_half(a, e, m, err));
     }
     return STILL_OK;
 }
@@ -267,7 +288,7 @@ still_status sti_adapter_new(const sti_adapter_home *home, const sti_adapter_spe
                              sti_adapter **out, still_error *err)
 {
     STI_TRY(sti_adapter_make(home, spec, true, out, err));
-    still_status st = sti_adapter_bind(*out, err);
+    still_status st = sti_adapter_bind(*out, true, err);
     if (st != STILL_OK) {
         sti_adapter_free(*out);
         *out = NULL;

@@ -87,7 +87,8 @@ typedef struct sti_adapter {
     size_t n_entries;
     sti_block block;
     float *value;     /* [n_values], in the program's memory */
-    sti_block mirror; /* value where operators can read it, if that is elsewhere */
+    float *seen;      /* the same where operators read it; value itself if they can */
+    sti_block mirror; /* where `seen` lies otherwise */
     size_t n_values;
     sti_adapter_layer *layer; /* [n_layers] */
     int n_layers;
@@ -140,8 +141,12 @@ still_status sti_adapter_outline(const sti_adapter_home *home,
 still_status sti_adapter_make(const sti_adapter_home *home,
                               const sti_adapter_spec *spec, bool gates,
                               sti_adapter **out, still_error *err);
-/* Points the views at the values. */
-still_status sti_adapter_bind(sti_adapter *a, still_error *err);
+/* Points the views at the values. to_train: matrices, too, are seen as training leaves
+ * them; otherwise a backend takes copies in the form it multiplies fastest. */
+still_status sti_adapter_bind(sti_adapter *a, bool to_train, still_error *err);
+/* value -> seen, and back, where they are two. */
+still_status sti_adapter_push(sti_adapter *a, still_error *err);
+still_status sti_adapter_pull(sti_adapter *a, still_error *err);
 /* Hands one matrix to the backend. */
 still_status sti_adapter_matrix_bind(sti_adapter *a, const sti_adapter_entry *e,
                                      sti_dtype type, const void *data, size_t bytes,

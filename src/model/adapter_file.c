@@ -287,7 +287,7 @@ still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
     if (st == STILL_OK) st = check_shapes(home, &spec, &s, dir, err);
     if (st == STILL_OK) st = sti_adapter_make(home, &spec, !quantized, &a, err);
     if (st == STILL_OK) st = fill(a, &s, dir, err);
-    if (st == STILL_OK) st = sti_adapter_bind(a, err);
+    if (st == STILL_OK) st = sti_adapter_bind(a, false, err);
     sti_store_close(&s);
     if (st != STILL_OK) {
         sti_adapter_free(a);

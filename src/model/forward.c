@@ -118,8 +118,7 @@ still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
     if (down.n == 0) return STILL_OK;
     STI_TRY(a->be->matmul(a->dev, &down, err));
     for (int i = 0; i < down.n; i++) {
-        /* Memory that is not the program's: the scale is in B (adapter.c). */
-        for (size_t j = 0; a->be->host_memory && j < size; j++) down.y[i][j] *= scale;
+        STI_TRY(a->be->scale(a->dev, down.y[i], size, scale, err));
         STI_TRY(a->be->matmul(a->dev,
                               &(sti_matmul_args){.x = down.y[i],
                                                  .M = M,

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/shape.h"
 
 typedef struct loader {
     still_model *m;
@@ -188,41 +189,82 @@ static still_status load_adapter(still_model *m, const char *path, still_error *
     return STILL_OK;
 }
 
+/* An empty model on the backend that was asked for. */
+static still_status begin(const char *what, const still_model_params *p,
+                          still_model **out, still_error *err)
+{
+    const sti_backend *be = sti_backend_find(p->backend);
+    if (!be)
+        return sti_fail(err, STILL_E_ARG, "backend '%s' is not in this build: %s",
+                        p->backend, sti_backend_names());
+    *out = sti_alloc(1, sizeof **out);
+    if (!*out) return sti_fail_memory(err, what, sizeof **out);
+    (*out)->be = be;
+    return STILL_OK;
+}
+
+/* Everything that follows from the store. */
+static still_status load(still_model *m, const still_model_params *p, bool tokenizer,
+                         still_error *err)
+{
+    loader ld = {.m = m, .err = err};
+    STI_TRY(sti_config_read(&m->store, &m->cfg, err));
+    for (int i = 0; p->rope_bf16 && i < m->cfg.head_dim / 2; i++)
+        m->cfg.inv_freq[i] = sti_bf16_to_f32(sti_f32_to_bf16(m->cfg.inv_freq[i]));
+    if (tokenizer) STI_TRY(sti_tokenizer_from_store(&m->store, &m->tokenizer, err));
+    STI_TRY(make_device(m, p, err));
+    still_status st = load_weights(&ld);
+    free(ld.vectors);
+    if (st == STILL_OK && p->adapter) st = load_adapter(m, p->adapter, err);
+    if (st == STILL_OK) fill_info(m);
+    return st;
+}
+
+static still_status finish(still_model *m, still_status st, still_model **out)
+{
+    if (st == STILL_OK)
+        *out = m;
+    else
+        still_model_free(m);
+    return st;
+}
+
 still_status still_model_open(const char *path, const still_model_params *params,
                               still_model **out, still_error *err)
 {
     *out = NULL;
-    still_model_params p = params ? *params : (still_model_params){0};
+    const still_model_params p = params ? *params : (still_model_params){0};
+    still_model *m;
     if (!path) return sti_fail(err, STILL_E_ARG, "no model path given");
-    const sti_backend *be = sti_backend_find(p.backend);
-    if (!be)
-        return sti_fail(err, STILL_E_ARG, "backend '%s' is not known (%s)", p.backend,
-                        sti_backend_names());
-    still_model *m = sti_alloc(1, sizeof *m);
-    if (!m) return sti_fail_memory(err, path, sizeof *m);
-    m->be = be;
-    loader ld = {.m = m, .err = err};
+    STI_TRY(begin(path, &p, &m, err));
     still_status st = sti_store_open(path, &m->store, err);
-    if (st == STILL_OK) st = sti_config_read(&m->store, &m->cfg, err);
-    for (int i = 0; p.rope_bf16 && st == STILL_OK && i < m->cfg.head_dim / 2; i++)
-        m->cfg.inv_freq[i] = sti_bf16_to_f32(sti_f32_to_bf16(m->cfg.inv_freq[i]));
-    if (st == STILL_OK) st = sti_tokenizer_from_store(&m->store, &m->tokenizer, err);
-    if (st == STILL_OK) st = make_device(m, &p, err);
-    if (st == STILL_OK) st = load_weights(&ld);
-    free(ld.vectors);
-    if (st == STILL_OK && p.adapter) st = load_adapter(m, p.adapter, err);
-    if (st != STILL_OK) {
-        still_model_free(m);
-        return st;
-    }
-    fill_info(m);
-    *out = m;
-    return STILL_OK;
+    if (st == STILL_OK) st = load(m, &p, true, err);
+    return finish(m, st, out);
+}
+
+still_status still_model_open_shape(const char *shape, const still_model_params *params,
+                                    still_model **out, still_error *err)
+{
+    *out = NULL;
+    const still_model_params p = params ? *params : (still_model_params){0};
+    still_model *m;
+    if (!shape) return sti_fail(err, STILL_E_ARG, "no shape given");
+    STI_TRY(begin(shape, &p, &m, err));
+    still_status st = sti_shape_open(shape, m->be->host_memory, &m->store, err);
+    if (st == STILL_OK) st = load(m, &p, false, err);
+    return finish(m, st, out);
+}
+
+const char *still_shape_at(int i)
+{
+    const sti_shape *s = sti_shape_at(i);
+    return s ? s->name : NULL;
 }
 
 void still_model_free(still_model *m)
 {
     if (!m) return;
+    sti_model_stand_ins_free(m);
     sti_adapter_free(m->adapter);
     if (m->dev) {
         for (int i = 0; m->layer && i < m->cfg.layers; i++) {

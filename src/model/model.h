@@ -47,7 +47,9 @@ struct still_model {
     const float *final_norm;
     sti_block vectors; /* all norms and biases, as floats */
     size_t vectors_used, vectors_room;
-    sti_adapter *adapter; /* or NULL */
+    sti_adapter *adapter;   /* or NULL */
+    sti_adapter **stand_in; /* [n_stand_ins]: made so far (measure.c) */
+    int n_stand_ins;
     sti_scratch scratch;
     uint64_t sessions; /* made so far, for numbering them */
 };
@@ -95,6 +97,21 @@ still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
                                     still_error *err);
 
 sti_adapter_home sti_model_home(still_model *m);
+
+/* ---- For measuring (measure.c) ----------------------------------------------------
+ */
+
+/* Gives a model without adapter what training for the method would add to it, untrained
+ * maps and random gates: time and memory of the two are the same. Kept for the next
+ * time it is asked for; NULL, or softmax, takes it away. No session of the model may
+ * be alive. A model with an adapter of its own keeps that. */
+still_status sti_model_stand_in(still_model *m, const still_method *method,
+                                still_error *err);
+void sti_model_stand_ins_free(still_model *m);
+/* The most memory in use since the call with `restart`: on a GPU that of the model,
+ * its sessions and its scratch; elsewhere the process's. Stand-ins of other methods do
+ * not count. With restart no session of the model may be alive. */
+size_t sti_model_peak(still_model *m, bool restart);
 
 /* SHA-256 of what the model is: names, types and shapes of its tensors and the ends of
  * their data; `with_adapter`: and of its adapter's numbers. Files made for one model

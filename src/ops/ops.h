@@ -172,10 +172,10 @@ typedef struct sti_swiglu_back_args {
  * 0 and loss 0. loss[m] and kl[m] are the two terms before kd and weight (kl may be
  * NULL). */
 typedef struct sti_loss_args {
-    float *logits;        /* [M, V] in: logits, out: gradient */
-    const float *teacher; /* [M, V] or NULL */
-    const int32_t *target;
-    const float *weight; /* [M] */
+    float *logits;         /* [M, V] in: logits, out: gradient */
+    const float *teacher;  /* [M, V] or NULL */
+    const int32_t *target; /* [M]; this, weight and the results: the program's memory */
+    const float *weight;   /* [M] */
     float kd;
     int M, V;
     double *loss, *kl; /* [M] */
@@ -190,6 +190,32 @@ typedef struct sti_adam_args {
     float scale, lr, beta1, beta2, eps, decay;
     double c1, c2;
 } sti_adam_args;
+
+/* A stretch of an array. */
+typedef struct sti_span {
+    size_t at, n;
+} sti_span;
+
+/* y against what it should be: *error = sum (y - o)^2, *size = sum o^2 (in double, for
+ * the program); y becomes its gradient, factor (y - o). */
+typedef struct sti_compare_args {
+    const float *o;
+    float *y;
+    size_t n;
+    float factor;
+    double *error, *size;
+} sti_compare_args;
+
+/* y = [y +] what dropout leaves of x: number i is 0 if the hash of key + i (sti_mix64,
+ * its upper 53 bits) is below p 2^53, else it is divided by 1 - p. */
+typedef struct sti_dropout_args {
+    const float *x;
+    float *y; /* may be x, unless it is added to */
+    size_t n;
+    float p;
+    uint64_t key;
+    bool add;
+} sti_dropout_args;
 
 /* Attention weights matched instead of outputs (--loss weights). Teacher: A[t,j], the
  * softmax of q_t . k_j / sqrt(D) over all j <= t. Student: B[t,j] = w_j / den where j
@@ -228,6 +254,7 @@ typedef struct sti_backend {
     const char *name;
     sti_dtype cache;  /* what it keeps keys and values in unless told otherwise */
     int head_rows;    /* rows of logits it makes at once */
+    int batch;        /* rows of a pass unless told otherwise */
     bool host_memory; /* the memory below is the program's own */
 
     /* Memory that operators read and write: activations, states, parameters. Pointers
@@ -240,6 +267,10 @@ typedef struct sti_backend {
     still_status (*mem_move)(sti_dev *, void *to, const void *from, size_t bytes,
                              still_error *);
     still_status (*mem_clear)(sti_dev *, void *p, size_t bytes, still_error *);
+    /* The most bytes of it that were in use since the last call with `restart`, which
+     * gives back what operators keep for later first (there is no session then). Where
+     * the memory is the program's own: all of the program's. */
+    size_t (*mem_peak)(sti_dev *, bool restart);
     /* Around the operators of a pass; NULL: not of interest. *done: it has been
      * replayed as a whole and the operators must not be called. */
     still_status (*pass_begin)(sti_dev *, const sti_pass *, bool *done, still_error *);
@@ -270,7 +301,8 @@ typedef struct sti_backend {
     still_status (*softmax_attn)(sti_dev *, const sti_attn_args *, still_error *);
     still_status (*logprob)(sti_dev *, const sti_logprob_args *, still_error *);
 
-    /* Training. sum_squares: of n floats, in double. */
+    /* Training. sum_squares: of n stretches of x, in double; out [n] is the program's.
+     * scale: x *= by. */
     still_status (*matmul_back)(sti_dev *, const sti_matmul_back_args *, still_error *);
     still_status (*matmul_grad)(sti_dev *, const sti_matmul_grad_args *, still_error *);
     still_status (*rmsnorm_back)(sti_dev *, const sti_rmsnorm_back_args *,
@@ -278,8 +310,11 @@ typedef struct sti_backend {
     still_status (*swiglu_back)(sti_dev *, const sti_swiglu_back_args *, still_error *);
     still_status (*loss)(sti_dev *, const sti_loss_args *, still_error *);
     still_status (*adam)(sti_dev *, const sti_adam_args *, still_error *);
-    still_status (*sum_squares)(sti_dev *, const float *x, size_t n, double *out,
-                                still_error *);
+    still_status (*sum_squares)(sti_dev *, const float *x, const sti_span *, int n,
+                                double *out, still_error *);
+    still_status (*compare)(sti_dev *, const sti_compare_args *, still_error *);
+    still_status (*dropout)(sti_dev *, const sti_dropout_args *, still_error *);
+    still_status (*scale)(sti_dev *, float *x, size_t n, float by, still_error *);
 
     /* The hybrid operator (ops/hybrid.h). `hybrid` advances n sessions, each by its own
      * T tokens; element sizes of their states are state_kv (0: the session's cache
@@ -307,6 +342,6 @@ typedef struct sti_backend {
 
 /* The registry (backend/registry.c): NULL name is the default. */
 const sti_backend *sti_backend_find(const char *name);
-const char *sti_backend_names(void); /* "cpu, ref" */
+const char *sti_backend_names(void); /* "there are cpu and ref" */
 
 #endif

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_BATCH = 512, MOST_ROLLBACK = 4096, MOST_HEAD_ROWS = 512 };
+enum { MOST_ROLLBACK = 4096, MOST_HEAD_ROWS = 512 };
 
 /* An adapter's numbers mean something for the method they were trained for only. Sizes
  * (chunk, cap, select) and the score may differ; what the tensors stand for may not. */
@@ -42,7 +42,7 @@ static still_status configure(const still_model *m, const still_session_params *
 {
     still_session_params p = params ? *params : (still_session_params){0};
     if (p.ctx == 0) p.ctx = m->cfg.ctx_train;
-    if (p.batch == 0) p.batch = DEFAULT_BATCH;
+    if (p.batch == 0) p.batch = m->be->batch;
     if (p.ctx < 1 || p.batch < 1)
         return sti_fail(err, STILL_E_ARG, "context %d and batch %d must be at least 1",
                         p.ctx, p.batch);

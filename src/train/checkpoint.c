@@ -109,6 +109,21 @@ static json_t *settings_of(const sti_trainer *t)
 
 /* ---- Writing -------------------------------------------------------------------- */
 
+/* One of the operators' arrays, by way of the program's memory. */
+static still_status write_part(const sti_trainer *t, sti_writer *w, const float *x,
+                               still_error *err)
+{
+    const size_t bytes = t->adapter->n_values * sizeof(float);
+    if (t->m->be->host_memory) return sti_writer_data(w, x, bytes, err);
+    sti_block copy;
+    if (!sti_block_new(&copy, bytes))
+        return sti_fail_memory(err, STI_CHECKPOINT, bytes);
+    still_status st = t->m->be->mem_move(t->m->dev, copy.p, x, bytes, err);
+    if (st == STILL_OK) st = sti_writer_data(w, copy.p, bytes, err);
+    sti_block_free(&copy);
+    return st;
+}
+
 still_status sti_checkpoint_write(const sti_trainer *t, still_error *err)
 {
     char path[STI_PATH_ROOM], number[32];
@@ -126,12 +141,11 @@ still_status sti_checkpoint_write(const sti_trainer *t, still_error *err)
     json_decref(meta);
     if (st != STILL_OK) return st;
     const int64_t dim[1] = {(int64_t)t->adapter->n_values};
-    const float *const part[] = {t->moment1, t->moment2, t->adapter->value};
+    const float *const part[] = {t->moment1, t->moment2, t->adapter->seen};
     const char *const part_name[] = {"moment1", "moment2", "value"};
     for (int i = 0; i < 3 && st == STILL_OK; i++)
         st = sti_writer_tensor(w, part_name[i], STI_F32, 1, dim, err);
-    for (int i = 0; i < 3 && st == STILL_OK; i++)
-        st = sti_writer_data(w, part[i], t->adapter->n_values * sizeof(float), err);
+    for (int i = 0; i < 3 && st == STILL_OK; i++) st = write_part(t, w, part[i], err);
     if (st != STILL_OK) {
         sti_writer_abort(w);
         return st;
@@ -181,7 +195,7 @@ static still_status take(sti_trainer *t, const sti_store *s, still_error *err)
         t->stage_steps[stage] == 0 || step > t->stage_steps[stage])
         return sti_fail(err, STILL_E_FORMAT, "%s: does not say where the run stood",
                         s->path);
-    float *const part[] = {t->moment1, t->moment2, t->adapter->value};
+    float *const part[] = {t->moment1, t->moment2, t->adapter->seen};
     const char *const name[] = {"moment1", "moment2", "value"};
     const size_t n = t->adapter->n_values;
     for (int i = 0; i < 3; i++) {
@@ -190,7 +204,8 @@ static still_status take(sti_trainer *t, const sti_store *s, still_error *err)
             return sti_fail(err, STILL_E_FORMAT,
                             "%s: tensor '%s' is missing or not %zu floats", s->path,
                             name[i], n);
-        memcpy(part[i], x->data, n * sizeof(float));
+        STI_TRY(
+            t->m->be->mem_move(t->m->dev, part[i], x->data, n * sizeof(float), err));
     }
     t->stage = (int)stage;
     t->step = step;

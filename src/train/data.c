@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/random.h"
 #include "train/data_parts.h"
 
 enum { MAX_SEQ = 1 << 20, MAX_SOURCES = 1024 };
@@ -27,6 +28,7 @@ struct sti_data {
     source *source;   /* [n] */
     uint64_t *weight; /* [n] */
     int n, seq;
+    int vocab; /* of random ids; 0: there are sources */
     bool mask_prompt;
     uint64_t seed;
     unsigned char digest[STI_DATA_DIGEST];
@@ -246,6 +248,15 @@ still_status sti_data_open(const still_tokenizer *tk, const sti_data_params *p,
     return status;
 }
 
+still_status sti_data_random(int vocab, int seq, uint64_t seed, sti_data **out,
+                             still_error *err)
+{
+    *out = sti_alloc(1, sizeof **out);
+    if (!*out) return sti_fail_memory(err, "data", sizeof **out);
+    **out = (sti_data){.vocab = vocab, .seq = seq, .seed = seed};
+    return STILL_OK;
+}
+
 void sti_data_free(sti_data *d)
 {
     if (!d) return;
@@ -281,9 +292,22 @@ static void copy_sequence(const sti_data *d, const source *s, uint64_t at, int32
     counts[0] = 0;
 }
 
+static void random_sequence(const sti_data *d, uint64_t i, int32_t *ids,
+                            uint8_t *counts)
+{
+    const uint64_t key = sti_mix64(d->seed ^ sti_mix64(i));
+    for (int t = 0; t < d->seq; t++)
+        ids[t] = (int32_t)(sti_mix64(key + (uint64_t)t) % (uint64_t)d->vocab);
+    for (int t = 0; counts && t < d->seq; t++) counts[t] = t > 0;
+}
+
 void sti_data_train(const sti_data *d, uint64_t i, int32_t *ids, uint8_t *counts)
 {
     uint64_t nth;
+    if (d->vocab) {
+        random_sequence(d, i, ids, counts);
+        return;
+    }
     int f = sti_mix_draw(d->weight, d->n, i, &nth);
     const source *s = &d->source[f];
     uint64_t at =

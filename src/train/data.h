@@ -52,6 +52,9 @@ typedef struct sti_data sti_data;
  * is made anew; it is written to a temporary name, synced and renamed. */
 still_status sti_data_open(const still_tokenizer *tk, const sti_data_params *p,
                            sti_data **out, still_error *err);
+/* Random ids below vocab instead of text, all of which count; for measuring. */
+still_status sti_data_random(int vocab, int seq, uint64_t seed, sti_data **out,
+                             still_error *err);
 void sti_data_free(sti_data *d);
 const sti_data_report *sti_data_get_report(const sti_data *d);
 

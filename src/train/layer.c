@@ -7,8 +7,6 @@
  * Base weights are frozen: going back asks for the gradient of inputs only. */
 #include "train/layer.h"
 
-#include <string.h>
-
 void sti_acts_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
                     sti_acts *out)
 {
@@ -138,9 +136,12 @@ static still_status project(const sti_layer_job *j, int layer, const float *x,
             STI_TRY(
                 sti_low_rank_forward(j, layer, STI_TARGET_GATE, a->h, a->gate, err));
     }
-    memcpy(a->qr, a->q, M * (size_t)(m->cfg.heads * m->cfg.head_dim) * sizeof(float));
-    memcpy(a->kr, a->k,
-           M * (size_t)(m->cfg.kv_heads * m->cfg.head_dim) * sizeof(float));
+    STI_TRY(m->be->mem_move(
+        m->dev, a->qr, a->q,
+        M * (size_t)(m->cfg.heads * m->cfg.head_dim) * sizeof(float), err));
+    STI_TRY(m->be->mem_move(
+        m->dev, a->kr, a->k,
+        M * (size_t)(m->cfg.kv_heads * m->cfg.head_dim) * sizeof(float), err));
     STI_TRY(sti_layer_rotate(j, a->qr, m->cfg.heads, false, err));
     return sti_layer_rotate(j, a->kr, m->cfg.kv_heads, false, err);
 }
@@ -151,11 +152,13 @@ static still_status teacher_attend(const sti_layer_job *j, int layer, still_erro
     still_model *m = j->m;
     const sti_config *g = &m->cfg;
     sti_acts *a = j->acts;
+    /* Far from the program there are tensor cores, which take halves. */
+    const sti_dtype cache = m->be->host_memory ? STI_F32 : m->be->cache;
     const size_t one = (size_t)g->kv_heads * (size_t)j->batch->T * (size_t)g->head_dim;
     for (int b = 0; b < j->batch->B; b++) {
-        float *cache = (float *)a->cache + 2 * (size_t)b * one;
-        j->batch->seg[b].K = cache;
-        j->batch->seg[b].V = cache + one;
+        float *kept = (float *)a->cache + 2 * (size_t)b * one;
+        j->batch->seg[b].K = kept;
+        j->batch->seg[b].V = kept + one;
     }
     return m->be->softmax_attn(m->dev,
                                &(sti_attn_args){.q = a->qr,
@@ -166,7 +169,7 @@ static still_status teacher_attend(const sti_layer_job *j, int layer, still_erro
                                                 .G = g->kv_heads,
                                                 .D = g->head_dim,
                                                 .window = g->window[layer],
-                                                .cache = STI_F32,
+                                                .cache = cache,
                                                 .seg = j->batch->seg,
                                                 .n_seg = j->batch->B},
                                err);
@@ -189,7 +192,7 @@ still_status sti_layer_finish(const sti_layer_job *j, int layer, float *x,
     sti_acts *a = j->acts;
     const int M = rows_of(j);
     const size_t bytes = (size_t)M * (size_t)m->cfg.hidden * sizeof(float);
-    memcpy(a->mid, x, bytes);
+    STI_TRY(m->be->mem_move(m->dev, a->mid, x, bytes, err));
     STI_TRY(m->be->matmul(m->dev,
                           &(sti_matmul_args){.x = a->y,
                                              .M = M,
@@ -215,7 +218,7 @@ still_status sti_layer_finish(const sti_layer_job *j, int layer, float *x,
                       &(sti_swiglu_args){
                           .gate = a->g, .up = a->u, .y = a->s, .M = M, .K = m->cfg.ffn},
                       err));
-    memcpy(x, a->mid, bytes);
+    STI_TRY(m->be->mem_move(m->dev, x, a->mid, bytes, err));
     return m->be->matmul(m->dev,
                          &(sti_matmul_args){.x = a->s,
                                             .M = M,

@@ -198,20 +198,22 @@ static still_status run_stage(sti_trainer *t, sti_tally *tally,
     return STILL_OK;
 }
 
-static void next_stage(sti_trainer *t)
+static still_status next_stage(sti_trainer *t, still_error *err)
 {
     const size_t bytes = t->adapter->n_values * sizeof(float);
-    memset(t->moment1, 0, bytes);
-    memset(t->moment2, 0, bytes);
+    STI_TRY(t->m->be->mem_clear(t->m->dev, t->moment1, bytes, err));
+    STI_TRY(t->m->be->mem_clear(t->m->dev, t->moment2, bytes, err));
     t->stage = 2;
     t->step = t->tokens = 0;
     t->steps = t->stage_steps[2];
+    return STILL_OK;
 }
 
 static still_status finish(sti_trainer *t, const still_train_progress *last,
                            still_error *err)
 {
     char path[STI_PATH_ROOM];
+    STI_TRY(sti_adapter_pull(t->adapter, err));
     STI_TRY(sti_adapter_write(t->adapter, t->p.out, err));
     STI_TRY(sti_report_card(t, last, err));
     if (sti_path_join(path, t->p.out, STI_CHECKPOINT, NULL) == STILL_OK) unlink(path);
@@ -255,8 +257,8 @@ static still_status run(sti_trainer *t, still_error *err)
     still_train_progress last = {.stage = t->stage, .loss = NAN};
     still_status st = run_stage(t, &tally, &last, err);
     if (st == STILL_OK && t->stage == 1 && t->stage_steps[2]) {
-        next_stage(t);
-        st = save(t, &(clock_of_stage){0}, err);
+        st = next_stage(t, err);
+        if (st == STILL_OK) st = save(t, &(clock_of_stage){0}, err);
         if (st == STILL_OK) st = run_stage(t, &tally, &last, err);
     }
     free(sums);

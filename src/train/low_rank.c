@@ -25,31 +25,29 @@ static bool find(const sti_layer_job *j, int layer, sti_target t, low_rank *r)
 }
 
 /* y = [y +] what dropout leaves of x. */
-static void drop(const sti_layer_job *j, int layer, sti_target t, const float *x,
-                 size_t n, float *y, bool add)
+static still_status drop(const sti_layer_job *j, int layer, sti_target t,
+                         const float *x, size_t n, float *y, bool add, still_error *err)
 {
-    const float keep = 1 / (1 - j->dropout.p);
-    const uint64_t key = sti_mix64(
-        j->dropout.key ^ sti_mix64((uint64_t)layer * STI_TARGETS + (uint64_t)t));
-    const uint64_t limit = (uint64_t)((double)j->dropout.p * 0x1p53);
-    for (size_t i = 0; i < n; i++) {
-        const float left = sti_mix64(key + i) >> 11 < limit ? 0 : x[i] * keep;
-        y[i] = add ? y[i] + left : left;
-    }
+    const uint64_t place = sti_mix64((uint64_t)layer * STI_TARGETS + (uint64_t)t);
+    return j->m->be->dropout(
+        j->m->dev,
+        &(sti_dropout_args){.x = x,
+                            .y = y,
+                            .n = n,
+                            .p = j->dropout.p,
+                            .key = sti_mix64(j->dropout.key ^ place),
+                            .add = add},
+        err);
 }
 
-static const float *input(const sti_layer_job *j, int layer, sti_target t,
-                          const low_rank *r, const float *x)
+static still_status input(const sti_layer_job *j, int layer, sti_target t,
+                          const low_rank *r, const float *x, const float **out,
+                          still_error *err)
 {
-    if (j->dropout.p <= 0) return x;
     const size_t n = (size_t)j->batch->B * (size_t)j->batch->T * (size_t)r->in;
-    drop(j, layer, t, x, n, j->back->dropped, false);
-    return j->back->dropped;
-}
-
-static void multiply(float *x, size_t n, float by)
-{
-    for (size_t i = 0; i < n; i++) x[i] *= by;
+    *out = j->dropout.p > 0 ? j->back->dropped : x;
+    if (*out == x) return STILL_OK;
+    return drop(j, layer, t, x, n, j->back->dropped, false, err);
 }
 
 still_status sti_low_rank_forward(const sti_layer_job *j, int layer, sti_target t,
@@ -57,7 +55,8 @@ still_status sti_low_rank_forward(const sti_layer_job *j, int layer, sti_target 
 {
     low_rank r;
     if (!find(j, layer, t, &r)) return STILL_OK;
-    return sti_model_add_low_rank(j->adapter, layer, &t, 1, input(j, layer, t, &r, x),
+    STI_TRY(input(j, layer, t, &r, x, &x, err));
+    return sti_model_add_low_rank(j->adapter, layer, &t, 1, x,
                                   j->batch->B * j->batch->T, j->acts->low[t], &y, err);
 }
 
@@ -75,7 +74,7 @@ still_status sti_low_rank_backward(const sti_layer_job *j, int layer, sti_target
         &(sti_matmul_back_args){
             .dy = {dy}, .M = M, .n = 1, .w = {&r.lora->b.w}, .dx = dlow},
         err));
-    multiply(dlow, (size_t)M * (size_t)r.rank, r.scale);
+    STI_TRY(m->be->scale(m->dev, dlow, (size_t)M * (size_t)r.rank, r.scale, err));
     float *da = sti_grad_of(j, layer, STI_TRAINED_LORA_A, t),
           *db = sti_grad_of(j, layer, STI_TRAINED_LORA_B, t);
     if (db)
@@ -88,17 +87,18 @@ still_status sti_low_rank_backward(const sti_layer_job *j, int layer, sti_target
                                                            .K = r.rank,
                                                            .scale = 1},
                                    err));
-    if (da)
-        STI_TRY(
-            m->be->matmul_grad(m->dev,
-                               &(sti_matmul_grad_args){.dy = dlow,
-                                                       .x = input(j, layer, t, &r, x),
-                                                       .dw = da,
-                                                       .M = M,
-                                                       .N = r.rank,
-                                                       .K = r.in,
-                                                       .scale = 1},
-                               err));
+    if (da) {
+        STI_TRY(input(j, layer, t, &r, x, &x, err));
+        STI_TRY(m->be->matmul_grad(m->dev,
+                                   &(sti_matmul_grad_args){.dy = dlow,
+                                                           .x = x,
+                                                           .dw = da,
+                                                           .M = M,
+                                                           .N = r.rank,
+                                                           .K = r.in,
+                                                           .scale = 1},
+                                   err));
+    }
     const bool drops = j->dropout.p > 0;
     STI_TRY(
         m->be->matmul_back(m->dev,
@@ -109,6 +109,6 @@ still_status sti_low_rank_backward(const sti_layer_job *j, int layer, sti_target
                                                    .dx = drops ? j->back->dropped : dx,
                                                    .accumulate = !drops},
                            err));
-    if (drops) drop(j, layer, t, j->back->dropped, (size_t)M * (size_t)r.in, dx, true);
-    return STILL_OK;
+    if (!drops) return STILL_OK;
+    return drop(j, layer, t, j->back->dropped, (size_t)M * (size_t)r.in, dx, true, err);
 }

@@ -33,19 +33,36 @@ bool sti_trains(const sti_trainer *t, int stage, const sti_adapter_entry *e)
     return g == STILL_GROUP_LORA || (g != STILL_GROUP_GATE && !t->p.freeze_maps);
 }
 
-/* Names the first entry whose gradient is no number. */
-static still_status blame(const sti_trainer *t, still_error *err)
+/* Entries that the stage trains as stretches of the adapter's arrays; returns how many.
+ */
+static int list_spans(const sti_trainer *t)
 {
+    int n = 0;
     for (size_t i = 0; i < t->adapter->n_entries; i++) {
         const sti_adapter_entry *e = &t->adapter->entry[i];
-        for (size_t k = 0; k < e->n; k++)
-            if (!isfinite(t->grad[e->at + k]))
-                return sti_fail(err, STILL_E_NUMERIC,
-                                "stage %d, step %llu: the gradient of '%s' (layer %d) "
-                                "is not a number; the last checkpoint is good: try a "
-                                "smaller learning rate",
-                                t->stage, (unsigned long long)t->step, e->name,
-                                e->layer);
+        if (sti_trains(t, t->stage, e)) t->span[n++] = (sti_span){e->at, e->n};
+    }
+    return n;
+}
+
+static const sti_adapter_entry *entry_at(const sti_trainer *t, size_t at)
+{
+    const sti_adapter_entry *e = t->adapter->entry;
+    while (e->at != at) e++;
+    return e;
+}
+
+/* Names the first entry whose gradient is no number. */
+static still_status blame(const sti_trainer *t, int n, still_error *err)
+{
+    for (int i = 0; i < n; i++) {
+        const sti_adapter_entry *e = entry_at(t, t->span[i].at);
+        if (!isfinite(t->square[i]))
+            return sti_fail(err, STILL_E_NUMERIC,
+                            "stage %d, step %llu: the gradient of '%s' (layer %d) "
+                            "is not a number; the last checkpoint is good: try a "
+                            "smaller learning rate",
+                            t->stage, (unsigned long long)t->step, e->name, e->layer);
     }
     return sti_fail(err, STILL_E_NUMERIC,
                     "stage %d, step %llu: the gradient's norm overflows; the last "
@@ -57,24 +74,19 @@ still_status sti_optimizer_step(sti_trainer *t, double *norm, still_error *err)
 {
     still_model *m = t->m;
     sti_adapter *a = t->adapter;
+    const int n = list_spans(t);
     double square = 0;
-    for (size_t i = 0; i < a->n_entries; i++) {
-        const sti_adapter_entry *e = &a->entry[i];
-        double one = 0;
-        if (!sti_trains(t, t->stage, e)) continue;
-        STI_TRY(m->be->sum_squares(m->dev, t->grad + e->at, e->n, &one, err));
-        square += one;
-    }
+    STI_TRY(m->be->sum_squares(m->dev, t->grad, t->span, n, t->square, err));
+    for (int i = 0; i < n; i++) square += t->square[i];
     *norm = sqrt(square);
-    if (!isfinite(*norm)) return blame(t, err);
+    if (!isfinite(*norm)) return blame(t, n, err);
     const double scale = *norm > t->p.clip ? t->p.clip / (*norm + 1e-6) : 1;
     const double lr = sti_schedule(t->p.lr[t->stage], t->step, t->steps, t->p.warmup);
-    for (size_t i = 0; i < a->n_entries; i++) {
-        const sti_adapter_entry *e = &a->entry[i];
-        if (!sti_trains(t, t->stage, e)) continue;
+    for (int i = 0; i < n; i++) {
+        const sti_adapter_entry *e = entry_at(t, t->span[i].at);
         STI_TRY(m->be->adam(
             m->dev,
-            &(sti_adam_args){.x = a->value + e->at,
+            &(sti_adam_args){.x = a->seen + e->at,
                              .m = t->moment1 + e->at,
                              .v = t->moment2 + e->at,
                              .grad = t->grad + e->at,
@@ -88,11 +100,12 @@ still_status sti_optimizer_step(sti_trainer *t, double *norm, still_error *err)
                              .c1 = 1 - pow(t->p.beta1, (double)(t->step + 1)),
                              .c2 = 1 - pow(t->p.beta2, (double)(t->step + 1))},
             err));
-        /* Such values must not reach a checkpoint. */
-        double square_of_values = 0;
-        STI_TRY(
-            m->be->sum_squares(m->dev, a->value + e->at, e->n, &square_of_values, err));
-        if (!isfinite(square_of_values))
+    }
+    /* Such values must not reach a checkpoint. */
+    STI_TRY(m->be->sum_squares(m->dev, a->seen, t->span, n, t->square, err));
+    for (int i = 0; i < n; i++) {
+        const sti_adapter_entry *e = entry_at(t, t->span[i].at);
+        if (!isfinite(t->square[i]))
             return sti_fail(err, STILL_E_NUMERIC,
                             "stage %d, step %llu: the step makes '%s' (layer %d) no "
                             "number; the last checkpoint is good: try a smaller "

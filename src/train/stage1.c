@@ -10,18 +10,25 @@
 
 #include "train/train.h"
 
-/* err2, ref2 of a layer; y becomes the gradient factor (y - o). */
-static double compare(const float *o, float *y, size_t n, float factor, double *ref2)
+/* err2, ref2 of a layer; the student's output becomes its gradient, factor (y - o). */
+static still_status compare(sti_trainer *t, int layer, float factor, sti_tally *tally,
+                            double *err2, still_error *err)
 {
-    double err2 = 0, sum = 0;
-    for (size_t i = 0; i < n; i++) {
-        const float d = y[i] - o[i];
-        err2 += (double)d * d;
-        sum += (double)o[i] * o[i];
-        y[i] = factor * d;
-    }
-    *ref2 += sum;
-    return err2;
+    const sti_config *g = &t->m->cfg;
+    double size = 0;
+    STI_TRY(t->m->be->compare(
+        t->m->dev,
+        &(sti_compare_args){.o = t->acts.y,
+                            .y = t->student,
+                            .n = (size_t)t->batch.B * (size_t)t->batch.T *
+                                 (size_t)g->heads * (size_t)g->head_dim,
+                            .factor = factor,
+                            .error = err2,
+                            .size = &size},
+        err));
+    tally->err2[layer] += *err2;
+    tally->ref2[layer] += size;
+    return STILL_OK;
 }
 
 static still_status match_outputs(sti_trainer *t, const sti_layer_job *student,
@@ -29,14 +36,12 @@ static still_status match_outputs(sti_trainer *t, const sti_layer_job *student,
                                   still_error *err)
 {
     const sti_config *g = &t->m->cfg;
-    const size_t width = (size_t)g->heads * (size_t)g->head_dim,
-                 n = (size_t)t->batch.B * (size_t)t->batch.T * width;
     const int layers = t->cfg.last - t->cfg.first + 1;
-    const double per = 1000 * share / ((double)layers * (double)width);
+    const double per =
+        1000 * share / ((double)layers * (double)g->heads * (double)g->head_dim);
+    double err2 = 0;
     STI_TRY(sti_student_attend(student, layer, t->student, err));
-    const double err2 =
-        compare(t->acts.y, t->student, n, (float)(2 * per), &tally->ref2[layer]);
-    tally->err2[layer] += err2;
+    STI_TRY(compare(t, layer, (float)(2 * per), tally, &err2, err));
     tally->loss += per * err2;
     if (!isfinite(err2) && tally->bad_layer < 0) tally->bad_layer = layer;
     return learn ? sti_student_backward(student, layer, t->student, false, err)
@@ -49,12 +54,10 @@ static still_status match_weights(sti_trainer *t, const sti_layer_job *student,
                                   still_error *err)
 {
     const sti_config *g = &t->m->cfg;
-    const size_t n = (size_t)t->batch.B * (size_t)t->batch.T * (size_t)g->heads *
-                     (size_t)g->head_dim;
     const int layers = t->cfg.last - t->cfg.first + 1;
-    double loss = 0;
+    double loss = 0, err2;
     STI_TRY(sti_student_attend(student, layer, t->student, err));
-    tally->err2[layer] += compare(t->acts.y, t->student, n, 0, &tally->ref2[layer]);
+    STI_TRY(compare(t, layer, 0, tally, &err2, err));
     const double per = share / ((double)layers * g->heads);
     STI_TRY(sti_student_match(student, layer, learn ? (float)per : 0, &loss, err));
     tally->loss += per * loss;

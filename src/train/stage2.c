@@ -6,7 +6,6 @@
  * computed again from its input and then gone back through. Logits are made and used a
  * few rows at a time, so no [M, vocab] exists. */
 #include <math.h>
-#include <string.h>
 
 #include "train/train.h"
 
@@ -74,8 +73,8 @@ static still_status lose(sti_trainer *t, bool learn, sti_tally *tally, still_err
     still_model *m = t->m;
     const int M = t->batch.B * t->batch.T;
     const size_t hidden = (size_t)m->cfg.hidden;
-    for (int r = 0; r < M; r += STI_LOSS_ROWS) {
-        const int n = M - r < STI_LOSS_ROWS ? M - r : STI_LOSS_ROWS;
+    for (int r = 0; r < M; r += t->loss_rows) {
+        const int n = M - r < t->loss_rows ? M - r : t->loss_rows;
         const size_t at = (size_t)r * hidden;
         STI_TRY(logits_of(t, t->normed + at, n, t->logits, err));
         if (t->p.kd > 0)
@@ -117,8 +116,8 @@ static still_status last_norm_back(sti_trainer *t, still_error *err)
     still_model *m = t->m;
     const int M = t->batch.B * t->batch.T;
     const size_t bytes = (size_t)M * (size_t)m->cfg.hidden * sizeof(float);
-    memcpy(t->back.dh, t->dx, bytes);
-    memset(t->dx, 0, bytes);
+    STI_TRY(m->be->mem_move(m->dev, t->back.dh, t->dx, bytes, err));
+    STI_TRY(m->be->mem_clear(m->dev, t->dx, bytes, err));
     return m->be->rmsnorm_back(m->dev,
                                &(sti_rmsnorm_back_args){.x = t->x,
                                                         .g = m->final_norm,
@@ -130,24 +129,22 @@ static still_status last_norm_back(sti_trainer *t, still_error *err)
                                err);
 }
 
-static bool all_finite(const float *x, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(x[i])) return false;
-    return true;
-}
-
 /* Marks the first layer whose output is no number; err2 tells the other ranks. */
-static void blame(const sti_trainer *t, sti_tally *tally)
+static still_status blame(const sti_trainer *t, sti_tally *tally, still_error *err)
 {
-    const int L = t->m->cfg.layers;
-    const size_t size =
-        (size_t)t->batch.B * (size_t)t->batch.T * (size_t)t->m->cfg.hidden;
-    int l = 0;
-    while (l < L &&
-           all_finite(l + 1 < L ? t->inputs + (size_t)(l + 1) * size : t->x, size))
-        l++;
-    if (l < L) tally->err2[l] = NAN;
+    const still_model *m = t->m;
+    const int L = m->cfg.layers;
+    const sti_span all = {0, (size_t)t->batch.B * (size_t)t->batch.T *
+                                 (size_t)m->cfg.hidden};
+    for (int l = 0; l < L; l++) {
+        const float *out = l + 1 < L ? t->inputs + (size_t)(l + 1) * all.n : t->x;
+        double square = 0;
+        STI_TRY(m->be->sum_squares(m->dev, out, &all, 1, &square, err));
+        if (isfinite(square)) continue;
+        tally->err2[l] = NAN;
+        break;
+    }
+    return STILL_OK;
 }
 
 still_status sti_stage2_run(sti_trainer *t, double share, bool learn, uint64_t key,
@@ -171,18 +168,19 @@ still_status sti_stage2_run(sti_trainer *t, double share, bool learn, uint64_t k
     tally->rows += (uint64_t)M;
     STI_TRY(embed(t, err));
     for (int l = 0; l < L; l++) {
-        memcpy(t->inputs + (size_t)l * size, t->x, size * sizeof(float));
+        STI_TRY(m->be->mem_move(m->dev, t->inputs + (size_t)l * size, t->x,
+                                size * sizeof(float), err));
         STI_TRY(sti_layer_forward(&job, l, t->x, err));
     }
     STI_TRY(last_norm(t, t->normed, err));
     STI_TRY(lose(t, learn, tally, err));
-    if (!isfinite(tally->loss)) blame(t, tally);
+    if (!isfinite(tally->loss)) STI_TRY(blame(t, tally, err));
     if (!learn || !isfinite(tally->loss)) return STILL_OK;
     STI_TRY(last_norm_back(t, err));
     /* Below the first converted layer nothing is trained. */
     for (int l = L - 1; l >= t->cfg.first; l--) {
         const float *x = t->inputs + (size_t)l * size;
-        memcpy(t->x, x, size * sizeof(float));
+        STI_TRY(m->be->mem_move(m->dev, t->x, x, size * sizeof(float), err));
         STI_TRY(sti_layer_forward(&job, l, t->x, err));
         STI_TRY(sti_layer_backward(&job, l, x, t->dx, err));
     }

@@ -28,13 +28,14 @@ typedef struct sti_trainer {
     uint64_t stage_steps[3]; /* [stage]; 0: not run */
     uint64_t tokens;         /* seen in this stage, by all ranks */
 
-    /* The optimizer's arrays, shaped like adapter->value. */
+    /* The optimizer's arrays, shaped like adapter->value, in the operators' memory. */
     sti_block moments;
     float *grad, *moment1, *moment2;
 
     /* Work space of one micro-batch: M = micro * seq rows. */
-    sti_block work;
-    int micro;
+    sti_block work;   /* of the operators */
+    sti_block tables; /* of the program: ids, weights, positions, sums */
+    int micro, loss_rows;
     sti_batch batch;
     sti_acts acts;
     sti_grads back;
@@ -44,14 +45,20 @@ typedef struct sti_trainer {
     float *student; /* [M, H D]: stage 1, the student's output */
     float *teacher; /* [M, hidden]: distillation, the teacher's last norm */
     float *normed;  /* [M, hidden]: stage 2, the student's last norm */
-    float *logits, *teacher_logits; /* [STI_LOSS_ROWS, vocab] */
-    double *row_loss, *row_kl;      /* [STI_LOSS_ROWS] */
-    float *row_weight;              /* [M] */
-    int32_t *ids, *target;          /* [M] */
-    uint8_t *counts;                /* [M] */
+    float *logits, *teacher_logits; /* [loss_rows, vocab] */
+
+    double *row_loss, *row_kl; /* [loss_rows] */
+    float *row_weight;         /* [M] */
+    int32_t *ids, *target;     /* [M] */
+    uint8_t *counts;           /* [M] */
+    sti_span *span;            /* [entries]: what a stage trains */
+    double *square;            /* [entries] */
+    float *gathered;           /* [n_values]: gradients, where ranks can add them;
+                                  NULL: they are there already */
 } sti_trainer;
 
-enum { STI_LOSS_ROWS = 128 }; /* rows of logits at once */
+/* Rows of logits at once: what a cache holds, or a call that is worth waiting for. */
+enum { STI_LOSS_ROWS = 128, STI_LOSS_ROWS_FAR = 2048 };
 
 /* t->m and t->p are set: fills in defaults, checks, makes adapter and memory; all but
  * the data. End also after failure. */

@@ -47,6 +47,11 @@ static still_status check(const still_model *m, const still_train_params *p,
                         "they do not belong together",
                         m->store.path, still_tokenizer_vocab(m->tokenizer),
                         m->cfg.vocab);
+    if (!m->be->hybrid_backward)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "backend %s runs models but does not train them: use --backend "
+                        "cpu",
+                        m->be->name);
     if (strcmp(p->method.name, "softmax") == 0)
         return sti_fail(err, STILL_E_ARG,
                         "method softmax is the teacher itself: choose what it is to be "
@@ -143,6 +148,12 @@ static still_status check_stages(sti_trainer *t, still_error *err)
                         "method %s has no attention weights that stage 1 could match: "
                         "match its outputs",
                         method);
+    const sti_backend *be = t->m->be;
+    if ((t->p.match_weights && !be->hybrid_match) ||
+        (t->cfg.method->engine == &sti_attn_linear && !be->linear_backward))
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "backend %s cannot train %s%s: use --backend cpu", be->name,
+                        method, t->p.match_weights ? " by its attention weights" : "");
     if (t->p.stage == 0 && !has_work(t, 1)) {
         t->stage_steps[1] = 0;
         t->stage = 2;
@@ -181,7 +192,8 @@ static still_status make_adapter(sti_trainer *t, still_error *err)
     STI_TRY(sti_adapter_new(&home, &spec, &t->adapter, err));
     start_low_rank(t);
     STI_TRY(check_stages(t, err));
-    return p->start ? start_from(t, p->start, err) : STILL_OK;
+    if (p->start) STI_TRY(start_from(t, p->start, err));
+    return sti_adapter_push(t->adapter, err);
 }
 
 /* ---- Memory --------------------------------------------------------------------- */
@@ -192,47 +204,73 @@ static void carve(sti_trainer *t, sti_carve *c)
     const size_t T = (size_t)t->p.seq, B = (size_t)t->micro, M = B * T,
                  hidden = (size_t)m->cfg.hidden, vocab = (size_t)m->cfg.vocab,
                  qd = (size_t)m->cfg.heads * (size_t)m->cfg.head_dim;
+    const size_t rows = (size_t)t->loss_rows;
     const int rank = t->adapter->spec.lora.rank;
-    t->batch.pos = sti_carve_take(c, M, sizeof *t->batch.pos);
-    t->batch.seg = sti_carve_take(c, B, sizeof *t->batch.seg);
     sti_acts_carve(m, t->micro, t->p.seq, rank, c, &t->acts);
     sti_grads_carve(m, t->micro, t->p.seq, rank, c, &t->back);
-    t->ids = sti_carve_take(c, M, sizeof *t->ids);
-    t->target = sti_carve_take(c, M, sizeof *t->target);
-    t->counts = sti_carve_take(c, M, sizeof *t->counts);
-    t->row_weight = sti_carve_take(c, M, sizeof *t->row_weight);
     t->x = sti_carve_take(c, M * hidden, sizeof(float));
     t->student = sti_carve_take(c, M * qd, sizeof(float));
     if (!t->stage_steps[2]) return;
     t->inputs = sti_carve_take(c, (size_t)m->cfg.layers * M * hidden, sizeof(float));
     t->dx = sti_carve_take(c, M * hidden, sizeof(float));
     t->normed = sti_carve_take(c, M * hidden, sizeof(float));
-    t->logits = sti_carve_take(c, STI_LOSS_ROWS * vocab, sizeof(float));
-    t->row_loss = sti_carve_take(c, STI_LOSS_ROWS, sizeof(double));
-    t->row_kl = sti_carve_take(c, STI_LOSS_ROWS, sizeof(double));
+    t->logits = sti_carve_take(c, rows * vocab, sizeof(float));
     if (t->p.kd <= 0) return;
     t->teacher = sti_carve_take(c, M * hidden, sizeof(float));
-    t->teacher_logits = sti_carve_take(c, STI_LOSS_ROWS * vocab, sizeof(float));
+    t->teacher_logits = sti_carve_take(c, rows * vocab, sizeof(float));
+}
+
+static void carve_tables(sti_trainer *t, sti_carve *c)
+{
+    const size_t B = (size_t)t->micro, M = B * (size_t)t->p.seq,
+                 entries = t->adapter->n_entries;
+    t->batch.pos = sti_carve_take(c, M, sizeof *t->batch.pos);
+    t->batch.seg = sti_carve_take(c, B, sizeof *t->batch.seg);
+    t->ids = sti_carve_take(c, M, sizeof *t->ids);
+    t->target = sti_carve_take(c, M, sizeof *t->target);
+    t->counts = sti_carve_take(c, M, sizeof *t->counts);
+    t->row_weight = sti_carve_take(c, M, sizeof *t->row_weight);
+    t->row_loss = sti_carve_take(c, (size_t)t->loss_rows, sizeof(double));
+    t->row_kl = sti_carve_take(c, (size_t)t->loss_rows, sizeof(double));
+    t->span = sti_carve_take(c, entries, sizeof *t->span);
+    t->square = sti_carve_take(c, entries, sizeof *t->square);
+    if (!t->m->be->host_memory && sti_comm_size(t->comm) > 1)
+        t->gathered = sti_carve_take(c, t->adapter->n_values, sizeof(float));
+}
+
+/* All of it, or nothing. */
+static still_status allocate(sti_trainer *t, still_error *err)
+{
+    const sti_backend *be = t->m->be;
+    const size_t n = t->adapter->n_values;
+    sti_carve work = {0}, tables = {0};
+    carve(t, &work);
+    carve_tables(t, &tables);
+    still_error why;
+    if (be->mem_new(t->m->dev, 3 * n * sizeof(float), &t->moments, &why) != STILL_OK ||
+        be->mem_new(t->m->dev, work.used, &t->work, &why) != STILL_OK ||
+        !sti_block_new(&t->tables, tables.used))
+        return sti_fail(
+            err, STILL_E_MEMORY,
+            "training %d x %d tokens at once needs %.1f GB of memory, which "
+            "is not there: use shorter sequences",
+            t->micro, t->p.seq, (double)(work.used + tables.used + 12 * n) / 1e9);
+    work = (sti_carve){.base = t->work.p};
+    tables = (sti_carve){.base = t->tables.p};
+    carve(t, &work);
+    carve_tables(t, &tables);
+    return STILL_OK;
 }
 
 static still_status make_room(sti_trainer *t, still_error *err)
 {
     const size_t n = t->adapter->n_values;
     t->micro = t->p.micro;
-    sti_carve count = {0};
-    carve(t, &count);
-    if (!sti_block_new(&t->moments, 3 * n * sizeof(float)) ||
-        !sti_block_new(&t->work, count.used))
-        return sti_fail(
-            err, STILL_E_MEMORY,
-            "training %d x %d tokens at once needs %.1f GB of memory, which "
-            "is not there: use shorter sequences",
-            t->micro, t->p.seq, (double)(count.used + 12 * n) / 1e9);
+    t->loss_rows = t->m->be->host_memory ? STI_LOSS_ROWS : STI_LOSS_ROWS_FAR;
+    STI_TRY(allocate(t, err));
     t->grad = t->moments.p;
     t->moment1 = t->grad + n;
     t->moment2 = t->moment1 + n;
-    sti_carve c = {.base = t->work.p};
-    carve(t, &c);
     t->batch.T = t->p.seq;
     for (int r = 0; r < t->micro * t->p.seq; r++) t->batch.pos[r] = r % t->p.seq;
     for (int b = 0; b < t->micro; b++)
@@ -246,8 +284,9 @@ void sti_trainer_end(sti_trainer *t, still_status st)
     /* What all ranks know of ends them all; else the others wait for this one. */
     if (st != STILL_OK && st != STILL_E_CANCELLED && sti_comm_failed_rank(t->comm) < 0)
         sti_comm_fail(t->comm);
-    sti_block_free(&t->moments);
-    sti_block_free(&t->work);
+    t->m->be->mem_free(t->m->dev, &t->moments);
+    t->m->be->mem_free(t->m->dev, &t->work);
+    sti_block_free(&t->tables);
     sti_adapter_free(t->adapter);
     sti_data_free(t->data);
     sti_comm_free(t->comm);

@@ -630,7 +630,9 @@ static void squares_are_added_in_one_order(void **state)
         float *x = floats(size[k], 1, 9);
         if (size[k] > 3) x[3] = 1e30f; /* its square is no float */
         double want, sum = 0;
-        assert_int_equal(ref()->sum_squares(dev, x, size[k], &want, NULL), STILL_OK);
+        assert_int_equal(
+            ref()->sum_squares(dev, x, &(sti_span){0, size[k]}, 1, &want, NULL),
+            STILL_OK);
         for (size_t i = 0; i < size[k]; i++) sum += (double)x[i] * x[i];
         assert_true(want == sum);
         for (int isa = 0; isa < N_ISA; isa++) {
@@ -638,8 +640,9 @@ static void squares_are_added_in_one_order(void **state)
             for (int threads = 1; threads <= THREADS_MAX; threads++) {
                 sti_dev *d = new_dev(cpu(), ISAS[isa], threads);
                 if (!d) break;
-                assert_int_equal(cpu()->sum_squares(d, x, size[k], &got, NULL),
-                                 STILL_OK);
+                assert_int_equal(
+                    cpu()->sum_squares(d, x, &(sti_span){0, size[k]}, 1, &got, NULL),
+                    STILL_OK);
                 assert_near(got, want, 1e-12, 0, ISAS[isa], size[k]);
                 if (threads == 1) first = got;
                 assert_true(got == first);

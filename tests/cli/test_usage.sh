@@ -37,8 +37,7 @@ done <<'CASES'
 2|text is empty|generate -p x --stop ''
 2|takes no value|generate -p x --json=yes
 2|did you mean cpu|generate -p x --backend cpuu
-2|is none of: cpu ref|generate -p x --backend vulkan
-1|backend 'cuda' is not in this version|generate -p x --backend cuda
+2|is none of: cpu cuda ref|generate -p x --backend vulkan
 2|'mamba'|generate -p x --method mamba
 2|--select|generate -p x --select many
 2|is none of|generate -p x --method magic
@@ -77,7 +76,7 @@ CASES
 expect 2 'unknown command .a?b' "$still" $'a\x1bb'
 
 # Help: every command has one, in both forms, with usage and examples.
-for command in pull inspect tokenize generate chat logprobs perplexity selftest help version; do
+for command in pull inspect tokenize generate chat logprobs perplexity bench selftest help version; do
     expect 0 "^Usage: still $command" "$still" help "$command"
     cp "$scratch/out" "$scratch/first"
     grep -q '^Examples:' "$scratch/first" || fail "help of $command has no examples"

@@ -1,6 +1,6 @@
 /* Training against PyTorch: gradients of every trained tensor and 40-step curves of
- * both stages (tests/fixtures/train, made by tools/train-reference.py); against finite
- * differences; and the trained student as a session. */
+ * both stages (tests/fixtures/train, made by tools/train-reference.py); and the trained
+ * student as a session. Finite differences: test_gradients.c. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,6 @@
 #include "train/train.h"
 
 enum { B = 2, T = 40 };
-static const double STEP = 3e-4, LARGEST = 0.02; /* of finite differences */
 
 typedef struct fixture {
     sti_store store;
@@ -189,74 +188,6 @@ static void cases_on_ref(void **state)
     for (size_t i = 0; i < sizeof name / sizeof *name; i++) check_case(name[i], "ref");
 }
 
-/* Slope of the loss along the gradient of an entry, from a central difference of step
- * h. What the steps really are, after rounding to float, is what the loss is divided
- * by.
- */
-static double slope(fixture *f, const sti_adapter_entry *e, const float *start,
-                    const float *grad, double h)
-{
-    float *x = f->t.adapter->value + e->at;
-    double side[2], step = 0, square = 0;
-    for (int s = 0; s < 2; s++) {
-        for (size_t k = 0; k < e->n; k++)
-            x[k] = (float)(start[k] + (s ? h : -h) * grad[k]);
-        for (size_t k = 0; k < e->n; k++)
-            step += (s ? 1 : -1) * ((double)x[k] - start[k]) * grad[k];
-        side[s] = lose(f, 0, false);
-    }
-    for (size_t k = 0; k < e->n; k++) square += (double)grad[k] * grad[k];
-    memcpy(x, start, e->n * sizeof *x);
-    return (side[1] - side[0]) / step * square;
-}
-
-/* The loss along the gradient of each tensor, by central differences of two steps,
- * whose leading errors cancel. The reference computes in double but hands floats on,
- * which is what limits the agreement. */
-static void check_differences(const char *name)
-{
-    fixture f;
-    open_fixture(&f, name, "ref", 1);
-    const double loss = lose(&f, 0, true);
-    const sti_adapter *a = f.t.adapter;
-    float *grad = malloc(a->n_values * sizeof *grad),
-          *start = malloc(a->n_values * sizeof *start);
-    assert_true(grad && start);
-    memcpy(grad, f.t.grad, a->n_values * sizeof *grad);
-    memcpy(start, a->value, a->n_values * sizeof *start);
-    for (size_t i = 0; i < a->n_entries; i++) {
-        const sti_adapter_entry *e = &a->entry[i];
-        if (!sti_trains(&f.t, f.t.stage, e)) continue;
-        double square = 0;
-        for (size_t k = 0; k < e->n; k++)
-            square += (double)grad[e->at + k] * grad[e->at + k];
-        /* A change of the loss by STEP of itself, but no number by more than LARGEST.
-         */
-        double h = STEP * loss / square, top = 0;
-        for (size_t k = 0; k < e->n; k++)
-            top = fmax(top, fabs((double)grad[e->at + k]));
-        if (h * top > LARGEST) h = LARGEST / top;
-        const double wide = slope(&f, e, start + e->at, grad + e->at, h),
-                     near = slope(&f, e, start + e->at, grad + e->at, h / 2);
-        const double found = (4 * near - wide) / 3, error = fabs(found / square - 1);
-        if (!(error <= 3e-4))
-            fail_msg("%s: %s: slope %.7g, the gradient says %.7g (off by %.2g)", name,
-                     e->name, found, square, error);
-    }
-    free(grad);
-    free(start);
-    close_fixture(&f);
-}
-
-static void finite_differences(void **state)
-{
-    (void)state;
-    check_differences("still-stage1");
-    check_differences("lolcats-stage1");
-    check_differences("still-stage2");
-    check_differences("still-weights");
-}
-
 /* One thread or three: the same bits. */
 static void threads_change_nothing(void **state)
 {
@@ -319,7 +250,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cases_on_cpu),
         cmocka_unit_test(cases_on_ref),
-        cmocka_unit_test(finite_differences),
         cmocka_unit_test(threads_change_nothing),
         cmocka_unit_test(session_is_the_student),
         cmocka_unit_test(schedule),

@@ -132,6 +132,16 @@ still_status sti_cpu_need(sti_dev *dev, int rows, still_error *err)
     return STILL_OK;
 }
 
+static size_t mem_peak(sti_dev *dev, bool restart)
+{
+    if (restart) {
+        sti_block_free(&dev->scratch);
+        dev->rows = 0;
+        dev->hybrid_fixed = dev->hybrid_row = dev->linear_fixed = dev->linear_row = 0;
+    }
+    return sti_host_mem_peak(dev, restart);
+}
+
 extern const sti_backend sti_backend_cpu;
 
 static still_status feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
@@ -145,10 +155,12 @@ const sti_backend sti_backend_cpu = {
     .cache = STI_F16,
     .host_memory = true,
     .head_rows = 32,
+    .batch = 512,
     .mem_new = sti_host_mem_new,
     .mem_free = sti_host_mem_free,
     .mem_move = sti_host_mem_move,
     .mem_clear = sti_host_mem_clear,
+    .mem_peak = mem_peak,
     .dev_new = dev_new,
     .dev_free = dev_free,
     .dev_isa = dev_isa,
@@ -173,6 +185,9 @@ const sti_backend sti_backend_cpu = {
     .loss = sti_cpu_loss,
     .adam = sti_cpu_adam,
     .sum_squares = sti_cpu_sum_squares,
+    .compare = sti_host_compare,
+    .dropout = sti_host_dropout,
+    .scale = sti_host_scale,
     .state_kv = 0, /* as the session's cache */
     .state_real = sizeof(float),
     .hybrid_reserve = sti_cpu_hybrid_reserve,

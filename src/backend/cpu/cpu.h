@@ -81,8 +81,8 @@ still_status sti_cpu_swiglu_back(sti_dev *dev, const sti_swiglu_back_args *a,
                                  still_error *err);
 still_status sti_cpu_loss(sti_dev *dev, const sti_loss_args *a, still_error *err);
 still_status sti_cpu_adam(sti_dev *dev, const sti_adam_args *a, still_error *err);
-still_status sti_cpu_sum_squares(sti_dev *dev, const float *x, size_t n, double *out,
-                                 still_error *err);
+still_status sti_cpu_sum_squares(sti_dev *dev, const float *x, const sti_span *span,
+                                 int n, double *out, still_error *err);
 still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set,
                                     const sti_hybrid_shape *shape, int rows,
                                     still_error *err);

@@ -136,8 +136,8 @@ static void squares_work(void *v, int w, int workers)
             t->f->sum_squares(s->x + i, s->n - i < STRETCH ? s->n - i : STRETCH);
 }
 
-still_status sti_cpu_sum_squares(sti_dev *dev, const float *x, size_t n, double *out,
-                                 still_error *err)
+static still_status sum_squares(sti_dev *dev, const float *x, size_t n, double *out,
+                                still_error *err)
 {
     const size_t parts = (n + STRETCH - 1) / STRETCH;
     STI_TRY(sti_cpu_need_bytes(dev, parts * sizeof(double), err));
@@ -146,5 +146,13 @@ still_status sti_cpu_sum_squares(sti_dev *dev, const float *x, size_t n, double 
     double sum = 0;
     for (size_t i = 0; i < parts; i++) sum += s.part[i];
     *out = sum;
+    return STILL_OK;
+}
+
+still_status sti_cpu_sum_squares(sti_dev *dev, const float *x, const sti_span *span,
+                                 int n, double *out, still_error *err)
+{
+    for (int i = 0; i < n; i++)
+        STI_TRY(sum_squares(dev, x + span[i].at, span[i].n, &out[i], err));
     return STILL_OK;
 }

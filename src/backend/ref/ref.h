@@ -23,7 +23,7 @@ still_status sti_ref_swiglu_back(sti_dev *d, const sti_swiglu_back_args *a,
                                  still_error *err);
 still_status sti_ref_loss(sti_dev *d, const sti_loss_args *a, still_error *err);
 still_status sti_ref_adam(sti_dev *d, const sti_adam_args *a, still_error *err);
-still_status sti_ref_sum_squares(sti_dev *d, const float *x, size_t n, double *out,
-                                 still_error *err);
+still_status sti_ref_sum_squares(sti_dev *d, const float *x, const sti_span *span,
+                                 int n, double *out, still_error *err);
 
 #endif

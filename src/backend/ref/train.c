@@ -214,13 +214,15 @@ still_status sti_ref_adam(sti_dev *d, const sti_adam_args *a, still_error *err)
     return STILL_OK;
 }
 
-still_status sti_ref_sum_squares(sti_dev *d, const float *x, size_t n, double *out,
-                                 still_error *err)
+still_status sti_ref_sum_squares(sti_dev *d, const float *x, const sti_span *span,
+                                 int n, double *out, still_error *err)
 {
     (void)d;
     (void)err;
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) sum += (double)x[i] * x[i];
-    *out = sum;
+    for (int k = 0; k < n; k++) {
+        const float *part = x + span[k].at;
+        out[k] = 0;
+        for (size_t i = 0; i < span[k].n; i++) out[k] += (double)part[i] * part[i];
+    }
     return STILL_OK;
 }

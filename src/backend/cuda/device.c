@@ -1,0 +1,290 @@
+/* device.c - a GPU, its memory, and the backend's row in the table of operators. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/cuda.h"
+#include "backend/cuda/train_kernels.h"
+
+enum { LT_ROOM = 32 << 20, HEAD_ROWS = 256, OLDEST_MAJOR = 8 };
+
+/* ---- Errors ------------------------------------------------------------------------
+ */
+
+still_status sti_cuda_check(cudaError_t e, const char *what, still_error *err)
+{
+    if (e == cudaSuccess) return STILL_OK;
+    (void)cudaGetLastError(); /* errors that do not stick are forgotten here */
+    return sti_fail(err, e == cudaErrorMemoryAllocation ? STILL_E_MEMORY : STILL_E_IO,
+                    "cuda: %s: %s", what, cudaGetErrorString(e));
+}
+
+still_status sti_cublas_check(cublasStatus_t e, const char *what, still_error *err)
+{
+    if (e == CUBLAS_STATUS_SUCCESS) return STILL_OK;
+    return sti_fail(err, STILL_E_IO, "cuda: %s: %s", what, cublasLtGetStatusString(e));
+}
+
+/* ---- Memory ------------------------------------------------------------------------
+ */
+
+static still_status no_memory(size_t bytes, still_error *err)
+{
+    size_t left = 0, all = 0;
+    (void)cudaGetLastError();
+    (void)cudaMemGetInfo(&left, &all);
+    return sti_fail(err, STILL_E_MEMORY,
+                    "cuda: %.2f GB of GPU memory are needed and %.2f of %.2f GB are "
+                    "free: use a smaller context or batch, or --backend cpu",
+                    (double)bytes / 1e9, (double)left / 1e9, (double)all / 1e9);
+}
+
+still_status sti_cuda_mem_new(sti_dev *dev, size_t bytes, sti_block *out,
+                              still_error *err)
+{
+    *out = (sti_block){0};
+    void *p = NULL;
+    if (bytes == 0) bytes = 1;
+    cudaError_t e = cudaMallocAsync(&p, bytes, dev->stream);
+    if (e == cudaErrorMemoryAllocation) return no_memory(bytes, err);
+    STI_CUDA(e, "allocating memory");
+    e = cudaMemsetAsync(p, 0, bytes, dev->stream);
+    if (e != cudaSuccess) {
+        (void)cudaFreeAsync(p, dev->stream);
+        return sti_cuda_check(e, "clearing memory", err);
+    }
+    *out = (sti_block){.p = p, .bytes = bytes};
+    return STILL_OK;
+}
+
+void sti_cuda_mem_free(sti_dev *dev, sti_block *b)
+{
+    if (b->p) (void)cudaFreeAsync(b->p, dev->stream);
+    *b = (sti_block){0};
+}
+
+static bool on_device(const void *p)
+{
+    struct cudaPointerAttributes a;
+    return cudaPointerGetAttributes(&a, p) == cudaSuccess &&
+           a.type == cudaMemoryTypeDevice;
+}
+
+static still_status mem_move(sti_dev *dev, void *to, const void *from, size_t bytes,
+                             still_error *err)
+{
+    if (bytes == 0) return STILL_OK;
+    STI_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, dev->stream),
+             "copying memory");
+    /* Within the device the stream keeps the order; the program has to wait. */
+    if (on_device(to) && on_device(from)) return STILL_OK;
+    STI_CUDA(cudaStreamSynchronize(dev->stream), "waiting for a copy");
+    return STILL_OK;
+}
+
+static still_status mem_clear(sti_dev *dev, void *p, size_t bytes, still_error *err)
+{
+    if (bytes > 0)
+        STI_CUDA(cudaMemsetAsync(p, 0, bytes, dev->stream), "clearing memory");
+    return STILL_OK;
+}
+
+/* Of the pool alone: weights are not in it. */
+static size_t mem_peak(sti_dev *dev, bool restart)
+{
+    cudaMemPool_t pool;
+    uint64_t high = 0, now = 0, zero = 0;
+    if (cudaDeviceGetDefaultMemPool(&pool, dev->ordinal) != cudaSuccess) return 0;
+    if (restart) {
+        sti_cuda_mem_free(dev, &dev->scratch);
+        sti_cuda_forget_passes(dev); /* they have its address */
+        (void)cudaStreamSynchronize(dev->stream);
+        (void)cudaMemPoolTrimTo(pool, 0);
+        (void)cudaMemPoolSetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &zero);
+    }
+    (void)cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &high);
+    (void)cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &now);
+    return (size_t)(high > now ? high : now);
+}
+
+still_status sti_cuda_scratch(sti_dev *dev, size_t bytes, void **out, still_error *err)
+{
+    if (bytes > dev->scratch.bytes) {
+        if (sti_cuda_recording(dev))
+            return sti_fail(err, STILL_E_MEMORY,
+                            "cuda: a recorded pass asked for more scratch (%zu bytes) "
+                            "than the one before it",
+                            bytes);
+        sti_block grown;
+        STI_TRY(sti_cuda_mem_new(dev, bytes, &grown, err));
+        sti_cuda_mem_free(dev, &dev->scratch); /* when what is queued has used it */
+        dev->scratch = grown;
+        sti_cuda_forget_passes(dev); /* they have the old address */
+    }
+    *out = dev->scratch.p;
+    return STILL_OK;
+}
+
+/* ---- Device ------------------------------------------------------------------------
+ */
+
+static void dev_free(sti_dev *dev)
+{
+    if (!dev) return;
+    if (dev->stream) (void)cudaStreamSynchronize(dev->stream);
+    sti_cuda_plans_free(dev);
+    sti_cuda_wide_free(dev);
+    sti_cuda_passes_free(dev);
+    sti_cuda_mem_free(dev, &dev->scratch);
+    sti_cuda_mem_free(dev, &dev->lt_room);
+    if (dev->lt) (void)cublasLtDestroy(dev->lt);
+    if (dev->stream) {
+        (void)cudaStreamSynchronize(dev->stream);
+        (void)cudaStreamDestroy(dev->stream);
+    }
+    free(dev);
+}
+
+/* Freed memory stays with the pool, so that what is freed and taken again costs
+ * nothing. */
+static still_status keep_memory(const sti_dev *dev, still_error *err)
+{
+    cudaMemPool_t pool;
+    uint64_t all = UINT64_MAX;
+    STI_CUDA(cudaDeviceGetDefaultMemPool(&pool, dev->ordinal),
+             "finding its memory pool");
+    STI_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all),
+             "setting up its memory pool");
+    return STILL_OK;
+}
+
+static still_status find_gpu(sti_dev *dev, still_error *err)
+{
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n == 0) {
+        (void)cudaGetLastError();
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "no GPU can be used (%s): use --backend cpu",
+                        e != cudaSuccess ? cudaGetErrorString(e) : "none is there");
+    }
+    struct cudaDeviceProp p;
+    STI_CUDA(cudaGetDevice(&dev->ordinal), "asking for the GPU");
+    STI_CUDA(cudaGetDeviceProperties(&p, dev->ordinal), "asking what the GPU is");
+    dev->sms = p.multiProcessorCount;
+    dev->major = p.major;
+    dev->minor = p.minor;
+    snprintf(dev->name, sizeof dev->name, "%.64s (sm_%d%d)", p.name, p.major, p.minor);
+    if (p.major < OLDEST_MAJOR)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "%s is too old: sm_%d0 or later is needed; use --backend cpu",
+                        dev->name, OLDEST_MAJOR);
+    return STILL_OK;
+}
+
+static still_status set_up(sti_dev *dev, still_error *err)
+{
+    STI_TRY(find_gpu(dev, err));
+    STI_CUDA(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking),
+             "making a stream");
+    STI_TRY(keep_memory(dev, err));
+    STI_TRY(sti_cublas_check(cublasLtCreate(&dev->lt), "starting cuBLASLt", err));
+    STI_TRY(sti_cuda_mem_new(dev, LT_ROOM, &dev->lt_room, err));
+    return sti_cuda_passes_new(dev, err);
+}
+
+static still_status dev_new(const sti_dev_params *p, sti_dev **out, still_error *err)
+{
+    *out = NULL;
+    if (p->isa)
+        return sti_fail(err, STILL_E_ARG, "backend cuda has no instruction set '%s'",
+                        p->isa);
+    sti_dev *dev = sti_alloc(1, sizeof *dev);
+    if (!dev) return sti_fail_memory(err, "cuda device", sizeof *dev);
+    dev->max_k = p->max_k;
+    dev->heads = p->heads;
+    dev->kv_heads = p->kv_heads;
+    dev->head_dim = p->head_dim;
+    still_status st = set_up(dev, err);
+    if (st != STILL_OK) {
+        dev_free(dev);
+        return st;
+    }
+    *out = dev;
+    return STILL_OK;
+}
+
+static const char *dev_isa(const sti_dev *dev)
+{
+    return dev->name;
+}
+
+static int dev_threads(const sti_dev *dev)
+{
+    return dev->sms;
+}
+
+/* Scratch grows in the first pass; what an operator needs depends on more than rows. */
+static still_status dev_reserve(sti_dev *dev, int rows, still_error *err)
+{
+    (void)dev;
+    (void)rows;
+    (void)err;
+    return STILL_OK;
+}
+
+static size_t dev_bytes(const sti_dev *dev, int rows)
+{
+    (void)rows;
+    return dev->scratch.bytes + dev->lt_room.bytes;
+}
+
+extern const sti_backend sti_backend_cuda;
+const sti_backend sti_backend_cuda = {
+    .name = "cuda",
+    .cache = STI_F16,
+    .head_rows = HEAD_ROWS,
+    .batch = 4096,
+    .host_memory = false,
+    .mem_new = sti_cuda_mem_new,
+    .mem_free = sti_cuda_mem_free,
+    .mem_move = mem_move,
+    .mem_clear = mem_clear,
+    .mem_peak = mem_peak,
+    .pass_begin = sti_cuda_pass_begin,
+    .pass_end = sti_cuda_pass_end,
+    .dev_new = dev_new,
+    .dev_free = dev_free,
+    .dev_isa = dev_isa,
+    .dev_threads = dev_threads,
+    .dev_reserve = dev_reserve,
+    .dev_bytes = dev_bytes,
+    .weight_new = sti_cuda_weight_new,
+    .weight_free = sti_cuda_weight_free,
+    .weight_bytes = sti_cuda_weight_bytes,
+    .matmul = sti_cuda_matmul,
+    .embed = sti_cuda_embed,
+    .rmsnorm = sti_cuda_rmsnorm,
+    .rope = sti_cuda_rope,
+    .swiglu = sti_cuda_swiglu,
+    .feed_forward = sti_cuda_feed_forward,
+    .softmax_attn = sti_cuda_softmax_attn,
+    .logprob = sti_cuda_logprob,
+    .matmul_back = sti_cuda_matmul_back,
+    .matmul_grad = sti_cuda_matmul_grad,
+    .rmsnorm_back = sti_cuda_norm_back,
+    .swiglu_back = sti_cuda_gated_back,
+    .loss = sti_cuda_loss,
+    .adam = sti_cuda_adam_step,
+    .sum_squares = sti_cuda_sum_squares,
+    .compare = sti_cuda_compare,
+    .dropout = sti_cuda_drop,
+    .scale = sti_cuda_times,
+    .state_kv = 0, /* as the session's cache */
+    .state_real = sizeof(float),
+    .hybrid_reserve = sti_cuda_hybrid_reserve,
+    .hybrid = sti_cuda_hybrid,
+    .hybrid_route = sti_cuda_hybrid_route,
+    .hybrid_parallel = sti_cuda_hybrid_parallel,
+    .hybrid_backward = sti_cuda_hybrid_backward,
+};

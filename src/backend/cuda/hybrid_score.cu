@@ -1,0 +1,256 @@
+/* hybrid_score.cu - the score of every new token, mean over the query heads of its kv
+ * head.
+ *
+ * s3: with p the weight a token gives itself in the softmax over the last C tokens,
+ *   score = (1 - p) log(1 - p) + p log((p + eps) / eps).
+ * A block takes 128 queries and the C + 127 keys they can see, which stay in shared
+ * memory while it goes through the query heads; so the mean is a sum in registers, in a
+ * fixed order. Four warps of 32 queries; products with key tiles that none of a warp's
+ * queries sees are left out. Tiles begin at positions that are multiples of 128
+ * wherever the piece does, so a token's score does not depend on how a prompt was cut.
+ * Bounded by tensor cores and the read of q. */
+#include "backend/cuda/hybrid_chunks.h"
+#include "backend/cuda/mma.cuh"
+
+enum { THREADS = 128, QUERIES = 128, KEYS = 64 };
+
+static const float log2_e = 1.4426950408889634f;
+
+/* Tiles of 64 keys that 128 queries can see. */
+static __host__ __device__ __forceinline__ int key_tiles(int C)
+{
+    return (C + QUERIES - 1 + KEYS - 1) / KEYS;
+}
+
+/* What a lane knows of its four rows: 16 i + 8 j + lane / 4 at index 2 i + j. Logits
+ * are in powers of two. */
+typedef struct row_sums {
+    float top[4];    /* of the logits this lane has seen */
+    float others[4]; /* sum of 2^(logit - top), the token itself left out */
+    float self[4];   /* its own logit; -infinity in lanes that did not see it */
+} row_sums;
+
+static __device__ __forceinline__ void clear_sums(row_sums &r)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        r.top[i] = r.self[i] = -INFINITY;
+        r.others[i] = 0;
+    }
+}
+
+/* Logits s of a warp's queries, the first at token row `query`, and 64 keys from token
+ * row `key` on; rows below 0 are no tokens. */
+static __device__ __forceinline__ void add_logits(row_sums &r, float (&s)[2][8][4],
+                                                  int query, int key, int C,
+                                                  float scale, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int mt = i >> 1, e = (i & 1) * 2;
+        const int t = query + mt * 16 + (i & 1) * 8 + (lane >> 2);
+        const int first = max(t - C + 1, 0);
+        float top = r.top[i];
+#pragma unroll
+        for (int nt = 0; nt < 8; nt++)
+#pragma unroll
+            for (int x = 0; x < 2; x++) {
+                const int j = key + nt * 8 + (lane & 3) * 2 + x;
+                float &l = s[mt][nt][e + x];
+                l = j <= t && j >= first ? l * scale : -INFINITY;
+                top = fmaxf(top, l);
+                if (j == t) {
+                    r.self[i] = l;
+                    l = -INFINITY;
+                }
+            }
+        const float shift = top == -INFINITY ? 0 : top;
+        float sum = r.others[i] * exp2_fast(r.top[i] - shift);
+#pragma unroll
+        for (int nt = 0; nt < 8; nt++)
+            sum +=
+                exp2_fast(s[mt][nt][e] - shift) + exp2_fast(s[mt][nt][e + 1] - shift);
+        r.top[i] = top;
+        r.others[i] = sum;
+    }
+}
+
+/* The score of row i, known to the four lanes of the row alike. */
+static __device__ __forceinline__ float finish_score(const row_sums &r, int i,
+                                                     float eps)
+{
+    const float top = quad_max(r.top[i]); /* the token sees itself: finite */
+    const float others = quad_sum(r.others[i] * exp2_fast(r.top[i] - top));
+    const float self = exp2_fast(quad_max(r.self[i]) - top);
+    const float p = self / (others + self), rest = others / (others + self);
+    return (rest > 0 ? rest * logf(rest) : 0) + p * logf((p + eps) / eps);
+}
+
+template <int D>
+static __device__ __forceinline__ void multiply(float (&s)[2][8][4],
+                                                const uint32_t (&q)[2][D / 16][4],
+                                                lane_address<D> keys, int tile)
+{
+#pragma unroll
+    for (int mt = 0; mt < 2; mt++)
+#pragma unroll
+        for (int nt = 0; nt < 8; nt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[mt][nt][e] = 0;
+#pragma unroll
+    for (int ks = 0; ks < D / 16; ks++)
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            uint32_t b[4];
+            load_squares(b, keys.at(tile * KEYS + n * 16, ks));
+#pragma unroll
+            for (int mt = 0; mt < 2; mt++) {
+                mma(s[mt][2 * n], q[mt][ks], b[0], b[1]);
+                mma(s[mt][2 * n + 1], q[mt][ks], b[2], b[3]);
+            }
+        }
+}
+
+/* Shared memory: queries [128, D], keys [64 key_tiles, D]. Grid (query tiles, kv
+ * heads).
+ */
+template <int D>
+static __global__ void __launch_bounds__(THREADS, 2) score_kernel(const sti_chunks c)
+{
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const int g = (int)blockIdx.y, tid = (int)threadIdx.x, lane = tid & 31;
+    const int C = c.h.C, tiles = key_tiles(C), units = D / 8;
+    const int begin = c.pos - c.base, end = begin + c.T; /* rows count from base */
+    const int first = (c.pos / QUERIES + (int)blockIdx.x) * QUERIES - c.base;
+    const int first_key = first - C + 1;
+    const int query = first + (tid >> 5) * 32; /* of this warp */
+    const uint32_t q_tile = shared_address(shared), k_tile = q_tile + QUERIES * D * 2;
+
+    const __half *keys = c.k + ((size_t)g * c.rows + c.room) * D;
+    for (int i = tid; i < tiles * KEYS * units; i += THREADS) {
+        const int r = i / units, u = i % units;
+        copy_async(k_tile + unit_at<D>(r, u),
+                   keys + (size_t)min(max(first_key + r, 0), end - 1) * D + u * 8);
+    }
+    copy_commit();
+
+    const lane_address<D> q_at =
+        lane_address<D>::by16(q_tile + (uint32_t)(tid >> 5) * 32 * D * 2, lane);
+    const lane_address<D> k_at = lane_address<D>::by8(k_tile, lane);
+    const float scale = c.h.scale * log2_e;
+    float mean[4] = {0, 0, 0, 0};
+    for (int n = 0; n < c.h.group; n++) {
+        const int head = g * c.h.group + n;
+#pragma unroll 4
+        for (int i = tid; i < QUERIES * units; i += THREADS) {
+            const int r = i / units, u = i % units;
+            const int row = min(max(first + r, begin), end - 1) - begin;
+            const float4 *q =
+                (const float4 *)(c.s.q + ((size_t)row * c.h.H + head) * D + u * 8);
+            *(uint4 *)(shared + unit_at<D>(r, u)) = pack_half8(q[0], q[1]);
+        }
+        copy_wait<0>();
+        __syncthreads();
+        uint32_t q[2][D / 16][4];
+#pragma unroll
+        for (int mt = 0; mt < 2; mt++)
+#pragma unroll
+            for (int ks = 0; ks < D / 16; ks++)
+                load_squares(q[mt][ks], q_at.at(mt * 16, ks));
+        __syncthreads(); /* the queries are in registers: the next may come */
+
+        row_sums sums;
+        clear_sums(sums);
+        for (int tile = 0; tile < tiles; tile++) {
+            const int key = first_key + tile * KEYS;
+            if (key > query + 31 || key + KEYS - 1 <= query - C) continue;
+            float s[2][8][4];
+            multiply<D>(s, q, k_at, tile);
+            add_logits(sums, s, query, key, C, scale, lane);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            mean[i] += finish_score(sums, i, c.h.eps) / (float)c.h.group;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int t = query + (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+        if ((lane & 3) == 0 && t >= begin && t < end)
+            c.score[(size_t)g * c.rows + c.room + t] = mean[i];
+    }
+}
+
+/* ---- Scores without logits --------------------------------------------------------
+ */
+
+/* splitmix64's finalizer, as in ops/score.c. */
+static __device__ __forceinline__ uint64_t mix(uint64_t x)
+{
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+static __device__ float random_score(const sti_chunks &c, int g, int position)
+{
+    const uint64_t start = mix(mix(c.h.seed) ^ (uint64_t)c.h.layer);
+    double sum = 0;
+    for (int n = 0; n < c.h.group; n++) {
+        const uint64_t x =
+            mix(mix(start ^ (uint64_t)(g * c.h.group + n)) ^ (uint64_t)position);
+        sum += (double)(x >> 40) / (double)(1 << 24) / c.h.group;
+    }
+    return (float)sum;
+}
+
+static __device__ float keynorm_score(const sti_chunks &c, int g, int row)
+{
+    const __half *k = c.k + ((size_t)g * c.rows + row) * c.h.D;
+    float sum = 0;
+    for (int d = 0; d < c.h.D; d++) {
+        const float x = __half2float(k[d]);
+        sum += x * x;
+    }
+    return -sqrtf(sum);
+}
+
+/* Grid (tokens, kv heads). */
+static __global__ void __launch_bounds__(THREADS) plain_score_kernel(const sti_chunks c)
+{
+    const int g = (int)blockIdx.y, i = (int)(blockIdx.x * THREADS + threadIdx.x);
+    if (i >= c.T) return;
+    const int position = c.pos + i, row = window_row(c, position);
+    c.score[(size_t)g * c.rows + row] = c.h.score == STI_SCORE_KEYNORM
+                                            ? keynorm_score(c, g, row)
+                                            : random_score(c, g, position);
+}
+
+/* ---- Entry ------------------------------------------------------------------------
+ */
+
+template <int D>
+static still_status launch(cudaStream_t stream, const sti_chunks *c, still_error *err)
+{
+    const int bytes = (QUERIES + key_tiles(c->h.C) * KEYS) * D * 2;
+    const int last = (c->pos + c->T - 1) / QUERIES; /* tile of the last query */
+    const dim3 grid((unsigned)(last - c->pos / QUERIES + 1), (unsigned)c->h.G);
+    STI_CUDA(cudaFuncSetAttribute(score_kernel<D>,
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "hybrid attention, scores");
+    score_kernel<D><<<grid, THREADS, bytes, stream>>>(*c);
+    STI_CUDA(cudaGetLastError(), "hybrid attention, scores");
+    return STILL_OK;
+}
+
+extern "C" still_status sti_chunks_score(cudaStream_t stream, const sti_chunks *c,
+                                         still_error *err)
+{
+    if (c->select == 0) return STILL_OK; /* nobody asks */
+    if (c->h.score == STI_SCORE_S3)
+        return c->h.D == 128 ? launch<128>(stream, c, err) : launch<64>(stream, c, err);
+    const dim3 grid((unsigned)((c->T + THREADS - 1) / THREADS), (unsigned)c->h.G);
+    plain_score_kernel<<<grid, THREADS, 0, stream>>>(*c);
+    STI_CUDA(cudaGetLastError(), "hybrid attention, scores");
+    return STILL_OK;
+}

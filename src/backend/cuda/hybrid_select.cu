@@ -1,0 +1,177 @@
+/* hybrid_select.cu - which tokens stay exact, for all chunks of a piece.
+ *
+ * A token is one number, smaller is better: its score turned round, then its position,
+ * so equal scores keep the earlier one and no two tokens are equal.
+ *
+ * rank: every leaving chunk on its own, all at once. A token's rank is the number of
+ *   better ones; the `select` best become candidates, in order; the others are folded.
+ * merge: the list after leave k is the best `room` of the list before and the
+ *   candidates. Both are sorted, so an element's new place is its own index plus the
+ *   number of better ones in the other list, a binary search. One block per kv head
+ *   takes the leaves in turn: a step is one barrier and some 10 reads of shared memory
+ *   (about 0.3 us), less than the launches of a parallel scan would cost.
+ * What falls off the end of the list is folded with the chunk's own; nothing depends on
+ * the order in which threads run. */
+#include "backend/cuda/hybrid_chunks.h"
+
+enum { MERGE_THREADS = 512 };
+
+typedef unsigned long long token_key; /* as long as uint64_t, and what CUDA prints */
+
+static __device__ __forceinline__ token_key key_of(float score, int position)
+{
+    const uint32_t bits = __float_as_uint(score + 0.0f); /* -0 is 0 */
+    const uint32_t rising = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return (token_key)~rising << 32 | (uint32_t)position;
+}
+static __device__ __forceinline__ float score_of(token_key key)
+{
+    const uint32_t rising = ~(uint32_t)(key >> 32);
+    return __uint_as_float(rising & 0x80000000u ? rising & 0x7fffffffu : ~rising);
+}
+static __device__ __forceinline__ int position_of(token_key key)
+{
+    return (int)(uint32_t)key;
+}
+
+/* ---- Rank -------------------------------------------------------------------------
+ */
+
+/* Grid (leaves, kv heads), a thread a token. */
+static __global__ void __launch_bounds__(STI_CHUNKS_MAX_C)
+    rank_kernel(const sti_chunks c)
+{
+    __shared__ token_key keys[STI_CHUNKS_MAX_C];
+    const int k = (int)blockIdx.x, g = (int)blockIdx.y, i = (int)threadIdx.x;
+    const int C = c.h.C;
+    const int position = (c.first_leave + k - 2) * C + i, row = window_row(c, position);
+    const size_t list = (size_t)k * c.h.G + g;
+    int rank = i;
+    if (c.select > 0) {
+        const token_key own = key_of(c.score[(size_t)g * c.rows + row], position);
+        keys[i] = own;
+        __syncthreads();
+        rank = 0;
+        for (int j = 0; j < C; j++) rank += keys[j] < own;
+        if (rank < c.select) c.candidate[list * c.select + rank] = own;
+    }
+    if (rank >= c.select) c.fold[list * C + rank - c.select] = row;
+}
+
+/* ---- Merge ------------------------------------------------------------------------
+ */
+
+typedef struct sorted_list {
+    token_key key[STI_CHUNKS_MAX_CAP];
+    int row[STI_CHUNKS_MAX_CAP];
+} sorted_list;
+
+typedef struct merge_room {
+    sorted_list list[2];
+    token_key candidate[2][STI_CHUNKS_MAX_C];
+} merge_room;
+
+/* Elements of a sorted array that are better than `key`. */
+static __device__ __forceinline__ int better_than(const token_key *a, int n,
+                                                  token_key key)
+{
+    int lo = 0;
+    while (n > 0) {
+        const int half = n >> 1;
+        if (a[lo + half] < key) {
+            lo += half + 1;
+            n -= half + 1;
+        } else {
+            n = half;
+        }
+    }
+    return lo;
+}
+
+/* The session's list, sorted into `to`; `from` is for the unsorted keys. */
+static __device__ void sort_list(const sti_chunks &c, int g, int n, token_key *from,
+                                 sorted_list *to)
+{
+    for (int i = (int)threadIdx.x; i < n; i += MERGE_THREADS) {
+        const size_t at = (size_t)g * c.room + i;
+        from[i] = key_of(c.s.sal_score[at], c.s.sal_pos[at]);
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < n; i += MERGE_THREADS) {
+        const token_key own = from[i];
+        int rank = 0;
+        for (int j = 0; j < n; j++) rank += from[j] < own;
+        to->key[rank] = own;
+        to->row[rank] = i;
+    }
+}
+
+/* One leave: n tokens of `from` and the candidates to `to`, to the rows of the list
+ * after it and, beyond its end, to the rows folded. */
+static __device__ __forceinline__ void merge(const sti_chunks &c, int g, int k, int n,
+                                             const sorted_list *from,
+                                             const token_key *candidate,
+                                             sorted_list *to)
+{
+    const size_t list = (size_t)k * c.h.G + g;
+    int32_t *salient = c.salient + list * c.room;
+    int32_t *fold = c.fold + list * c.h.C + (c.h.C - c.select);
+    for (int i = (int)threadIdx.x; i < n + c.select; i += MERGE_THREADS) {
+        token_key key;
+        int row, place;
+        if (i < n) {
+            key = from->key[i];
+            row = from->row[i];
+            place = i + better_than(candidate, c.select, key);
+        } else {
+            key = candidate[i - n];
+            row = window_row(c, position_of(key));
+            place = i - n + better_than(from->key, n, key);
+        }
+        if (place < c.room) {
+            to->key[place] = key;
+            to->row[place] = row;
+            salient[place] = row;
+        } else {
+            fold[place - c.room] = row;
+        }
+    }
+}
+
+/* Grid (kv heads). The next leave's candidates are fetched while this one is merged. */
+static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const sti_chunks c)
+{
+    __shared__ merge_room r;
+    const int g = (int)blockIdx.x, tid = (int)threadIdx.x;
+    const bool fetches = tid < c.select;
+    sort_list(c, g, salient_after(c, g, 0), r.list[1].key, &r.list[0]);
+    if (fetches) r.candidate[0][tid] = c.candidate[(size_t)g * c.select + tid];
+    __syncthreads();
+    for (int k = 0; k < c.n_leaves; k++) {
+        const bool more = fetches && k + 1 < c.n_leaves;
+        token_key next = 0;
+        if (more) next = c.candidate[((size_t)(k + 1) * c.h.G + g) * c.select + tid];
+        merge(c, g, k, salient_after(c, g, k), &r.list[k & 1], r.candidate[k & 1],
+              &r.list[(k + 1) & 1]);
+        if (more) r.candidate[(k + 1) & 1][tid] = next;
+        __syncthreads();
+    }
+    const sorted_list *last = &r.list[c.n_leaves & 1];
+    for (int i = tid; i < salient_after(c, g, c.n_leaves); i += MERGE_THREADS) {
+        c.s.sal_score[(size_t)g * c.room + i] = score_of(last->key[i]);
+        c.s.sal_pos[(size_t)g * c.room + i] = position_of(last->key[i]);
+    }
+}
+
+extern "C" still_status sti_chunks_select(cudaStream_t stream, const sti_chunks *c,
+                                          still_error *err)
+{
+    if (c->n_leaves == 0) return STILL_OK;
+    const dim3 grid((unsigned)c->n_leaves, (unsigned)c->h.G);
+    rank_kernel<<<grid, (unsigned)c->h.C, 0, stream>>>(*c);
+    STI_CUDA(cudaGetLastError(), "hybrid attention, ranks");
+    if (c->select == 0) return STILL_OK;
+    merge_kernel<<<(unsigned)c->h.G, MERGE_THREADS, 0, stream>>>(*c);
+    STI_CUDA(cudaGetLastError(), "hybrid attention, salient lists");
+    return STILL_OK;
+}

@@ -1,0 +1,172 @@
+/* hybrid_tile.cuh - a block of the output kernel (hybrid_output.cu): its queries, the
+ * keys they see, and how both get into shared memory. */
+#ifndef STI_BACKEND_CUDA_HYBRID_TILE_CUH
+#define STI_BACKEND_CUDA_HYBRID_TILE_CUH
+
+#include "backend/cuda/hybrid_chunks.h"
+#include "backend/cuda/mma.cuh"
+
+enum { THREADS = 128, ROWS = 128, KEYS = 64 };
+
+static const float log2_e = 1.4426950408889634f;
+
+/* Outputs of a warp's 32 queries: C fragments [2][D/8]; row 16 i + 8 j + lane / 4 of
+ * the warp has index 2 i + j in the arrays of 4. */
+template <int D> struct warp_sums {
+    float o[2][D / 8][4];
+    float top[4]; /* running maximum of logits, in powers of two */
+    float den[4]; /* this lane's part of the denominator */
+};
+
+/* ---- Which queries, which keys -----------------------------------------------------
+ */
+
+/* Heads of a kv head that one block takes: whole chunks of them, 32 rows at least. */
+static __host__ __device__ __forceinline__ int heads_of_block(const sti_cuda_shape &h)
+{
+    if (h.C % 32 != 0 || h.C >= ROWS) return 1;
+    const int fit = ROWS / h.C;
+    return fit < h.group ? fit : h.group;
+}
+static __host__ __device__ __forceinline__ int tiles_of_chunk(const sti_cuda_shape &h)
+{
+    return (h.C + ROWS - 1) / ROWS;
+}
+
+/* Token rows count from c.base. */
+typedef struct tile_place {
+    int g, chunk;    /* kv head; index of the chunk in the piece */
+    int head, heads; /* the block's first query head, and how many it has */
+    int first, rows; /* token row of query 0; queries of a head */
+    int begin, end;  /* token rows that are in the piece */
+    int window;      /* token row of the first key */
+    int leaves;      /* leaves the queries have behind them */
+    int salient;     /* length of their list */
+    int window_tiles, tiles;
+} tile_place;
+
+/* Block (x, y) of the grid. */
+static __device__ __forceinline__ tile_place place_of(const sti_chunks &c, int x, int y)
+{
+    tile_place p;
+    const int C = c.h.C, per = heads_of_block(c.h), split = tiles_of_chunk(c.h);
+    const int blocks = (c.h.group + per - 1) / per; /* of a kv head */
+    p.g = x / blocks;
+    const int first_head = x % blocks * per;
+    p.head = p.g * c.h.group + first_head;
+    p.heads = min(per, c.h.group - first_head);
+    p.chunk = y / split;
+    const int within = y % split * ROWS;
+    const int chunk_row = (c.first_chunk + p.chunk) * C - c.base;
+    p.first = chunk_row + within;
+    p.rows = min(C - within, ROWS);
+    p.begin = c.pos - c.base;
+    p.end = p.begin + c.T;
+    p.window = max(chunk_row - C, 0);
+    p.leaves = leaves_until(c, c.first_chunk + p.chunk);
+    p.salient = salient_after(c, p.g, p.leaves);
+    const int last = min(p.first + p.rows, p.end); /* keys from here on nobody sees */
+    p.window_tiles = (last - p.window + KEYS - 1) / KEYS;
+    p.tiles = p.window_tiles + (p.salient + KEYS - 1) / KEYS;
+    return p;
+}
+
+/* A warp's share of it. */
+typedef struct warp_place {
+    int head;  /* of the block's heads */
+    int first; /* token row of its query 0 */
+    bool idle; /* none of its queries is wanted */
+} warp_place;
+
+static __device__ __forceinline__ warp_place warp_of(const tile_place &p, int warp)
+{
+    warp_place w;
+    const int row = warp * 32;
+    w.head = p.heads > 1 ? row / p.rows : 0;
+    w.first = p.first + row - w.head * p.rows;
+    const int end = min(p.first + p.rows, p.end);
+    w.idle = w.head >= p.heads || w.first >= end || w.first + 32 <= p.begin;
+    return w;
+}
+
+/* Whether token row t of this block is a query of the piece. */
+static __device__ __forceinline__ bool wanted(const tile_place &p, int t)
+{
+    return t >= p.begin && t < min(p.first + p.rows, p.end);
+}
+
+static __device__ __forceinline__ int lane_row(int i, int lane)
+{
+    return (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+}
+
+/* ---- Loading ------------------------------------------------------------------------
+ */
+
+/* Queries as halves, those of other pieces as 0. */
+template <int D>
+static __device__ __forceinline__ void
+load_queries(const sti_chunks &c, const tile_place &p, unsigned char *to)
+{
+    const int units = D / 8;
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < ROWS * units; i += THREADS) {
+        const int r = i / units, u = i % units;
+        const int head = p.heads > 1 ? r / p.rows : 0;
+        const int t = p.first + r - head * p.rows;
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (head < p.heads && wanted(p, t)) {
+            const size_t row = (size_t)(t - p.begin) * c.h.H + p.head + head;
+            const float4 *q = (const float4 *)(c.s.q + row * D + u * 8);
+            x = pack_half8(q[0], q[1]);
+        }
+        *(uint4 *)(to + unit_at<D>(r, u)) = x;
+    }
+}
+
+/* n rows of D halves that follow each other. */
+template <int D>
+static __device__ __forceinline__ void load_rows(uint32_t to, const __half *from, int n)
+{
+    const int units = D / 8;
+    for (int i = (int)threadIdx.x; i < n * units; i += THREADS)
+        copy_async(to + unit_at<D>(i / units, i % units), from + (size_t)i * 8);
+}
+
+/* The rows of the keys of all tiles: the window in order, the list, both filled up to
+ * whole tiles with their last key, which is then masked. */
+static __device__ __forceinline__ void list_keys(const sti_chunks &c,
+                                                 const tile_place &p, uint16_t *list)
+{
+    const int window = p.window_tiles * KEYS;
+    const size_t last = (size_t)(p.leaves - 1) * c.h.G + p.g;
+    for (int i = (int)threadIdx.x; i < p.tiles * KEYS; i += THREADS) {
+        int row = c.room + min(p.window + i, p.end - 1);
+        if (i >= window) {
+            row = min(i - window, p.salient - 1);
+            if (p.leaves > 0) row = c.salient[last * c.room + row];
+        }
+        list[i] = (uint16_t)row; /* a piece has fewer, see STI_CHUNKS_PIECE */
+    }
+}
+
+/* Keys and values of 64 rows of the list, from `list` on, to a stage. */
+template <int D>
+static __device__ __forceinline__ void load_keys(const sti_chunks &c, int g,
+                                                 const uint16_t *list, uint32_t to)
+{
+    enum { UNITS = D / 8 };
+    const int r0 = (int)threadIdx.x / UNITS, u = (int)threadIdx.x % UNITS;
+    const uint32_t first = to + unit_at<D>(r0, u); /* rows are a multiple of 8 apart */
+    const uint32_t head = (uint32_t)(g * c.rows);
+#pragma unroll
+    for (int i = 0; i < KEYS * UNITS / THREADS; i++) {
+        const int r = i * (THREADS / UNITS);
+        const uint32_t at = (head + list[r0 + r]) * D + (uint32_t)u * 8;
+        copy_async(first + (uint32_t)(r * D * 2), c.k + at);
+        copy_async(first + (uint32_t)((r + KEYS) * D * 2), c.v + at);
+    }
+    copy_commit();
+}
+
+#endif

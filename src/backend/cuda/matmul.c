@@ -1,0 +1,276 @@
+/* matmul.c - products with weights, and the feed-forward half of a layer.
+ *
+ * Few rows: weights are read as they are kept, by kernels of our own (gemv.cu). Many
+ * rows: x becomes half, weights are half or are made so, and cuBLASLt multiplies.
+ * Weights in float are multiplied in float either way. */
+#include "backend/cuda/kernels.h"
+
+typedef struct matrices {
+    sti_cuda_matrix m[STI_MATMUL_MAX];
+    bool some_float, some_other;
+} matrices;
+
+/* x as the products want it. */
+typedef struct input {
+    const float *x;     /* normed if it was to be */
+    const sti_half *xh; /* the same as half [M, ld] */
+    sti_half *room;     /* for a weight in half */
+} input;
+
+static size_t up_to(size_t n, size_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+static bool aligned(const void *p)
+{
+    return ((uintptr_t)p & 15) == 0;
+}
+
+/* Bytes of scratch that a product of many rows needs for a weight. */
+static size_t room_for(const sti_cuda_matrix *m)
+{
+    if (m->kind == STI_CUDA_FLOAT || m->half) return 0;
+    return (size_t)m->N * (size_t)m->ld * sizeof(sti_half);
+}
+
+static still_status open_matrices(const sti_matmul_args *a, matrices *all,
+                                  still_error *err)
+{
+    *all = (matrices){0};
+    for (int i = 0; i < a->n; i++) {
+        if (a->w[i]->K != a->w[0]->K)
+            return sti_fail(err, STILL_E_ARG,
+                            "matmul of a matrix of %lld columns with rows of %lld",
+                            (long long)a->w[i]->K, (long long)a->w[0]->K);
+        all->m[i] = sti_cuda_matrix_of(a->w[i]);
+        if (all->m[i].kind == STI_CUDA_FLOAT)
+            all->some_float = true;
+        else
+            all->some_other = true;
+    }
+    return STILL_OK;
+}
+
+/* Norms x and rounds it to half, as far as that is wanted, into a->room or scratch; the
+ * latter has `more` bytes for in->room too. */
+static still_status prepare(sti_dev *dev, const sti_matmul_args *a, bool want_float,
+                            bool want_half, size_t more, input *in, still_error *err)
+{
+    const size_t K = (size_t)a->w[0]->K, ld = up_to(K, 8);
+    float *normed = a->norm && (want_float || a->keep_normed) ? a->room : NULL;
+    const bool in_room = a->norm && !normed && ld <= 2 * K && aligned(a->room);
+    const size_t half =
+        want_half && !in_room ? up_to((size_t)a->M * ld * sizeof(sti_half), 256) : 0;
+    void *scratch = NULL;
+    if (half + more > 0) STI_TRY(sti_cuda_scratch(dev, half + more, &scratch, err));
+    sti_half *xh = !want_half ? NULL : in_room ? (sti_half *)a->room : scratch;
+    if (normed || xh)
+        STI_TRY(
+            sti_cuda_norm(dev, a->x, a->norm, a->eps, a->M, (int)K, normed, xh, err));
+    *in = (input){.x = normed ? normed : a->x,
+                  .xh = xh,
+                  .room = more > 0 ? (sti_half *)((char *)scratch + half) : NULL};
+    return STILL_OK;
+}
+
+/* ---- Few rows ----------------------------------------------------------------------
+ */
+
+/* One launch for all matrices of each kind. */
+static still_status few_rows(sti_dev *dev, const sti_matmul_args *a,
+                             const matrices *all, still_error *err)
+{
+    const int K = all->m[0].K;
+    const bool fits = sti_cuda_few_fits(a->M, K);
+    /* A kernel of its own norms x where no block can, or where its result is wanted
+     * and not every matrix is read by a kernel that would write it. */
+    const bool apart = !fits || (a->norm && a->keep_normed && all->some_float);
+    input in = {.x = a->x};
+    if (apart) STI_TRY(prepare(dev, a, all->some_float, all->some_other, 0, &in, err));
+    bool done[STI_MATMUL_MAX] = {false};
+    for (int i = 0; i < a->n; i++) {
+        if (done[i]) continue;
+        sti_cuda_few f = {
+            .x = in.x,
+            .xh = in.xh,
+            .norm = apart ? NULL : a->norm,
+            .eps = a->eps,
+            .keep = !apart && a->keep_normed && a->norm && i == 0 ? a->room : NULL,
+            .M = a->M,
+            .K = K,
+            .accumulate = a->accumulate};
+        for (int j = i; j < a->n; j++) {
+            if (all->m[j].kind != all->m[i].kind) continue;
+            f.w[f.n] = all->m[j];
+            f.bias[f.n] = a->bias[j];
+            f.y[f.n++] = a->y[j];
+            done[j] = true;
+        }
+        if (f.w[0].kind == STI_CUDA_FLOAT)
+            STI_TRY(sti_cuda_few_float(dev, &f, err));
+        else
+            STI_TRY(sti_cuda_few_rows(dev, &f, err));
+    }
+    return STILL_OK;
+}
+
+/* ---- Many rows ---------------------------------------------------------------------
+ */
+
+/* y[M, N] = [y +] x W^T + bias for one matrix. */
+static still_status multiply(sti_dev *dev, const sti_cuda_matrix *m, const input *in,
+                             int M, const float *bias, bool accumulate,
+                             sti_cuda_product type, void *y, still_error *err)
+{
+    sti_cuda_gemm_args g = {.type = type,
+                            .x = in->xh,
+                            .w = m->half,
+                            .y = y,
+                            .bias = bias,
+                            .M = M,
+                            .N = m->N,
+                            .K = m->ld,
+                            .ld = m->ld,
+                            .accumulate = accumulate};
+    if (m->kind == STI_CUDA_FLOAT) {
+        g.type = STI_CUDA_ALL_FLOAT;
+        g.x = in->x;
+        g.w = m->w;
+        g.K = g.ld = m->K;
+    } else if (!m->half) {
+        STI_TRY(sti_cuda_to_half(dev, m, in->room, err));
+        g.w = in->room;
+    }
+    return sti_cuda_gemm(dev, &g, err);
+}
+
+static still_status many_rows(sti_dev *dev, const sti_matmul_args *a,
+                              const matrices *all, still_error *err)
+{
+    size_t more = 0;
+    for (int i = 0; i < a->n; i++)
+        if (room_for(&all->m[i]) > more) more = room_for(&all->m[i]);
+    input in;
+    STI_TRY(prepare(dev, a, all->some_float, all->some_other, more, &in, err));
+    for (int i = 0; i < a->n; i++)
+        STI_TRY(multiply(dev, &all->m[i], &in, a->M, a->bias[i], a->accumulate,
+                         STI_CUDA_HALF_TO_FLOAT, a->y[i], err));
+    return STILL_OK;
+}
+
+still_status sti_cuda_matmul(sti_dev *dev, const sti_matmul_args *a, still_error *err)
+{
+    matrices all;
+    STI_TRY(open_matrices(a, &all, err));
+    if (a->M < 1 || a->n < 1) return STILL_OK;
+    return a->M <= (all.some_float ? STI_CUDA_FEW_FLOAT : STI_CUDA_FEW)
+               ? few_rows(dev, a, &all, err)
+               : many_rows(dev, a, &all, err);
+}
+
+/* ---- Feed-forward ------------------------------------------------------------------
+ */
+
+typedef struct feed {
+    sti_cuda_matrix gate, up, down;
+} feed;
+
+/* Two launches; what lies between is half [M, ffn] in room. */
+static still_status feed_few(sti_dev *dev, const sti_feed_forward_args *a,
+                             const feed *w, still_error *err)
+{
+    sti_half *between = (sti_half *)a->room;
+    sti_cuda_few first = {.x = a->x,
+                          .norm = a->norm,
+                          .eps = a->eps,
+                          .M = a->M,
+                          .K = w->gate.K,
+                          .n = 2,
+                          .w = {w->gate, w->up},
+                          .bias = {a->gate_bias, a->up_bias},
+                          .yh = between};
+    if (!sti_cuda_few_fits(a->M, w->gate.K)) {
+        sti_half *h = (sti_half *)a->room_h;
+        STI_TRY(
+            sti_cuda_norm(dev, a->x, a->norm, a->eps, a->M, w->gate.K, NULL, h, err));
+        first.xh = h;
+        first.norm = NULL;
+    }
+    sti_cuda_few second = {.xh = between,
+                           .M = a->M,
+                           .K = w->down.K,
+                           .n = 1,
+                           .w = {w->down},
+                           .bias = {a->down_bias},
+                           .y = {a->x},
+                           .accumulate = true};
+    STI_TRY(sti_cuda_few_rows(dev, &first, err));
+    return sti_cuda_few_rows(dev, &second, err);
+}
+
+/* Gate and up as half in room, side by side; swiglu over the gate. */
+static still_status feed_many(sti_dev *dev, const sti_feed_forward_args *a,
+                              const feed *w, still_error *err)
+{
+    const int M = a->M, ffn = w->down.K;
+    sti_half *h = (sti_half *)a->room_h, *gate = (sti_half *)a->room;
+    sti_half *up = gate + (size_t)M * (size_t)ffn;
+    size_t more = room_for(&w->gate);
+    if (room_for(&w->up) > more) more = room_for(&w->up);
+    if (room_for(&w->down) > more) more = room_for(&w->down);
+    void *scratch = NULL;
+    if (more > 0) STI_TRY(sti_cuda_scratch(dev, more, &scratch, err));
+    const input in = {.xh = h, .room = scratch},
+                between = {.xh = gate, .room = scratch};
+    STI_TRY(sti_cuda_norm(dev, a->x, a->norm, a->eps, M, w->gate.K, NULL, h, err));
+    STI_TRY(
+        multiply(dev, &w->gate, &in, M, NULL, false, STI_CUDA_HALF_TO_HALF, gate, err));
+    STI_TRY(multiply(dev, &w->up, &in, M, NULL, false, STI_CUDA_HALF_TO_HALF, up, err));
+    STI_TRY(sti_cuda_gated_half(dev, gate, up, a->gate_bias, a->up_bias, M, ffn, err));
+    return multiply(dev, &w->down, &between, M, a->down_bias, true,
+                    STI_CUDA_HALF_TO_FLOAT, a->x, err);
+}
+
+/* Any weights, any shape: the operators one by one. */
+static still_status feed_plain(sti_dev *dev, const sti_feed_forward_args *a,
+                               still_error *err)
+{
+    const int ffn = (int)a->down->K;
+    float *gate = a->room, *up = a->room + (size_t)a->M * (size_t)ffn;
+    const sti_matmul_args first = {.x = a->x,
+                                   .M = a->M,
+                                   .n = 2,
+                                   .norm = a->norm,
+                                   .eps = a->eps,
+                                   .room = a->room_h,
+                                   .w = {a->gate, a->up},
+                                   .bias = {a->gate_bias, a->up_bias},
+                                   .y = {gate, up}};
+    const sti_matmul_args second = {.x = gate,
+                                    .M = a->M,
+                                    .n = 1,
+                                    .w = {a->down},
+                                    .bias = {a->down_bias},
+                                    .y = {a->x},
+                                    .accumulate = true};
+    STI_TRY(sti_cuda_matmul(dev, &first, err));
+    STI_TRY(sti_cuda_gated(dev, gate, up, gate, (size_t)a->M * (size_t)ffn, err));
+    return sti_cuda_matmul(dev, &second, err);
+}
+
+still_status sti_cuda_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
+                                   still_error *err)
+{
+    if (a->M < 1) return STILL_OK;
+    const feed w = {sti_cuda_matrix_of(a->gate), sti_cuda_matrix_of(a->up),
+                    sti_cuda_matrix_of(a->down)};
+    const bool whole = w.gate.K % 8 == 0 && w.down.K % 8 == 0 && aligned(a->room) &&
+                       aligned(a->room_h);
+    if (!whole || w.gate.kind == STI_CUDA_FLOAT || w.up.kind == STI_CUDA_FLOAT ||
+        w.down.kind == STI_CUDA_FLOAT)
+        return feed_plain(dev, a, err);
+    if (a->M > STI_CUDA_FEW) return feed_many(dev, a, &w, err);
+    return w.gate.kind == w.up.kind ? feed_few(dev, a, &w, err)
+                                    : feed_plain(dev, a, err);
+}

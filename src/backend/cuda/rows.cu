@@ -1,0 +1,278 @@
+/* rows.cu - operators that go through rows of activations once: rmsnorm, rope, swiglu,
+ * log probabilities. All are bounded by memory, or by latency where rows are few. */
+#include <float.h>
+
+#include "backend/cuda/dequant.cuh"
+#include "backend/cuda/rows.cuh"
+
+namespace
+{
+
+enum { THREADS = STI_ROW_THREADS };
+
+/* ---- rmsnorm, conversion to half ---------------------------------------------------
+ */
+
+/* A block a row. */
+__global__ void __launch_bounds__(THREADS)
+    norm(const float *x, const float *g, float eps, int K, float *y, __half *yh)
+{
+    __shared__ float part[1][STI_ROW_WARPS];
+    const int64_t at = (int64_t)blockIdx.x * K;
+    const int ld = (K + 7) / 8 * 8;
+    const bool whole = K % 4 == 0, vec = whole && sti_aligned16(x);
+    const bool vec_g = whole && sti_aligned16(g), vec_y = whole && sti_aligned16(y);
+    float factor = 1;
+    if (g) {
+        sti_square_parts(x + at, 1, K, vec, part);
+        __syncthreads();
+        factor = sti_norm_factor(part[0], K, eps);
+    }
+    for (int k = 4 * threadIdx.x; k < ld; k += 4 * THREADS) {
+        float4 v = sti_load4(x + at, k, K, vec);
+        if (g) v = sti_normed4(v, factor, sti_load4(g, k, K, vec_g));
+        if (y) sti_store4(y + at, k, K, vec_y, v);
+        if (yh)
+            *(uint2 *)(yh + (int64_t)blockIdx.x * ld + k) =
+                make_uint2(sti_pack_half(v.x, v.y), sti_pack_half(v.z, v.w));
+    }
+}
+
+/* ---- rope --------------------------------------------------------------------------
+ */
+
+enum { TURN_HEADS = 8 }; /* heads that share a thread's sine and cosine */
+
+/* A thread takes pair i of TURN_HEADS heads of row m. The angle is a product in double
+ * and is brought to [-1/2, 1/2] turns in double; sine and cosine of that are float. */
+__global__ void turn(sti_rope_args a, const int32_t *__restrict__ pos,
+                     const float *__restrict__ inv_freq)
+{
+    const int half = a.D / 2;
+    const int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int m = (int)(at / half), i = (int)(at % half);
+    if (m >= a.M) return;
+    double turns =
+        (double)pos[m] * (double)inv_freq[i] * 0.15915494309189535; /* / 2 pi */
+    turns -= rint(turns);
+    float s, c;
+    sincospif((float)(2 * turns), &s, &c);
+    if (a.back) s = -s;
+    const int first = a.interleaved ? 2 * i : i, second = a.interleaved ? 1 : half;
+    const int heads = a.heads + (a.also ? a.also_heads : 0);
+    const int end = min(heads, ((int)blockIdx.y + 1) * TURN_HEADS);
+#pragma unroll 4
+    for (int h = blockIdx.y * TURN_HEADS; h < end; h++) {
+        float *p = h < a.heads
+                       ? a.x + ((int64_t)m * a.heads + h) * a.D
+                       : a.also + ((int64_t)m * a.also_heads + h - a.heads) * a.D;
+        const float u = p[first], v = p[first + second];
+        p[first] = u * c - v * s;
+        p[first + second] = v * c + u * s;
+    }
+}
+
+/* ---- swiglu ------------------------------------------------------------------------
+ */
+
+__device__ __forceinline__ float gated_float(float g, float u)
+{
+    return g / (1 + expf(-g)) * u;
+}
+
+__global__ void gated(const float *gate, const float *up, float *y, size_t n, bool vec)
+{
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (!vec) {
+        if (i < n) y[i] = gated_float(gate[i], up[i]);
+        return;
+    }
+    if (i >= n / 4) return;
+    const float4 g = ((const float4 *)gate)[i], u = ((const float4 *)up)[i];
+    ((float4 *)y)[i] = make_float4(gated_float(g.x, u.x), gated_float(g.y, u.y),
+                                   gated_float(g.z, u.z), gated_float(g.w, u.w));
+}
+
+/* The result is rounded to half: fast exponential and division are exact enough. */
+__device__ __forceinline__ float gated_fast(float g, float u)
+{
+    return __fdividef(g, 1 + __expf(-g)) * u;
+}
+
+/* Eight halves a thread; columns: of a row, in eights. */
+__global__ void gated_half(__half *gate, const __half *__restrict__ up,
+                           const float *__restrict__ gate_bias,
+                           const float *__restrict__ up_bias, size_t n, int columns)
+{
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const uint4 g4 = ((const uint4 *)gate)[i], u4 = ((const uint4 *)up)[i];
+    const uint32_t g[4] = {g4.x, g4.y, g4.z, g4.w}, u[4] = {u4.x, u4.y, u4.z, u4.w};
+    const int k = (int)(i % (size_t)columns) * 8;
+    uint32_t y[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float2 a = __half22float2(sti_half2(g[j])), b = __half22float2(sti_half2(u[j]));
+        if (gate_bias) a.x += gate_bias[k + 2 * j], a.y += gate_bias[k + 2 * j + 1];
+        if (up_bias) b.x += up_bias[k + 2 * j], b.y += up_bias[k + 2 * j + 1];
+        y[j] = sti_pack_half(gated_fast(a.x, b.x), gated_fast(a.y, b.y));
+    }
+    ((uint4 *)gate)[i] = make_uint4(y[0], y[1], y[2], y[3]);
+}
+
+/* ---- Log probabilities -------------------------------------------------------------
+ */
+
+enum { PROB_THREADS = 512, PROB_WARPS = PROB_THREADS / 32 };
+
+struct targets { /* passed by value: no copy of its own */
+    int32_t id[STI_CUDA_PROB_ROWS];
+};
+
+/* The largest logit seen, the lowest id that has it, and the sum of exp(logit - max):
+ * in double, so that what others add to the top's 1 is not lost. */
+struct summary {
+    float max;
+    int top;
+    double sum;
+    __device__ __forceinline__ void raise(float v, int id)
+    {
+        sum *= (double)expf(max - v);
+        max = v;
+        top = id;
+    }
+    __device__ __forceinline__ void add(float v, int id)
+    {
+        if (v > max) raise(v, id);
+        sum += (double)expf(v - max);
+    }
+    __device__ __forceinline__ void add4(float4 v, int id)
+    {
+        const float most = fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
+        if (most > max)
+            raise(most, id + (v.x == most ? 0 : v.y == most ? 1 : v.z == most ? 2 : 3));
+        sum += (double)expf(v.x - max);
+        sum += (double)expf(v.y - max);
+        sum += (double)expf(v.z - max);
+        sum += (double)expf(v.w - max);
+    }
+    __device__ __forceinline__ void merge(const summary &b)
+    {
+        const float most = fmaxf(max, b.max);
+        sum = sum * (double)expf(max - most) + b.sum * (double)expf(b.max - most);
+        if (b.max > max || (b.max == max && b.top < top)) top = b.top;
+        max = most;
+    }
+    __device__ __forceinline__ void merge_warp()
+    {
+        for (int d = 16; d > 0; d /= 2) {
+            summary b;
+            b.max = __shfl_down_sync(0xffffffffu, max, d);
+            b.top = __shfl_down_sync(0xffffffffu, top, d);
+            b.sum = __shfl_down_sync(0xffffffffu, sum, d);
+            merge(b);
+        }
+    }
+};
+
+/* A block a row, read once. */
+__global__ void __launch_bounds__(PROB_THREADS)
+    probs(const float *logits, const __grid_constant__ targets target, int V,
+          sti_cuda_prob *out)
+{
+    __shared__ summary part[PROB_WARPS];
+    const float *l = logits + (int64_t)blockIdx.x * V;
+    const int t = threadIdx.x;
+    const summary none = {-FLT_MAX, INT_MAX, 0};
+    summary s = none;
+    /* Up to three logits before the first multiple of 16 bytes, up to three at the end.
+     */
+    const int before = min(V, (int)((16 - ((uintptr_t)l & 15)) % 16 / 4));
+    const int fours = (V - before) / 4, after = before + 4 * fours;
+    const float4 *l4 = (const float4 *)(l + before);
+    if (t < before) s.add(l[t], t);
+    for (int i = t; i < fours; i += 4 * PROB_THREADS) {
+        float4 v[4]; /* asked for before the first is looked at */
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (i + j * PROB_THREADS < fours) v[j] = __ldcs(l4 + i + j * PROB_THREADS);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (i + j * PROB_THREADS < fours)
+                s.add4(v[j], before + 4 * (i + j * PROB_THREADS));
+    }
+    if (after + t < V) s.add(l[after + t], after + t);
+    s.merge_warp();
+    if (t % 32 == 0) part[t / 32] = s;
+    __syncthreads();
+    if (t >= 32) return;
+    s = t < PROB_WARPS ? part[t] : none;
+    s.merge_warp();
+    if (t != 0) return;
+    const int id = min(max(target.id[blockIdx.x], 0), V - 1);
+    const double others = s.sum - 1; /* the top itself adds 1 */
+    out[blockIdx.x].logprob = (float)((double)l[id] - (double)s.max - log1p(others));
+    out[blockIdx.x].top = s.top < V ? s.top : 0;
+}
+
+unsigned blocks_of(size_t n, size_t threads)
+{
+    return (unsigned)((n + threads - 1) / threads);
+}
+
+bool aligned(const void *p)
+{
+    return ((uintptr_t)p & 15) == 0;
+}
+
+} // namespace
+
+still_status sti_cuda_norm(sti_dev *dev, const float *x, const float *g, float eps,
+                           int M, int K, float *y, sti_half *yh, still_error *err)
+{
+    norm<<<(unsigned)M, THREADS, 0, dev->stream>>>(x, g, eps, K, y, (__half *)yh);
+    STI_CUDA(cudaGetLastError(), "rmsnorm");
+    return STILL_OK;
+}
+
+still_status sti_cuda_turn(sti_dev *dev, const sti_rope_args *a, const int32_t *pos,
+                           const float *inv_freq, still_error *err)
+{
+    const int heads = a->heads + (a->also ? a->also_heads : 0);
+    const dim3 grid(blocks_of((size_t)a->M * (size_t)(a->D / 2), 128),
+                    blocks_of((size_t)heads, TURN_HEADS));
+    turn<<<grid, 128, 0, dev->stream>>>(*a, pos, inv_freq);
+    STI_CUDA(cudaGetLastError(), "rope");
+    return STILL_OK;
+}
+
+still_status sti_cuda_gated(sti_dev *dev, const float *gate, const float *up, float *y,
+                            size_t n, still_error *err)
+{
+    const bool vec = n % 4 == 0 && aligned(gate) && aligned(up) && aligned(y);
+    gated<<<blocks_of(vec ? n / 4 : n, THREADS), THREADS, 0, dev->stream>>>(gate, up, y,
+                                                                            n, vec);
+    STI_CUDA(cudaGetLastError(), "swiglu");
+    return STILL_OK;
+}
+
+still_status sti_cuda_gated_half(sti_dev *dev, sti_half *gate, const sti_half *up,
+                                 const float *gate_bias, const float *up_bias, int M,
+                                 int K, still_error *err)
+{
+    const size_t n = (size_t)M * (size_t)K / 8;
+    gated_half<<<blocks_of(n, THREADS), THREADS, 0, dev->stream>>>(
+        (__half *)gate, (const __half *)up, gate_bias, up_bias, n, K / 8);
+    STI_CUDA(cudaGetLastError(), "swiglu in half");
+    return STILL_OK;
+}
+
+still_status sti_cuda_probs(sti_dev *dev, const float *logits, const int32_t *target,
+                            int M, int V, sti_cuda_prob *out, still_error *err)
+{
+    targets t = {};
+    for (int m = 0; m < M; m++) t.id[m] = target[m];
+    probs<<<(unsigned)M, PROB_THREADS, 0, dev->stream>>>(logits, t, V, out);
+    STI_CUDA(cudaGetLastError(), "logprob");
+    return STILL_OK;
+}

@@ -1,0 +1,668 @@
+/* test_dense.c - the dense operators of the cuda backend: products with weights of
+ * every type, the feed-forward half of a layer, embeddings, and what goes through rows.
+ *
+ * Products are compared with sums in double over dequantized weights, which is `ref`.
+ * x and w are rounded to half on the way, 2^-11 of each at worst and independent of
+ * each other, so an element may be off by a few 2^-12 of sqrt(sum (x w)^2): LOOSE is
+ * ten of these. Weights stored in float are multiplied in float: TIGHT. */
+#include "../backend/matrix.h"
+
+#include <math.h>
+
+static const double LOOSE = 2.5e-3, TIGHT = 3e-5;
+
+static const sti_dtype TYPES[] = {STI_Q4_0, STI_Q4_1, STI_Q5_0, STI_Q5_1, STI_Q8_0,
+                                  STI_Q2_K, STI_Q3_K, STI_Q4_K, STI_Q5_K, STI_Q6_K,
+                                  STI_F32,  STI_F16,  STI_BF16};
+enum { N_TYPES = sizeof TYPES / sizeof *TYPES };
+static const int ROWS[] = {1, 2, 3, 7, 8, 9, 16, 33, 64, 200, 513};
+enum { N_ROWS = sizeof ROWS / sizeof *ROWS };
+
+static const sti_backend *cuda(void)
+{
+    return sti_backend_find("cuda");
+}
+
+static sti_dev *new_dev(const sti_backend *be)
+{
+    sti_dev *dev = NULL;
+    still_error err;
+    sti_dev_params p = {
+        .threads = 2, .max_k = 16384, .heads = 8, .kv_heads = 4, .head_dim = 64};
+    return be && be->dev_new(&p, &dev, &err) == STILL_OK ? dev : NULL;
+}
+
+static int setup(void **state)
+{
+    *state = new_dev(cuda());
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    if (*state) cuda()->dev_free(*state);
+    return 0;
+}
+
+static sti_dev *gpu(void **state)
+{
+    if (!*state) skip();
+    return *state;
+}
+
+#define OK(call)                                                                       \
+    do {                                                                               \
+        if ((call) != STILL_OK) fail_msg("%s: %s", #call, err.text);                   \
+    } while (0)
+
+/* ---- Numbers here and there ---------------------------------------------------------
+ */
+
+static float *floats(int64_t n, float gain, uint32_t seed)
+{
+    float *x = malloc(sizeof *x * (size_t)n);
+    assert_non_null(x);
+    for (int64_t i = 0; i < n; i++) x[i] = gain * uniform(&seed);
+    return x;
+}
+
+static float *copy(const float *x, int64_t n)
+{
+    float *y = malloc(sizeof *y * (size_t)n);
+    assert_non_null(y);
+    memcpy(y, x, sizeof *y * (size_t)n);
+    return y;
+}
+
+/* n floats on the GPU; NULL: zeros. */
+static sti_block there(sti_dev *dev, const float *x, int64_t n)
+{
+    still_error err;
+    sti_block b;
+    OK(cuda()->mem_new(dev, sizeof *x * (size_t)n, &b, &err));
+    if (x) OK(cuda()->mem_move(dev, b.p, x, sizeof *x * (size_t)n, &err));
+    return b;
+}
+
+/* The floats of a block, which is freed. */
+static float *back(sti_dev *dev, sti_block *b, int64_t n)
+{
+    still_error err;
+    float *x = malloc(sizeof *x * (size_t)n);
+    assert_non_null(x);
+    OK(cuda()->mem_move(dev, x, b->p, sizeof *x * (size_t)n, &err));
+    cuda()->mem_free(dev, b);
+    return x;
+}
+
+static sti_weight weight(sti_dev *dev, const source *s)
+{
+    sti_weight w;
+    still_error err;
+    size_t bytes = cuda()->weight_bytes(dev, &s->t);
+    OK(cuda()->weight_new(dev, &s->t, &w, &err));
+    assert_int_equal(w.own.bytes, bytes);
+    return w;
+}
+
+/* Columns that suit a type, near k. */
+static int64_t columns(sti_dtype t, int64_t k)
+{
+    int64_t block = sti_dtype_find((int)t)->block;
+    return block == 1 ? k : (k + block - 1) / block * block;
+}
+
+static void near(double y, double want, double tol, const char *what, sti_dtype t,
+                 int M, int64_t i)
+{
+    if (!(fabs(y - want) <= tol))
+        fail_msg("%s of %s, %d rows, element %lld: %.9g, expected %.9g +- %.2g", what,
+                 sti_dtype_find((int)t)->name, M, (long long)i, y, want, tol);
+}
+
+/* One element: sum_k x_k w_k, and how far it may be off. */
+static void expect(const float *x, const float *w, int64_t K, sti_dtype t, double *want,
+                   double *tol)
+{
+    double sum = 0, squares = 0, size = 0;
+    for (int64_t k = 0; k < K; k++) {
+        double p = (double)x[k] * w[k];
+        sum += p;
+        squares += p * p;
+        size += (double)x[k] * x[k];
+    }
+    *want = sum;
+    /* The floor: weights below the smallest halves. */
+    double part = t == STI_F32 ? TIGHT : LOOSE;
+    /* Their scales and minima are rounded to half, and partly cancel. */
+    if (sti_dtype_find((int)t)->block == 256) part *= 4;
+    *tol = part * sqrt(squares) + 1e-6 * sqrt(size) + 1e-6;
+}
+
+/* ---- Products -----------------------------------------------------------------------
+ */
+
+enum { NORM = 1, ADD = 2, BIAS = 4, KEEP = 8, MODES = 16 };
+
+/* One call for n matrices [N_i, K] in one of the MODES, checked against double loops;
+ * every `every`-th column. */
+static void check_product(sti_dev *dev, source *s, sti_weight *w, int n, int M,
+                          int mode, int64_t every)
+{
+    const int64_t K = w[0].K;
+    const float eps = 1e-5f;
+    still_error err;
+    float *x = floats(M * K, 2, 7u + (uint32_t)M), *g = floats(K, 1, 8),
+          *h = copy(x, M * K);
+    sti_block gx = there(dev, x, M * K), gg = there(dev, g, K),
+              room = there(dev, NULL, M * K);
+    sti_block gy[STI_MATMUL_MAX], gb[STI_MATMUL_MAX];
+    float *y0[STI_MATMUL_MAX], *bias[STI_MATMUL_MAX];
+    sti_matmul_args a = {.x = gx.p, .M = M, .n = n, .accumulate = (mode & ADD) != 0};
+    if (mode & NORM) {
+        sti_dev *ref = new_dev(sti_backend_find("ref"));
+        sti_rmsnorm_args r = {.x = x, .g = g, .y = h, .M = M, .K = (int)K, .eps = eps};
+        OK(sti_backend_find("ref")->rmsnorm(ref, &r, &err));
+        sti_backend_find("ref")->dev_free(ref);
+        a.norm = gg.p;
+        a.eps = eps;
+        a.room = room.p;
+        a.keep_normed = (mode & KEEP) != 0;
+    }
+    for (int i = 0; i < n; i++) {
+        y0[i] = floats(M * w[i].N, 3, 9u + (uint32_t)i);
+        bias[i] = floats(w[i].N, 5, 10u + (uint32_t)i);
+        gy[i] = there(dev, y0[i], M * w[i].N);
+        gb[i] = there(dev, bias[i], w[i].N);
+        a.w[i] = &w[i];
+        a.y[i] = gy[i].p;
+        a.bias[i] = mode & BIAS && i != 1 ? gb[i].p : NULL;
+    }
+    OK(cuda()->matmul(dev, &a, &err));
+    for (int i = 0; i < n; i++) {
+        float *y = back(dev, &gy[i], M * w[i].N);
+        for (int m = 0; m < M; m++)
+            for (int64_t j = 0; j < w[i].N; j += every) {
+                double want, tol;
+                int64_t at = m * w[i].N + j;
+                expect(h + m * K, s[i].value + j * K, K, w[i].type, &want, &tol);
+                if (mode & ADD) want += y0[i][at];
+                if (a.bias[i]) want += bias[i][j];
+                near(y[at], want, tol, "product", w[i].type, M, at);
+            }
+        cuda()->mem_free(dev, &gb[i]);
+        free(y);
+        free(y0[i]);
+        free(bias[i]);
+    }
+    float *kept = back(dev, &room, M * K);
+    if ((mode & NORM) && (mode & KEEP))
+        for (int64_t i = 0; i < M * K; i++)
+            near(kept[i], h[i], 1e-6 * fabs(h[i]), "normed input", w[0].type, M, i);
+    cuda()->mem_free(dev, &gx);
+    cuda()->mem_free(dev, &gg);
+    free(kept);
+    free(x);
+    free(g);
+    free(h);
+}
+
+static void every_type(void **state)
+{
+    static const int64_t size[][2] = {{1, 7}, {33, 101}, {70, 576}, {48, 1536}};
+    sti_dev *dev = gpu(state);
+    for (int t = 0; t < N_TYPES; t++)
+        for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
+            source s = make_source(TYPES[t], size[k][0], columns(TYPES[t], size[k][1]),
+                                   1 + (uint32_t)t);
+            sti_weight w = weight(dev, &s);
+            for (int r = 0; r < N_ROWS; r++)
+                check_product(dev, &s, &w, 1, ROWS[r], (r + t + (int)k * 3) % MODES, 1);
+            cuda()->weight_free(dev, &w);
+            free_source(&s);
+        }
+}
+
+static void every_mode(void **state)
+{
+    static const sti_dtype some[] = {STI_Q4_1, STI_Q8_0, STI_F16, STI_F32};
+    sti_dev *dev = gpu(state);
+    for (size_t t = 0; t < sizeof some / sizeof *some; t++) {
+        source s = make_source(some[t], 50, 288, 3);
+        sti_weight w = weight(dev, &s);
+        for (int mode = 0; mode < MODES; mode++) {
+            check_product(dev, &s, &w, 1, 1, mode, 1);
+            check_product(dev, &s, &w, 1, 13, mode, 1);
+            check_product(dev, &s, &w, 1, 40, mode, 1);
+        }
+        cuda()->weight_free(dev, &w);
+        free_source(&s);
+    }
+}
+
+/* Up to four matrices of like and unlike types in one call. */
+static void several_matrices(void **state)
+{
+    static const int64_t N[STI_MATMUL_MAX] = {48, 17, 5, 160};
+    sti_dev *dev = gpu(state);
+    for (int t = 0; t < N_TYPES; t++)
+        for (int n = 2; n <= STI_MATMUL_MAX; n++) {
+            source s[STI_MATMUL_MAX];
+            sti_weight w[STI_MATMUL_MAX];
+            for (int i = 0; i < n; i++) {
+                s[i] = make_source(TYPES[(t + (n == 2 ? 0 : 4 * i)) % N_TYPES], N[i],
+                                   512, 3);
+                w[i] = weight(dev, &s[i]);
+            }
+            check_product(dev, s, w, n, 1, (t + n) % MODES, 1);
+            check_product(dev, s, w, n, 6, (t + n + 5) % MODES, 1);
+            check_product(dev, s, w, n, 12, (t + n + 9) % MODES, 1);
+            check_product(dev, s, w, n, 29, (t + n + 13) % MODES, 1);
+            for (int i = 0; i < n; i++) {
+                cuda()->weight_free(dev, &w[i]);
+                free_source(&s[i]);
+            }
+        }
+}
+
+/* Rows too long for shared memory. */
+static void long_rows(void **state)
+{
+    static const sti_dtype some[] = {STI_Q4_K, STI_Q6_K, STI_Q5_K, STI_F16, STI_F32};
+    static const int rows[] = {1, 3, 4, 8, 16, 20};
+    sti_dev *dev = gpu(state);
+    for (size_t t = 0; t < sizeof some / sizeof *some; t++) {
+        source s = make_source(some[t], 40, 14336, 5);
+        sti_weight w = weight(dev, &s);
+        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+            for (int mode = 0; mode < MODES; mode += 3)
+                check_product(dev, &s, &w, 1, rows[r], mode, 3);
+        cuda()->weight_free(dev, &w);
+        free_source(&s);
+    }
+}
+
+/* So large that no copy in half is kept, and that blocks take several tiles. */
+static void large_matrix(void **state)
+{
+    sti_dev *dev = gpu(state);
+    source s = make_source(STI_Q4_0, 32768, 2048, 6);
+    sti_weight w = weight(dev, &s);
+    assert_true(w.own.bytes < (size_t)(w.N * w.K));
+    check_product(dev, &s, &w, 1, 1, NORM, 61);
+    check_product(dev, &s, &w, 1, 18, NORM | BIAS, 61);
+    cuda()->weight_free(dev, &w);
+    free_source(&s);
+}
+
+/* A row's result does not depend on the rows beside it. */
+static void batches_change_nothing(void **state)
+{
+    enum { M = 16, N = 90, K = 768 };
+    sti_dev *dev = gpu(state);
+    still_error err;
+    for (int t = 0; t < N_TYPES; t++) {
+        const int most = TYPES[t] == STI_F32 ? 8 : M;
+        source s = make_source(TYPES[t], N, K, 4);
+        sti_weight w = weight(dev, &s);
+        float *x = floats(M * K, 3, 5), *g = floats(K, 1, 6);
+        sti_block gx = there(dev, x, M * K), gg = there(dev, g, K);
+        sti_block room = there(dev, NULL, M * K), one = there(dev, NULL, M * N);
+        sti_block all = there(dev, NULL, M * N);
+        sti_matmul_args a = {
+            .n = 1, .norm = gg.p, .eps = 1e-5f, .room = room.p, .w = {&w}};
+        a.x = gx.p;
+        a.M = most;
+        a.y[0] = all.p;
+        OK(cuda()->matmul(dev, &a, &err));
+        for (int m = 0; m < most; m++) {
+            a.x = (float *)gx.p + m * K;
+            a.M = 1;
+            a.y[0] = (float *)one.p + m * N;
+            OK(cuda()->matmul(dev, &a, &err));
+        }
+        float *y = back(dev, &all, M * N), *z = back(dev, &one, M * N);
+        assert_memory_equal(y, z, sizeof *y * (size_t)(most * N));
+        cuda()->mem_free(dev, &gx);
+        cuda()->mem_free(dev, &gg);
+        cuda()->mem_free(dev, &room);
+        cuda()->weight_free(dev, &w);
+        free_source(&s);
+        free(x);
+        free(g);
+        free(y);
+        free(z);
+    }
+}
+
+/* ---- Feed-forward -------------------------------------------------------------------
+ */
+
+/* x += W_down (silu(W_gate h + b) * (W_up h + b)) + b by the entries of ref. */
+static void feed_ref(sti_feed_forward_args a, source s[3])
+{
+    const sti_backend *ref = sti_backend_find("ref");
+    sti_dev *dev = new_dev(ref);
+    still_error err;
+    sti_weight w[3];
+    int64_t K = s[0].t.dim[1], ffn = s[0].t.dim[0], n = a.M * ffn;
+    for (int i = 0; i < 3; i++) OK(ref->weight_new(dev, &s[i].t, &w[i], &err));
+    sti_rmsnorm_args norm = {
+        .x = a.x, .g = a.norm, .y = a.room_h, .M = a.M, .K = (int)K, .eps = a.eps};
+    sti_matmul_args both = {.x = a.room_h,
+                            .M = a.M,
+                            .n = 2,
+                            .w = {&w[0], &w[1]},
+                            .bias = {a.gate_bias, a.up_bias},
+                            .y = {a.room, a.room + n}};
+    sti_swiglu_args gated = {
+        .gate = a.room, .up = a.room + n, .y = a.room, .M = a.M, .K = (int)ffn};
+    sti_matmul_args down = {.x = a.room,
+                            .M = a.M,
+                            .n = 1,
+                            .w = {&w[2]},
+                            .bias = {a.down_bias},
+                            .y = {a.x},
+                            .accumulate = true};
+    OK(ref->rmsnorm(dev, &norm, &err));
+    OK(ref->matmul(dev, &both, &err));
+    OK(ref->swiglu(dev, &gated, &err));
+    OK(ref->matmul(dev, &down, &err));
+    for (int i = 0; i < 3; i++) ref->weight_free(dev, &w[i]);
+    ref->dev_free(dev);
+}
+
+static void check_feed(sti_dev *dev, source s[3], sti_weight w[3], int M, bool bias)
+{
+    const int64_t K = w[0].K, ffn = w[0].N;
+    still_error err;
+    float *x0 = floats(M * K, 4, 3), *x = copy(x0, M * K), *g = floats(K, 0.2f, 4);
+    float *b = floats(ffn, 1, 5), *h = floats(M * K, 0, 1),
+          *room = floats(2 * M * ffn, 0, 1);
+    sti_block gx = there(dev, x0, M * K), gg = there(dev, g, K),
+              gb = there(dev, b, ffn);
+    sti_block gh = there(dev, NULL, M * K), groom = there(dev, NULL, 2 * M * ffn);
+    sti_feed_forward_args a = {.x = gx.p,
+                               .norm = gg.p,
+                               .eps = 1e-6f,
+                               .M = M,
+                               .gate = &w[0],
+                               .up = &w[1],
+                               .down = &w[2],
+                               .room_h = gh.p,
+                               .room = groom.p};
+    sti_feed_forward_args r = {
+        .x = x, .norm = g, .eps = 1e-6f, .M = M, .room_h = h, .room = room};
+    if (bias) { /* ffn is not below K: one vector serves all */
+        a.gate_bias = a.up_bias = a.down_bias = gb.p;
+        r.gate_bias = r.up_bias = r.down_bias = b;
+    }
+    OK(cuda()->feed_forward(dev, &a, &err));
+    feed_ref(r, s);
+    float *y = back(dev, &gx, M * K);
+    for (int m = 0; m < M; m++) {
+        double squares = 0;
+        for (int64_t k = 0; k < K; k++) {
+            double d = (double)x[m * K + k] - x0[m * K + k];
+            squares += d * d;
+        }
+        double rms = sqrt(squares / (double)K);
+        double tol = (w[0].type == STI_F32 ? 5e-5 : 1.5e-2) * rms + 1e-5;
+        for (int64_t k = 0; k < K; k++)
+            near(y[m * K + k], x[m * K + k], tol, "feed-forward", w[0].type, M,
+                 m * K + k);
+    }
+    cuda()->mem_free(dev, &gg);
+    cuda()->mem_free(dev, &gb);
+    cuda()->mem_free(dev, &gh);
+    cuda()->mem_free(dev, &groom);
+    free(x0);
+    free(x);
+    free(g);
+    free(b);
+    free(h);
+    free(room);
+    free(y);
+}
+
+static void feed_forward(void **state)
+{
+    static const int64_t size[][2] = {{256, 512}, {60, 101}};
+    sti_dev *dev = gpu(state);
+    for (int t = 0; t < N_TYPES; t++)
+        for (int k = 0; k < 2; k++) {
+            source s[3];
+            sti_weight w[3];
+            int64_t K = columns(TYPES[t], size[k][0]),
+                    ffn = columns(TYPES[t], size[k][1]);
+            for (int i = 0; i < 3; i++) { /* up of another kind now and then */
+                sti_dtype type = k == 1 && i == 1 && t % 3 == 0 ? STI_F16 : TYPES[t];
+                s[i] = make_source(type, i == 2 ? K : ffn, i == 2 ? ffn : K,
+                                   11 + (uint32_t)(i + t));
+                w[i] = weight(dev, &s[i]);
+            }
+            for (int r = 0; r < N_ROWS; r++)
+                if (k == 0 || ROWS[r] < 40)
+                    check_feed(dev, s, w, ROWS[r], (r + t) % 2 == 1);
+            for (int i = 0; i < 3; i++) {
+                cuda()->weight_free(dev, &w[i]);
+                free_source(&s[i]);
+            }
+        }
+}
+
+/* ---- Rows ---------------------------------------------------------------------------
+ */
+
+static void embedding(void **state)
+{
+    enum { N = 45, K = 768 };
+    sti_dev *dev = gpu(state);
+    still_error err;
+    for (int t = 0; t < N_TYPES; t++) {
+        source s = make_source(TYPES[t], N, K, 6);
+        sti_weight w = weight(dev, &s);
+        int32_t tok[] = {3, N - 1, 0, 17, 8, 3};
+        sti_block gy = there(dev, NULL, 6 * K);
+        sti_embed_args a = {.w = &w, .tok = tok, .M = 6, .y = gy.p};
+        OK(cuda()->embed(dev, &a, &err));
+        tok[4] = N;
+        assert_int_equal(cuda()->embed(dev, &a, &err), STILL_E_ARG);
+        tok[4] = -1;
+        assert_int_equal(cuda()->embed(dev, &a, &err), STILL_E_ARG);
+        tok[4] = 8;
+        float *y = back(dev, &gy, 6 * K);
+        /* Scales of K types are rounded to half, bf16 is; the others are exact. */
+        bool rounded =
+            sti_dtype_find((int)TYPES[t])->block == 256 || TYPES[t] == STI_BF16;
+        for (int i = 0; i < 6 * K; i++) {
+            double want = s.value[tok[i / K] * K + i % K];
+            near(y[i], want, rounded ? 4e-3 + 1e-3 * fabs(want) : 0, "embedding",
+                 TYPES[t], 6, i);
+        }
+        cuda()->weight_free(dev, &w);
+        free_source(&s);
+        free(y);
+    }
+}
+
+static void rmsnorm(void **state)
+{
+    static const int size[][2] = {{1, 576}, {64, 576}, {3, 1},   {5, 7},
+                                  {2, 33},  {1, 8192}, {7, 100}, {40, 1023}};
+    const sti_backend *ref = sti_backend_find("ref");
+    sti_dev *dev = gpu(state), *rd = new_dev(ref);
+    still_error err;
+    for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
+        int M = size[k][0], K = size[k][1];
+        float *x = floats(M * K, 30, 1), *g = floats(K, 2, 2), *want = copy(x, M * K);
+        sti_block gx = there(dev, x, M * K), gg = there(dev, g, K);
+        OK(ref->rmsnorm(rd, &(sti_rmsnorm_args){want, g, want, M, K, 1e-5f}, &err));
+        OK(cuda()->rmsnorm(dev, &(sti_rmsnorm_args){gx.p, gg.p, gx.p, M, K, 1e-5f},
+                           &err));
+        float *y = back(dev, &gx, M * K);
+        for (int i = 0; i < M * K; i++)
+            near(y[i], want[i], 1e-6 * fabs(want[i]), "rmsnorm", STI_F32, M, i);
+        cuda()->mem_free(dev, &gg);
+        free(x);
+        free(g);
+        free(want);
+        free(y);
+    }
+    ref->dev_free(rd);
+}
+
+static void swiglu(void **state)
+{
+    static const int size[][2] = {{1, 1536}, {64, 1536}, {1, 1}, {3, 7}, {9, 1000}};
+    const sti_backend *ref = sti_backend_find("ref");
+    sti_dev *dev = gpu(state), *rd = new_dev(ref);
+    still_error err;
+    for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
+        int M = size[k][0], K = size[k][1];
+        float *x = floats(M * K, k % 2 ? 120 : 8, 3), *u = floats(M * K, 2, 4);
+        float *want = copy(x, M * K);
+        sti_block gx = there(dev, x, M * K), gu = there(dev, u, M * K);
+        OK(ref->swiglu(rd, &(sti_swiglu_args){want, u, want, M, K}, &err));
+        OK(cuda()->swiglu(dev, &(sti_swiglu_args){gx.p, gu.p, gx.p, M, K}, &err));
+        float *y = back(dev, &gx, M * K);
+        for (int i = 0; i < M * K; i++)
+            near(y[i], want[i], 1e-6 * fabs(want[i]) + 1e-35, "swiglu", STI_F32, M, i);
+        cuda()->mem_free(dev, &gu);
+        free(x);
+        free(u);
+        free(want);
+        free(y);
+    }
+    ref->dev_free(rd);
+}
+
+static void check_rope(sti_dev *dev, int M, int heads, int also, int D, bool inter,
+                       bool turn_back)
+{
+    const sti_backend *ref = sti_backend_find("ref");
+    sti_dev *rd = new_dev(ref);
+    still_error err;
+    int n = M * heads * D, k = M * also * D;
+    float *x = floats(n, 3, 5), *z = floats(k > 0 ? k : 1, 3, 6),
+          *freq = floats(D / 2, 0, 0);
+    int32_t *pos = malloc(sizeof *pos * (size_t)M);
+    assert_non_null(pos);
+    for (int i = 0; i < D / 2; i++) freq[i] = (float)pow(1e4, -2.0 * i / D);
+    for (int m = 0; m < M; m++)
+        pos[m] = m % 3 == 0 ? m : m % 3 == 1 ? 1000003 - 7919 * m : 4096 * m + 11;
+    sti_block gx = there(dev, x, n), gz = there(dev, z, k > 0 ? k : 1);
+    sti_rope_args a = {.x = gx.p,
+                       .also = also ? gz.p : NULL,
+                       .pos = pos,
+                       .inv_freq = freq,
+                       .M = M,
+                       .heads = heads,
+                       .also_heads = also,
+                       .D = D,
+                       .interleaved = inter,
+                       .back = turn_back};
+    OK(cuda()->rope(dev, &a, &err));
+    a.also = NULL; /* one at a time */
+    a.also_heads = 0;
+    a.x = x;
+    OK(ref->rope(rd, &a, &err));
+    if (also) {
+        a.x = z;
+        a.heads = also;
+        OK(ref->rope(rd, &a, &err));
+    }
+    float *y = back(dev, &gx, n), *v = back(dev, &gz, k > 0 ? k : 1);
+    for (int i = 0; i < n; i++) near(y[i], x[i], 1.5e-6, "rope", STI_F32, M, i);
+    for (int i = 0; i < k; i++) near(v[i], z[i], 1.5e-6, "rope, also", STI_F32, M, i);
+    ref->dev_free(rd);
+    free(x);
+    free(z);
+    free(freq);
+    free(pos);
+    free(y);
+    free(v);
+}
+
+static void rope(void **state)
+{
+    static const int size[][4] = {{1, 9, 3, 64}, {100, 3, 1, 64}, {5, 2, 0, 80},
+                                  {3, 1, 1, 2},  {4, 17, 2, 34},  {90, 32, 8, 128}};
+    sti_dev *dev = gpu(state);
+    still_error err;
+    for (size_t k = 0; k < sizeof size / sizeof *size; k++)
+        for (int way = 0; way < 4; way++)
+            check_rope(dev, size[k][0], size[k][1], size[k][2], size[k][3], way & 1,
+                       way & 2);
+    float freq = 1;
+    int32_t pos = 1;
+    sti_rope_args odd = {.pos = &pos, .inv_freq = &freq, .M = 1, .heads = 1, .D = 3};
+    assert_int_equal(cuda()->rope(dev, &odd, &err), STILL_E_ARG);
+}
+
+static void logprob(void **state)
+{
+    static const int size[][2] = {{1, 49152}, {256, 49152}, {33, 1001}, {2, 1},
+                                  {3, 5},     {1, 130},     {300, 50},  {2, 256000}};
+    const sti_backend *ref = sti_backend_find("ref");
+    sti_dev *dev = gpu(state), *rd = new_dev(ref);
+    still_error err;
+    for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
+        int M = size[k][0], V = size[k][1];
+        float *x = floats((int64_t)M * V, k == 2 ? 300 : 20, 6), p[300], want[300];
+        int32_t target[300], top[300], want_top[300];
+        for (int m = 0; m < M; m++) target[m] = (V - 1) * m / M;
+        if (V > 4) x[V - 1] = x[V / 2] = 400; /* equal maxima: the first is the top */
+        if (V > 40) x[V / 2 + 1] = -INFINITY;
+        sti_block gx = there(dev, x, (int64_t)M * V);
+        sti_logprob_args a = {gx.p, target, M, V, p, top},
+                         r = {x, target, M, V, want, want_top};
+        OK(cuda()->logprob(dev, &a, &err));
+        OK(ref->logprob(rd, &r, &err));
+        for (int m = 0; m < M; m++) {
+            assert_int_equal(top[m], want_top[m]);
+            near(p[m], want[m], 2e-7 * fabs(want[m]) + 1e-6, "logprob", STI_F32, M, m);
+        }
+        target[0] = V;
+        assert_int_equal(cuda()->logprob(dev, &a, &err), STILL_E_ARG);
+        cuda()->mem_free(dev, &gx);
+        free(x);
+    }
+    ref->dev_free(rd);
+}
+
+static void refusals(void **state)
+{
+    sti_dev *dev = gpu(state);
+    still_error err;
+    sti_weight w;
+    source s = make_source(STI_F32, 4, 96, 1);
+    s.t.type = STI_I32;
+    assert_int_equal(cuda()->weight_new(dev, &s.t, &w, &err), STILL_E_UNSUPPORTED);
+    s.t.type = STI_Q8_0;
+    s.t.dim[1] = 40; /* no whole blocks */
+    assert_int_equal(cuda()->weight_new(dev, &s.t, &w, &err), STILL_E_FORMAT);
+    s.t.n_dims = 1;
+    assert_int_equal(cuda()->weight_new(dev, &s.t, &w, &err), STILL_E_FORMAT);
+    free_source(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_type),
+        cmocka_unit_test(every_mode),
+        cmocka_unit_test(several_matrices),
+        cmocka_unit_test(long_rows),
+        cmocka_unit_test(large_matrix),
+        cmocka_unit_test(batches_change_nothing),
+        cmocka_unit_test(feed_forward),
+        cmocka_unit_test(embedding),
+        cmocka_unit_test(rmsnorm),
+        cmocka_unit_test(swiglu),
+        cmocka_unit_test(rope),
+        cmocka_unit_test(logprob),
+        cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,221 @@
+/* Gradients of both stages against finite differences of the same model in double
+ * (double_model.h): every trained tensor, on each backend. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/random.h"
+#include "double_model.h"
+
+/* Derivatives of a tensor are taken along DIRECTIONS vectors of random signs. For the
+ * difference d of two gradients the mean of (signs . d)^2 is |d|^2, and an error in a
+ * single number shows in each of them. Tensors of few numbers: along each number. */
+enum { B = 2, T = 24, CHUNK = 4, DIRECTIONS = 4, BACKENDS = 2, MAX_ENTRY = 1 << 12 };
+static const double STEP = 3e-5;  /* length of a step */
+static const double BOUND = 1e-4; /* of |difference| / |gradient| */
+static const char *const backend[BACKENDS] = {"ref", "cpu"};
+
+typedef struct problem {
+    const char *name, *model, *method;
+    int stage;
+    double kd, dropout;
+    bool match_weights;
+    bool one_layer; /* is converted, the second; the others stay softmax */
+} problem;
+
+static const problem problems[] = {
+    {"stage 1, still", "llama3", "still", .stage = 1},
+    {"stage 1, lolcats", "llama3", "lolcats", .stage = 1},
+    {"stage 1, t2r", "llama3", "t2r", .stage = 1},
+    {"stage 1, still, weights", "llama3", "still", .stage = 1, .match_weights = true},
+    {"stage 1, lolcats, weights", "llama3", "lolcats", .stage = 1,
+     .match_weights = true},
+    {"stage 2, still", "llama3", "still", .stage = 2},
+    {"stage 2, still, kd, biases", "qwen2-bias", "still", .stage = 2, .kd = 0.5},
+    {"stage 2, still, dropout, one layer", "llama3", "still", .stage = 2,
+     .dropout = 0.25, .one_layer = true},
+    {"stage 2, lolcats", "llama3", "lolcats", .stage = 2},
+    {"stage 2, t2r", "llama3", "t2r", .stage = 2},
+};
+enum { PROBLEMS = sizeof problems / sizeof *problems };
+
+static void must(still_status st, const still_error *e)
+{
+    if (st != STILL_OK) fail_msg("%s", e->text);
+}
+
+static double uniform(uint64_t key) /* [-1, 1) */
+{
+    return (double)(sti_mix64(key) >> 11) * 0x1p-52 - 1;
+}
+
+/* ---- The trainer's side -------------------------------------------------------------
+ */
+
+static still_train_params params_of(const problem *c)
+{
+    still_error e;
+    still_train_params p = {.stage = c->stage,
+                            .seq = T,
+                            .batch = B,
+                            .micro = B,
+                            .tokens = 1,
+                            .lora_rank = 4,
+                            .lora_alpha = 8,
+                            .lora_dropout = c->dropout,
+                            .kd = c->kd,
+                            .match_weights = c->match_weights};
+    must(still_method_init(&p.method, c->method, CHUNK, &e), &e);
+    p.method.cap = 2;                            /* some are evicted */
+    if (c->match_weights) p.method.gate = false; /* it has no part in them */
+    if (c->one_layer) p.method.first_layer = p.method.last_layer = 1;
+    return p;
+}
+
+/* Trained numbers away from their start, ids, and which of them count. */
+static void fill(sti_trainer *t)
+{
+    for (size_t i = 0; i < t->adapter->n_values; i++)
+        t->adapter->value[i] += (float)(0.2 * uniform(i));
+    for (int i = 0; i < B * T; i++) {
+        t->ids[i] =
+            (int32_t)(sti_mix64(1000 + (uint64_t)i) % (uint64_t)t->m->cfg.vocab);
+        t->counts[i] = i % 5 != 3;
+    }
+    t->batch.B = B;
+}
+
+static double share_of(const sti_trainer *t)
+{
+    int counted = 0;
+    for (int i = 0; i < B * T; i++) counted += i % T != 0 && t->counts[i];
+    return 1.0 / (t->stage == 1 ? B * T : counted);
+}
+
+/* A trainer with the problem's gradient in t->grad. */
+static double begin(const problem *c, const char *name, sti_trainer *t)
+{
+    char path[512];
+    still_error e;
+    *t = (sti_trainer){.p = params_of(c)};
+    snprintf(path, sizeof path, FIXTURES "/models/%s", c->model);
+    must(still_model_open(path, &(still_model_params){.backend = name, .threads = 1},
+                          &t->m, &e),
+         &e);
+    must(sti_trainer_begin(t, &e), &e);
+    fill(t);
+    double sums[2 * 8] = {0};
+    assert_true(t->m->cfg.layers <= 8);
+    sti_tally tally = {.err2 = sums, .ref2 = sums + 8, .bad_layer = -1};
+    if (t->stage == 1)
+        must(sti_stage1_run(t, share_of(t), true, &tally, &e), &e);
+    else
+        must(sti_stage2_run(t, share_of(t), true, 0, &tally, &e), &e);
+    return tally.loss;
+}
+
+static void end(sti_trainer *t)
+{
+    still_model *m = t->m;
+    sti_trainer_end(t, STILL_OK);
+    still_model_free(m);
+}
+
+/* ---- Differences --------------------------------------------------------------------
+ */
+
+static int directions_of(const sti_adapter_entry *e)
+{
+    return e->n < DIRECTIONS ? (int)e->n : DIRECTIONS;
+}
+
+static void draw(const sti_adapter_entry *e, int i, double *along)
+{
+    for (size_t k = 0; k < e->n; k++)
+        if (e->n <= DIRECTIONS)
+            along[k] = k == (size_t)i;
+        else
+            along[k] = sti_mix64(k * DIRECTIONS + (uint64_t)i) & 1 ? 1 : -1;
+}
+
+/* Slope of the loss along a direction of an entry, by a central difference. */
+static double slope(double_model *d, const sti_adapter_entry *e, const double *along)
+{
+    double *x = d->value + e->at, start[MAX_ENTRY], loss[2], length = 0;
+    for (size_t k = 0; k < e->n; k++) length += along[k] * along[k];
+    const double h = STEP / sqrt(length);
+    memcpy(start, x, e->n * sizeof *x);
+    for (int side = 0; side < 2; side++) {
+        for (size_t k = 0; k < e->n; k++) x[k] = start[k] + (side ? h : -h) * along[k];
+        loss[side] = double_model_loss(d, e->layer);
+    }
+    memcpy(x, start, e->n * sizeof *x);
+    return (loss[1] - loss[0]) / (2 * h);
+}
+
+/* Relative errors of the backends' gradients of an entry. */
+static void compare(double_model *d, const sti_adapter_entry *e, const sti_trainer *t,
+                    double error[BACKENDS])
+{
+    double along[MAX_ENTRY], square = 0, off[BACKENDS] = {0};
+    assert_true(e->n <= MAX_ENTRY);
+    for (int i = 0; i < directions_of(e); i++) {
+        draw(e, i, along);
+        const double found = slope(d, e, along);
+        square += found * found;
+        for (int b = 0; b < BACKENDS; b++) {
+            double said = 0;
+            for (size_t k = 0; k < e->n; k++)
+                said += along[k] * (double)t[b].grad[e->at + k];
+            off[b] += (said - found) * (said - found);
+        }
+    }
+    for (int b = 0; b < BACKENDS; b++) error[b] = sqrt(off[b] / square);
+}
+
+static void check(void **state)
+{
+    const problem *c = *state;
+    sti_trainer t[BACKENDS];
+    double loss[BACKENDS], worst[BACKENDS] = {0};
+    for (int b = 0; b < BACKENDS; b++) loss[b] = begin(c, backend[b], &t[b]);
+    double_model d = double_model_new(&t[0], share_of(&t[0]));
+    const double expected = double_model_loss(&d, 0);
+    for (int b = 0; b < BACKENDS; b++)
+        if (!(fabs(loss[b] / expected - 1) <= 1e-5))
+            fail_msg("%s on %s: loss %.9g, in double %.9g", c->name, backend[b],
+                     loss[b], expected);
+    for (size_t i = 0; i < t[0].adapter->n_entries; i++) {
+        const sti_adapter_entry *e = &t[0].adapter->entry[i];
+        double error[BACKENDS];
+        if (!sti_trains(&t[0], c->stage, e)) continue;
+        compare(&d, e, t, error);
+        for (int b = 0; b < BACKENDS; b++) {
+            if (!(error[b] <= BOUND))
+                fail_msg("%s on %s: gradient of %s is off by %.2g", c->name, backend[b],
+                         e->name, error[b]);
+            worst[b] = fmax(worst[b], error[b]);
+        }
+    }
+    for (int b = 0; b < BACKENDS; b++)
+        print_message("%s on %s: within %.1e\n", c->name, backend[b], worst[b]);
+    double_model_free(&d);
+    for (int b = 0; b < BACKENDS; b++) end(&t[b]);
+}
+
+int main(void)
+{
+    struct CMUnitTest tests[PROBLEMS];
+    for (int i = 0; i < PROBLEMS; i++)
+        tests[i] = (struct CMUnitTest){.name = problems[i].name,
+                                       .test_func = check,
+                                       .initial_state = (void *)&problems[i]};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
