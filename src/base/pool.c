@@ -24,6 +24,7 @@ struct sti_pool {
     void *arg;
     _Alignas(64) atomic_uint round; /* raised once per task */
     _Alignas(64) atomic_int busy;   /* workers still in the task */
+    _Alignas(64) atomic_ullong met; /* arrivals at sti_pool_meet, of all times */
     _Alignas(64) atomic_int asleep; /* workers waiting on `wake` */
     atomic_bool stop;
     pthread_mutex_t lock;
@@ -93,6 +94,23 @@ void sti_pool_run(sti_pool *p, sti_task fn, void *arg)
     publish(p);
     fn(arg, 0, p->threads);
     for (int spins = 0; atomic_load_explicit(&p->busy, memory_order_acquire) > 0;)
+        relax(spins < SPIN_POLITE ? spins++ : spins);
+}
+
+void sti_pool_meet(sti_pool *p)
+{
+    const unsigned long long n = (unsigned long long)p->threads;
+    if (n == 1) return;
+    const unsigned long long mine =
+        atomic_fetch_add_explicit(&p->met, 1, memory_order_acq_rel);
+    const unsigned long long all = (mine / n + 1) * n;
+    for (int spins = 0; atomic_load_explicit(&p->met, memory_order_acquire) < all;)
+        relax(spins < SPIN_POLITE ? spins++ : spins);
+}
+
+void sti_pool_await(const atomic_int *count, int n)
+{
+    for (int spins = 0; atomic_load_explicit(count, memory_order_acquire) < n;)
         relax(spins < SPIN_POLITE ? spins++ : spins);
 }
 

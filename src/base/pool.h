@@ -6,6 +6,8 @@
 #ifndef STI_BASE_POOL_H
 #define STI_BASE_POOL_H
 
+#include <stdatomic.h>
+
 #include "base/error.h"
 
 typedef struct sti_pool sti_pool;
@@ -18,6 +20,13 @@ int sti_cores(void); /* cores this process may run on */
 
 /* Runs fn(arg, w, workers) on every worker and returns when all are done. */
 void sti_pool_run(sti_pool *p, sti_task fn, void *arg);
+
+/* Inside a task: waits until all workers of the pool have come here. Cheaper than the
+ * end of a task and the start of the next: the caller prepares nothing in between. */
+void sti_pool_meet(sti_pool *p);
+
+/* Inside a task: waits until *count has reached n. */
+void sti_pool_await(const atomic_int *count, int n);
 
 /* The part [*lo, *hi) of 0..n-1 that worker w of `workers` does, cut at multiples of
  * grain. Static, so that results do not depend on timing. */

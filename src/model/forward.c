@@ -291,7 +291,8 @@ still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
     return st;
 }
 
-still_status sti_model_logits(still_model *m, int row0, int n, still_error *err)
+static still_status logits_to(still_model *m, int row0, int n, float *to,
+                              still_error *err)
 {
     sti_scratch *s = &m->scratch;
     const size_t first = (size_t)row0 * (size_t)m->cfg.hidden;
@@ -303,6 +304,16 @@ still_status sti_model_logits(still_model *m, int row0, int n, still_error *err)
                                             .eps = m->cfg.rms_eps,
                                             .room = s->h,
                                             .w = {sti_model_head(m)},
-                                            .y = {s->logits}},
+                                            .y = {to}},
                          err);
+}
+
+still_status sti_model_logits(still_model *m, int row0, int n, still_error *err)
+{
+    return logits_to(m, row0, n, m->scratch.logits, err);
+}
+
+still_status sti_model_logits_to(still_model *m, int row, float *to, still_error *err)
+{
+    return logits_to(m, row, 1, to, err);
 }

@@ -87,6 +87,8 @@ still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
 /* Logits [n, vocab] of rows row0 .. row0+n-1 of the last pass into scratch.logits (n <=
  * scratch.head_rows). */
 still_status sti_model_logits(still_model *m, int row0, int n, still_error *err);
+/* Those of one row into `to`, in the operators' memory. */
+still_status sti_model_logits_to(still_model *m, int row, float *to, still_error *err);
 
 /* The additions of adapted projections: y_i += alpha / rank (x A_i^T) B_i^T for n
  * targets that read one input x [M, .]; those without one are skipped. low [n, M, rank]

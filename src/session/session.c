@@ -200,6 +200,15 @@ still_status sti_session_take_logits(still_session *s, int row, still_error *err
                            vocab * sizeof(float), err);
 }
 
+/* The logits of one row of the last pass; written in place where the backend can. */
+static still_status make_logits(still_session *s, int row, still_error *err)
+{
+    if (s->model->be->host_memory)
+        return sti_model_logits_to(s->model, row, s->logits, err);
+    STI_TRY(sti_model_logits(s->model, row, 1, err));
+    return sti_session_take_logits(s, 0, err);
+}
+
 static still_status check_room(const still_session *s, int n, still_error *err)
 {
     if (n < 0) return sti_fail(err, STILL_E_ARG, "%d tokens cannot be fed", n);
@@ -300,8 +309,7 @@ static still_status feed(still_session *s, const int32_t *tok, int n,
         if (score) STI_TRY(score_rows(s, score, at, rows, err));
         STI_TRY(sti_session_mark(s, past + rows, err));
     }
-    STI_TRY(sti_model_logits(s->model, rows - 1, 1, err));
-    STI_TRY(sti_session_take_logits(s, 0, err));
+    STI_TRY(make_logits(s, rows - 1, err));
     s->length += n;
     s->has_logits = true;
     return STILL_OK;
@@ -360,6 +368,7 @@ static still_status step_rows(still_session **s, const int32_t *tok, int rows,
                                 .memory = s[i]->layer,
                                 .session = s[i]->number};
     STI_TRY(sti_model_forward(m, &s[0]->cfg, tok, seq, rows, err));
+    if (rows == 1 && !top) return make_logits(s[0], 0, err);
     STI_TRY(sti_model_logits(m, 0, rows, err));
     if (top)
         return m->be->logprob(m->dev,

@@ -36,6 +36,42 @@ static void every_worker_every_task(void **state)
     }
 }
 
+typedef struct meeting {
+    sti_pool *pool;
+    int rounds[MOST]; /* that each worker has begun */
+    atomic_int left;  /* workers that are through with the last part */
+} meeting;
+
+/* Between two meetings all workers have begun the same number of rounds. */
+static void meet(void *arg, int w, int workers)
+{
+    meeting *m = arg;
+    for (int i = 1; i <= 10; i++) {
+        m->rounds[w] = i;
+        sti_pool_meet(m->pool);
+        for (int k = 0; k < workers; k++) assert_int_equal(m->rounds[k], i);
+        sti_pool_meet(m->pool);
+    }
+    atomic_fetch_add(&m->left, 1);
+    sti_pool_await(&m->left, workers);
+    assert_int_equal(atomic_load(&m->left), workers);
+}
+
+static void workers_meet_inside_a_task(void **state)
+{
+    (void)state;
+    for (int threads = 1; threads <= 4; threads++) {
+        meeting m = {0};
+        still_error e;
+        assert_int_equal(sti_pool_new(threads, &m.pool, &e), STILL_OK);
+        for (int i = 0; i < 3; i++) {
+            atomic_store(&m.left, 0);
+            sti_pool_run(m.pool, meet, &m);
+        }
+        sti_pool_free(m.pool);
+    }
+}
+
 static void split_covers_all_once(void **state)
 {
     (void)state;
@@ -68,6 +104,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_worker_every_task),
+        cmocka_unit_test(workers_meet_inside_a_task),
         cmocka_unit_test(split_covers_all_once),
         cmocka_unit_test(absurd_counts),
     };

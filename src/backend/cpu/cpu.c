@@ -107,7 +107,8 @@ static size_t dev_bytes(const sti_dev *dev, int rows)
 {
     const size_t need[] = {
         sti_cpu_matmul_scratch(dev, rows), sti_cpu_attn_scratch(dev, rows),
-        sti_cpu_hybrid_scratch(dev, rows), sti_cpu_linear_scratch(dev, rows)};
+        sti_cpu_hybrid_scratch(dev, rows), sti_cpu_linear_scratch(dev, rows),
+        sti_cpu_feed_forward_scratch(dev)};
     size_t most = 0;
     for (size_t i = 0; i < sizeof need / sizeof *need; i++)
         if (need[i] > most) most = need[i];
@@ -142,14 +143,6 @@ static size_t mem_peak(sti_dev *dev, bool restart)
     return sti_host_mem_peak(dev, restart);
 }
 
-extern const sti_backend sti_backend_cpu;
-
-static still_status feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
-                                 still_error *err)
-{
-    return sti_host_feed_forward(&sti_backend_cpu, dev, a, err);
-}
-
 const sti_backend sti_backend_cpu = {
     .name = "cpu",
     .cache = STI_F16,
@@ -175,7 +168,7 @@ const sti_backend sti_backend_cpu = {
     .rmsnorm = sti_cpu_rmsnorm,
     .rope = sti_cpu_rope,
     .swiglu = sti_cpu_swiglu,
-    .feed_forward = feed_forward,
+    .feed_forward = sti_cpu_feed_forward,
     .softmax_attn = sti_cpu_softmax_attn,
     .logprob = sti_cpu_logprob,
     .matmul_back = sti_cpu_matmul_back,

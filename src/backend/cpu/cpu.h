@@ -24,6 +24,14 @@ typedef enum sti_cpu_isa { STI_ISA_PORTABLE, STI_ISA_AVX2, STI_ISA_AVX512 } sti_
 
 struct sti_cpu_mm; /* matmul.h: the matrix kernels of one instruction set */
 
+/* Cosines and sines of a rotation by `position`. The hybrid operator turns all its far
+ * queries by one angle; computing it anew took longer than turning them. */
+enum { STI_TURN_MAX = 128 }; /* pairs */
+typedef struct sti_cpu_turn {
+    int position, pairs;
+    float inv_freq[STI_TURN_MAX], cos_sin[2 * STI_TURN_MAX]; /* [pairs], [2, pairs] */
+} sti_cpu_turn;
+
 struct sti_dev {
     sti_pool *pool;
     sti_cpu_isa isa;
@@ -36,11 +44,14 @@ struct sti_dev {
     int rows;
     /* Scratch of operators that are reserved: any call's, and per row. */
     size_t hybrid_fixed, hybrid_row, linear_fixed, linear_row;
+    sti_cpu_turn turn; /* the last one asked for */
     /* Where repacked weights lie, see weight.c. */
     sti_block *arena;            /* [n_arenas] */
     size_t n_arenas, arena_used; /* bytes of the last one */
     size_t n_weights;            /* that lie in the arenas */
 };
+
+extern const sti_backend sti_backend_cpu;
 
 /* Makes dev->scratch large enough for a call of `rows` rows. Does nothing after a
  * dev_reserve of as many, so operators call it first and decode never allocates. */
@@ -54,6 +65,7 @@ size_t sti_cpu_matmul_scratch(const sti_dev *dev, int rows);
 size_t sti_cpu_attn_scratch(const sti_dev *dev, int rows);
 size_t sti_cpu_hybrid_scratch(const sti_dev *dev, int rows);
 size_t sti_cpu_linear_scratch(const sti_dev *dev, int rows);
+size_t sti_cpu_feed_forward_scratch(const sti_dev *dev); /* of the few it takes */
 
 /* Weights (weight.c). */
 still_status sti_cpu_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w,
@@ -68,6 +80,8 @@ still_status sti_cpu_embed(sti_dev *dev, const sti_embed_args *a, still_error *e
 still_status sti_cpu_rmsnorm(sti_dev *dev, const sti_rmsnorm_args *a, still_error *err);
 still_status sti_cpu_rope(sti_dev *dev, const sti_rope_args *a, still_error *err);
 still_status sti_cpu_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error *err);
+still_status sti_cpu_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
+                                  still_error *err);
 still_status sti_cpu_softmax_attn(sti_dev *dev, const sti_attn_args *a,
                                   still_error *err);
 still_status sti_cpu_logprob(sti_dev *dev, const sti_logprob_args *a, still_error *err);

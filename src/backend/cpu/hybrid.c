@@ -64,12 +64,31 @@ static void carve(sti_carve *c, sti_hyb *h, int cap, int rows)
     h->unit = sti_carve_take(c, STI_HYB_SLOTS, sizeof *h->unit);
     h->slots = sti_carve_take(c, STI_HYB_SLOTS * group * (size_t)(h->ldo + 5),
                               sizeof *h->slots);
-    h->turn = sti_carve_take(c, (size_t)h->D, sizeof *h->turn);
     h->M = sti_carve_take(c, states, sizeof *h->M);
     h->L = sti_carve_take(c, states, sizeof *h->L);
     h->window_m = sti_carve_take(c, states, sizeof *h->M);
     h->window_l = sti_carve_take(c, states, sizeof *h->L);
     h->score = sti_carve_take(c, states, sizeof *h->score);
+}
+
+/* [2, D/2]: cosines and sines of the rotation by `position`. */
+static const float *turn(sti_dev *dev, int position, const float *inv_freq, int pairs)
+{
+    _Static_assert(2 * STI_TURN_MAX >= STI_ATTN_MAX_D, "room for every head size");
+    sti_cpu_turn *t = &dev->turn;
+    const size_t bytes = (size_t)pairs * sizeof *inv_freq;
+    if (t->position == position && t->pairs == pairs &&
+        memcmp(t->inv_freq, inv_freq, bytes) == 0)
+        return t->cos_sin;
+    t->position = position;
+    t->pairs = pairs;
+    memcpy(t->inv_freq, inv_freq, bytes);
+    for (int i = 0; i < pairs; i++) {
+        const double angle = (double)position * (double)inv_freq[i];
+        t->cos_sin[i] = (float)cos(angle);
+        t->cos_sin[pairs + i] = (float)sin(angle);
+    }
+    return t->cos_sin;
 }
 
 static sti_hyb describe(const sti_dev *dev, const sti_hybrid_settings *set,
@@ -342,11 +361,8 @@ still_status sti_cpu_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
     carve(&c, &h, set->cap, rows);
     h.scored =
         set->has_window && (set->select > 0 || a->trace.score || a->trace.score_head);
-    for (int i = 0; set->position_cap > 0 && i < h.D / 2; i++) {
-        const double angle = (double)set->position_cap * (double)a->in.inv_freq[i];
-        h.turn[i] = (float)cos(angle);
-        h.turn[h.D / 2 + i] = (float)sin(angle);
-    }
+    if (set->position_cap > 0)
+        h.turn = turn(dev, set->position_cap, a->in.inv_freq, h.D / 2);
     if (!set->has_window) {
         stream(dev, &h, a, n);
         return STILL_OK;

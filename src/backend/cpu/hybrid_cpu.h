@@ -19,6 +19,7 @@
 #define STI_BACKEND_CPU_HYBRID_CPU_H
 
 #include <math.h>
+#include <stdatomic.h>
 
 #include "backend/cpu/attn_tile.h"
 #include "backend/cpu/hybrid_rows.h"
@@ -81,8 +82,8 @@ typedef struct sti_hyb_unit {
     int sel;
     int row; /* of the call: where the session's sums are kept */
     bool first, last;
-    bool enters;  /* stores the new token, which is in this block and no other */
-    int64_t from; /* cost of the units before, in keys */
+    bool enters;    /* stores the new token, which is in this block and no other */
+    int64_t middle; /* cost of the units before and half of its own, in keys */
 } sti_hyb_unit;
 
 /* Results of a unit, [group, ...]. */
@@ -101,11 +102,11 @@ typedef struct sti_hyb {
     float scale;       /* 1 / sqrt(D) */
     bool scored, received, rotates;
     int workers;
+    const float *turn; /* [2, D/2]: cos, sin of the rotation by position_cap */
     /* Scratch. */
     sti_hyb_worker *worker;     /* [workers] */
     sti_hyb_unit *unit;         /* [SLOTS] */
     float *slots;               /* [SLOTS, group, ldo + 5] */
-    float *turn;                /* [D]: cos, sin of the rotation by position_cap */
     float *M, *L;               /* [rows, H] */
     float *window_m, *window_l; /* [rows, H]: of the window alone */
     sti_hyb_score *score;       /* [rows, H] */
@@ -116,6 +117,8 @@ typedef struct sti_hyb {
     int base;                 /* row of the call that the session's first is */
     int n_units;
     int64_t cost; /* of the units, in keys */
+    /* Workers that have run their units of shared rows; on a line of its own. */
+    _Alignas(64) atomic_int shared_done;
 } sti_hyb;
 
 static inline int sti_hyb_kv_of(const sti_hyb *h, int sel)

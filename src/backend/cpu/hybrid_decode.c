@@ -4,8 +4,9 @@
  * results are joined in the order of hybrid_query.c: the same numbers as there, see
  * attn_tile.h. A step of one session takes microseconds, so it is one task for the
  * pool: workers get runs of units of equal cost, store the new keys with the block
- * they belong to, and join the rows they have all units of; the caller joins the few
- * that are shared. Bound by memory: each unit asks for what the next one reads. */
+ * they belong to, and join the rows they have units of. Those that several share are
+ * begun first: when their turn to be joined comes, everybody's part is there. Bound by
+ * memory: each unit asks for what the next one reads. */
 #include <math.h>
 #include <string.h>
 
@@ -115,48 +116,61 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
 
 /* ---- Rounds ----------------------------------------------------------------- */
 
-/* Units are given out in order, by the cost before them. */
+/* Units are given out in order, by the cost up to their middle. */
 static int worker_of(const sti_hyb *h, int unit, int workers)
 {
-    return (int)(h->unit[unit].from * workers / h->cost);
+    return (int)(h->unit[unit].middle * workers / h->cost);
 }
 
-/* Joins rows whose units of this round were all run by worker w; w < 0: those which
- * were run by several. */
-static void join_rows(const sti_hyb *h, int w, int workers)
+/* The units [first, *end) of the row that unit `first` begins, as far as they are in
+ * this round. True: several workers run them. */
+static bool row_at(const sti_hyb *h, int first, int workers, int *end)
 {
-    const sti_hyb_worker *own = &h->worker[w < 0 ? 0 : w];
+    for (*end = first + 1; *end < h->n_units && !h->unit[*end - 1].last;) ++*end;
+    return worker_of(h, first, workers) != worker_of(h, *end - 1, workers);
+}
+
+static void run_units(const sti_hyb *h, int w, int workers, bool shared)
+{
     for (int first = 0, end; first < h->n_units; first = end) {
-        for (end = first + 1; end < h->n_units && !h->unit[end - 1].last;) end++;
-        const int by = worker_of(h, first, workers);
-        const bool one = by == worker_of(h, end - 1, workers);
-        if ((one ? by : -1) != w) continue;
+        if (row_at(h, first, workers, &end) != shared) continue;
         for (int i = first; i < end; i++) {
+            if (worker_of(h, i, workers) != w) continue;
+            const bool more = i + 1 < h->n_units && worker_of(h, i + 1, workers) == w;
+            const sti_hyb_slot to = slot_at(h, i);
+            run_unit(h, &h->worker[w], &h->unit[i], &to,
+                     more ? start_of(h, &h->unit[i + 1]) : NULL);
+        }
+    }
+}
+
+/* Joins the rows that worker w has the last unit of. */
+static void join_rows(const sti_hyb *h, int w, int workers, bool shared)
+{
+    for (int first = 0, end; first < h->n_units; first = end) {
+        if (row_at(h, first, workers, &end) != shared) continue;
+        for (int i = first; i < end && worker_of(h, end - 1, workers) == w; i++) {
             const sti_hyb_slot from = slot_at(h, i);
-            join_unit(h, own, &h->unit[i], &from);
+            join_unit(h, &h->worker[w], &h->unit[i], &from);
         }
     }
 }
 
 static void unit_work(void *v, int w, int workers)
 {
-    const sti_hyb *h = v;
-    for (int i = 0; i < h->n_units; i++) {
-        if (worker_of(h, i, workers) != w) continue;
-        const bool more = i + 1 < h->n_units && worker_of(h, i + 1, workers) == w;
-        const sti_hyb_slot to = slot_at(h, i);
-        run_unit(h, &h->worker[w], &h->unit[i], &to,
-                 more ? start_of(h, &h->unit[i + 1]) : NULL);
-    }
-    join_rows(h, w, workers);
+    sti_hyb *h = v;
+    run_units(h, w, workers, true);
+    atomic_fetch_add_explicit(&h->shared_done, 1, memory_order_release);
+    run_units(h, w, workers, false);
+    join_rows(h, w, workers, false);
+    sti_pool_await(&h->shared_done, workers);
+    join_rows(h, w, workers, true);
 }
 
 static void run_round(sti_dev *dev, sti_hyb *h)
 {
-    if (h->n_units > 0) {
-        sti_pool_run(dev->pool, unit_work, h);
-        join_rows(h, -1, h->workers);
-    }
+    atomic_store_explicit(&h->shared_done, 0, memory_order_relaxed);
+    if (h->n_units > 0) sti_pool_run(dev->pool, unit_work, h);
     h->n_units = 0;
     h->cost = 0;
 }
@@ -169,12 +183,14 @@ static void add_units(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int ro
     sti_hyb_block next = {0};
     sti_hyb_next_block(h, a, chunk, sel, end, &next);
     for (bool first = true; next.part != STI_HYB_END; first = false) {
-        sti_hyb_unit u = {a, next, sel, row, first, false, false, h->cost};
+        sti_hyb_unit u = {a, next, sel, row, first, false, false, 0};
         sti_hyb_next_block(h, a, chunk, sel, end, &next);
         u.last = next.part == STI_HYB_END;
         u.enters = enters && u.b.part == STI_HYB_OWN && next.part != STI_HYB_OWN;
         /* A row of the state is floats, a key comes with its value. */
-        h->cost += u.b.part == STI_HYB_LINEAR ? h->P : u.b.hi - u.b.lo;
+        const int cost = u.b.part == STI_HYB_LINEAR ? h->P : u.b.hi - u.b.lo;
+        u.middle = h->cost + cost / 2;
+        h->cost += cost;
         h->unit[h->n_units++] = u;
         if (h->n_units == STI_HYB_SLOTS) run_round(dev, h);
     }

@@ -2,7 +2,8 @@
  *
  * One call multiplies up to four matrices by the same rows of x. Their row groups are
  * numbered through and split once over the workers, so a call is one task (two when a
- * batch of x is quantized by all workers first). Each worker goes through its groups:
+ * batch of x is normed and quantized by all workers first). Each worker goes through
+ * its groups:
  *
  *   few rows (<= tile)  repacked weights are unpacked in registers, read once
  *   more rows           a panel of groups is unpacked over up to STI_PANEL_K k, then
@@ -11,8 +12,9 @@
  * Either way an element sees the same operations in the same order. */
 #include "backend/cpu/matmul.h"
 
+#include "backend/cpu/ops_rows.h"
+
 enum {
-    OWN_ROWS = 2,            /* so few rows every worker quantizes for itself */
     CHUNK_ROWS = 192,        /* rows of x swept by one unpacked panel, at most */
     CHUNK_BYTES = 320 << 10, /* their quantized bytes, which should stay in L2 */
     PANEL_COLS = STI_PANEL_GROUPS * STI_GROUP,
@@ -22,16 +24,18 @@ enum {
 typedef struct work_area { /* one worker's */
     uint8_t *panel_q;
     float *panel_d, *panel_m;
-    float *c;     /* [CHUNK_ROWS][PANEL_COLS] */
-    uint8_t *act; /* [OWN_ROWS] rows */
+    float *c;      /* [CHUNK_ROWS][PANEL_COLS] */
+    float *normed; /* [STI_OWN_ROWS] rows */
+    uint8_t *act;  /* likewise, quantized */
 } work_area;
 
 typedef struct mm_job {
     const sti_cpu_mm *mm;
+    const sti_row_kernels *rows;
     const sti_matmul_args *a;
     int nb;         /* blocks of K */
     uint8_t *act;   /* [M] rows quantized, by all workers */
-    bool own_act;   /* or each for itself */
+    bool own;       /* or each worker prepares all rows for itself */
     bool quantized; /* some matrix is */
     uint8_t *areas;
     size_t area_bytes;
@@ -49,7 +53,8 @@ static work_area carve_area(sti_carve *c, int max_k)
     w.panel_d = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(float));
     w.panel_m = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(float));
     w.c = sti_carve_take(c, CHUNK_ROWS * PANEL_COLS, sizeof(float));
-    w.act = sti_carve_take(c, act_bytes(OWN_ROWS, max_k), 1);
+    w.normed = sti_carve_take(c, STI_OWN_ROWS * (size_t)max_k, sizeof(float));
+    w.act = sti_carve_take(c, act_bytes(STI_OWN_ROWS, max_k), 1);
     sti_carve_take(c, 64, 1); /* the next worker's area on lines of its own */
     return w;
 }
@@ -91,22 +96,28 @@ static const uint8_t *tile_at(const mm_job *j, const uint8_t *act, int row)
     return act + (size_t)row * (size_t)j->nb * STI_ACT_BYTES;
 }
 
-static void quantize_rows(const mm_job *j, uint8_t *act, int lo, int hi)
+/* Rows [lo, hi) of x as they are multiplied: normed to `normed` [M, K] if they are to
+ * be, and quantized to act. */
+static void prepare_rows(const mm_job *j, float *normed, uint8_t *act, int lo, int hi)
 {
-    const int64_t K = j->a->w[0]->K;
-    for (int r = lo; r < hi; r += j->mm->tile) {
+    const sti_matmul_args *a = j->a;
+    const int64_t K = a->w[0]->K;
+    const float *x = a->norm ? normed : a->x;
+    for (int64_t r = lo; a->norm && r < hi; r++)
+        j->rows->rmsnorm(a->x + r * K, a->norm, normed + r * K, (int)K, a->eps);
+    for (int r = lo; j->quantized && r < hi; r += j->mm->tile) {
         int R = min_int(j->mm->tile, hi - r);
-        j->mm->quantize(j->a->x + (int64_t)r * K, (size_t)K, R, j->nb,
+        j->mm->quantize(x + (int64_t)r * K, (size_t)K, R, j->nb,
                         act + (size_t)r * (size_t)j->nb * STI_ACT_BYTES);
     }
 }
 
-static void quantize_task(void *arg, int worker, int workers)
+static void prepare_task(void *arg, int worker, int workers)
 {
     const mm_job *j = arg;
     int64_t lo, hi;
     sti_split(j->a->M, j->mm->tile, worker, workers, &lo, &hi);
-    quantize_rows(j, j->act, (int)lo, (int)hi);
+    prepare_rows(j, j->a->room, j->act, (int)lo, (int)hi);
 }
 
 static sti_panel_kind panel_kind(const sti_weight *w)
@@ -205,7 +216,8 @@ static void multiply_direct(const mm_job *j, int which, int64_t lo, int64_t hi,
     }
 }
 
-static void multiply_float(const mm_job *j, int which, int64_t lo, int64_t hi)
+static void multiply_float(const mm_job *j, int which, int64_t lo, int64_t hi,
+                           const float *x)
 {
     const sti_weight *w = j->a->w[which];
     const size_t stride = (size_t)w->K * (w->type == STI_F32 ? 4 : 2);
@@ -218,7 +230,7 @@ static void multiply_float(const mm_job *j, int which, int64_t lo, int64_t hi)
             int R = min_int(tile, j->a->M - r);
             j->mm->product_float(
                 w->type, (const uint8_t *)w->data + (size_t)row * stride, stride, n,
-                j->a->x + (int64_t)r * w->K, (size_t)w->K, R, w->K, c);
+                x + (int64_t)r * w->K, (size_t)w->K, R, w->K, c);
             store(j, which, r, R, row, c, STI_GROUP, n);
         }
     }
@@ -236,21 +248,19 @@ static void multiply_task(void *arg, int worker, int workers)
     int64_t total = 0, lo, hi;
     for (int i = 0; i < a->n; i++) total += groups_of(a->w[i]);
     sti_split(total, 1, worker, workers, &lo, &hi);
-    if (lo == hi) return;
+    if (lo == hi && worker > 0) return; /* worker 0 may have to leave normed rows */
 
     sti_carve at = {.base = j->areas + (size_t)worker * j->area_bytes};
-    work_area area = carve_area(&at, j->nb * STI_BLOCK_K);
-    const uint8_t *act = j->act;
-    if (j->own_act) {
-        quantize_rows(j, area.act, 0, a->M);
-        act = area.act;
-    }
+    work_area area = carve_area(&at, (int)a->w[0]->K);
+    const uint8_t *act = j->own ? area.act : j->act;
+    float *normed = j->own && worker > 0 ? area.normed : a->room;
+    if (j->own) prepare_rows(j, normed, area.act, 0, a->M);
     for (int i = 0; i < a->n; i++) {
         const int64_t count = groups_of(a->w[i]);
         const int64_t from = lo > 0 ? lo : 0, to = hi < count ? hi : count;
         if (from < to) {
             if (a->w[i]->layout == STI_L_FLOAT)
-                multiply_float(j, i, from, to);
+                multiply_float(j, i, from, to, a->norm ? normed : a->x);
             else if (a->w[i]->layout != STI_L_K && a->M <= j->mm->tile)
                 multiply_direct(j, i, from, to, act);
             else
@@ -267,18 +277,10 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
     if (a->n < 1 || a->n > STI_MATMUL_MAX)
         return sti_fail(err, STILL_E_ARG, "matmul: %d matrices, expected 1 to %d", a->n,
                         STI_MATMUL_MAX);
-    sti_matmul_args normed = *a;
-    if (a->norm) {
-        sti_rmsnorm_args norm = {.x = a->x,
-                                 .g = a->norm,
-                                 .y = a->room,
-                                 .M = a->M,
-                                 .K = (int)a->w[0]->K,
-                                 .eps = a->eps};
-        STI_TRY(sti_cpu_rmsnorm(dev, &norm, err));
-        normed.x = a->room;
-    }
-    mm_job job = {.mm = dev->mm, .a = &normed, .own_act = a->M <= OWN_ROWS};
+    mm_job job = {.mm = dev->mm,
+                  .rows = sti_cpu_row_kernels(dev),
+                  .a = a,
+                  .own = a->M <= STI_OWN_ROWS};
     for (int i = 0; i < a->n; i++) {
         if (a->w[i]->K != a->w[0]->K || a->w[i]->K > dev->max_k)
             return sti_fail(
@@ -290,12 +292,12 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
     STI_TRY(sti_cpu_need(dev, a->M, err));
     sti_carve at = {.base = dev->scratch.p};
     job.nb = (int)(a->w[0]->K / STI_BLOCK_K);
-    job.own_act = job.own_act && job.quantized;
     job.act = sti_carve_take(&at, act_bytes(a->M, a->w[0]->K), 1);
     job.area_bytes = area_size(dev);
     job.areas =
         sti_carve_take(&at, (size_t)sti_pool_threads(dev->pool), job.area_bytes);
-    if (job.quantized && !job.own_act) sti_pool_run(dev->pool, quantize_task, &job);
+    if (!job.own && (job.quantized || a->norm))
+        sti_pool_run(dev->pool, prepare_task, &job);
     sti_pool_run(dev->pool, multiply_task, &job);
     return STILL_OK;
 }

@@ -56,9 +56,8 @@ STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
     __m512 f[TILE];
     STI_UNROLL for (int i = 0; i < R; i++) f[i] = _mm512_setzero_ps();
     for (int b = 0; b < nb; b++, w += block, a += STI_ACT_BYTES * R) {
-        /* Far enough ahead to cross pages, where the hardware's own stops. */
         for (size_t l = 0; l < block; l += 64)
-            _mm_prefetch((const char *)w + 4096 + l, _MM_HINT_T0);
+            _mm_prefetch((const char *)w + STI_AHEAD + l, _MM_HINT_T0);
         __m512i s[TILE], lo[TILE]; /* sums of the high and of the low digits */
         STI_UNROLL for (int i = 0; i < R; i++) s[i] = lo[i] = _mm512_setzero_si512();
         STI_UNROLL for (int p = 0; p < 4; p++)

@@ -13,20 +13,19 @@ typedef struct task {
     const void *args;
 } task;
 
-static task new_task(const sti_dev *dev, const void *args)
+const sti_row_kernels *sti_cpu_row_kernels(const sti_dev *dev)
 {
-    const sti_row_kernels *f = &sti_cpu_rows_portable;
 #if STI_CPU_X86
-    if (dev->isa == STI_ISA_AVX512) f = &sti_cpu_rows_avx512;
-    if (dev->isa == STI_ISA_AVX2) f = &sti_cpu_rows_avx2;
+    if (dev->isa == STI_ISA_AVX512) return &sti_cpu_rows_avx512;
+    if (dev->isa == STI_ISA_AVX2) return &sti_cpu_rows_avx2;
 #endif
     (void)dev;
-    return (task){f, args};
+    return &sti_cpu_rows_portable;
 }
 
 static void run(sti_dev *dev, sti_task fn, const void *args, int64_t size, int alone)
 {
-    task t = new_task(dev, args);
+    task t = {sti_cpu_row_kernels(dev), args};
     if (size < alone)
         fn(&t, 0, 1);
     else

@@ -21,5 +21,6 @@ extern const sti_row_kernels sti_cpu_rows_portable;
 #if STI_CPU_X86
 extern const sti_row_kernels sti_cpu_rows_avx2, sti_cpu_rows_avx512;
 #endif
+const sti_row_kernels *sti_cpu_row_kernels(const sti_dev *dev);
 
 #endif
