@@ -13,6 +13,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/pool.h"
 #include "ops/ops.h"
 
 #if defined(__x86_64__)

@@ -11,7 +11,6 @@
 #define STI_OPS_OPS_H
 
 #include "base/mem.h"
-#include "base/pool.h"
 #include "file/store.h"
 #include "ops/hybrid.h"
 #include "ops/linear.h"

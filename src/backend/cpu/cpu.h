@@ -12,6 +12,7 @@
 #ifndef STI_BACKEND_CPU_CPU_H
 #define STI_BACKEND_CPU_CPU_H
 
+#include "base/pool.h"
 #include "ops/ops.h"
 
 #if defined(__x86_64__)

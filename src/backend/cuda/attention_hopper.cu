@@ -10,10 +10,9 @@
  * wait for S'; P' = 2^(S' - m); wait for O.
  *
  * Shared memory: tiles of 128 rows of 128 halves, for queries, two of keys, two of
- * values. A tile is two panels of 64 dims; 16-byte words of a panel's 128-byte rows
- * change places by the row's low bits: the 128-byte swizzle that wgmma's descriptors
- * name. */
+ * values, as wgmma.cuh lays them out. */
 #include "backend/cuda/attention_parts.cuh"
+#include "backend/cuda/wgmma.cuh"
 
 using namespace sti_attn;
 
@@ -21,103 +20,12 @@ namespace
 {
 
 enum { THREADS = 256, ROWS = 128, KEYS = 128, DIMS = 128, WORDS = DIMS / 8 };
-enum { PANEL = 128 * 128, TILE = 2 * PANEL, SHARED = 5 * TILE }; /* bytes */
+enum { SHARED = 5 * TILE }; /* bytes */
 enum { STEP = THREADS / WORDS }; /* rows that a block copies at once */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Of a thread, in its warpgroup lane = 4 r + q of warp w: rows 16 w + 8 h + r (h = 0,
- * 1). Column 8 n + 2 q + e of row h is element 4 n + 2 h + e. */
-typedef float fragment[64];
 typedef uint32_t weights[KEYS / 16][4]; /* logits as halves, ready to multiply */
-
-/* Byte offset of a word in a tile. */
-static __device__ __forceinline__ int place(int row, int word)
-{
-    return word / 8 * PANEL + row * 128 + ((word % 8 ^ (row & 7)) << 4);
-}
-
-/* ---- Instructions ---------------------------------------------------------------- */
-
-/* Where a matrix of halves lies in shared memory, swizzled by 128 bytes, as wgmma wants
- * it. 8 rows of 128 bytes are 1024 bytes, and the next 8 follow. Keys and queries: rows
- * are rows, dims are summed over. Values: rows are summed over, and the second half of
- * the dims is a panel away. */
-static __device__ __forceinline__ uint64_t matrix_at(uint32_t at)
-{
-    return (uint64_t)(at >> 4) | (uint64_t)(PANEL >> 4) << 16 |
-           (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
-}
-
-#define FRAGMENT_NAMES                                                                 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, "                                                 \
-    "%8, %9, %10, %11, %12, %13, %14, %15, "                                           \
-    "%16, %17, %18, %19, %20, %21, %22, %23, "                                         \
-    "%24, %25, %26, %27, %28, %29, %30, %31, "                                         \
-    "%32, %33, %34, %35, %36, %37, %38, %39, "                                         \
-    "%40, %41, %42, %43, %44, %45, %46, %47, "                                         \
-    "%48, %49, %50, %51, %52, %53, %54, %55, "                                         \
-    "%56, %57, %58, %59, %60, %61, %62, %63"
-#define FRAGMENT(d)                                                                    \
-    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),            \
-        "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),      \
-        "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),  \
-        "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),  \
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),  \
-        "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),  \
-        "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),  \
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),  \
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]),  \
-        "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),  \
-        "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-
-/* d = [d +] a b^T, a [64, 16] and b [128, 16] in shared memory. */
-static __device__ __forceinline__ void queue_keys(fragment &d, uint64_t a, uint64_t b,
-                                                  int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-                 "{" FRAGMENT_NAMES "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
-                 : FRAGMENT(d)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
-/* d += a b, a [64, 16] in registers, b [16, 128] in shared memory. */
-static __device__ __forceinline__ void queue_values(fragment &d, const uint32_t (&a)[4],
-                                                    uint64_t b)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-                 "{" FRAGMENT_NAMES "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
-                 : FRAGMENT(d)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
-}
-
-/* What registers hold is what products that are queued next see. */
-static __device__ __forceinline__ void products_begin()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-static __device__ __forceinline__ void products_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-/* Waits until at most N groups of products are under way. */
-template <int N> static __device__ __forceinline__ void products_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-/* Keeps the compiler from moving uses of d across this place. */
-static __device__ __forceinline__ void pin(fragment &d)
-{
-#pragma unroll
-    for (int i = 0; i < 64; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
-/* This thread's writes to shared memory are seen by wgmma after the next barrier. */
-static __device__ __forceinline__ void publish()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
 
 /* ---- Copies ---------------------------------------------------------------------- */
 
@@ -130,7 +38,7 @@ static __device__ __forceinline__ void fetch(const job &b, const half *from, int
     int start = ring_row(b.first_row, off, b.room), left = b.end - b.first - off;
     bool inside = word * 8 < b.D;
     from += inside ? word * 8 : 0;
-    to += place(row, word); /* STEP is a multiple of 8: words swap places alike */
+    to += word_at(row, word); /* STEP is a multiple of 8: words swap places alike */
     if (start + KEYS <= b.room && left >= KEYS) {
         from += (size_t)(start + row) * b.D;
 #pragma unroll
@@ -160,7 +68,7 @@ static __device__ __forceinline__ void fetch_queries(const job &b, const float *
             const float4 *from = reinterpret_cast<const float4 *>(q + i * ld);
             x = pack8(from[0], from[1]);
         }
-        *reinterpret_cast<uint4 *>(to + place(i, word)) = x;
+        *reinterpret_cast<uint4 *>(to + word_at(i, word)) = x;
     }
 }
 

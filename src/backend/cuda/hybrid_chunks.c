@@ -99,6 +99,8 @@ still_status sti_cuda_hybrid_chunks(sti_dev *dev, const sti_cuda_shape *h,
             "cuda hybrid attention: %d tokens from position %lld, positions "
             "end at %d",
             T, (long long)pos, INT32_MAX);
+    c.major = dev->major;
+    c.sms = dev->sms;
     sti_carve s = {.base = room};
     carve(&s, &c, T < STI_CHUNKS_PIECE ? T : STI_CHUNKS_PIECE);
     const size_t q_row = (size_t)h->H * (size_t)h->D,

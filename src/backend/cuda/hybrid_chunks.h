@@ -42,6 +42,7 @@ typedef uint16_t sti_chunks_half; /* C has no such type; it only hands them on *
 typedef struct sti_chunks {
     sti_cuda_shape h;
     sti_cuda_session s; /* q, k, v, gate and y begin at the piece */
+    int major, sms; /* of the device */
     int pos, T;
     int base;
     int first_chunk, n_chunks; /* those that queries are in */
@@ -68,6 +69,9 @@ still_status sti_chunks_score(cudaStream_t, const sti_chunks *, still_error *);
 still_status sti_chunks_select(cudaStream_t, const sti_chunks *, still_error *);
 still_status sti_chunks_state(cudaStream_t, const sti_chunks *, still_error *);
 still_status sti_chunks_output(cudaStream_t, const sti_chunks *, still_error *);
+/* The same on Hopper, where it runs. */
+bool sti_chunks_output_hopper_runs(const sti_chunks *);
+still_status sti_chunks_output_hopper(cudaStream_t, const sti_chunks *, still_error *);
 still_status sti_chunks_tail(cudaStream_t, const sti_chunks *, still_error *);
 
 #ifdef __cplusplus

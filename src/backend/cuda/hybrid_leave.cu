@@ -19,7 +19,8 @@
 /* ---- Select --------------------------------------------------------------------- */
 
 /* A token as one number: larger is better. Its score, then its position: equal scores
- * keep the earlier one, and no two tokens are equal. */
+ * keep the earlier one. All numbers have their place, NaN too, and those of a chunk
+ * differ; a list may name a token of the chunk only where a chunk leaves twice. */
 typedef unsigned long long rank;
 
 STI_DEVICE rank rank_of(float score, int position)
@@ -27,6 +28,11 @@ STI_DEVICE rank rank_of(float score, int position)
     const uint32_t bits = __float_as_uint(score + 0.0f); /* -0 is 0 */
     const uint32_t rising = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     return (rank)rising << 32 | ~(uint32_t)position;
+}
+
+STI_DEVICE int salient_tokens(const sti_cuda_session &s, int sel)
+{
+    return max(0, min(s.sal_count[sel], s.room));
 }
 
 /* The score with which token i of the chunk in ring slots `slot`.. leaves the window.
@@ -136,6 +142,26 @@ STI_DEVICE int flags_before(select_shared &sh, bool flag, int *all)
     return before + __popc(votes & ((1u << lane) - 1));
 }
 
+/* Adds tokens of the list to those folded, of which there are n: the ones below `least`
+ * or, equal, the ones at it; at most `most`. Returns how many. */
+STI_DEVICE int evict(const candidates &c, select_shared &sh, int *fold, int n,
+                     rank least, bool equal, int most)
+{
+    int evicted = 0;
+    for (int base = 0; base < c.count && evicted < most; base += THREADS) {
+        const int i = base + (int)threadIdx.x;
+        const rank r = i < c.count ? c.at(c.h->C + i) : 0;
+        const bool goes = i < c.count && (equal ? r == least : r < least);
+        int all;
+        const int at = evicted + flags_before(sh, goes, &all);
+        if (goes && at < most) fold[n + at] = c.h->C + i;
+        evicted = min(evicted + all, most);
+    }
+    return evicted;
+}
+
+/* Whatever the scores are, at most `room` tokens are salient afterwards, and no more
+ * are evicted than stay: lists are never longer than their room. */
 static __global__ void __launch_bounds__(THREADS)
     select_kernel(const __grid_constant__ leave_args a)
 {
@@ -145,7 +171,7 @@ static __global__ void __launch_bounds__(THREADS)
     const sti_cuda_session &s = a.session[session];
     const int first = leaving_chunk(a, s), C = h.C;
     if (first < 0) return;
-    const int count = s.sal_count[sel], select = s.room > 0 ? h.select : 0;
+    const int count = salient_tokens(s, sel), select = s.room > 0 ? h.select : 0;
     const candidates c = {&h, &s, sel, first, first % (2 * C), count};
     /* Of the chunk those stay that are among its best and, with the list, among the
      * best that there is room for. */
@@ -168,15 +194,11 @@ static __global__ void __launch_bounds__(THREADS)
             stay_list(l, C)[i - at] = i;
         folded += all;
     }
-    int evicted = 0;
-    for (int base = 0; full && base < count; base += THREADS) {
-        const int i = base + tid;
-        const bool goes = i < count && c.at(C + i) < least_of_all;
-        int all;
-        const int at = folded + evicted + flags_before(sh, goes, &all);
-        if (goes) fold_list(l)[at] = C + i;
-        evicted += all;
-    }
+    const int most = full ? max(0, count + C - folded - s.room) : 0;
+    int evicted = evict(c, sh, fold_list(l), folded, least_of_all, false, most);
+    if (evicted < most)
+        evicted += evict(c, sh, fold_list(l), folded + evicted, least_of_all, true,
+                         most - evicted);
     if (tid == 0) *l = leavers{folded + evicted, C - folded, evicted, 0};
 }
 
@@ -219,7 +241,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (first < 0) return;
     leavers *l = leavers_of(a, session, sel);
     const leavers n = *l;
-    const int count = s.sal_count[sel], *gone = fold_list(l) + n.fold - n.evicted;
+    const int count = salient_tokens(s, sel), *gone = fold_list(l) + n.fold - n.evicted;
     for (int i = warp; i < n.stay; i += WARPS) {
         const int token = stay_list(l, h.C)[i];
         const int slot = i < n.evicted ? gone[i] - h.C : count + i - n.evicted;

@@ -165,7 +165,7 @@ linear_sums(const sti_chunks &c, const tile_place &p, const warp_place &place,
         shared_address(queries) + (uint32_t)warp * 32 * D * 2, lane);
     const lane_address<D> down =
         lane_address<D>::by16(low + (uint32_t)warp * 32 * D * 2, lane);
-    const __half *means = c.mean + ((size_t)p.chunk * c.h.G + p.g) * (2 * D * D);
+    const __half *means = c.mean + ((size_t)p.chunk * c.h.S + p.g) * (2 * D * D);
 
     load_rows<D>(high, means, 2 * KEYS);
     float u[2][D / 8][4], qq[4];

@@ -160,36 +160,6 @@ softmax_sums(const sti_chunks &c, const tile_place &p, const warp_place &place,
 /* ---- Output -------------------------------------------------------------------------
  */
 
-/* What the settings make of the two terms for one query head, as ops/hybrid.h and the
- * reference have it; exponents in powers of two. */
-typedef struct head_terms {
-    float alpha;  /* with the shift of state_cap */
-    float factor; /* log2 of the window factor */
-    bool linear;  /* something is folded */
-    bool apart;   /* window scaling: the linear term waits in y */
-    float unit;   /* what undoes state_scale */
-} head_terms;
-
-static __device__ __forceinline__ head_terms terms_of(const sti_chunks &c, int g,
-                                                      int leaves, int head)
-{
-    head_terms t;
-    const int64_t n = folded_after(c, g, leaves);
-    t.linear = c.h.has_linear && n > 0;
-    t.apart = t.linear && c.h.la_scale == STI_SCALE_WINDOW;
-    t.alpha = c.h.alpha ? c.h.alpha[head] : 0;
-    if (c.h.state_cap > 0 && n > c.h.state_cap)
-        t.alpha += logf((float)c.h.state_cap / (float)n);
-    t.alpha *= log2_e;
-    t.factor = 0;
-    if (c.h.window_factor) {
-        const float x = c.h.window_logit ? c.h.window_logit[head] : -2.1972246f;
-        t.factor = -log2f(1 + expf(-x)); /* start: sigmoid^-1(0.1) */
-    }
-    t.unit = t.linear ? 1 / state_scale(c, n) : 1;
-    return t;
-}
-
 /* Element offset of column 0 of row i of this lane in q, y and gate, or false. */
 static __device__ __forceinline__ bool output_at(const sti_chunks &c,
                                                  const tile_place &p,
@@ -288,7 +258,7 @@ static __global__ void __launch_bounds__(THREADS, 2) output_kernel(const sti_chu
     block_notes *notes = (block_notes *)(z + 2 * D);
     uint16_t *list = (uint16_t *)(notes + 1);
     const int warp = (int)threadIdx.x >> 5;
-    if (threadIdx.x == 0) notes->place = place_of(c, (int)blockIdx.x, (int)blockIdx.y);
+    if (threadIdx.x == 0) notes->place = place_of(c, (int)blockIdx.x, (int)blockIdx.y, KEYS);
     __syncthreads();
     const tile_place &p = notes->place;
     if (p.first >= p.end || p.first + p.rows <= p.begin) return;
@@ -301,7 +271,7 @@ static __global__ void __launch_bounds__(THREADS, 2) output_kernel(const sti_chu
 
     list_keys(c, p, list);
     for (int i = (int)threadIdx.x; linear && i < 2 * D; i += THREADS)
-        z[i] = c.z[((size_t)p.chunk * c.h.G + p.g) * (2 * D) + i];
+        z[i] = c.z[((size_t)p.chunk * c.h.S + p.g) * (2 * D) + i];
     load_queries<D>(c, p, shared);
 
     warp_sums<D> w;
@@ -341,7 +311,7 @@ static still_status launch(cudaStream_t stream, const sti_chunks *c, still_error
         (ROWS + 4 * KEYS) * D * 2 + 2 * D * 4 + (int)sizeof(block_notes) + keys * 2;
     const int per = heads_of_block(c->h);
     const int blocks = (c->h.group + per - 1) / per;
-    const dim3 grid((unsigned)(c->h.G * blocks),
+    const dim3 grid((unsigned)(c->h.S * blocks),
                     (unsigned)(c->n_chunks * tiles_of_chunk(c->h)));
     STI_CUDA(cudaFuncSetAttribute(output_kernel<D>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
@@ -354,5 +324,7 @@ static still_status launch(cudaStream_t stream, const sti_chunks *c, still_error
 extern "C" still_status sti_chunks_output(cudaStream_t stream, const sti_chunks *c,
                                           still_error *err)
 {
+    if (sti_chunks_output_hopper_runs(c))
+        return sti_chunks_output_hopper(stream, c, err);
     return c->h.D == 128 ? launch<128>(stream, c, err) : launch<64>(stream, c, err);
 }

@@ -73,6 +73,13 @@ template <typename KV, int VEC_, int LANES_, int CHUNKS_> struct key_layout {
     typedef packed<KV, VEC_> pack;
 };
 
+/* Queries lie in shared memory as they are. */
+template <typename KV, int VEC, int LANES, int CHUNKS, int HEADS>
+STI_DEVICE void ready_queries(key_layout<KV, VEC, LANES, CHUNKS>,
+                              step_shared<KV, HEADS> &, const float (*)[MAX_D])
+{
+}
+
 template <typename Layout, typename KV>
 STI_DEVICE void load_row(typename Layout::pack *to, const KV *row, bool wanted, int D)
 {

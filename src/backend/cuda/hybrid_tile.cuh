@@ -21,7 +21,7 @@ template <int D> struct warp_sums {
 /* ---- Which queries, which keys -----------------------------------------------------
  */
 
-/* Heads of a kv head that one block takes: whole chunks of them, 32 rows at least. */
+/* Heads of a selection head that one block takes: whole chunks of them, 32 rows at least. */
 static __host__ __device__ __forceinline__ int heads_of_block(const sti_cuda_shape &h)
 {
     if (h.C % 32 != 0 || h.C >= ROWS) return 1;
@@ -35,7 +35,7 @@ static __host__ __device__ __forceinline__ int tiles_of_chunk(const sti_cuda_sha
 
 /* Token rows count from c.base. */
 typedef struct tile_place {
-    int g, chunk;    /* kv head; index of the chunk in the piece */
+    int g, chunk;    /* selection head; index of the chunk in the piece */
     int head, heads; /* the block's first query head, and how many it has */
     int first, rows; /* token row of query 0; queries of a head */
     int begin, end;  /* token rows that are in the piece */
@@ -45,12 +45,13 @@ typedef struct tile_place {
     int window_tiles, tiles;
 } tile_place;
 
-/* Block (x, y) of the grid. */
-static __device__ __forceinline__ tile_place place_of(const sti_chunks &c, int x, int y)
+/* Block (x, y) of the grid; keys come in tiles of `keys`. */
+static __device__ __forceinline__ tile_place place_of(const sti_chunks &c, int x, int y,
+                                                      int keys)
 {
     tile_place p;
     const int C = c.h.C, per = heads_of_block(c.h), split = tiles_of_chunk(c.h);
-    const int blocks = (c.h.group + per - 1) / per; /* of a kv head */
+    const int blocks = (c.h.group + per - 1) / per; /* of a selection head */
     p.g = x / blocks;
     const int first_head = x % blocks * per;
     p.head = p.g * c.h.group + first_head;
@@ -66,8 +67,8 @@ static __device__ __forceinline__ tile_place place_of(const sti_chunks &c, int x
     p.leaves = leaves_until(c, c.first_chunk + p.chunk);
     p.salient = salient_after(c, p.g, p.leaves);
     const int last = min(p.first + p.rows, p.end); /* keys from here on nobody sees */
-    p.window_tiles = (last - p.window + KEYS - 1) / KEYS;
-    p.tiles = p.window_tiles + (p.salient + KEYS - 1) / KEYS;
+    p.window_tiles = (last - p.window + keys - 1) / keys;
+    p.tiles = p.window_tiles + (p.salient + keys - 1) / keys;
     return p;
 }
 
@@ -98,6 +99,39 @@ static __device__ __forceinline__ bool wanted(const tile_place &p, int t)
 static __device__ __forceinline__ int lane_row(int i, int lane)
 {
     return (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+}
+
+/* ---- Terms ------------------------------------------------------------------------
+ */
+
+/* What the settings make of the two terms for one query head, as ops/hybrid.h and the
+ * reference have it; exponents in powers of two. */
+typedef struct head_terms {
+    float alpha;  /* with the shift of state_cap */
+    float factor; /* log2 of the window factor */
+    bool linear;  /* something is folded */
+    bool apart;   /* window scaling: the linear term waits in y */
+    float unit;   /* what undoes state_scale */
+} head_terms;
+
+static __device__ __forceinline__ head_terms terms_of(const sti_chunks &c, int g,
+                                                      int leaves, int head)
+{
+    head_terms t;
+    const int64_t n = folded_after(c, g, leaves);
+    t.linear = c.h.has_linear && n > 0;
+    t.apart = t.linear && c.h.la_scale == STI_SCALE_WINDOW;
+    t.alpha = c.h.alpha ? c.h.alpha[head] : 0;
+    if (c.h.state_cap > 0 && n > c.h.state_cap)
+        t.alpha += logf((float)c.h.state_cap / (float)n);
+    t.alpha *= log2_e;
+    t.factor = 0;
+    if (c.h.window_factor) {
+        const float x = c.h.window_logit ? c.h.window_logit[head] : -2.1972246f;
+        t.factor = -log2f(1 + expf(-x)); /* start: sigmoid^-1(0.1) */
+    }
+    t.unit = t.linear ? 1 / state_scale(c, n) : 1;
+    return t;
 }
 
 /* ---- Loading ------------------------------------------------------------------------
@@ -139,7 +173,7 @@ static __device__ __forceinline__ void list_keys(const sti_chunks &c,
                                                  const tile_place &p, uint16_t *list)
 {
     const int window = p.window_tiles * KEYS;
-    const size_t last = (size_t)(p.leaves - 1) * c.h.G + p.g;
+    const size_t last = (size_t)(p.leaves - 1) * c.h.S + p.g;
     for (int i = (int)threadIdx.x; i < p.tiles * KEYS; i += THREADS) {
         int row = c.room + min(p.window + i, p.end - 1);
         if (i >= window) {

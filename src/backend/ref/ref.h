@@ -3,6 +3,7 @@
 #ifndef STI_BACKEND_REF_REF_H
 #define STI_BACKEND_REF_REF_H
 
+#include "base/pool.h"
 #include "ops/ops.h"
 
 struct sti_dev {
