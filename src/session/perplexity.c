@@ -44,17 +44,15 @@ static still_status count(tally *t, const float *logprob, size_t at, int n, floa
 static still_status score_first(still_session *s, int32_t tok, float *logprob,
                                 still_error *err)
 {
-    still_model *m = s->model;
-    int32_t top;
-    STI_TRY(sti_model_check_tokens(m, &tok, 1, err));
-    return m->be->logprob(m->dev,
-                          &(sti_logprob_args){.logits = s->logits,
-                                              .target = &tok,
-                                              .M = 1,
-                                              .V = m->cfg.vocab,
-                                              .logprob = logprob,
-                                              .top = &top},
-                          err);
+    const int vocab = s->model->cfg.vocab;
+    const float *x = s->logits;
+    STI_TRY(sti_model_check_tokens(s->model, &tok, 1, err));
+    float top = x[0];
+    for (int i = 1; i < vocab; i++) top = x[i] > top ? x[i] : top;
+    double sum = 0;
+    for (int i = 0; i < vocab; i++) sum += exp((double)x[i] - (double)top);
+    *logprob = (float)((double)x[tok] - (double)top - log(sum));
+    return STILL_OK;
 }
 
 static still_status piece(still_session *s, tally *t, const int32_t *ids, size_t at,

@@ -1,40 +1,47 @@
 /* hybrid_chunks.c - the chunk-parallel form of the hybrid operator: which settings it
  * takes, its scratch, and the order of its kernels (hybrid_chunks.h).
  *
- * A call is cut into pieces of STI_CHUNKS_PIECE tokens, so that scratch is bounded and
+ * A call is cut into pieces (piece_of), so that scratch is bounded and
  * what one kernel leaves for the next is still in the second-level cache. The carried
  * state makes pieces invisible in the result. */
 #include "backend/cuda/hybrid_chunks.h"
 
 bool sti_cuda_chunks_supported(const sti_cuda_shape *h)
 {
-    return h->half_kv && h->has_window && !h->per_head && !h->raw_features &&
+    return h->half_kv && h->has_window && !h->raw_features &&
            h->position_cap == 0 && h->map == STI_MAP_SOFTMAX && h->F == h->D &&
            (h->D == 64 || h->D == 128) && h->C % 16 == 0 && h->C >= 16 &&
            h->C <= STI_CHUNKS_MAX_C && h->score != STI_SCORE_RECEIVED && h->cap >= 0 &&
            h->cap <= STI_CHUNKS_MAX_CAP && h->select >= 0 && h->select <= h->C;
 }
 
+/* Tokens taken at once: the more selection heads, the fewer, since each has states. */
+static int piece_of(const sti_cuda_shape *h, int T)
+{
+    const int most = STI_CHUNKS_PIECE / (h->S / h->G);
+    return T < most ? T : most;
+}
+
 /* Lays the scratch of a piece of at most T tokens out; counts if s has no base. */
 static void carve(sti_carve *s, sti_chunks *c, int T)
 {
     const sti_cuda_shape *h = &c->h;
-    const size_t G = (size_t)h->G, D = (size_t)h->D, P = (size_t)h->P, C = (size_t)h->C;
+    const size_t S = (size_t)h->S, D = (size_t)h->D, P = (size_t)h->P, C = (size_t)h->C;
     const size_t leaves = ((size_t)T + C - 1) / C, chunks = leaves + 1;
-    const size_t maps = h->has_linear ? D * D : 0, states = h->has_linear ? G * P : 0;
+    const size_t maps = h->has_linear ? D * D : 0, states = h->has_linear ? S * P : 0;
     /* From base on: two chunks before the first token's at most, and its own part. */
     c->rows = c->room + T + 2 * h->C;
-    c->k = sti_carve_take(s, G * (size_t)c->rows * D, sizeof *c->k);
-    c->v = sti_carve_take(s, G * (size_t)c->rows * D, sizeof *c->v);
-    c->score = sti_carve_take(s, G * (size_t)c->rows, sizeof *c->score);
+    c->k = sti_carve_take(s, S * (size_t)c->rows * D, sizeof *c->k);
+    c->v = sti_carve_take(s, S * (size_t)c->rows * D, sizeof *c->v);
+    c->score = sti_carve_take(s, S * (size_t)c->rows, sizeof *c->score);
     c->map_q = sti_carve_take(s, (size_t)h->H * maps, sizeof *c->map_q);
-    c->map_k = sti_carve_take(s, G * maps, sizeof *c->map_k);
-    c->count = sti_carve_take(s, G, sizeof *c->count);
-    c->folded = sti_carve_take(s, G, sizeof *c->folded);
+    c->map_k = sti_carve_take(s, S * maps, sizeof *c->map_k);
+    c->count = sti_carve_take(s, S, sizeof *c->count);
+    c->folded = sti_carve_take(s, S, sizeof *c->folded);
     c->candidate =
-        sti_carve_take(s, leaves * G * (size_t)c->select, sizeof *c->candidate);
-    c->salient = sti_carve_take(s, leaves * G * (size_t)c->room, sizeof *c->salient);
-    c->fold = sti_carve_take(s, leaves * G * C, sizeof *c->fold);
+        sti_carve_take(s, leaves * S * (size_t)c->select, sizeof *c->candidate);
+    c->salient = sti_carve_take(s, leaves * S * (size_t)c->room, sizeof *c->salient);
+    c->fold = sti_carve_take(s, leaves * S * C, sizeof *c->fold);
     c->ds = sti_carve_take(s, leaves * states * D, sizeof *c->ds);
     c->dz = sti_carve_take(s, leaves * states, sizeof *c->dz);
     c->mean = sti_carve_take(s, chunks * states * D, sizeof *c->mean);
@@ -53,7 +60,7 @@ size_t sti_cuda_chunks_room(const sti_cuda_shape *h, int T)
 {
     sti_chunks c = describe(h);
     sti_carve s = {0};
-    carve(&s, &c, T < STI_CHUNKS_PIECE ? T : STI_CHUNKS_PIECE);
+    carve(&s, &c, piece_of(h, T));
     return s.used;
 }
 
@@ -102,12 +109,11 @@ still_status sti_cuda_hybrid_chunks(sti_dev *dev, const sti_cuda_shape *h,
     c.major = dev->major;
     c.sms = dev->sms;
     sti_carve s = {.base = room};
-    carve(&s, &c, T < STI_CHUNKS_PIECE ? T : STI_CHUNKS_PIECE);
+    carve(&s, &c, piece_of(h, T));
     const size_t q_row = (size_t)h->H * (size_t)h->D,
                  k_row = (size_t)h->G * (size_t)h->D;
     for (int done = 0; done < T; done += c.T) {
-        const int left = T - done,
-                  n = left < STI_CHUNKS_PIECE ? left : STI_CHUNKS_PIECE;
+        const int n = piece_of(h, T - done);
         const size_t at = (size_t)done;
         c.s = *session;
         c.s.q += at * q_row;

@@ -9,7 +9,8 @@
  *   output   queries of each chunk meet window, list and state hybrid_output.cu tail
  * window and list of the session after the piece             hybrid_pack.cu
  *
- * Rows of a kv head's keys, values and scores: first the salient list as the session
+ * A selection head (S of them: kv heads, or with per_head query heads, which then each
+ * have a copy of their keys) has rows of keys, values and scores: first the salient list as the session
  * brought it ([0, room)), then tokens in order, position `base` at row `room`. base
  * begins a chunk, the oldest that the piece needs: the chunk before that of token
  * pos - 1, and the session's ring holds all from there on.
@@ -28,7 +29,7 @@ extern "C" {
 #endif
 
 enum {
-    STI_CHUNKS_PIECE = 8192, /* tokens taken at once; bounds the scratch */
+    STI_CHUNKS_PIECE = 8192, /* tokens taken at once, at most; bounds the scratch */
     STI_CHUNKS_MAX_C = 256,
     STI_CHUNKS_MAX_CAP = 1024
 };
@@ -48,19 +49,19 @@ typedef struct sti_chunks {
     int first_chunk, n_chunks; /* those that queries are in */
     int first_leave, n_leaves;
     int select, room; /* both 0 if one of them is */
-    int rows;         /* of a kv head: room for the list and the tokens from base on */
+    int rows;         /* of a selection head: room for the list and the tokens from base on */
     /* Scratch. L leaves, N chunks, both at most. */
-    sti_chunks_half *k, *v;         /* [G, rows, D] */
-    float *score;                   /* [G, rows] */
-    sti_chunks_half *map_q, *map_k; /* [H, D, D], [G, D, D] or NULL */
-    int32_t *count;                 /* [G]: salient tokens before the piece */
-    int64_t *folded;                /* [G]: folded tokens before the piece */
-    uint64_t *candidate;            /* [L, G, select]: selected tokens, best first */
-    int32_t *salient; /* [L, G, room]: rows of the list after a leave, best first */
-    int32_t *fold;    /* [L, G, C]: rows folded at a leave */
-    float *ds, *dz;   /* [L, G, P, D], [L, G, P]: what a leave adds to the state */
-    sti_chunks_half *mean; /* [N, G, P, D]: s / z, for the queries of a chunk */
-    float *z;              /* [N, G, P]: z times state_scale */
+    sti_chunks_half *k, *v;         /* [S, rows, D] */
+    float *score;                   /* [S, rows] */
+    sti_chunks_half *map_q, *map_k; /* [H, D, D], [S, D, D] or NULL */
+    int32_t *count;                 /* [S]: salient tokens before the piece */
+    int64_t *folded;                /* [S]: folded tokens before the piece */
+    uint64_t *candidate;            /* [L, S, select]: selected tokens, best first */
+    int32_t *salient; /* [L, S, room]: rows of the list after a leave, best first */
+    int32_t *fold;    /* [L, S, C]: rows folded at a leave */
+    float *ds, *dz;   /* [L, S, P, D], [L, S, P]: what a leave adds to the state */
+    sti_chunks_half *mean; /* [N, S, P, D]: s / z, for the queries of a chunk */
+    float *z;              /* [N, S, P]: z times state_scale */
 } sti_chunks;
 
 /* Each queues its part of the piece. */
@@ -83,12 +84,17 @@ still_status sti_chunks_tail(cudaStream_t, const sti_chunks *, still_error *);
 /* ---- Counting ---------------------------------------------------------------------
  */
 
+/* The kv head of a selection head. */
+static __device__ __forceinline__ int kv_head(const sti_chunks &c, int g)
+{
+    return g / (c.h.S / c.h.G);
+}
 /* Leaves that a query of this chunk has behind it. */
 static __device__ __forceinline__ int leaves_until(const sti_chunks &c, int chunk)
 {
     return min(max(chunk - c.first_leave + 1, 0), c.n_leaves);
 }
-/* Salient tokens of kv head g after n leaves. */
+/* Salient tokens of selection head g after n leaves. */
 static __device__ __forceinline__ int salient_after(const sti_chunks &c, int g, int n)
 {
     const int64_t wanted = c.count[g] + (int64_t)c.select * n;

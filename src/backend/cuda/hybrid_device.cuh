@@ -88,6 +88,11 @@ template <> struct packed<float, 4> {
     {
         raw = *reinterpret_cast<const float4 *>(p);
     }
+    /* What other blocks of the launch have written. */
+    __device__ __forceinline__ void load_shared_by_all(const float *p)
+    {
+        raw = __ldcg(reinterpret_cast<const float4 *>(p));
+    }
     __device__ __forceinline__ void widen(float *x) const
     {
         x[0] = raw.x;
@@ -105,6 +110,10 @@ template <typename KV> struct packed<KV, 1> {
     __device__ __forceinline__ void load(const KV *p)
     {
         raw = *p;
+    }
+    __device__ __forceinline__ void load_shared_by_all(const KV *p)
+    {
+        raw = __ldcg(p);
     }
     __device__ __forceinline__ void widen(float *x) const
     {

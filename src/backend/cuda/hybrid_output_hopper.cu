@@ -23,12 +23,13 @@ namespace
 enum { DIMS = 128, WORDS = DIMS / 8, TILE_ROWS = 128, FEATURES = 2 * DIMS };
 enum { WARPS = 12, MULTIPLYING = 8, COPYING = 2, FETCHING = 2 };
 enum { RING = 5, JOBS = 2 };
+static_assert(FETCHING * 32 * 4 == FEATURES, "a thread fetches four numbers of z");
 
 /* What a job's threads know of it; its queries lie elsewhere. */
 struct job {
     tile_place place;
     head_terms terms[2]; /* of its heads */
-    float z[FEATURES];
+    alignas(16) float z[FEATURES];
 };
 
 /* Shared memory, after the tiles of the ring and the queries. */
@@ -110,11 +111,27 @@ static __device__ __forceinline__ void copy_tile(room &r, const source &s)
     r.tile.next();
 }
 
-static __device__ __forceinline__ source keys_of(const sti_chunks &c,
-                                                 const tile_place &p, const __half *x,
-                                                 int j)
+/* Tiles of a job that belong to its linear term: maps, means. */
+static __device__ __forceinline__ int linear_tiles(const sti_chunks &c,
+                                                   const tile_place &p, bool linear)
 {
-    source s = {x + (size_t)p.g * c.rows * DIMS, NULL, 0, 0};
+    return linear ? (c.h.map_q ? p.heads : 0) + 2 : 0;
+}
+
+/* Tile n of a job, `linear` of which belong to the linear term. */
+static __device__ __forceinline__ source source_of(const sti_chunks &c,
+                                                   const tile_place &p, int linear,
+                                                   int n)
+{
+    if (n < linear - 2)
+        return {c.map_q + (size_t)(p.head + n) * DIMS * DIMS, NULL, 0, DIMS - 1};
+    if (n < linear)
+        return {c.mean + ((size_t)p.chunk * c.h.S + p.g) * (FEATURES * DIMS), NULL,
+                (n - linear + 2) * DIMS, FEATURES - 1};
+    n -= linear; /* K0 K1 V0 K2 V1 ... V */
+    const bool values = (n > 0 && n % 2 == 0) || n == 2 * p.tiles - 1;
+    const int j = values ? (n - 1) / 2 : (n + 1) / 2;
+    source s = {(values ? c.v : c.k) + (size_t)p.g * c.rows * DIMS, NULL, 0, 0};
     if (j < p.window_tiles) {
         s.first = c.room + p.window + j * TILE_ROWS;
         s.last = c.room + p.end - 1;
@@ -127,49 +144,41 @@ static __device__ __forceinline__ source keys_of(const sti_chunks &c,
     return s;
 }
 
-static __device__ void copy_tiles(const sti_chunks &c, room &r, int n_jobs)
+static __device__ __forceinline__ void copy_tiles(const sti_chunks &c, room &r,
+                                                  int n_jobs)
 {
     const int across = jobs_across(c);
     for (int i = (int)blockIdx.x; i < n_jobs; i += (int)gridDim.x) {
         const tile_place p = place_of(c, i % across, i / across, TILE_ROWS);
-        if (c.h.has_linear && folded_after(c, p.g, p.leaves) > 0) {
-            for (int n = 0; c.h.map_q && n < p.heads; n++)
-                copy_tile(r, {c.map_q + (size_t)(p.head + n) * DIMS * DIMS, NULL, 0,
-                              DIMS - 1});
-            const __half *mean =
-                c.mean + ((size_t)p.chunk * c.h.S + p.g) * (FEATURES * DIMS);
-            copy_tile(r, {mean, NULL, 0, FEATURES - 1});
-            copy_tile(r, {mean, NULL, DIMS, FEATURES - 1});
-        }
-        copy_tile(r, keys_of(c, p, c.k, 0));
-        for (int j = 0; j < p.tiles; j++) {
-            if (j + 1 < p.tiles) copy_tile(r, keys_of(c, p, c.k, j + 1));
-            copy_tile(r, keys_of(c, p, c.v, j));
-        }
+        const int linear = linear_tiles(
+            c, p, c.h.has_linear && folded_after(c, p.g, p.leaves) > 0);
+        for (int n = 0; n < linear + 2 * p.tiles; n++)
+            copy_tile(r, source_of(c, p, linear, n));
     }
 }
 
-/* Eight elements of query row `row` of the tile, halves; those of other pieces are 0.
- */
-static __device__ __forceinline__ const float4 *query_at(const sti_chunks &c,
-                                                         const tile_place &p, int row,
-                                                         int word)
+/* The queries of a job, rows of `heads` heads one after the other. */
+struct queries_of {
+    int two;      /* heads, but one */
+    int from, to; /* rows of a head that are in this piece */
+    int base;     /* where row 0 is in q and the gate, in units of 8 floats */
+};
+
+/* Where row `row` of the tile is, in units of 8 floats; -1: not in this piece. */
+static __device__ __forceinline__ int query_at(const queries_of &q, int H, int row)
 {
-    const int head = p.heads > 1 ? row / p.rows : 0;
-    const int t = p.first + row - head * p.rows;
-    if (head >= p.heads || !wanted(p, t)) return NULL;
-    const size_t at = (size_t)(t - p.begin) * c.h.H + p.head + head;
-    return (const float4 *)(c.s.q + at * DIMS + word * 8);
+    const int head = q.two ? row >> 6 : 0, within = q.two ? row & 63 : row;
+    if (within < q.from || within >= q.to) return -1;
+    return q.base + (within * H + head) * WORDS;
 }
 
-/* The line of the gate that belongs to a query's is asked for: it is needed soon. */
-static __device__ __forceinline__ void expect_gate(const sti_chunks &c, const float4 *q)
+/* The line at p will be needed soon. */
+static __device__ __forceinline__ void expect(const float *p)
 {
-    const float *at = c.s.gate + ((const float *)q - c.s.q);
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-static __device__ void fetch_jobs(const sti_chunks &c, room &r, int n_jobs)
+static __device__ __forceinline__ void fetch_jobs(const sti_chunks &c, room &r, int n_jobs)
 {
     enum { THREADS_HERE = FETCHING * 32, STEP = THREADS_HERE / WORDS, AHEAD = 4 };
     const int tid = (int)threadIdx.x - (WARPS - FETCHING) * 32;
@@ -177,26 +186,39 @@ static __device__ void fetch_jobs(const sti_chunks &c, room &r, int n_jobs)
     const int across = jobs_across(c);
     const bool gated = c.h.gate && c.s.gate && c.h.has_linear;
     for (int i = (int)blockIdx.x; i < n_jobs; i += (int)gridDim.x) {
-        const tile_place p = place_of(c, i % across, i / across, TILE_ROWS);
         job &to = r.n->jobs[r.job.at];
         unsigned char *tile = r.bytes + (RING + r.job.at) * TILE;
         wait_for(&r.n->job_done[r.job.at], r.job.round ^ 1);
-        if (tid == 0) to.place = p;
-        if (tid < p.heads) to.terms[tid] = terms_of(c, p.g, p.leaves, p.head + tid);
-        if (c.h.has_linear && tid < FEATURES / 4)
-            ((float4 *)to.z)[tid] =
-                ((const float4 *)(c.z + ((size_t)p.chunk * c.h.S + p.g) *
-                                            FEATURES))[tid];
+        queries_of of;
+        {
+            const tile_place p = place_of(c, i % across, i / across, TILE_ROWS);
+            if (tid == 0) to.place = p;
+            if (tid < p.heads) to.terms[tid] = terms_of(c, p.g, p.leaves, p.head + tid);
+            if (c.h.has_linear)
+                ((float4 *)to.z)[tid] =
+                    ((const float4 *)(c.z + ((size_t)p.chunk * c.h.S + p.g) *
+                                                FEATURES))[tid];
+            of.two = p.heads - 1;
+            of.from = p.begin - p.first;
+            of.to = min(p.rows, p.end - p.first);
+            of.base = ((p.first - p.begin) * c.h.H + p.head) * WORDS + word;
+        }
+#pragma unroll 1
+        for (int row = row0; gated && row < TILE_ROWS; row += STEP) {
+            const int at = query_at(of, c.h.H, row);
+            if (at >= 0 && word % 4 == 0) expect(c.s.gate + (size_t)at * 8);
+        }
 #pragma unroll 1
         for (int row = row0; row < TILE_ROWS; row += AHEAD * STEP) {
             float4 x[AHEAD][2];
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
-                const float4 *q = query_at(c, p, row + k * STEP, word);
-                const float4 none = make_float4(0, 0, 0, 0);
-                x[k][0] = q ? q[0] : none;
-                x[k][1] = q ? q[1] : none;
-                if (gated && q && word % 4 == 0) expect_gate(c, q);
+                const int at = query_at(of, c.h.H, row + k * STEP);
+                x[k][0] = x[k][1] = make_float4(0, 0, 0, 0);
+                if (at < 0) continue;
+                const float4 *q = (const float4 *)c.s.q + (size_t)at * 2;
+                x[k][0] = q[0];
+                x[k][1] = q[1];
             }
 #pragma unroll
             for (int k = 0; k < AHEAD; k++)
@@ -456,6 +478,7 @@ static __device__ __forceinline__ void linear_sums(const sti_chunks &c, const jo
     r.tile.next();
     const int second = r.tile.at;
     mean = wait_tile(r);
+    products_begin();
     multiply_values(o, down, mean);
     r.tile.next();
     const bool gated = c.h.gate && c.s.gate;
@@ -588,6 +611,7 @@ static __device__ __forceinline__ void softmax_sums(const sti_chunks &c, const j
         r.tile.next();
         const int value_place = r.tile.at;
         const uint32_t values = wait_tile(r);
+        products_begin();
         multiply_values(o, w, values);
         r.tile.next();
         products_wait<1>();
@@ -601,8 +625,6 @@ static __device__ __forceinline__ void softmax_sums(const sti_chunks &c, const j
         scale_sums(o, keep);
         pack_weights(w, x);
     }
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) arrive(&r.n->job_done[r.job.at]);
     const uint32_t values = wait_tile(r);
     pin(o);
     products_begin();
@@ -613,19 +635,20 @@ static __device__ __forceinline__ void softmax_sums(const sti_chunks &c, const j
     r.tile.next();
 }
 
-static __device__ __forceinline__ void store_output(const sti_chunks &c,
-                                                    const tile_place &p,
+static __device__ __forceinline__ void store_output(const sti_chunks &c, const job &b,
                                                     const share &s, const fragment &o,
-                                                    bool apart, float keep,
                                                     const float *waiting)
 {
+    const head_terms &terms = b.terms[s.head];
+    const bool apart = terms.apart;
+    const float keep = apart ? exp2_fast(-fmaxf(terms.alpha, 0)) : 1;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float den = quad_sum(s.den[h]) * keep + c.h.den_eps;
         if (apart) den += waiting[s.row + 8 * h];
         const float part = 1 / fmaxf(den, 1.17549435e-38f);
         size_t at;
-        if (!output_at(c, p, s, h, &at)) continue;
+        if (!output_at(c, b.place, s, h, &at)) continue;
 #pragma unroll
         for (int n = 0; n < DIMS / 8; n++) {
             float2 *to = (float2 *)(c.s.y + at + n * 8);
@@ -640,30 +663,25 @@ static __device__ __forceinline__ void multiply_job(const sti_chunks &c, room &r
 {
     const job &b = r.n->jobs[r.job.at];
     wait_for(&r.n->job_here[r.job.at], r.job.round);
-    /* The place is taken along: others may have the next job's before we have stored.
-     */
-    const tile_place p = b.place;
+    const tile_place &p = b.place;
     share s = share_of(p);
     s.queries = r.queries + (uint32_t)r.job.at * TILE + (threadIdx.x >> 7) * 64 * 128;
     s.q = r.bytes + (RING + r.job.at) * TILE;
     const bool linear = c.h.has_linear && b.terms[0].linear;
     if (s.idle) {
-        const int maps = c.h.map_q ? p.heads : 0;
-        for (int n = 2 * p.tiles + (linear ? maps + 2 : 0); n > 0; n--) skip_tile(r);
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0) arrive(&r.n->job_done[r.job.at]);
-        return;
-    }
-    const bool apart = b.terms[s.head].apart;
-    const float keep = apart ? exp2_fast(-fmaxf(b.terms[s.head].alpha, 0)) : 1;
-    fragment o, x;
+        for (int n = linear_tiles(c, p, linear) + 2 * p.tiles; n > 0; n--) skip_tile(r);
+    } else {
+        fragment o, x;
 #pragma unroll
-    for (int i = 0; i < 64; i++) o[i] = x[i] = 0;
-    s.top[0] = s.top[1] = -INFINITY;
-    s.den[0] = s.den[1] = 0;
-    if (linear) linear_sums(c, b, r, s, o, x);
-    softmax_sums(c, b, r, s, o, x);
-    store_output(c, p, s, o, apart, keep, r.n->waiting);
+        for (int i = 0; i < 64; i++) o[i] = x[i] = 0;
+        s.top[0] = s.top[1] = -INFINITY;
+        s.den[0] = s.den[1] = 0;
+        if (linear) linear_sums(c, b, r, s, o, x);
+        softmax_sums(c, b, r, s, o, x);
+        store_output(c, b, s, o, r.n->waiting);
+    }
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) arrive(&r.n->job_done[r.job.at]);
 }
 
 /* ---- Kernel -----------------------------------------------------------------------

@@ -20,10 +20,10 @@ static __device__ __forceinline__ uint4 eight_halves(const float *x)
     return pack_half8(p[0], p[1]);
 }
 
-/* Eight elements of a row of k and v, by thread; grid (rows, kv heads). */
+/* Eight elements of a row of k and v, by thread; grid (rows, selection heads). */
 static __global__ void __launch_bounds__(THREADS) pack_kernel(const sti_chunks c)
 {
-    const int g = (int)blockIdx.y, G = c.h.G, D = c.h.D, units = D / 8;
+    const int g = (int)blockIdx.y, kv = kv_head(c, g), D = c.h.D, units = D / 8;
     const int i = (int)(blockIdx.x * THREADS + threadIdx.x);
     const int row = i / units, unit = i % units, window = 2 * c.h.C;
     if (i == 0) {
@@ -35,18 +35,19 @@ static __global__ void __launch_bounds__(THREADS) pack_kernel(const sti_chunks c
 
     uint4 k, v;
     if (position >= c.pos) {
-        const size_t at = ((size_t)(position - c.pos) * G + g) * D + unit * 8;
+        const size_t at = ((size_t)(position - c.pos) * c.h.G + kv) * D + unit * 8;
         k = eight_halves(c.s.k + at);
         v = eight_halves(c.s.v + at);
     } else {
         const bool listed = row < c.room;
         const size_t slot =
-            listed ? (size_t)g * c.room + row : (size_t)g * window + position % window;
+            listed ? (size_t)g * c.room + row : (size_t)kv * window + position % window;
         const size_t at = slot * units + unit;
         k = ((const uint4 *)(listed ? c.s.sal_k : c.s.win_k))[at];
         v = ((const uint4 *)(listed ? c.s.sal_v : c.s.win_v))[at];
         if (!listed && unit == 0)
-            c.score[(size_t)g * c.rows + row] = c.s.win_score[slot];
+            c.score[(size_t)g * c.rows + row] =
+                c.s.win_score[(size_t)g * window + position % window];
     }
     const size_t to = ((size_t)g * c.rows + row) * units + unit;
     ((uint4 *)c.k)[to] = k;
@@ -75,12 +76,12 @@ extern "C" still_status sti_chunks_pack(cudaStream_t stream, const sti_chunks *c
                                         still_error *err)
 {
     const int rows = c->room + c->pos + c->T - c->base;
-    const dim3 grid(blocks_of((int64_t)rows * (c->h.D / 8)), (unsigned)c->h.G);
+    const dim3 grid(blocks_of((int64_t)rows * (c->h.D / 8)), (unsigned)c->h.S);
     pack_kernel<<<grid, THREADS, 0, stream>>>(*c);
     STI_CUDA(cudaGetLastError(), "hybrid attention, rows");
     if (!c->h.has_linear) return STILL_OK;
     STI_TRY(narrow_map(stream, c->h.map_q, c->map_q, c->h.H, c->h.D, err));
-    return narrow_map(stream, c->h.map_k, c->map_k, c->h.G, c->h.D, err);
+    return narrow_map(stream, c->h.map_k, c->map_k, c->h.S, c->h.D, err);
 }
 
 /* ---- Out --------------------------------------------------------------------------
@@ -104,15 +105,17 @@ static __global__ void __launch_bounds__(THREADS) tail_kernel(const sti_chunks c
     if (item < tokens) {
         const int position = c.pos + c.T - tokens + item;
         row = window_row(c, position);
-        slot = (size_t)g * window + position % window;
+        if (unit == 0 && c.select > 0)
+            c.s.win_score[(size_t)g * window + position % window] =
+                c.score[(size_t)g * c.rows + row];
+        if (g % (c.h.S / c.h.G) != 0) return; /* one of those that share a window */
+        slot = (size_t)kv_head(c, g) * window + position % window;
         k = c.s.win_k;
         v = c.s.win_v;
-        if (unit == 0 && c.select > 0)
-            c.s.win_score[slot] = c.score[(size_t)g * c.rows + row];
     } else {
         const int at = item - tokens;
         if (c.n_leaves == 0 || at >= salient) return;
-        row = c.salient[((size_t)(c.n_leaves - 1) * c.h.G + g) * c.room + at];
+        row = c.salient[((size_t)(c.n_leaves - 1) * c.h.S + g) * c.room + at];
         slot = (size_t)g * c.room + at;
         k = c.s.sal_k;
         v = c.s.sal_v;
@@ -127,7 +130,7 @@ extern "C" still_status sti_chunks_tail(cudaStream_t stream, const sti_chunks *c
 {
     const int window = 2 * c->h.C, tokens = c->T < window ? c->T : window;
     const int64_t items = tokens + c->room;
-    const dim3 grid(blocks_of(items * (c->h.D / 8)), (unsigned)c->h.G);
+    const dim3 grid(blocks_of(items * (c->h.D / 8)), (unsigned)c->h.S);
     tail_kernel<<<grid, THREADS, 0, stream>>>(*c);
     STI_CUDA(cudaGetLastError(), "hybrid attention, window");
     return STILL_OK;

@@ -5,14 +5,15 @@
  *   score = (1 - p) log(1 - p) + p log((p + eps) / eps).
  * A block takes 128 queries and the C + 127 keys they can see, which stay in shared
  * memory while it goes through the query heads; so the mean is a sum in registers, in a
- * fixed order. Four warps of 32 queries; products with key tiles that none of a warp's
- * queries sees are left out. Tiles begin at positions that are multiples of 128
+ * fixed order. Eight warps of 16 queries (two blocks a processor, which
+ * hide each other's reads); products with key tiles that none of a warp's queries sees
+ * are left out. Tiles begin at positions that are multiples of 128
  * wherever the piece does, so a token's score does not depend on how a prompt was cut.
  * Bounded by tensor cores and the read of q. */
 #include "backend/cuda/hybrid_chunks.h"
 #include "backend/cuda/mma.cuh"
 
-enum { THREADS = 128, QUERIES = 128, KEYS = 64 };
+enum { THREADS = 256, QUERIES = 128, KEYS = 64 };
 
 static const float log2_e = 1.4426950408889634f;
 
@@ -22,18 +23,17 @@ static __host__ __device__ __forceinline__ int key_tiles(int C)
     return (C + QUERIES - 1 + KEYS - 1) / KEYS;
 }
 
-/* What a lane knows of its four rows: 16 i + 8 j + lane / 4 at index 2 i + j. Logits
- * are in powers of two. */
+/* What a lane knows of its two rows, 8 i + lane / 4. Logits are in powers of two. */
 typedef struct row_sums {
-    float top[4];    /* of the logits this lane has seen */
-    float others[4]; /* sum of 2^(logit - top), the token itself left out */
-    float self[4];   /* its own logit; -infinity in lanes that did not see it */
+    float top[2];    /* of the logits this lane has seen */
+    float others[2]; /* sum of 2^(logit - top), the token itself left out */
+    float self[2];   /* its own logit; -infinity in lanes that did not see it */
 } row_sums;
 
 static __device__ __forceinline__ void clear_sums(row_sums &r)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2; i++) {
         r.top[i] = r.self[i] = -INFINITY;
         r.others[i] = 0;
     }
@@ -41,14 +41,13 @@ static __device__ __forceinline__ void clear_sums(row_sums &r)
 
 /* Logits s of a warp's queries, the first at token row `query`, and 64 keys from token
  * row `key` on; rows below 0 are no tokens. */
-static __device__ __forceinline__ void add_logits(row_sums &r, float (&s)[2][8][4],
+static __device__ __forceinline__ void add_logits(row_sums &r, float (&s)[8][4],
                                                   int query, int key, int C,
                                                   float scale, int lane)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int mt = i >> 1, e = (i & 1) * 2;
-        const int t = query + mt * 16 + (i & 1) * 8 + (lane >> 2);
+    for (int i = 0; i < 2; i++) {
+        const int e = i * 2, t = query + i * 8 + (lane >> 2);
         const int first = max(t - C + 1, 0);
         float top = r.top[i];
 #pragma unroll
@@ -56,7 +55,7 @@ static __device__ __forceinline__ void add_logits(row_sums &r, float (&s)[2][8][
 #pragma unroll
             for (int x = 0; x < 2; x++) {
                 const int j = key + nt * 8 + (lane & 3) * 2 + x;
-                float &l = s[mt][nt][e + x];
+                float &l = s[nt][e + x];
                 l = j <= t && j >= first ? l * scale : -INFINITY;
                 top = fmaxf(top, l);
                 if (j == t) {
@@ -68,8 +67,7 @@ static __device__ __forceinline__ void add_logits(row_sums &r, float (&s)[2][8][
         float sum = r.others[i] * exp2_fast(r.top[i] - shift);
 #pragma unroll
         for (int nt = 0; nt < 8; nt++)
-            sum +=
-                exp2_fast(s[mt][nt][e] - shift) + exp2_fast(s[mt][nt][e + 1] - shift);
+            sum += exp2_fast(s[nt][e] - shift) + exp2_fast(s[nt][e + 1] - shift);
         r.top[i] = top;
         r.others[i] = sum;
     }
@@ -87,27 +85,22 @@ static __device__ __forceinline__ float finish_score(const row_sums &r, int i,
 }
 
 template <int D>
-static __device__ __forceinline__ void multiply(float (&s)[2][8][4],
-                                                const uint32_t (&q)[2][D / 16][4],
+static __device__ __forceinline__ void multiply(float (&s)[8][4],
+                                                const uint32_t (&q)[D / 16][4],
                                                 lane_address<D> keys, int tile)
 {
 #pragma unroll
-    for (int mt = 0; mt < 2; mt++)
+    for (int nt = 0; nt < 8; nt++)
 #pragma unroll
-        for (int nt = 0; nt < 8; nt++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[mt][nt][e] = 0;
+        for (int e = 0; e < 4; e++) s[nt][e] = 0;
 #pragma unroll
     for (int ks = 0; ks < D / 16; ks++)
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             uint32_t b[4];
             load_squares(b, keys.at(tile * KEYS + n * 16, ks));
-#pragma unroll
-            for (int mt = 0; mt < 2; mt++) {
-                mma(s[mt][2 * n], q[mt][ks], b[0], b[1]);
-                mma(s[mt][2 * n + 1], q[mt][ks], b[2], b[3]);
-            }
+            mma(s[2 * n], q[ks], b[0], b[1]);
+            mma(s[2 * n + 1], q[ks], b[2], b[3]);
         }
 }
 
@@ -123,7 +116,7 @@ static __global__ void __launch_bounds__(THREADS, 2) score_kernel(const sti_chun
     const int begin = c.pos - c.base, end = begin + c.T; /* rows count from base */
     const int first = (c.pos / QUERIES + (int)blockIdx.x) * QUERIES - c.base;
     const int first_key = first - C + 1;
-    const int query = first + (tid >> 5) * 32; /* of this warp */
+    const int query = first + (tid >> 5) * 16; /* of this warp */
     const uint32_t q_tile = shared_address(shared), k_tile = q_tile + QUERIES * D * 2;
 
     const __half *keys = c.k + ((size_t)g * c.rows + c.room) * D;
@@ -135,10 +128,10 @@ static __global__ void __launch_bounds__(THREADS, 2) score_kernel(const sti_chun
     copy_commit();
 
     const lane_address<D> q_at =
-        lane_address<D>::by16(q_tile + (uint32_t)(tid >> 5) * 32 * D * 2, lane);
+        lane_address<D>::by16(q_tile + (uint32_t)(tid >> 5) * 16 * D * 2, lane);
     const lane_address<D> k_at = lane_address<D>::by8(k_tile, lane);
     const float scale = c.h.scale * log2_e;
-    float mean[4] = {0, 0, 0, 0};
+    float mean[2] = {0, 0};
     for (int n = 0; n < c.h.group; n++) {
         const int head = g * c.h.group + n;
 #pragma unroll 4
@@ -151,30 +144,27 @@ static __global__ void __launch_bounds__(THREADS, 2) score_kernel(const sti_chun
         }
         copy_wait<0>();
         __syncthreads();
-        uint32_t q[2][D / 16][4];
+        uint32_t q[D / 16][4];
 #pragma unroll
-        for (int mt = 0; mt < 2; mt++)
-#pragma unroll
-            for (int ks = 0; ks < D / 16; ks++)
-                load_squares(q[mt][ks], q_at.at(mt * 16, ks));
+        for (int ks = 0; ks < D / 16; ks++) load_squares(q[ks], q_at.at(0, ks));
         __syncthreads(); /* the queries are in registers: the next may come */
 
         row_sums sums;
         clear_sums(sums);
         for (int tile = 0; tile < tiles; tile++) {
             const int key = first_key + tile * KEYS;
-            if (key > query + 31 || key + KEYS - 1 <= query - C) continue;
-            float s[2][8][4];
+            if (key > query + 15 || key + KEYS - 1 <= query - C) continue;
+            float s[8][4];
             multiply<D>(s, q, k_at, tile);
             add_logits(sums, s, query, key, C, scale, lane);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 2; i++)
             mean[i] += finish_score(sums, i, c.h.eps) / (float)c.h.group;
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int t = query + (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+    for (int i = 0; i < 2; i++) {
+        const int t = query + i * 8 + (lane >> 2);
         if ((lane & 3) == 0 && t >= begin && t < end)
             c.score[(size_t)g * c.rows + c.room + t] = mean[i];
     }
@@ -215,7 +205,7 @@ static __device__ float keynorm_score(const sti_chunks &c, int g, int row)
     return -sqrtf(sum);
 }
 
-/* Grid (tokens, kv heads). */
+/* Grid (tokens, selection heads). */
 static __global__ void __launch_bounds__(THREADS) plain_score_kernel(const sti_chunks c)
 {
     const int g = (int)blockIdx.y, i = (int)(blockIdx.x * THREADS + threadIdx.x);
@@ -234,7 +224,7 @@ static still_status launch(cudaStream_t stream, const sti_chunks *c, still_error
 {
     const int bytes = (QUERIES + key_tiles(c->h.C) * KEYS) * D * 2;
     const int last = (c->pos + c->T - 1) / QUERIES; /* tile of the last query */
-    const dim3 grid((unsigned)(last - c->pos / QUERIES + 1), (unsigned)c->h.G);
+    const dim3 grid((unsigned)(last - c->pos / QUERIES + 1), (unsigned)c->h.S);
     STI_CUDA(cudaFuncSetAttribute(score_kernel<D>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "hybrid attention, scores");
@@ -249,7 +239,7 @@ extern "C" still_status sti_chunks_score(cudaStream_t stream, const sti_chunks *
     if (c->select == 0) return STILL_OK; /* nobody asks */
     if (c->h.score == STI_SCORE_S3)
         return c->h.D == 128 ? launch<128>(stream, c, err) : launch<64>(stream, c, err);
-    const dim3 grid((unsigned)((c->T + THREADS - 1) / THREADS), (unsigned)c->h.G);
+    const dim3 grid((unsigned)((c->T + THREADS - 1) / THREADS), (unsigned)c->h.S);
     plain_score_kernel<<<grid, THREADS, 0, stream>>>(*c);
     STI_CUDA(cudaGetLastError(), "hybrid attention, scores");
     return STILL_OK;

@@ -7,14 +7,14 @@
  *   better ones; the `select` best become candidates, in order; the others are folded.
  * merge: the list after leave k is the best `room` of the list before and the
  *   candidates. Both are sorted, so an element's new place is its own index plus the
- *   number of better ones in the other list, a binary search. One block per kv head
+ *   number of better ones in the other list, a binary search. One block per selection head
  *   takes the leaves in turn: a step is one barrier and some 10 reads of shared memory
  *   (about 0.3 us), less than the launches of a parallel scan would cost.
  * What falls off the end of the list is folded with the chunk's own; nothing depends on
  * the order in which threads run. */
 #include "backend/cuda/hybrid_chunks.h"
 
-enum { MERGE_THREADS = 512 };
+enum { MERGE_THREADS = 512, BATCH = 1024 };
 
 typedef unsigned long long token_key; /* as long as uint64_t, and what CUDA prints */
 
@@ -37,7 +37,7 @@ static __device__ __forceinline__ int position_of(token_key key)
 /* ---- Rank -------------------------------------------------------------------------
  */
 
-/* Grid (leaves, kv heads), a thread a token. */
+/* Grid (leaves, selection heads), a thread a token. */
 static __global__ void __launch_bounds__(STI_CHUNKS_MAX_C)
     rank_kernel(const sti_chunks c)
 {
@@ -45,7 +45,7 @@ static __global__ void __launch_bounds__(STI_CHUNKS_MAX_C)
     const int k = (int)blockIdx.x, g = (int)blockIdx.y, i = (int)threadIdx.x;
     const int C = c.h.C;
     const int position = (c.first_leave + k - 2) * C + i, row = window_row(c, position);
-    const size_t list = (size_t)k * c.h.G + g;
+    const size_t list = (size_t)k * c.h.S + g;
     int rank = i;
     if (c.select > 0) {
         const token_key own = key_of(c.score[(size_t)g * c.rows + row], position);
@@ -68,7 +68,7 @@ typedef struct sorted_list {
 
 typedef struct merge_room {
     sorted_list list[2];
-    token_key candidate[2][STI_CHUNKS_MAX_C];
+    token_key candidate[BATCH]; /* of as many leaves as fit */
 } merge_room;
 
 /* Elements of a sorted array that are better than `key`. */
@@ -113,7 +113,7 @@ static __device__ __forceinline__ void merge(const sti_chunks &c, int g, int k, 
                                              const token_key *candidate,
                                              sorted_list *to)
 {
-    const size_t list = (size_t)k * c.h.G + g;
+    const size_t list = (size_t)k * c.h.S + g;
     int32_t *salient = c.salient + list * c.room;
     int32_t *fold = c.fold + list * c.h.C + (c.h.C - c.select);
     for (int i = (int)threadIdx.x; i < n + c.select; i += MERGE_THREADS) {
@@ -138,23 +138,26 @@ static __device__ __forceinline__ void merge(const sti_chunks &c, int g, int k, 
     }
 }
 
-/* Grid (kv heads). The next leave's candidates are fetched while this one is merged. */
+/* Grid (selection heads). Candidates of many leaves are fetched at once: a step that
+ * waited for memory would take three times as long. */
 static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const sti_chunks c)
 {
     __shared__ merge_room r;
-    const int g = (int)blockIdx.x, tid = (int)threadIdx.x;
-    const bool fetches = tid < c.select;
+    const int g = (int)blockIdx.x, tid = (int)threadIdx.x, at_once = BATCH / c.select;
     sort_list(c, g, salient_after(c, g, 0), r.list[1].key, &r.list[0]);
-    if (fetches) r.candidate[0][tid] = c.candidate[(size_t)g * c.select + tid];
-    __syncthreads();
-    for (int k = 0; k < c.n_leaves; k++) {
-        const bool more = fetches && k + 1 < c.n_leaves;
-        token_key next = 0;
-        if (more) next = c.candidate[((size_t)(k + 1) * c.h.G + g) * c.select + tid];
-        merge(c, g, k, salient_after(c, g, k), &r.list[k & 1], r.candidate[k & 1],
-              &r.list[(k + 1) & 1]);
-        if (more) r.candidate[(k + 1) & 1][tid] = next;
+    for (int from = 0; from < c.n_leaves; from += at_once) {
+        const int leaves = min(at_once, c.n_leaves - from);
+        for (int i = tid; i < leaves * c.select; i += MERGE_THREADS) {
+            const size_t leave = (size_t)(from + i / c.select);
+            r.candidate[i] =
+                c.candidate[(leave * c.h.S + g) * c.select + i % c.select];
+        }
         __syncthreads();
+        for (int k = from; k < from + leaves; k++) {
+            merge(c, g, k, salient_after(c, g, k), &r.list[k & 1],
+                  r.candidate + (k - from) * c.select, &r.list[(k + 1) & 1]);
+            __syncthreads();
+        }
     }
     const sorted_list *last = &r.list[c.n_leaves & 1];
     for (int i = tid; i < salient_after(c, g, c.n_leaves); i += MERGE_THREADS) {
@@ -167,11 +170,11 @@ extern "C" still_status sti_chunks_select(cudaStream_t stream, const sti_chunks 
                                           still_error *err)
 {
     if (c->n_leaves == 0) return STILL_OK;
-    const dim3 grid((unsigned)c->n_leaves, (unsigned)c->h.G);
+    const dim3 grid((unsigned)c->n_leaves, (unsigned)c->h.S);
     rank_kernel<<<grid, (unsigned)c->h.C, 0, stream>>>(*c);
     STI_CUDA(cudaGetLastError(), "hybrid attention, ranks");
     if (c->select == 0) return STILL_OK;
-    merge_kernel<<<(unsigned)c->h.G, MERGE_THREADS, 0, stream>>>(*c);
+    merge_kernel<<<(unsigned)c->h.S, MERGE_THREADS, 0, stream>>>(*c);
     STI_CUDA(cudaGetLastError(), "hybrid attention, salient lists");
     return STILL_OK;
 }

@@ -8,7 +8,8 @@
  *   gathers. Features are held in half times 2^12, which moves the smallest normal
  *   number to 1.5e-8.
  * sum: the state before every chunk, by adding up leave after leave with the rounding
- *   kept (Kahan, as the recurrent form does); every number of the state on its own.
+ *   kept (Kahan, as the recurrent form does); every number of the state on its own, a
+ *   row by a warp.
  *   Queries get it as rows of means s / z, weighted averages of values which half holds
  *   as well as it holds values, and z times a power of two, see state_scale. Bounded by
  *   bandwidth: 4 bytes in, 2 out, for each number and chunk. */
@@ -193,7 +194,7 @@ static __device__ __forceinline__ void store_sums(const part_sums<D> &sums, bool
 }
 
 /* Shared memory: W [D, D], keys then features [128, D], values [128, D]. Grid (2
- * leaves, kv heads): block 2 k + half. Warp 2 a + b has part (a, b) of the sums. */
+ * leaves, selection heads): block 2 k + half. Warp 2 a + b has part (a, b) of the sums. */
 template <int D>
 static __global__ void __launch_bounds__(THREADS, 2) fold_kernel(const sti_chunks c)
 {
@@ -204,10 +205,15 @@ static __global__ void __launch_bounds__(THREADS, 2) fold_kernel(const sti_chunk
     unsigned char *x = shared + D * D * 2;
     const uint32_t w_tile = shared_address(shared), x_tile = shared_address(x);
     const uint32_t v_tile = x_tile + TOKENS * D * 2;
-    const size_t leave = (size_t)k * c.h.G + g;
+    const size_t leave = (size_t)k * c.h.S + g;
     const int32_t *fold = c.fold + leave * c.h.C;
     const int rows = fold_count(c, g, k);
-    if (rows == 0) return;
+    float *ds = c.ds + (leave * 2 + half) * D * D, *dz = c.dz + (leave * 2 + half) * D;
+    if (rows == 0) { /* all became salient */
+        for (int i = tid; i < D * D; i += THREADS) ds[i] = 0;
+        if (tid < D) dz[tid] = 0;
+        return;
+    }
 
     for (int i = tid; c.h.map_k && i < D * units; i += THREADS)
         copy_async(w_tile + unit_at<D>(i / units, i % units),
@@ -227,8 +233,7 @@ static __global__ void __launch_bounds__(THREADS, 2) fold_kernel(const sti_chunk
         part_sums<D> sums = {};
         add_products<D>(sums, lane_address<D>::by8(x_tile, lane),
                         lane_address<D>::by16(v_tile, lane), p16, d16);
-        store_sums<D>(sums, from > 0, c.ds + (leave * 2 + half) * D * D,
-                      c.dz + (leave * 2 + half) * D, p16 * 16, d16 * 16);
+        store_sums<D>(sums, from > 0, ds, dz, p16 * 16, d16 * 16);
         __syncthreads(); /* the tiles are read: the next may come */
     }
 }
@@ -244,43 +249,95 @@ static __device__ __forceinline__ void add_exactly(float &sum, float &low, float
     low = __fsub_rn(more, __fsub_rn(sum, was));
 }
 
-/* Block (p, g), thread d: number d of row p of the state, and, in every thread, z of
- * the row. */
-static __global__ void __launch_bounds__(128) sum_kernel(const sti_chunks c)
+/* N numbers that follow each other, read and written as one. */
+template <int N> struct numbers {
+    float x[N];
+};
+template <int N>
+static __device__ __forceinline__ numbers<N> load_numbers(const float *from)
 {
-    enum { AHEAD = 8 };
-    const int p = (int)blockIdx.x, g = (int)blockIdx.y, d = (int)threadIdx.x;
-    const int G = c.h.G, P = c.h.P, D = c.h.D;
-    const size_t row = (size_t)g * P + p, at = row * D + d;
-    const size_t rows = (size_t)G * P, all = rows * D; /* from one leave to the next */
-    const int before = c.first_leave - c.first_chunk;  /* chunks before the first */
-    float s = c.s.lin_s[at], s_low = c.s.low_s[at];
-    float z = c.s.lin_z[row], z_low = c.s.low_z[row];
-    __syncthreads(); /* thread 0 writes z of the row at the end */
-    for (int j0 = 0; j0 < c.n_chunks; j0 += AHEAD) {
-        float ds[AHEAD], dz[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int k = j0 + i - before;
-            const bool adds = k >= 0 && k < c.n_leaves && fold_count(c, g, k) > 0;
-            ds[i] = adds ? c.ds[k * all + at] : 0;
-            dz[i] = adds ? c.dz[k * rows + row] : 0;
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int j = j0 + i;
-            if (j >= c.n_chunks) break;
-            add_exactly(s, s_low, ds[i]);
-            add_exactly(z, z_low, dz[i]);
-            c.mean[j * all + at] = __float2half_rn(z > 0 ? half_range(s / z) : 0);
-            if (d != 0) continue;
-            const int64_t n = folded_after(c, g, leaves_until(c, c.first_chunk + j));
-            c.z[j * rows + row] = n > 0 ? z * state_scale(c, n) : 0;
-        }
+    numbers<N> y;
+    if constexpr (N == 4) {
+        const float4 a = *(const float4 *)from;
+        y.x[0] = a.x, y.x[1] = a.y, y.x[2] = a.z, y.x[3] = a.w;
+    } else {
+        const float2 a = *(const float2 *)from;
+        y.x[0] = a.x, y.x[1] = a.y;
     }
-    c.s.lin_s[at] = s;
-    c.s.low_s[at] = s_low;
-    if (d == 0) {
+    return y;
+}
+template <int N>
+static __device__ __forceinline__ void store_numbers(float *to, const numbers<N> &y)
+{
+    if constexpr (N == 4)
+        *(float4 *)to = make_float4(y.x[0], y.x[1], y.x[2], y.x[3]);
+    else
+        *(float2 *)to = make_float2(y.x[0], y.x[1]);
+}
+
+/* s / z, or 0 if nothing is folded, as halves. */
+template <int N>
+static __device__ __forceinline__ void store_means(__half *to, const numbers<N> &s,
+                                                   float part)
+{
+    uint32_t y[N / 2];
+#pragma unroll
+    for (int i = 0; i < N; i += 2)
+        y[i / 2] =
+            pack_half2(half_range(s.x[i] * part), half_range(s.x[i + 1] * part));
+    if constexpr (N == 4)
+        *(uint2 *)to = make_uint2(y[0], y[1]);
+    else
+        *(uint32_t *)to = y[0];
+}
+
+/* A warp has a row p of the state of head g, D / 32 numbers a lane, and all lanes z of
+ * the row. What is the same for all rows, or is read for one number alone, is done for
+ * 32 chunks at once, by a lane each. Grid (rows / 4, selection heads). */
+template <int D> static __global__ void __launch_bounds__(128) sum_kernel(const sti_chunks c)
+{
+    enum { N = D / 32, AHEAD = 8 };
+    const int lane = (int)threadIdx.x & 31, g = (int)blockIdx.y;
+    const int p = (int)blockIdx.x * 4 + ((int)threadIdx.x >> 5);
+    const size_t row = (size_t)g * (2 * D) + p, at = row * D + lane * N;
+    const size_t rows = (size_t)c.h.S * (2 * D), all = rows * D; /* of a leave */
+    const int before = c.first_leave - c.first_chunk; /* chunks before the first */
+    numbers<N> s = load_numbers<N>(c.s.lin_s + at),
+               s_low = load_numbers<N>(c.s.low_s + at);
+    float z = c.s.lin_z[row], z_low = c.s.low_z[row];
+    for (int j32 = 0; j32 < c.n_chunks; j32 += 32) {
+        const int own = j32 + lane, own_leave = own - before;
+        const bool folds = own_leave >= 0 && own_leave < c.n_leaves;
+        const float own_dz = folds ? c.dz[own_leave * rows + row] : 0;
+        const int64_t n = folded_after(c, g, leaves_until(c, c.first_chunk + own));
+        const float own_scale = n > 0 ? state_scale(c, n) : 0;
+        float own_z = 0;
+        for (int j0 = j32; j0 < min(j32 + 32, c.n_chunks); j0 += AHEAD) {
+            numbers<N> ds[AHEAD];
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const int k = j0 + i - before;
+                ds[i] = {};
+                if (k >= 0 && k < c.n_leaves)
+                    ds[i] = load_numbers<N>(c.ds + k * all + at);
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const int j = j0 + i;
+                if (j >= c.n_chunks) break;
+                add_exactly(z, z_low, __shfl_sync(0xffffffffu, own_dz, j - j32));
+                if (own == j) own_z = z;
+#pragma unroll
+                for (int x = 0; x < N; x++)
+                    add_exactly(s.x[x], s_low.x[x], ds[i].x[x]);
+                store_means<N>(c.mean + j * all + at, s, z > 0 ? 1 / z : 0);
+            }
+        }
+        if (own < c.n_chunks) c.z[own * rows + row] = own_z * own_scale;
+    }
+    store_numbers<N>(c.s.lin_s + at, s);
+    store_numbers<N>(c.s.low_s + at, s_low);
+    if (lane == 0) {
         c.s.lin_z[row] = z;
         c.s.low_z[row] = z_low;
     }
@@ -294,12 +351,22 @@ static still_status launch_fold(cudaStream_t stream, const sti_chunks *c,
                                 still_error *err)
 {
     const int bytes = (D + 2 * TOKENS) * D * 2;
-    const dim3 grid((unsigned)c->n_leaves * 2, (unsigned)c->h.G);
+    const dim3 grid((unsigned)c->n_leaves * 2, (unsigned)c->h.S);
     STI_CUDA(cudaFuncSetAttribute(fold_kernel<D>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "hybrid attention, folding");
     fold_kernel<D><<<grid, THREADS, bytes, stream>>>(*c);
     STI_CUDA(cudaGetLastError(), "hybrid attention, folding");
+    return STILL_OK;
+}
+
+template <int D>
+static still_status launch_sum(cudaStream_t stream, const sti_chunks *c,
+                               still_error *err)
+{
+    const dim3 grid(2 * D / 4, (unsigned)c->h.S);
+    sum_kernel<D><<<grid, 128, 0, stream>>>(*c);
+    STI_CUDA(cudaGetLastError(), "hybrid attention, state");
     return STILL_OK;
 }
 
@@ -310,8 +377,6 @@ extern "C" still_status sti_chunks_state(cudaStream_t stream, const sti_chunks *
     if (c->n_leaves > 0)
         STI_TRY(c->h.D == 128 ? launch_fold<128>(stream, c, err)
                               : launch_fold<64>(stream, c, err));
-    const dim3 grid((unsigned)c->h.P, (unsigned)c->h.G);
-    sum_kernel<<<grid, (unsigned)c->h.D, 0, stream>>>(*c);
-    STI_CUDA(cudaGetLastError(), "hybrid attention, state");
-    return STILL_OK;
+    return c->h.D == 128 ? launch_sum<128>(stream, c, err)
+                         : launch_sum<64>(stream, c, err);
 }

@@ -13,13 +13,14 @@
  *
  * Bound by memory: at the 8B shape a selection head reads 256 KB of keys and values and
  * 128 KB of state from DRAM, and 256 KB of maps, which all sessions share, from L2. A
- * thread asks for eight vectors of 16 bytes before it uses the first, 3 blocks of 128
- * threads a multiprocessor: 48 KB in flight, more than the memory's latency needs.
+ * thread asks for 16 vectors of 16 bytes before it uses the first, 2 blocks of 256
+ * threads a multiprocessor: 128 KB in flight, more than the memory's latency needs.
+ * Half keys meet queries on tensor cores: without, instructions take longer than bytes.
  *
  * Logits are kept in units of log 2. */
 #include "backend/cuda/hybrid_step_join.cuh"
-#include "backend/cuda/hybrid_step_keys.cuh"
 #include "backend/cuda/hybrid_step_state.cuh"
+#include "backend/cuda/hybrid_step_unit.cuh"
 
 /* ---- Arrivals ------------------------------------------------------------------- */
 
@@ -39,16 +40,16 @@ template <typename KV, int HEADS>
 STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS> &sh)
 {
     int64_t *folded = sh.session.folded + selector();
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence(); /* for the block: what it has synchronized with comes first */
         const unsigned long long before =
             atomicAdd(reinterpret_cast<unsigned long long *>(folded), ARRIVED);
         sh.last = (int)(before / ARRIVED) == units_of(a.plan) - 1;
         if (sh.last) *folded = sh.folded;
+        __threadfence();
     }
     __syncthreads();
-    if (sh.last) __threadfence();
     return sh.last;
 }
 
@@ -82,22 +83,38 @@ STI_DEVICE bool begin(const step_args &a, step_shared<KV, HEADS> &sh)
     return true;
 }
 
-template <typename KV, int VEC, int LANES, int CHUNKS, int HEADS>
-static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    step_kernel(const __grid_constant__ step_args a)
+template <typename Layout, bool WINDOW, typename KV, int HEADS>
+STI_DEVICE void step(const step_args &a, step_shared<KV, HEADS> &sh)
 {
-    typedef key_layout<KV, VEC, LANES, CHUNKS> layout;
-    __shared__ step_shared<KV, HEADS> sh;
-    if (!begin<KV, HEADS, layout::ROW>(a, sh)) return;
+    if (!begin<KV, HEADS, Layout::ROW>(a, sh)) return;
     const int unit = this_unit();
     if (unit < a.plan.state_units)
-        state_unit(a, sh, unit);
+        state_unit<WINDOW>(a, sh, unit);
     else
-        key_unit<layout>(a, sh, unit - a.plan.state_units);
+        key_unit<Layout>(a, sh, unit - a.plan.state_units);
     if (!arrives_last(a, sh)) return;
-    write_output(a, sh);
+    if (a.h.D % 4 == 0)
+        write_output<4>(a, sh);
+    else
+        write_output<1>(a, sh);
     if (a.h.has_window && (a.h.select > 0 || a.h.score == STI_SCORE_RECEIVED))
         write_score(a, sh);
+}
+
+template <typename KV, int VEC, int LANES, int CHUNKS, int HEADS>
+static __global__ void __launch_bounds__(THREADS)
+    step_kernel(const __grid_constant__ step_args a)
+{
+    __shared__ step_shared<KV, HEADS> sh;
+    step<key_layout<KV, VEC, LANES, CHUNKS, HEADS>, false>(a, sh);
+}
+
+template <int ROW>
+static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
+    tile_step_kernel(const __grid_constant__ step_args a)
+{
+    __shared__ step_shared<__half, MAX_HEADS> sh;
+    step<tile_layout<ROW>, true>(a, sh);
 }
 
 /* ---- Launch --------------------------------------------------------------------- */
@@ -117,33 +134,48 @@ static bool in_vectors(const sti_cuda_shape *h)
     return h->D % (h->half_kv ? 8 : 4) == 0;
 }
 
-/* As many units as the device runs at once, but none smaller than what a block asks for
- * before it first waits: joining one more would cost more than it brings. */
+/* Keys that tensor cores are for. */
+static bool in_tiles(const sti_cuda_shape *h)
+{
+    return h->half_kv && h->has_window && in_vectors(h) && h->D <= HALF_D;
+}
+
+/* Units for what the device runs twice over, so that short ones fill what long ones
+ * leave, but none smaller than what a block asks for before it first waits: joining one
+ * more would cost more than it brings. */
 static step_plan plan_of(const sti_dev *dev, const sti_cuda_shape *h, int n)
 {
-    const int least = h->D <= 64 ? 64 : 32; /* keys or rows of a unit */
-    const int no_cap = 1 << 12;
+    const int no_cap = 1 << 12, pairs = at_least(n * h->S, 1);
+    const int least_keys = 16 * WARPS;
+    const int least_rows = at_least(THREADS * STATE_AHEAD * 4 / h->D, 1);
     /* A lane has more of a wide row of floats: fewer heads fit its registers. */
     const int most = h->half_kv || h->D <= 64 ? MAX_HEADS : MAX_HEADS / 2;
     const int passes = (h->group + most - 1) / most;
-    const int units = at_least(BLOCKS_PER_SM * dev->sms / at_least(n * h->S, 1), 2);
+    const int at_once = (in_tiles(h) ? TILE_BLOCKS : 1) * dev->sms;
+    const int units = at_least((2 * at_once + pairs - 1) / pairs, 2);
     const int keys = 2 * h->C + (h->select == 0 ? 0 : h->cap < 0 ? no_cap : h->cap);
     step_plan p = {in_vectors(h) ? (h->group + passes - 1) / passes : 1, 1, 0, 0, 0};
     if (h->has_linear) {
         const int state = h->has_window ? units / 2 : units;
-        if (h->has_window) p.head_parts = at_most(h->group, state);
-        p.row_parts = at_least(at_most(state / p.head_parts, h->P / least), 1);
+        if (h->has_window)
+            p.head_parts =
+                at_most(state >= h->group ? h->group : (h->group + 1) / 2, state);
+        p.row_parts = at_least(at_most(state / p.head_parts, h->P / least_rows), 1);
         p.state_units = p.head_parts * p.row_parts;
     }
-    if (h->has_window)
-        p.key_units = at_least(at_most(units - p.state_units, keys / least), 1);
+    if (h->has_window) {
+        const int most_units = at_least(units - p.state_units, 1);
+        const int each = (keys + most_units - 1) / most_units;
+        const int runs = (each + least_keys - 1) / least_keys; /* whole ones */
+        p.key_units = (keys + runs * least_keys - 1) / (runs * least_keys);
+    }
     return p;
 }
 
 static size_t part_floats(const sti_cuda_shape *h, const step_plan *p, int n)
 {
     const size_t units = (size_t)(p->state_units + p->key_units);
-    return (size_t)n * (size_t)h->S * units * (size_t)h->group * (size_t)(h->D + 2);
+    return (size_t)n * (size_t)h->S * units * (size_t)h->group * (size_t)part_row(h->D);
 }
 
 /* Fewer sessions may be cut into more units, and a room is used for any number. */
@@ -209,13 +241,13 @@ extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev, const sti_cuda_shape 
             launch<__half, 1, 32, 8, 1>(a, grid, stream);
         else
             launch<float, 1, 32, 8, 1>(a, grid, stream);
-    } else if (h->half_kv) {
+    } else if (in_tiles(h)) {
         if (h->D <= 64)
-            launch<__half, 8, 8, 1, MAX_HEADS>(a, grid, stream);
-        else if (h->D <= 128)
-            launch<__half, 8, 16, 1, MAX_HEADS>(a, grid, stream);
+            tile_step_kernel<64><<<grid, THREADS, 0, stream>>>(a);
         else
-            launch<__half, 8, 32, 1, MAX_HEADS>(a, grid, stream);
+            tile_step_kernel<HALF_D><<<grid, THREADS, 0, stream>>>(a);
+    } else if (h->half_kv) {
+        launch<__half, 8, 32, 1, MAX_HEADS>(a, grid, stream);
     } else if (h->D <= 64) {
         launch<float, 4, 16, 1, MAX_HEADS>(a, grid, stream);
     } else {

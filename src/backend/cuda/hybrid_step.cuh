@@ -7,17 +7,17 @@
 #include "backend/cuda/hybrid_device.cuh"
 
 enum {
-    THREADS = 128,
+    THREADS = 256,
     WARPS = THREADS / 32,
     MAX_D = STI_STEP_MAX_D,
     MAX_P = STI_STEP_MAX_P,
-    MAX_HEADS = 4,       /* query heads that meet keys at once */
-    MAX_STATE_HEADS = 2, /* that meet the state at once */
+    HALF_D = MAX_D / 2, /* heads of tensor cores are at most as large */
+    MAX_HEADS = 4,      /* query heads that meet keys at once */
     KEYS_AHEAD = 4,
     STATE_AHEAD = 16,
-    MAP_AHEAD = 8,
+    MAP_AHEAD = 16,
     PARTS = 4 * THREADS, /* floats of a vector's partial sums: 4 a thread */
-    BLOCKS_PER_SM = 3
+    TILE_BLOCKS = 2      /* of a multiprocessor, of the kernel for tensor cores */
 };
 #define LOG2_E 1.4426950408889634f
 
@@ -33,8 +33,8 @@ typedef struct step_args {
     const sti_cuda_session *session;
     int t;
     step_plan plan;
-    float *part;  /* [n, S, units, group, D + 2]: sum of values, its maximum, its sum;
-                     of state units: phi s, phi.z */
+    float *part;  /* [n, S, units, group, part_row]: sum of values, its maximum, its
+                     sum; of state units: phi s, phi.z */
     float *logit; /* [n, H, 2C + 2]: those of the window, then its maximum and sum */
 } step_args;
 
@@ -54,24 +54,25 @@ template <typename KV> struct token_rows {
 };
 
 template <typename KV, int HEADS> struct step_shared {
-    enum { STATE_HEADS = HEADS < MAX_STATE_HEADS ? HEADS : MAX_STATE_HEADS };
     sti_cuda_session session;
     int pos, salient;
     int64_t folded;
     bool last;
     float sum[WARPS];
     token_rows<KV> keys_at, values_at;
+    float *logits; /* of the first head */
     alignas(16) KV k[MAX_D]; /* the new token, as the window keeps it */
     alignas(16) KV v[MAX_D];
+    alignas(16) uint4 operand[HALF_D]; /* queries as tensor cores want them */
     alignas(16) float q[HEADS][MAX_D];
     alignas(16) float x[HEADS][MAX_D]; /* q as far keys see it, or before RoPE */
     union {
         struct {
-            float o[WARPS][HEADS][MAX_D], m[WARPS][HEADS], l[WARPS][HEADS];
+            float o[WARPS][HEADS][MAX_D + 2], m[WARPS][HEADS], l[WARPS][HEADS];
         } keys;
         struct {
-            float part[STATE_HEADS][PARTS], phi[STATE_HEADS][MAX_P];
-            float phi_k[1][MAX_P];
+            alignas(16) float part[HEADS][PARTS];
+            float phi[HEADS][MAX_P], phi_k[1][MAX_P];
         } state;
     };
 };
@@ -103,11 +104,17 @@ STI_DEVICE int kv_head(const step_args &a)
 {
     return first_head(a) / a.h.per_kv;
 }
+/* Floats of a result, in vectors of 16 bytes. */
+static __host__ __device__ __forceinline__ int part_row(int D)
+{
+    return (D + 2 + 3) / 4 * 4;
+}
 /* Result of a unit for query head `head` of the selection head. */
 STI_DEVICE float *part_at(const step_args &a, int unit, int head)
 {
     const size_t pair = (size_t)blockIdx.y * a.h.S + selector();
-    return a.part + ((pair * units_of(a.plan) + unit) * a.h.group + head) * (a.h.D + 2);
+    return a.part +
+           ((pair * units_of(a.plan) + unit) * a.h.group + head) * part_row(a.h.D);
 }
 STI_DEVICE float *logits_at(const step_args &a, int head)
 {
@@ -118,6 +125,15 @@ STI_DEVICE float *logits_at(const step_args &a, int head)
 STI_DEVICE bool keeps_logits(const sti_cuda_shape &h)
 {
     return h.score == STI_SCORE_RECEIVED || (h.score == STI_SCORE_S3 && h.select > 0);
+}
+
+/* Whether key i is kept as it was before RoPE. */
+template <typename KV, int HEADS>
+STI_DEVICE bool is_far(const step_shared<KV, HEADS> &sh, int i)
+{
+    const int slot = i - sh.keys_at.tokens;
+    return slot >= 0 &&
+           sh.session.sal_far[(size_t)selector() * sh.session.room + slot] != 0;
 }
 
 /* `heads` rows of D numbers, zero up to ROW and in rows that are not there. */

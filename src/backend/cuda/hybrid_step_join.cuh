@@ -7,6 +7,8 @@
 
 /* ---- Output --------------------------------------------------------------------- */
 
+enum { JOINED = 4 }; /* results that are asked for at once */
+
 typedef struct weights {
     float keep, linear;
 } weights;
@@ -35,39 +37,97 @@ STI_DEVICE weights weights_of(const sti_cuda_shape &h, int head, float M,
     return w;
 }
 
-template <typename KV, int HEADS>
+/* Sums over the results of units: VEC of the D numbers of a query head. */
+template <int VEC> struct joined {
+    float M, L, sum, o[VEC], linear[VEC];
+
+    /* Results of the key units. All of a batch are asked for before one is used; what
+     * is not there is the first one again, and weighs nothing. */
+    __device__ __forceinline__ void join_keys(const step_args &a, int n, int e)
+    {
+        const int D = a.h.D, first = a.plan.state_units, units = units_of(a.plan);
+#pragma unroll 1
+        for (int u = first; u < units; u += JOINED) {
+            packed<float, VEC> value[JOINED];
+            float m[JOINED], l[JOINED], top = M;
+#pragma unroll
+            for (int j = 0; j < JOINED; j++) {
+                const float *from = part_at(a, u + j < units ? u + j : first, n);
+                m[j] = __ldcg(from + D);
+                l[j] = __ldcg(from + D + 1);
+                value[j].load_shared_by_all(from + e);
+            }
+#pragma unroll
+            for (int j = 0; j < JOINED; j++) {
+                if (u + j >= units) m[j] = -INFINITY;
+                top = fmaxf(top, m[j]);
+            }
+            const float base = top > -INFINITY ? top : 0, keep = exp2f(M - base);
+            L *= keep;
+#pragma unroll
+            for (int k = 0; k < VEC; k++) o[k] *= keep;
+#pragma unroll
+            for (int j = 0; j < JOINED; j++) {
+                const float add = exp2f(m[j] - base);
+                float x[VEC];
+                value[j].widen(x);
+                L = fmaf(l[j], add, L);
+#pragma unroll
+                for (int k = 0; k < VEC; k++) o[k] = fmaf(x[k], add, o[k]);
+            }
+            M = top;
+        }
+    }
+    /* Those of the state units that had head n. */
+    __device__ __forceinline__ void join_rows(const step_args &a, int n, int e)
+    {
+        const int rows = a.plan.row_parts, first = n / part_heads(a) * rows;
+#pragma unroll 1
+        for (int u = 0; u < rows; u += JOINED) {
+            packed<float, VEC> value[JOINED];
+            float z[JOINED];
+#pragma unroll
+            for (int j = 0; j < JOINED; j++) {
+                const float *from = part_at(a, first + (u + j < rows ? u + j : 0), n);
+                z[j] = __ldcg(from + a.h.D);
+                value[j].load_shared_by_all(from + e);
+            }
+#pragma unroll
+            for (int j = 0; j < JOINED; j++) {
+                float x[VEC];
+                value[j].widen(x);
+                if (u + j >= rows) continue;
+                sum += z[j];
+#pragma unroll
+                for (int k = 0; k < VEC; k++) linear[k] += x[k];
+            }
+        }
+    }
+};
+
+template <int VEC, typename KV, int HEADS>
 STI_DEVICE void write_output(const step_args &a, const step_shared<KV, HEADS> &sh)
 {
     const sti_cuda_shape &h = a.h;
-    const int D = h.D, units = units_of(a.plan);
-    for (int i = (int)threadIdx.x; i < h.group * D; i += THREADS) {
-        const int n = i / D, e = i - n * D;
-        const size_t at = ((size_t)a.t * h.H + first_head(a) + n) * D + e;
-        float M = -INFINITY, L = 0, o = 0, linear = 0, sum = 0;
-#pragma unroll 8
-        for (int u = a.plan.state_units; u < units; u++) {
-            const float *from = part_at(a, u, n);
-            const float m = __ldcg(from + D), l = __ldcg(from + D + 1);
-            const float x = __ldcg(from + e), top = fmaxf(M, m);
-            const float base = top > -INFINITY ? top : 0;
-            const float keep = exp2f(M - base), add = exp2f(m - base);
-            L = L * keep + l * add;
-            o = o * keep + x * add;
-            M = top;
+    const int wide = h.D / VEC;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < h.group * wide; i += THREADS) {
+        const int n = i / wide, e = (i - n * wide) * VEC;
+        const size_t at = ((size_t)a.t * h.H + first_head(a) + n) * h.D + e;
+        float gate[VEC];
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            gate[k] = h.gate && sh.session.gate ? sh.session.gate[at + k] : 0;
+        joined<VEC> j = {-INFINITY, 0, 0, {}, {}};
+        if (h.has_linear && sh.folded > 0) j.join_rows(a, n, e);
+        j.join_keys(a, n, e);
+        const weights w = weights_of(h, first_head(a) + n, j.M, sh.folded);
+        const float den = fmaxf(h.den_eps + w.keep * j.L + w.linear * j.sum, FLT_MIN);
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            const float g = 2 / (1 + expf(-gate[k])); /* 1 if there is none */
+            sh.session.y[at + k] = (w.keep * j.o[k] + w.linear * g * j.linear[k]) / den;
         }
-        const int rows = sh.folded > 0 ? a.plan.row_parts : 0;
-#pragma unroll 4
-        for (int u = 0; u < rows; u++) {
-            const float *from = part_at(a, n / part_heads(a) * rows + u, n);
-            linear += __ldcg(from + e);
-            sum += __ldcg(from + D);
-        }
-        const weights w = weights_of(h, first_head(a) + n, M, sh.folded);
-        const float gate =
-            h.gate && sh.session.gate ? 2 / (1 + expf(-sh.session.gate[at])) : 1;
-        const float den = h.den_eps + w.keep * L + w.linear * sum;
-        sh.session.y[at] =
-            (w.keep * o + w.linear * gate * linear) / fmaxf(den, FLT_MIN);
     }
 }
 
@@ -151,7 +211,9 @@ STI_DEVICE void write_score(const step_args &a, step_shared<KV, HEADS> &sh)
         return;
     }
     float sum = 0;
-    for (int n = warp; n < h.group; n += WARPS) sum += head_score(a, sh, n);
+    /* The first warps are still busy with the output. */
+    for (int n = (warp + WARPS / 2) % WARPS; n < h.group; n += WARPS)
+        sum += head_score(a, sh, n);
     if (threadIdx.x % 32 == 0) sh.sum[warp] = sum;
     __syncthreads();
     if (threadIdx.x > 0) return;

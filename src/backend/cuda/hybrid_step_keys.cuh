@@ -1,5 +1,5 @@
-/* hybrid_step_keys.cuh - a key unit: the queries of a selection head meet a run of the
- * window's and the salient keys.
+/* hybrid_step_keys.cuh - how queries meet keys (hybrid_step_unit.cuh) that tensor cores
+ * do not fit: keys in float, or in rows of another size.
  *
  * Warps take keys in turn; every lane, or group of lanes that share a key, has a
  * running softmax of its own, so that nothing waits for anything until the end of the
@@ -9,25 +9,9 @@
 
 #include "backend/cuda/hybrid_step.cuh"
 
-template <typename KV, int HEADS>
-STI_DEVICE token_rows<KV> rows_of(const step_args &a, const step_shared<KV, HEADS> &sh,
-                                  const void *window, const void *salient,
-                                  const KV *fresh)
-{
-    const size_t C = a.h.C, D = a.h.D, room = sh.session.room;
-    const sti_window w = window_of(sh.pos, a.h.C);
-    return token_rows<KV>{static_cast<const KV *>(window) + kv_head(a) * 2 * C * D,
-                          fresh,
-                          static_cast<const KV *>(salient) + selector() * room * D,
-                          w.tokens,
-                          w.slot,
-                          2 * a.h.C,
-                          a.h.D};
-}
-
 /* Running softmax of HEADS queries over the keys a lane has seen, and of the values the
  * part that lies in its EACH elements. */
-template <int HEADS, int EACH> struct running {
+template <int HEADS, int EACH> struct lane_softmax {
     float m[HEADS], l[HEADS], o[HEADS][EACH];
 
     __device__ __forceinline__ void clear()
@@ -67,16 +51,20 @@ template <int HEADS, int EACH> struct running {
 
 /* A key is read by LANES lanes, CHUNKS times VEC elements each; a warp reads 32 / LANES
  * keys at once, KEYS_AHEAD times before it uses the first. */
-template <typename KV, int VEC_, int LANES_, int CHUNKS_> struct key_layout {
+typedef struct lane_keys {
+} lane_keys;
+template <typename KV, int VEC_, int LANES_, int CHUNKS_, int HEADS> struct key_layout {
+    typedef lane_keys kind;
     enum { VEC = VEC_, LANES = LANES_, CHUNKS = CHUNKS_ };
     enum { EACH = VEC * CHUNKS, ROW = LANES * EACH, KEYS = 32 / LANES };
     typedef packed<KV, VEC_> pack;
+    typedef lane_softmax<HEADS, EACH> running;
 };
 
 /* Queries lie in shared memory as they are. */
-template <typename KV, int VEC, int LANES, int CHUNKS, int HEADS>
-STI_DEVICE void ready_queries(key_layout<KV, VEC, LANES, CHUNKS>,
-                              step_shared<KV, HEADS> &, const float (*)[MAX_D])
+template <typename Layout, typename KV, int HEADS>
+STI_DEVICE void ready_queries(lane_keys, step_shared<KV, HEADS> &,
+                              const float (*)[MAX_D])
 {
 }
 
@@ -145,7 +133,7 @@ STI_DEVICE void dot_keys(const typename Layout::pack (*k)[Layout::CHUNKS],
 
 /* Takes in the keys of a lane; a logit of -infinity is none. */
 template <typename Layout, int HEADS>
-STI_DEVICE void soften(running<HEADS, Layout::EACH> &r, float (*logit)[HEADS],
+STI_DEVICE void soften(lane_softmax<HEADS, Layout::EACH> &r, float (*logit)[HEADS],
                        const typename Layout::pack (*v)[Layout::CHUNKS])
 {
 #pragma unroll
@@ -173,20 +161,12 @@ STI_DEVICE void soften(running<HEADS, Layout::EACH> &r, float (*logit)[HEADS],
     }
 }
 
-/* Whether key i is kept as it was before RoPE. */
-template <typename KV, int HEADS>
-STI_DEVICE bool is_far(const step_shared<KV, HEADS> &sh, int i)
-{
-    const int slot = i - sh.keys_at.tokens;
-    return slot >= 0 &&
-           sh.session.sal_far[(size_t)selector() * sh.session.room + slot] != 0;
-}
-
 /* Queries q meet keys [lo, hi), those that are far or those that are not. */
 template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void meet_keys(const step_args &a, const step_shared<KV, HEADS> &sh, int lo,
-                          int hi, bool far, const float (*q)[MAX_D], int first,
-                          running<HEADS, Layout::EACH> &r)
+STI_DEVICE void meet_keys(lane_keys, const step_args &a,
+                          const step_shared<KV, HEADS> &sh, int lo, int hi, bool far,
+                          const float (*q)[MAX_D], int first,
+                          lane_softmax<HEADS, Layout::EACH> &r)
 {
     typedef typename Layout::pack pack;
     const int warp = (int)threadIdx.x / 32, sub = (int)threadIdx.x % 32 / Layout::LANES;
@@ -223,12 +203,12 @@ STI_DEVICE void meet_keys(const step_args &a, const step_shared<KV, HEADS> &sh, 
     }
 }
 
-/* Joins the lanes of a warp, then the warps, into the unit's result. */
+/* What a warp has, to shared memory. */
 template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS> &sh, int first,
-                           running<HEADS, Layout::EACH> &r)
+STI_DEVICE void leave_to_join(lane_keys, step_shared<KV, HEADS> &sh,
+                              lane_softmax<HEADS, Layout::EACH> &r)
 {
-    const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32, D = a.h.D;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int apart = Layout::LANES; apart < 32; apart <<= 1) r.join(apart);
     if (lane < Layout::LANES)
@@ -246,85 +226,6 @@ STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS> &sh, int f
             sh.keys.m[warp][n] = r.m[n];
             sh.keys.l[warp][n] = r.l[n];
         }
-    __syncthreads();
-    for (int i = tid; i < HEADS * Layout::ROW; i += THREADS) {
-        const int n = i / Layout::ROW, e = i % Layout::ROW;
-        if (e >= D || first + n >= a.h.group) continue;
-        float top = -INFINITY, l = 0, o = 0;
-        for (int w = 0; w < WARPS; w++) top = fmaxf(top, sh.keys.m[w][n]);
-        const float base = top > -INFINITY ? top : 0;
-        for (int w = 0; w < WARPS; w++) {
-            const float keep = exp2f(sh.keys.m[w][n] - base);
-            l += keep * sh.keys.l[w][n];
-            o += keep * sh.keys.o[w][n][e];
-        }
-        float *to = part_at(a, this_unit(), first + n);
-        to[e] = o;
-        if (e == 0) {
-            to[D] = top;
-            to[D + 1] = l;
-        }
-    }
-}
-
-/* x = R(position_cap) q_raw: the query as far keys, kept as before RoPE, see it. */
-template <typename KV, int HEADS>
-STI_DEVICE void turn_queries(const step_args &a, step_shared<KV, HEADS> &sh)
-{
-    const int half = a.h.D / 2;
-    for (int i = (int)threadIdx.x; i < HEADS * half; i += THREADS) {
-        float *x = sh.x[i / half];
-        const int2 at = pair_at(a.h, i % half);
-        turn_pair(a.h, i % half, a.h.position_cap, &x[at.x], &x[at.y]);
-    }
-}
-
-/* The new token goes to the ring. Selection heads may share a kv head: one of them. */
-template <typename KV, int HEADS>
-STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS> &sh)
-{
-    if (first_head(a) % a.h.per_kv != 0) return;
-    const size_t slot = (size_t)sh.pos % (2 * a.h.C);
-    const size_t at = ((size_t)kv_head(a) * 2 * a.h.C + slot) * a.h.D;
-    for (int e = (int)threadIdx.x; e < a.h.D; e += THREADS) {
-        static_cast<KV *>(sh.session.win_k)[at + e] = sh.k[e];
-        static_cast<KV *>(sh.session.win_v)[at + e] = sh.v[e];
-    }
-}
-
-/* Run number `index` of the window's and the salient keys. */
-template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS> &sh, int index)
-{
-    const sti_cuda_session &s = sh.session;
-    if (threadIdx.x == 0) {
-        sh.keys_at = rows_of(a, sh, s.win_k, s.sal_k, sh.k);
-        sh.values_at = rows_of(a, sh, s.win_v, s.sal_v, sh.v);
-    }
-    const int window = window_of(sh.pos, a.h.C).tokens, keys = window + sh.salient;
-    const int each = (keys + a.plan.key_units - 1) / a.plan.key_units;
-    const int lo = min(index * each, keys), hi = min(lo + each, keys);
-    const bool meets_far = a.h.position_cap > 0 && hi > window;
-    if (index == 0) enter(a, sh);
-#pragma unroll 1
-    for (int first = 0; first < a.h.group; first += HEADS) {
-        const size_t at = ((size_t)a.t * a.h.H + first_head(a) + first) * a.h.D;
-        const int heads = min(HEADS, a.h.group - first);
-        if (first > 0) __syncthreads();
-        if (first > 0) load_rows<HEADS, Layout::ROW>(sh.q, s.q + at, heads, a.h.D);
-        if (meets_far) {
-            load_rows<HEADS, Layout::ROW>(sh.x, s.q_raw + at, heads, a.h.D);
-            __syncthreads();
-            turn_queries(a, sh);
-        }
-        __syncthreads();
-        running<HEADS, Layout::EACH> r;
-        r.clear();
-#pragma unroll 1
-        for (int far = 0; far <= (int)meets_far; far++)
-            meet_keys<Layout>(a, sh, lo, hi, far != 0, far ? sh.x : sh.q, first, r);
-        store_part<Layout>(a, sh, first, r);
-    }
 }
 
 #endif

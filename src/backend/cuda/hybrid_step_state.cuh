@@ -5,28 +5,42 @@
 
 #include "backend/cuda/hybrid_step.cuh"
 
+STI_DEVICE void put_vector(float *to, const float (&x)[4])
+{
+    *reinterpret_cast<float4 *>(to) = make_float4(x[0], x[1], x[2], x[3]);
+}
+STI_DEVICE void put_vector(float *to, const float (&x)[1])
+{
+    *to = x[0];
+}
+
 /* u = x W of up to ROWS vectors, W [rows, D, F]. A thread sums over every `deep`-th row
  * of W for VEC columns. */
 template <int VEC, int ROWS>
 STI_DEVICE void project(const sti_cuda_shape &h, const float (*x)[MAX_D], int rows,
                         const float *W, float (*part)[PARTS], float (*u)[MAX_P])
 {
+    enum { AHEAD = MAP_AHEAD / ROWS };
     const int D = h.D, F = h.F, wide = F / VEC, deep = max(1, THREADS / wide);
     for (int item = (int)threadIdx.x; item < wide * deep; item += THREADS) {
         const int r = item / wide, c = (item - r * wide) * VEC;
         float sum[ROWS][VEC] = {};
-        for (int i = r; i < D; i += deep * MAP_AHEAD) {
-            packed<float, VEC> w[MAP_AHEAD][ROWS];
+        const float *next = W + (size_t)r * F + c;
+#pragma unroll 1
+        for (int i = r; i < D; i += deep * AHEAD) {
+            packed<float, VEC> w[AHEAD][ROWS];
 #pragma unroll
-            for (int j = 0; j < MAP_AHEAD; j++)
+            for (int j = 0; j < AHEAD; j++) {
 #pragma unroll
                 for (int n = 0; n < ROWS; n++)
                     if (i + j * deep < D && n < rows)
-                        w[j][n].load(W + ((size_t)n * D + i + j * deep) * F + c);
+                        w[j][n].load(next + (size_t)n * D * F);
                     else
                         w[j][n].zero();
+                next += (size_t)deep * F;
+            }
 #pragma unroll
-            for (int j = 0; j < MAP_AHEAD; j++)
+            for (int j = 0; j < AHEAD; j++)
 #pragma unroll
                 for (int n = 0; n < ROWS; n++) {
                     const float a = i + j * deep < D ? x[n][i + j * deep] : 0;
@@ -37,9 +51,7 @@ STI_DEVICE void project(const sti_cuda_shape &h, const float (*x)[MAX_D], int ro
                 }
         }
 #pragma unroll
-        for (int n = 0; n < ROWS; n++)
-#pragma unroll
-            for (int k = 0; k < VEC; k++) part[n][r * F + c + k] = sum[n][k];
+        for (int n = 0; n < ROWS; n++) put_vector(&part[n][r * F + c], sum[n]);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < rows * F; i += THREADS) {
@@ -75,25 +87,29 @@ STI_DEVICE void map_rows(const sti_cuda_shape &h, const float (*x)[MAX_D], int r
 }
 
 /* phi s over rows [lo, hi) of s [P, D], to the unit's result. */
-template <int VEC, typename KV, int HEADS>
+template <int VEC, int ROWS, typename KV, int HEADS>
 STI_DEVICE void weigh_state(const step_args &a, step_shared<KV, HEADS> &sh,
                             const float *s, int lo, int hi, int first, int heads)
 {
-    enum { ROWS = step_shared<KV, HEADS>::STATE_HEADS };
+    enum { AHEAD = ROWS > 2 ? STATE_AHEAD / 2 : STATE_AHEAD };
     const int D = a.h.D, wide = D / VEC, deep = max(1, THREADS / wide);
     for (int item = (int)threadIdx.x; item < wide * deep; item += THREADS) {
         const int r = item / wide, e = (item - r * wide) * VEC;
         float sum[ROWS][VEC] = {};
-        for (int p = lo + r; p < hi; p += deep * STATE_AHEAD) {
-            packed<float, VEC> x[STATE_AHEAD];
+        const float *next = s + (size_t)(lo + r) * D + e;
+#pragma unroll 1
+        for (int p = lo + r; p < hi; p += deep * AHEAD) {
+            packed<float, VEC> x[AHEAD];
 #pragma unroll
-            for (int j = 0; j < STATE_AHEAD; j++)
+            for (int j = 0; j < AHEAD; j++) {
                 if (p + j * deep < hi)
-                    x[j].load(s + (size_t)(p + j * deep) * D + e);
+                    x[j].load(next);
                 else
                     x[j].zero();
+                next += (size_t)deep * D;
+            }
 #pragma unroll
-            for (int j = 0; j < STATE_AHEAD; j++) {
+            for (int j = 0; j < AHEAD; j++) {
                 float y[VEC];
                 x[j].widen(y);
 #pragma unroll
@@ -108,9 +124,7 @@ STI_DEVICE void weigh_state(const step_args &a, step_shared<KV, HEADS> &sh,
             }
         }
 #pragma unroll
-        for (int n = 0; n < ROWS; n++)
-#pragma unroll
-            for (int k = 0; k < VEC; k++) sh.state.part[n][r * D + e + k] = sum[n][k];
+        for (int n = 0; n < ROWS; n++) put_vector(&sh.state.part[n][r * D + e], sum[n]);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < heads * D; i += THREADS) {
@@ -162,38 +176,43 @@ STI_DEVICE void ask_ahead(const float *s, int lo, int hi, int D)
             "prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from + i)));
 }
 
-/* State unit number `index`: some heads, some rows. */
-template <typename KV, int HEADS>
-STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS> &sh, int index)
+/* The queries of `heads` heads from `first` on as the maps want them; they may be here
+ * already. */
+template <int ROWS, typename KV, int HEADS>
+STI_DEVICE const float (*state_queries(const step_args &a, step_shared<KV, HEADS> &sh,
+                                       int first, int heads))[MAX_D]
 {
-    enum { ROWS = step_shared<KV, HEADS>::STATE_HEADS };
     const sti_cuda_shape &h = a.h;
-    const int each = (h.P + a.plan.row_parts - 1) / a.plan.row_parts;
-    const int lo = min(index % a.plan.row_parts * each, h.P), hi = min(lo + each, h.P);
-    const int head_lo = index / a.plan.row_parts * part_heads(a);
-    const int head_hi = min(head_lo + part_heads(a), h.group);
+    if (!h.raw_features && first + heads <= HEADS) return sh.q + first;
+    const float *q = h.raw_features ? sh.session.q_raw : sh.session.q;
+    q += ((size_t)a.t * h.H + first_head(a) + first) * h.D;
+    load_rows<ROWS, MAX_D>(sh.x, q, heads, h.D);
+    __syncthreads();
+    return sh.x;
+}
+
+/* phi s and phi.z of heads [head_lo, head_hi), rows [lo, hi), ROWS heads at once. */
+template <int ROWS, typename KV, int HEADS>
+STI_DEVICE void ask_state(const step_args &a, step_shared<KV, HEADS> &sh, int lo,
+                          int hi, int head_lo, int head_hi)
+{
+    const sti_cuda_shape &h = a.h;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const size_t row = (size_t)selector() * h.P;
     const float *s = sh.session.lin_s + row * h.D, *z = sh.session.lin_z + row;
-    if (sh.folded == 0) return; /* nobody reads the result */
-    if (h.has_window)
-        ask_ahead(s, lo, hi, h.D);
-    else
-        fold_token(a, sh, lo, hi);
+#pragma unroll 1
     for (int first = head_lo; first < head_hi; first += ROWS) {
         const int head = first_head(a) + first, heads = min((int)ROWS, head_hi - first);
-        const float *q = h.raw_features ? sh.session.q_raw : sh.session.q;
-        load_rows<ROWS, MAX_D>(sh.x, q + ((size_t)a.t * h.H + head) * h.D, heads, h.D);
-        __syncthreads();
-        map_rows<ROWS>(h, sh.x, heads,
+        map_rows<ROWS>(h, state_queries<ROWS>(a, sh, first, heads), heads,
                        h.map_q ? h.map_q + (size_t)head * h.D * h.F : NULL,
                        h.bias_q ? h.bias_q + head : NULL, sh.state.part, sh.state.phi);
         if (h.D % 4 == 0)
-            weigh_state<4>(a, sh, s, lo, hi, first, heads);
+            weigh_state<4, ROWS>(a, sh, s, lo, hi, first, heads);
         else
-            weigh_state<1>(a, sh, s, lo, hi, first, heads);
+            weigh_state<1, ROWS>(a, sh, s, lo, hi, first, heads);
         if (warp < heads) {
             float sum = 0;
+#pragma unroll 4
             for (int p = lo + lane; p < hi; p += 32)
                 sum = fmaf(sh.state.phi[warp][p], z[p], sum);
             sum = warp_sum(sum);
@@ -201,6 +220,27 @@ STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS> &sh, int i
         }
         __syncthreads();
     }
+}
+
+/* State unit number `index`: some heads, some rows. WINDOW: there is one, always. */
+template <bool WINDOW, typename KV, int HEADS>
+STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS> &sh, int index)
+{
+    enum { FEW = HEADS < 2 ? HEADS : 2 };
+    const sti_cuda_shape &h = a.h;
+    const int each = (h.P + a.plan.row_parts - 1) / a.plan.row_parts;
+    const int lo = min(index % a.plan.row_parts * each, h.P), hi = min(lo + each, h.P);
+    const int head_lo = index / a.plan.row_parts * part_heads(a);
+    const int head_hi = min(head_lo + part_heads(a), h.group);
+    if (sh.folded == 0) return; /* nobody reads the result */
+    if (WINDOW || h.has_window)
+        ask_ahead(sh.session.lin_s + (size_t)selector() * h.P * h.D, lo, hi, h.D);
+    else
+        fold_token(a, sh, lo, hi);
+    if (HEADS > FEW && head_hi - head_lo > FEW)
+        ask_state<HEADS>(a, sh, lo, hi, head_lo, head_hi);
+    else
+        ask_state<FEW>(a, sh, lo, hi, head_lo, head_hi);
 }
 
 #endif

@@ -19,15 +19,17 @@
 #include "backend/cuda/hybrid_step.cuh"
 #include "backend/cuda/mma.cuh"
 
+typedef struct tile_keys {
+} tile_keys;
 /* Rows of up to ROW numbers; a warp takes TILES tiles at once. */
 template <int ROW_> struct tile_layout {
+    typedef tile_keys kind;
     enum { ROW = ROW_, CHUNKS = ROW / 32, TILES = ROW <= 64 ? 2 : 1 };
 
-    /* Softmax of query t over the keys the warp has seen, l those of this lane. Number
-     * (c, j) of o: numbers dim(c, 2j) (o[0] + o[1]) and dim(c, 2j + 1) (o[2] + o[3]).
-     */
+    /* Softmax of query t over the keys the warp has seen, l those of this lane; of o
+     * the numbers dim(c, word). */
     struct running {
-        float m, l, o[CHUNKS][2][4];
+        float m, l, o[CHUNKS][4];
 
         __device__ __forceinline__ void clear()
         {
@@ -36,9 +38,7 @@ template <int ROW_> struct tile_layout {
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
-                for (int j = 0; j < 2; j++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) o[c][j][i] = 0;
+                for (int i = 0; i < 4; i++) o[c][i] = 0;
         }
     };
     static __device__ __forceinline__ int dim(int c, int word, int g)
@@ -70,12 +70,12 @@ STI_DEVICE void split_half(float x, __half *high, __half *low)
 
 /* Queries as operands: of lane 4 g + t half g % 2 of query g / 2, in the order in which
  * the lane has keys. */
-template <int ROW>
-STI_DEVICE void ready_queries(tile_layout<ROW>, step_shared<__half, MAX_HEADS> &sh,
+template <typename Layout>
+STI_DEVICE void ready_queries(tile_keys, step_shared<__half, MAX_HEADS> &sh,
                               const float (*q)[MAX_D])
 {
     __syncthreads(); /* nobody uses the former ones */
-    for (int i = (int)threadIdx.x; i < ROW; i += THREADS) { /* 32 lanes, ROW / 32 */
+    for (int i = (int)threadIdx.x; i < Layout::ROW; i += THREADS) {
         const int g = i % 32 / 4, t = i % 4;
         const float *x = q[g / 2] + i / 32 * 32 + t * 8;
         uint32_t word[4];
@@ -93,17 +93,32 @@ STI_DEVICE void ready_queries(tile_layout<ROW>, step_shared<__half, MAX_HEADS> &
     __syncthreads();
 }
 
-/* What a lane has of its row i of keys or values. */
+/* What a lane has of a row of keys or values. */
 template <int CHUNKS>
-STI_DEVICE void load_tile_row(uint4 (&to)[CHUNKS], const __half *row, bool wanted,
-                              int D)
+STI_DEVICE void load_tile_row(uint4 (&to)[CHUNKS], const __half *row, int D)
 {
     const int own = (int)threadIdx.x % 4 * 8;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         to[c] = make_uint4(0, 0, 0, 0);
-        if (wanted && c * 32 + own < D)
+        if (c * 32 + own < D)
             to[c] = *reinterpret_cast<const uint4 *>(row + c * 32 + own);
+    }
+}
+
+/* Rows i, i + 8, ...; row `any` instead of those that are not there. Where they lie is
+ * worked out anew every time: there are not registers enough to keep it. */
+template <int TILES, int CHUNKS>
+STI_DEVICE void load_tiles(uint4 (&to)[TILES][2][CHUNKS],
+                           const token_rows<__half> &from, int i,
+                           const bool (&seen)[TILES][2], int any)
+{
+    asm volatile("" ::: "memory");
+    const int D = from.D;
+#pragma unroll
+    for (int u = 0; u < 2 * TILES; u++) {
+        const int row = seen[u / 2][u % 2] ? i + u * 8 : any;
+        load_tile_row(to[u / 2][u % 2], from.at(row), D);
     }
 }
 
@@ -113,25 +128,23 @@ STI_DEVICE void dot_tile(const uint4 (&k)[2][CHUNKS], const uint4 *operand,
                          float *logit)
 {
     const int lane = (int)threadIdx.x % 32;
-    float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+    float sum[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
+        asm volatile("" ::: "memory"); /* the others are not read yet */
         const uint4 q = operand[c * 32 + lane];
         const uint32_t first[4] = {k[0][c].x, k[1][c].x, k[0][c].y, k[1][c].y};
         const uint32_t second[4] = {k[0][c].z, k[1][c].z, k[0][c].w, k[1][c].w};
-        mma(even, first, q.x, q.y);
-        mma(odd, second, q.z, q.w);
+        mma(sum, first, q.x, q.y);
+        mma(sum, second, q.z, q.w);
     }
-    logit[0] = (even[0] + odd[0]) + (even[1] + odd[1]);
-    logit[1] = (even[2] + odd[2]) + (even[3] + odd[3]);
+    logit[0] = sum[0] + sum[1];
+    logit[1] = sum[2] + sum[3];
 }
 
-/* o += V^T p, p of rows g and g + 8. */
-template <int CHUNKS>
-STI_DEVICE void add_values(float (&o)[CHUNKS][2][4], const uint4 (&v)[2][CHUNKS],
-                           const float *p)
+/* Weights of rows g and g + 8 as an operand. */
+STI_DEVICE void turn_weights(const float *p, uint32_t *weight)
 {
-    uint32_t weight[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         __half high, low;
@@ -140,16 +153,16 @@ STI_DEVICE void add_values(float (&o)[CHUNKS][2][4], const uint4 (&v)[2][CHUNKS]
         memcpy(&weight[i], &both, sizeof both);
         weight[i] = turn_square(weight[i]);
     }
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const uint32_t turned[4] = {turn_square(word_of(v[0][c], 2 * j)),
-                                        turn_square(word_of(v[0][c], 2 * j + 1)),
-                                        turn_square(word_of(v[1][c], 2 * j)),
-                                        turn_square(word_of(v[1][c], 2 * j + 1))};
-            mma(o[c][j], turned, weight[0], weight[1]);
-        }
+}
+
+/* sum += V^T p for words 2 j and 2 j + 1 of a chunk. */
+STI_DEVICE void add_values(float (&sum)[4], const uint4 &v0, const uint4 &v8, int j,
+                           const uint32_t *weight)
+{
+    const uint32_t turned[4] = {
+        turn_square(word_of(v0, 2 * j)), turn_square(word_of(v0, 2 * j + 1)),
+        turn_square(word_of(v8, 2 * j)), turn_square(word_of(v8, 2 * j + 1))};
+    mma(sum, turned, weight[0], weight[1]);
 }
 
 /* Largest of, or sum over, the lanes that have the same query. */
@@ -165,48 +178,53 @@ STI_DEVICE float rows_sum(float x)
 }
 
 /* Takes in tiles of keys; a logit of -infinity is none. */
-template <int ROW, int TILES, int CHUNKS>
-STI_DEVICE void soften_tiles(typename tile_layout<ROW>::running &r,
-                             float (&logit)[TILES][2], const uint4 (&v)[TILES][2][CHUNKS])
+template <typename Layout, int TILES, int CHUNKS>
+STI_DEVICE void soften_tiles(typename Layout::running &r, float (&logit)[TILES][2],
+                             const uint4 (&v)[TILES][2][CHUNKS])
 {
     float top = r.m;
 #pragma unroll
     for (int u = 0; u < TILES; u++) top = fmaxf(top, fmaxf(logit[u][0], logit[u][1]));
     top = rows_max(top);
     const float base = top > -INFINITY ? top : 0, keep = exp2f(r.m - base);
+    uint32_t weight[TILES][2];
     r.m = top;
     r.l *= keep;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++)
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) r.o[c][j][i] *= keep;
 #pragma unroll
     for (int u = 0; u < TILES; u++) {
         const float p[2] = {exp2f(logit[u][0] - base), exp2f(logit[u][1] - base)};
         r.l += p[0] + p[1];
-        add_values(r.o, v[u], p);
+        turn_weights(p, weight[u]);
     }
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int u = 0; u < TILES; u++)
+                add_values(sum, v[u][0][c], v[u][1][c], j, weight[u]);
+            r.o[c][2 * j] = fmaf(r.o[c][2 * j], keep, sum[0] + sum[1]);
+            r.o[c][2 * j + 1] = fmaf(r.o[c][2 * j + 1], keep, sum[2] + sum[3]);
+        }
 }
 
 /* Queries that are ready meet keys [lo, hi), those that are far or those that are not.
  */
-template <int ROW>
-STI_DEVICE void meet_keys(tile_layout<ROW>, const step_args &a,
+template <typename Layout>
+STI_DEVICE void meet_keys(tile_keys, const step_args &a,
                           const step_shared<__half, MAX_HEADS> &sh, int lo, int hi,
                           bool far, const float (*)[MAX_D], int first,
-                          typename tile_layout<ROW>::running &r)
+                          typename Layout::running &r)
 {
-    typedef tile_layout<ROW> layout;
-    enum { TILES = layout::TILES, KEYS = 16 * TILES };
+    enum { TILES = Layout::TILES, KEYS = 16 * TILES };
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4;
     const int query = first + (int)threadIdx.x % 4;
     const bool keeps = keeps_logits(a.h) && query < a.h.group;
     const float scale = a.h.scale * LOG2_E;
 #pragma unroll 1
     for (int base = lo + warp * KEYS; base < hi; base += WARPS * KEYS) {
-        uint4 k[TILES][2][layout::CHUNKS], v[TILES][2][layout::CHUNKS];
+        uint4 k[TILES][2][Layout::CHUNKS], v[TILES][2][Layout::CHUNKS];
         bool seen[TILES][2];
 #pragma unroll
         for (int u = 0; u < 2 * TILES; u++) {
@@ -214,42 +232,40 @@ STI_DEVICE void meet_keys(tile_layout<ROW>, const step_args &a,
             bool &wanted = seen[u / 2][u % 2];
             wanted = i < hi;
             if (a.h.position_cap > 0 && wanted) wanted = far == is_far(sh, i);
-            const int row = wanted ? i : lo;
-            load_tile_row(k[u / 2][u % 2], sh.keys_at.at(row), wanted, a.h.D);
-            load_tile_row(v[u / 2][u % 2], sh.values_at.at(row), wanted, a.h.D);
         }
+        load_tiles(k, sh.keys_at, base + g, seen, lo);
+        load_tiles(v, sh.values_at, base + g, seen, lo);
         float logit[TILES][2];
 #pragma unroll
         for (int u = 0; u < TILES; u++) dot_tile(k[u], sh.operand, logit[u]);
 #pragma unroll
         for (int u = 0; u < 2 * TILES; u++) {
-            const int i = base + u * 8 + g;
             float &x = logit[u / 2][u % 2];
             x = seen[u / 2][u % 2] ? x * scale : -INFINITY;
-            if (keeps && seen[u / 2][u % 2] && i < sh.keys_at.tokens)
-                logits_at(a, query)[i] = x;
         }
-        soften_tiles<ROW>(r, logit, v);
+        soften_tiles<Layout>(r, logit, v);
+#pragma unroll
+        for (int u = 0; u < 2 * TILES; u++) {
+            const int i = base + u * 8 + g;
+            if (keeps && seen[u / 2][u % 2] && i < sh.keys_at.tokens)
+                sh.logits[query * (2 * a.h.C + 2) + i] = logit[u / 2][u % 2];
+        }
     }
 }
 
 /* What a warp has, to shared memory. */
-template <int ROW>
-STI_DEVICE void leave_to_join(tile_layout<ROW>, step_shared<__half, MAX_HEADS> &sh,
-                              typename tile_layout<ROW>::running &r)
+template <typename Layout>
+STI_DEVICE void leave_to_join(tile_keys, step_shared<__half, MAX_HEADS> &sh,
+                              typename Layout::running &r)
 {
-    typedef tile_layout<ROW> layout;
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4;
     const int t = (int)threadIdx.x % 4;
     const float l = rows_sum(r.l);
 #pragma unroll
-    for (int c = 0; c < layout::CHUNKS; c++)
+    for (int c = 0; c < Layout::CHUNKS; c++)
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float *to = sh.keys.o[warp][t];
-            to[layout::dim(c, 2 * j, g)] = r.o[c][j][0] + r.o[c][j][1];
-            to[layout::dim(c, 2 * j + 1, g)] = r.o[c][j][2] + r.o[c][j][3];
-        }
+        for (int i = 0; i < 4; i++)
+            sh.keys.o[warp][t][Layout::dim(c, i, g)] = r.o[c][i];
     if (g > 0) return;
     sh.keys.m[warp][t] = r.m;
     sh.keys.l[warp][t] = l;
