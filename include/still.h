@@ -491,16 +491,18 @@ typedef struct still_export_params {
      * softmax elsewhere. What other programs have no place for goes beside it:
      * still.json and adapter.safetensors in the folder, NAME.still.gguf beside the
      * file; with them the model is linearized again. "peft": a folder with the low-rank
-     * additions alone, as PEFT reads them. */
+     * additions alone, as PEFT reads them. "adapter": a folder with the adapter alone,
+     * smaller (adapter.gguf), and the card and figures of the folder it was in. */
     const char *format;
     const char *path;    /* what to write; must not exist */
     const char *adapter; /* as in still_model_params; NULL: the plain model */
     /* "f32", "f16", "bf16"; gguf also "q8_0" and "same" (as the base has it). NULL: for
      * safetensors the base's own type, bf16 if it is quantized; for gguf the base's
      * blocks as they are and q8_0 where the merge changed them, f16 if it is not
-     * quantized. */
+     * quantized. adapter: "q8_0" (NULL, too) for gates, with f16 for other matrices, or
+     * "f16" or "f32" for all. */
     const char *dtype;
-    const char *base_name; /* peft: what it calls its base; NULL: as the adapter does */
+    const char *base_name; /* peft, adapter: name of the base; NULL: the adapter's */
     still_progress_fn progress; /* bytes; may be NULL */
     void *user;
 } still_export_params;

@@ -74,10 +74,11 @@ static bool ends_with(const char *text, const char *end)
 }
 
 /* The one GGUF of a folder without config.json, else the folder itself. An adapter
- * beside it does not count. */
+ * beside it does not count, and an adapter's folder is one. */
 static still_status entry_of(char *folder, char **out, still_error *err)
 {
-    DIR *dir = exists(folder, "config.json") ? NULL : opendir(folder);
+    const bool whole = exists(folder, "config.json") || exists(folder, "still.json");
+    DIR *dir = whole ? NULL : opendir(folder);
     if (!dir) {
         *out = folder;
         return STILL_OK;
@@ -117,6 +118,33 @@ static bool could_be_cached(const char *name)
     return *name && slashes <= 1 && name[strlen(name) - 1] != '/';
 }
 
+/* An adapter's folder that came with the program, found from where the program is:
+ * PREFIX/bin/still and PREFIX/share/still/models, or a build folder (build/,
+ * build/asan/) and models/ of the source tree. NULL: there is none of this name. */
+static char *shipped(const char *name)
+{
+    static const struct {
+        int up; /* folders above the program's */
+        const char *models;
+    } place[] = {{1, "share/still/models"}, {1, "models"}, {2, "models"}};
+    char program[4096];
+    if (strchr(name, '/')) return NULL;
+    for (size_t i = 0; i < sizeof place / sizeof *place; i++) {
+        const ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+        if (n <= 0) return NULL;
+        program[n] = 0;
+        for (int cut = 0; cut <= place[i].up; cut++) {
+            char *slash = strrchr(program, '/');
+            if (slash) *slash = 0;
+        }
+        sti_buf folder = {0};
+        sti_buf_printf(&folder, "%s/%s/%s", program, place[i].models, name);
+        if (!folder.failed && exists(folder.p, "still.json")) return folder.p;
+        sti_buf_free(&folder);
+    }
+    return NULL;
+}
+
 /* A model without regard to adapters. */
 static still_status resolve_plain(const char *name, char **out, still_error *err)
 {
@@ -141,6 +169,8 @@ static still_status resolve_plain(const char *name, char **out, still_error *err
                            : stat(folder, &st) == 0 && S_ISDIR(st.st_mode);
     if (here) return entry_of(folder, out, err);
     free(folder);
+    *out = shipped(name);
+    if (*out) return STILL_OK;
     if (is_default || strchr(name, '/'))
         return sti_fail(
             err, STILL_E_IO,
@@ -297,17 +327,17 @@ static char *twin_of(const char *path, bool *is_adapter)
 static still_status resolve_base(char **path, char **adapter, still_error *err)
 {
     char base[1024], *found;
+    still_error why;
     if (exists(*path, "config.json")) {
         found = sti_strdup(*path);
         if (!found) return sti_fail_memory(err, "path", strlen(*path));
     } else {
         STI_TRY(still_adapter_base(*path, base, sizeof base, err));
-        if (resolve_plain(base, &found, err))
+        if (resolve_plain(base, &found, &why))
             return sti_fail(err, STILL_E_IO,
-                            "%s: is an adapter of base model '%s', which is neither a "
-                            "path nor in the cache: pull it, or correct the name in "
-                            "%s/still.json",
-                            *path, base, *path);
+                            "%s: is an adapter of base model '%s': %s (or correct the "
+                            "name in its still.json)",
+                            *path, base, why.text);
     }
     if (adapter)
         *adapter = *path;

@@ -15,7 +15,9 @@ still_status cli_cache_place(const char *kind, const char *name, char **out,
 still_status cli_cache_folder(const char *name, char **out, still_error *err);
 
 /* What MODEL means: an existing file or folder, else a name in the cache (a folder
- * that holds a GGUF and no config.json stands for that file). An adapter's folder
+ * that holds a GGUF and no config.json stands for that file), else an adapter that came
+ * with the program (models/ of the source tree, share/still/models where it is
+ * installed; both are found from where the program lies). An adapter's folder
  * stands for the base model it names, found in the same way, and *adapter is the
  * folder; a folder that holds a model, too, is its own base. Beside NAME.gguf,
  * NAME.still.gguf is its adapter. *adapter is NULL for a plain model. free() both;

@@ -26,7 +26,7 @@ static bool on_bytes(void *user, uint64_t done, uint64_t total)
 static const char *base_name(const cli_options *o, const char *adapter)
 {
     char name[1024];
-    if (o->base_name || !adapter) return o->base_name;
+    if (o->base_name || !adapter || strcmp(o->to, "peft") != 0) return o->base_name;
     if (still_adapter_base(adapter, name, sizeof name, NULL) == STILL_OK &&
         strcmp(name, CLI_DEFAULT_MODEL) == 0)
         return "HuggingFaceTB/SmolLM2-135M-Instruct";
@@ -41,7 +41,8 @@ static int show(const cli_options *o, const watch *w, bool linearized)
                                         o->to, "bytes", (json_int_t)w->bytes,
                                         "linearized", linearized));
     printf("%s: %s of tensors%s\n", o->out, cli_bytes(bytes, w->bytes),
-           strcmp(o->to, "peft") == 0 ? ", the low-rank additions alone"
+           strcmp(o->to, "peft") == 0      ? ", the low-rank additions alone"
+           : strcmp(o->to, "adapter") == 0 ? ", the adapter alone"
            : linearized ? "; softmax attention elsewhere, linearized with still"
                         : "");
     return CLI_OK;
@@ -53,7 +54,8 @@ int cli_cmd_export(const cli_options *o)
     char *path, *adapter;
     watch w = {.quiet = o->quiet};
     const char *name = o->arg[0] ? o->arg[0] : CLI_DEFAULT_MODEL;
-    if (!o->to) return cli_usage("export", "--to gguf|safetensors|peft is missing");
+    if (!o->to)
+        return cli_usage("export", "--to gguf|safetensors|peft|adapter is missing");
     if (!o->out) return cli_usage("export", "--out PATH is missing");
     if (cli_resolve_model(name, &path, &adapter, &err)) return cli_fail_error(&err);
     const still_export_params p = {.format = o->to,

@@ -58,11 +58,13 @@ void cli_help_overview(void)
          "Usage: still COMMAND [arguments] [options]\n\nCommands:");
     for (const cli_command *c = cli_command_table; c->name; c++)
         printf("  %-12s %s\n", c->name, c->purpose);
-    puts("\nMODEL is a GGUF file, a Hugging Face folder, or a name from the cache;\n"
-         "without one, smollm2.\n\nStart here:\n"
+    puts("\nMODEL is a GGUF file, a Hugging Face folder, a folder that linearize\n"
+         "wrote, a name from the cache, or smollm2-still, the linearized smollm2 that\n"
+         "comes with still; without one, smollm2.\n\nStart here:\n"
          "  still pull smollm2\n"
          "  still generate smollm2 -p 'The capital of France is'\n"
-         "  still chat\n\n"
+         "  still chat\n"
+         "  still chat smollm2-still\n\n"
          "'still help COMMAND' explains a command with examples.\n"
          "Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
 }
@@ -105,7 +107,7 @@ void cli_help_command(const cli_command *c)
             if (shown(c, o, g)) option_text(o);
     }
     puts("\nExamples:");
-    for (int i = 0; i < 4 && c->example[i][0]; i++)
+    for (int i = 0; i < CLI_EXAMPLES && c->example[i][0]; i++)
         printf("  # %s\n  %s\n", c->example[i][1], c->example[i][0]);
 }
 
@@ -142,8 +144,10 @@ void cli_help_markdown(void)
         "# The commands of still\n\n"
         "<!-- Written by `still help --markdown`; edit src/cli/table.c instead. -->\n\n"
         "Results go to standard output, progress and warnings to standard error.\n"
-        "`MODEL` is a GGUF file, a Hugging Face folder, or a name from the cache;\n"
-        "where it may be left out, it is `smollm2`. A lone `--` ends the options.\n\n"
+        "`MODEL` is a GGUF file, a Hugging Face folder, a folder that `linearize`\n"
+        "wrote, a name from the cache, or `smollm2-still`, the linearized `smollm2`\n"
+        "that comes with still; where it may be left out, it is `smollm2`. A lone\n"
+        "`--` ends the options.\n\n"
         "Exit status: 0 done, 1 failed (one line says what, where and what to do),\n"
         "2 wrong usage, 130 interrupted.\n\n"
         "| command | |\n|---|---|");
@@ -163,7 +167,7 @@ void cli_help_markdown(void)
         }
         markdown_options(c);
         puts("\n```sh");
-        for (int i = 0; i < 4 && c->example[i][0]; i++)
+        for (int i = 0; i < CLI_EXAMPLES && c->example[i][0]; i++)
             printf("%s  # %s\n", c->example[i][0], c->example[i][1]);
         puts("```");
     }
@@ -213,8 +217,9 @@ void cli_help_man(void)
         ".SH NAME\nstill \\- run language models with constant memory and linear time\n"
         ".SH SYNOPSIS\n.B still\n.I COMMAND\n[arguments] [options]\n"
         ".SH DESCRIPTION\nResults go to standard output, progress and warnings to "
-        "standard error.\n.I MODEL\nis a GGUF file, a Hugging Face folder, or a name "
-        "from the cache; where it may be left out, it is smollm2.");
+        "standard error.\n.I MODEL\nis a GGUF file, a Hugging Face folder, a folder "
+        "that linearize wrote, a name from the cache, or smollm2-still, the linearized "
+        "smollm2 that comes with still; where it may be left out, it is smollm2.");
     for (const cli_command *c = cli_command_table; c->name; c++) {
         printf(".SH \"STILL ");
         for (const char *s = c->name; *s; s++) putchar(*s - 'a' + 'A');
@@ -237,7 +242,7 @@ void cli_help_man(void)
         }
         roff_options(c);
         puts(".PP\nExamples:\n.PP\n.nf");
-        for (int i = 0; i < 4 && c->example[i][0]; i++) {
+        for (int i = 0; i < CLI_EXAMPLES && c->example[i][0]; i++) {
             roff(c->example[i][0]);
             putchar('\n');
         }

@@ -118,13 +118,15 @@ typedef struct cli_option {
     const char *help;
 } cli_option;
 
+enum { CLI_EXAMPLES = 5 };
+
 typedef struct cli_command {
     const char *name;
     unsigned bit;
-    const char *purpose;       /* one line */
-    const char *usage;         /* what follows "still NAME"; lines for several forms */
-    const char *about;         /* a paragraph or two, wrapped when shown */
-    const char *example[4][2]; /* command line, what it does */
+    const char *purpose; /* one line */
+    const char *usage;   /* what follows "still NAME"; lines for several forms */
+    const char *about;   /* a paragraph or two, wrapped when shown */
+    const char *example[CLI_EXAMPLES][2]; /* command line, what it does */
     int min_args, max_args;
     const char *missing; /* what to say when fewer than min_args are given */
     int (*run)(const cli_options *o);

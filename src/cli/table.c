@@ -216,9 +216,10 @@ const cli_option cli_option_table[] = {
 
     /* export */
     {"to", 0, "FORMAT", CLI_CHOICE, AT(to), EXPORT, CLI_G_EXPORT,
-     .choices = "gguf safetensors peft",
+     .choices = "gguf safetensors peft adapter",
      .help = "gguf: a file as llama.cpp loads it. safetensors: a Hugging Face folder. "
-             "peft: the low-rank additions alone, as PEFT reads them."},
+             "peft: the low-rank additions alone, as PEFT reads them. adapter: what "
+             "linearize wrote, at a third of the size, for still."},
     {"out", 'o', "PATH", CLI_STRING, AT(out), EXPORT, CLI_G_EXPORT,
      .help = "What to write: NAME.gguf, or a folder. It must not exist."},
     {"dtype", 0, "TYPE", CLI_CHOICE, AT(dtype), EXPORT, CLI_G_EXPORT,
@@ -226,10 +227,11 @@ const cli_option cli_option_table[] = {
      .help = "Type of the matrices. safetensors: f32, f16 or bf16 (default: the model's "
              "own, bf16 if it is quantized). gguf: also q8_0, or same, the model's own "
              "(default: blocks of a quantized model as they are, q8_0 where the merge "
-             "changed them; f16 for others)."},
+             "changed them; f16 for others). adapter: q8_0 for gates and f16 for the rest "
+             "(default), or f16 or f32 for all."},
     {"base-name", 0, "NAME", CLI_STRING, AT(base_name), EXPORT, CLI_G_EXPORT,
-     .help = "peft: name or path of the base model in the Hugging Face format (default: "
-             "as the adapter calls it)."},
+     .help = "peft: name or path of the base model in the Hugging Face format; adapter: "
+             "name or path of the base model (default: as the adapter calls it)."},
 
     /* server */
     {"host", 0, "HOST", CLI_STRING, AT(host), SERVE, CLI_G_SERVER,
@@ -455,6 +457,7 @@ const cli_command cli_command_table[] = {
      "and still says so. Standard input need not be a terminal: each line is then one "
      "message.",
      {{"still chat", "with the default model"},
+      {"still chat smollm2-still", "linearized: memory does not grow"},
       {"still chat smollm2 --system 'Answer in one sentence.'", "set its manner"},
       {"echo 'What is a tide?' | still chat smollm2 --json", "from a script"}},
      0, 1, NULL, cli_cmd_chat},
@@ -503,6 +506,7 @@ const cli_command cli_command_table[] = {
       {"still export mine --to safetensors --out mine-hf --dtype bf16",
        "for Transformers"},
       {"still export mine --to peft --out mine-lora", "the low-rank part alone"},
+      {"still export mine --to adapter --out mine-small", "the same model, smaller"},
       {"still export smollm2 --to safetensors --out smollm2-hf", "a GGUF file as a "
        "folder"}},
      0, 1, NULL, cli_cmd_export},

@@ -107,7 +107,7 @@ still_status sti_adapter_matrix_bind(sti_adapter *a, const sti_adapter_entry *e,
                             .dim = {e->dim[0], e->dim[1]},
                             .data = data,
                             .bytes = bytes,
-                            .path = STI_ADAPTER_TENSORS};
+                            .path = "adapter"};
     return a->be->weight_new(a->dev, &out->src, &out->w, err);
 }
 

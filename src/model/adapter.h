@@ -5,9 +5,10 @@
  * of its entries; gradients and moments are arrays of the same shape. The layers' views
  * (`layer`) point into it, so an optimizer's step is seen by the next forward pass.
  *
- * In a folder it is two files: adapter.safetensors, one tensor an entry, and
- * still.json, which names the base model by its fingerprint, the method and its
- * settings. */
+ * In a folder it is two files: still.json, which names the base model by its
+ * fingerprint, the method and its settings, and the tensors, one an entry:
+ * adapter.safetensors as training writes it, in floats, or adapter.gguf, smaller, as
+ * `still export --to adapter` does. */
 #ifndef STI_MODEL_ADAPTER_H
 #define STI_MODEL_ADAPTER_H
 
@@ -17,6 +18,7 @@
 enum { STI_FINGERPRINT = 32 };
 #define STI_ADAPTER_CONFIG "still.json"
 #define STI_ADAPTER_TENSORS "adapter.safetensors"
+#define STI_ADAPTER_SMALL "adapter.gguf" /* read where there is no other */
 
 /* Projections that can have a low-rank addition. */
 typedef enum sti_target {
@@ -118,6 +120,9 @@ still_status sti_adapter_fill(sti_adapter *a, const sti_store *s, const char *pr
 bool sti_adapter_is(const char *dir); /* whether the folder holds an adapter */
 still_status sti_adapter_read_spec(const char *dir, sti_adapter_spec *out,
                                    still_error *err);
+/* Its tensors: of a folder, or of one GGUF file that holds all. Nothing in them is
+ * checked yet. */
+still_status sti_adapter_open(const char *path, sti_store *out, still_error *err);
 /* For running: `quantized` keeps gates in 8 bits, as beside 4-bit weights. */
 still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
                               bool quantized, sti_adapter **out, still_error *err);

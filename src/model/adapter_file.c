@@ -1,6 +1,6 @@
-/* adapter_file.c - adapters on disk: a folder with still.json and adapter.safetensors,
- * or one GGUF file that holds both (NAME.still.gguf, as `still export` writes it beside
- * a merged model).
+/* adapter_file.c - adapters on disk: a folder with still.json and adapter.safetensors
+ * or adapter.gguf, or one GGUF file that holds both (NAME.still.gguf, as `still export`
+ * writes it beside a merged model).
  *
  * Nothing in a file is believed: the settings go through the same checks as a user's,
  * shapes must be those the settings ask for, and the base model's fingerprint must be
@@ -138,10 +138,20 @@ static still_status spec_of_json(json_t *j, const char *path, sti_adapter_spec *
 
 /* ---- Reading -------------------------------------------------------------------- */
 
+still_status sti_adapter_open(const char *path, sti_store *out, still_error *err)
+{
+    char tensors[STI_PATH_ROOM], small[STI_PATH_ROOM];
+    if (is_file(path)) return sti_store_open(path, out, err);
+    STI_TRY(sti_path_join(tensors, path, STI_ADAPTER_TENSORS, err));
+    STI_TRY(sti_path_join(small, path, STI_ADAPTER_SMALL, err));
+    const bool use_small = !is_file(tensors) && is_file(small);
+    return sti_store_open(use_small ? small : tensors, out, err);
+}
+
 static still_status open_gguf(const char *path, sti_store *s, sti_adapter_spec *spec,
                               still_error *err)
 {
-    STI_TRY(sti_store_open(path, s, err));
+    STI_TRY(sti_adapter_open(path, s, err));
     const sti_meta *meta = sti_meta_find(s, STI_ADAPTER_META);
     if (!meta || meta->type != STI_META_STRING)
         return sti_fail(err, STILL_E_FORMAT, "%s: has no '%s', so it is no adapter",
@@ -167,10 +177,7 @@ static still_status open_folder(const char *dir, sti_store *s, sti_adapter_spec 
         return sti_fail(err, STILL_E_FORMAT, "%s: line %d: %s", path, je.line, je.text);
     still_status st = spec_of_json(j, path, spec, err);
     json_decref(j);
-    if (st == STILL_OK && s) {
-        st = sti_path_join(path, dir, STI_ADAPTER_TENSORS, err);
-        if (st == STILL_OK) st = sti_store_open(path, s, err);
-    }
+    if (st == STILL_OK && s) st = sti_adapter_open(dir, s, err);
     return st;
 }
 
@@ -227,7 +234,10 @@ static still_status bind_gate(sti_adapter *a, const sti_adapter_entry *e,
         st = check_finite(wide, e->n, t->path, err);
     }
     if (st == STILL_OK) {
-        sti_quant(STI_Q8_0, wide, packed, (int64_t)e->n);
+        if (t->type == STI_Q8_0) /* as it is: rounding twice could move it */
+            memcpy(packed, t->data, bytes);
+        else
+            sti_quant(STI_Q8_0, wide, packed, (int64_t)e->n);
         sti_adapter_matrix *m = &a->layer[e->layer].gate;
         st = sti_adapter_matrix_bind(a, e, STI_Q8_0, packed, bytes, m, err);
         if (st == STILL_OK && m->w.own.bytes == 0) {

@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,8 @@ typedef struct format {
 
 static const format formats[] = {{"gguf", true, sti_export_gguf},
                                  {"safetensors", false, sti_export_safetensors},
-                                 {"peft", false, sti_export_peft}};
+                                 {"peft", false, sti_export_peft},
+                                 {"adapter", false, sti_export_adapter}};
 
 /* ---- Opening ----------------------------------------------------------------------
  */
@@ -37,8 +39,6 @@ static still_status fingerprint_of(const sti_store *s,
 static still_status open_adapter(sti_export *x, still_error *err)
 {
     const char *path = x->p->adapter;
-    char tensors[STI_PATH_ROOM];
-    struct stat info;
     unsigned char base[STI_FINGERPRINT];
     const sti_adapter_home home = {.cfg = &x->cfg};
     if (!path) return STILL_OK;
@@ -50,9 +50,7 @@ static still_status open_adapter(sti_export *x, still_error *err)
             "%s: the adapter was trained for another base model ('%s') than "
             "%s",
             path, x->spec.base_name, x->store.path);
-    STI_TRY(sti_path_join(tensors, path, STI_ADAPTER_TENSORS, err));
-    const bool file = stat(path, &info) == 0 && S_ISREG(info.st_mode);
-    STI_TRY(sti_store_open(file ? path : tensors, &x->adapter, err));
+    STI_TRY(sti_adapter_open(path, &x->adapter, err));
     STI_TRY(sti_adapter_outline(&home, &x->spec, &x->trained, err));
     x->linearized = true;
     return STILL_OK;
@@ -88,6 +86,44 @@ still_status sti_export_own_spec(const sti_export *x, const char *merged,
     still_status st = sti_store_open(merged, &s, err);
     if (st == STILL_OK) st = fingerprint_of(&s, out->base, err);
     sti_store_close(&s);
+    return st;
+}
+
+/* ---- Copying ----------------------------------------------------------------------
+ */
+
+static still_status write_all(int fd, const sti_map *m, const char *path,
+                              still_error *err)
+{
+    for (size_t at = 0; at < m->size;) {
+        const ssize_t k = write(fd, m->data + at, m->size - at);
+        if (k < 0 && errno == EINTR) continue;
+        if (k < 0)
+            return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path,
+                            strerror(errno));
+        at += (size_t)k;
+    }
+    if (fsync(fd) == 0) return STILL_OK;
+    return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path, strerror(errno));
+}
+
+still_status sti_export_copy(const char *from_folder, const char *from,
+                             const char *folder, const char *to, still_error *err)
+{
+    char source[STI_PATH_ROOM], path[STI_PATH_ROOM];
+    struct stat info;
+    sti_map m;
+    STI_TRY(sti_path_join(source, from_folder, from, err));
+    STI_TRY(sti_path_join(path, folder, to, err));
+    if (stat(source, &info) != 0 || info.st_size == 0 || access(path, F_OK) == 0)
+        return STILL_OK;
+    STI_TRY(sti_map_open(source, &m, err));
+    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    still_status st = fd < 0 ? sti_fail(err, STILL_E_IO, "%s: cannot create: %s", path,
+                                        strerror(errno))
+                             : write_all(fd, &m, path, err);
+    if (fd >= 0) close(fd);
+    sti_map_close(&m);
     return st;
 }
 
@@ -196,7 +232,8 @@ still_status still_export(const char *model, const still_export_params *p,
         if (strcmp(formats[i].name, p->format) == 0) f = &formats[i];
     if (!f)
         return sti_fail(err, STILL_E_ARG,
-                        "export format '%s' is not known (gguf, safetensors, peft)",
+                        "export format '%s' is not known (gguf, safetensors, peft, "
+                        "adapter)",
                         p->format);
     size_t n = strlen(p->path);
     while (n > 1 && p->path[n - 1] == '/') n--;

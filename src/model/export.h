@@ -65,7 +65,10 @@ still_status sti_export_add_own(const sti_export *x, bool gguf, sti_export_list 
 void sti_export_list_free(sti_export_list *l);
 /* How rows of q and k go from the model at hand to one kind of file. */
 sti_row_order sti_export_order(const sti_export *x, bool gguf);
-/* A tensor of the adapter, its shape checked; NULL: the layer's target has none. */
+/* A tensor of the adapter, its shape checked. */
+still_status sti_export_trained(const sti_export *x, const sti_adapter_entry *e,
+                                const sti_tensor **out, still_error *err);
+/* The same for a layer's target; NULL: it has none. */
 still_status sti_export_low_rank(const sti_export *x, int layer, sti_target target,
                                  const sti_tensor **a, const sti_tensor **b,
                                  still_error *err);
@@ -107,8 +110,17 @@ still_status sti_export_peft(sti_export *x, const char *folder, still_error *err
 still_status sti_export_safetensors(sti_export *x, const char *folder,
                                     still_error *err);
 still_status sti_export_gguf(sti_export *x, const char *folder, still_error *err);
+still_status sti_export_adapter(sti_export *x, const char *folder, still_error *err);
 #define STI_EXPORT_GGUF "model.gguf" /* its files there */
 #define STI_EXPORT_GGUF_OWN "model.still.gguf"
+
+/* An adapter as one GGUF file, which holds its description, too. */
+still_status sti_export_own_gguf(sti_export *x, const sti_export_list *l,
+                                 const sti_adapter_spec *spec, const char *path,
+                                 still_error *err);
+/* Copies a file into the new folder, if it is there and its new name is free. */
+still_status sti_export_copy(const char *from_folder, const char *from,
+                             const char *folder, const char *to, still_error *err);
 
 /* What an adapter of the exported model says of itself. */
 still_status sti_export_own_spec(const sti_export *x, const char *merged,

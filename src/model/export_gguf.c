@@ -180,9 +180,9 @@ static still_status write_model(sti_export *x, const sti_export_list *l,
     return st;
 }
 
-static still_status write_own(sti_export *x, const sti_export_list *l,
-                              const sti_adapter_spec *spec, const char *path,
-                              still_error *err)
+still_status sti_export_own_gguf(sti_export *x, const sti_export_list *l,
+                                 const sti_adapter_spec *spec, const char *path,
+                                 still_error *err)
 {
     sti_writer *w;
     json_t *j = sti_adapter_to_json(spec);
@@ -215,7 +215,7 @@ static still_status write_files(sti_export *x, const sti_export_list *model,
     if (!x->linearized) return STILL_OK;
     STI_TRY(sti_export_own_spec(x, path, slash ? slash + 1 : x->path, &spec, err));
     STI_TRY(sti_path_join(path, folder, STI_EXPORT_GGUF_OWN, err));
-    return write_own(x, own, &spec, path, err);
+    return sti_export_own_gguf(x, own, &spec, path, err);
 }
 
 still_status sti_export_gguf(sti_export *x, const char *folder, still_error *err)

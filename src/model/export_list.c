@@ -37,8 +37,8 @@ sti_row_order sti_export_order(const sti_export *x, bool gguf)
 /* ---- The adapter ------------------------------------------------------------------
  */
 
-static still_status find_trained(const sti_export *x, const sti_adapter_entry *e,
-                                 const sti_tensor **out, still_error *err)
+still_status sti_export_trained(const sti_export *x, const sti_adapter_entry *e,
+                                const sti_tensor **out, still_error *err)
 {
     const sti_tensor *t = *out = sti_store_find(&x->adapter, e->name);
     if (!t)
@@ -55,8 +55,8 @@ still_status sti_export_low_rank(const sti_export *x, int layer, sti_target targ
     for (size_t i = 0; x->linearized && i < x->trained->n_entries; i++) {
         const sti_adapter_entry *e = &x->trained->entry[i];
         if (e->layer != layer || e->target != target) continue;
-        if (e->kind == STI_TRAINED_LORA_A) STI_TRY(find_trained(x, e, a, err));
-        if (e->kind == STI_TRAINED_LORA_B) STI_TRY(find_trained(x, e, b, err));
+        if (e->kind == STI_TRAINED_LORA_A) STI_TRY(sti_export_trained(x, e, a, err));
+        if (e->kind == STI_TRAINED_LORA_B) STI_TRY(sti_export_trained(x, e, b, err));
     }
     return STILL_OK;
 }
@@ -72,7 +72,7 @@ still_status sti_export_add_own(const sti_export *x, bool gguf, sti_export_list 
         if (e->kind == STI_TRAINED_LORA_A || e->kind == STI_TRAINED_LORA_B) continue;
         sti_export_tensor t = {.type = STI_F32};
         memcpy(t.name, e->name, sizeof e->name);
-        STI_TRY(find_trained(x, e, &t.src, err));
+        STI_TRY(sti_export_trained(x, e, &t.src, err));
         const bool map = e->kind == STI_TRAINED_MAP_Q || e->kind == STI_TRAINED_MAP_K;
         const bool bias =
             e->kind == STI_TRAINED_BIAS_Q || e->kind == STI_TRAINED_BIAS_K;

@@ -1,13 +1,9 @@
 /* export_safetensors.c - the merged model as a Hugging Face folder: config.json,
  * model.safetensors, the tokenizer's files, and beside them, where the model is
  * linearized, still.json and adapter.safetensors. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "model/export.h"
 
@@ -42,42 +38,6 @@ static still_status type_of(const sti_export *x, const sti_tensor *src, bool cha
 /* ---- Tokenizer --------------------------------------------------------------------
  */
 
-static still_status write_all(int fd, const sti_map *m, const char *path,
-                              still_error *err)
-{
-    for (size_t at = 0; at < m->size;) {
-        const ssize_t k = write(fd, m->data + at, m->size - at);
-        if (k < 0 && errno == EINTR) continue;
-        if (k < 0)
-            return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path,
-                            strerror(errno));
-        at += (size_t)k;
-    }
-    if (fsync(fd) == 0) return STILL_OK;
-    return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path, strerror(errno));
-}
-
-/* Copies a file of the base into the new folder, where it is. */
-static still_status copy_file(const char *from_folder, const char *from,
-                              const char *folder, const char *to, still_error *err)
-{
-    char source[STI_PATH_ROOM], path[STI_PATH_ROOM];
-    struct stat info;
-    sti_map m;
-    STI_TRY(sti_path_join(source, from_folder, from, err));
-    STI_TRY(sti_path_join(path, folder, to, err));
-    if (stat(source, &info) != 0 || info.st_size == 0 || access(path, F_OK) == 0)
-        return STILL_OK;
-    STI_TRY(sti_map_open(source, &m, err));
-    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    still_status st = fd < 0 ? sti_fail(err, STILL_E_IO, "%s: cannot create: %s", path,
-                                        strerror(errno))
-                             : write_all(fd, &m, path, err);
-    if (fd >= 0) close(fd);
-    sti_map_close(&m);
-    return st;
-}
-
 static still_status write_tokenizer(const sti_export *x, const char *folder,
                                     still_error *err)
 {
@@ -97,7 +57,7 @@ static still_status write_tokenizer(const sti_export *x, const char *folder,
         return x->tokenizer ? sti_tokenizer_save_json(x->tokenizer, folder, err)
                             : STILL_OK;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
-        STI_TRY(copy_file(x->store.path, files[i][0], folder, files[i][1], err));
+        STI_TRY(sti_export_copy(x->store.path, files[i][0], folder, files[i][1], err));
     return STILL_OK;
 }
 

@@ -117,11 +117,9 @@ static still_status start_from(sti_trainer *t, const char *dir, still_error *err
         return sti_fail(err, STILL_E_ARG,
                         "%s: the adapter was trained for another base model ('%s')",
                         dir, spec.base_name);
-    char path[STI_PATH_ROOM];
-    STI_TRY(sti_path_join(path, dir, STI_ADAPTER_TENSORS, err));
     sti_store s = {0};
     size_t found = 0;
-    still_status st = sti_store_open(path, &s, err);
+    still_status st = sti_adapter_open(dir, &s, err);
     if (st == STILL_OK) st = sti_adapter_fill(t->adapter, &s, "", &found, err);
     if (st == STILL_OK && found == 0)
         st = sti_fail(err, STILL_E_ARG,

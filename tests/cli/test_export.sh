@@ -41,6 +41,27 @@ grep -q '"base_model_name_or_path": "org/name"' lora/adapter_config.json || fail
 [ -s lora/adapter_model.safetensors ] || fail "no lora/adapter_model.safetensors"
 grep -q 'not the linearized one' lora/README.md || fail "no word about the gates"
 
+# The adapter alone, smaller.
+export_to 'small: .*the adapter alone' adapter small
+[ "$(cd small && echo *)" = 'README.md adapter.gguf still.json train.jsonl' ] ||
+    fail "small holds $(cd small && echo *)"
+cmp -s mine/README.md small/README.md || fail "the card is another one"
+cmp -s mine/still.json small/still.json || fail "still.json changed"
+(($(stat -c %s small/adapter.gguf) < $(stat -c %s mine/adapter.safetensors) * 2 / 3)) ||
+    fail "small is not small"
+seq 40 | paste -sd, | sed 's/.*/[&]/' >ids.json
+logprobs() { "$still" logprobs "$1" --ids ids.json 2>&1; }
+paste <(logprobs mine) <(logprobs small) |
+    awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > m) m = d }
+        END { exit !(NR == 39 && m > 0 && m < 0.02) }' || fail "small predicts something else"
+expect 0 'small-again' "$still" export small --to adapter --out small-again --quiet
+cmp -s small/adapter.gguf small-again/adapter.gguf || fail "exported again, it changes"
+export_to 'floats' adapter floats --dtype f32 --base-name ./tiny.gguf
+grep -q '"name": "./tiny.gguf"' floats/still.json || fail "base name"
+[ "$(text floats)" = "$want" ] || fail "floats: '$(text floats)', not '$want'"
+expect 0 '' "$still" linearize tiny.gguf --data data.jsonl --out more -n 64 --batch 1 \
+    --seq 64 --chunk 8 --lora-rank 4 --stage 2 --start small
+
 # A plain model.
 expect 0 'plain.gguf: ' "$still" export tiny.gguf --to gguf --out plain.gguf
 [ -e plain.still.gguf ] && fail "a plain model has no twin"
@@ -55,6 +76,9 @@ expect 1 'must be called NAME.gguf' "$still" export mine --to gguf --out x
 expect 1 'no low-rank additions' "$still" export tiny.gguf --to peft --out x
 expect 1 'trained by stage 2' "$still" export maps --to peft --out x
 expect 1 'not one of f32, f16, bf16' "$still" export mine --to safetensors --out x --dtype q8_0
+expect 1 'plain model has no adapter' "$still" export tiny.gguf --to adapter --out x
+expect 1 'not one of q8_0, f16, f32' "$still" export mine --to adapter --out x --dtype bf16
+expect 2 '' "$still" export mine --to adapter --out x --dtype q4_0
 expect 1 'cannot make folder' "$still" export mine --to safetensors --out no/such/x
 expect 2 '' "$still" export mine --to onnx --out x
 expect 2 'to gguf' "$still" export mine --out x
@@ -62,5 +86,6 @@ expect 2 'out PATH' "$still" export mine --to gguf
 # A full disk, as a limit on the size of files; SIGXFSZ would end the process.
 expect 1 'cannot write' bash -c "trap '' XFSZ; ulimit -f 64; exec '$still' export mine --to gguf --out x.gguf --dtype f32"
 expect 1 'cannot write' bash -c "trap '' XFSZ; ulimit -f 64; exec '$still' export mine --to safetensors --out x --dtype f32"
+expect 1 'cannot write' bash -c "trap '' XFSZ; ulimit -f 16; exec '$still' export mine --to adapter --out x"
 [ "$(echo *)" = "$before" ] || fail "left behind: $(echo *)"
 finish

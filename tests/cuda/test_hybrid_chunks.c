@@ -451,6 +451,8 @@ static void test_shapes(void **state)
         CASE("C 48, D 128", "still", 48, 48, 96, 2, 2, 128, CUT(400)),
         CASE("C 256, D 128", "still", 256, 64, 300, 1, 1, 128, CUT(1100)),
         CASE("C 144, D 64", "still", 144, 100, 190, 2, 1, 64, CUT(1000)),
+        CASE("C 64, D 128, groups of 3", "still", 64, 16, 130, 6, 2, 128, CUT(500)),
+        CASE("C 128, D 128, groups of 4", "still", 128, 32, 130, 4, 1, 128, CUT(1000)),
         CASE("whole chunks", "still", 64, -1, -1, 2, 1, 64, CUT(512)),
         CASE("one chunk", "still", 64, -1, -1, 2, 1, 64, CUT(40)),
         CASE("two chunks and one", "still", 64, -1, -1, 2, 1, 64, CUT(129)),

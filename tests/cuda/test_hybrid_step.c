@@ -662,10 +662,57 @@ static void test_repeatable(void **state)
     free(first);
 }
 
+/* Whatever the scores are, and if a chunk leaves twice, so that the list has its tokens
+ * already: no list is longer than its room, and what it names is there. */
+static void test_leaves_again(void **state)
+{
+    static const test_case c = {
+        "leaves again", "still", 8, {4, 2, 16, 16}, 75, small_cap, false, false, 0};
+    static run r;
+    gpu *g = *state;
+    if (!g->dev) skip();
+    for (int kind = 0; kind < 3; kind++) {
+        sti_cuda_session table[SESSIONS];
+        const int32_t pos[SESSIONS] = {64, 64, 64};
+        open_run(&r, g, &c, 2, 7);
+        for (int call = 1; feed_some(&r, call);) call++;
+        const size_t S = (size_t)r.h.S, slots = S * 2 * (size_t)r.h.C;
+        float score[64];
+        assert_true(slots <= sizeof score / sizeof *score);
+        for (size_t j = 0; j < slots; j++) score[j] = kind == 1 ? 0.5f : -NAN;
+        for (int i = 0; i < SESSIONS; i++) {
+            table[i] = describe(&r, i, 1);
+            if (kind > 0) move(g, r.x[i].st.win_score, score, slots * sizeof *score);
+        }
+        move(g, r.table.p, table, sizeof table);
+        move(g, r.pos.p, pos, sizeof pos);
+        for (int again = 0; again < 6; again++) {
+            still_error err;
+            assert_int_equal(sti_cuda_hybrid_leave(g->dev, &r.h, r.table.p, SESSIONS, 0,
+                                                   r.room.p, &err),
+                             STILL_OK);
+        }
+        for (int i = 0; i < SESSIONS; i++) {
+            const sti_hybrid_state *st = &r.x[i].st;
+            const size_t room = (size_t)st->room;
+            int32_t *count = download(g, st->sal_count, S * sizeof *count);
+            int32_t *at = download(g, st->sal_pos, S * room * sizeof *at);
+            for (size_t s = 0; s < S; s++) {
+                assert_int_equal(count[s], st->room);
+                for (size_t j = 0; j < room; j++)
+                    assert_in_range(at[s * room + j], 0, c.T - 1);
+            }
+            free(count);
+            free(at);
+        }
+        close_run(&r);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_settings),
-                                       cmocka_unit_test(test_real_sizes),
-                                       cmocka_unit_test(test_repeatable)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_settings), cmocka_unit_test(test_real_sizes),
+        cmocka_unit_test(test_repeatable), cmocka_unit_test(test_leaves_again)};
     return cmocka_run_group_tests(tests, open_gpu, close_gpu);
 }

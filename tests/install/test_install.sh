@@ -13,6 +13,7 @@ check() { [ -e "$root/usr/$1" ] || { echo "not installed: $1" >&2; exit 1; }; }
 check bin/still
 check include/still.h
 check share/man/man1/still.1
+check share/still/models/smollm2-still/adapter.gguf
 pc=$(find "$root/usr" -name still.pc)
 lib=$(dirname "$(dirname "$pc")")
 check "${lib#"$root/usr/"}/libstill.so"
@@ -25,6 +26,11 @@ export PKG_CONFIG_PATH=$lib/pkgconfig
 version=$("$root/moved/bin/still" version)
 [ "$version" = "still $(pkg-config --modversion still)" ] ||
     { echo "still.pc is of another version than '$version'" >&2; exit 1; }
+
+# The model that was installed with it is found from there; its base is not there.
+said=$(XDG_CACHE_HOME=$root "$root/moved/bin/still" inspect smollm2-still 2>&1) || true
+[[ $said == *moved/share/still/models/smollm2-still*pull\ smollm2* ]] ||
+    { echo "smollm2-still: $said" >&2; exit 1; }
 
 run() { # the example must fail for the right reason: there is no such model
     local said

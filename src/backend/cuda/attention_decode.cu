@@ -14,6 +14,7 @@
  * 2q+1, 2q+8, 2q+9 at any two dims a step: 16 bytes at dim 64 i + 8 r of each key are
  * four steps, once pairs of keys have been put side by side. */
 #include "backend/cuda/attention_parts.cuh"
+#include "backend/cuda/follow.cuh"
 
 using namespace sti_attn;
 
@@ -294,6 +295,8 @@ __global__ void __launch_bounds__(plan<DP>::THREADS, plan<DP>::BLOCKS)
     int group = a.H / a.G, chunks = (group + HEADS - 1) / HEADS, D = a.D;
     int warp = threadIdx.x / 32, s = 0;
     joined<DP> join = {reinterpret_cast<float(*)[HEADS][DP]>(stage), m, l};
+    sti_lead();
+    sti_follow();
     count_items(a, chunks, count, first);
 
     for (int item = blockIdx.x; item < first[a.n_seg]; item += gridDim.x) {
@@ -348,6 +351,8 @@ __global__ void __launch_bounds__(STI_CUDA_ATTN_MAX_D)
 {
     __shared__ float weight[STI_CUDA_ATTN_SPLITS];
     int h = blockIdx.x, s = blockIdx.y, D = a.D, d = threadIdx.x;
+    sti_lead();
+    sti_follow();
     int n = cut_keys(past_of(a, s), a.window).pieces;
     if (n == 1) return; /* already there */
     size_t part = ((size_t)s * a.H + h) * parts.pieces;
@@ -375,9 +380,10 @@ still_status launch(sti_dev *dev, const sti_cuda_attn *a, const sti_cuda_attn_pa
     int chunks = (a->H / a->G + HEADS - 1) / HEADS;
     int64_t items = (int64_t)a->n_seg * a->G * chunks * p->pieces;
     int64_t blocks = (int64_t)dev->sms * plan<DP>::BLOCKS;
-    decode<DP><<<(unsigned)(items < blocks ? items : blocks), plan<DP>::THREADS, bytes,
-                 dev->stream>>>(*a, *p);
-    STI_CUDA(cudaGetLastError(), "attention: decode");
+    STI_CUDA(sti_launch(dev, decode<DP>,
+                        dim3((unsigned)(items < blocks ? items : blocks)),
+                        dim3(plan<DP>::THREADS), (size_t)bytes, *a, *p),
+             "attention: decode");
     return STILL_OK;
 }
 
@@ -398,7 +404,8 @@ extern "C" still_status sti_cuda_attn_join(sti_dev *dev, const sti_cuda_attn *a,
 {
     if (p->pieces < 2) return STILL_OK;
     dim3 grid((unsigned)a->H, (unsigned)a->n_seg);
-    join_pieces<<<grid, (unsigned)(a->D + 31) / 32 * 32, 0, dev->stream>>>(*a, *p);
-    STI_CUDA(cudaGetLastError(), "attention: join");
+    STI_CUDA(sti_launch(dev, join_pieces, grid, dim3((unsigned)(a->D + 31) / 32 * 32),
+                        0, *a, *p),
+             "attention: join");
     return STILL_OK;
 }

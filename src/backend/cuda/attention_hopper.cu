@@ -20,7 +20,7 @@ namespace
 {
 
 enum { THREADS = 256, ROWS = 128, KEYS = 128, DIMS = 128, WORDS = DIMS / 8 };
-enum { SHARED = 5 * TILE }; /* bytes */
+enum { SHARED = 5 * TILE };      /* bytes */
 enum { STEP = THREADS / WORDS }; /* rows that a block copies at once */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

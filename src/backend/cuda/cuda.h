@@ -26,6 +26,7 @@ extern "C" {
 
 struct sti_dev {
     int ordinal, sms, major, minor;
+    bool follows;  /* the code was made for sm_90: see follow.cuh */
     char name[96]; /* "NVIDIA H200 (sm_90)" */
     int max_k, heads, kv_heads, head_dim;
     cudaStream_t stream;
@@ -113,6 +114,8 @@ still_status sti_cuda_hybrid_parallel(sti_dev *, const sti_hybrid_parallel_args 
                                       still_error *);
 still_status sti_cuda_hybrid_backward(sti_dev *, const sti_hybrid_parallel_args *,
                                       still_error *);
+/* Whether kernels of this program wait for those before them (follow.cuh). */
+still_status sti_cuda_can_follow(bool *out, still_error *err);
 void sti_cuda_wide_free(sti_dev *dev);
 /* A weight is gone, and its copy in float with it. */
 void sti_cuda_wide_forget(sti_dev *dev, const void *of);

@@ -11,6 +11,7 @@
  * and rounded into shared memory once per block, or read from memory if it is half
  * already. The first chunks of W are asked for before that. */
 #include "backend/cuda/dequant.cuh"
+#include "backend/cuda/follow.cuh"
 #include "backend/cuda/mma.cuh"
 #include "backend/cuda/rows.cuh"
 
@@ -161,12 +162,14 @@ __global__ void __launch_bounds__(THREADS, 3)
     constexpr int step = GATED ? WARPS / 2 : WARPS;
     const int first = warp % step;
     const __half *x = STAGED ? (const __half *)room : (const __half *)f.xh;
-    if (STAGED) {
+    sti_lead();
+    {
         int tile = blockIdx.x, i = GATED ? warp / step : locate(f, &tile);
-        sti_fetch_chunk(f.w[i], tile, first, lane);
+        sti_fetch_chunk(f.w[i], tile, first, lane); /* weights wait for nobody */
         sti_fetch_chunk(f.w[i], tile, first + step, lane);
-        stage(f, (__half *)room, stride);
     }
+    sti_follow();
+    if (STAGED) stage(f, (__half *)room, stride);
     for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
         float c[NB][4] = {};
         int tile = at, i = GATED ? warp / step : locate(f, &tile);
@@ -257,8 +260,9 @@ still_status launch(sti_dev *dev, const sti_cuda_few *f, still_error *err)
         STI_CUDA(cudaFuncSetAttribute(
                      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STAGE_MAX),
                  "matmul of few rows");
-    kernel<<<(unsigned)blocks, THREADS, room, dev->stream>>>(*f, tiles, stride);
-    STI_CUDA(cudaGetLastError(), "matmul of few rows");
+    STI_CUDA(sti_launch(dev, kernel, dim3((unsigned)blocks), dim3(THREADS), room, *f,
+                        tiles, stride),
+             "matmul of few rows");
     return STILL_OK;
 }
 

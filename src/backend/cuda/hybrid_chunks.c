@@ -8,10 +8,10 @@
 
 bool sti_cuda_chunks_supported(const sti_cuda_shape *h)
 {
-    return h->half_kv && h->has_window && !h->raw_features &&
-           h->position_cap == 0 && h->map == STI_MAP_SOFTMAX && h->F == h->D &&
-           (h->D == 64 || h->D == 128) && h->C % 16 == 0 && h->C >= 16 &&
-           h->C <= STI_CHUNKS_MAX_C && h->score != STI_SCORE_RECEIVED && h->cap >= 0 &&
+    return h->half_kv && h->has_window && !h->raw_features && h->position_cap == 0 &&
+           h->map == STI_MAP_SOFTMAX && h->F == h->D && (h->D == 64 || h->D == 128) &&
+           h->C % 16 == 0 && h->C >= 16 && h->C <= STI_CHUNKS_MAX_C &&
+           h->score != STI_SCORE_RECEIVED && h->cap >= 0 &&
            h->cap <= STI_CHUNKS_MAX_CAP && h->select >= 0 && h->select <= h->C;
 }
 
@@ -121,6 +121,7 @@ still_status sti_cuda_hybrid_chunks(sti_dev *dev, const sti_cuda_shape *h,
         c.s.v += at * k_row;
         c.s.y += at * q_row;
         if (c.s.gate) c.s.gate += at * q_row;
+        c.first = done == 0;
         lay_out(&c, (int)pos + done, n);
         STI_TRY(run_piece(dev->stream, &c, err));
     }

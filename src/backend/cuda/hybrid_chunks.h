@@ -6,14 +6,15 @@
  *   score    the score of every new token                               hybrid_score.cu
  *   select   the salient list of each chunk, the rows folded at each hybrid_select.cu
  *   state    what each chunk folds, then sums of it along the piece     hybrid_state.cu
- *   output   queries of each chunk meet window, list and state hybrid_output.cu tail
- * window and list of the session after the piece             hybrid_pack.cu
+ *   output   queries meet window, list and state                     hybrid_output.cu
+ *            the same on Hopper                              hybrid_output_hopper.cu
+ *   tail     window and list of the session after the piece            hybrid_pack.cu
  *
  * A selection head (S of them: kv heads, or with per_head query heads, which then each
- * have a copy of their keys) has rows of keys, values and scores: first the salient list as the session
- * brought it ([0, room)), then tokens in order, position `base` at row `room`. base
- * begins a chunk, the oldest that the piece needs: the chunk before that of token
- * pos - 1, and the session's ring holds all from there on.
+ * have a copy of their keys) has rows of keys, values and scores: first the salient
+ * list as the session brought it ([0, room)), then tokens in order, position `base` at
+ * row `room`. base begins a chunk, the oldest that the piece needs: the chunk before
+ * that of token pos - 1, and the session's ring holds all from there on.
  *
  * Chunk c leaves somebody if its first token is in the piece and c >= 2: leave number k
  * happens at the start of chunk first_leave + k, and chunk first_leave + k - 2 leaves.
@@ -43,13 +44,14 @@ typedef uint16_t sti_chunks_half; /* C has no such type; it only hands them on *
 typedef struct sti_chunks {
     sti_cuda_shape h;
     sti_cuda_session s; /* q, k, v, gate and y begin at the piece */
-    int major, sms; /* of the device */
+    int major, sms;     /* of the device */
     int pos, T;
+    bool first; /* piece of a call: maps are still to be made halves */
     int base;
     int first_chunk, n_chunks; /* those that queries are in */
     int first_leave, n_leaves;
     int select, room; /* both 0 if one of them is */
-    int rows;         /* of a selection head: room for the list and the tokens from base on */
+    int rows; /* of a selection head: room for the list and the tokens from base on */
     /* Scratch. L leaves, N chunks, both at most. */
     sti_chunks_half *k, *v;         /* [S, rows, D] */
     float *score;                   /* [S, rows] */

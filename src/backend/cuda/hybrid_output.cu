@@ -258,7 +258,8 @@ static __global__ void __launch_bounds__(THREADS, 2) output_kernel(const sti_chu
     block_notes *notes = (block_notes *)(z + 2 * D);
     uint16_t *list = (uint16_t *)(notes + 1);
     const int warp = (int)threadIdx.x >> 5;
-    if (threadIdx.x == 0) notes->place = place_of(c, (int)blockIdx.x, (int)blockIdx.y, KEYS);
+    if (threadIdx.x == 0)
+        notes->place = place_of(c, (int)blockIdx.x, (int)blockIdx.y, KEYS);
     __syncthreads();
     const tile_place &p = notes->place;
     if (p.first >= p.end || p.first + p.rows <= p.begin) return;

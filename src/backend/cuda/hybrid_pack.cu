@@ -79,7 +79,7 @@ extern "C" still_status sti_chunks_pack(cudaStream_t stream, const sti_chunks *c
     const dim3 grid(blocks_of((int64_t)rows * (c->h.D / 8)), (unsigned)c->h.S);
     pack_kernel<<<grid, THREADS, 0, stream>>>(*c);
     STI_CUDA(cudaGetLastError(), "hybrid attention, rows");
-    if (!c->h.has_linear) return STILL_OK;
+    if (!c->h.has_linear || !c->first) return STILL_OK;
     STI_TRY(narrow_map(stream, c->h.map_q, c->map_q, c->h.H, c->h.D, err));
     return narrow_map(stream, c->h.map_k, c->map_k, c->h.S, c->h.D, err);
 }

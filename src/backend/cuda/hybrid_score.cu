@@ -39,35 +39,53 @@ static __device__ __forceinline__ void clear_sums(row_sums &r)
     }
 }
 
-/* Logits s of a warp's queries, the first at token row `query`, and 64 keys from token
- * row `key` on; rows below 0 are no tokens. */
+/* Hides the keys that row i, token row t, does not see, and takes its own logit out.
+ * key: token row of this lane's first. Returns the largest. */
+static __device__ __forceinline__ float mask_row(row_sums &r, float (&s)[8][4], int i,
+                                                 int t, int first, int key, float scale)
+{
+    float top = -INFINITY;
+#pragma unroll
+    for (int nt = 0; nt < 8; nt++)
+#pragma unroll
+        for (int x = 0; x < 2; x++) {
+            const int j = key + nt * 8 + x;
+            float &l = s[nt][2 * i + x];
+            l = j <= t && j >= first ? l : -INFINITY;
+            top = fmaxf(top, l);
+            if (j == t) {
+                r.self[i] = l * scale;
+                l = -INFINITY;
+            }
+        }
+    return top;
+}
+
+/* Logits s, still to be scaled, of a warp's queries, the first at token row `query`,
+ * and 64 keys from token row `key` on; rows below 0 are no tokens. */
 static __device__ __forceinline__ void add_logits(row_sums &r, float (&s)[8][4],
                                                   int query, int key, int C,
                                                   float scale, int lane)
 {
+    const bool all_see = key + KEYS <= query && key >= 0 && key >= query + 16 - C;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int e = i * 2, t = query + i * 8 + (lane >> 2);
-        const int first = max(t - C + 1, 0);
-        float top = r.top[i];
+        const int t = query + i * 8 + (lane >> 2);
+        float top = -INFINITY;
+        if (all_see) {
 #pragma unroll
-        for (int nt = 0; nt < 8; nt++)
-#pragma unroll
-            for (int x = 0; x < 2; x++) {
-                const int j = key + nt * 8 + (lane & 3) * 2 + x;
-                float &l = s[nt][e + x];
-                l = j <= t && j >= first ? l * scale : -INFINITY;
-                top = fmaxf(top, l);
-                if (j == t) {
-                    r.self[i] = l;
-                    l = -INFINITY;
-                }
-            }
+            for (int nt = 0; nt < 8; nt++)
+                top = fmaxf(top, fmaxf(s[nt][2 * i], s[nt][2 * i + 1]));
+        } else {
+            top = mask_row(r, s, i, t, max(t - C + 1, 0), key + (lane & 3) * 2, scale);
+        }
+        top = fmaxf(r.top[i], top * scale);
         const float shift = top == -INFINITY ? 0 : top;
         float sum = r.others[i] * exp2_fast(r.top[i] - shift);
 #pragma unroll
         for (int nt = 0; nt < 8; nt++)
-            sum += exp2_fast(s[nt][e] - shift) + exp2_fast(s[nt][e + 1] - shift);
+            sum += exp2_fast(fmaf(s[nt][2 * i], scale, -shift)) +
+                   exp2_fast(fmaf(s[nt][2 * i + 1], scale, -shift));
         r.top[i] = top;
         r.others[i] = sum;
     }
@@ -141,6 +159,7 @@ static __global__ void __launch_bounds__(THREADS, 2) score_kernel(const sti_chun
             const float4 *q =
                 (const float4 *)(c.s.q + ((size_t)row * c.h.H + head) * D + u * 8);
             *(uint4 *)(shared + unit_at<D>(r, u)) = pack_half8(q[0], q[1]);
+            if (u % 4 == 0 && n + 1 < c.h.group) expect(q + D / 4);
         }
         copy_wait<0>();
         __syncthreads();

@@ -7,11 +7,11 @@
  *   better ones; the `select` best become candidates, in order; the others are folded.
  * merge: the list after leave k is the best `room` of the list before and the
  *   candidates. Both are sorted, so an element's new place is its own index plus the
- *   number of better ones in the other list, a binary search. One block per selection head
- *   takes the leaves in turn: a step is one barrier and some 10 reads of shared memory
- *   (about 0.3 us), less than the launches of a parallel scan would cost.
- * What falls off the end of the list is folded with the chunk's own; nothing depends on
- * the order in which threads run. */
+ *   number of better ones in the other list, a binary search. One block per selection
+ * head takes the leaves in turn: a step is one barrier and some 10 reads of shared
+ * memory (about 0.3 us), less than the launches of a parallel scan would cost. What
+ * falls off the end of the list is folded with the chunk's own; nothing depends on the
+ * order in which threads run. */
 #include "backend/cuda/hybrid_chunks.h"
 
 enum { MERGE_THREADS = 512, BATCH = 1024 };
@@ -149,8 +149,7 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const sti_c
         const int leaves = min(at_once, c.n_leaves - from);
         for (int i = tid; i < leaves * c.select; i += MERGE_THREADS) {
             const size_t leave = (size_t)(from + i / c.select);
-            r.candidate[i] =
-                c.candidate[(leave * c.h.S + g) * c.select + i % c.select];
+            r.candidate[i] = c.candidate[(leave * c.h.S + g) * c.select + i % c.select];
         }
         __syncthreads();
         for (int k = from; k < from + leaves; k++) {

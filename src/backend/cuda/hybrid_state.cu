@@ -193,8 +193,22 @@ static __device__ __forceinline__ void store_sums(const part_sums<D> &sums, bool
         }
 }
 
+/* 128 rows of x, by a list of n; the last is repeated. */
+template <int D>
+static __device__ __forceinline__ void gather(uint32_t to, const __half *x,
+                                              const int32_t *list, int n)
+{
+    const int units = D / 8;
+    for (int i = (int)threadIdx.x; i < TOKENS * units; i += THREADS) {
+        const int r = i / units, u = i % units;
+        copy_async(to + unit_at<D>(r, u), x + (size_t)list[min(r, n - 1)] * D + u * 8);
+    }
+    copy_commit();
+}
+
 /* Shared memory: W [D, D], keys then features [128, D], values [128, D]. Grid (2
- * leaves, selection heads): block 2 k + half. Warp 2 a + b has part (a, b) of the sums. */
+ * leaves, selection heads): block 2 k + half. Warp 2 a + b has part (a, b) of the sums.
+ */
 template <int D>
 static __global__ void __launch_bounds__(THREADS, 2) fold_kernel(const sti_chunks c)
 {
@@ -207,35 +221,26 @@ static __global__ void __launch_bounds__(THREADS, 2) fold_kernel(const sti_chunk
     const uint32_t v_tile = x_tile + TOKENS * D * 2;
     const size_t leave = (size_t)k * c.h.S + g;
     const int32_t *fold = c.fold + leave * c.h.C;
-    const int rows = fold_count(c, g, k);
-    float *ds = c.ds + (leave * 2 + half) * D * D, *dz = c.dz + (leave * 2 + half) * D;
-    if (rows == 0) { /* all became salient */
-        for (int i = tid; i < D * D; i += THREADS) ds[i] = 0;
-        if (tid < D) dz[tid] = 0;
-        return;
-    }
-
     for (int i = tid; c.h.map_k && i < D * units; i += THREADS)
         copy_async(w_tile + unit_at<D>(i / units, i % units),
                    c.map_k + (size_t)g * D * D + (size_t)i * 8);
+    const int rows = fold_count(c, g, k); /* 0: all became salient */
     for (int from = 0; from < rows; from += TOKENS) {
-        for (int i = tid; i < TOKENS * units; i += THREADS) {
-            const int r = i / units, u = i % units;
-            const size_t row = (size_t)g * c.rows + fold[min(from + r, rows - 1)];
-            copy_async(x_tile + unit_at<D>(r, u), c.k + row * D + u * 8);
-            copy_async(v_tile + unit_at<D>(r, u), c.v + row * D + u * 8);
-        }
-        copy_commit();
-        copy_wait<0>();
+        gather<D>(x_tile, c.k + (size_t)g * c.rows * D, fold + from, rows - from);
+        gather<D>(v_tile, c.v + (size_t)g * c.rows * D, fold + from, rows - from);
+        copy_wait<1>();
         __syncthreads();
         features<D>(c, x, w_tile, rows - from, half ? -1.0f : 1.0f);
+        copy_wait<0>();
         __syncthreads();
         part_sums<D> sums = {};
         add_products<D>(sums, lane_address<D>::by8(x_tile, lane),
                         lane_address<D>::by16(v_tile, lane), p16, d16);
-        store_sums<D>(sums, from > 0, ds, dz, p16 * 16, d16 * 16);
+        store_sums<D>(sums, from > 0, c.ds + (leave * 2 + half) * D * D,
+                      c.dz + (leave * 2 + half) * D, p16 * 16, d16 * 16);
         __syncthreads(); /* the tiles are read: the next may come */
     }
+    copy_wait<0>();
 }
 
 /* ---- Sum --------------------------------------------------------------------------
@@ -283,8 +288,7 @@ static __device__ __forceinline__ void store_means(__half *to, const numbers<N> 
     uint32_t y[N / 2];
 #pragma unroll
     for (int i = 0; i < N; i += 2)
-        y[i / 2] =
-            pack_half2(half_range(s.x[i] * part), half_range(s.x[i + 1] * part));
+        y[i / 2] = pack_half2(half_range(s.x[i] * part), half_range(s.x[i + 1] * part));
     if constexpr (N == 4)
         *(uint2 *)to = make_uint2(y[0], y[1]);
     else
@@ -294,7 +298,8 @@ static __device__ __forceinline__ void store_means(__half *to, const numbers<N> 
 /* A warp has a row p of the state of head g, D / 32 numbers a lane, and all lanes z of
  * the row. What is the same for all rows, or is read for one number alone, is done for
  * 32 chunks at once, by a lane each. Grid (rows / 4, selection heads). */
-template <int D> static __global__ void __launch_bounds__(128) sum_kernel(const sti_chunks c)
+template <int D>
+static __global__ void __launch_bounds__(128) sum_kernel(const sti_chunks c)
 {
     enum { N = D / 32, AHEAD = 8 };
     const int lane = (int)threadIdx.x & 31, g = (int)blockIdx.y;
@@ -307,7 +312,9 @@ template <int D> static __global__ void __launch_bounds__(128) sum_kernel(const 
     float z = c.s.lin_z[row], z_low = c.s.low_z[row];
     for (int j32 = 0; j32 < c.n_chunks; j32 += 32) {
         const int own = j32 + lane, own_leave = own - before;
-        const bool folds = own_leave >= 0 && own_leave < c.n_leaves;
+        const bool folds =
+            own_leave >= 0 && own_leave < c.n_leaves && fold_count(c, g, own_leave) > 0;
+        const uint32_t folding = __ballot_sync(0xffffffffu, folds);
         const float own_dz = folds ? c.dz[own_leave * rows + row] : 0;
         const int64_t n = folded_after(c, g, leaves_until(c, c.first_chunk + own));
         const float own_scale = n > 0 ? state_scale(c, n) : 0;
@@ -316,10 +323,9 @@ template <int D> static __global__ void __launch_bounds__(128) sum_kernel(const 
             numbers<N> ds[AHEAD];
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
-                const int k = j0 + i - before;
                 ds[i] = {};
-                if (k >= 0 && k < c.n_leaves)
-                    ds[i] = load_numbers<N>(c.ds + k * all + at);
+                if (folding >> (j0 + i - j32) & 1)
+                    ds[i] = load_numbers<N>(c.ds + (j0 + i - before) * all + at);
             }
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
@@ -328,8 +334,7 @@ template <int D> static __global__ void __launch_bounds__(128) sum_kernel(const 
                 add_exactly(z, z_low, __shfl_sync(0xffffffffu, own_dz, j - j32));
                 if (own == j) own_z = z;
 #pragma unroll
-                for (int x = 0; x < N; x++)
-                    add_exactly(s.x[x], s_low.x[x], ds[i].x[x]);
+                for (int x = 0; x < N; x++) add_exactly(s.x[x], s_low.x[x], ds[i].x[x]);
                 store_means<N>(c.mean + j * all + at, s, z > 0 ? 1 / z : 0);
             }
         }

@@ -21,6 +21,7 @@
 #include "backend/cuda/hybrid_step_join.cuh"
 #include "backend/cuda/hybrid_step_state.cuh"
 #include "backend/cuda/hybrid_step_unit.cuh"
+#include "backend/cuda/follow.cuh"
 
 /* ---- Arrivals ------------------------------------------------------------------- */
 
@@ -114,6 +115,8 @@ static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
     tile_step_kernel(const __grid_constant__ step_args a)
 {
     __shared__ step_shared<__half, MAX_HEADS> sh;
+    sti_lead();
+    sti_follow();
     step<tile_layout<ROW>, true>(a, sh);
 }
 
@@ -243,9 +246,9 @@ extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev, const sti_cuda_shape 
             launch<float, 1, 32, 8, 1>(a, grid, stream);
     } else if (in_tiles(h)) {
         if (h->D <= 64)
-            tile_step_kernel<64><<<grid, THREADS, 0, stream>>>(a);
+            (void)sti_launch(dev, tile_step_kernel<64>, grid, dim3(THREADS), 0, a);
         else
-            tile_step_kernel<HALF_D><<<grid, THREADS, 0, stream>>>(a);
+            (void)sti_launch(dev, tile_step_kernel<HALF_D>, grid, dim3(THREADS), 0, a);
     } else if (h->half_kv) {
         launch<__half, 8, 32, 1, MAX_HEADS>(a, grid, stream);
     } else if (h->D <= 64) {

@@ -60,7 +60,8 @@ template <typename KV, int HEADS> struct step_shared {
     bool last;
     float sum[WARPS];
     token_rows<KV> keys_at, values_at;
-    float *logits; /* of the first head */
+    float *logits;           /* of the first head */
+    int lo, hi;              /* the run of keys */
     alignas(16) KV k[MAX_D]; /* the new token, as the window keeps it */
     alignas(16) KV v[MAX_D];
     alignas(16) uint4 operand[HALF_D]; /* queries as tensor cores want them */

@@ -161,15 +161,15 @@ STI_DEVICE void soften(lane_softmax<HEADS, Layout::EACH> &r, float (*logit)[HEAD
     }
 }
 
-/* Queries q meet keys [lo, hi), those that are far or those that are not. */
+/* Queries q meet the keys of the run, those that are far or those that are not. */
 template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void meet_keys(lane_keys, const step_args &a,
-                          const step_shared<KV, HEADS> &sh, int lo, int hi, bool far,
-                          const float (*q)[MAX_D], int first,
-                          lane_softmax<HEADS, Layout::EACH> &r)
+STI_DEVICE void
+meet_keys(lane_keys, const step_args &a, const step_shared<KV, HEADS> &sh, bool far,
+          const float (*q)[MAX_D], int first, lane_softmax<HEADS, Layout::EACH> &r)
 {
     typedef typename Layout::pack pack;
     const int warp = (int)threadIdx.x / 32, sub = (int)threadIdx.x % 32 / Layout::LANES;
+    const int lo = sh.lo, hi = sh.hi;
     const bool first_lane = threadIdx.x % Layout::LANES == 0;
     const bool keeps = keeps_logits(a.h);
     const float scale = a.h.scale * LOG2_E;

@@ -43,7 +43,8 @@ STI_DEVICE void project(const sti_cuda_shape &h, const float (*x)[MAX_D], int ro
             for (int j = 0; j < AHEAD; j++)
 #pragma unroll
                 for (int n = 0; n < ROWS; n++) {
-                    const float a = i + j * deep < D ? x[n][i + j * deep] : 0;
+                    const float a =
+                        n < rows && i + j * deep < D ? x[n][i + j * deep] : 0;
                     float y[VEC];
                     w[j][n].widen(y);
 #pragma unroll

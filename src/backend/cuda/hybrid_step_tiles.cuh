@@ -111,10 +111,9 @@ STI_DEVICE void load_tile_row(uint4 (&to)[CHUNKS], const __half *row, int D)
 template <int TILES, int CHUNKS>
 STI_DEVICE void load_tiles(uint4 (&to)[TILES][2][CHUNKS],
                            const token_rows<__half> &from, int i,
-                           const bool (&seen)[TILES][2], int any)
+                           const bool (&seen)[TILES][2], int any, int D)
 {
     asm volatile("" ::: "memory");
-    const int D = from.D;
 #pragma unroll
     for (int u = 0; u < 2 * TILES; u++) {
         const int row = seen[u / 2][u % 2] ? i + u * 8 : any;
@@ -209,13 +208,13 @@ STI_DEVICE void soften_tiles(typename Layout::running &r, float (&logit)[TILES][
         }
 }
 
-/* Queries that are ready meet keys [lo, hi), those that are far or those that are not.
+/* Queries that are ready meet the keys of the run, those that are far or those that are
+ * not.
  */
 template <typename Layout>
-STI_DEVICE void meet_keys(tile_keys, const step_args &a,
-                          const step_shared<__half, MAX_HEADS> &sh, int lo, int hi,
-                          bool far, const float (*)[MAX_D], int first,
-                          typename Layout::running &r)
+STI_DEVICE void
+meet_keys(tile_keys, const step_args &a, const step_shared<__half, MAX_HEADS> &sh,
+          bool far, const float (*)[MAX_D], int first, typename Layout::running &r)
 {
     enum { TILES = Layout::TILES, KEYS = 16 * TILES };
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4;
@@ -223,18 +222,18 @@ STI_DEVICE void meet_keys(tile_keys, const step_args &a,
     const bool keeps = keeps_logits(a.h) && query < a.h.group;
     const float scale = a.h.scale * LOG2_E;
 #pragma unroll 1
-    for (int base = lo + warp * KEYS; base < hi; base += WARPS * KEYS) {
+    for (int base = sh.lo + warp * KEYS; base < sh.hi; base += WARPS * KEYS) {
         uint4 k[TILES][2][Layout::CHUNKS], v[TILES][2][Layout::CHUNKS];
         bool seen[TILES][2];
 #pragma unroll
         for (int u = 0; u < 2 * TILES; u++) {
             const int i = base + u * 8 + g;
             bool &wanted = seen[u / 2][u % 2];
-            wanted = i < hi;
+            wanted = i < sh.hi;
             if (a.h.position_cap > 0 && wanted) wanted = far == is_far(sh, i);
         }
-        load_tiles(k, sh.keys_at, base + g, seen, lo);
-        load_tiles(v, sh.values_at, base + g, seen, lo);
+        load_tiles(k, sh.keys_at, base + g, seen, sh.lo, a.h.D);
+        load_tiles(v, sh.values_at, base + g, seen, sh.lo, a.h.D);
         float logit[TILES][2];
 #pragma unroll
         for (int u = 0; u < TILES; u++) dot_tile(k[u], sh.operand, logit[u]);

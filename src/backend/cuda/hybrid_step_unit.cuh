@@ -76,41 +76,49 @@ STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS> &sh)
     }
 }
 
-/* Run number `index` of the window's and the salient keys. */
+/* Run number `index` of the window's and the salient keys, in shared memory: the loops
+ * over keys need all registers. */
+template <typename KV, int HEADS>
+STI_DEVICE void find_run(const step_args &a, step_shared<KV, HEADS> &sh, int index)
+{
+    const sti_cuda_session &s = sh.session;
+    sh.keys_at = rows_of(a, sh, s.win_k, s.sal_k, sh.k);
+    sh.values_at = rows_of(a, sh, s.win_v, s.sal_v, sh.v);
+    sh.logits = logits_at(a, 0);
+    const int keys = sh.keys_at.tokens + sh.salient, units = a.plan.key_units;
+    const int each = ((keys + units - 1) / units + 15) & ~15; /* whole tiles */
+    sh.lo = min(index * each, keys);
+    sh.hi = min(sh.lo + each, keys);
+}
+
 template <typename Layout, typename KV, int HEADS>
 STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS> &sh, int index)
 {
-    const sti_cuda_session &s = sh.session;
-    if (threadIdx.x == 0) {
-        sh.keys_at = rows_of(a, sh, s.win_k, s.sal_k, sh.k);
-        sh.values_at = rows_of(a, sh, s.win_v, s.sal_v, sh.v);
-        sh.logits = logits_at(a, 0);
-    }
-    const int window = window_of(sh.pos, a.h.C).tokens, keys = window + sh.salient;
-    const int units = a.plan.key_units, each = ((keys + units - 1) / units + 15) & ~15;
-    const int lo = min(index * each, keys), hi = min(lo + each, keys);
-    const bool meets_far = a.h.position_cap > 0 && hi > window;
+    if (threadIdx.x == 0) find_run(a, sh, index);
     if (index == 0) enter(a, sh);
+    __syncthreads();
 #pragma unroll 1
     for (int first = 0; first < a.h.group; first += HEADS) {
         const size_t at = ((size_t)a.t * a.h.H + first_head(a) + first) * a.h.D;
         const int heads = min(HEADS, a.h.group - first);
-        if (first > 0) __syncthreads();
-        if (first > 0) load_rows<HEADS, Layout::ROW>(sh.q, s.q + at, heads, a.h.D);
+        const bool meets_far = a.h.position_cap > 0 && sh.hi > sh.keys_at.tokens;
+        if (first > 0) {
+            __syncthreads();
+            load_rows<HEADS, Layout::ROW>(sh.q, sh.session.q + at, heads, a.h.D);
+        }
         if (meets_far) {
-            load_rows<HEADS, Layout::ROW>(sh.x, s.q_raw + at, heads, a.h.D);
+            load_rows<HEADS, Layout::ROW>(sh.x, sh.session.q_raw + at, heads, a.h.D);
             __syncthreads();
             turn_queries(a, sh);
         }
-        __syncthreads();
+        if (first > 0 || meets_far) __syncthreads();
         typename Layout::running r;
         r.clear();
 #pragma unroll 1
         for (int far = 0; far <= (int)meets_far; far++) {
             const float(*q)[MAX_D] = far ? sh.x : sh.q;
             ready_queries<Layout>(typename Layout::kind(), sh, q);
-            meet_keys<Layout>(typename Layout::kind(), a, sh, lo, hi, far != 0, q,
-                              first, r);
+            meet_keys<Layout>(typename Layout::kind(), a, sh, far != 0, q, first, r);
         }
         store_part<Layout>(a, sh, first, r);
     }

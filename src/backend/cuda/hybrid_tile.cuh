@@ -21,7 +21,8 @@ template <int D> struct warp_sums {
 /* ---- Which queries, which keys -----------------------------------------------------
  */
 
-/* Heads of a selection head that one block takes: whole chunks of them, 32 rows at least. */
+/* Heads of a selection head that one block takes: whole chunks of them, 32 rows at
+ * least. */
 static __host__ __device__ __forceinline__ int heads_of_block(const sti_cuda_shape &h)
 {
     if (h.C % 32 != 0 || h.C >= ROWS) return 1;

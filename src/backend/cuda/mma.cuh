@@ -71,6 +71,12 @@ template <int N> static __device__ __forceinline__ void copy_wait(void)
     asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory");
 }
 
+/* The line at p will be needed soon. */
+static __device__ __forceinline__ void expect(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 /* 2^x; what is below 2^-126 is 0, and 2^-infinity is too. */
 static __device__ __forceinline__ float exp2_fast(float x)
 {

@@ -3,6 +3,7 @@
 #include <float.h>
 
 #include "backend/cuda/dequant.cuh"
+#include "backend/cuda/follow.cuh"
 #include "backend/cuda/rows.cuh"
 
 namespace
@@ -15,7 +16,7 @@ enum { THREADS = STI_ROW_THREADS };
 
 /* A block a row. */
 __global__ void __launch_bounds__(THREADS)
-    norm(const float *x, const float *g, float eps, int K, float *y, __half *yh)
+    norm_rows(const float *x, const float *g, float eps, int K, float *y, __half *yh)
 {
     __shared__ float part[1][STI_ROW_WARPS];
     const int64_t at = (int64_t)blockIdx.x * K;
@@ -23,6 +24,8 @@ __global__ void __launch_bounds__(THREADS)
     const bool whole = K % 4 == 0, vec = whole && sti_aligned16(x);
     const bool vec_g = whole && sti_aligned16(g), vec_y = whole && sti_aligned16(y);
     float factor = 1;
+    sti_lead();
+    sti_follow();
     if (g) {
         sti_square_parts(x + at, 1, K, vec, part);
         __syncthreads();
@@ -51,7 +54,9 @@ __global__ void turn(sti_rope_args a, const int32_t *__restrict__ pos,
     const int half = a.D / 2;
     const int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int m = (int)(at / half), i = (int)(at % half);
+    sti_lead();
     if (m >= a.M) return;
+    sti_follow();
     double turns =
         (double)pos[m] * (double)inv_freq[i] * 0.15915494309189535; /* / 2 pi */
     turns -= rint(turns);
@@ -227,11 +232,21 @@ bool aligned(const void *p)
 
 } // namespace
 
+still_status sti_cuda_can_follow(bool *out, still_error *err)
+{
+    cudaFuncAttributes a;
+    STI_CUDA(cudaFuncGetAttributes(&a, (const void *)turn),
+             "asking what code there is");
+    *out = a.ptxVersion >= 90;
+    return STILL_OK;
+}
+
 still_status sti_cuda_norm(sti_dev *dev, const float *x, const float *g, float eps,
                            int M, int K, float *y, sti_half *yh, still_error *err)
 {
-    norm<<<(unsigned)M, THREADS, 0, dev->stream>>>(x, g, eps, K, y, (__half *)yh);
-    STI_CUDA(cudaGetLastError(), "rmsnorm");
+    STI_CUDA(sti_launch(dev, norm_rows, dim3((unsigned)M), dim3(THREADS), 0, x, g, eps,
+                        K, y, (__half *)yh),
+             "rmsnorm");
     return STILL_OK;
 }
 
@@ -241,8 +256,7 @@ still_status sti_cuda_turn(sti_dev *dev, const sti_rope_args *a, const int32_t *
     const int heads = a->heads + (a->also ? a->also_heads : 0);
     const dim3 grid(blocks_of((size_t)a->M * (size_t)(a->D / 2), 128),
                     blocks_of((size_t)heads, TURN_HEADS));
-    turn<<<grid, 128, 0, dev->stream>>>(*a, pos, inv_freq);
-    STI_CUDA(cudaGetLastError(), "rope");
+    STI_CUDA(sti_launch(dev, turn, grid, dim3(128), 0, *a, pos, inv_freq), "rope");
     return STILL_OK;
 }
 

@@ -137,9 +137,9 @@ static __device__ __forceinline__ void arrive(uint64_t *b)
 /* Arrives when the copies that this thread has begun (cp.async) are there. */
 static __device__ __forceinline__ void arrive_after_copies(uint64_t *b)
 {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                     barrier_at(b))
-                 : "memory");
+    asm volatile(
+        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier_at(b))
+        : "memory");
 }
 /* Waits for the end of the round whose number has this last bit; a new barrier is in
  * round 0, after a round 1. */
