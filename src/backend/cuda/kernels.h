@@ -34,9 +34,10 @@ typedef enum sti_cuda_kind {
 } sti_cuda_kind;
 
 enum {
-    STI_CUDA_TILE = 16,  /* rows of a tile of quants */
-    STI_CUDA_CHUNK = 64, /* columns of one */
-    STI_CUDA_FEW = 16,   /* rows of x up to which weights are read as they are kept */
+    STI_CUDA_TILE = 16,    /* rows of a tile of quants */
+    STI_CUDA_CHUNK = 64,   /* columns of one */
+    STI_CUDA_FEW = 16,     /* rows of x up to which weights are read as they are kept */
+    STI_CUDA_FEW_HALF = 8, /* of weights in half, beyond which cuBLASLt is faster */
     STI_CUDA_FEW_FLOAT = 8
 };
 

@@ -22,6 +22,12 @@ static size_t up_to(size_t n, size_t step)
     return (n + step - 1) / step * step;
 }
 
+/* Rows up to which our own kernels read this matrix. */
+static int few(const sti_cuda_matrix *m)
+{
+    return m->kind == STI_CUDA_HALF ? STI_CUDA_FEW_HALF : STI_CUDA_FEW;
+}
+
 static bool aligned(const void *p)
 {
     return ((uintptr_t)p & 15) == 0;
@@ -164,7 +170,7 @@ still_status sti_cuda_matmul(sti_dev *dev, const sti_matmul_args *a, still_error
     matrices all;
     STI_TRY(open_matrices(a, &all, err));
     if (a->M < 1 || a->n < 1) return STILL_OK;
-    return a->M <= (all.some_float ? STI_CUDA_FEW_FLOAT : STI_CUDA_FEW)
+    return a->M <= (all.some_float ? STI_CUDA_FEW_FLOAT : few(&all.m[0]))
                ? few_rows(dev, a, &all, err)
                : many_rows(dev, a, &all, err);
 }
@@ -270,7 +276,7 @@ still_status sti_cuda_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
     if (!whole || w.gate.kind == STI_CUDA_FLOAT || w.up.kind == STI_CUDA_FLOAT ||
         w.down.kind == STI_CUDA_FLOAT)
         return feed_plain(dev, a, err);
-    if (a->M > STI_CUDA_FEW) return feed_many(dev, a, &w, err);
+    if (a->M > few(&w.gate)) return feed_many(dev, a, &w, err);
     return w.gate.kind == w.up.kind ? feed_few(dev, a, &w, err)
                                     : feed_plain(dev, a, err);
 }
