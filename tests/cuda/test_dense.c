@@ -302,7 +302,8 @@ static void batches_change_nothing(void **state)
     sti_dev *dev = gpu(state);
     still_error err;
     for (int t = 0; t < N_TYPES; t++) {
-        const int most = TYPES[t] == STI_F32 ? 8 : M;
+        const bool floats_16 = TYPES[t] == STI_F16 || TYPES[t] == STI_BF16;
+        const int most = TYPES[t] == STI_F32 || floats_16 ? 8 : M;
         source s = make_source(TYPES[t], N, K, 4);
         sti_weight w = weight(dev, &s);
         float *x = floats(M * K, 3, 5), *g = floats(K, 1, 6);

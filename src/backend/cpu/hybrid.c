@@ -125,9 +125,10 @@ static sti_hyb describe(const sti_dev *dev, const sti_hybrid_settings *set,
     return h;
 }
 
-static size_t scratch_bytes(sti_hyb h, int cap, int rows)
+static size_t scratch_bytes(const sti_hyb *of, int cap, int rows)
 {
     sti_carve c = {0};
+    sti_hyb h = *of;
     carve(&c, &h, cap, rows);
     return c.used;
 }
@@ -149,7 +150,7 @@ still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set
                         "selection, at most %d and %d are supported",
                         h.D, h.group, STI_ATTN_MAX_D, STI_ATTN_ROWS);
     /* Pieces are rounded up one by one: `fixed` takes the most that can cost. */
-    const size_t base = scratch_bytes(h, set->cap, 0) + 5 * 64;
+    const size_t base = scratch_bytes(&h, set->cap, 0) + 5 * 64;
     const size_t row = (size_t)h.H * (4 * sizeof(float) + sizeof(sti_hyb_score));
     if (base > dev->hybrid_fixed) dev->hybrid_fixed = base;
     if (row > dev->hybrid_row) dev->hybrid_row = row;
