@@ -6,7 +6,8 @@
  *
  * A row's result never depends on the other rows of the call: the order in which a
  * row's numbers are added is fixed by its own shape. Batching therefore changes
- * nothing, bit for bit, and tests check it. */
+ * nothing, bit for bit, and tests check it; on a GPU, where the library that multiplies
+ * picks its kernel by the number of rows, nothing but the last bits. */
 #ifndef STI_OPS_OPS_H
 #define STI_OPS_OPS_H
 
