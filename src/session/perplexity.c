@@ -47,11 +47,13 @@ static still_status score_first(still_session *s, int32_t tok, float *logprob,
     const int vocab = s->model->cfg.vocab;
     const float *x = s->logits;
     STI_TRY(sti_model_check_tokens(s->model, &tok, 1, err));
-    float top = x[0];
-    for (int i = 1; i < vocab; i++) top = x[i] > top ? x[i] : top;
-    double sum = 0;
-    for (int i = 0; i < vocab; i++) sum += exp((double)x[i] - (double)top);
-    *logprob = (float)((double)x[tok] - (double)top - log(sum));
+    int top = 0;
+    for (int i = 1; i < vocab; i++)
+        if (x[i] > x[top]) top = i;
+    double others = 0; /* the top itself adds 1 */
+    for (int i = 0; i < vocab; i++)
+        if (i != top) others += exp((double)x[i] - (double)x[top]);
+    *logprob = (float)((double)x[tok] - (double)x[top] - log1p(others));
     return STILL_OK;
 }
 
