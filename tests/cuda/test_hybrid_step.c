@@ -327,31 +327,15 @@ static sti_cuda_session describe(const run *r, int i, int T)
     const problem *p = x->p;
     const size_t past = (size_t)x->past, HD = (size_t)(p->shape.H * p->shape.D);
     const size_t GD = (size_t)(p->shape.G * p->shape.D);
-    const sti_hybrid_state *st = &x->st;
-    return (sti_cuda_session){.q = from_row(&x->q, past * HD),
-                              .k = from_row(&x->k, past * GD),
-                              .v = from_row(&x->v, past * GD),
-                              .gate = from_row(&x->gate, past * HD),
-                              .q_raw = from_row(&x->q_raw, past * HD),
-                              .y = (float *)x->y.p + past * HD,
-                              .pos = (const int32_t *)r->pos.p + i,
-                              .T = T,
-                              .room = st->room,
-                              .win_k = st->win_k,
-                              .win_v = st->win_v,
-                              .win_score = st->win_score,
-                              .win_received = st->win_received,
-                              .sal_k = st->sal_k,
-                              .sal_v = st->sal_v,
-                              .sal_score = st->sal_score,
-                              .sal_pos = st->sal_pos,
-                              .sal_far = st->sal_far,
-                              .sal_count = st->sal_count,
-                              .lin_s = st->lin_s,
-                              .lin_z = st->lin_z,
-                              .low_s = st->low_s,
-                              .low_z = st->low_z,
-                              .folded = st->folded};
+    const sti_hybrid_args args = {.T = T,
+                                  .in = {.q = from_row(&x->q, past * HD),
+                                         .k = from_row(&x->k, past * GD),
+                                         .v = from_row(&x->v, past * GD),
+                                         .gate_logit = from_row(&x->gate, past * HD),
+                                         .q_raw = from_row(&x->q_raw, past * HD)},
+                                  .state = (sti_hybrid_state *)&x->st,
+                                  .y = (float *)x->y.p + past * HD};
+    return sti_cuda_session_of(&args, (const int32_t *)r->pos.p + i);
 }
 
 /* The next few tokens of every session, each its own number of them, maybe none. */

@@ -77,6 +77,19 @@ still_status sti_cuda_pass_end(sti_dev *, still_error *);
 /* Memory (device.c): from a pool that follows the stream. */
 still_status sti_cuda_mem_new(sti_dev *, size_t bytes, sti_block *out, still_error *);
 void sti_cuda_mem_free(sti_dev *, sti_block *);
+bool sti_cuda_on_device(const void *p); /* else it is the program's */
+
+/* Whether 16 bytes can be read at once from p on. */
+static inline bool sti_cuda_aligned(const void *p)
+{
+    return ((uintptr_t)p & 15) == 0;
+}
+
+/* n rounded up to a multiple of step. */
+static inline size_t sti_cuda_up_to(size_t n, size_t step)
+{
+    return (n + step - 1) / step * step;
+}
 
 /* ---- Operators (matmul.c, rows.c, attention.c, hybrid.c) --------------------------
  */
@@ -160,6 +173,10 @@ typedef struct sti_cuda_session {
     float *lin_s, *lin_z, *low_s, *low_z; /* [S, P, D], [S, P], likewise */
     int64_t *folded;                      /* [S] */
 } sti_cuda_session;
+
+/* A session's rows and state as kernels see them (hybrid.c); pos: where the position of
+ * its first row is. */
+sti_cuda_session sti_cuda_session_of(const sti_hybrid_args *a, const int32_t *pos);
 
 /* Recurrent form (hybrid_step.cu, hybrid_leave.cu): token t of each of n sessions
  * (`session` is an array on the device). leave: for sessions whose token begins a

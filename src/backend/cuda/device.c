@@ -63,7 +63,7 @@ void sti_cuda_mem_free(sti_dev *dev, sti_block *b)
     *b = (sti_block){0};
 }
 
-static bool on_device(const void *p)
+bool sti_cuda_on_device(const void *p)
 {
     struct cudaPointerAttributes a;
     return cudaPointerGetAttributes(&a, p) == cudaSuccess &&
@@ -77,7 +77,7 @@ static still_status mem_move(sti_dev *dev, void *to, const void *from, size_t by
     STI_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, dev->stream),
              "copying memory");
     /* Within the device the stream keeps the order; the program has to wait. */
-    if (on_device(to) && on_device(from)) return STILL_OK;
+    if (sti_cuda_on_device(to) && sti_cuda_on_device(from)) return STILL_OK;
     STI_CUDA(cudaStreamSynchronize(dev->stream), "waiting for a copy");
     return STILL_OK;
 }

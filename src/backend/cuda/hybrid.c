@@ -67,7 +67,7 @@ static still_status describe(sti_dev *dev, const sti_hybrid_args *a,
     return STILL_OK;
 }
 
-static sti_cuda_session session_of(const sti_hybrid_args *a, const int32_t *pos)
+sti_cuda_session sti_cuda_session_of(const sti_hybrid_args *a, const int32_t *pos)
 {
     const sti_hybrid_state *st = a->state;
     return (sti_cuda_session){.q = a->in.q,
@@ -117,8 +117,8 @@ static still_status step_some(sti_dev *dev, const sti_cuda_shape *h,
     }
     int longest = 0;
     for (int i = 0; i < n; i++) {
-        session[i] =
-            session_of(a[i], (const int32_t *)positions + (pos ? row_of_first[i] : i));
+        session[i] = sti_cuda_session_of(a[i], (const int32_t *)positions +
+                                                   (pos ? row_of_first[i] : i));
         if (a[i]->T > longest) longest = a[i]->T;
     }
     STI_TRY(sti_cuda_table(dev, SLOT_SESSIONS, session, (size_t)n * sizeof *session,
@@ -138,7 +138,7 @@ static still_status step_some(sti_dev *dev, const sti_cuda_shape *h,
 static still_status run_chunks(sti_dev *dev, const sti_cuda_shape *h,
                                const sti_hybrid_args *a, still_error *err)
 {
-    const sti_cuda_session s = session_of(a, NULL);
+    const sti_cuda_session s = sti_cuda_session_of(a, NULL);
     void *room;
     STI_TRY(sti_cuda_scratch(dev, sti_cuda_chunks_room(h, a->T), &room, err));
     return sti_cuda_hybrid_chunks(dev, h, &s, a->state->pos, a->T, room, err);

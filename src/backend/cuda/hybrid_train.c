@@ -42,19 +42,16 @@ static still_status check(const sti_hybrid_parallel_args *a, still_error *err)
     return STILL_OK;
 }
 
-static bool aligned(const void *p)
-{
-    return ((uintptr_t)p & 15) == 0;
-}
-
 /* Rows of all arrays by token can be read 16 bytes at a time. */
 static bool can_vectorize(const sti_hybrid_parallel_args *a)
 {
     const sti_hybrid_in *in = &a->in;
     const sti_hybrid_grad *g = &a->grad;
-    return a->shape.D % 4 == 0 && aligned(in->q) && aligned(in->k) && aligned(in->v) &&
-           aligned(in->gate_logit) && aligned(a->y) && aligned(a->dy) &&
-           aligned(g->q) && aligned(g->k) && aligned(g->v) && aligned(g->gate_logit);
+    return a->shape.D % 4 == 0 && sti_cuda_aligned(in->q) && sti_cuda_aligned(in->k) &&
+           sti_cuda_aligned(in->v) && sti_cuda_aligned(in->gate_logit) &&
+           sti_cuda_aligned(a->y) && sti_cuda_aligned(a->dy) &&
+           sti_cuda_aligned(g->q) && sti_cuda_aligned(g->k) && sti_cuda_aligned(g->v) &&
+           sti_cuda_aligned(g->gate_logit);
 }
 
 /* Nothing is ever folded, whatever a chunk is: full softmax attention. */

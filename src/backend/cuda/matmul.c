@@ -17,20 +17,10 @@ typedef struct input {
     sti_half *room;     /* for a weight in half */
 } input;
 
-static size_t up_to(size_t n, size_t step)
-{
-    return (n + step - 1) / step * step;
-}
-
 /* Rows up to which our own kernels read this matrix. */
 static int few(const sti_cuda_matrix *m)
 {
     return m->kind == STI_CUDA_HALF ? STI_CUDA_FEW_HALF : STI_CUDA_FEW;
-}
-
-static bool aligned(const void *p)
-{
-    return ((uintptr_t)p & 15) == 0;
 }
 
 /* Bytes of scratch that a product of many rows needs for a weight. */
@@ -63,11 +53,12 @@ static still_status open_matrices(const sti_matmul_args *a, matrices *all,
 static still_status prepare(sti_dev *dev, const sti_matmul_args *a, bool want_float,
                             bool want_half, size_t more, input *in, still_error *err)
 {
-    const size_t K = (size_t)a->w[0]->K, ld = up_to(K, 8);
+    const size_t K = (size_t)a->w[0]->K, ld = sti_cuda_up_to(K, 8);
     float *normed = a->norm && (want_float || a->keep_normed) ? a->room : NULL;
-    const bool in_room = a->norm && !normed && ld <= 2 * K && aligned(a->room);
-    const size_t half =
-        want_half && !in_room ? up_to((size_t)a->M * ld * sizeof(sti_half), 256) : 0;
+    const bool in_room = a->norm && !normed && ld <= 2 * K && sti_cuda_aligned(a->room);
+    const size_t half = want_half && !in_room
+                            ? sti_cuda_up_to((size_t)a->M * ld * sizeof(sti_half), 256)
+                            : 0;
     void *scratch = NULL;
     if (half + more > 0) STI_TRY(sti_cuda_scratch(dev, half + more, &scratch, err));
     sti_half *xh = !want_half ? NULL : in_room ? (sti_half *)a->room : scratch;
@@ -271,8 +262,8 @@ still_status sti_cuda_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
     if (a->M < 1) return STILL_OK;
     const feed w = {sti_cuda_matrix_of(a->gate), sti_cuda_matrix_of(a->up),
                     sti_cuda_matrix_of(a->down)};
-    const bool whole = w.gate.K % 8 == 0 && w.down.K % 8 == 0 && aligned(a->room) &&
-                       aligned(a->room_h);
+    const bool whole = w.gate.K % 8 == 0 && w.down.K % 8 == 0 &&
+                       sti_cuda_aligned(a->room) && sti_cuda_aligned(a->room_h);
     if (!whole || w.gate.kind == STI_CUDA_FLOAT || w.up.kind == STI_CUDA_FLOAT ||
         w.down.kind == STI_CUDA_FLOAT)
         return feed_plain(dev, a, err);

@@ -225,11 +225,6 @@ unsigned blocks_of(size_t n, size_t threads)
     return (unsigned)((n + threads - 1) / threads);
 }
 
-bool aligned(const void *p)
-{
-    return ((uintptr_t)p & 15) == 0;
-}
-
 } // namespace
 
 still_status sti_cuda_can_follow(bool *out, still_error *err)
@@ -263,7 +258,8 @@ still_status sti_cuda_turn(sti_dev *dev, const sti_rope_args *a, const int32_t *
 still_status sti_cuda_gated(sti_dev *dev, const float *gate, const float *up, float *y,
                             size_t n, still_error *err)
 {
-    const bool vec = n % 4 == 0 && aligned(gate) && aligned(up) && aligned(y);
+    const bool vec = n % 4 == 0 && sti_cuda_aligned(gate) && sti_cuda_aligned(up) &&
+                     sti_cuda_aligned(y);
     gated<<<blocks_of(vec ? n / 4 : n, THREADS), THREADS, 0, dev->stream>>>(gate, up, y,
                                                                             n, vec);
     STI_CUDA(cudaGetLastError(), "swiglu");

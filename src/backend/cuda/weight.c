@@ -41,11 +41,6 @@ static int layout_of(sti_dtype t)
     }
 }
 
-static size_t up_to(size_t n, size_t step)
-{
-    return (n + step - 1) / step * step;
-}
-
 /* a * b, or so much that no allocation succeeds. */
 static size_t product(size_t a, size_t b)
 {
@@ -56,7 +51,7 @@ static size_t product(size_t a, size_t b)
 static parts parts_of(int64_t N, int64_t K, int layout)
 {
     const size_t n = (size_t)N, k = (size_t)K;
-    const size_t half = product(n, product(up_to(k, 8), sizeof(sti_half)));
+    const size_t half = product(n, product(sti_cuda_up_to(k, 8), sizeof(sti_half)));
     parts p = {0};
     switch (layout & KIND) {
     case STI_CUDA_FLOAT: p.total = product(n, product(k, sizeof(float))); return p;
@@ -64,12 +59,13 @@ static parts parts_of(int64_t N, int64_t K, int layout)
     default: break;
     }
     const int kind = layout & KIND;
-    size_t tiles = product(up_to(n, STI_CUDA_TILE) / STI_CUDA_TILE,
-                           up_to(k, STI_CUDA_CHUNK) / STI_CUDA_CHUNK);
+    size_t tiles = product(sti_cuda_up_to(n, STI_CUDA_TILE) / STI_CUDA_TILE,
+                           sti_cuda_up_to(k, STI_CUDA_CHUNK) / STI_CUDA_CHUNK);
     size_t numbers = product(tiles, STI_CUDA_TILE * STI_CUDA_CHUNK);
     size_t groups = numbers / (layout & FINE ? 16 : 32);
-    p.scale = up_to(kind == STI_CUDA_U4 ? numbers / 2 : numbers, 256);
-    p.half = up_to(p.scale + product(groups, kind == STI_CUDA_S8 ? 2 : 4), 256);
+    p.scale = sti_cuda_up_to(kind == STI_CUDA_U4 ? numbers / 2 : numbers, 256);
+    p.half =
+        sti_cuda_up_to(p.scale + product(groups, kind == STI_CUDA_S8 ? 2 : 4), 256);
     p.total = p.half + (layout & COPY ? half : 0);
     return p;
 }
@@ -102,8 +98,8 @@ sti_cuda_matrix sti_cuda_matrix_of(const sti_weight *w)
         .w = own,
         .N = (int)w->N,
         .K = (int)w->K,
-        .ld = (int)up_to((size_t)w->K, 8),
-        .chunks = (int)(up_to((size_t)w->K, STI_CUDA_CHUNK) / STI_CUDA_CHUNK),
+        .ld = (int)sti_cuda_up_to((size_t)w->K, 8),
+        .chunks = (int)(sti_cuda_up_to((size_t)w->K, STI_CUDA_CHUNK) / STI_CUDA_CHUNK),
         .groups = w->layout & FINE ? 4 : 2,
         .kind = (sti_cuda_kind)(w->layout & KIND)};
     if (m.kind == STI_CUDA_HALF) m.half = w->own.p;
@@ -131,15 +127,6 @@ static still_status check(const sti_tensor *t, const sti_dtype_info *info,
             (long long)(t->n_dims > 0 && t->n_dims <= 4 ? t->dim[t->n_dims - 1] : 0),
             info->block);
     return STILL_OK;
-}
-
-/* Training's matrices are on the device already, and change: they are read where they
- * are. */
-static bool on_device(const void *p)
-{
-    struct cudaPointerAttributes a;
-    return cudaPointerGetAttributes(&a, p) == cudaSuccess &&
-           a.type == cudaMemoryTypeDevice;
 }
 
 /* The source to the device, slab by slab, and into its layout there. */
@@ -181,7 +168,9 @@ still_status sti_cuda_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *
                     .K = t->dim[1],
                     .type = t->type,
                     .layout = choose_layout(t)};
-    if (t->type == STI_F32 && on_device(t->data)) {
+    /* Training's matrices are there already, and change: they are read where they are.
+     */
+    if (t->type == STI_F32 && sti_cuda_on_device(t->data)) {
         v.data = t->data;
         *w = v;
         return STILL_OK;
