@@ -226,7 +226,8 @@ struct still_method {
     int chunk;      /* C: the window is 1 to 2 chunks */
     int select;     /* lambda: tokens of a chunk that stay exact when it leaves */
     int cap;        /* exact tokens kept in all; -1: no cap. Budget = 2 chunk + cap */
-    char score[16]; /* what chooses them: "s3", "received", "keynorm", "random" */
+    char caps[96];  /* layers with another cap, "17-18:768,23:512"; "": none */
+    char score[16]; /* what chooses them: "s3", "distinct", "received", ... */
     bool per_head;  /* choose and fold per query head instead of per kv head */
     bool
         window_scale; /* LoLCATs' scaling of the linear term instead of the exact one */
@@ -628,6 +629,57 @@ STILL_API still_status still_bench_decode(still_model *m, const still_bench_para
                                           still_bench_result *out, still_error *err);
 STILL_API still_status still_bench_train(still_model *m, const still_bench_params *p,
                                          still_bench_result *out, still_error *err);
+
+/* ---- Saliency ------------------------------------------------------------------ */
+
+/* How far the method's score and another choose the same tokens: means over the chunks
+ * that have left the window, but for the first, in which the past is the window. */
+typedef struct still_agreement {
+    double overlap;     /* of the `select` best tokens of a chunk: the share that both
+                           have; select / chunk by chance */
+    double correlation; /* Spearman's, of the ranks within a chunk; mean over chunks.
+                           NaN if all scores are equal */
+    double captured;    /* of the other score's sum over a chunk: the share that lies on
+                           the tokens the method chooses */
+} still_agreement;
+
+/* What a method knows of the tokens of a text when it chooses those that stay exact,
+ * and what it cannot know. Arrays are [layers, heads, tokens], or [layers, heads] of
+ * agreements with `local`. */
+typedef struct still_saliency {
+    int tokens;
+    int first_layer, layers; /* those that the method replaces */
+    int heads;               /* that choose for themselves: kv heads, or query heads */
+    int left;                /* tokens [0, left) have left the window at the end */
+    still_method method;     /* chunk, select, cap, score */
+    float *local;            /* its own score */
+    float *whole;    /* Self-Saliency Score over the whole past, where s3 takes the
+                        last `chunk` tokens */
+    float *received; /* mean weight, in the softmax over the whole past, that queries
+                        give it after it has left the window; NaN from `left` on */
+    int32_t *folded; /* the first position that finds it in the linear state; -1: it is
+                        exact to the end */
+    still_agreement *with_whole, *with_received;
+    still_agreement *layer_whole, *layer_received; /* [layers]: means over heads */
+    still_agreement mean_whole, mean_received;     /* of all */
+} still_saliency;
+
+typedef struct still_saliency_params {
+    const still_method *method; /* read, not kept; NULL: what the adapter was trained
+                                   for, "still" if there is none */
+    still_progress_fn progress; /* layers; may be NULL */
+    void *user;
+} still_saliency_params;
+
+/* Runs a text of n tokens through the model and measures every layer that the method
+ * replaces. A plain model attends as it was pretrained; one with an adapter as it runs,
+ * and the whole past is then what its own queries and keys would see of it. n is more
+ * than three chunks, so that two leave the window. Time grows with n^2. Backends whose
+ * memory is the program's own: cpu, ref. Methods that choose by a score: still. */
+STILL_API still_status still_saliency_run(still_model *m, const int32_t *tok, int n,
+                                          const still_saliency_params *p,
+                                          still_saliency **out, still_error *err);
+STILL_API void still_saliency_free(still_saliency *s);
 
 /* ---- Self-tests against golden data ---------------------------------------- */
 

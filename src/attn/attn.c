@@ -85,6 +85,33 @@ still_status still_method_init(still_method *out, const char *name, int chunk,
     return STILL_OK;
 }
 
+/* "17-18:768,23:512": layers, or one, and their cap. */
+static still_status read_caps(const char *text, int n_layers, sti_attn_config *out,
+                              still_error *err)
+{
+    out->n_caps = 0;
+    for (const char *at = text; *at;) {
+        sti_attn_cap c = {0};
+        int n = 0;
+        if (sscanf(at, "%d-%d:%d%n", &c.first, &c.last, &c.cap, &n) != 3) {
+            if (sscanf(at, "%d:%d%n", &c.first, &c.cap, &n) != 2) n = 0;
+            c.last = c.first;
+        }
+        if (n == 0 || (at[n] && at[n] != ',') || c.first < 0 || c.last < c.first ||
+            c.last >= n_layers || c.cap < 0 || c.cap > 1 << 24)
+            return sti_fail(err, STILL_E_ARG,
+                            "caps '%s': '%s' is not layers of 0-%d and their cap, such "
+                            "as 17-18:768",
+                            text, at, n_layers - 1);
+        if (out->n_caps == STI_ATTN_CAPS)
+            return sti_fail(err, STILL_E_ARG, "caps '%s': more than %d", text,
+                            STI_ATTN_CAPS);
+        out->caps[out->n_caps++] = c;
+        at += n + (at[n] == ',');
+    }
+    return STILL_OK;
+}
+
 /* A hybrid method's operator settings: the preset, with what the user may change. */
 static still_status hybrid_settings(const still_method *m, const sti_attn_layer *layer,
                                     int ctx, int ctx_train, sti_hybrid_settings *out,
@@ -136,6 +163,7 @@ still_status sti_attn_configure(const still_method *m, const sti_attn_layer *lay
         out->window = strcmp(m->name, "liger") == 0 ? m->chunk : 0;
         return STILL_OK;
     }
+    STI_TRY(read_caps(m->caps, n_layers, out, err));
     return hybrid_settings(m, layer, out->ctx, ctx_train, &out->hybrid, err);
 }
 

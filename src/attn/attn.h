@@ -19,15 +19,24 @@ typedef struct sti_attn_method {
 const sti_attn_method *sti_attn_find(const char *name); /* NULL: unknown */
 const sti_attn_method *sti_attn_at(int i); /* i-th row; NULL past the end */
 
+/* Layers [first, last] keep so many salient tokens. */
+enum { STI_ATTN_CAPS = 16 };
+typedef struct sti_attn_cap {
+    int first, last, cap;
+} sti_attn_cap;
+
 /* A session's method with its settings, checked against the model. Sessions that are
  * computed together have equal ones. */
 typedef struct sti_attn_config {
     const sti_attn_method *method;
     int first, last;            /* layers that use it; the others are softmax */
-    sti_hybrid_settings hybrid; /* of a hybrid method */
-    int window;                 /* of liger */
-    sti_dtype cache;            /* type of stored keys and values */
-    int ctx, batch;             /* tokens it can hold; rows of one call */
+    sti_hybrid_settings hybrid; /* of a hybrid method; sti_attn_hybrid_settings has a
+                                   layer's own */
+    sti_attn_cap caps[STI_ATTN_CAPS]; /* layers whose lists have another size */
+    int n_caps;
+    int window;      /* of liger */
+    sti_dtype cache; /* type of stored keys and values */
+    int ctx, batch;  /* tokens it can hold; rows of one call */
 } sti_attn_config;
 
 /* What training made of a layer's attention. NULL: it has its start value. */

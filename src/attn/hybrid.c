@@ -6,12 +6,19 @@ sti_hybrid_shape sti_attn_hybrid_shape(const sti_attn_layer *l)
     return (sti_hybrid_shape){l->heads, l->kv_heads, l->head_dim, l->head_dim};
 }
 
-/* The random score draws other numbers in every layer. */
+/* The random score draws other numbers in every layer. A state that is held to the
+ * weight of the exact tokens follows their number. */
 sti_hybrid_settings sti_attn_hybrid_settings(const sti_attn_config *cfg,
                                              const sti_attn_layer *l)
 {
     sti_hybrid_settings s = cfg->hybrid;
     s.layer = l->index;
+    for (int i = 0; i < cfg->n_caps; i++)
+        if (l->index >= cfg->caps[i].first && l->index <= cfg->caps[i].last) {
+            if (s.state_cap > 0) s.state_cap += cfg->caps[i].cap - s.cap;
+            s.cap = cfg->caps[i].cap;
+            break;
+        }
     return s;
 }
 
@@ -31,8 +38,8 @@ static void carve(const sti_backend *be, const sti_attn_config *cfg,
 {
     size_t kv = sti_attn_kv_size(be, cfg);
     sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
-    sti_hybrid_state_carve(&out->hybrid, c, &cfg->hybrid, &shape, cfg->ctx, kv,
-                           be->state_real);
+    const sti_hybrid_settings set = sti_attn_hybrid_settings(cfg, l);
+    sti_hybrid_state_carve(&out->hybrid, c, &set, &shape, cfg->ctx, kv, be->state_real);
 }
 
 static still_status reserve(const sti_backend *be, sti_dev *dev,
@@ -40,7 +47,8 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
                             still_error *err)
 {
     sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
-    return be->hybrid_reserve(dev, &cfg->hybrid, &shape, cfg->batch, err);
+    const sti_hybrid_settings set = sti_attn_hybrid_settings(cfg, l);
+    return be->hybrid_reserve(dev, &set, &shape, cfg->batch, err);
 }
 
 static still_status forward(const sti_backend *be, sti_dev *dev,

@@ -167,6 +167,7 @@ int cli_cmd_serve(const cli_options *o);
 int cli_cmd_eval(const cli_options *o);
 int cli_cmd_bench(const cli_options *o);
 int cli_cmd_pull_data(const cli_options *o);
+int cli_cmd_saliency(const cli_options *o);
 int cli_cmd_selftest(const cli_options *o);
 int cli_cmd_help(const cli_options *o);
 int cli_cmd_version(const cli_options *o);

@@ -60,10 +60,15 @@ int cli_read_method(const cli_options *o, const still_model *m, still_method *ou
     if (start_method(o, m ? still_model_get_info(m)->method : NULL, out, &err))
         return cli_fail_error(&err);
     if (o->select >= 0) out->select = (int)o->select;
+    if (o->cap) out->caps[0] = 0;
     if (o->cap && strcmp(o->cap, "none") == 0)
         out->cap = -1;
-    else if (o->cap && (!read_int(&at, &out->cap) || *at))
-        return cli_fail("--cap: '%s' is neither a number of tokens nor 'none'", o->cap);
+    else if (o->cap && (!read_int(&at, &out->cap) || (*at && *at != ',') ||
+                        snprintf(out->caps, sizeof out->caps, "%s",
+                                 at + (*at == ',')) >= (int)sizeof out->caps))
+        return cli_fail("--cap: '%s' is neither a number of tokens, nor one with those "
+                        "of single layers (153,17-18:768), nor 'none'",
+                        o->cap);
     if (o->score && snprintf(out->score, sizeof out->score, "%s", o->score) >=
                         (int)sizeof out->score)
         return cli_fail("score '%s' is not known", o->score);

@@ -19,10 +19,11 @@ enum {
     EVAL = 1 << 13,
     PULL_DATA = 1 << 14,
     BENCH = 1 << 15,
+    SALIENCY = 1 << 16,
     SAMPLE = GENERATE | CHAT,
     RUN = SAMPLE | LOGPROBS | PERPLEXITY | SERVE | EVAL,
-    METHOD = RUN | INSPECT | LINEARIZE | BENCH, /* commands that choose a method */
-    ALL = (1 << 16) - 1,
+    METHOD = RUN | INSPECT | LINEARIZE | BENCH | SALIENCY, /* choose a method */
+    ALL = (1 << 17) - 1,
 };
 
 const char *const cli_group_title[CLI_G_COUNT] = {
@@ -92,6 +93,10 @@ const cli_option cli_option_table[] = {
     {"ctx", 'c', "N", CLI_INT, AT(ctx), PERPLEXITY, CLI_G_LENGTH,
      .min = 2, .max = MOST_TOKENS,
      .help = "Tokens per window (default: the trained length, at most 2048)."},
+    {"ctx", 'c', "N", CLI_INT, AT(ctx), SALIENCY, CLI_G_LENGTH,
+     .min = 3, .max = 131072,
+     .help = "Tokens of the text that are read; time grows with their square (default: "
+             "the trained length, at most 2048)."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), EVAL, CLI_G_LENGTH,
      .min = 16, .max = MOST_TOKENS,
      .help = "Tokens the model is to see at most; of longer items the beginning is left "
@@ -119,6 +124,8 @@ const cli_option cli_option_table[] = {
     {"repeat-last", 0, "N", CLI_INT, AT(repeat_last), SAMPLE, CLI_G_SAMPLING,
      .preset = "64", .min = 1, .max = MOST_TOKENS,
      .help = "How many recent tokens the penalty looks at."},
+    {"seed", 's', "N", CLI_SEED, AT(seed), SALIENCY, CLI_G_METHOD, .preset = "0",
+     .help = "Seed of the random score."},
     {"seed", 's', "N", CLI_SEED, AT(seed), (RUN & ~EVAL) | LINEARIZE,
      CLI_G_SAMPLING, .preset = "0",
      .help = "Seed of every random choice: the same seed gives the same text."},
@@ -322,10 +329,11 @@ const cli_option cli_option_table[] = {
              "quarter of the chunk; -1 stands for the default)."},
     {"cap", 0, "M|none", CLI_STRING, AT(cap), METHOD, CLI_G_METHOD,
      .help = "Exact tokens kept beyond the window (default: two chunks). The budget of a "
-             "setting is 2C + M; with none it grows with the text."},
+             "setting is 2C + M; with none it grows with the text. Layers may differ: "
+             "153,17-18:768 gives layers 17 and 18 768, all others 153."},
     {"score", 0, "NAME", CLI_STRING, AT(score), METHOD, CLI_G_METHOD,
-     .help = "What makes a token salient: s3 (the Self-Saliency Score, default), received, "
-             "keynorm or random."},
+     .help = "What makes a token salient: s3 (the Self-Saliency Score, default), distinct (a "
+             "key unlike the others of its chunk), received, keynorm or random."},
     {"heads", 0, "MODE", CLI_CHOICE, AT(heads), METHOD, CLI_G_METHOD,
      .choices = "shared per-head",
      .help = "shared: query heads of a group select together and share a state; "
@@ -388,6 +396,9 @@ const cli_option cli_option_table[] = {
     /* output */
     {"tensors", 0, NULL, CLI_FLAG, AT(tensors), INSPECT, CLI_G_OUTPUT,
      .help = "List every tensor with type, shape and size."},
+    {"out", 'o', "FILE", CLI_STRING, AT(out), SALIENCY, CLI_G_OUTPUT,
+     .help = "Also write a report to FILE, a page of HTML that needs no network: tokens "
+             "coloured by score, by layer and head; those that stay exact underlined."},
     {"by-position", 0, "N", CLI_INT, AT(by_position), PERPLEXITY, CLI_G_OUTPUT,
      .max = 4096,
      .help = "Also show the perplexity of N equal parts of the window: does the model "
@@ -404,7 +415,8 @@ const cli_option cli_option_table[] = {
      .help = "The manual page still(1), as roff."},
     {"json", 0, NULL, CLI_FLAG, AT(json), ALL & ~HELP, CLI_G_OUTPUT,
      .help = "Write JSON instead of text, one object per line."},
-    {"quiet", 'q', NULL, CLI_FLAG, AT(quiet), PULL | RUN | EXPORT | PULL_DATA | BENCH,
+    {"quiet", 'q', NULL, CLI_FLAG, AT(quiet),
+     PULL | RUN | EXPORT | PULL_DATA | BENCH | SALIENCY,
      CLI_G_OUTPUT,
      .help = "No progress and no figures on standard error."},
     {"help", 'h', NULL, CLI_FLAG, AT(help), ALL, CLI_G_OUTPUT,
@@ -562,6 +574,23 @@ const cli_command cli_command_table[] = {
        "a model that linearize made, by its own method"},
       {"still bench train smollm2 --lengths 512,1K --batch 4", "both stages"}},
      1, 2, "prefill, decode or train", cli_cmd_bench},
+    {"saliency", SALIENCY, "which tokens stay exact, and whether they matter",
+     "[MODEL] FILE [options]",
+     "Runs the beginning of a text through the model and looks at every layer and head: "
+     "the score by which the method keeps tokens exact, which it knows from a window "
+     "alone, against two that it cannot know: the Self-Saliency Score over the whole past, "
+     "and the attention that tokens receive after they have left the window. Prints how "
+     "many of the chosen tokens are the same (overlap) and the correlation of ranks, both "
+     "within chunks, and the share of that attention which the chosen tokens receive "
+     "(captured). FILE has more than three chunks of tokens. A plain model "
+     "runs its own attention with the settings of still; one that linearize made runs as "
+     "it is. FILE is text, or JSON lines with a text field, gzipped or not. Backends cpu "
+     "and ref.",
+     {{"still saliency smollm2 book.txt --out report.html", "a page to look at"},
+      {"still saliency smollm2 book.txt --score received --chunk 64 --select 16",
+       "another score, smaller chunks"},
+      {"still saliency mine wiki.jsonl.gz --ctx 4096 --json", "for programs"}},
+     1, 2, "a file with text", cli_cmd_saliency},
     {"selftest", SELFTEST, "compare with golden data",
      "SUITE DIR [options]",
      "SUITE is operator, baselines, models, tokenizer, chat or end-to-end. Runs the "

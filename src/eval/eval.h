@@ -9,7 +9,7 @@
 #include "eval/task.h"
 #include "session/session.h"
 
-enum { STI_MOST_OPTIONS = 16, STI_MOST_SESSIONS = 32 };
+enum { STI_MOST_OPTIONS = 16, STI_MOST_SESSIONS = 160 };
 
 /* ---- Sessions (runner.c) -----------------------------------------------------------
  */

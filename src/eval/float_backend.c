@@ -233,7 +233,7 @@ static still_status run_linear(const sti_backend *b, sti_dev *dev, sti_linear_ar
     still_status status = b->linear(dev, &with_state, 1, err);
     if (status == STILL_OK) widen(state_s, st.s, heads * D * D);
     sti_block_free(&block);
-    return status == STILL_OK ? b->linear_backward(dev, a, err) : status;
+    return status == STILL_OK ? b->linear_backward(dev, a, 1, err) : status;
 }
 
 still_status sti_float_linear(const sti_suite_run *r, const sti_linear_args64 *a,

@@ -7,8 +7,9 @@
 
 #include "eval/eval.h"
 
-enum { LEAST_SESSIONS = 3, FIRST_CTX = 256, BATCH = 256 };
-static const size_t MOST_BYTES = (size_t)1 << 30;
+enum { LEAST_SESSIONS = 3, SESSIONS = 32, FIRST_CTX = 256, BATCH = 256 };
+/* Of sessions: of a machine's memory, and of a GPU's. */
+static const size_t MOST_BYTES = (size_t)1 << 30, MOST_BYTES_FAR = (size_t)8 << 30;
 
 still_status sti_runner_open(still_model *m, const still_session_params *p,
                              sti_runner *r, still_error *err)
@@ -24,7 +25,8 @@ still_status sti_runner_open(still_model *m, const still_session_params *p,
     if (r->limit < 2)
         return sti_fail(err, STILL_E_ARG, "a context of %d tokens is too short",
                         r->limit);
-    if (r->params.batch == 0) r->params.batch = BATCH;
+    /* What a processor's caches hold; a GPU takes as many rows as it likes. */
+    if (r->params.batch == 0) r->params.batch = m->be->host_memory ? BATCH : 0;
     r->params.rollback = 0;
     if (r->params.method)
         r->method = *r->params.method;
@@ -65,8 +67,10 @@ still_status sti_runner_need(sti_runner *r, int ctx, still_error *err)
     still_bill bill;
     r->ctx = r->params.ctx = round_up(ctx, r->limit);
     STI_TRY(still_model_bill(r->m, &r->params, &bill, err));
-    size_t fit = MOST_BYTES / (bill.cache + bill.scratch + 1);
-    int n = fit > STI_MOST_SESSIONS ? STI_MOST_SESSIONS : (int)fit;
+    const size_t most = r->m->be->host_memory ? MOST_BYTES : MOST_BYTES_FAR;
+    const size_t fit = most / (bill.cache + 1);
+    const size_t enough = r->m->be->host_memory ? SESSIONS : STI_MOST_SESSIONS;
+    int n = (int)(fit < enough ? fit : enough);
     if (n < LEAST_SESSIONS) n = LEAST_SESSIONS;
     while (r->n_sessions < n) {
         STI_TRY(still_session_new(r->m, &r->params, &r->s[r->n_sessions], err));

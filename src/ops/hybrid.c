@@ -141,7 +141,7 @@ void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
         st->win_k = sti_carve_take(c, G * window * D, kv_size);
         st->win_v = sti_carve_take(c, G * window * D, kv_size);
         st->win_score = sti_carve_take(c, S * window, real_size);
-        if (sti_score_at(set->score)->leave)
+        if (sti_score_at(set->score)->received)
             st->win_received = sti_carve_take(c, S * window, real_size);
     }
     if (room) {

@@ -26,6 +26,7 @@ typedef enum sti_score_kind {
     STI_SCORE_S3,       /* Self-Saliency Score */
     STI_SCORE_RECEIVED, /* attention received inside the window */
     STI_SCORE_KEYNORM,  /* small key norm */
+    STI_SCORE_DISTINCT, /* a key unlike the others of its chunk */
     STI_SCORE_RANDOM,
     STI_SCORE_COUNT
 } sti_score_kind;
@@ -40,16 +41,25 @@ typedef struct sti_score_stats {
     int layer, head;
 } sti_score_stats;
 
+/* What is known of it when its chunk leaves the window, for a selection head. */
+typedef struct sti_score_end {
+    double arrived;  /* mean of `arrive` over the query heads */
+    double received; /* mean weight that the later queries of the token's own and next
+                        chunk gave it in the softmax over their window */
+    double likeness; /* cosine of its key and the mean of the chunk's keys, all taken
+                        at length 1 and as attention sees them (after RoPE) */
+    int64_t position;
+} sti_score_end;
+
 /* A score in two steps. `arrive` runs once a token and query head; the mean over the
  * query heads of a selection head is stored with the token. `leave` runs when the
- * token's chunk leaves the window and may use `received`: the mean weight that the
- * later queries of the token's own and next chunk gave it in the softmax over their
- * window (and over the query heads). Backends keep that sum only for scores with a
- * `leave`. A new score is a row of the table in ops/score.c, for all backends. */
+ * token's chunk leaves; backends find out what it says it needs. A new score is a row
+ * of the table in ops/score.c, for all backends. */
 typedef struct sti_score {
     const char *name, *summary;
-    double (*arrive)(const sti_score_stats *s);       /* NULL: 0 */
-    double (*leave)(double arrived, double received); /* NULL: arrived */
+    double (*arrive)(const sti_score_stats *s); /* NULL: 0 */
+    double (*leave)(const sti_score_end *e);    /* NULL: arrived */
+    bool received, likeness;                    /* what `leave` needs */
     /* The definition where `arrive` is a closed form of it; the reference runs this.
      * logit: those of the last n <= C tokens, the token's own last. */
     double (*definition)(const double *logit, int n, double eps);

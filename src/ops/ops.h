@@ -250,6 +250,8 @@ typedef struct sti_pass {
                       than the rest; 0: none does */
 } sti_pass;
 
+enum { STI_DEVICE_NAME = 16, STI_MEETING = 128 }; /* bytes */
+
 typedef struct sti_backend {
     const char *name;
     sti_dtype cache;  /* what it keeps keys and values in unless told otherwise */
@@ -316,6 +318,16 @@ typedef struct sti_backend {
     still_status (*dropout)(sti_dev *, const sti_dropout_args *, still_error *);
     still_status (*scale)(sti_dev *, float *x, size_t n, float by, still_error *);
 
+    /* Devices of several processes that add without the program's help; NULL: they
+     * cannot. ranks_name: of this device, another for every device there is. A rank
+     * makes a meeting, and all join it; a device leaves it when it is freed. ranks_sum:
+     * x becomes its sum over ranks, each number added in their order. */
+    still_status (*ranks_name)(sti_dev *, uint8_t name[STI_DEVICE_NAME], still_error *);
+    still_status (*ranks_meet)(uint8_t place[STI_MEETING], still_error *);
+    still_status (*ranks_join)(sti_dev *, const uint8_t place[STI_MEETING], int rank,
+                               int size, still_error *);
+    still_status (*ranks_sum)(sti_dev *, float *x, size_t n, still_error *);
+
     /* The hybrid operator (ops/hybrid.h). `hybrid` advances n sessions, each by its own
      * T tokens; element sizes of their states are state_kv (0: the session's cache
      * type) and state_real. Scratch is reserved by dev_reserve like that of the others,
@@ -332,12 +344,13 @@ typedef struct sti_backend {
                                     still_error *);
     still_status (*hybrid_match)(sti_dev *, const sti_hybrid_match_args *,
                                  still_error *);
-    /* Liger (window > 0) and SUPRA (ops/linear.h): n sessions; one whole sequence.
+    /* Liger (window > 0) and SUPRA (ops/linear.h): n sessions; n whole sequences.
      * linear_reserve says what method will come, as hybrid_reserve does. */
     still_status (*linear_reserve)(sti_dev *, const sti_linear_shape *, int window,
                                    int rows, still_error *);
     still_status (*linear)(sti_dev *, const sti_linear_args *, int n, still_error *);
-    still_status (*linear_backward)(sti_dev *, const sti_linear_args *, still_error *);
+    still_status (*linear_backward)(sti_dev *, const sti_linear_args *, int n,
+                                    still_error *);
 } sti_backend;
 
 /* The registry (backend/registry.c): NULL name is the default. */

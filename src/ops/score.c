@@ -36,10 +36,16 @@ static double s3_arrive(const sti_score_stats *s)
     return others + p * log((p + s->eps) / s->eps);
 }
 
-static double received_leave(double arrived, double received)
+static double received_leave(const sti_score_end *e)
 {
-    (void)arrived;
-    return received;
+    return e->received;
+}
+
+/* Most keys of a chunk point the same way; a name or a number does not. The first token
+ * is where attention rests that has nowhere to go: it stays. */
+static double distinct_leave(const sti_score_end *e)
+{
+    return e->position == 0 ? 2 : -e->likeness;
 }
 
 static double keynorm_arrive(const sti_score_stats *s)
@@ -67,13 +73,16 @@ static double random_arrive(const sti_score_stats *s)
 }
 
 static const sti_score table[STI_SCORE_COUNT] = {
-    [STI_SCORE_S3] = {"s3", "Self-Saliency Score (the paper's)", s3_arrive, NULL,
-                      s3_definition},
+    [STI_SCORE_S3] = {"s3", "Self-Saliency Score (the paper's)", s3_arrive, NULL, false,
+                      false, s3_definition},
     [STI_SCORE_RECEIVED] = {"received", "attention received inside the window", NULL,
-                            received_leave, NULL},
-    [STI_SCORE_KEYNORM] = {"keynorm", "small key norm", keynorm_arrive, NULL, NULL},
+                            received_leave, true, false, NULL},
+    [STI_SCORE_KEYNORM] = {"keynorm", "small key norm", keynorm_arrive, NULL, false,
+                           false, NULL},
+    [STI_SCORE_DISTINCT] = {"distinct", "a key unlike the others of its chunk", NULL,
+                            distinct_leave, false, true, NULL},
     [STI_SCORE_RANDOM] = {"random", "a hash of seed, layer, head and position",
-                          random_arrive, NULL, NULL},
+                          random_arrive, NULL, false, false, NULL},
 };
 
 const sti_score *sti_score_at(sti_score_kind kind)

@@ -105,15 +105,20 @@ static void describe(still_session *s)
 {
     const sti_attn_config *c = &s->cfg;
     const sti_hybrid_settings *h = &c->hybrid;
+    char caps[STI_ATTN_CAPS * 24] = "";
+    for (int i = 0, n = 0; i < c->n_caps; i++)
+        n += snprintf(caps + n, sizeof caps - (size_t)n, ",%d-%d:%d", c->caps[i].first,
+                      c->caps[i].last, c->caps[i].cap);
     snprintf(s->settings, sizeof s->settings,
-             "method=%s backend=%s cache=%s layers=%d-%d chunk=%d select=%d cap=%d "
+             "method=%s backend=%s cache=%s layers=%d-%d chunk=%d select=%d cap=%d%s "
              "score=%d per_head=%d window_scale=%d map=%d norm=%d gate=%d factor=%d "
              "positions=%d features=%d state=%d seed=%llu window=%d",
              c->method->name, s->model->be->name, c->cache == STI_F32 ? "f32" : "f16",
-             c->first, c->last, h->chunk, h->select, h->cap, (int)h->score, h->per_head,
-             h->la_scale == STI_SCALE_WINDOW, (int)h->map, h->norm_preserved, h->gate,
-             h->window_factor, h->position_cap, (int)h->feature_positions, h->state_cap,
-             (unsigned long long)h->seed, c->window);
+             c->first, c->last, h->chunk, h->select, h->cap, caps, (int)h->score,
+             h->per_head, h->la_scale == STI_SCALE_WINDOW, (int)h->map,
+             h->norm_preserved, h->gate, h->window_factor, h->position_cap,
+             (int)h->feature_positions, h->state_cap, (unsigned long long)h->seed,
+             c->window);
 }
 
 static still_status allocate(still_session *s, still_error *err)

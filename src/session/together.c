@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SEQUENCES = 64, MOST_ROWS = 512 };
+enum { MOST_SEQUENCES = 160, MOST_ROWS = 2048 };
 
 /* One row whose logits are wanted. */
 typedef struct wanted {

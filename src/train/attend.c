@@ -1,6 +1,8 @@
 /* attend.c - the student's attention over whole sequences, by the engine of its method:
  * the hybrid operator's parallel form, or Liger's and SUPRA's. A layer that stays
  * softmax is a setting of the hybrid operator, too: every token is kept exact. */
+#include <stdlib.h>
+
 #include "train/layer.h"
 
 float *sti_grad_of(const sti_layer_job *j, int layer, sti_trained kind, sti_target t)
@@ -23,6 +25,8 @@ static float *own_grad(const sti_layer_job *j, int layer, sti_trained kind)
 /* ---- The hybrid operator -----------------------------------------------------------
  */
 
+enum { OTHER_CHUNK = 64 }; /* of layers that stay softmax beside Liger or SUPRA */
+
 typedef struct hybrid_call {
     sti_hybrid_settings set;
     sti_hybrid_parallel_args args; /* args.set points at set */
@@ -32,12 +36,13 @@ static void hybrid_begin(const sti_layer_job *j, int layer, hybrid_call *h)
 {
     const still_model *m = j->m;
     const sti_acts *a = j->acts;
+    const int chunk = j->cfg->hybrid.chunk; /* 0: the method has none */
     sti_attn_layer l = sti_model_attn_layer(m, layer);
     l.trained = j->adapter->layer[layer].attn;
     if (sti_layer_converted(j, layer))
         h->set = sti_attn_hybrid_settings(j->cfg, &l);
     else
-        sti_hybrid_preset("softmax", j->cfg->hybrid.chunk, &h->set);
+        sti_hybrid_preset("softmax", chunk > 0 ? chunk : OTHER_CHUNK, &h->set);
     h->args = (sti_hybrid_parallel_args){.set = &h->set,
                                          .shape = sti_attn_hybrid_shape(&l),
                                          .B = j->batch->B,
@@ -128,29 +133,34 @@ static sti_linear_args linear_begin(const sti_layer_job *j, int layer, int seque
                                     .bias_k = p->bias_k}};
 }
 
+/* All sequences in one call, each from an empty state. */
 static still_status linear_attend(const sti_layer_job *j, int layer, float *y,
                                   still_error *err)
 {
     still_model *m = j->m;
+    const size_t B = (size_t)j->batch->B, T = (size_t)j->batch->T;
     const size_t qd = (size_t)m->cfg.heads * (size_t)m->cfg.head_dim;
     const size_t kv = m->be->state_kv ? m->be->state_kv : sizeof(float);
-    for (int b = 0; b < j->batch->B; b++) {
-        sti_linear_args a = linear_begin(j, layer, b);
-        sti_linear_state st = {0};
-        sti_carve c = {0};
-        sti_linear_state_carve(&st, &c, &a.shape, a.window, kv, m->be->state_real);
-        sti_block memory;
-        if (!sti_block_new(&memory, c.used))
-            return sti_fail_memory(err, "attention state", c.used);
-        c = (sti_carve){.base = memory.p};
-        sti_linear_state_carve(&st, &c, &a.shape, a.window, kv, m->be->state_real);
-        a.state = &st;
-        a.y = y + (size_t)b * (size_t)j->batch->T * qd;
-        still_status status = m->be->linear(m->dev, &a, 1, err);
-        sti_block_free(&memory);
-        STI_TRY(status);
+    sti_linear_args *a = sti_alloc(B, sizeof *a + sizeof *a->state);
+    if (!a) return sti_fail_memory(err, "attention of a batch", B * sizeof *a);
+    sti_linear_state *st = (sti_linear_state *)(a + B);
+    sti_block memory = {0};
+    still_status status = STILL_OK;
+    for (int pass = 0; pass < 2 && status == STILL_OK; pass++) {
+        sti_carve c = {.base = memory.p};
+        for (size_t b = 0; b < B; b++) {
+            a[b] = linear_begin(j, layer, (int)b);
+            sti_linear_state_carve(&st[b], &c, &a[b].shape, a[b].window, kv,
+                                   m->be->state_real);
+            a[b].state = &st[b];
+            a[b].y = y + b * T * qd;
+        }
+        if (pass == 0) status = m->be->mem_new(m->dev, c.used, &memory, err);
     }
-    return STILL_OK;
+    if (status == STILL_OK) status = m->be->linear(m->dev, a, (int)B, err);
+    m->be->mem_free(m->dev, &memory);
+    free(a);
+    return status;
 }
 
 static still_status linear_back(const sti_layer_job *j, int layer, const float *dy,
@@ -158,24 +168,27 @@ static still_status linear_back(const sti_layer_job *j, int layer, const float *
 {
     still_model *m = j->m;
     sti_grads *g = j->back;
+    const size_t B = (size_t)j->batch->B, T = (size_t)j->batch->T;
     const size_t qd = (size_t)m->cfg.heads * (size_t)m->cfg.head_dim,
                  kd = (size_t)m->cfg.kv_heads * (size_t)m->cfg.head_dim;
-    for (int b = 0; b < j->batch->B; b++) {
-        const size_t row = (size_t)b * (size_t)j->batch->T;
-        sti_linear_args a = linear_begin(j, layer, b);
-        a.dy = dy + row * qd;
-        a.grad = (sti_linear_grad){
-            .q = inputs ? g->dq + row * qd : NULL,
-            .k = inputs ? g->dk + row * kd : NULL,
-            .v = inputs ? g->dv + row * kd : NULL,
+    sti_linear_args *a = sti_alloc(B, sizeof *a);
+    if (!a) return sti_fail_memory(err, "attention of a batch", B * sizeof *a);
+    for (size_t b = 0; b < B; b++) {
+        a[b] = linear_begin(j, layer, (int)b);
+        a[b].dy = dy + b * T * qd;
+        a[b].grad = (sti_linear_grad){
+            .q = inputs ? g->dq + b * T * qd : NULL,
+            .k = inputs ? g->dk + b * T * kd : NULL,
+            .v = inputs ? g->dv + b * T * kd : NULL,
             .map_q = own_grad(j, layer, STI_TRAINED_MAP_Q),
             .map_k = own_grad(j, layer, STI_TRAINED_MAP_K),
             .bias_q = own_grad(j, layer, STI_TRAINED_BIAS_Q),
             .bias_k = own_grad(j, layer, STI_TRAINED_BIAS_K),
         };
-        STI_TRY(m->be->linear_backward(m->dev, &a, err));
     }
-    return STILL_OK;
+    still_status status = m->be->linear_backward(m->dev, a, (int)B, err);
+    free(a);
+    return status;
 }
 
 /* ---- Either -------------------------------------------------------------------------

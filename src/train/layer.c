@@ -7,24 +7,52 @@
  * Base weights are frozen: going back asks for the gradient of inputs only. */
 #include "train/layer.h"
 
-void sti_acts_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
-                    sti_acts *out)
+/* What each layer may have of its own. */
+static void carve_own(const sti_config *g, size_t M, int rank, bool raw, sti_carve *c,
+                      sti_acts *out)
 {
-    const sti_config *g = &m->cfg;
-    const size_t M = (size_t)B * (size_t)T, hidden = (size_t)g->hidden,
-                 ffn = (size_t)g->ffn, qd = (size_t)g->heads * (size_t)g->head_dim,
+    const size_t hidden = (size_t)g->hidden, ffn = (size_t)g->ffn,
+                 qd = (size_t)g->heads * (size_t)g->head_dim,
                  kd = (size_t)g->kv_heads * (size_t)g->head_dim;
-    float **rows[] = {&out->h,    &out->mid, &out->h2, &out->q,  &out->qr,
-                      &out->gate, &out->y,   &out->k,  &out->kr, &out->v,
-                      &out->g,    &out->u,   &out->s};
-    const size_t width[] = {hidden, hidden, hidden, qd,  qd,  qd, qd,
-                            kd,     kd,     kd,     ffn, ffn, ffn};
+    float **rows[] = {&out->h,  &out->mid, &out->qr, &out->gate, &out->y,
+                      &out->kr, &out->v,   &out->g,  &out->low};
+    const size_t width[] = {
+        hidden, hidden, qd, qd, qd, kd, kd, 2 * ffn, STI_TARGETS * (size_t)rank};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         *rows[i] = sti_carve_take(c, M * width[i], sizeof(float));
-    for (int t = 0; t < STI_TARGETS; t++)
-        out->low[t] = sti_carve_take(c, M * (size_t)rank, sizeof(float));
+    out->q = raw ? sti_carve_take(c, M * qd, sizeof(float)) : out->qr;
+    out->k = raw ? sti_carve_take(c, M * kd, sizeof(float)) : out->kr;
     out->fold = sti_carve_take(c, M * (size_t)g->heads, sizeof *out->fold);
+    out->u = c->base ? out->g + M * ffn : NULL;
+}
+
+void sti_acts_carve(const still_model *m, int B, int T, int rank, bool raw, int layers,
+                    sti_carve *c, sti_acts *out)
+{
+    const sti_config *g = &m->cfg;
+    const size_t M = (size_t)B * (size_t)T,
+                 kd = (size_t)g->kv_heads * (size_t)g->head_dim;
+    out->h2 = sti_carve_take(c, M * (size_t)g->hidden, sizeof(float));
+    out->s = sti_carve_take(c, M * (size_t)g->ffn, sizeof(float));
     out->cache = sti_carve_take(c, 2 * M * kd, sizeof(float));
+    sti_carve one = {0};
+    carve_own(g, M, rank, raw, &one, out);
+    const size_t step = (one.used + STI_CARVE_ALIGN - 1) / STI_CARVE_ALIGN;
+    out->step = layers > 1 ? step * STI_CARVE_ALIGN : 0;
+    one =
+        (sti_carve){.base = sti_carve_take(c, (size_t)layers * step, STI_CARVE_ALIGN)};
+    carve_own(g, M, rank, raw, &one, out);
+}
+
+sti_acts sti_acts_of(const sti_acts *first, int layer)
+{
+    sti_acts a = *first;
+    const size_t by = a.step * (size_t)layer;
+    float **own[] = {&a.h,    &a.q, &a.k,   &a.qr, &a.kr, &a.v,
+                     &a.gate, &a.y, &a.mid, &a.g,  &a.u,  &a.low};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) *own[i] += by / sizeof(float);
+    a.fold += by / sizeof *a.fold;
+    return a;
 }
 
 void sti_grads_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
@@ -34,31 +62,19 @@ void sti_grads_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
     const size_t M = (size_t)B * (size_t)T, hidden = (size_t)g->hidden,
                  ffn = (size_t)g->ffn, qd = (size_t)g->heads * (size_t)g->head_dim,
                  kd = (size_t)g->kv_heads * (size_t)g->head_dim;
-    float **rows[] = {&out->dh, &out->dq, &out->dgate, &out->dy,      &out->dk,
-                      &out->dv, &out->dg, &out->du,    &out->dropped, &out->dlow};
+    float **rows[] = {&out->dh, &out->dq, &out->dgate, &out->dy,     &out->dk,
+                      &out->dv, &out->dg, &out->du,    &out->dropped};
     const size_t width[] = {
-        hidden, qd, qd, qd, kd, kd, ffn, ffn, hidden > qd ? hidden : qd, (size_t)rank};
+        hidden, qd, qd, qd, kd, kd, ffn, ffn, hidden > qd ? hidden : qd};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         *rows[i] = sti_carve_take(c, M * width[i], sizeof(float));
+    for (int i = 0; i < STI_MATMUL_MAX; i++)
+        out->dlow[i] = sti_carve_take(c, M * (size_t)rank, sizeof(float));
 }
 
 static int rows_of(const sti_layer_job *j)
 {
     return j->batch->B * j->batch->T;
-}
-
-static still_status norm(const sti_layer_job *j, const float *x, const float *g,
-                         float *y, still_error *err)
-{
-    const still_model *m = j->m;
-    return m->be->rmsnorm(m->dev,
-                          &(sti_rmsnorm_args){.x = x,
-                                              .g = g,
-                                              .y = y,
-                                              .M = rows_of(j),
-                                              .K = m->cfg.hidden,
-                                              .eps = m->cfg.rms_eps},
-                          err);
 }
 
 /* dx += what goes back through a norm. */
@@ -84,8 +100,8 @@ bool sti_layer_converted(const sti_layer_job *j, int layer)
 
 static const sti_weight *gate_of(const sti_layer_job *j, int layer)
 {
-    if (!sti_layer_converted(j, layer)) return NULL;
-    const sti_weight *w = &j->adapter->layer[layer].gate.w;
+    if (!j->gates || layer < j->cfg->first || layer > j->cfg->last) return NULL;
+    const sti_weight *w = &j->gates->layer[layer].gate.w;
     return w->N ? w : NULL;
 }
 
@@ -108,17 +124,37 @@ still_status sti_layer_rotate(const sti_layer_job *j, float *x, int heads, bool 
 /* ---- Forwards ---------------------------------------------------------------------
  */
 
+/* Queries and keys to their positions, in place. */
+static still_status rotate(const sti_layer_job *j, float *q, float *k, still_error *err)
+{
+    const still_model *m = j->m;
+    return m->be->rope(m->dev,
+                       &(sti_rope_args){.x = q,
+                                        .also = k,
+                                        .pos = j->batch->pos,
+                                        .inv_freq = m->cfg.inv_freq,
+                                        .M = rows_of(j),
+                                        .heads = m->cfg.heads,
+                                        .also_heads = m->cfg.kv_heads,
+                                        .D = m->cfg.head_dim,
+                                        .interleaved = m->cfg.rope_interleaved},
+                       err);
+}
+
 static still_status project(const sti_layer_job *j, int layer, const float *x,
                             still_error *err)
 {
     still_model *m = j->m;
     const sti_layer *L = &m->layer[layer];
     sti_acts *a = j->acts;
-    const size_t M = (size_t)rows_of(j);
-    STI_TRY(norm(j, x, L->attn_norm, a->h, err));
-    sti_matmul_args mm = {.x = a->h,
-                          .M = (int)M,
+    const size_t row = (size_t)rows_of(j) * (size_t)m->cfg.head_dim * sizeof(float);
+    sti_matmul_args mm = {.x = x,
+                          .M = rows_of(j),
                           .n = 3,
+                          .norm = L->attn_norm,
+                          .eps = m->cfg.rms_eps,
+                          .room = a->h,
+                          .keep_normed = true,
                           .w = {&L->q.w, &L->k.w, &L->v.w},
                           .bias = {L->q.bias, L->k.bias, L->v.bias},
                           .y = {a->q, a->k, a->v}};
@@ -128,22 +164,21 @@ static still_status project(const sti_layer_job *j, int layer, const float *x,
         mm.y[mm.n++] = a->gate;
     }
     STI_TRY(m->be->matmul(m->dev, &mm, err));
-    if (sti_layer_converted(j, layer)) {
-        STI_TRY(sti_low_rank_forward(j, layer, STI_TARGET_Q, a->h, a->q, err));
-        STI_TRY(sti_low_rank_forward(j, layer, STI_TARGET_K, a->h, a->k, err));
-        STI_TRY(sti_low_rank_forward(j, layer, STI_TARGET_V, a->h, a->v, err));
-        if (gate)
-            STI_TRY(
-                sti_low_rank_forward(j, layer, STI_TARGET_GATE, a->h, a->gate, err));
+    if (sti_layer_converted(j, layer))
+        STI_TRY(sti_low_rank_forward(
+            j, layer,
+            &(sti_low_rank){
+                .n = mm.n,
+                .target = {STI_TARGET_Q, STI_TARGET_K, STI_TARGET_V, STI_TARGET_GATE},
+                .x = a->h,
+                .y = {a->q, a->k, a->v, a->gate}},
+            err));
+    if (a->qr != a->q) {
+        STI_TRY(m->be->mem_move(m->dev, a->qr, a->q, row * (size_t)m->cfg.heads, err));
+        STI_TRY(
+            m->be->mem_move(m->dev, a->kr, a->k, row * (size_t)m->cfg.kv_heads, err));
     }
-    STI_TRY(m->be->mem_move(
-        m->dev, a->qr, a->q,
-        M * (size_t)(m->cfg.heads * m->cfg.head_dim) * sizeof(float), err));
-    STI_TRY(m->be->mem_move(
-        m->dev, a->kr, a->k,
-        M * (size_t)(m->cfg.kv_heads * m->cfg.head_dim) * sizeof(float), err));
-    STI_TRY(sti_layer_rotate(j, a->qr, m->cfg.heads, false, err));
-    return sti_layer_rotate(j, a->kr, m->cfg.kv_heads, false, err);
+    return rotate(j, a->qr, a->kr, err);
 }
 
 /* The layer as it was pretrained: softmax over everything it sees. */
@@ -184,57 +219,101 @@ still_status sti_layer_attend(const sti_layer_job *j, int layer, const float *x,
     return teacher_attend(j, layer, err);
 }
 
-still_status sti_layer_finish(const sti_layer_job *j, int layer, float *x,
-                              still_error *err)
+/* x += feed-forward of x; nothing is kept of it. */
+static still_status feed_forward(const sti_layer_job *j, int layer, float *x,
+                                 still_error *err)
+{
+    still_model *m = j->m;
+    const sti_layer *L = &m->layer[layer];
+    return m->be->feed_forward(m->dev,
+                               &(sti_feed_forward_args){.x = x,
+                                                        .norm = L->ffn_norm,
+                                                        .eps = m->cfg.rms_eps,
+                                                        .M = rows_of(j),
+                                                        .gate = &L->gate.w,
+                                                        .up = &L->up.w,
+                                                        .down = &L->down.w,
+                                                        .gate_bias = L->gate.bias,
+                                                        .up_bias = L->up.bias,
+                                                        .down_bias = L->down.bias,
+                                                        .room_h = j->acts->h2,
+                                                        .room = j->acts->g},
+                               err);
+}
+
+/* The same from acts->mid, keeping g and u; out = mid + it, if that is wanted. */
+static still_status feed_forward_kept(const sti_layer_job *j, int layer, float *out,
+                                      still_error *err)
 {
     still_model *m = j->m;
     const sti_layer *L = &m->layer[layer];
     sti_acts *a = j->acts;
     const int M = rows_of(j);
-    const size_t bytes = (size_t)M * (size_t)m->cfg.hidden * sizeof(float);
-    STI_TRY(m->be->mem_move(m->dev, a->mid, x, bytes, err));
     STI_TRY(m->be->matmul(m->dev,
-                          &(sti_matmul_args){.x = a->y,
-                                             .M = M,
-                                             .n = 1,
-                                             .w = {&L->o.w},
-                                             .bias = {L->o.bias},
-                                             .y = {a->mid},
-                                             .accumulate = true},
-                          err));
-    if (sti_layer_converted(j, layer))
-        STI_TRY(sti_low_rank_forward(j, layer, STI_TARGET_O, a->y, a->mid, err));
-    STI_TRY(norm(j, a->mid, L->ffn_norm, a->h2, err));
-    STI_TRY(m->be->matmul(m->dev,
-                          &(sti_matmul_args){.x = a->h2,
+                          &(sti_matmul_args){.x = a->mid,
                                              .M = M,
                                              .n = 2,
+                                             .norm = L->ffn_norm,
+                                             .eps = m->cfg.rms_eps,
+                                             .room = a->h2,
                                              .w = {&L->gate.w, &L->up.w},
                                              .bias = {L->gate.bias, L->up.bias},
                                              .y = {a->g, a->u}},
                           err));
+    if (!(j->want & STI_WANT_OUTPUT)) return STILL_OK;
     STI_TRY(
         m->be->swiglu(m->dev,
                       &(sti_swiglu_args){
                           .gate = a->g, .up = a->u, .y = a->s, .M = M, .K = m->cfg.ffn},
                       err));
-    STI_TRY(m->be->mem_move(m->dev, x, a->mid, bytes, err));
+    STI_TRY(m->be->mem_move(m->dev, out, a->mid,
+                            (size_t)M * (size_t)m->cfg.hidden * sizeof(float), err));
     return m->be->matmul(m->dev,
                          &(sti_matmul_args){.x = a->s,
                                             .M = M,
                                             .n = 1,
                                             .w = {&L->down.w},
                                             .bias = {L->down.bias},
-                                            .y = {x},
+                                            .y = {out},
                                             .accumulate = true},
                          err);
 }
 
-still_status sti_layer_forward(const sti_layer_job *j, int layer, float *x,
-                               still_error *err)
+still_status sti_layer_finish(const sti_layer_job *j, int layer, const float *x,
+                              float *out, still_error *err)
+{
+    still_model *m = j->m;
+    const sti_layer *L = &m->layer[layer];
+    sti_acts *a = j->acts;
+    const int M = rows_of(j);
+    const bool keep = j->want & STI_WANT_ACTS;
+    float *mid = keep ? a->mid : out;
+    if (mid != x)
+        STI_TRY(m->be->mem_move(
+            m->dev, mid, x, (size_t)M * (size_t)m->cfg.hidden * sizeof(float), err));
+    STI_TRY(m->be->matmul(m->dev,
+                          &(sti_matmul_args){.x = a->y,
+                                             .M = M,
+                                             .n = 1,
+                                             .w = {&L->o.w},
+                                             .bias = {L->o.bias},
+                                             .y = {mid},
+                                             .accumulate = true},
+                          err));
+    if (sti_layer_converted(j, layer))
+        STI_TRY(sti_low_rank_forward(
+            j, layer,
+            &(sti_low_rank){.n = 1, .target = {STI_TARGET_O}, .x = a->y, .y = {mid}},
+            err));
+    return keep ? feed_forward_kept(j, layer, out, err)
+                : feed_forward(j, layer, out, err);
+}
+
+still_status sti_layer_forward(const sti_layer_job *j, int layer, const float *x,
+                               float *out, still_error *err)
 {
     STI_TRY(sti_layer_attend(j, layer, x, err));
-    return sti_layer_finish(j, layer, x, err);
+    return sti_layer_finish(j, layer, x, out, err);
 }
 
 /* ---- Backwards --------------------------------------------------------------------
@@ -288,7 +367,10 @@ static still_status attention_back(const sti_layer_job *j, int layer, const floa
                                .dy = {dx}, .M = M, .n = 1, .w = {&L->o.w}, .dx = b->dy},
                            err));
     if (sti_layer_converted(j, layer))
-        STI_TRY(sti_low_rank_backward(j, layer, STI_TARGET_O, a->y, dx, b->dy, err));
+        STI_TRY(sti_low_rank_backward(
+            j, layer,
+            &(sti_low_rank){.n = 1, .target = {STI_TARGET_O}, .x = a->y, .y = {dx}},
+            b->dy, err));
     STI_TRY(sti_student_backward(j, layer, b->dy, true, err));
     sti_matmul_back_args mm = {.dy = {b->dq, b->dk, b->dv},
                                .M = M,
@@ -301,14 +383,15 @@ static still_status attention_back(const sti_layer_job *j, int layer, const floa
         mm.w[mm.n++] = gate;
     }
     STI_TRY(m->be->matmul_back(m->dev, &mm, err));
-    if (sti_layer_converted(j, layer)) {
-        STI_TRY(sti_low_rank_backward(j, layer, STI_TARGET_Q, a->h, b->dq, b->dh, err));
-        STI_TRY(sti_low_rank_backward(j, layer, STI_TARGET_K, a->h, b->dk, b->dh, err));
-        STI_TRY(sti_low_rank_backward(j, layer, STI_TARGET_V, a->h, b->dv, b->dh, err));
-        if (gate)
-            STI_TRY(sti_low_rank_backward(j, layer, STI_TARGET_GATE, a->h, b->dgate,
-                                          b->dh, err));
-    }
+    if (sti_layer_converted(j, layer))
+        STI_TRY(sti_low_rank_backward(
+            j, layer,
+            &(sti_low_rank){
+                .n = mm.n,
+                .target = {STI_TARGET_Q, STI_TARGET_K, STI_TARGET_V, STI_TARGET_GATE},
+                .x = a->h,
+                .y = {b->dq, b->dk, b->dv, b->dgate}},
+            b->dh, err));
     return norm_back(j, x, L->attn_norm, b->dh, dx, err);
 }
 

@@ -2,7 +2,8 @@
  *
  * Sessions go through a text token by token and remember; training sees B sequences of
  * T tokens at once, from their beginning, and needs to go back. A layer keeps what its
- * backward asks for in sti_acts, one layer's worth: the backward of the whole model
+ * backward asks for in sti_acts. Where there is memory for them, every layer has its
+ * own; elsewhere all share one layer's worth, and the backward of the whole model
  * computes each layer again before it goes back through it.
  *
  * Letters: M = B T rows, H query heads, G kv heads, D head size. */
@@ -14,28 +15,33 @@
 /* What a layer computed, in order. All float, [M, .] row-major. */
 typedef struct sti_acts {
     float *h;       /* [M, hidden]: normed input of attention */
-    float *q, *k;   /* [M, H D], [M, G D]: before RoPE */
+    float *q, *k;   /* [M, H D], [M, G D]: before RoPE; qr, kr where nothing asks for
+                       that */
     float *qr, *kr; /* after RoPE */
     float *v;       /* [M, G D] */
     float *gate;    /* [M, H D]: logits of attention's gate */
     float *y;       /* [M, H D]: attention's output */
-    float *mid;   /* [M, hidden]: residual stream between attention and feed-forward */
-    float *h2;    /* [M, hidden]: normed input of the feed-forward */
-    float *g, *u; /* [M, ffn]: its gate and up */
-    float *s;     /* [M, ffn]: silu(g) u */
-    float *low[STI_TARGETS]; /* [M, rank]: scale x A^T */
-    int32_t *fold;           /* [M, H]: route */
+    float *mid;    /* [M, hidden]: residual stream between attention and feed-forward */
+    float *g, *u;  /* [M, ffn]: gate and up of the feed-forward; u follows g */
+    float *low;    /* [STI_TARGETS, M, rank]: scale x A^T of q, k, v, the gate and o */
+    int32_t *fold; /* [M, H]: route */
+    size_t step;   /* bytes from one layer's to the next layer's of all these;
+                      0: they share one place */
+
+    /* What no backward asks for: one place for all layers. */
+    float *h2;   /* [M, hidden]: normed input of the feed-forward */
+    float *s;    /* [M, ffn]: silu(g) u */
     void *cache; /* keys and values of softmax_attn, float [2, G, T, D] a sequence */
 } sti_acts;
 
 /* Gradients on their way back, one layer's worth. */
 typedef struct sti_grads {
-    float *dh;           /* [M, hidden] */
-    float *dq, *dk, *dv; /* [M, H D], [M, G D] twice */
-    float *dgate, *dy;   /* [M, H D] */
-    float *dlow;         /* [M, rank] */
-    float *dropped;      /* [M, max(hidden, H D)]: an input after dropout */
-    float *dg, *du;      /* [M, ffn] */
+    float *dh;                   /* [M, hidden] */
+    float *dq, *dk, *dv;         /* [M, H D], [M, G D] twice */
+    float *dgate, *dy;           /* [M, H D] */
+    float *dlow[STI_MATMUL_MAX]; /* [M, rank] each: of additions to one input */
+    float *dropped;              /* [M, max(hidden, H D)]: an input after dropout */
+    float *dg, *du;              /* [M, ffn] */
 } sti_grads;
 
 /* A batch of sequences and who computes it. */
@@ -53,10 +59,18 @@ typedef struct sti_dropout {
     uint64_t key;
 } sti_dropout;
 
+/* What a forward is for. */
+enum {
+    STI_WANT_OUTPUT = 1, /* the next layer's input */
+    STI_WANT_ACTS = 2    /* all that a backward asks for */
+};
+
 typedef struct sti_layer_job {
     still_model *m;
     const sti_attn_config *cfg; /* of the student */
     const sti_adapter *adapter; /* NULL: the teacher, softmax everywhere */
+    const sti_adapter *gates;   /* whose attention gates are projected, too; or NULL */
+    unsigned want;              /* of a forward */
     float *grad;                /* [n_values]: added to; NULL: none wanted */
     bool low_rank_only;         /* the gate's own matrix is not trained */
     const sti_batch *batch;
@@ -65,19 +79,24 @@ typedef struct sti_layer_job {
     sti_grads *back;
 } sti_layer_job;
 
-void sti_acts_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
-                    sti_acts *out);
+/* raw: q and k are kept as they are before RoPE, too. layers: how many have acts of
+ * their own (1: all share them); *out is the first one's. */
+void sti_acts_carve(const still_model *m, int B, int T, int rank, bool raw, int layers,
+                    sti_carve *c, sti_acts *out);
+/* Those of a layer. */
+sti_acts sti_acts_of(const sti_acts *first, int layer);
 void sti_grads_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
                      sti_grads *out);
 
-/* x [M, hidden] -> x of the next layer, in place. */
-still_status sti_layer_forward(const sti_layer_job *j, int layer, float *x,
-                               still_error *err);
+/* x [M, hidden] -> out, the next layer's x; out may be x, unless acts are wanted and x
+ * is needed again for the backward. */
+still_status sti_layer_forward(const sti_layer_job *j, int layer, const float *x,
+                               float *out, still_error *err);
 /* The two halves: up to attention's output, and the rest. */
 still_status sti_layer_attend(const sti_layer_job *j, int layer, const float *x,
                               still_error *err);
-still_status sti_layer_finish(const sti_layer_job *j, int layer, float *x,
-                              still_error *err);
+still_status sti_layer_finish(const sti_layer_job *j, int layer, const float *x,
+                              float *out, still_error *err);
 /* x: the layer's input, acts: of its forward. dx [M, hidden] in: gradient of the
  * output, out: of the input. */
 still_status sti_layer_backward(const sti_layer_job *j, int layer, const float *x,
@@ -108,13 +127,20 @@ still_status sti_student_match(const sti_layer_job *j, int layer, float scale,
 /* ---- Low-rank additions (low_rank.c) ------------------------------------------------
  */
 
-/* y += scale drop(x) A^T B^T of the target, if it has one; keeps low. */
-still_status sti_low_rank_forward(const sti_layer_job *j, int layer, sti_target t,
-                                  const float *x, float *y, still_error *err);
+/* Projections of one input that may have additions. */
+typedef struct sti_low_rank {
+    int n;
+    sti_target target[STI_MATMUL_MAX]; /* O alone, or Q, K, V and then GATE */
+    const float *x;                    /* [M, in] */
+    float *y[STI_MATMUL_MAX];          /* [M, out]; going back: their gradients */
+} sti_low_rank;
+
+/* y += scale drop(x) A^T B^T of those that have one; keeps low. */
+still_status sti_low_rank_forward(const sti_layer_job *j, int layer,
+                                  const sti_low_rank *r, still_error *err);
 /* Gradients of A and B, and dx += that of the input. */
-still_status sti_low_rank_backward(const sti_layer_job *j, int layer, sti_target t,
-                                   const float *x, const float *dy, float *dx,
-                                   still_error *err);
+still_status sti_low_rank_backward(const sti_layer_job *j, int layer,
+                                   const sti_low_rank *r, float *dx, still_error *err);
 
 /* An entry's gradient; NULL: not trained. */
 float *sti_grad_of(const sti_layer_job *j, int layer, sti_trained kind, sti_target t);

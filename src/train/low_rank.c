@@ -6,22 +6,26 @@
 #include "base/random.h"
 #include "train/layer.h"
 
-typedef struct low_rank {
-    const sti_lora *lora;
-    float scale;
-    int rank, in, out;
-} low_rank;
-
-static bool find(const sti_layer_job *j, int layer, sti_target t, low_rank *r)
+static const sti_lora *find(const sti_layer_job *j, int layer, sti_target t)
 {
-    const sti_adapter *a = j->adapter;
-    r->lora = &a->layer[layer].lora[t];
-    r->rank = a->spec.lora.rank;
-    if (!r->lora->a.w.N) return false;
-    r->scale = a->spec.lora.alpha / (float)r->rank;
-    r->in = (int)r->lora->a.w.K;
-    r->out = (int)r->lora->b.w.N;
-    return true;
+    const sti_lora *l = &j->adapter->layer[layer].lora[t];
+    return l->a.w.N ? l : NULL;
+}
+
+static size_t rows_of(const sti_layer_job *j)
+{
+    return (size_t)j->batch->B * (size_t)j->batch->T;
+}
+
+/* Where low of a target is: those of one input follow each other. */
+static float *low_of(const sti_layer_job *j, sti_target t)
+{
+    static const size_t place[STI_TARGETS] = {[STI_TARGET_Q] = 0,
+                                              [STI_TARGET_K] = 1,
+                                              [STI_TARGET_V] = 2,
+                                              [STI_TARGET_GATE] = 3,
+                                              [STI_TARGET_O] = 4};
+    return j->acts->low + place[t] * rows_of(j) * (size_t)j->adapter->spec.lora.rank;
 }
 
 /* y = [y +] what dropout leaves of x. */
@@ -40,75 +44,99 @@ static still_status drop(const sti_layer_job *j, int layer, sti_target t,
         err);
 }
 
-static still_status input(const sti_layer_job *j, int layer, sti_target t,
-                          const low_rank *r, const float *x, const float **out,
-                          still_error *err)
+/* *x as the target's A sees it. */
+static still_status input(const sti_layer_job *j, int layer, sti_target t, int64_t in,
+                          const float **x, still_error *err)
 {
-    const size_t n = (size_t)j->batch->B * (size_t)j->batch->T * (size_t)r->in;
-    *out = j->dropout.p > 0 ? j->back->dropped : x;
-    if (*out == x) return STILL_OK;
-    return drop(j, layer, t, x, n, j->back->dropped, false, err);
+    if (j->dropout.p <= 0) return STILL_OK;
+    STI_TRY(
+        drop(j, layer, t, *x, rows_of(j) * (size_t)in, j->back->dropped, false, err));
+    *x = j->back->dropped;
+    return STILL_OK;
 }
 
-still_status sti_low_rank_forward(const sti_layer_job *j, int layer, sti_target t,
-                                  const float *x, float *y, still_error *err)
+still_status sti_low_rank_forward(const sti_layer_job *j, int layer,
+                                  const sti_low_rank *r, still_error *err)
 {
-    low_rank r;
-    if (!find(j, layer, t, &r)) return STILL_OK;
-    STI_TRY(input(j, layer, t, &r, x, &x, err));
-    return sti_model_add_low_rank(j->adapter, layer, &t, 1, x,
-                                  j->batch->B * j->batch->T, j->acts->low[t], &y, err);
+    const int M = (int)rows_of(j);
+    if (j->dropout.p <= 0)
+        return sti_model_add_low_rank(j->adapter, layer, r->target, r->n, r->x, M,
+                                      low_of(j, r->target[0]), r->y, err);
+    for (int i = 0; i < r->n; i++) { /* each drops other numbers */
+        const sti_target t = r->target[i];
+        const sti_lora *lora = find(j, layer, t);
+        const float *x = r->x;
+        if (!lora) continue;
+        STI_TRY(input(j, layer, t, lora->a.w.K, &x, err));
+        STI_TRY(sti_model_add_low_rank(j->adapter, layer, &t, 1, x, M, low_of(j, t),
+                                       &r->y[i], err));
+    }
+    return STILL_OK;
 }
 
-still_status sti_low_rank_backward(const sti_layer_job *j, int layer, sti_target t,
-                                   const float *x, const float *dy, float *dx,
-                                   still_error *err)
+/* dlow, and the gradients of A and B. */
+static still_status matrices_back(const sti_layer_job *j, int layer, sti_target t,
+                                  const sti_lora *lora, const float *x, const float *dy,
+                                  float *dlow, still_error *err)
 {
-    low_rank r;
-    if (!find(j, layer, t, &r)) return STILL_OK;
     still_model *m = j->m;
-    const int M = j->batch->B * j->batch->T;
-    float *dlow = j->back->dlow;
+    const sti_lora_spec *spec = &j->adapter->spec.lora;
+    const size_t M = rows_of(j);
+    const int rank = spec->rank, in = (int)lora->a.w.K, out = (int)lora->b.w.N;
+    float *da = sti_grad_of(j, layer, STI_TRAINED_LORA_A, t),
+          *db = sti_grad_of(j, layer, STI_TRAINED_LORA_B, t);
     STI_TRY(m->be->matmul_back(
         m->dev,
         &(sti_matmul_back_args){
-            .dy = {dy}, .M = M, .n = 1, .w = {&r.lora->b.w}, .dx = dlow},
+            .dy = {dy}, .M = (int)M, .n = 1, .w = {&lora->b.w}, .dx = dlow},
         err));
-    STI_TRY(m->be->scale(m->dev, dlow, (size_t)M * (size_t)r.rank, r.scale, err));
-    float *da = sti_grad_of(j, layer, STI_TRAINED_LORA_A, t),
-          *db = sti_grad_of(j, layer, STI_TRAINED_LORA_B, t);
+    STI_TRY(
+        m->be->scale(m->dev, dlow, M * (size_t)rank, spec->alpha / (float)rank, err));
     if (db)
         STI_TRY(m->be->matmul_grad(m->dev,
                                    &(sti_matmul_grad_args){.dy = dy,
-                                                           .x = j->acts->low[t],
+                                                           .x = low_of(j, t),
                                                            .dw = db,
-                                                           .M = M,
-                                                           .N = r.out,
-                                                           .K = r.rank,
+                                                           .M = (int)M,
+                                                           .N = out,
+                                                           .K = rank,
                                                            .scale = 1},
                                    err));
-    if (da) {
-        STI_TRY(input(j, layer, t, &r, x, &x, err));
-        STI_TRY(m->be->matmul_grad(m->dev,
-                                   &(sti_matmul_grad_args){.dy = dlow,
-                                                           .x = x,
-                                                           .dw = da,
-                                                           .M = M,
-                                                           .N = r.rank,
-                                                           .K = r.in,
-                                                           .scale = 1},
+    if (!da) return STILL_OK;
+    STI_TRY(input(j, layer, t, in, &x, err));
+    return m->be->matmul_grad(
+        m->dev,
+        &(sti_matmul_grad_args){
+            .dy = dlow, .x = x, .dw = da, .M = (int)M, .N = rank, .K = in, .scale = 1},
+        err);
+}
+
+still_status sti_low_rank_backward(const sti_layer_job *j, int layer,
+                                   const sti_low_rank *r, float *dx, still_error *err)
+{
+    still_model *m = j->m;
+    const size_t M = rows_of(j);
+    sti_matmul_back_args all = {.M = (int)M, .dx = dx, .accumulate = true};
+    for (int i = 0; i < r->n; i++) {
+        const sti_target t = r->target[i];
+        const sti_lora *lora = find(j, layer, t);
+        float *dlow = j->back->dlow[i];
+        if (!lora) continue;
+        STI_TRY(matrices_back(j, layer, t, lora, r->x, r->y[i], dlow, err));
+        if (j->dropout.p <= 0) {
+            all.dy[all.n] = dlow;
+            all.w[all.n++] = &lora->a.w;
+            continue;
+        }
+        STI_TRY(m->be->matmul_back(m->dev,
+                                   &(sti_matmul_back_args){.dy = {dlow},
+                                                           .M = (int)M,
+                                                           .n = 1,
+                                                           .w = {&lora->a.w},
+                                                           .dx = j->back->dropped},
                                    err));
+        STI_TRY(drop(j, layer, t, j->back->dropped, M * (size_t)lora->a.w.K, dx, true,
+                     err));
     }
-    const bool drops = j->dropout.p > 0;
-    STI_TRY(
-        m->be->matmul_back(m->dev,
-                           &(sti_matmul_back_args){.dy = {dlow},
-                                                   .M = M,
-                                                   .n = 1,
-                                                   .w = {&r.lora->a.w},
-                                                   .dx = drops ? j->back->dropped : dx,
-                                                   .accumulate = !drops},
-                           err));
-    if (!drops) return STILL_OK;
-    return drop(j, layer, t, j->back->dropped, (size_t)M * (size_t)r.in, dx, true, err);
+    return all.n > 0 ? m->be->matmul_back(m->dev, &all, err) : STILL_OK;
 }

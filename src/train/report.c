@@ -105,10 +105,10 @@ still_status sti_report_card(const sti_trainer *t, const still_train_progress *l
                    "    still chat FOLDER\n\n",
                    p->base_name, still_version(), m->name);
     sti_buf_puts(&b, "| | |\n|-|-|\n");
-    sti_buf_printf(&b,
-                   "| method | %s, chunk %d, select %d, cap %d, score %s, heads %s |\n",
-                   m->name, m->chunk, m->select, m->cap, m->score,
-                   m->per_head ? "per head" : "shared");
+    sti_buf_printf(
+        &b, "| method | %s, chunk %d, select %d, cap %d%s%s, score %s, heads %s |\n",
+        m->name, m->chunk, m->select, m->cap, m->caps[0] ? ", layers " : "", m->caps,
+        m->score, m->per_head ? "per head" : "shared");
     sti_buf_printf(&b, "| layers | %d-%d |\n", t->cfg.first, t->cfg.last);
     for (int s = 1; s <= 2; s++)
         if (t->stage_steps[s])

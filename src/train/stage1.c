@@ -70,8 +70,13 @@ still_status sti_stage1_run(sti_trainer *t, double share, bool learn, sti_tally 
 {
     still_model *m = t->m;
     const int M = t->batch.B * t->batch.T;
-    sti_layer_job teacher = {
-        .m = m, .cfg = &t->cfg, .batch = &t->batch, .acts = &t->acts, .back = &t->back};
+    sti_layer_job teacher = {.m = m,
+                             .cfg = &t->cfg,
+                             .gates = t->adapter,
+                             .want = STI_WANT_OUTPUT,
+                             .batch = &t->batch,
+                             .acts = &t->acts,
+                             .back = &t->back};
     sti_layer_job student = teacher;
     student.adapter = t->adapter;
     student.grad = learn ? t->grad : NULL;
@@ -81,20 +86,10 @@ still_status sti_stage1_run(sti_trainer *t, double share, bool learn, sti_tally 
     tally->rows += (uint64_t)M;
     for (int l = 0; l <= t->cfg.last; l++) {
         STI_TRY(sti_layer_attend(&teacher, l, t->x, err));
-        if (l >= t->cfg.first) {
-            const sti_adapter_matrix *gate = &t->adapter->layer[l].gate;
-            if (gate->w.N)
-                STI_TRY(m->be->matmul(m->dev,
-                                      &(sti_matmul_args){.x = t->acts.h,
-                                                         .M = M,
-                                                         .n = 1,
-                                                         .w = {&gate->w},
-                                                         .y = {t->acts.gate}},
-                                      err));
+        if (l >= t->cfg.first)
             STI_TRY((t->p.match_weights ? match_weights : match_outputs)(
                 t, &student, l, share, learn, tally, err));
-        }
-        if (l < t->cfg.last) STI_TRY(sti_layer_finish(&teacher, l, t->x, err));
+        if (l < t->cfg.last) STI_TRY(sti_layer_finish(&teacher, l, t->x, t->x, err));
     }
     return STILL_OK;
 }

@@ -2,20 +2,21 @@
  *
  *   loss = mean over counted ids of (-log p(id) + kd KL(teacher || student))
  *
- * Forwards every layer's input is kept and nothing else; backwards each layer is
- * computed again from its input and then gone back through. Logits are made and used a
- * few rows at a time, so no [M, vocab] exists. */
+ * Forwards every layer's input is kept, and where there is memory for it (trainer.c)
+ * all that its backward asks for; elsewhere each layer is computed again from its input
+ * before it is gone back through. Logits are made and used a few rows at a time, so no
+ * [M, vocab] exists. */
 #include <math.h>
 
 #include "train/train.h"
 
-static still_status embed(sti_trainer *t, still_error *err)
+static still_status embed(sti_trainer *t, float *x, still_error *err)
 {
     still_model *m = t->m;
     return m->be->embed(
         m->dev,
         &(sti_embed_args){
-            .w = &m->embed, .tok = t->ids, .M = t->batch.B * t->batch.T, .y = t->x},
+            .w = &m->embed, .tok = t->ids, .M = t->batch.B * t->batch.T, .y = x},
         err);
 }
 
@@ -36,12 +37,13 @@ static still_status teach(sti_trainer *t, still_error *err)
 {
     const sti_layer_job teacher = {.m = t->m,
                                    .cfg = &t->cfg,
+                                   .want = STI_WANT_OUTPUT,
                                    .batch = &t->batch,
                                    .acts = &t->acts,
                                    .back = &t->back};
-    STI_TRY(embed(t, err));
+    STI_TRY(embed(t, t->x, err));
     for (int l = 0; l < t->m->cfg.layers; l++)
-        STI_TRY(sti_layer_forward(&teacher, l, t->x, err));
+        STI_TRY(sti_layer_forward(&teacher, l, t->x, t->x, err));
     return last_norm(t, t->teacher, err);
 }
 
@@ -154,34 +156,40 @@ still_status sti_stage2_run(sti_trainer *t, double share, bool learn, uint64_t k
     const int M = t->batch.B * t->batch.T, L = m->cfg.layers;
     const size_t size = (size_t)M * (size_t)m->cfg.hidden;
     if (t->p.kd > 0) STI_TRY(teach(t, err));
-    const sti_layer_job job = {
+    sti_acts acts = t->acts;
+    const bool kept = acts.step > 0;
+    sti_layer_job job = {
         .m = m,
         .cfg = &t->cfg,
         .adapter = t->adapter,
+        .gates = t->adapter,
+        .want = STI_WANT_OUTPUT | (learn && kept ? STI_WANT_ACTS : 0),
         .grad = learn ? t->grad : NULL,
         .low_rank_only = true,
         .batch = &t->batch,
         .dropout = {.p = learn ? (float)t->p.lora_dropout : 0, .key = key},
-        .acts = &t->acts,
+        .acts = &acts,
         .back = &t->back};
     set_targets(t, share);
     tally->rows += (uint64_t)M;
-    STI_TRY(embed(t, err));
+    STI_TRY(embed(t, t->inputs, err));
     for (int l = 0; l < L; l++) {
-        STI_TRY(m->be->mem_move(m->dev, t->inputs + (size_t)l * size, t->x,
-                                size * sizeof(float), err));
-        STI_TRY(sti_layer_forward(&job, l, t->x, err));
+        const float *x = t->inputs + (size_t)l * size;
+        acts = sti_acts_of(&t->acts, l);
+        STI_TRY(sti_layer_forward(
+            &job, l, x, l + 1 < L ? t->inputs + (size_t)(l + 1) * size : t->x, err));
     }
     STI_TRY(last_norm(t, t->normed, err));
     STI_TRY(lose(t, learn, tally, err));
     if (!isfinite(tally->loss)) STI_TRY(blame(t, tally, err));
     if (!learn || !isfinite(tally->loss)) return STILL_OK;
     STI_TRY(last_norm_back(t, err));
+    job.want = STI_WANT_ACTS;
     /* Below the first converted layer nothing is trained. */
     for (int l = L - 1; l >= t->cfg.first; l--) {
         const float *x = t->inputs + (size_t)l * size;
-        STI_TRY(m->be->mem_move(m->dev, t->x, x, size * sizeof(float), err));
-        STI_TRY(sti_layer_forward(&job, l, t->x, err));
+        acts = sti_acts_of(&t->acts, l);
+        if (!kept) STI_TRY(sti_layer_forward(&job, l, x, NULL, err));
         STI_TRY(sti_layer_backward(&job, l, x, t->dx, err));
     }
     return STILL_OK;

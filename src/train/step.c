@@ -87,13 +87,14 @@ static still_status sum_tally(sti_trainer *t, sti_tally *tally, still_error *err
     return STILL_OK;
 }
 
-/* Ranks add in the program's memory; `gathered` is where, if it is not the operators'.
- */
+/* Devices that met add by themselves, others in the program's memory; `gathered` is
+ * where, if it is not the operators'. */
 static still_status sum_gradients(sti_trainer *t, still_error *err)
 {
     const sti_backend *be = t->m->be;
     const size_t n = t->adapter->n_values;
     if (sti_comm_size(t->comm) == 1) return STILL_OK;
+    if (t->devices_met) return be->ranks_sum(t->m->dev, t->grad, n, err);
     if (!t->gathered) return sti_comm_sum(t->comm, t->grad, n, err);
     STI_TRY(be->mem_move(t->m->dev, t->gathered, t->grad, n * sizeof *t->grad, err));
     STI_TRY(sti_comm_sum(t->comm, t->gathered, n, err));
@@ -107,8 +108,10 @@ still_status sti_step_run(sti_trainer *t, sti_tally *tally, still_error *err)
     STI_TRY(t->m->be->mem_clear(t->m->dev, t->grad, n * sizeof *t->grad, err));
     STI_TRY(run_own(t, sti_data_train, first_sequence(t), (uint64_t)t->p.batch, true,
                     tally, err));
-    STI_TRY(sum_gradients(t, err));
+    /* The tally goes first: its sum notices a rank that is gone, for whom devices would
+     * wait. */
     STI_TRY(sum_tally(t, tally, err));
+    STI_TRY(sum_gradients(t, err));
     if (tally->bad_layer >= 0)
         return sti_fail(err, STILL_E_NUMERIC,
                         "stage %d, step %llu: what layer %d computes is not a number; "

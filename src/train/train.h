@@ -53,8 +53,9 @@ typedef struct sti_trainer {
     uint8_t *counts;           /* [M] */
     sti_span *span;            /* [entries]: what a stage trains */
     double *square;            /* [entries] */
+    bool devices_met;          /* they add gradients over ranks by themselves */
     float *gathered;           /* [n_values]: gradients, where ranks can add them;
-                                  NULL: they are there already */
+                                  NULL: they are there already, or devices met */
 } sti_trainer;
 
 /* Rows of logits at once: what a cache holds, or a call that is worth waiting for. */

@@ -196,7 +196,8 @@ static still_status make_adapter(sti_trainer *t, still_error *err)
 
 /* ---- Memory --------------------------------------------------------------------- */
 
-static void carve(sti_trainer *t, sti_carve *c)
+/* layers: how many have acts of their own. */
+static void carve(sti_trainer *t, int layers, sti_carve *c)
 {
     const still_model *m = t->m;
     const size_t T = (size_t)t->p.seq, B = (size_t)t->micro, M = B * T,
@@ -204,7 +205,8 @@ static void carve(sti_trainer *t, sti_carve *c)
                  qd = (size_t)m->cfg.heads * (size_t)m->cfg.head_dim;
     const size_t rows = (size_t)t->loss_rows;
     const int rank = t->adapter->spec.lora.rank;
-    sti_acts_carve(m, t->micro, t->p.seq, rank, c, &t->acts);
+    const bool raw = t->cfg.method->engine == &sti_attn_linear;
+    sti_acts_carve(m, t->micro, t->p.seq, rank, raw, layers, c, &t->acts);
     sti_grads_carve(m, t->micro, t->p.seq, rank, c, &t->back);
     t->x = sti_carve_take(c, M * hidden, sizeof(float));
     t->student = sti_carve_take(c, M * qd, sizeof(float));
@@ -232,8 +234,31 @@ static void carve_tables(sti_trainer *t, sti_carve *c)
     t->row_kl = sti_carve_take(c, (size_t)t->loss_rows, sizeof(double));
     t->span = sti_carve_take(c, entries, sizeof *t->span);
     t->square = sti_carve_take(c, entries, sizeof *t->square);
-    if (!t->m->be->host_memory && sti_comm_size(t->comm) > 1)
+    if (!t->m->be->host_memory && sti_comm_size(t->comm) > 1 && !t->devices_met)
         t->gathered = sti_carve_take(c, t->adapter->n_values, sizeof(float));
+}
+
+/* How many layers keep what their backward asks for until it comes: all, or 1 that all
+ * share, computing each layer twice. A GPU has memory to spare for that more often than
+ * not, where a processor that computes in its caches has little to gain. With all of
+ * them there must be room for as much again as without: operators need scratch. */
+static int layers_kept(sti_trainer *t)
+{
+    const sti_backend *be = t->m->be;
+    const int L = t->m->cfg.layers;
+    sti_carve with = {0}, without = {0};
+    sti_block probe;
+    size_t bytes;
+    still_error why;
+    if (be->host_memory || !t->stage_steps[2] || L < 2) return 1;
+    carve(t, L, &with);
+    carve(t, 1, &without);
+    if (!sti_add(with.used, without.used, &bytes) ||
+        be->mem_new(t->m->dev, bytes, &probe, &why) != STILL_OK)
+        return 1;
+    be->mem_free(t->m->dev, &probe);
+    (void)be->mem_peak(t->m->dev, true); /* it was never in use */
+    return L;
 }
 
 /* All of it, or nothing. */
@@ -241,8 +266,9 @@ static still_status allocate(sti_trainer *t, still_error *err)
 {
     const sti_backend *be = t->m->be;
     const size_t n = t->adapter->n_values;
+    const int layers = layers_kept(t);
     sti_carve work = {0}, tables = {0};
-    carve(t, &work);
+    carve(t, layers, &work);
     carve_tables(t, &tables);
     still_error why;
     if (be->mem_new(t->m->dev, 3 * n * sizeof(float), &t->moments, &why) != STILL_OK ||
@@ -255,7 +281,7 @@ static still_status allocate(sti_trainer *t, still_error *err)
             t->micro, t->p.seq, (double)(work.used + tables.used + 12 * n) / 1e9);
     work = (sti_carve){.base = t->work.p};
     tables = (sti_carve){.base = t->tables.p};
-    carve(t, &work);
+    carve(t, layers, &work);
     carve_tables(t, &tables);
     return STILL_OK;
 }
@@ -292,6 +318,42 @@ void sti_trainer_end(sti_trainer *t, still_status st)
 
 /* ---- Together ------------------------------------------------------------------- */
 
+/* Whether every rank has a device of its own. */
+static still_status alone_with_device(sti_trainer *t, bool *out, still_error *err)
+{
+    const int size = sti_comm_size(t->comm), rank = sti_comm_rank(t->comm);
+    uint8_t mine[STI_DEVICE_NAME];
+    bool shared = false;
+    STI_TRY(sti_comm_settle(t->comm, t->m->be->ranks_name(t->m->dev, mine, err), err));
+    for (int r = 0; r < size; r++) {
+        uint8_t theirs[STI_DEVICE_NAME];
+        memcpy(theirs, mine, sizeof theirs);
+        STI_TRY(sti_comm_tell(t->comm, r, theirs, sizeof theirs, err));
+        shared = shared || (r != rank && memcmp(theirs, mine, sizeof mine) == 0);
+    }
+    STI_TRY(sti_comm_any(t->comm, &shared, err));
+    *out = !shared;
+    return STILL_OK;
+}
+
+/* Lets the ranks' devices add gradients by themselves, where they can. */
+static still_status meet(sti_trainer *t, still_error *err)
+{
+    const sti_backend *be = t->m->be;
+    uint8_t place[STI_MEETING] = {0};
+    bool able = be->ranks_sum && sti_comm_size(t->comm) > 1;
+    if (able) STI_TRY(alone_with_device(t, &able, err));
+    if (!able) return STILL_OK;
+    const int rank = sti_comm_rank(t->comm);
+    still_status st = rank == 0 ? be->ranks_meet(place, err) : STILL_OK;
+    STI_TRY(sti_comm_agree(t->comm, 0, st, err));
+    STI_TRY(sti_comm_tell(t->comm, 0, place, sizeof place, err));
+    st = be->ranks_join(t->m->dev, place, rank, sti_comm_size(t->comm), err);
+    STI_TRY(sti_comm_settle(t->comm, st, err));
+    t->devices_met = true;
+    return STILL_OK;
+}
+
 static still_status begin(sti_trainer *t, still_error *err)
 {
     STI_TRY(check(t->m, &t->p, err));
@@ -309,5 +371,6 @@ still_status sti_trainer_begin(sti_trainer *t, still_error *err)
 {
     set_defaults(&t->p);
     STI_TRY(sti_comm_new(&t->comm, err));
+    STI_TRY(meet(t, err));
     return sti_comm_settle(t->comm, begin(t, err), err);
 }

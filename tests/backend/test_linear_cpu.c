@@ -189,7 +189,7 @@ static void run_cpu(sti_dev *dev, problem *p)
     memset(p->block_f.p, 0, p->block_f.bytes);
     p->st_f.pos = 0;
     assert_int_equal(b->linear(dev, &a, 1, &err), STILL_OK);
-    assert_int_equal(b->linear_backward(dev, &a, &err), STILL_OK);
+    assert_int_equal(b->linear_backward(dev, &a, 1, &err), STILL_OK);
 }
 
 static void expect(const char *what, const problem *p, const float *got,
@@ -368,7 +368,7 @@ static void test_bad_arguments(void **state)
     a.shape.G = 3;
     assert_int_equal(b->linear_reserve(dev, &a.shape, 4, 9, &err), STILL_E_ARG);
     assert_int_equal(b->linear(dev, &a, 1, &err), STILL_E_ARG);
-    assert_int_equal(b->linear_backward(dev, &a, &err), STILL_E_ARG);
+    assert_int_equal(b->linear_backward(dev, &a, 1, &err), STILL_E_ARG);
     const sti_linear_args other[] = {args(&p, 0, 9), a};
     assert_int_equal(b->linear(dev, other, 2, &err), STILL_E_ARG);
     p.st_f.kv_size = 8;

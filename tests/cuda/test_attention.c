@@ -269,8 +269,8 @@ static void one_row_each(void **state)
     if (!*state) skip();
     static const sti_attn_segment seg[] = {
         {.n = 1, .past = 0, .room = 1},     {.n = 1, .past = 15, .room = 400},
-        {.n = 1, .past = 16, .room = 17},   {.n = 1, .past = 127, .room = 130},
-        {.n = 1, .past = 128, .room = 500}, {.n = 1, .past = 333, .room = 350},
+        {.n = 1, .past = 16, .room = 17},   {.n = 1, .past = 319, .room = 330},
+        {.n = 1, .past = 320, .room = 500}, {.n = 1, .past = 700, .room = 720},
     };
     for (int i = 0; i < N_SHAPES; i++)
         try_call(*state, shapes[i], seg, 6, "one row each");
@@ -303,7 +303,7 @@ static void both_kinds_at_once(void **state)
 static void rings(void **state)
 {
     if (!*state) skip();
-    static const int windows[] = {1, 5, 64, 150, 200};
+    static const int windows[] = {1, 5, 64, 340, 700};
     for (int i = 0; i < N_SHAPES; i++)
         for (int w = 0; w < 5; w++) {
             shape s = shapes[i];
@@ -324,14 +324,29 @@ static void long_pasts(void **state)
 {
     if (!*state) skip();
     static const sti_attn_segment seg[] = {
-        {.n = 1, .past = 8191, .room = 8192},
-        {.n = 1, .past = 8200, .room = 9000},
-        {.n = 1, .past = 9999, .room = 10000},
+        {.n = 1, .past = 10559, .room = 10560},
+        {.n = 1, .past = 10560, .room = 11000},
+        {.n = 1, .past = 12999, .room = 13000},
         {.n = 3, .past = 3000, .room = 3003},
     };
     try_call(*state, (shape){4, 1, 128, 0, 2, STI_F16}, seg, 4, "long past");
-    try_call(*state, (shape){4, 2, 64, 8500, 2, STI_F16}, seg, 4, "long past");
+    try_call(*state, (shape){4, 2, 64, 10900, 2, STI_F16}, seg, 4, "long past");
     try_call(*state, (shape){2, 1, 64, 0, 2, STI_F32}, seg, 4, "long past");
+}
+
+/* So many rows that their keys are cut into longer pieces. */
+static void crowds(void **state)
+{
+    if (!*state) skip();
+    enum { SESSIONS = 12 };
+    static const int past[SESSIONS] = {0,   319, 320,  321,  639,   640,
+                                       700, 959, 1024, 3000, 10559, 11000};
+    sti_attn_segment seg[SESSIONS];
+    for (int i = 0; i < SESSIONS; i++)
+        seg[i] = (sti_attn_segment){.n = 1, .past = past[i], .room = past[i] + 1 + i};
+    try_call(*state, (shape){16, 8, 128, 0, 2, STI_F16}, seg, SESSIONS, "crowd");
+    try_call(*state, (shape){8, 4, 64, 700, 2, STI_F16}, seg, SESSIONS, "crowd");
+    try_call(*state, (shape){4, 4, 32, 0, 2, STI_F32}, seg, SESSIONS, "crowd");
 }
 
 /* More segments than a launch takes. */
@@ -346,7 +361,7 @@ static void many_sessions(void **state)
     }
 }
 
-/* A row is the same, bit for bit, whoever shares the call with it. */
+/* A row is the same, bit for bit, whoever shares the call with it, short of a crowd. */
 static void batches_change_nothing(void **state)
 {
     if (!*state) skip();
@@ -453,6 +468,7 @@ int main(void)
         cmocka_unit_test(both_kinds_at_once),
         cmocka_unit_test(rings),
         cmocka_unit_test(long_pasts),
+        cmocka_unit_test(crowds),
         cmocka_unit_test(many_sessions),
         cmocka_unit_test(batches_change_nothing),
         cmocka_unit_test(recorded_passes),

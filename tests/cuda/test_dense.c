@@ -15,7 +15,7 @@ static const sti_dtype TYPES[] = {STI_Q4_0, STI_Q4_1, STI_Q5_0, STI_Q5_1, STI_Q8
                                   STI_Q2_K, STI_Q3_K, STI_Q4_K, STI_Q5_K, STI_Q6_K,
                                   STI_F32,  STI_F16,  STI_BF16};
 enum { N_TYPES = sizeof TYPES / sizeof *TYPES };
-static const int ROWS[] = {1, 2, 3, 7, 8, 9, 16, 33, 64, 200, 513};
+static const int ROWS[] = {1, 2, 3, 7, 8, 9, 16, 20, 33, 64, 200, 513};
 enum { N_ROWS = sizeof ROWS / sizeof *ROWS };
 
 static const sti_backend *cuda(void)
@@ -265,6 +265,67 @@ static void several_matrices(void **state)
         }
 }
 
+/* n matrices [N_i, K] of types type[i % 2] in one call of M rows, in two modes. */
+static void try_matrices(sti_dev *dev, const sti_dtype type[2], const int64_t *N, int n,
+                         int64_t K, int M, int mode, int64_t every)
+{
+    source s[STI_MATMUL_MAX];
+    sti_weight w[STI_MATMUL_MAX];
+    for (int i = 0; i < n; i++) {
+        s[i] = make_source(type[i % 2], N[i], K, 21 + (uint32_t)i);
+        w[i] = weight(dev, &s[i]);
+    }
+    check_product(dev, s, w, n, M, mode % MODES, every);
+    check_product(dev, s, w, n, M, (mode + 7) % MODES, every);
+    for (int i = 0; i < n; i++) {
+        cuda()->weight_free(dev, &w[i]);
+        free_source(&s[i]);
+    }
+}
+
+/* Every pair of kinds shares a launch, also one with more tiles than blocks of one kind
+ * would be. */
+static void unlike_matrices(void **state)
+{
+    static const sti_dtype kind[] = {STI_Q4_1, STI_Q8_0, STI_Q5_1, STI_Q6_K, STI_F16};
+    static const int64_t N[STI_MATMUL_MAX] = {80, 17, 33, 160},
+                         many[2] = {24000, 20011};
+    static const int rows[] = {1, 5, 8, 16};
+    enum { KINDS = sizeof kind / sizeof *kind };
+    sti_dev *dev = gpu(state);
+    for (int i = 0; i < KINDS; i++)
+        for (int j = 0; j < KINDS; j++)
+            for (int r = 0; r < 4; r++)
+                try_matrices(dev, (const sti_dtype[2]){kind[i], kind[j]}, N, 4, 768,
+                             rows[r], i + 3 * j + r, 1);
+    try_matrices(dev, (const sti_dtype[2]){STI_Q4_1, STI_Q8_0}, many, 2, 64, 2, NORM,
+                 1);
+}
+
+/* Rows by the dozen: few tiles and many, with K of whole steps of 64 and not, up to
+ * products so large that cuBLASLt makes them. */
+static void rows_by_the_dozen(void **state)
+{
+    static const struct {
+        int M;
+        int64_t N[STI_MATMUL_MAX], K;
+    } call[] = {{9, {40, 17, 5, 130}, 72},           {12, {576, 192, 192, 576}, 576},
+                {16, {4200, 1024, 1030, 2300}, 136}, {17, {576, 192, 192, 576}, 576},
+                {32, {33, 64, 65, 1}, 1000},         {21, {4200, 1024, 1030, 2300}, 64},
+                {40, {4200, 1024, 1030, 2300}, 320}, {256, {576, 192, 192, 576}, 576},
+                {100, {2300, 70, 20, 2000}, 776},    {600, {4096, 4100, 8, 200}, 64}};
+    static const sti_dtype same[][2] = {
+        {STI_F16, STI_F16}, {STI_Q4_1, STI_Q8_0}, {STI_F32, STI_F16}};
+    sti_dev *dev = gpu(state);
+    for (size_t c = 0; c < sizeof call / sizeof *call; c++)
+        for (int t = 0; t < 3; t++) {
+            if (t == 1 && call[c].K % 32 != 0) continue;
+            for (int n = 1; n <= STI_MATMUL_MAX; n += 3)
+                try_matrices(dev, same[t], call[c].N, n, call[c].K, call[c].M,
+                             (int)c + 5 * t + n, call[c].M > 32 ? 13 : 3);
+        }
+}
+
 /* Rows too long for shared memory. */
 static void long_rows(void **state)
 {
@@ -428,10 +489,10 @@ static void check_feed(sti_dev *dev, source s[3], sti_weight w[3], int M, bool b
 
 static void feed_forward(void **state)
 {
-    static const int64_t size[][2] = {{256, 512}, {60, 101}};
+    static const int64_t size[][2] = {{256, 512}, {60, 101}, {64, 2048}};
     sti_dev *dev = gpu(state);
     for (int t = 0; t < N_TYPES; t++)
-        for (int k = 0; k < 2; k++) {
+        for (int k = 0; k < 3; k++) { /* the last: products too large for gemm.cu */
             source s[3];
             sti_weight w[3];
             int64_t K = columns(TYPES[t], size[k][0]),
@@ -443,7 +504,7 @@ static void feed_forward(void **state)
                 w[i] = weight(dev, &s[i]);
             }
             for (int r = 0; r < N_ROWS; r++)
-                if (k == 0 || ROWS[r] < 40)
+                if (k == 0 || (k == 1 && ROWS[r] < 40) || r == N_ROWS - 1)
                     check_feed(dev, s, w, ROWS[r], (r + t) % 2 == 1);
             for (int i = 0; i < 3; i++) {
                 cuda()->weight_free(dev, &w[i]);
@@ -654,6 +715,8 @@ int main(void)
         cmocka_unit_test(every_type),
         cmocka_unit_test(every_mode),
         cmocka_unit_test(several_matrices),
+        cmocka_unit_test(unlike_matrices),
+        cmocka_unit_test(rows_by_the_dozen),
         cmocka_unit_test(long_rows),
         cmocka_unit_test(large_matrix),
         cmocka_unit_test(batches_change_nothing),

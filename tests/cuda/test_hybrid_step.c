@@ -338,8 +338,9 @@ static sti_cuda_session describe(const run *r, int i, int T)
     return sti_cuda_session_of(&args, (const int32_t *)r->pos.p + i);
 }
 
-/* The next few tokens of every session, each its own number of them, maybe none. */
-static bool feed_some(run *r, int call)
+/* The next few tokens of every session, each its own number of them, maybe none; the
+ * last `keep` are not fed. */
+static bool feed_some(run *r, int call, int keep)
 {
     sti_cuda_session table[SESSIONS];
     int32_t pos[SESSIONS];
@@ -348,12 +349,13 @@ static bool feed_some(run *r, int call)
     for (int i = 0; i < SESSIONS; i++) {
         session *x = &r->x[i];
         int T = (call + i) % 4;
-        if (T > x->p->T - x->past) T = x->p->T - x->past;
+        const int left = x->p->T - keep - x->past;
+        if (T > left) T = left > 0 ? left : 0;
         if (T > longest) longest = T;
         pos[i] = x->past;
         table[i] = describe(r, i, T);
         x->past += T;
-        more = more || x->past < x->p->T;
+        more = more || x->past < x->p->T - keep;
     }
     move(r->g, r->table.p, table, sizeof table);
     move(r->g, r->pos.p, pos, sizeof pos);
@@ -457,7 +459,7 @@ static void check(gpu *g, const test_case *c, uint64_t seed)
     for (size_t kv_size = 2; kv_size <= 4; kv_size += 2) {
         static run r;
         open_run(&r, g, c, kv_size, seed);
-        for (int call = 1; feed_some(&r, call);) call++;
+        for (int call = 1; feed_some(&r, call, 0);) call++;
         for (int i = 0; i < SESSIONS; i++) compare_session(&r, i);
         close_run(&r);
     }
@@ -491,6 +493,11 @@ static void received_per_head(sti_hybrid_settings *s)
 static void keynorm(sti_hybrid_settings *s)
 {
     s->score = STI_SCORE_KEYNORM;
+    small_cap(s);
+}
+static void distinct(sti_hybrid_settings *s)
+{
+    s->score = STI_SCORE_DISTINCT;
     small_cap(s);
 }
 static void random_scores(sti_hybrid_settings *s)
@@ -571,6 +578,8 @@ static const test_case cases[] = {
      0},
     {"keynorm", "still", 8, {4, 2, 16, 16}, 60, keynorm, false, false, 0},
     {"random", "still", 8, {4, 2, 16, 16}, 60, random_scores, false, false, 0},
+    {"distinct", "still", 8, {4, 2, 64, 64}, 75, distinct, false, false, 0},
+    {"distinct, odd", "still", 7, {6, 2, 20, 20}, 75, distinct, false, false, 0},
     {"window scale", "still", 8, {4, 2, 16, 16}, 60, window_scale, false, false, 0},
     {"window scale, start",
      "still",
@@ -633,7 +642,7 @@ static void test_repeatable(void **state)
     for (int i = 0; i < 3; i++) {
         static run r;
         open_run(&r, g, &c, 2, 99);
-        for (int call = 1; feed_some(&r, call);) call++;
+        for (int call = 1; feed_some(&r, call, 0);) call++;
         const size_t n = outputs(&r.p[2]);
         float *y = download(g, r.x[2].y.p, n * sizeof *y);
         if (first) assert_memory_equal(first, y, n * sizeof *y);
@@ -659,7 +668,7 @@ static void test_leaves_again(void **state)
         sti_cuda_session table[SESSIONS];
         const int32_t pos[SESSIONS] = {64, 64, 64};
         open_run(&r, g, &c, 2, 7);
-        for (int call = 1; feed_some(&r, call);) call++;
+        for (int call = 1; feed_some(&r, call, 0);) call++;
         const size_t S = (size_t)r.h.S, slots = S * 2 * (size_t)r.h.C;
         float score[64];
         assert_true(slots <= sizeof score / sizeof *score);
@@ -693,10 +702,102 @@ static void test_leaves_again(void **state)
     }
 }
 
+/* ---- Batches -------------------------------------------------------------------- */
+
+/* n sessions that are copies of those of the run, before their last token, take it
+ * together: as many units as there are for so many. */
+static void check_batch(run *r, int n)
+{
+    gpu *g = r->g;
+    const size_t row = (size_t)(r->h.H * r->h.D), S = (size_t)r->h.S;
+    sti_cuda_session *table = calloc((size_t)n, sizeof *table);
+    sti_hybrid_state *st = calloc((size_t)n, sizeof *st);
+    sti_block *state = calloc((size_t)n, sizeof *state);
+    int32_t *pos = calloc((size_t)n, sizeof *pos);
+    assert_true(table && st && state && pos);
+    sti_block y = new_block(g, (size_t)n * row * sizeof(float));
+    sti_block room = new_block(g, sti_cuda_step_room(g->dev, &r->h, n));
+    sti_block on_table = new_block(g, (size_t)n * sizeof *table);
+    sti_block on_pos = new_block(g, (size_t)n * sizeof *pos);
+    for (int i = 0; i < n; i++) {
+        const session *x = &r->x[i % SESSIONS];
+        const problem *p = x->p;
+        sti_carve c = {0};
+        sti_hybrid_state_carve(&st[i], &c, &p->set, &p->shape, p->T, r->kv_size,
+                               sizeof(float));
+        state[i] = new_block(g, c.used);
+        move(g, state[i].p, x->state.p, c.used);
+        c = (sti_carve){.base = state[i].p};
+        sti_hybrid_state_carve(&st[i], &c, &p->set, &p->shape, p->T, r->kv_size,
+                               sizeof(float));
+        pos[i] = x->past;
+        table[i] = describe(r, i % SESSIONS, 1);
+        const sti_hybrid_args args = {.T = 1,
+                                      .in = {.q = table[i].q,
+                                             .k = table[i].k,
+                                             .v = table[i].v,
+                                             .gate_logit = table[i].gate,
+                                             .q_raw = table[i].q_raw},
+                                      .state = &st[i],
+                                      .y = (float *)y.p + (size_t)i * row};
+        table[i] = sti_cuda_session_of(&args, (const int32_t *)on_pos.p + i);
+    }
+    move(g, on_table.p, table, (size_t)n * sizeof *table);
+    move(g, on_pos.p, pos, (size_t)n * sizeof *pos);
+    still_error err;
+    if (sti_cuda_hybrid_leave(g->dev, &r->h, on_table.p, n, 0, room.p, &err) !=
+            STILL_OK ||
+        sti_cuda_hybrid_step(g->dev, &r->h, on_table.p, n, 0, room.p, &err) != STILL_OK)
+        fail_msg("%s: %s", r->c->name, err.text);
+    for (int i = 0; i < n; i++) {
+        const problem *p = r->x[i % SESSIONS].p;
+        int64_t *folded = download(g, st[i].folded, S * sizeof *folded);
+        for (size_t s = 0; s < S; s++) assert_int_equal(folded[s], p->st.folded[s]);
+        free(folded);
+        compare(r, i, "y of a batch", (float *)y.p + (size_t)i * row,
+                p->y + (size_t)(p->T - 1) * row, row, r->kv_size == 2 ? 1e-4 : 1e-5);
+        g->be->mem_free(g->dev, &state[i]);
+    }
+    g->be->mem_free(g->dev, &y);
+    g->be->mem_free(g->dev, &room);
+    g->be->mem_free(g->dev, &on_table);
+    g->be->mem_free(g->dev, &on_pos);
+    free(table);
+    free(st);
+    free(state);
+    free(pos);
+}
+
+/* One session is cut into many units, hundreds into two: the same outputs. Sessions are
+ * in their first chunk, in the middle of one, and at its first token. */
+static void test_batches(void **state)
+{
+    static const test_case batches[] = {
+        {"SmolLM2, batch", "still", 16, {9, 3, 64, 64}, 97, NULL, false, false, 0},
+        {"8B, batch", "still", 32, {8, 2, 128, 128}, 200, NULL, false, false, 0},
+        {"per head, batch", "still", 16, {4, 2, 64, 64}, 36, per_head, false, false, 0},
+        {"lolcats, batch", "lolcats", 16, {4, 2, 64, 64}, 65, NULL, false, false, 0},
+        {"hedgehog, batch", "hedgehog", 16, {4, 2, 64, 64}, 30, NULL, false, false, 0},
+        {"swa, batch", "swa", 128, {4, 2, 64, 64}, 300, NULL, false, false, 0}};
+    static const int sizes[] = {1, 2, 12, 256};
+    gpu *g = *state;
+    if (!g->dev) skip();
+    for (size_t i = 0; i < sizeof batches / sizeof *batches; i++)
+        for (size_t kv_size = 2; kv_size <= 4; kv_size += 2) {
+            static run r;
+            open_run(&r, g, &batches[i], kv_size, 31 + i);
+            for (int call = 1; feed_some(&r, call, 1);) call++;
+            for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++)
+                check_batch(&r, sizes[j]);
+            close_run(&r);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_settings), cmocka_unit_test(test_real_sizes),
-        cmocka_unit_test(test_repeatable), cmocka_unit_test(test_leaves_again)};
+        cmocka_unit_test(test_repeatable), cmocka_unit_test(test_leaves_again),
+        cmocka_unit_test(test_batches)};
     return cmocka_run_group_tests(tests, open_gpu, close_gpu);
 }

@@ -2,8 +2,8 @@
  * routing, outputs and every gradient against the reference in double, over methods,
  * settings, shapes and lengths; the same bits each time and whatever else is asked for.
  *
- * Products run in TF32, whose rounding is 5e-4: errors are measured against the size of
- * the whole tensor and may be ten times that. */
+ * Products run in half or TF32, whose rounding is 5e-4: errors are measured against the
+ * size of the whole tensor and may be ten times that. */
 #include "../backend/hybrid_problem.h"
 
 #include "ops/ops.h"
@@ -301,7 +301,8 @@ static const double least[FIELDS] = {
     [Q] = 0.2,    [K] = 0.2,      [V] = 0.02,     [GATE] = 0.02, [ALPHA] = 1,
     [WINDOW] = 1, [MAP_Q] = 0.02, [MAP_K] = 0.02, [BIAS_Q] = 3,  [BIAS_K] = 3};
 
-static void compare(const batch *x, const device_batch *d)
+/* size: of dy. */
+static void compare(const batch *x, const device_batch *d, double size)
 {
     expect_routes(x, d->got_fold);
     expect("y", x, d->got_y, x->y, x->n[Q], 0);
@@ -310,7 +311,7 @@ static void compare(const batch *x, const device_batch *d)
         if (f == GATE && !x->set.gate) continue;
         if (f == ALPHA && !x->set.alpha) continue;
         if ((f == BIAS_Q || f == BIAS_K) && x->set.map != STI_MAP_RELU) continue;
-        expect(field_name[f], x, d->got[f], x->grad[f], x->n[f], least[f]);
+        expect(field_name[f], x, d->got[f], x->grad[f], x->n[f], least[f] * size);
     }
 }
 
@@ -319,7 +320,7 @@ static void check(sti_dev *dev, batch *x)
     run_ref(x);
     device_batch d = to_device(dev, x);
     run_cuda(&d, x, all_fields);
-    compare(x, &d);
+    compare(x, &d, 1);
     drop_device(&d);
 }
 
@@ -484,6 +485,33 @@ static void test_large_logits(void **state)
     drop_batch(&x);
 }
 
+/* Gradients of any size: all small or large, or of very different rows, of which some
+ * are zero. */
+static void test_gradient_sizes(void **state)
+{
+    sti_dev *dev = need_gpu(state);
+    static const char *const method[] = {"still", "lolcats", "softmax", "t2r"};
+    static const double size[] = {1e-12, 1e9, 1};
+    for (int i = 0; i < 12; i++) {
+        sti_hybrid_settings s = preset(method[i / 3], 32);
+        batch x = make_batch(s, (sti_hybrid_shape){4, 2, 64, 64}, 1, 150, 1,
+                             (uint64_t)i + 20);
+        const bool mixed = size[i % 3] == 1;
+        for (size_t e = 0; e < x.n[Q]; e++) {
+            const size_t row = e / 64;
+            const double times =
+                mixed ? pow(10, -(double)(row % 8)) * (row % 3 != 0) : size[i % 3];
+            x.dy[e] = (double)(float)(x.dy[e] * times);
+        }
+        run_ref(&x);
+        device_batch d = to_device(dev, &x);
+        run_cuda(&d, &x, all_fields);
+        compare(&x, &d, size[i % 3]);
+        drop_device(&d);
+        drop_batch(&x);
+    }
+}
+
 /* The same bits each time; a gradient does not depend on what else is asked for. */
 static void test_same_bits(void **state)
 {
@@ -577,9 +605,9 @@ int main(void)
         cmocka_unit_test(test_edges),        cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_variants),     cmocka_unit_test(test_any_settings),
         cmocka_unit_test(test_start_values), cmocka_unit_test(test_zero_vectors),
-        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_adds_up),      cmocka_unit_test(test_real_shapes),
-        cmocka_unit_test(test_unsupported),
+        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_gradient_sizes),
+        cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_adds_up),
+        cmocka_unit_test(test_real_shapes),  cmocka_unit_test(test_unsupported),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

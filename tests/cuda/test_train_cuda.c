@@ -1,12 +1,14 @@
 /* test_train_cuda.c - gradients of whole models on the GPU against those of the cpu
- * backend: every trained tensor of both stages. The GPU multiplies gradients in TF32
- * and activations in half precision or TF32, the cpu in float. */
+ * backend: every trained tensor of both stages. The GPU multiplies what goes back
+ * through weights in bfloat16, whose numbers are off by up to 2^-9, and activations in
+ * half precision or TF32; the cpu multiplies in float. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -15,25 +17,37 @@
 
 enum { B = 2, T = 48, CHUNK = 8, GPU = 0, CPU = 1, BOTH = 2 };
 static const char *const backend[BOTH] = {"cuda", "cpu"};
-static const double BOUND = 1e-2; /* of |difference| / |gradient| */
+/* Of |difference| / |gradient|. SUPRA's relu turns an input that rounding moved across
+ * 0 into a gradient that is there or not. */
+static const double BOUND = 2e-2, RELU_BOUND = 5e-2;
 
 typedef struct problem {
     const char *name, *model, *method;
     int stage;
     double kd, dropout;
     bool one_layer;
+    int rank;
+    bool shared; /* layers share their acts, as where memory is short */
 } problem;
 
 static const problem problems[] = {
-    {"stage 1, still", "llama3", "still", 1, 0, 0, false},
-    {"stage 1, lolcats", "llama3", "lolcats", 1, 0, 0, false},
-    {"stage 1, hedgehog", "llama3", "hedgehog", 1, 0, 0, false},
-    {"stage 1, t2r", "llama3", "t2r", 1, 0, 0, false},
-    {"stage 2, still", "llama3", "still", 2, 0, 0, false},
-    {"stage 2, still, kd, biases, tied head", "qwen2-bias", "still", 2, 0.5, 0, false},
-    {"stage 2, still, dropout, one layer", "llama3", "still", 2, 0, 0.25, true},
-    {"stage 2, lolcats", "llama3", "lolcats", 2, 0, 0, false},
-    {"stage 2, t2r", "llama3", "t2r", 2, 0, 0, false},
+    {"stage 1, still", "llama3", "still", 1, 0, 0, false, 4, false},
+    {"stage 1, lolcats", "llama3", "lolcats", 1, 0, 0, false, 4, false},
+    {"stage 1, hedgehog", "llama3", "hedgehog", 1, 0, 0, false, 4, false},
+    {"stage 1, t2r", "llama3", "t2r", 1, 0, 0, false, 4, false},
+    {"stage 2, still", "llama3", "still", 2, 0, 0, false, 4, false},
+    {"stage 2, still, rank 8", "llama3", "still", 2, 0, 0, false, 8, false},
+    {"stage 2, still, computed again", "llama3", "still", 2, 0, 0, false, 8, true},
+    {"stage 2, still, kd, biases, tied head", "qwen2-bias", "still", 2, 0.5, 0, false,
+     4, false},
+    {"stage 2, still, dropout, one layer", "llama3", "still", 2, 0, 0.25, true, 4,
+     false},
+    {"stage 2, lolcats", "llama3", "lolcats", 2, 0, 0, false, 4, false},
+    {"stage 2, t2r", "llama3", "t2r", 2, 0, 0, false, 4, false},
+    {"stage 1, supra", "llama3", "supra", 1, 0, 0, false, 4, false},
+    {"stage 2, supra", "qwen2-bias", "supra", 2, 0, 0, false, 4, false},
+    {"stage 2, liger", "llama3", "liger", 2, 0, 0, false, 4, false},
+    {"stage 2, liger, kd, one layer", "qwen2-bias", "liger", 2, 0.5, 0, true, 4, false},
 };
 
 static void must(still_status st, const still_error *e)
@@ -54,7 +68,7 @@ static still_train_params params_of(const problem *c)
                             .batch = B,
                             .micro = B,
                             .tokens = 1,
-                            .lora_rank = 4,
+                            .lora_rank = c->rank,
                             .lora_alpha = 8,
                             .lora_dropout = c->dropout,
                             .kd = c->kd};
@@ -87,6 +101,9 @@ static double run(const problem *c, const char *name, sti_trainer *t, float **gr
     snprintf(path, sizeof path, FIXTURES "/models/%s", c->model);
     must(still_model_open(path, &(still_model_params){.backend = name}, &t->m, &e), &e);
     must(sti_trainer_begin(t, &e), &e);
+    /* Tiny models leave room for the acts of all layers; a processor shares them. */
+    assert_true((t->acts.step > 0) == (c->stage == 2 && !t->m->be->host_memory));
+    if (c->shared) t->acts.step = 0;
     fill(t);
     double sums[2 * 8] = {0};
     sti_tally tally = {.err2 = sums, .ref2 = sums + 8, .bad_layer = -1};
@@ -125,7 +142,8 @@ static void check(void **state)
         print_message("%s: %s off by %.1e\n", c->name, e->name, error);
         worst = fmax(worst, error);
     }
-    if (!(worst <= BOUND)) fail_msg("%s: a gradient is off by %.2g", c->name, worst);
+    const double bound = strcmp(c->method, "supra") == 0 ? RELU_BOUND : BOUND;
+    if (!(worst <= bound)) fail_msg("%s: a gradient is off by %.2g", c->name, worst);
     for (int b = 0; b < BOTH; b++) {
         still_model *m = t[b].m;
         free(grad[b]);

@@ -49,6 +49,7 @@ static sti_hyb_worker carve_worker(sti_carve *c, const sti_hyb *h, int cap)
         .entry = sti_carve_take(c, chunk + list, sizeof(sti_hyb_entry)),
         .stays = sti_carve_take(c, chunk, 1),
         .evicted = sti_carve_take(c, list, 1),
+        .likeness = sti_carve_take(c, chunk, one),
     };
 }
 
@@ -110,7 +111,7 @@ static sti_hyb describe(const sti_dev *dev, const sti_hybrid_settings *set,
                  .ldu = (int)padded(shape->F),
                  .ldp = (int)padded(P),
                  .scale = 1.0f / sqrtf((float)shape->D),
-                 .received = set->has_window && sti_score_at(set->score)->leave,
+                 .received = set->has_window && sti_score_at(set->score)->received,
                  .rotates = sti_hybrid_rotates(set),
                  .workers = sti_pool_threads(dev->pool)};
 #if STI_CPU_X86

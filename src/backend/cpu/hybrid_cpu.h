@@ -55,6 +55,7 @@ typedef struct sti_hyb_worker {
     float *sum;               /* [max(P, 1), D] */
     sti_hyb_entry *entry;     /* [C + cap] */
     uint8_t *stays, *evicted; /* [C], [cap] */
+    float *likeness;          /* [C]: of the leaving keys, where the score asks */
 } sti_hyb_worker;
 
 /* A block of keys of one selection head, or the state. */

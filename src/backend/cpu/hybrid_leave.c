@@ -274,16 +274,46 @@ static void make_far(const list *l, const batch *b, int64_t c)
 
 /* ---- Leaving ---------------------------------------------------------------- */
 
-static float final_score(const sti_hyb *h, const sti_hybrid_args *a, int sel, int slot,
-                         int i)
+/* likeness [C] of the keys of the chunk at `ring`: see sti_score_end. */
+static void compare_keys(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,
+                         int g, int ring)
+{
+    const sti_hybrid_state *st = a->state;
+    const int D = h->D;
+    float stored[STI_ATTN_MAX_D], mean[STI_ATTN_MAX_D] = {0};
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < h->C; i++) {
+            sti_hyb_take_key(h, st, sti_hyb_window_key(h, st, g, ring + i), stored);
+            h->k->widen(w->x, stored, st->kv_size == 2, D);
+            const float norm = sqrtf(h->k->dot(w->x, w->x, D));
+            const float per = norm > 0 ? 1 / norm : 0;
+            if (pass == 1)
+                w->likeness[i] = h->k->dot(w->x, mean, D) * per;
+            else
+                for (int d = 0; d < D; d++) mean[d] += w->x[d] * per;
+        }
+    const float norm = sqrtf(h->k->dot(mean, mean, D));
+    for (int i = 0; i < h->C; i++)
+        w->likeness[i] = norm > 0 ? w->likeness[i] / norm : 0;
+}
+
+/* Token i of a chunk that begins at `first`, in the window at `ring`. */
+static float final_score(const sti_hyb *h, const sti_hyb_worker *w,
+                         const sti_hybrid_args *a, int sel, int64_t first, int i)
 {
     const sti_score *score = sti_score_at(a->set->score);
-    const size_t at = (size_t)sel * 2 * h->C + (size_t)slot;
+    const int ring = (int)(first % (2 * h->C));
+    const size_t at = (size_t)sel * 2 * h->C + (size_t)(ring + i);
     const float arrived = ((const float *)a->state->win_score)[at];
     if (!score->leave) return arrived;
-    const int queries = 2 * h->C - 1 - i; /* that came after the token and saw it */
-    const double sum = ((const float *)a->state->win_received)[at];
-    return (float)score->leave(arrived, queries > 0 ? sum / queries : 0);
+    sti_score_end e = {.arrived = arrived, .position = first + i};
+    if (score->received) {
+        const int queries = 2 * h->C - 1 - i; /* that came after the token and saw it */
+        const double sum = ((const float *)a->state->win_received)[at];
+        e.received = queries > 0 ? sum / queries : 0;
+    }
+    if (score->likeness) e.likeness = w->likeness[i];
+    return (float)score->leave(&e);
 }
 
 /* Marks which tokens of the chunk stay and which of the list go. Returns the number of
@@ -292,13 +322,13 @@ static int select_tokens(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_a
                          const list *l, int sel, int64_t first)
 {
     const sti_hybrid_state *st = a->state;
-    const int C = h->C, ring = (int)(first % (2 * C)), count = *l->count;
+    const int C = h->C, count = *l->count;
     const int wanted = st->room > 0 ? a->set->select : 0;
     sti_hyb_entry *e = w->entry;
     memset(w->stays, 0, (size_t)C);
     if (wanted == 0) return 0;
     for (int i = 0; i < C; i++)
-        e[i] = (sti_hyb_entry){.score = final_score(h, a, sel, ring + i, i),
+        e[i] = (sti_hyb_entry){.score = final_score(h, w, a, sel, first, i),
                                .position = (int32_t)(first + i),
                                .at = -1 - i};
     best_first(e, C, wanted);
@@ -335,6 +365,7 @@ void sti_hyb_leave(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a
     list l = {h, st, sel, (size_t)sel * (size_t)st->room, &st->sal_count[sel]};
     batch b = {.h = h, .w = w, .a = a, .sel = sel, .chunk = (int32_t)c};
 
+    if (sti_score_at(a->set->score)->likeness) compare_keys(h, w, a, g, ring);
     const int kept = select_tokens(h, w, a, &l, sel, first);
     for (int i = 0; i < h->C; i++)
         if (!w->stays[i])
@@ -347,7 +378,7 @@ void sti_hyb_leave(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a
         sti_hyb_take_key(h, st, sti_hyb_window_key(h, st, g, ring + i), key);
         set_slot(&l, (*l.count)++, key,
                  sti_hyb_row(h, st, st->win_v, value + (size_t)i),
-                 final_score(h, a, sel, ring + i, i), (int32_t)(first + i), false);
+                 final_score(h, w, a, sel, first, i), (int32_t)(first + i), false);
     }
     if (a->set->position_cap > 0) make_far(&l, &b, c);
 }

@@ -27,6 +27,7 @@ typedef struct worker {
     float *weight;               /* [2 span] */
     candidate *chunk;            /* [span] */
     candidate *kept, *kept_next; /* [room] */
+    float *likeness;             /* [T], where the score asks */
 } worker;
 
 typedef struct job {
@@ -54,6 +55,7 @@ static void carve(sti_carve *c, worker *w, const job *j)
     w->chunk = sti_carve_take(c, span, sizeof *w->chunk);
     w->kept = sti_carve_take(c, (size_t)j->room, sizeof *w->kept);
     w->kept_next = sti_carve_take(c, (size_t)j->room, sizeof *w->kept);
+    w->likeness = sti_carve_take(c, j->score->likeness ? (size_t)t->a->T : 0, size);
 }
 
 /* ---- Scores ------------------------------------------------------------------------
@@ -177,8 +179,35 @@ static int by_score(const void *a, const void *b)
     return x->token < y->token ? -1 : 1; /* of equals the earlier token stays */
 }
 
+/* likeness [T] of a selection head's keys: see sti_score_end. */
+static void compare_keys(const job *j, const worker *w, int b, int sel)
+{
+    const sti_train *t = &j->t;
+    const int g = sel * t->per_sel / t->per_kv, D = t->D, T = t->a->T;
+    for (int first = 0; first < T; first += t->span) {
+        const int end = T - first < t->span ? T : first + t->span;
+        double mean[STI_HEAD_DIM_MAX] = {0}, square = 0;
+        for (int k = first; k < end; k++) {
+            const float *key = t->a->in.k + sti_train_row(t, b, k, t->G, g) * (size_t)D;
+            double norm = 0;
+            for (int e = 0; e < D; e++) norm += (double)key[e] * key[e];
+            norm = sqrt(norm);
+            w->likeness[k] = norm > 0 ? (float)(1 / norm) : 0;
+            for (int e = 0; e < D; e++) mean[e] += key[e] * (double)w->likeness[k];
+        }
+        for (int e = 0; e < D; e++) square += mean[e] * mean[e];
+        for (int k = first; k < end; k++) {
+            const float *key = t->a->in.k + sti_train_row(t, b, k, t->G, g) * (size_t)D;
+            double dot = 0;
+            for (int e = 0; e < D; e++) dot += key[e] * mean[e];
+            w->likeness[k] =
+                square > 0 ? (float)(dot * (double)w->likeness[k] / sqrt(square)) : 0;
+        }
+    }
+}
+
 /* Mean over the query heads of a selection head, then what the score makes of it. */
-static float final_score(const job *j, int b, int sel, int k)
+static float final_score(const job *j, const worker *w, int b, int sel, int k)
 {
     const sti_train *t = &j->t;
     double arrived = 0, received = 0;
@@ -188,7 +217,12 @@ static float final_score(const job *j, int b, int sel, int k)
         arrived += (double)j->arrived[at] / t->per_sel;
         if (j->received) received += (double)j->received[at] / t->per_sel;
     }
-    return (float)(j->score->leave ? j->score->leave(arrived, received) : arrived);
+    if (!j->score->leave) return (float)arrived;
+    return (float)j->score->leave(
+        &(sti_score_end){.arrived = arrived,
+                         .received = received,
+                         .likeness = j->score->likeness ? (double)w->likeness[k] : 0,
+                         .position = k});
 }
 
 static void route_head(const job *j, worker *w, int b, int sel)
@@ -198,16 +232,17 @@ static void route_head(const job *j, worker *w, int b, int sel)
     int32_t *fold = t->a->fold_chunk + sti_train_row(t, b, 0, t->S, sel);
     const size_t S = (size_t)t->S;
     for (int k = 0; k < t->a->T; k++) fold[(size_t)k * S] = -1;
+    if (j->score->likeness) compare_keys(j, w, b, sel);
     if (t->a->trace.score)
         for (int k = 0; k < t->a->T; k++)
             t->a->trace.score[sti_train_row(t, b, k, t->S, sel)] =
-                final_score(j, b, sel, k);
+                final_score(j, w, b, sel, k);
     int kept = 0;
     for (int now = 2; now < t->n_spans; now++) {
         const int first = (now - 2) * C;
         for (int i = 0; i < C; i++)
             w->chunk[i] =
-                (candidate){final_score(j, b, sel, first + i), (int32_t)(first + i)};
+                (candidate){final_score(j, w, b, sel, first + i), (int32_t)(first + i)};
         qsort(w->chunk, (size_t)C, sizeof *w->chunk, by_score);
         for (int i = t->set->select; i < C; i++)
             fold[(size_t)w->chunk[i].token * S] = now;
@@ -277,7 +312,7 @@ still_status sti_cpu_hybrid_route(sti_dev *dev, const sti_hybrid_parallel_args *
         sti_carve c = {.base = pass ? dev->scratch.p : NULL};
         j.memory = sti_carve_take(&c, workers, j.bytes);
         j.arrived = sti_carve_take(&c, tokens * (size_t)j.t.H, sizeof(float));
-        if (j.score->leave)
+        if (j.score->received)
             j.received = sti_carve_take(&c, tokens * (size_t)j.t.H, sizeof(float));
         if (pass == 0) STI_TRY(sti_cpu_need_bytes(dev, c.used, err));
     }

@@ -91,11 +91,14 @@ still_status sti_cpu_linear(sti_dev *dev, const sti_linear_args *a, int n,
     return STILL_OK;
 }
 
-still_status sti_cpu_linear_backward(sti_dev *dev, const sti_linear_args *a,
+still_status sti_cpu_linear_backward(sti_dev *dev, const sti_linear_args *a, int n,
                                      still_error *err)
 {
-    STI_TRY(check(a, a, err));
-    const sti_lin l = call_of(dev, a, 1);
-    return a->window > 0 ? sti_cpu_liger_backward(dev, &l, err)
-                         : sti_cpu_supra_backward(dev, &l, err);
+    for (int i = 0; i < n; i++) STI_TRY(check(&a[i], a, err));
+    for (int i = 0; i < n; i++) {
+        const sti_lin l = call_of(dev, &a[i], 1);
+        STI_TRY(a->window > 0 ? sti_cpu_liger_backward(dev, &l, err)
+                              : sti_cpu_supra_backward(dev, &l, err));
+    }
+    return STILL_OK;
 }

@@ -22,8 +22,16 @@ extern "C" {
 enum {
     STI_CUDA_ATTN_SEGS = 64, /* of one launch: parameters are limited to 4 KB */
     STI_CUDA_ATTN_MAX_D = 256,
-    STI_CUDA_ATTN_SPLITS = 48, /* most pieces of a row's keys: 8 kv heads fill a GPU */
-    STI_CUDA_ATTN_PIECE = 128, /* fewest keys of a piece, but for the last one */
+    /* Most pieces of a row's keys, and fewest keys of a piece but for the last one: 8
+     * kv heads fill a GPU. */
+    STI_CUDA_ATTN_SPLITS = 48,
+    STI_CUDA_ATTN_PIECE = 128,
+    /* The same where a launch has so many rows times kv heads that longer pieces do:
+     * those of 12 rows of 8 heads are whole rounds of three blocks on each of 132 SMs.
+     */
+    STI_CUDA_ATTN_CROWD = 48,
+    STI_CUDA_ATTN_CROWD_SPLITS = 33,
+    STI_CUDA_ATTN_CROWD_PIECE = 320,
 };
 
 typedef struct sti_cuda_attn_seg {

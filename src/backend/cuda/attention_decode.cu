@@ -5,14 +5,18 @@
  * over the pieces of all sessions and kv heads, and join() adds pieces in order. Tensor
  * cores do the arithmetic, so a block is never far behind its copies.
  *
- * A warp takes 16 keys at a time. It copies them into shared memory in the very order
- * in which its lanes read them back, each lane its own bytes: no barrier, no bank
- * conflict, and the sums below may run over dims in any order. With lane = 4 r + q: S[8
- * heads, 16 keys] = Q K^T     Q is `a` (rows 8..15 are zero), K is `b`: lane needs key
- * r of each 8, any four dims a step: 16 bytes at dim 32 i + 8 q are two steps. O^T[D, 8
- * heads] = V^T P^T       V^T is `a`, P is `b`, just as S left it: lane needs keys 2q,
- * 2q+1, 2q+8, 2q+9 at any two dims a step: 16 bytes at dim 64 i + 8 r of each key are
- * four steps, once pairs of keys have been put side by side. */
+ * A warp takes 16 keys at a time and copies them, keys and values, into shared memory
+ * of its own: no barrier. One copy of the warp is 512 bytes on end, so that every
+ * request is for whole lines of memory; what lies in shared memory is swizzled such
+ * that the reads below meet no bank twice. The sums may run over dims in any order.
+ * With lane = 4 r + q:
+ *
+ * S[8 heads, 16 keys] = Q K^T. Q is `a` (rows 8..15 are zero), K is `b`: lane needs key
+ * r of each 8, any four dims a step; 16 bytes at dim 32 i + 8 q are two steps.
+ *
+ * O^T[D, 8 heads] = V^T P^T. V^T is `a`, P is `b`, just as S left it: lane needs keys
+ * 2q, 2q+1, 2q+8, 2q+9 at any two dims a step; 16 bytes at dim 64 i + 8 r of each key
+ * are four steps, once pairs of keys have been put side by side. */
 #include "backend/cuda/attention_parts.cuh"
 #include "backend/cuda/follow.cuh"
 
@@ -29,8 +33,8 @@ template <int DP> struct plan {
     static constexpr int WARPS = DP == 256 ? 2 : 4;
     static constexpr int THREADS = WARPS * 32;
     static constexpr int BLOCKS = DP == 64 ? 4 : 3; /* of a multiprocessor */
-    static constexpr int WORDS = DP / 16;           /* 16 bytes each: a lane's keys */
-    static constexpr int STAGE = 2 * WORDS * 32;    /* words of a warp: keys, values */
+    static constexpr int UNITS = DP / 8;            /* of 16 bytes, of a row */
+    static constexpr int STAGE = 2 * TILE * UNITS;  /* units of a warp: keys, values */
     static constexpr size_t SHARED = sizeof(uint4) * WARPS * STAGES * STAGE;
 };
 
@@ -43,36 +47,29 @@ struct piece {
 
 /* ---- Copies ---------------------------------------------------------------------- */
 
-/* Keys [16 tile, 16 tile + 16) of a piece to `to`, this lane's place in a stage. */
+/* Unit u of a tile's row lies at u ^ swizzle(row). Eight lanes read at once, and must
+ * find eight different units modulo 8: of keys, units 4 i + q of rows r, r + 1 (r
+ * even); of values, units 8 i + r, + 1 (r even) of rows 2 q + n. */
+static __device__ __forceinline__ int swizzle(int row)
+{
+    return (row & 6) ^ (row & 1) << 2;
+}
+
+/* Keys [16 tile, 16 tile + 16) of a piece, and their values, to the stage at `to`. */
 template <int DP>
 static __device__ __forceinline__ void fetch(const piece &p, int tile, uint32_t to)
 {
-    constexpr int WORDS = plan<DP>::WORDS;
-    int lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
+    constexpr int UNITS = plan<DP>::UNITS, ROWS = 32 / UNITS; /* rows of one copy */
+    int lane = threadIdx.x % 32, unit = lane % UNITS;
 #pragma unroll
-    for (int side = 0; side < 2; side++) {
-        int key = tile * TILE + side * 8 + r;
-        bool there = key < p.count;
-        const half *from = p.K + (size_t)ring_row(p.row, there ? key : 0, p.room) * p.D;
-#pragma unroll
-        for (int i = 0; i < WORDS / 2; i++) {
-            int dim = 32 * i + 8 * q;
-            bool some = there && dim < p.D;
-            copy16(to + (side * (WORDS / 2) + i) * 512, from + (some ? dim : 0), some);
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        int key = tile * TILE + 2 * q + (n & 1) + (n & 2) * 4;
-        bool there = key < p.count;
-        const half *from = p.V + (size_t)ring_row(p.row, there ? key : 0, p.room) * p.D;
-#pragma unroll
-        for (int i = 0; i < WORDS / 4; i++) {
-            int dim = 64 * i + 8 * r;
-            bool some = there && dim < p.D;
-            copy16(to + (WORDS + n * (WORDS / 4) + i) * 512, from + (some ? dim : 0),
-                   some);
-        }
+    for (int i = 0; i < TILE; i += ROWS) {
+        int row = i + lane / UNITS, key = tile * TILE + row;
+        bool there = key < p.count, some = there && 8 * unit < p.D;
+        size_t from = (size_t)ring_row(p.row, there ? key : 0, p.room) * p.D +
+                      (some ? 8 * unit : 0);
+        uint32_t at = to + (row * UNITS + (unit ^ swizzle(row))) * 16;
+        copy16(at, p.K + from, some);
+        copy16(at + TILE * UNITS * 16, p.V + from, some);
     }
 }
 
@@ -123,13 +120,16 @@ static __device__ __forceinline__ void weigh(sums<DP> &x, uint32_t (&w)[2],
                                              const uint32_t (&query)[DP / 32][4],
                                              const uint4 *keys, int left, float scale)
 {
-    int q = threadIdx.x % 4;
+    constexpr int UNITS = plan<DP>::UNITS;
+    int lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
+    const uint4 *even = keys + r * UNITS + (q ^ swizzle(r)); /* units 4 i + q, i even */
+    const uint4 *odd = keys + r * UNITS + (4 ^ q ^ swizzle(r));
     float s[2][4] = {};
 #pragma unroll
     for (int i = 0; i < DP / 32; i++)
 #pragma unroll
         for (int side = 0; side < 2; side++) {
-            uint4 k = keys[(side * (DP / 32) + i) * 32];
+            uint4 k = (i % 2 ? odd : even)[side * 8 * UNITS + i / 2 * 8];
             mma(s[side], query[i][0], 0, query[i][1], 0, k.x, k.y);
             mma(s[side], query[i][2], 0, query[i][3], 0, k.z, k.w);
         }
@@ -167,12 +167,17 @@ template <int DP>
 static __device__ __forceinline__ void add_values(sums<DP> &x, const uint32_t (&w)[2],
                                                   const uint4 *values)
 {
+    constexpr int UNITS = plan<DP>::UNITS;
+    int lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
+    const uint4 *even = values + 2 * q * UNITS + (r ^ swizzle(2 * q));
+    const uint4 *odd = values + (2 * q + 1) * UNITS + (r ^ swizzle(2 * q + 1));
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
         uint32_t v[4][4];
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            *reinterpret_cast<uint4 *>(v[n]) = values[(n * (DP / 64) + i) * 32];
+            *reinterpret_cast<uint4 *>(v[n]) =
+                (n % 2 ? odd : even)[n / 2 * 8 * UNITS + i * 8];
 #pragma unroll
         for (int j = 0; j < 4; j++)
             mma(x.sum[4 * i + j], __byte_perm(v[0][j], v[1][j], 0x5410),
@@ -188,12 +193,9 @@ static __device__ __forceinline__ void walk(sums<DP> &x, const piece &p,
                                             const float *q_rows, int heads, float scale,
                                             uint4 *stage)
 {
-    constexpr int WARPS = plan<DP>::WARPS, WORDS = plan<DP>::WORDS;
-    constexpr int SIZE = plan<DP>::STAGE;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int tiles = (p.count + TILE - 1) / TILE;
-    uint4 *mine = stage + lane;
-    uint32_t to = shared_address(mine);
+    constexpr int WARPS = plan<DP>::WARPS, SIZE = plan<DP>::STAGE;
+    int warp = threadIdx.x / 32, tiles = (p.count + TILE - 1) / TILE;
+    uint32_t to = shared_address(stage);
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
         int tile = warp + s * WARPS;
@@ -211,10 +213,12 @@ static __device__ __forceinline__ void walk(sums<DP> &x, const piece &p,
     int s = 0;
     for (int tile = warp; tile < tiles; tile += WARPS) {
         copies_wait<STAGES - 1>();
-        const uint4 *here = mine + s * SIZE;
+        __syncwarp(); /* those of all lanes have come */
+        const uint4 *here = stage + s * SIZE;
         uint32_t w[2];
         weigh<DP>(x, w, query, here, p.count - tile * TILE, scale);
-        add_values<DP>(x, w, here + WORDS * 32);
+        add_values<DP>(x, w, here + SIZE / 2);
+        __syncwarp(); /* and have been read by all */
         int next = tile + STAGES * WARPS;
         if (next < tiles) fetch<DP>(p, next, to + s * SIZE * 16);
         copies_commit();
@@ -271,7 +275,7 @@ static __device__ void count_items(const sti_cuda_attn &a, int chunks, int *coun
                                    int *first)
 {
     for (int s = threadIdx.x; s < a.n_seg; s += blockDim.x)
-        count[s] = cut_keys(past_of(a, s), a.window).pieces * a.G * chunks;
+        count[s] = cut_keys(a, past_of(a, s)).pieces * a.G * chunks;
     __syncthreads();
     for (int s = threadIdx.x; s <= a.n_seg; s += blockDim.x) {
         int sum = 0;
@@ -302,7 +306,7 @@ __global__ void __launch_bounds__(plan<DP>::THREADS, plan<DP>::BLOCKS)
     for (int item = blockIdx.x; item < first[a.n_seg]; item += gridDim.x) {
         while (item >= first[s + 1]) s++;
         int t = past_of(a, s), row0 = a.seg[s].row0, room = a.seg[s].room;
-        cut c = cut_keys(t, a.window);
+        cut c = cut_keys(a, t);
         int index = (item - first[s]) % c.pieces, rest = (item - first[s]) / c.pieces;
         int g = rest / chunks, head = g * group + rest % chunks * HEADS;
         int heads = min((int)HEADS, (g + 1) * group - head);
@@ -353,7 +357,7 @@ __global__ void __launch_bounds__(STI_CUDA_ATTN_MAX_D)
     int h = blockIdx.x, s = blockIdx.y, D = a.D, d = threadIdx.x;
     sti_lead();
     sti_follow();
-    int n = cut_keys(past_of(a, s), a.window).pieces;
+    int n = cut_keys(a, past_of(a, s)).pieces;
     if (n == 1) return; /* already there */
     size_t part = ((size_t)s * a.H + h) * parts.pieces;
     float top = -INFINITY, total = 0, sum = 0;
@@ -376,6 +380,10 @@ still_status launch(sti_dev *dev, const sti_cuda_attn *a, const sti_cuda_attn_pa
     size_t bytes = plan<DP>::SHARED;
     STI_CUDA(cudaFuncSetAttribute(
                  decode<DP>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+             "attention: shared memory of decode");
+    STI_CUDA(cudaFuncSetAttribute(decode<DP>,
+                                  cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared),
              "attention: shared memory of decode");
     int chunks = (a->H / a->G + HEADS - 1) / HEADS;
     int64_t items = (int64_t)a->n_seg * a->G * chunks * p->pieces;

@@ -22,18 +22,22 @@ static __device__ __forceinline__ int first_key(int t, int window)
 }
 
 /* The keys of a row that decodes, [first, first + count), in `pieces` pieces of `piece`
- * keys. The cut follows from the row's own position, so other rows of the call change
- * nothing, and a recorded launch may be replayed at any depth. */
+ * keys. The cut follows from the row's own position and the size of the launch: other
+ * rows change nothing unless they make it a crowd, and a recorded launch may be
+ * replayed at any depth. */
 typedef struct cut {
     int first, count, piece, pieces;
 } cut;
-static __device__ __forceinline__ cut cut_keys(int t, int window)
+static __device__ __forceinline__ cut cut_keys(const sti_cuda_attn &a, int t)
 {
+    bool crowd = a.n_seg * a.G >= STI_CUDA_ATTN_CROWD;
+    int splits = crowd ? (int)STI_CUDA_ATTN_CROWD_SPLITS : (int)STI_CUDA_ATTN_SPLITS;
+    int least = crowd ? (int)STI_CUDA_ATTN_CROWD_PIECE : (int)STI_CUDA_ATTN_PIECE;
     cut c;
-    c.first = first_key(t, window);
+    c.first = first_key(t, a.window);
     c.count = t + 1 - c.first;
-    int even = (c.count + STI_CUDA_ATTN_SPLITS - 1) / STI_CUDA_ATTN_SPLITS;
-    c.piece = max((int)STI_CUDA_ATTN_PIECE, (even + 63) / 64 * 64);
+    int even = (c.count + splits - 1) / splits;
+    c.piece = max(least, (even + 15) / 16 * 16);
     c.pieces = (c.count + c.piece - 1) / c.piece;
     return c;
 }

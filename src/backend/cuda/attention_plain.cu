@@ -47,6 +47,13 @@ static unsigned count_rows(const sti_cuda_attn *a)
     return rows;
 }
 
+/* Blocks of 256 threads for rows of so many words, whole rows to a block. */
+static unsigned blocks_of(unsigned rows, unsigned words)
+{
+    const unsigned at_once = words < 256 ? 256 / words : 1;
+    return (rows + at_once - 1) / at_once;
+}
+
 /* ---- Store ----------------------------------------------------------------------- */
 
 /* A block stores the keys and values of one row. */
@@ -65,18 +72,26 @@ __global__ void __launch_bounds__(256) store(const __grid_constant__ sti_cuda_at
     }
 }
 
-/* The same for halves eight at a time; D is a multiple of 8. */
-__global__ void __launch_bounds__(128) store8(const __grid_constant__ sti_cuda_attn a)
+/* The same for halves eight at a time, as many rows as a block has threads for; D is a
+ * multiple of 8. */
+__global__ void __launch_bounds__(256)
+    store8(const __grid_constant__ sti_cuda_attn a, int rows)
 {
-    int i = blockIdx.x, s = find_row(a, &i), words = a.D / 8;
-    int room = a.seg[s].room, at = (past_of(a, s) + i) % room;
-    size_t from = (size_t)(a.seg[s].row0 + i) * a.G * words;
+    const int words = a.D / 8, row_words = a.G * words;
+    const int at_once = max(1, (int)blockDim.x / row_words);
+    const int mine = threadIdx.x / row_words;
+    int i = (int)blockIdx.x * at_once + mine;
+    if (mine >= at_once || i >= rows) return;
+    const int s = find_row(a, &i);
+    const int room = a.seg[s].room, at = (past_of(a, s) + i) % room;
+    const size_t from = (size_t)(a.seg[s].row0 + i) * row_words;
     const float4 *k = reinterpret_cast<const float4 *>(a.k) + 2 * from;
     const float4 *v = reinterpret_cast<const float4 *>(a.v) + 2 * from;
     uint4 *K = static_cast<uint4 *>(a.seg[s].K), *V = static_cast<uint4 *>(a.seg[s].V);
-    for (int e = threadIdx.x; e < a.G * words; e += blockDim.x) {
-        int g = e / words, d = e % words;
-        size_t to = ((size_t)g * room + at) * words + d;
+    const int first = threadIdx.x - mine * row_words;
+    for (int e = first; e < row_words; e += blockDim.x) {
+        const int g = e / words, d = e % words;
+        const size_t to = ((size_t)g * room + at) * words + d;
         K[to] = pack8(k[2 * e], k[2 * e + 1]);
         V[to] = pack8(v[2 * e], v[2 * e + 1]);
     }
@@ -146,7 +161,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     int i = blockIdx.x / parts.pieces, index = blockIdx.x % parts.pieces;
     int h = blockIdx.y, g = h / (a.H / a.G), D = a.D;
     int s = find_row(a, &i), room = a.seg[s].room, t = past_of(a, s) + i;
-    cut c = cut_keys(t, a.window);
+    cut c = cut_keys(a, t);
     if (parts.stat == NULL) c.piece = c.count, c.pieces = 1;
     if (index >= c.pieces) return;
 
@@ -197,7 +212,8 @@ extern "C" still_status sti_cuda_attn_store(sti_dev *dev, const sti_cuda_attn *a
     if (!a->half)
         store<float><<<rows, 256, 0, dev->stream>>>(*a);
     else if (a->D % 8 == 0)
-        store8<<<rows, 128, 0, dev->stream>>>(*a);
+        store8<<<blocks_of(rows, (unsigned)(a->G * a->D / 8)), 256, 0, dev->stream>>>(
+            *a, (int)rows);
     else
         store<half><<<rows, 256, 0, dev->stream>>>(*a);
     STI_CUDA(cudaGetLastError(), "attention: store");

@@ -8,7 +8,8 @@
  * Arithmetic: activations and states are float32 in memory, products run on tensor
  * cores in half precision with float32 sums. Half rather than bfloat16: three more
  * bits, and what is converted (normed rows, keys, values, features, weights) fits its
- * range; conversions saturate. */
+ * range; conversions saturate. What goes back through weights in training is bfloat16.
+ */
 #ifndef STI_BACKEND_CUDA_CUDA_H
 #define STI_BACKEND_CUDA_CUDA_H
 
@@ -35,8 +36,11 @@ struct sti_dev {
     sti_block scratch;            /* of the operator that is being queued, see below */
     struct sti_cuda_plans *plans; /* matmul.c: cuBLASLt's choices, by shape */
     struct sti_cuda_passes *passes; /* pass.c: ids, positions, recorded graphs */
-    struct sti_cuda_wide *wide;     /* train.c: weights in float */
+    struct sti_cuda_wide *wide;     /* train.c: weights in bfloat16, plans of training's
+                                       products */
     int n_wide;
+    struct ncclComm *ranks; /* ranks.c: GPUs of other processes; NULL: alone */
+    int rank, n_ranks;
 };
 
 /* err from a CUDA, or cuBLASLt status; `what` names what was attempted. */
@@ -127,6 +131,13 @@ still_status sti_cuda_hybrid_parallel(sti_dev *, const sti_hybrid_parallel_args 
                                       still_error *);
 still_status sti_cuda_hybrid_backward(sti_dev *, const sti_hybrid_parallel_args *,
                                       still_error *);
+/* Liger and SUPRA (linear.c), of sessions and in training. */
+still_status sti_cuda_linear_reserve(sti_dev *, const sti_linear_shape *, int window,
+                                     int rows, still_error *);
+still_status sti_cuda_linear_forward(sti_dev *, const sti_linear_args *, int n,
+                                     still_error *);
+still_status sti_cuda_linear_backward(sti_dev *, const sti_linear_args *, int n,
+                                      still_error *);
 /* Whether kernels of this program wait for those before them (follow.cuh). */
 still_status sti_cuda_can_follow(bool *out, still_error *err);
 void sti_cuda_wide_free(sti_dev *dev);
@@ -191,15 +202,11 @@ still_status sti_cuda_hybrid_step(sti_dev *, const sti_cuda_shape *h,
                                   const sti_cuda_session *session, int n, int t,
                                   void *room, still_error *err);
 
-/* Chunk-parallel form (hybrid_chunks.c and the .cu files beside it): the next T tokens
- * of one session, from position pos on (any position, any T). `session` is on the host.
- * supported: whether these settings and shape are; the recurrent form runs the others.
- */
+/* Chunk-parallel form (hybrid_chunks.h). supported: whether these settings and shape
+ * are; the recurrent form runs the others. room: scratch of T rows, of one session or
+ * of many. */
 bool sti_cuda_chunks_supported(const sti_cuda_shape *h);
 size_t sti_cuda_chunks_room(const sti_cuda_shape *h, int T);
-still_status sti_cuda_hybrid_chunks(sti_dev *, const sti_cuda_shape *h,
-                                    const sti_cuda_session *session, int64_t pos, int T,
-                                    void *room, still_error *err);
 
 #ifdef __cplusplus
 }

@@ -80,6 +80,29 @@ __device__ __forceinline__ void sti_decode_s8(uint32_t v, __half2 q[2])
     q[1] = __hsub2(sti_half2(__byte_perm(v, 0x64646464, 0x4342)), down);
 }
 
+/* Weights are read once, at the place of the call and not later: a kernel that asks for
+ * them before it waits means to. */
+__device__ __forceinline__ uint4 sti_read16(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+__device__ __forceinline__ uint2 sti_read8(const void *p)
+{
+    uint2 v;
+    asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+__device__ __forceinline__ uint32_t sti_read4(const void *p)
+{
+    uint32_t v;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
 /* What one lane needs of a chunk: loaded first, decoded when it has come. A `place` is
  * where the lane reads of a tile; chunk n after it is n steps ahead. fragment: two
  * arrays of eight half2, columns 2i and 2i + 1 of the lane's sixteen, of rows g and g
@@ -107,8 +130,8 @@ struct sti_chunk_u4 {
     }
     __device__ __forceinline__ void load(const place &p, int ahead)
     {
-        q = __ldg(p.q + ahead * 32);
-        s = __ldg(p.s + ahead * p.step);
+        q = sti_read16(p.q + ahead * 32);
+        s = sti_read8(p.s + ahead * p.step);
     }
     static __device__ __forceinline__ void advance(place *p, int chunks)
     {
@@ -146,12 +169,12 @@ template <bool MIN> struct sti_chunk_s8 {
     }
     __device__ __forceinline__ void load(const place &p, int ahead)
     {
-        q[0] = __ldg(p.q + ahead * 64);
-        q[1] = __ldg(p.q + ahead * 64 + 32);
+        q[0] = sti_read16(p.q + ahead * 64);
+        q[1] = sti_read16(p.q + ahead * 64 + 32);
         if (MIN)
-            s = __ldg((const uint2 *)(p.s + ahead * p.step));
+            s = sti_read8(p.s + ahead * p.step);
         else
-            s.x = __ldg(p.s + ahead * p.step);
+            s.x = sti_read4(p.s + ahead * p.step);
     }
     static __device__ __forceinline__ void advance(place *p, int chunks)
     {
@@ -204,8 +227,8 @@ struct sti_chunk_half {
         for (int i = 0; i < 2; i++) {
             const int k = ahead * STI_CUDA_CHUNK + 32 * i;
             const bool in = k < p.left;
-            a[i] = in ? __ldg((const uint4 *)(p.top + k)) : make_uint4(0, 0, 0, 0);
-            b[i] = in ? __ldg((const uint4 *)(p.low + k)) : make_uint4(0, 0, 0, 0);
+            a[i] = in ? sti_read16(p.top + k) : make_uint4(0, 0, 0, 0);
+            b[i] = in ? sti_read16(p.low + k) : make_uint4(0, 0, 0, 0);
         }
     }
     static __device__ __forceinline__ void advance(place *p, int chunks)

@@ -4,7 +4,12 @@
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/ranks.h"
 #include "backend/cuda/train_kernels.h"
+
+#ifndef STI_HAVE_NCCL
+#define STI_HAVE_NCCL 0
+#endif
 
 enum { LT_ROOM = 32 << 20, HEAD_ROWS = 256, OLDEST_MAJOR = 8 };
 
@@ -132,6 +137,9 @@ static void dev_free(sti_dev *dev)
 {
     if (!dev) return;
     if (dev->stream) (void)cudaStreamSynchronize(dev->stream);
+#if STI_HAVE_NCCL
+    sti_cuda_ranks_leave(dev);
+#endif
     sti_cuda_plans_free(dev);
     sti_cuda_wide_free(dev);
     sti_cuda_passes_free(dev);
@@ -158,6 +166,19 @@ static still_status keep_memory(const sti_dev *dev, still_error *err)
     return STILL_OK;
 }
 
+/* Processes that a launcher started on one machine take its GPUs in turn. */
+static int gpu_of_rank(int n)
+{
+    static const char *const name[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+                                       "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"};
+    for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
+        const char *text = getenv(name[i]);
+        const long rank = text ? strtol(text, NULL, 10) : -1;
+        if (rank >= 0) return (int)(rank % n);
+    }
+    return 0;
+}
+
 static still_status find_gpu(sti_dev *dev, still_error *err)
 {
     int n = 0;
@@ -169,7 +190,8 @@ static still_status find_gpu(sti_dev *dev, still_error *err)
                         e != cudaSuccess ? cudaGetErrorString(e) : "none is there");
     }
     struct cudaDeviceProp p;
-    STI_CUDA(cudaGetDevice(&dev->ordinal), "asking for the GPU");
+    dev->ordinal = gpu_of_rank(n);
+    STI_CUDA(cudaSetDevice(dev->ordinal), "taking the GPU");
     STI_CUDA(cudaGetDeviceProperties(&p, dev->ordinal), "asking what the GPU is");
     dev->sms = p.multiProcessorCount;
     dev->major = p.major;
@@ -281,6 +303,12 @@ const sti_backend sti_backend_cuda = {
     .compare = sti_cuda_compare,
     .dropout = sti_cuda_drop,
     .scale = sti_cuda_times,
+#if STI_HAVE_NCCL
+    .ranks_name = sti_cuda_ranks_name,
+    .ranks_meet = sti_cuda_ranks_meet,
+    .ranks_join = sti_cuda_ranks_join,
+    .ranks_sum = sti_cuda_ranks_sum,
+#endif
     .state_kv = 0, /* as the session's cache */
     .state_real = sizeof(float),
     .hybrid_reserve = sti_cuda_hybrid_reserve,
@@ -288,4 +316,7 @@ const sti_backend sti_backend_cuda = {
     .hybrid_route = sti_cuda_hybrid_route,
     .hybrid_parallel = sti_cuda_hybrid_parallel,
     .hybrid_backward = sti_cuda_hybrid_backward,
+    .linear_reserve = sti_cuda_linear_reserve,
+    .linear = sti_cuda_linear_forward,
+    .linear_backward = sti_cuda_linear_backward,
 };

@@ -8,8 +8,15 @@
  *
  * A block takes a tile of 16 rows of W, its 8 warps interleaved chunks of 64 columns;
  * their sums meet in shared memory and are added in the order of the warps. x is normed
- * and rounded into shared memory once per block, or read from memory if it is half
- * already. The first chunks of W are asked for before that. */
+ * and rounded into shared memory once per block; what does not fit there comes as half
+ * and is read from memory.
+ *
+ * A step of a small model is a chain of these kernels, so what counts is how long x
+ * takes to become y. Nothing else waits in line: weights depend on no other kernel, so
+ * a warp has its first chunks in registers before it waits for x (follow.cuh), each
+ * chunk that has been used makes room for the one AHEAD of it, and what y held before
+ * is asked for before the products begin. Matrices of different kinds share a launch:
+ * a block finds out what its tile is made of. */
 #include "backend/cuda/dequant.cuh"
 #include "backend/cuda/follow.cuh"
 #include "backend/cuda/mma.cuh"
@@ -44,8 +51,6 @@ __device__ __forceinline__ void stage(const sti_cuda_few &f, __half *xs, int str
                vec_keep = vec && sti_aligned16(f.keep);
     const int wide = (f.K + STI_CUDA_CHUNK - 1) / STI_CUDA_CHUNK * STI_CUDA_CHUNK;
     if (f.norm) {
-        for (int k = 4 * threadIdx.x; k < f.K; k += 4 * THREADS)
-            sti_fetch_l1(f.norm + k);
         sti_square_parts(f.x, f.M, f.K, vec, part);
         __syncthreads();
     }
@@ -61,7 +66,19 @@ __device__ __forceinline__ void stage(const sti_cuda_few &f, __half *xs, int str
                 make_uint2(sti_pack_half(v.x, v.y), sti_pack_half(v.z, v.w));
         }
     }
-    __syncthreads();
+}
+
+/* xh [M, ld], which is half already, likewise. */
+__device__ __forceinline__ void stage_half(const sti_cuda_few &f, __half *xs,
+                                           int stride)
+{
+    const int wide = (f.K + STI_CUDA_CHUNK - 1) / STI_CUDA_CHUNK * STI_CUDA_CHUNK;
+    const int ld = (f.K + 7) / 8 * 8;
+    for (int m = 0; m < f.M; m++)
+        for (int k = 8 * threadIdx.x; k < wide; k += 8 * THREADS)
+            *(uint4 *)(xs + m * stride + k) =
+                k < ld ? *(const uint4 *)(f.xh + (int64_t)m * ld + k)
+                       : make_uint4(0, 0, 0, 0);
 }
 
 /* What a lane needs of x for one chunk: its sixteen columns of rows g, g + 8, ...
@@ -84,43 +101,55 @@ template <int NB> struct rows_of_x {
     }
 };
 
-/* c += the chunks first, first + STEP, ... of a tile of W times those of x [M, ld]. */
-template <class chunk_t, int STEP, int NB, bool STAGED>
-__device__ __forceinline__ void add_chunks(const sti_cuda_matrix &m, int tile,
-                                           int first, const __half *x, int ld, int M,
-                                           float (&c)[NB][4])
-{
+/* A warp's chunks of one tile of W: first, first + STEP, ..., AHEAD of them loaded. */
+template <class chunk_t, int STEP> struct chunk_stream {
     enum { AHEAD = chunk_t::AHEAD, BY = AHEAD * STEP };
-    const int lane = threadIdx.x % 32, g = lane / 4;
-    int k = first * STI_CUDA_CHUNK + chunk_t::COLUMNS * (lane & 3);
-    typename chunk_t::place place = chunk_t::find(m, tile, first, lane);
-    x += (int64_t)g * ld;
-    for (int left = m.chunks - first; left > 0; left -= BY) {
-        chunk_t w[AHEAD];
+    typename chunk_t::place place;
+    int left; /* chunks from the next one on */
+    chunk_t w[AHEAD];
+
+    __device__ __forceinline__ void begin(const sti_cuda_matrix &m, int tile, int first)
+    {
+        place = chunk_t::find(m, tile, first, threadIdx.x % 32);
+        left = m.chunks - first;
 #pragma unroll
         for (int u = 0; u < AHEAD; u++)
             if (u * STEP < left) w[u].load(place, u * STEP);
-#pragma unroll
-        for (int u = 0; u < AHEAD; u++) {
-            if (u * STEP >= left) break;
-            rows_of_x<NB> r;
-            uint32_t top[8], low[8];
-            const int at = k + u * STEP * STI_CUDA_CHUNK;
-            r.template load<chunk_t::SECOND, STAGED>(x + at, ld, ld - at, M - g);
-            w[u].fragment(top, low);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t a[4] = {top[2 * i], low[2 * i], top[2 * i + 1],
-                                       low[2 * i + 1]};
-#pragma unroll
-                for (int j = 0; j < NB; j++)
-                    mma(c[j], a, r.b[j][2 * i], r.b[j][2 * i + 1]);
-            }
-        }
-        chunk_t::advance(&place, BY);
-        k += BY * STI_CUDA_CHUNK;
     }
-}
+
+    /* c[0] + c[1] += W x^T over all of them, x [M, ld]. Two sums, since one product
+     * waits for the one before it in the same sum. */
+    template <int NB, bool STAGED>
+    __device__ __forceinline__ void add(const __half *x, int ld, int first, int M,
+                                        float (&c)[2][NB][4])
+    {
+        const int lane = threadIdx.x % 32, g = lane / 4;
+        int k = first * STI_CUDA_CHUNK + chunk_t::COLUMNS * (lane & 3);
+        x += (int64_t)g * ld;
+        for (; left > 0; left -= BY) {
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++) {
+                if (u * STEP >= left) break;
+                rows_of_x<NB> r;
+                uint32_t top[8], low[8];
+                const int at = k + u * STEP * STI_CUDA_CHUNK;
+                r.template load<chunk_t::SECOND, STAGED>(x + at, ld, ld - at, M - g);
+                w[u].fragment(top, low);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const uint32_t a[4] = {top[2 * i], low[2 * i], top[2 * i + 1],
+                                           low[2 * i + 1]};
+#pragma unroll
+                    for (int j = 0; j < NB; j++)
+                        mma(c[i % 2][j], a, r.b[j][2 * i], r.b[j][2 * i + 1]);
+                }
+                if ((u + AHEAD) * STEP < left) w[u].load(place, (u + AHEAD) * STEP);
+            }
+            chunk_t::advance(&place, BY);
+            k += BY * STI_CUDA_CHUNK;
+        }
+    }
+};
 
 __host__ __device__ int tiles_of(const sti_cuda_matrix &m)
 {
@@ -150,53 +179,94 @@ __device__ __forceinline__ float silu(float x)
     return x / (1 + expf(-x));
 }
 
-/* GATED: warps 0-3 take the gate's tile, warps 4-7 that of up. */
+/* Tiles blockIdx.x, + gridDim.x, ... of the call, which are all of one kind. GATED:
+ * warps 0-3 take the gate's tile, warps 4-7 that of up. */
 template <class chunk_t, int NB, bool STAGED, bool GATED>
-__global__ void __launch_bounds__(THREADS, 3)
+__device__ __forceinline__ void take_tiles(const sti_cuda_few &f, int tiles, int stride,
+                                           __half *staged, tile_sums<NB> &sums)
+{
+    constexpr int STEP = GATED ? WARPS / 2 : WARPS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4,
+              t = lane % 4, first = warp % STEP;
+    const __half *x = STAGED ? staged : (const __half *)f.xh;
+    chunk_stream<chunk_t, STEP> w;
+    int tile = blockIdx.x, i = GATED ? warp / STEP : locate(f, &tile);
+    w.begin(f.w[i], tile, first);
+#pragma unroll
+    for (int u = chunk_t::AHEAD; u < 2 * chunk_t::AHEAD; u++)
+        sti_fetch_chunk(f.w[i], tile, first + u * STEP, lane);
+    if (f.norm)
+        for (int k = 4 * threadIdx.x; k < f.K; k += 4 * THREADS)
+            sti_fetch_l1(f.norm + k);
+    sti_follow();
+    if (STAGED) {
+        if (f.xh)
+            stage_half(f, staged, stride);
+        else
+            stage(f, staged, stride);
+        __syncthreads();
+    }
+    for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
+        /* Thread = (row of the tile, row of x): what it will add to the sum. */
+        const int row = threadIdx.x % TILE, m = threadIdx.x / TILE;
+        const int N = f.w[GATED ? 0 : i].N, n = tile * TILE + row;
+        const bool mine = m < f.M && n < N;
+        float *y = GATED ? nullptr : f.y[i] + (int64_t)m * N + n;
+        const float *bias = f.bias[GATED ? 0 : i];
+        const float shift = mine && bias ? bias[n] : 0;
+        const float before = GATED ? (mine && f.bias[1] ? f.bias[1][n] : 0)
+                                   : (mine && f.accumulate ? *y : 0);
+        float c[2][NB][4] = {};
+        w.template add<NB, STAGED>(x, stride, first, f.M, c);
+        if (at + gridDim.x < tiles) {
+            tile = at + gridDim.x;
+            i = GATED ? warp / STEP : locate(f, &tile);
+            w.begin(f.w[i], tile, first);
+        }
+#pragma unroll
+        for (int j = 0; j < NB; j++) {
+            *(float2 *)&sums.v[warp][g][8 * j + 2 * t] =
+                make_float2(c[0][j][0] + c[1][j][0], c[0][j][1] + c[1][j][1]);
+            *(float2 *)&sums.v[warp][g + 8][8 * j + 2 * t] =
+                make_float2(c[0][j][2] + c[1][j][2], c[0][j][3] + c[1][j][3]);
+        }
+        __syncthreads();
+        if (mine) {
+            const float v = sums.total(0, STEP, row, m) + shift;
+            if (GATED)
+                ((__half *)f.yh)[(int64_t)m * N + n] =
+                    sti_to_half(silu(v) * (sums.total(STEP, STEP, row, m) + before));
+            else
+                *y = before + v;
+        }
+        __syncthreads();
+    }
+}
+
+template <int NB, bool STAGED, bool GATED>
+__global__ void __launch_bounds__(THREADS, NB == 1 ? 3 : 2)
     few_rows(const __grid_constant__ sti_cuda_few f, int tiles, int stride)
 {
     extern __shared__ uint4 room[];
     __shared__ tile_sums<NB> sums;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4,
-              t = lane % 4;
-    constexpr int step = GATED ? WARPS / 2 : WARPS;
-    const int first = warp % step;
-    const __half *x = STAGED ? (const __half *)room : (const __half *)f.xh;
+    __half *staged = (__half *)room;
+    int tile = blockIdx.x;
     sti_lead();
-    {
-        int tile = blockIdx.x, i = GATED ? warp / step : locate(f, &tile);
-        sti_fetch_chunk(f.w[i], tile, first, lane); /* weights wait for nobody */
-        sti_fetch_chunk(f.w[i], tile, first + step, lane);
-    }
-    sti_follow();
-    if (STAGED) stage(f, (__half *)room, stride);
-    for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
-        float c[NB][4] = {};
-        int tile = at, i = GATED ? warp / step : locate(f, &tile);
-        add_chunks<chunk_t, step, NB, STAGED>(f.w[i], tile, first, x, stride, f.M, c);
-#pragma unroll
-        for (int j = 0; j < NB; j++) {
-            *(float2 *)&sums.v[warp][g][8 * j + 2 * t] = make_float2(c[j][0], c[j][1]);
-            *(float2 *)&sums.v[warp][g + 8][8 * j + 2 * t] =
-                make_float2(c[j][2], c[j][3]);
-        }
-        __syncthreads();
-        const int row = threadIdx.x % TILE, m = threadIdx.x / TILE;
-        const int N = f.w[GATED ? 0 : i].N, n = tile * TILE + row;
-        if (m < f.M && n < N) {
-            float v = sums.total(0, step, row, m);
-            if (GATED) {
-                float up = sums.total(step, step, row, m);
-                if (f.bias[0]) v += f.bias[0][n];
-                if (f.bias[1]) up += f.bias[1][n];
-                ((__half *)f.yh)[(int64_t)m * N + n] = sti_to_half(silu(v) * up);
-            } else {
-                float *y = f.y[i] + (int64_t)m * N + n;
-                if (f.bias[i]) v += f.bias[i][n];
-                *y = f.accumulate ? *y + v : v;
-            }
-        }
-        __syncthreads();
+    switch (f.w[GATED ? 0 : locate(f, &tile)].kind) {
+    case STI_CUDA_U4:
+        take_tiles<sti_chunk_u4, NB, STAGED, GATED>(f, tiles, stride, staged, sums);
+        break;
+    case STI_CUDA_S8:
+        take_tiles<sti_chunk_s8<false>, NB, STAGED, GATED>(f, tiles, stride, staged,
+                                                           sums);
+        break;
+    case STI_CUDA_S8_MIN:
+        take_tiles<sti_chunk_s8<true>, NB, STAGED, GATED>(f, tiles, stride, staged,
+                                                          sums);
+        break;
+    default:
+        take_tiles<sti_chunk_half, NB, STAGED, GATED>(f, tiles, stride, staged, sums);
+        break;
     }
 }
 
@@ -221,9 +291,10 @@ __global__ void __launch_bounds__(THREADS)
         int i = 0, n = at;
         while (i + 1 < f.n && n >= f.w[i].N) n -= f.w[i++].N;
         const float *w = (const float *)f.w[i].w + (int64_t)n * f.K;
+        const bool vec_w = vec && sti_aligned16(w);
         float sum[M] = {};
         for (int k = 4 * lane; k < f.K; k += 128) {
-            const float4 a = sti_load4(w, k, f.K, vec);
+            const float4 a = sti_load4(w, k, f.K, vec_w);
             const float4 g =
                 f.norm ? sti_load4(f.norm, k, f.K, vec_norm) : make_float4(1, 1, 1, 1);
 #pragma unroll
@@ -245,17 +316,23 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <class chunk_t, int NB, bool STAGED, bool GATED>
+template <int NB, bool STAGED, bool GATED>
 still_status launch(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 {
-    const int stride = STAGED ? stage_stride(f->K, chunk_t::COLUMNS) : f->w[0].ld;
+    const bool half = f->w[0].kind == STI_CUDA_HALF;
+    const int stride = STAGED ? stage_stride(f->K, half ? 8 : 16) : f->w[0].ld;
     const size_t room = STAGED ? (size_t)f->M * (size_t)stride * sizeof(__half) : 0;
     int tiles = 0;
-    for (int i = 0; i < (GATED ? 1 : f->n); i++) tiles += tiles_of(f->w[i]);
+    bool alike = true;
+    for (int i = 0; i < (GATED ? 1 : f->n); i++) {
+        tiles += tiles_of(f->w[i]);
+        alike = alike && f->w[i].kind == f->w[0].kind;
+    }
     /* More blocks than the GPU holds at once, so that SMs that are done take another;
-     * not one per tile where tiles are many: each block norms x. */
-    const int blocks = tiles < 12 * dev->sms ? tiles : 12 * dev->sms;
-    auto kernel = few_rows<chunk_t, NB, STAGED, GATED>;
+     * not one per tile where tiles are many: each block norms x. But a block knows one
+     * kind of tile only. */
+    const int most = 12 * dev->sms, blocks = alike && tiles > most ? most : tiles;
+    auto kernel = few_rows<NB, STAGED, GATED>;
     if (room > STAGE_FREE)
         STI_CUDA(cudaFuncSetAttribute(
                      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STAGE_MAX),
@@ -266,21 +343,18 @@ still_status launch(sti_dev *dev, const sti_cuda_few *f, still_error *err)
     return STILL_OK;
 }
 
-template <class chunk_t, int NB>
-still_status launch_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
+template <int NB, bool STAGED>
+still_status launch_staged(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 {
-    if (f->yh)
-        return f->xh ? launch<chunk_t, NB, false, true>(dev, f, err)
-                     : launch<chunk_t, NB, true, true>(dev, f, err);
-    return f->xh ? launch<chunk_t, NB, false, false>(dev, f, err)
-                 : launch<chunk_t, NB, true, false>(dev, f, err);
+    return f->yh ? launch<NB, STAGED, true>(dev, f, err)
+                 : launch<NB, STAGED, false>(dev, f, err);
 }
 
-template <class chunk_t>
-still_status launch_kind(sti_dev *dev, const sti_cuda_few *f, still_error *err)
+template <int NB>
+still_status launch_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 {
-    return f->M <= 8 ? launch_rows<chunk_t, 1>(dev, f, err)
-                     : launch_rows<chunk_t, 2>(dev, f, err);
+    return sti_cuda_few_fits(f->M, f->K) ? launch_staged<NB, true>(dev, f, err)
+                                         : launch_staged<NB, false>(dev, f, err);
 }
 
 } // namespace
@@ -292,12 +366,7 @@ bool sti_cuda_few_fits(int M, int K)
 
 still_status sti_cuda_few_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 {
-    switch (f->w[0].kind) {
-    case STI_CUDA_U4: return launch_kind<sti_chunk_u4>(dev, f, err);
-    case STI_CUDA_S8: return launch_kind<sti_chunk_s8<false>>(dev, f, err);
-    case STI_CUDA_S8_MIN: return launch_kind<sti_chunk_s8<true>>(dev, f, err);
-    default: return launch_kind<sti_chunk_half>(dev, f, err);
-    }
+    return f->M <= 8 ? launch_rows<1>(dev, f, err) : launch_rows<2>(dev, f, err);
 }
 
 still_status sti_cuda_few_float(sti_dev *dev, const sti_cuda_few *f, still_error *err)

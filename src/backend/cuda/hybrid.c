@@ -1,11 +1,11 @@
 /* hybrid.c - the hybrid operator for sessions on the GPU: which form runs what.
  *
- * Sessions that get one token take a step together. A session that gets several goes
- * through the chunk-parallel form, or, where its settings are not made for tensor
- * cores, through one step after the other. */
+ * Sessions that get a token or a few take steps together. Those that get more go,
+ * together too, through the chunk-parallel form, or, where it does not take their
+ * settings, through one step after the other. */
 #include <math.h>
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/hybrid_chunks.h"
 
 enum {
     FEW_TOKENS = 4,      /* so few are stepped rather than made chunks of */
@@ -135,13 +135,34 @@ static still_status step_some(sti_dev *dev, const sti_cuda_shape *h,
     return STILL_OK;
 }
 
-static still_status run_chunks(sti_dev *dev, const sti_cuda_shape *h,
-                               const sti_hybrid_args *a, still_error *err)
+/* Sessions that wait for one of the two forms, and the row of each one's first token.
+ */
+typedef struct queue {
+    const sti_hybrid_args *a[MOST_SESSIONS];
+    int32_t row[MOST_SESSIONS];
+    int n;
+} queue;
+
+static still_status run_steps(sti_dev *dev, const sti_cuda_shape *h, queue *q,
+                              still_error *err)
 {
-    const sti_cuda_session s = sti_cuda_session_of(a, NULL);
-    void *room;
-    STI_TRY(sti_cuda_scratch(dev, sti_cuda_chunks_room(h, a->T), &room, err));
-    return sti_cuda_hybrid_chunks(dev, h, &s, a->state->pos, a->T, room, err);
+    const int n = q->n;
+    q->n = 0;
+    return n > 0 ? step_some(dev, h, q->a, n, q->row, err) : STILL_OK;
+}
+
+static still_status run_chunks(sti_dev *dev, const sti_cuda_shape *h, queue *q,
+                               still_error *err)
+{
+    sti_cuda_session session[MOST_SESSIONS];
+    int64_t pos[MOST_SESSIONS];
+    const int n = q->n;
+    for (int i = 0; i < n; i++) {
+        session[i] = sti_cuda_session_of(q->a[i], NULL);
+        pos[i] = q->a[i]->state->pos;
+    }
+    q->n = 0;
+    return n > 0 ? sti_cuda_chunks_run(dev, h, session, pos, n, err) : STILL_OK;
 }
 
 still_status sti_cuda_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
@@ -151,21 +172,17 @@ still_status sti_cuda_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
     sti_cuda_shape h;
     STI_TRY(describe(dev, a, &h, err));
     const bool chunks = sti_cuda_chunks_supported(&h);
-    const sti_hybrid_args *stepped[MOST_SESSIONS];
-    int32_t row[MOST_SESSIONS];
-    int waiting = 0;
+    queue few = {.n = 0}, many = {.n = 0};
     for (int i = 0, at = 0; i < n; at += a[i++].T) {
-        if (chunks && a[i].T > FEW_TOKENS) {
-            STI_TRY(run_chunks(dev, &h, &a[i], err));
-        } else if (a[i].T > 0) {
-            row[waiting] = at;
-            stepped[waiting++] = &a[i];
-        }
-        if (waiting == MOST_SESSIONS || (i == n - 1 && waiting > 0)) {
-            STI_TRY(step_some(dev, &h, stepped, waiting, row, err));
-            waiting = 0;
-        }
+        if (a[i].T <= 0) continue;
+        queue *q = chunks && a[i].T > FEW_TOKENS ? &many : &few;
+        q->row[q->n] = at;
+        q->a[q->n++] = &a[i];
+        if (few.n == MOST_SESSIONS) STI_TRY(run_steps(dev, &h, &few, err));
+        if (many.n == MOST_SESSIONS) STI_TRY(run_chunks(dev, &h, &many, err));
     }
+    STI_TRY(run_steps(dev, &h, &few, err));
+    STI_TRY(run_chunks(dev, &h, &many, err));
     for (int i = 0; i < n; i++) a[i].state->pos += a[i].T;
     return STILL_OK;
 }

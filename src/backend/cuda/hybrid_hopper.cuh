@@ -30,7 +30,28 @@ struct notes {
 enum { SHARED = (RING + JOBS) * TILE + sizeof(notes) };
 static_assert(SHARED <= 232448, "what a block can have");
 
+/* Jobs of a piece: jobs_across for each chunk. */
+static __host__ __device__ __forceinline__ int jobs_across(const sti_chunks &c)
+{
+    const int per = heads_of_block(c.h);
+    return c.h.S * ((c.h.group + per - 1) / per);
+}
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* Those of a block: first, first + step, ... below n. With one piece they are what the
+ * launch says, and cost no registers. */
+template <bool ONE> struct job_list {
+    int block, blocks, n;
+    __device__ __forceinline__ int first() const
+    {
+        return ONE ? (int)blockIdx.x : block;
+    }
+    __device__ __forceinline__ int step() const
+    {
+        return ONE ? (int)gridDim.x : blocks;
+    }
+};
 
 typedef uint32_t weights[TILE_ROWS / 16][4]; /* halves, ready to multiply */
 
@@ -58,12 +79,6 @@ struct room {
 static __device__ __forceinline__ uint32_t tile_of(const room &r)
 {
     return r.tiles + (uint32_t)r.tile.at * TILE;
-}
-
-static __device__ __forceinline__ int jobs_across(const sti_chunks &c)
-{
-    const int per = heads_of_block(c.h);
-    return c.h.S * ((c.h.group + per - 1) / per);
 }
 
 /* ---- Fetching ---------------------------------------------------------------------
@@ -136,11 +151,12 @@ static __device__ __forceinline__ source source_of(const sti_chunks &c,
     return s;
 }
 
+template <bool ONE>
 static __device__ __forceinline__ void copy_tiles(const sti_chunks &c, room &r,
-                                                  int n_jobs)
+                                                  const job_list<ONE> &jobs)
 {
     const int across = jobs_across(c);
-    for (int i = (int)blockIdx.x; i < n_jobs; i += (int)gridDim.x) {
+    for (int i = jobs.first(); i < jobs.n; i += jobs.step()) {
         const tile_place p = place_of(c, i % across, i / across, TILE_ROWS);
         const int linear =
             linear_tiles(c, p, c.h.has_linear && folded_after(c, p.g, p.leaves) > 0);
@@ -164,15 +180,16 @@ static __device__ __forceinline__ int query_at(const queries_of &q, int H, int r
     return q.base + (within * H + head) * WORDS;
 }
 
+template <bool ONE>
 static __device__ __forceinline__ void fetch_jobs(const sti_chunks &c, room &r,
-                                                  int n_jobs)
+                                                  const job_list<ONE> &jobs)
 {
     enum { THREADS_HERE = FETCHING * 32, STEP = THREADS_HERE / WORDS, AHEAD = 4 };
     const int tid = (int)threadIdx.x - (WARPS - FETCHING) * 32;
     const int word = tid % WORDS, row0 = tid / WORDS;
     const int across = jobs_across(c);
     const bool gated = c.h.gate && c.s.gate && c.h.has_linear;
-    for (int i = (int)blockIdx.x; i < n_jobs; i += (int)gridDim.x) {
+    for (int i = jobs.first(); i < jobs.n; i += jobs.step()) {
         job &to = r.n->jobs[r.job.at];
         unsigned char *tile = r.bytes + (RING + r.job.at) * TILE;
         wait_for(&r.n->job_done[r.job.at], r.job.round ^ 1);

@@ -14,6 +14,7 @@
  * kept (Kahan): the state of a long stream is as exact as a short one's. Where a chunk
  * is larger than PIECE, or there are many sessions, features and fold take them in turn
  * so that the room for features stays small. */
+#include "backend/cuda/hybrid_distinct.cuh"
 #include "backend/cuda/hybrid_leave_fold.cuh"
 
 /* ---- Select --------------------------------------------------------------------- */
@@ -44,6 +45,25 @@ STI_DEVICE float final_score(const sti_cuda_shape &h, const sti_cuda_session &s,
     if (h.score != STI_SCORE_RECEIVED) return s.win_score[at];
     const int queries = 2 * h.C - 1 - i; /* that came after it and saw it */
     return queries > 0 ? s.win_received[at] / (float)queries : 0;
+}
+
+/* The final score where it depends on the whole chunk: it takes the place of what the
+ * tokens arrived with, 0, until they have settled. */
+STI_DEVICE void score_chunk(const sti_cuda_shape &h, const sti_cuda_session &s, int sel,
+                            int first, float *mean)
+{
+    const int slot = first % (2 * h.C), D = h.D;
+    float *score = s.win_score + (size_t)sel * 2 * h.C + slot;
+    const size_t at = ((size_t)(sel * h.group / h.per_kv) * 2 * h.C + slot) * D;
+    const __half *half_keys = static_cast<const __half *>(s.win_k) + at;
+    const float *keys = static_cast<const float *>(s.win_k) + at;
+    distinct::compare_keys<WARPS>(
+        h.C, D, mean,
+        [&](int i, int d) {
+            const size_t n = (size_t)i * D + d;
+            return h.half_kv ? __half2float(half_keys[n]) : keys[n];
+        },
+        [&](int i, float x) { score[i] = distinct::score_of(x, first + i); });
 }
 
 /* Tokens that may stay: i < C those of the chunk, then those of the list. */
@@ -166,11 +186,13 @@ static __global__ void __launch_bounds__(THREADS)
     select_kernel(const __grid_constant__ leave_args a)
 {
     __shared__ select_shared sh;
+    __shared__ float mean[STI_HEAD_DIM_MAX];
     const sti_cuda_shape &h = a.h;
     const int sel = (int)blockIdx.x, session = (int)blockIdx.y, tid = (int)threadIdx.x;
     const sti_cuda_session &s = a.session[session];
     const int first = leaving_chunk(a, s), C = h.C;
     if (first < 0) return;
+    if (h.score == STI_SCORE_DISTINCT) score_chunk(h, s, sel, first, mean);
     const int count = salient_tokens(s, sel), select = s.room > 0 ? h.select : 0;
     const candidates c = {&h, &s, sel, first, first % (2 * C), count};
     /* Of the chunk those stay that are among its best and, with the list, among the
@@ -264,6 +286,9 @@ static __global__ void __launch_bounds__(THREADS)
         s.sal_count[sel] = now;
         s.folded[sel] += n.fold;
     }
+    for (int i = (int)threadIdx.x; h.score == STI_SCORE_DISTINCT && i < h.C;
+         i += THREADS)
+        s.win_score[(size_t)sel * 2 * h.C + first % (2 * h.C) + i] = 0;
     if (s.sal_far) make_far<KV>(a, s, sel, first + 3 * h.C - 1, now);
 }
 

@@ -13,10 +13,37 @@
  * sum e^(l - M') v,  likewise l. In window scaling M is of the softmax tokens alone;
  * the linear term then waits in y, written and read back by the same thread.
  *
+ * With keys before RoPE (RAW; see hybrid_chunks.h) the tile of queries is filled up to
+ * three times: as features want them, as they are for window and near tokens, and at
+ * the capped distance for far ones, which come last.
+ *
  * Shared memory: queries [128, D]; four buffers [64, D]: keys and values of two stages.
  * For the state, W (then phi of -u) takes the first two buffers, tiles of means the
  * others. Then z [2 D] and the places of the keys. */
 #include "backend/cuda/hybrid_linear.cuh"
+
+/* ---- A block ------------------------------------------------------------------------
+ */
+
+/* What all threads of a block know lies in shared memory: in registers it would push
+ * sums out of them. */
+typedef struct block_notes {
+    tile_place place;
+    head_terms terms[ROWS / 32]; /* of the block's heads */
+    int near;                    /* tokens of the list that are not far */
+    int far;                     /* first tile of keys that are; RAW */
+} block_notes;
+
+/* Near and far tokens of a block's list are tiles of their own. */
+static __device__ __forceinline__ void part_list(const sti_chunks &c, block_notes *n)
+{
+    tile_place &p = n->place;
+    n->near = p.salient;
+    if (c.h.position_cap > 0 && c.room > 0)
+        n->near = c.near[(size_t)p.leaves * c.h.S + p.g];
+    n->far = p.window_tiles + (n->near + KEYS - 1) / KEYS;
+    p.tiles = n->far + (p.salient - n->near + KEYS - 1) / KEYS;
+}
 
 /* ---- Window and list ----------------------------------------------------------------
  */
@@ -122,14 +149,27 @@ add_values(warp_sums<D> &w, const float (&s)[2][8][4], lane_address<D> v)
     }
 }
 
+/* Tokens that the list (RAW: its near or its far part) has from tile j of the keys on.
+ */
+template <bool RAW>
+static __device__ __forceinline__ int tokens_left(const block_notes &n, int j)
+{
+    const tile_place &p = n.place;
+    if (!RAW) return p.salient - (j - p.window_tiles) * KEYS;
+    return j < n.far ? n.near - (j - p.window_tiles) * KEYS
+                     : p.salient - n.near - (j - n.far) * KEYS;
+}
+
 /* All tiles of keys; the first is on its way. */
-template <int D>
+template <int D, bool RAW>
 static __device__ __forceinline__ void
-softmax_sums(const sti_chunks &c, const tile_place &p, const warp_place &place,
-             uint32_t queries, uint32_t buffers, const uint16_t *list, float factor,
-             warp_sums<D> &w)
+softmax_sums(const sti_chunks &c, const block_notes &n, const warp_place &place,
+             unsigned char *query_tile, uint32_t buffers, const uint16_t *list,
+             float factor, warp_sums<D> &w)
 {
     enum { STAGE = 2 * KEYS * D * 2 };
+    const tile_place &p = n.place;
+    const uint32_t queries = shared_address(query_tile);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const lane_address<D> q =
         lane_address<D>::by16(queries + (uint32_t)warp * 32 * D * 2, lane);
@@ -139,15 +179,20 @@ softmax_sums(const sti_chunks &c, const tile_place &p, const warp_place &place,
         copy_wait<0>();
         __syncthreads(); /* tile j is here, and everybody is done with tile j - 1 */
         if (j + 1 < p.tiles)
-            load_keys<D>(c, p.g, list + (j + 1) * KEYS,
+            load_keys<D>(c, RAW && j + 1 >= n.far ? c.k_raw : c.k, p.g,
+                         list + (j + 1) * KEYS,
                          buffers + (uint32_t)((j + 1) & 1) * STAGE);
+        if (RAW && j == n.far) {
+            load_far_queries<D>(c, p, query_tile);
+            __syncthreads();
+        }
         const bool listed = j >= p.window_tiles;
         const int key = p.window + j * KEYS; /* of a window's tile */
         if (place.idle || (!listed && key > place.first + 31)) continue;
         float s[2][8][4];
         logits<D>(s, q.again(), lane_address<D>::by8(stage, lane).again());
         if (listed) {
-            const int left = p.salient - (j - p.window_tiles) * KEYS;
+            const int left = tokens_left<RAW>(n, j);
             if (left < KEYS) mask(s, left, 0, lane);
         } else if (key + KEYS - 1 > place.first) {
             mask(s, place.first - key + 1, 1, lane);
@@ -241,25 +286,23 @@ store_output(const sti_chunks &c, const tile_place &p, const warp_place &place,
     }
 }
 
-/* What all threads of a block know lies in shared memory: in registers it would push
- * sums out of them. */
-typedef struct block_notes {
-    tile_place place;
-    head_terms terms[ROWS / 32]; /* of the block's heads */
-} block_notes;
-
 /* Grid (blocks of heads, tiles of chunks). */
-template <int D>
-static __global__ void __launch_bounds__(THREADS, 2) output_kernel(const sti_chunks c)
+template <int D, bool RAW, class Pieces>
+static __global__ void __launch_bounds__(THREADS, 2)
+    output_kernel(const __grid_constant__ Pieces pieces)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
+    int tile = (int)blockIdx.y, tiles;
+    const sti_chunks &c = pieces.find(tile, tiles);
     unsigned char *buffers = shared + ROWS * D * 2;
     float *z = (float *)(buffers + 4 * KEYS * D * 2);
     block_notes *notes = (block_notes *)(z + 2 * D);
     uint16_t *list = (uint16_t *)(notes + 1);
     const int warp = (int)threadIdx.x >> 5;
-    if (threadIdx.x == 0)
-        notes->place = place_of(c, (int)blockIdx.x, (int)blockIdx.y, KEYS);
+    if (threadIdx.x == 0) {
+        notes->place = place_of(c, (int)blockIdx.x, tile, KEYS);
+        if (RAW) part_list(c, notes);
+    }
     __syncthreads();
     const tile_place &p = notes->place;
     if (p.first >= p.end || p.first + p.rows <= p.begin) return;
@@ -270,20 +313,25 @@ static __global__ void __launch_bounds__(THREADS, 2) output_kernel(const sti_chu
     const head_terms &terms = notes->terms[min(place.head, p.heads - 1)];
     const bool linear = c.h.has_linear && folded_after(c, p.g, p.leaves) > 0;
 
-    list_keys(c, p, list);
+    if (RAW && notes->near < p.salient)
+        list_near_first(c, p, notes->near, list);
+    else
+        list_keys(c, p, list);
     for (int i = (int)threadIdx.x; linear && i < 2 * D; i += THREADS)
         z[i] = c.z[((size_t)p.chunk * c.h.S + p.g) * (2 * D) + i];
-    load_queries<D>(c, p, shared);
+    load_queries<D>(c, p, RAW && linear && c.h.raw_features ? c.s.q_raw : c.s.q,
+                    shared);
 
     warp_sums<D> w;
     float *waiting = z + ((int)threadIdx.x & ~31); /* z is read by then */
     if (linear) {
         linear_sums<D>(c, p, place, shared, buffers, z, w);
-        load_keys<D>(c, p.g, list, shared_address(buffers));
+        load_keys<D>(c, c.k, p.g, list, shared_address(buffers));
+        if (RAW && c.h.raw_features) load_queries<D>(c, p, c.s.q, shared);
         start_sums<D>(c, p, place, terms, w, waiting);
     } else {
         __syncthreads();
-        load_keys<D>(c, p.g, list, shared_address(buffers));
+        load_keys<D>(c, c.k, p.g, list, shared_address(buffers));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             w.top[i] = -INFINITY;
@@ -296,36 +344,46 @@ static __global__ void __launch_bounds__(THREADS, 2) output_kernel(const sti_chu
 #pragma unroll
                 for (int e = 0; e < 4; e++) w.o[mt][nt][e] = 0;
     }
-    softmax_sums<D>(c, p, place, shared_address(shared), shared_address(buffers), list,
-                    terms.factor, w);
+    softmax_sums<D, RAW>(c, *notes, place, shared, shared_address(buffers), list,
+                         terms.factor, w);
     store_output<D>(c, p, place, terms, w, waiting);
 }
 
 /* ---- Entry --------------------------------------------------------------------------
  */
 
-template <int D>
-static still_status launch(cudaStream_t stream, const sti_chunks *c, still_error *err)
+static int tiles_of_piece(const sti_chunks &c)
 {
-    const int keys = 2 * c->h.C + c->room + 2 * KEYS; /* whole tiles of both kinds */
+    return c.n_chunks * tiles_of_chunk(c.h);
+}
+
+template <int D, bool RAW, class Pieces>
+static still_status launch(const sti_chunks_group *g, unsigned units,
+                           const Pieces &pieces, still_error *err)
+{
+    const sti_chunks *c = g->c;
+    const int keys = 2 * c->h.C + c->room + 3 * KEYS; /* whole tiles of all kinds */
     const int bytes =
         (ROWS + 4 * KEYS) * D * 2 + 2 * D * 4 + (int)sizeof(block_notes) + keys * 2;
     const int per = heads_of_block(c->h);
     const int blocks = (c->h.group + per - 1) / per;
-    const dim3 grid((unsigned)(c->h.S * blocks),
-                    (unsigned)(c->n_chunks * tiles_of_chunk(c->h)));
-    STI_CUDA(cudaFuncSetAttribute(output_kernel<D>,
+    const dim3 grid((unsigned)(c->h.S * blocks), units);
+    STI_CUDA(cudaFuncSetAttribute(output_kernel<D, RAW, Pieces>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "hybrid attention, output");
-    output_kernel<D><<<grid, THREADS, bytes, stream>>>(*c);
+    output_kernel<D, RAW><<<grid, THREADS, bytes, g->stream>>>(pieces);
     STI_CUDA(cudaGetLastError(), "hybrid attention, output");
     return STILL_OK;
 }
 
-extern "C" still_status sti_chunks_output(cudaStream_t stream, const sti_chunks *c,
-                                          still_error *err)
+extern "C" still_status sti_chunks_output(const sti_chunks_group *g, still_error *err)
 {
-    if (sti_chunks_output_hopper_runs(c))
-        return sti_chunks_output_hopper(stream, c, err);
-    return c->h.D == 128 ? launch<128>(stream, c, err) : launch<64>(stream, c, err);
+    if (sti_chunks_output_hopper_runs(g->c)) return sti_chunks_output_hopper(g, err);
+    return launch_units(g, tiles_of_piece, [&](unsigned units, const auto &pieces) {
+        if (g->c->h.D == 128)
+            return g->c->raw ? launch<128, true>(g, units, pieces, err)
+                             : launch<128, false>(g, units, pieces, err);
+        return g->c->raw ? launch<64, true>(g, units, pieces, err)
+                         : launch<64, false>(g, units, pieces, err);
+    });
 }

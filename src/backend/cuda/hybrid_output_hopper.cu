@@ -1,5 +1,6 @@
 /* hybrid_output_hopper.cu - hybrid_output.cu on Hopper's own matrix instructions
- * (sm_90a), for heads of 128 dims and chunks of 64 or 128; the arithmetic and its order
+ * (sm_90a), for heads of 128 dims and chunks of 64 or 128, with positions as they are;
+ * the arithmetic and its order
  * are explained there.
  *
  * Bounded by tensor cores. A job is the 128 queries of a chunk and head, or, with
@@ -14,6 +15,8 @@
  *   warps 10, 11       queries of the next job as halves, z, and what else is to know
  * They wait for each other at barriers in shared memory: one for "is there" and one for
  * "is done with", of each place in the ring and of each of two places for jobs. */
+#include <type_traits>
+
 #include "backend/cuda/hybrid_hopper_linear.cuh"
 
 namespace
@@ -206,8 +209,9 @@ static __device__ __forceinline__ void begin_barriers(notes *n)
     }
 }
 
-static __device__ __forceinline__ void run_jobs(const sti_chunks &c,
-                                                unsigned char *shared, int n_jobs)
+template <bool ONE>
+static __device__ __forceinline__ void
+run_jobs(const sti_chunks &c, unsigned char *shared, const job_list<ONE> &jobs)
 {
     room r;
     r.tiles = shared_address(shared);
@@ -221,12 +225,12 @@ static __device__ __forceinline__ void run_jobs(const sti_chunks &c,
     if (threadIdx.x >= MULTIPLYING * 32) {
         give_registers<56>();
         if (threadIdx.x < (MULTIPLYING + COPYING) * 32)
-            copy_tiles(c, r, n_jobs);
+            copy_tiles(c, r, jobs);
         else
-            fetch_jobs(c, r, n_jobs);
+            fetch_jobs(c, r, jobs);
     } else {
         take_registers<224>();
-        for (int i = (int)blockIdx.x; i < n_jobs; i += (int)gridDim.x) {
+        for (int i = jobs.first(); i < jobs.n; i += jobs.step()) {
             multiply_job(c, r);
             r.job.next();
         }
@@ -235,12 +239,19 @@ static __device__ __forceinline__ void run_jobs(const sti_chunks &c,
 
 #endif
 
+/* n_jobs: of the piece if it is one; of others they are counted here. */
+template <class Pieces>
 __global__ void __launch_bounds__(WARPS * 32, 1)
-    output_hopper(const __grid_constant__ sti_chunks c, int n_jobs)
+    output_hopper(const __grid_constant__ Pieces pieces, int n_jobs)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char shared[];
-    run_jobs(c, shared, n_jobs);
+    int block = (int)blockIdx.x, blocks = (int)gridDim.x;
+    const sti_chunks &c = pieces.find(block, blocks);
+    constexpr bool one = std::is_same_v<Pieces, one_piece>;
+    const job_list<one> jobs = {block, blocks,
+                                one ? n_jobs : jobs_across(c) * c.n_chunks};
+    run_jobs(c, shared, jobs);
 #else
     __trap(); /* not launched: sti_chunks_output_hopper_runs */
 #endif
@@ -251,21 +262,31 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 extern "C" bool sti_chunks_output_hopper_runs(const sti_chunks *c)
 {
     struct cudaFuncAttributes f;
-    return c->major == 9 && c->h.D == DIMS && (c->h.C == 64 || c->h.C == 128) &&
-           cudaFuncGetAttributes(&f, output_hopper) == cudaSuccess &&
+    return c->major == 9 && !c->raw && c->h.D == DIMS &&
+           (c->h.C == 64 || c->h.C == 128) &&
+           cudaFuncGetAttributes(&f, output_hopper<one_piece>) == cudaSuccess &&
            f.ptxVersion >= 90;
 }
 
-extern "C" still_status sti_chunks_output_hopper(cudaStream_t stream,
-                                                 const sti_chunks *c, still_error *err)
+extern "C" still_status sti_chunks_output_hopper(const sti_chunks_group *g,
+                                                 still_error *err)
 {
-    const int per = heads_of_block(c->h);
-    const int jobs = c->h.S * ((c->h.group + per - 1) / per) * c->n_chunks;
-    const unsigned blocks = (unsigned)(jobs < c->sms ? jobs : c->sms);
-    STI_CUDA(cudaFuncSetAttribute(output_hopper,
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED),
-             "hybrid attention, output");
-    output_hopper<<<blocks, WARPS * 32, SHARED, stream>>>(*c, jobs);
-    STI_CUDA(cudaGetLastError(), "hybrid attention, output");
-    return STILL_OK;
+    int jobs = 0;
+    for (int i = 0; i < g->n; i++) jobs += jobs_across(g->c[i]) * g->c[i].n_chunks;
+    /* A block has jobs of one piece only. One piece: as many blocks as processors.
+     * Several: four times as many, since they do not have the same to do. */
+    const int most = g->c->sms, each = (jobs + 4 * most - 1) / (4 * most);
+    const auto blocks_of = [&](const sti_chunks &c) {
+        const int own = jobs_across(c) * c.n_chunks;
+        return g->n > 1 ? (own + each - 1) / each : own < most ? own : most;
+    };
+    return launch_units(g, blocks_of, [&](unsigned blocks, const auto &pieces) {
+        const auto kernel = output_hopper<std::decay_t<decltype(pieces)>>;
+        STI_CUDA(cudaFuncSetAttribute(
+                     kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED),
+                 "hybrid attention, output");
+        kernel<<<blocks, WARPS * 32, SHARED, g->stream>>>(pieces, jobs);
+        STI_CUDA(cudaGetLastError(), "hybrid attention, output");
+        return STILL_OK;
+    });
 }

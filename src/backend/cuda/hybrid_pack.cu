@@ -21,10 +21,14 @@ static __device__ __forceinline__ uint4 eight_halves(const float *x)
 }
 
 /* Eight elements of a row of k and v, by thread; grid (rows, selection heads). */
-static __global__ void __launch_bounds__(THREADS) pack_kernel(const sti_chunks c)
+template <class Pieces>
+static __global__ void __launch_bounds__(THREADS)
+    pack_kernel(const __grid_constant__ Pieces pieces)
 {
+    int block = (int)blockIdx.x, blocks;
+    const sti_chunks &c = pieces.find(block, blocks);
     const int g = (int)blockIdx.y, kv = kv_head(c, g), D = c.h.D, units = D / 8;
-    const int i = (int)(blockIdx.x * THREADS + threadIdx.x);
+    const int i = block * THREADS + (int)threadIdx.x;
     const int row = i / units, unit = i % units, window = 2 * c.h.C;
     if (i == 0) {
         c.count[g] = c.s.sal_count[g];
@@ -54,6 +58,64 @@ static __global__ void __launch_bounds__(THREADS) pack_kernel(const sti_chunks c
     ((uint4 *)c.v)[to] = v;
 }
 
+/* Pair i of a row turns by `turns` half turns, in float; the angle is worked out in
+ * double, as the recurrent form does: that of a token a million places away has no
+ * digits to spare. */
+static __device__ __forceinline__ float2 turn_of(double turns)
+{
+    double s, co;
+    sincospi(turns, &s, &co);
+    return make_float2((float)co, (float)s);
+}
+static __device__ __forceinline__ double half_turns(const sti_cuda_shape &h, int i,
+                                                    int position)
+{
+    return (double)position * (double)h.inv_freq[i] * 0.31830988618379067154;
+}
+
+static __device__ __forceinline__ void turn_pair(const __half *from, __half *to, int a,
+                                                 int b, float2 turn)
+{
+    const float x = __half2float(from[a]), y = __half2float(from[b]);
+    to[a] = __float2half_rn(half_range(x * turn.x - y * turn.y));
+    to[b] = __float2half_rn(half_range(y * turn.x + x * turn.y));
+}
+
+/* Rows as they were before RoPE, and far tokens of the list, which are kept so, as they
+ * were after it; a pair of dims of a row of all selection heads, by thread. The turn by
+ * the position cap is left behind too. */
+template <class Pieces>
+static __global__ void __launch_bounds__(THREADS)
+    turn_kernel(const __grid_constant__ Pieces pieces)
+{
+    int block = (int)blockIdx.x, blocks;
+    const sti_chunks &c = pieces.find(block, blocks);
+    const int D = c.h.D, pairs = D / 2, i = block * THREADS + (int)threadIdx.x;
+    const int row = i / pairs, pair = i % pairs;
+    const int a = c.h.interleaved ? 2 * pair : pair;
+    const int b = c.h.interleaved ? a + 1 : pair + pairs;
+    const bool capped = c.h.position_cap > 0, listed = row < c.room;
+    int position = c.base + row - c.room;
+    if (position >= c.pos + c.T) return;
+    if (capped && row == 0)
+        ((float2 *)c.cap_turn)[pair] = turn_of(half_turns(c.h, pair, c.h.position_cap));
+    float2 back; /* from after RoPE to before it */
+    for (int g = 0; g < c.h.S; g++) {
+        const size_t slot = (size_t)g * c.room + row;
+        if (listed) position = c.s.sal_pos[slot];
+        if (listed || g == 0) back = turn_of(half_turns(c.h, pair, -position));
+        const size_t at = ((size_t)g * c.rows + row) * D;
+        if (listed && capped && c.s.sal_far[slot]) {
+            c.k_raw[at + a] = c.k[at + a];
+            c.k_raw[at + b] = c.k[at + b];
+            turn_pair(c.k + at, c.k + at, a, b, make_float2(back.x, -back.y));
+        } else {
+            turn_pair(c.k + at, c.k_raw + at, a, b, back);
+        }
+        if (listed && capped && pair == 0) c.position[slot] = position;
+    }
+}
+
 /* n units of eight. */
 static __global__ void __launch_bounds__(THREADS)
     narrow_kernel(const float *x, __half *y, int n)
@@ -72,16 +134,40 @@ static still_status narrow_map(cudaStream_t stream, const float *x, __half *y,
     return STILL_OK;
 }
 
-extern "C" still_status sti_chunks_pack(cudaStream_t stream, const sti_chunks *c,
-                                        still_error *err)
+static int pack_blocks(const sti_chunks &c)
 {
-    const int rows = c->room + c->pos + c->T - c->base;
-    const dim3 grid(blocks_of((int64_t)rows * (c->h.D / 8)), (unsigned)c->h.S);
-    pack_kernel<<<grid, THREADS, 0, stream>>>(*c);
-    STI_CUDA(cudaGetLastError(), "hybrid attention, rows");
+    const int rows = c.room + c.pos + c.T - c.base;
+    return (int)blocks_of((int64_t)rows * (c.h.D / 8));
+}
+
+static int turn_blocks(const sti_chunks &c)
+{
+    const int rows = c.room + c.pos + c.T - c.base;
+    return (int)blocks_of((int64_t)rows * (c.h.D / 2));
+}
+
+static still_status turn_rows(const sti_chunks_group *g, still_error *err)
+{
+    return launch_units(g, turn_blocks, [&](unsigned units, const auto &pieces) {
+        turn_kernel<<<units, THREADS, 0, g->stream>>>(pieces);
+        STI_CUDA(cudaGetLastError(), "hybrid attention, rows before RoPE");
+        return STILL_OK;
+    });
+}
+
+extern "C" still_status sti_chunks_pack(const sti_chunks_group *g, still_error *err)
+{
+    const sti_chunks *c = g->c;
+    STI_TRY(launch_units(g, pack_blocks, [&](unsigned units, const auto &pieces) {
+        const dim3 grid(units, (unsigned)c->h.S);
+        pack_kernel<<<grid, THREADS, 0, g->stream>>>(pieces);
+        STI_CUDA(cudaGetLastError(), "hybrid attention, rows");
+        return STILL_OK;
+    }));
+    if (c->raw) STI_TRY(turn_rows(g, err));
     if (!c->h.has_linear || !c->first) return STILL_OK;
-    STI_TRY(narrow_map(stream, c->h.map_q, c->map_q, c->h.H, c->h.D, err));
-    return narrow_map(stream, c->h.map_k, c->map_k, c->h.S, c->h.D, err);
+    STI_TRY(narrow_map(g->stream, c->h.map_q, c->map_q, c->h.H, c->h.D, err));
+    return narrow_map(g->stream, c->h.map_k, c->map_k, c->h.S, c->h.D, err);
 }
 
 /* ---- Out --------------------------------------------------------------------------
@@ -89,10 +175,14 @@ extern "C" still_status sti_chunks_pack(cudaStream_t stream, const sti_chunks *c
 
 /* Rows of the session that change: the last tokens of the ring, then the list, whose
  * scores and positions the select kernel has written. Grid as in pack. */
-static __global__ void __launch_bounds__(THREADS) tail_kernel(const sti_chunks c)
+template <class Pieces>
+static __global__ void __launch_bounds__(THREADS)
+    tail_kernel(const __grid_constant__ Pieces pieces)
 {
+    int block = (int)blockIdx.x, blocks;
+    const sti_chunks &c = pieces.find(block, blocks);
     const int g = (int)blockIdx.y, D = c.h.D, units = D / 8, window = 2 * c.h.C;
-    const int i = (int)(blockIdx.x * THREADS + threadIdx.x);
+    const int i = block * THREADS + (int)threadIdx.x;
     const int item = i / units, unit = i % units;
     const int tokens = min(c.T, window), salient = salient_after(c, g, c.n_leaves);
     if (i == 0) {
@@ -102,12 +192,14 @@ static __global__ void __launch_bounds__(THREADS) tail_kernel(const sti_chunks c
     int row;
     size_t slot;
     void *k, *v;
+    const __half *from_k = c.k;
     if (item < tokens) {
         const int position = c.pos + c.T - tokens + item;
         row = window_row(c, position);
         if (unit == 0 && c.select > 0)
             c.s.win_score[(size_t)g * window + position % window] =
-                c.score[(size_t)g * c.rows + row];
+                c.h.score == STI_SCORE_DISTINCT ? 0 /* until its chunk leaves */
+                                                : c.score[(size_t)g * c.rows + row];
         if (g % (c.h.S / c.h.G) != 0) return; /* one of those that share a window */
         slot = (size_t)kv_head(c, g) * window + position % window;
         k = c.s.win_k;
@@ -119,19 +211,30 @@ static __global__ void __launch_bounds__(THREADS) tail_kernel(const sti_chunks c
         slot = (size_t)g * c.room + at;
         k = c.s.sal_k;
         v = c.s.sal_v;
+        if (c.h.position_cap > 0) {
+            const bool far = is_far(c, c.n_leaves, position_of_row(c, g, row));
+            if (far) from_k = c.k_raw;
+            if (unit == 0) c.s.sal_far[slot] = far;
+        }
     }
     const size_t from = ((size_t)g * c.rows + row) * units + unit;
-    ((uint4 *)k)[slot * units + unit] = ((const uint4 *)c.k)[from];
+    ((uint4 *)k)[slot * units + unit] = ((const uint4 *)from_k)[from];
     ((uint4 *)v)[slot * units + unit] = ((const uint4 *)c.v)[from];
 }
 
-extern "C" still_status sti_chunks_tail(cudaStream_t stream, const sti_chunks *c,
-                                        still_error *err)
+static int tail_blocks(const sti_chunks &c)
 {
-    const int window = 2 * c->h.C, tokens = c->T < window ? c->T : window;
-    const int64_t items = tokens + c->room;
-    const dim3 grid(blocks_of(items * (c->h.D / 8)), (unsigned)c->h.S);
-    tail_kernel<<<grid, THREADS, 0, stream>>>(*c);
-    STI_CUDA(cudaGetLastError(), "hybrid attention, window");
-    return STILL_OK;
+    const int window = 2 * c.h.C, tokens = c.T < window ? c.T : window;
+    const int64_t items = tokens + (c.n_leaves > 0 ? c.room : 0);
+    return (int)blocks_of(items * (c.h.D / 8));
+}
+
+extern "C" still_status sti_chunks_tail(const sti_chunks_group *g, still_error *err)
+{
+    return launch_units(g, tail_blocks, [&](unsigned units, const auto &pieces) {
+        const dim3 grid(units, (unsigned)g->c->h.S);
+        tail_kernel<<<grid, THREADS, 0, g->stream>>>(pieces);
+        STI_CUDA(cudaGetLastError(), "hybrid attention, window");
+        return STILL_OK;
+    });
 }

@@ -11,6 +11,7 @@
  * wherever the piece does, so a token's score does not depend on how a prompt was cut.
  * Bounded by tensor cores and the read of q. */
 #include "backend/cuda/hybrid_chunks.h"
+#include "backend/cuda/hybrid_distinct.cuh"
 #include "backend/cuda/mma.cuh"
 
 enum { THREADS = 256, QUERIES = 128, KEYS = 64 };
@@ -125,14 +126,17 @@ static __device__ __forceinline__ void multiply(float (&s)[8][4],
 /* Shared memory: queries [128, D], keys [64 key_tiles, D]. Grid (query tiles, kv
  * heads).
  */
-template <int D>
-static __global__ void __launch_bounds__(THREADS, 2) score_kernel(const sti_chunks c)
+template <int D, class Pieces>
+static __global__ void __launch_bounds__(THREADS, 2)
+    score_kernel(const __grid_constant__ Pieces pieces)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
+    int query_tile = (int)blockIdx.x, query_tiles;
+    const sti_chunks &c = pieces.find(query_tile, query_tiles);
     const int g = (int)blockIdx.y, tid = (int)threadIdx.x, lane = tid & 31;
     const int C = c.h.C, tiles = key_tiles(C), units = D / 8;
     const int begin = c.pos - c.base, end = begin + c.T; /* rows count from base */
-    const int first = (c.pos / QUERIES + (int)blockIdx.x) * QUERIES - c.base;
+    const int first = (c.pos / QUERIES + query_tile) * QUERIES - c.base;
     const int first_key = first - C + 1;
     const int query = first + (tid >> 5) * 16; /* of this warp */
     const uint32_t q_tile = shared_address(shared), k_tile = q_tile + QUERIES * D * 2;
@@ -225,9 +229,13 @@ static __device__ float keynorm_score(const sti_chunks &c, int g, int row)
 }
 
 /* Grid (tokens, selection heads). */
-static __global__ void __launch_bounds__(THREADS) plain_score_kernel(const sti_chunks c)
+template <class Pieces>
+static __global__ void __launch_bounds__(THREADS)
+    plain_score_kernel(const __grid_constant__ Pieces pieces)
 {
-    const int g = (int)blockIdx.y, i = (int)(blockIdx.x * THREADS + threadIdx.x);
+    int block = (int)blockIdx.x, blocks;
+    const sti_chunks &c = pieces.find(block, blocks);
+    const int g = (int)blockIdx.y, i = block * THREADS + (int)threadIdx.x;
     if (i >= c.T) return;
     const int position = c.pos + i, row = window_row(c, position);
     c.score[(size_t)g * c.rows + row] = c.h.score == STI_SCORE_KEYNORM
@@ -235,31 +243,84 @@ static __global__ void __launch_bounds__(THREADS) plain_score_kernel(const sti_c
                                             : random_score(c, g, position);
 }
 
+/* ---- Scores that a chunk must be complete for -------------------------------------
+ */
+
+/* Grid (chunks, selection heads). Tokens of a chunk that is not complete score 0: it is
+ * not going to leave. */
+template <class Pieces>
+static __global__ void __launch_bounds__(THREADS)
+    distinct_kernel(const __grid_constant__ Pieces pieces)
+{
+    __shared__ float mean[STI_HEAD_DIM_MAX];
+    int chunk = (int)blockIdx.x, chunks;
+    const sti_chunks &c = pieces.find(chunk, chunks);
+    const int g = (int)blockIdx.y, D = c.h.D, first = c.base + chunk * c.h.C;
+    const int n = min(c.h.C, c.pos + c.T - first);
+    const size_t row = (size_t)g * c.rows + window_row(c, first);
+    float *score = c.score + row;
+    const __half *k = c.k + row * D;
+    if (n < c.h.C) {
+        for (int i = (int)threadIdx.x; i < n; i += THREADS) score[i] = 0;
+        return;
+    }
+    distinct::compare_keys<THREADS / 32>(
+        n, D, mean, [&](int i, int d) { return __half2float(k[(size_t)i * D + d]); },
+        [&](int i, float x) { score[i] = distinct::score_of(x, first + i); });
+}
+
 /* ---- Entry ------------------------------------------------------------------------
  */
 
-template <int D>
-static still_status launch(cudaStream_t stream, const sti_chunks *c, still_error *err)
+static int query_tiles_of(const sti_chunks &c)
 {
-    const int bytes = (QUERIES + key_tiles(c->h.C) * KEYS) * D * 2;
-    const int last = (c->pos + c->T - 1) / QUERIES; /* tile of the last query */
-    const dim3 grid((unsigned)(last - c->pos / QUERIES + 1), (unsigned)c->h.S);
-    STI_CUDA(cudaFuncSetAttribute(score_kernel<D>,
+    return (c.pos + c.T - 1) / QUERIES - c.pos / QUERIES + 1;
+}
+
+static int chunks_of(const sti_chunks &c)
+{
+    return (c.pos + c.T - c.base + c.h.C - 1) / c.h.C;
+}
+
+static int token_blocks(const sti_chunks &c)
+{
+    return (c.T + THREADS - 1) / THREADS;
+}
+
+template <int D, class Pieces>
+static still_status launch(const sti_chunks_group *g, unsigned units,
+                           const Pieces &pieces, still_error *err)
+{
+    const int bytes = (QUERIES + key_tiles(g->c->h.C) * KEYS) * D * 2;
+    const dim3 grid(units, (unsigned)g->c->h.S);
+    STI_CUDA(cudaFuncSetAttribute(score_kernel<D, Pieces>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "hybrid attention, scores");
-    score_kernel<D><<<grid, THREADS, bytes, stream>>>(*c);
+    score_kernel<D><<<grid, THREADS, bytes, g->stream>>>(pieces);
     STI_CUDA(cudaGetLastError(), "hybrid attention, scores");
     return STILL_OK;
 }
 
-extern "C" still_status sti_chunks_score(cudaStream_t stream, const sti_chunks *c,
-                                         still_error *err)
+extern "C" still_status sti_chunks_score(const sti_chunks_group *g, still_error *err)
 {
+    const sti_chunks *c = g->c;
     if (c->select == 0) return STILL_OK; /* nobody asks */
     if (c->h.score == STI_SCORE_S3)
-        return c->h.D == 128 ? launch<128>(stream, c, err) : launch<64>(stream, c, err);
-    const dim3 grid((unsigned)((c->T + THREADS - 1) / THREADS), (unsigned)c->h.S);
-    plain_score_kernel<<<grid, THREADS, 0, stream>>>(*c);
-    STI_CUDA(cudaGetLastError(), "hybrid attention, scores");
-    return STILL_OK;
+        return launch_units(g, query_tiles_of, [&](unsigned units, const auto &pieces) {
+            return c->h.D == 128 ? launch<128>(g, units, pieces, err)
+                                 : launch<64>(g, units, pieces, err);
+        });
+    if (c->h.score == STI_SCORE_DISTINCT)
+        return launch_units(g, chunks_of, [&](unsigned units, const auto &pieces) {
+            const dim3 grid(units, (unsigned)c->h.S);
+            distinct_kernel<<<grid, THREADS, 0, g->stream>>>(pieces);
+            STI_CUDA(cudaGetLastError(), "hybrid attention, scores");
+            return STILL_OK;
+        });
+    return launch_units(g, token_blocks, [&](unsigned units, const auto &pieces) {
+        const dim3 grid(units, (unsigned)c->h.S);
+        plain_score_kernel<<<grid, THREADS, 0, g->stream>>>(pieces);
+        STI_CUDA(cudaGetLastError(), "hybrid attention, scores");
+        return STILL_OK;
+    });
 }

@@ -14,7 +14,7 @@
  * order in which threads run. */
 #include "backend/cuda/hybrid_chunks.h"
 
-enum { MERGE_THREADS = 512, BATCH = 1024 };
+enum { MERGE_THREADS = 512, BATCH = 1024, ORDER_THREADS = 256 };
 
 typedef unsigned long long token_key; /* as long as uint64_t, and what CUDA prints */
 
@@ -38,11 +38,14 @@ static __device__ __forceinline__ int position_of(token_key key)
  */
 
 /* Grid (leaves, selection heads), a thread a token. */
+template <class Pieces>
 static __global__ void __launch_bounds__(STI_CHUNKS_MAX_C)
-    rank_kernel(const sti_chunks c)
+    rank_kernel(const __grid_constant__ Pieces pieces)
 {
     __shared__ token_key keys[STI_CHUNKS_MAX_C];
-    const int k = (int)blockIdx.x, g = (int)blockIdx.y, i = (int)threadIdx.x;
+    int k = (int)blockIdx.x, leaves;
+    const sti_chunks &c = pieces.find(k, leaves);
+    const int g = (int)blockIdx.y, i = (int)threadIdx.x;
     const int C = c.h.C;
     const int position = (c.first_leave + k - 2) * C + i, row = window_row(c, position);
     const size_t list = (size_t)k * c.h.S + g;
@@ -138,12 +141,16 @@ static __device__ __forceinline__ void merge(const sti_chunks &c, int g, int k, 
     }
 }
 
-/* Grid (selection heads). Candidates of many leaves are fetched at once: a step that
- * waited for memory would take three times as long. */
-static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const sti_chunks c)
+/* Grid (pieces with leaves, selection heads). Candidates of many leaves are fetched at
+ * once: a step that waited for memory would take three times as long. */
+template <class Pieces>
+static __global__ void __launch_bounds__(MERGE_THREADS)
+    merge_kernel(const __grid_constant__ Pieces pieces)
 {
     __shared__ merge_room r;
-    const int g = (int)blockIdx.x, tid = (int)threadIdx.x, at_once = BATCH / c.select;
+    int piece = (int)blockIdx.x, one;
+    const sti_chunks &c = pieces.find(piece, one);
+    const int g = (int)blockIdx.y, tid = (int)threadIdx.x, at_once = BATCH / c.select;
     sort_list(c, g, salient_after(c, g, 0), r.list[1].key, &r.list[0]);
     for (int from = 0; from < c.n_leaves; from += at_once) {
         const int leaves = min(at_once, c.n_leaves - from);
@@ -165,15 +172,78 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const sti_c
     }
 }
 
-extern "C" still_status sti_chunks_select(cudaStream_t stream, const sti_chunks *c,
-                                          still_error *err)
+static int leaves_of(const sti_chunks &c)
 {
-    if (c->n_leaves == 0) return STILL_OK;
-    const dim3 grid((unsigned)c->n_leaves, (unsigned)c->h.S);
-    rank_kernel<<<grid, (unsigned)c->h.C, 0, stream>>>(*c);
-    STI_CUDA(cudaGetLastError(), "hybrid attention, ranks");
-    if (c->select == 0) return STILL_OK;
-    merge_kernel<<<(unsigned)c->h.S, MERGE_THREADS, 0, stream>>>(*c);
-    STI_CUDA(cudaGetLastError(), "hybrid attention, salient lists");
-    return STILL_OK;
+    return c.n_leaves;
+}
+
+static int merges_of(const sti_chunks &c)
+{
+    return c.n_leaves > 0;
+}
+
+/* ---- Order ------------------------------------------------------------------------
+ */
+
+/* With a position cap: near tokens of a list before far ones, both as they were. Grid
+ * (lists, selection heads): list n is that after n leaves. */
+template <class Pieces>
+static __global__ void __launch_bounds__(ORDER_THREADS)
+    order_kernel(const __grid_constant__ Pieces pieces)
+{
+    __shared__ unsigned char is_near[STI_CHUNKS_MAX_CAP];
+    int n = (int)blockIdx.x, lists;
+    const sti_chunks &c = pieces.find(n, lists);
+    const int g = (int)blockIdx.y, tid = (int)threadIdx.x;
+    const size_t list = (size_t)n * c.h.S + g;
+    const int32_t *from = n > 0 ? c.salient + (list - c.h.S) * c.room : NULL;
+    const int tokens = salient_after(c, g, n);
+    for (int i = tid; i < tokens; i += ORDER_THREADS)
+        is_near[i] = !is_far(c, n, position_of_row(c, g, from ? from[i] : i));
+    __syncthreads();
+    for (int i = tid; i < max(tokens, 1); i += ORDER_THREADS) {
+        int before = 0, all = 0;
+        for (int j = 0; j < tokens; j++) {
+            before += j < i && is_near[j];
+            all += is_near[j];
+        }
+        if (i == 0) c.near[list] = all;
+        if (i >= tokens) continue;
+        const int place = is_near[i] ? before : all + i - before;
+        c.order[list * c.room + place] = from ? from[i] : i;
+    }
+}
+
+static int lists_of(const sti_chunks &c)
+{
+    return c.n_leaves + 1;
+}
+
+static still_status order_lists(const sti_chunks_group *g, still_error *err)
+{
+    return launch_units(g, lists_of, [&](unsigned units, const auto &pieces) {
+        const dim3 grid(units, (unsigned)g->c->h.S);
+        order_kernel<<<grid, ORDER_THREADS, 0, g->stream>>>(pieces);
+        STI_CUDA(cudaGetLastError(), "hybrid attention, far tokens");
+        return STILL_OK;
+    });
+}
+
+extern "C" still_status sti_chunks_select(const sti_chunks_group *g, still_error *err)
+{
+    const sti_cuda_shape *h = &g->c->h;
+    STI_TRY(launch_units(g, leaves_of, [&](unsigned units, const auto &pieces) {
+        const dim3 grid(units, (unsigned)h->S);
+        rank_kernel<<<grid, (unsigned)h->C, 0, g->stream>>>(pieces);
+        STI_CUDA(cudaGetLastError(), "hybrid attention, ranks");
+        return STILL_OK;
+    }));
+    if (g->c->select == 0) return STILL_OK;
+    STI_TRY(launch_units(g, merges_of, [&](unsigned units, const auto &pieces) {
+        const dim3 grid(units, (unsigned)h->S);
+        merge_kernel<<<grid, MERGE_THREADS, 0, g->stream>>>(pieces);
+        STI_CUDA(cudaGetLastError(), "hybrid attention, salient lists");
+        return STILL_OK;
+    }));
+    return h->position_cap > 0 ? order_lists(g, err) : STILL_OK;
 }

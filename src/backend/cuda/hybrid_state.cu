@@ -209,11 +209,14 @@ static __device__ __forceinline__ void gather(uint32_t to, const __half *x,
 /* Shared memory: W [D, D], keys then features [128, D], values [128, D]. Grid (2
  * leaves, selection heads): block 2 k + half. Warp 2 a + b has part (a, b) of the sums.
  */
-template <int D>
-static __global__ void __launch_bounds__(THREADS, 2) fold_kernel(const sti_chunks c)
+template <int D, class Pieces>
+static __global__ void __launch_bounds__(THREADS, 2)
+    fold_kernel(const __grid_constant__ Pieces pieces)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    const int k = (int)blockIdx.x >> 1, half = (int)blockIdx.x & 1, g = (int)blockIdx.y;
+    int block = (int)blockIdx.x, blocks;
+    const sti_chunks &c = pieces.find(block, blocks);
+    const int k = block >> 1, half = block & 1, g = (int)blockIdx.y;
     const int tid = (int)threadIdx.x, lane = tid & 31, units = D / 8;
     const int p16 = (tid >> 6) * (D / 64), d16 = ((tid >> 5) & 1) * (D / 32);
     unsigned char *x = shared + D * D * 2;
@@ -226,7 +229,7 @@ static __global__ void __launch_bounds__(THREADS, 2) fold_kernel(const sti_chunk
                    c.map_k + (size_t)g * D * D + (size_t)i * 8);
     const int rows = fold_count(c, g, k); /* 0: all became salient */
     for (int from = 0; from < rows; from += TOKENS) {
-        gather<D>(x_tile, c.k + (size_t)g * c.rows * D, fold + from, rows - from);
+        gather<D>(x_tile, c.fold_k + (size_t)g * c.rows * D, fold + from, rows - from);
         gather<D>(v_tile, c.v + (size_t)g * c.rows * D, fold + from, rows - from);
         copy_wait<1>();
         __syncthreads();
@@ -297,13 +300,18 @@ static __device__ __forceinline__ void store_means(__half *to, const numbers<N> 
 
 /* A warp has a row p of the state of head g, D / 32 numbers a lane, and all lanes z of
  * the row. What is the same for all rows, or is read for one number alone, is done for
- * 32 chunks at once, by a lane each. Grid (rows / 4, selection heads). */
-template <int D>
-static __global__ void __launch_bounds__(128) sum_kernel(const sti_chunks c)
+ * 32 chunks at once, by a lane each. Where nothing is folded yet nobody asks for means.
+ * Grid (rows / 4, selection heads). */
+template <int D, class Pieces>
+static __global__ void __launch_bounds__(128)
+    sum_kernel(const __grid_constant__ Pieces pieces)
 {
     enum { N = D / 32, AHEAD = 8 };
+    int block = (int)blockIdx.x, blocks;
+    const sti_chunks &c = pieces.find(block, blocks);
     const int lane = (int)threadIdx.x & 31, g = (int)blockIdx.y;
-    const int p = (int)blockIdx.x * 4 + ((int)threadIdx.x >> 5);
+    const int p = block * 4 + ((int)threadIdx.x >> 5);
+    if (folded_after(c, g, c.n_leaves) == 0) return;
     const size_t row = (size_t)g * (2 * D) + p, at = row * D + lane * N;
     const size_t rows = (size_t)c.h.S * (2 * D), all = rows * D; /* of a leave */
     const int before = c.first_leave - c.first_chunk; /* chunks before the first */
@@ -340,6 +348,7 @@ static __global__ void __launch_bounds__(128) sum_kernel(const sti_chunks c)
         }
         if (own < c.n_chunks) c.z[own * rows + row] = own_z * own_scale;
     }
+    if (c.n_leaves == 0) return;
     store_numbers<N>(c.s.lin_s + at, s);
     store_numbers<N>(c.s.low_s + at, s_low);
     if (lane == 0) {
@@ -351,37 +360,45 @@ static __global__ void __launch_bounds__(128) sum_kernel(const sti_chunks c)
 /* ---- Entry ------------------------------------------------------------------------
  */
 
-template <int D>
-static still_status launch_fold(cudaStream_t stream, const sti_chunks *c,
-                                still_error *err)
+static int fold_blocks(const sti_chunks &c)
+{
+    return 2 * c.n_leaves;
+}
+
+static int sum_blocks(const sti_chunks &c)
+{
+    return 2 * c.h.D / 4;
+}
+
+template <int D, class Pieces>
+static still_status launch_fold(const sti_chunks_group *g, unsigned units,
+                                const Pieces &pieces, still_error *err)
 {
     const int bytes = (D + 2 * TOKENS) * D * 2;
-    const dim3 grid((unsigned)c->n_leaves * 2, (unsigned)c->h.S);
-    STI_CUDA(cudaFuncSetAttribute(fold_kernel<D>,
+    const dim3 grid(units, (unsigned)g->c->h.S);
+    STI_CUDA(cudaFuncSetAttribute(fold_kernel<D, Pieces>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "hybrid attention, folding");
-    fold_kernel<D><<<grid, THREADS, bytes, stream>>>(*c);
+    fold_kernel<D><<<grid, THREADS, bytes, g->stream>>>(pieces);
     STI_CUDA(cudaGetLastError(), "hybrid attention, folding");
     return STILL_OK;
 }
 
-template <int D>
-static still_status launch_sum(cudaStream_t stream, const sti_chunks *c,
-                               still_error *err)
+template <int D> static still_status launch(const sti_chunks_group *g, still_error *err)
 {
-    const dim3 grid(2 * D / 4, (unsigned)c->h.S);
-    sum_kernel<D><<<grid, 128, 0, stream>>>(*c);
-    STI_CUDA(cudaGetLastError(), "hybrid attention, state");
-    return STILL_OK;
+    STI_TRY(launch_units(g, fold_blocks, [&](unsigned units, const auto &pieces) {
+        return launch_fold<D>(g, units, pieces, err);
+    }));
+    return launch_units(g, sum_blocks, [&](unsigned units, const auto &pieces) {
+        const dim3 grid(units, (unsigned)g->c->h.S);
+        sum_kernel<D><<<grid, 128, 0, g->stream>>>(pieces);
+        STI_CUDA(cudaGetLastError(), "hybrid attention, state");
+        return STILL_OK;
+    });
 }
 
-extern "C" still_status sti_chunks_state(cudaStream_t stream, const sti_chunks *c,
-                                         still_error *err)
+extern "C" still_status sti_chunks_state(const sti_chunks_group *g, still_error *err)
 {
-    if (!c->h.has_linear) return STILL_OK;
-    if (c->n_leaves > 0)
-        STI_TRY(c->h.D == 128 ? launch_fold<128>(stream, c, err)
-                              : launch_fold<64>(stream, c, err));
-    return c->h.D == 128 ? launch_sum<128>(stream, c, err)
-                         : launch_sum<64>(stream, c, err);
+    if (!g->c->h.has_linear) return STILL_OK;
+    return g->c->h.D == 128 ? launch<128>(g, err) : launch<64>(g, err);
 }

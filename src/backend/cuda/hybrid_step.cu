@@ -1,39 +1,40 @@
 /* hybrid_step.cu - one token of each of n sessions: it enters, gets its score, and
  *   y = (sum_j w_j v_j + a (phi(q) s) * g) / (sum_j w_j + a phi(q).z)
- * over window and salient tokens j. One kernel, grid (selection heads, sessions,
- * units).
+ * over window and salient tokens j. One kernel, grid (units, selection heads,
+ * sessions).
  *
- * A unit is a run of keys, for all query heads of the selection head, so that keys are
- * read once; or a run of rows of the state, for some of the heads: the map of a query
- * head is half as large as a state, so sharing the maps out saves more than reading a
- * state twice costs. The result of a unit goes to the room; the unit that arrives last
- * joins them in the order of the units, whoever it is: the same numbers every time.
- * How many units there are depends on the number of sessions alone, never on positions:
- * a recorded launch stays right, and a unit may well find that its run is empty.
+ * A unit is some of the keys, for all query heads of the selection head, so that keys
+ * are read once; or a run of rows of the state, for some of the heads: the map of a
+ * query head is half as large as a state, so sharing the maps out saves more than
+ * reading a state twice costs. The result of a unit goes to the room; the unit that
+ * arrives last joins them in the order of the units, whoever it is: the same numbers
+ * every time. How many units there are depends on the number of sessions alone, never
+ * on positions: a recorded launch stays right, and a unit may well find that it has
+ * nothing to do.
  *
  * Bound by memory: at the 8B shape a selection head reads 256 KB of keys and values and
  * 128 KB of state from DRAM, and 256 KB of maps, which all sessions share, from L2. A
- * thread asks for 16 vectors of 16 bytes before it uses the first, 2 blocks of 256
- * threads a multiprocessor: 128 KB in flight, more than the memory's latency needs.
+ * thread asks for 16 vectors of 16 bytes before it uses the first, 4 blocks of 128
+ * threads a multiprocessor: 128 KB in flight, more than the memory's latency needs. For
+ * few sessions the time is that of a chain of waits, kept short: the table of sessions
+ * is read and memory told what will be wanted while the kernel before still runs; then
+ * keys are asked for together with the position that says which of them count, and the
+ * state before the features that weigh it.
  * Half keys meet queries on tensor cores: without, instructions take longer than bytes.
  *
  * Logits are kept in units of log 2. */
 #include "backend/cuda/hybrid_step_join.cuh"
 #include "backend/cuda/hybrid_step_state.cuh"
 #include "backend/cuda/hybrid_step_unit.cuh"
-#include "backend/cuda/follow.cuh"
+
+#include "backend/cuda/follow.cuh" /* after what says that errors are C */
 
 /* ---- Arrivals ------------------------------------------------------------------- */
 
-/* Units that have arrived are counted in the top bits of folded[sel], whose count of
- * tokens is far from them: a counter that is zero before every launch and needs no
- * memory of its own. The last unit to arrive puts it back. */
-#define ARRIVED ((unsigned long long)1 << 48)
-
-STI_DEVICE int64_t folded_tokens(const int64_t *folded)
+/* Orders what the block wrote before it, to whoever sees what is written after. */
+STI_DEVICE void order_writes()
 {
-    const long long both = __ldcg(reinterpret_cast<const long long *>(folded));
-    return (int64_t)((unsigned long long)both & (ARRIVED - 1));
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 /* What the block wrote before is visible to the unit that arrives last. */
@@ -43,12 +44,15 @@ STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS> &sh)
     int64_t *folded = sh.session.folded + selector();
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence(); /* for the block: what it has synchronized with comes first */
-        const unsigned long long before =
-            atomicAdd(reinterpret_cast<unsigned long long *>(folded), ARRIVED);
-        sh.last = (int)(before / ARRIVED) == units_of(a.plan) - 1;
-        if (sh.last) *folded = sh.folded;
-        __threadfence();
+        sh.last = units_of(a.plan) == 1;
+        if (!sh.last) {
+            order_writes(); /* for the block: what it has synchronized with is first */
+            const unsigned long long before =
+                atomicAdd(reinterpret_cast<unsigned long long *>(folded), ARRIVED);
+            sh.last = (int)(before / ARRIVED) == units_of(a.plan) - 1;
+            if (sh.last) order_writes();
+        }
+        if (sh.last) *folded = sh.now.folded;
     }
     __syncthreads();
     return sh.last;
@@ -56,38 +60,37 @@ STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS> &sh)
 
 /* ---- The kernel ----------------------------------------------------------------- */
 
-/* What every unit needs to know; false: the session has no token t. */
-template <typename KV, int HEADS, int ROW>
-STI_DEVICE bool begin(const step_args &a, step_shared<KV, HEADS> &sh)
+/* What every unit needs to know. Until sti_follow the kernels before may be writing:
+ * only the table is read, which no kernel writes, and of the rest it is said that it
+ * will be needed. */
+template <typename Layout, typename KV, int HEADS>
+STI_DEVICE void begin(const step_args &a, step_shared<KV, HEADS> &sh)
 {
-    const sti_cuda_shape &h = a.h;
-    const int tid = (int)threadIdx.x, sel = selector();
-    const sti_cuda_session *from = a.session + blockIdx.y;
+    const int tid = (int)threadIdx.x, unit = this_unit();
+    const sti_cuda_session *from = a.session + this_session();
     for (int i = tid; i < (int)(sizeof(sti_cuda_session) / 4); i += THREADS)
         reinterpret_cast<uint32_t *>(&sh.session)[i] =
             reinterpret_cast<const uint32_t *>(from)[i];
     __syncthreads();
-    if (sh.session.T <= a.t) return false;
-    if (tid == 0) sh.pos = *sh.session.pos + a.t;
-    if (tid == 32) sh.salient = h.has_window ? sh.session.sal_count[sel] : 0;
-    if (tid == 64) /* without a window the new token is one of them */
-        sh.folded = folded_tokens(sh.session.folded + sel) + (h.has_window ? 0 : 1);
-    const size_t kv = ((size_t)a.t * h.G + kv_head(a)) * h.D;
-    for (int e = tid; e < h.D; e += THREADS) {
-        narrow(sh.session.k[kv + e], &sh.k[e]);
-        narrow(sh.session.v[kv + e], &sh.v[e]);
+    if (tid == 0) {
+        sh.keys_at = rows_of(a, sh, sh.session.win_k, sh.session.sal_k);
+        sh.values_at = rows_of(a, sh, sh.session.win_v, sh.session.sal_v);
+        sh.logits = logits_at(a, 0);
     }
-    load_rows<HEADS, ROW>(sh.q,
-                          sh.session.q + ((size_t)a.t * h.H + first_head(a)) * h.D,
-                          min(HEADS, h.group), h.D);
     __syncthreads();
-    return true;
+    if (a.plan.early && unit < a.plan.state_units)
+        expect_state(a, sh, unit);
+    else if (a.plan.early)
+        expect_keys<Layout>(sh, unit - a.plan.state_units);
+    sti_follow();
 }
 
 template <typename Layout, bool WINDOW, typename KV, int HEADS>
 STI_DEVICE void step(const step_args &a, step_shared<KV, HEADS> &sh)
 {
-    if (!begin<KV, HEADS, Layout::ROW>(a, sh)) return;
+    sti_lead();
+    begin<Layout>(a, sh);
+    if (sh.session.T <= a.t) return; /* it has no token t */
     const int unit = this_unit();
     if (unit < a.plan.state_units)
         state_unit<WINDOW>(a, sh, unit);
@@ -115,8 +118,6 @@ static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
     tile_step_kernel(const __grid_constant__ step_args a)
 {
     __shared__ step_shared<__half, MAX_HEADS> sh;
-    sti_lead();
-    sti_follow();
     step<tile_layout<ROW>, true>(a, sh);
 }
 
@@ -143,21 +144,22 @@ static bool in_tiles(const sti_cuda_shape *h)
     return h->half_kv && h->has_window && in_vectors(h) && h->D <= HALF_D;
 }
 
-/* Units for what the device runs twice over, so that short ones fill what long ones
- * leave, but none smaller than what a block asks for before it first waits: joining one
- * more would cost more than it brings. */
+/* As many units as run at once, so that none waits for others to end, but none smaller
+ * than what a block asks for before it first waits: joining one more would cost more
+ * than it brings. */
 static step_plan plan_of(const sti_dev *dev, const sti_cuda_shape *h, int n)
 {
     const int no_cap = 1 << 12, pairs = at_least(n * h->S, 1);
-    const int least_keys = 16 * WARPS;
+    const int least_keys = (h->D <= 64 ? 32 : 16) * WARPS;
     const int least_rows = at_least(THREADS * STATE_AHEAD * 4 / h->D, 1);
     /* A lane has more of a wide row of floats: fewer heads fit its registers. */
     const int most = h->half_kv || h->D <= 64 ? MAX_HEADS : MAX_HEADS / 2;
     const int passes = (h->group + most - 1) / most;
-    const int at_once = (in_tiles(h) ? TILE_BLOCKS : 1) * dev->sms;
-    const int units = at_least((2 * at_once + pairs - 1) / pairs, 2);
+    const int at_once = (in_tiles(h) ? TILE_BLOCKS : TILE_BLOCKS / 2) * dev->sms;
+    const int units = at_least(at_once / pairs, 2);
     const int keys = 2 * h->C + (h->select == 0 ? 0 : h->cap < 0 ? no_cap : h->cap);
-    step_plan p = {in_vectors(h) ? (h->group + passes - 1) / passes : 1, 1, 0, 0, 0};
+    step_plan p = {
+        in_vectors(h) ? (h->group + passes - 1) / passes : 1, 1, 0, 0, 0, false};
     if (h->has_linear) {
         const int state = h->has_window ? units / 2 : units;
         if (h->has_window)
@@ -166,12 +168,10 @@ static step_plan plan_of(const sti_dev *dev, const sti_cuda_shape *h, int n)
         p.row_parts = at_least(at_most(state / p.head_parts, h->P / least_rows), 1);
         p.state_units = p.head_parts * p.row_parts;
     }
-    if (h->has_window) {
-        const int most_units = at_least(units - p.state_units, 1);
-        const int each = (keys + most_units - 1) / most_units;
-        const int runs = (each + least_keys - 1) / least_keys; /* whole ones */
-        p.key_units = (keys + runs * least_keys - 1) / (runs * least_keys);
-    }
+    if (h->has_window)
+        p.key_units = at_most(at_least(units - p.state_units, 1),
+                              (keys + least_keys - 1) / least_keys);
+    p.early = pairs * (p.state_units + p.key_units) <= at_once;
     return p;
 }
 
@@ -236,8 +236,8 @@ extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev, const sti_cuda_shape 
     step_args a = {*h,  session, t, plan_of(dev, h, n), static_cast<float *>(room),
                    NULL};
     a.logit = a.part + part_floats(h, &a.plan, n);
-    const dim3 grid((unsigned)h->S, (unsigned)n,
-                    (unsigned)(a.plan.state_units + a.plan.key_units));
+    const dim3 grid((unsigned)(a.plan.state_units + a.plan.key_units), (unsigned)h->S,
+                    (unsigned)n);
     cudaStream_t stream = dev->stream;
     if (!in_vectors(h)) {
         if (h->half_kv)

@@ -7,17 +7,17 @@
 #include "backend/cuda/hybrid_device.cuh"
 
 enum {
-    THREADS = 256,
+    THREADS = 128, /* a small block: what a pair needs is cut finely */
     WARPS = THREADS / 32,
     MAX_D = STI_STEP_MAX_D,
     MAX_P = STI_STEP_MAX_P,
     HALF_D = MAX_D / 2, /* heads of tensor cores are at most as large */
     MAX_HEADS = 4,      /* query heads that meet keys at once */
     KEYS_AHEAD = 4,
-    STATE_AHEAD = 16,
+    STATE_AHEAD = 8,
     MAP_AHEAD = 16,
     PARTS = 4 * THREADS, /* floats of a vector's partial sums: 4 a thread */
-    TILE_BLOCKS = 2      /* of a multiprocessor, of the kernel for tensor cores */
+    TILE_BLOCKS = 4      /* of a multiprocessor, of the kernel for tensor cores */
 };
 #define LOG2_E 1.4426950408889634f
 
@@ -26,6 +26,7 @@ typedef struct step_plan {
     int head_parts, row_parts; /* state units: (part of the heads, part of the rows) */
     int state_units;           /* the first ones: they take longest */
     int key_units;
+    bool early; /* all run at once: units begin while the kernel before still runs */
 } step_plan;
 
 typedef struct step_args {
@@ -34,34 +35,122 @@ typedef struct step_args {
     int t;
     step_plan plan;
     float *part;  /* [n, S, units, group, part_row]: sum of values, its maximum, its
-                     sum; of state units: phi s, phi.z */
-    float *logit; /* [n, H, 2C + 2]: those of the window, then its maximum and sum */
+                     sum, maximum and sum of the tokens that the score looks at; of
+                     state units: phi s, phi.z */
+    float *logit; /* [n, H, 2C + 2]: of the window's tokens, oldest first, those that
+                     are wanted; then maximum and sum of all of them */
 } step_args;
 
-/* Keys, or values, of a selection head: the window's tokens, the new one last, then the
- * salient ones. */
+/* Keys, or values, of a selection head by place: the slots of the ring, then those of
+ * the list. Where they lie depends on no position, so that they can be asked for before
+ * it is known which of them the token sees. Places behind the last are the first one.
+ */
 template <typename KV> struct token_rows {
-    const KV *window, *fresh, *salient;
-    int tokens, slot, ring, D;
+    const KV *window, *salient;
+    int ring, places, D;
 
     __device__ __forceinline__ const KV *at(int i) const
     {
-        if (i >= tokens) return salient + (size_t)(i - tokens) * D;
-        if (i == tokens - 1) return fresh;
-        const int place = slot + i < ring ? slot + i : slot + i - ring;
-        return window + (size_t)place * D;
+        if (i >= places) return window;
+        return i < ring ? window + (size_t)i * D : salient + (size_t)(i - ring) * D;
     }
 };
 
+/* Which places the token at `pos` sees. */
+typedef struct sight {
+    int tokens, slot; /* of the window; ring slot of the oldest */
+    int ring, salient;
+
+    /* How many of the window's tokens are older. */
+    __device__ __forceinline__ int age(int i) const
+    {
+        return i < slot ? i - slot + ring : i - slot;
+    }
+    __device__ __forceinline__ bool in_window(int i) const
+    {
+        return i < ring && age(i) < tokens;
+    }
+    __device__ __forceinline__ bool sees(int i) const
+    {
+        return i < ring ? age(i) < tokens : i - ring < salient;
+    }
+    /* The slot of the new token: the ring does not have it yet. */
+    __device__ __forceinline__ int fresh() const
+    {
+        const int i = slot + tokens - 1;
+        return i < ring ? i : i - ring;
+    }
+    /* One of the n tokens before the new one. */
+    __device__ __forceinline__ bool recent(int i, int n) const
+    {
+        return i < ring && age(i) < tokens - 1 && age(i) >= tokens - 1 - n;
+    }
+} sight;
+
+/* Maximum m of logits, and the sum of 2^(logit - m). */
+typedef struct logit_sum {
+    float m, l;
+
+    __device__ __forceinline__ void clear()
+    {
+        m = -INFINITY;
+        l = 0;
+    }
+    __device__ __forceinline__ void join(float other_m, float other_l)
+    {
+        const float top = fmaxf(m, other_m), base = top > -INFINITY ? top : 0;
+        l = l * exp2f(m - base) + other_l * exp2f(other_m - base);
+        m = top;
+    }
+    /* A logit of -infinity is none. */
+    template <int N> __device__ __forceinline__ void add(const float (&x)[N])
+    {
+        float top = m;
+#pragma unroll
+        for (int i = 0; i < N; i++) top = fmaxf(top, x[i]);
+        const float base = top > -INFINITY ? top : 0;
+        l *= exp2f(m - base);
+#pragma unroll
+        for (int i = 0; i < N; i++) l += exp2f(x[i] - base);
+        m = top;
+    }
+    /* With what the lane `apart` lanes away has. */
+    __device__ __forceinline__ void join_lane(int apart)
+    {
+        join(__shfl_xor_sync(~0u, m, apart), __shfl_xor_sync(~0u, l, apart));
+    }
+} logit_sum;
+
+/* Units that have arrived are counted in the top bits of folded[sel], whose count of
+ * tokens is far from them: a counter that is zero before every launch and needs no
+ * memory of its own. The last unit to arrive puts it back. */
+#define ARRIVED ((unsigned long long)1 << 48)
+
+/* Where a session is: as memory has it, and what it means for token t. */
+typedef struct moment {
+    int pos;
+    int64_t folded;
+
+    __device__ __forceinline__ void load(const sti_cuda_session &s, int sel)
+    {
+        pos = *s.pos;
+        folded = __ldcg(reinterpret_cast<const long long *>(s.folded + sel));
+    }
+    __device__ __forceinline__ moment of_token(int t, bool has_window) const
+    {
+        const int64_t tokens = folded & (int64_t)(ARRIVED - 1);
+        /* without a window the new token is one of them */
+        return moment{pos + t, tokens + (has_window ? 0 : 1)};
+    }
+} moment;
+
 template <typename KV, int HEADS> struct step_shared {
     sti_cuda_session session;
-    int pos, salient;
-    int64_t folded;
+    moment now;
+    sight see;
     bool last;
-    float sum[WARPS];
     token_rows<KV> keys_at, values_at;
     float *logits;           /* of the first head */
-    int lo, hi;              /* the run of keys */
     alignas(16) KV k[MAX_D]; /* the new token, as the window keeps it */
     alignas(16) KV v[MAX_D];
     alignas(16) uint4 operand[HALF_D]; /* queries as tensor cores want them */
@@ -69,7 +158,8 @@ template <typename KV, int HEADS> struct step_shared {
     alignas(16) float x[HEADS][MAX_D]; /* q as far keys see it, or before RoPE */
     union {
         struct {
-            float o[WARPS][HEADS][MAX_D + 2], m[WARPS][HEADS], l[WARPS][HEADS];
+            float o[WARPS][HEADS][MAX_D + 2];
+            logit_sum all[WARPS][HEADS], recent[WARPS][HEADS];
         } keys;
         struct {
             alignas(16) float part[HEADS][PARTS];
@@ -86,15 +176,24 @@ STI_DEVICE int units_of(const step_plan &p)
 }
 STI_DEVICE int selector()
 {
-    return (int)blockIdx.x;
+    return (int)blockIdx.y;
+}
+STI_DEVICE int this_session()
+{
+    return (int)blockIdx.z;
 }
 STI_DEVICE int this_unit()
 {
-    return (int)blockIdx.z;
+    return (int)blockIdx.x;
 }
 STI_DEVICE int first_head(const step_args &a)
 {
     return selector() * a.h.group;
+}
+/* Where the query of head `head` of the selection head begins. */
+STI_DEVICE size_t query_at(const step_args &a, int head)
+{
+    return ((size_t)a.t * a.h.H + first_head(a) + head) * a.h.D;
 }
 /* Query heads of a part. */
 STI_DEVICE int part_heads(const step_args &a)
@@ -108,31 +207,31 @@ STI_DEVICE int kv_head(const step_args &a)
 /* Floats of a result, in vectors of 16 bytes. */
 static __host__ __device__ __forceinline__ int part_row(int D)
 {
-    return (D + 2 + 3) / 4 * 4;
+    return (D + 4 + 3) / 4 * 4;
 }
 /* Result of a unit for query head `head` of the selection head. */
 STI_DEVICE float *part_at(const step_args &a, int unit, int head)
 {
-    const size_t pair = (size_t)blockIdx.y * a.h.S + selector();
+    const size_t pair = (size_t)this_session() * a.h.S + selector();
     return a.part +
            ((pair * units_of(a.plan) + unit) * a.h.group + head) * part_row(a.h.D);
 }
 STI_DEVICE float *logits_at(const step_args &a, int head)
 {
     return a.logit +
-           ((size_t)blockIdx.y * a.h.H + first_head(a) + head) * (2 * a.h.C + 2);
+           ((size_t)this_session() * a.h.H + first_head(a) + head) * (2 * a.h.C + 2);
 }
-/* Whether the window's logits are wanted after the keys have been met. */
-STI_DEVICE bool keeps_logits(const sti_cuda_shape &h)
+/* Whether the score is that of the weight the new token gives itself. */
+STI_DEVICE bool looks_at_itself(const sti_cuda_shape &h)
 {
-    return h.score == STI_SCORE_RECEIVED || (h.score == STI_SCORE_S3 && h.select > 0);
+    return h.score == STI_SCORE_S3 && h.select > 0;
 }
 
-/* Whether key i is kept as it was before RoPE. */
+/* Whether the key at place i, which is seen, is kept as it was before RoPE. */
 template <typename KV, int HEADS>
 STI_DEVICE bool is_far(const step_shared<KV, HEADS> &sh, int i)
 {
-    const int slot = i - sh.keys_at.tokens;
+    const int slot = i - sh.keys_at.ring;
     return slot >= 0 &&
            sh.session.sal_far[(size_t)selector() * sh.session.room + slot] != 0;
 }

@@ -15,11 +15,11 @@ typedef struct weights {
 
 /* What the softmax sums and the linear term are multiplied by; sti_ref_scales_of. M and
  * the result are relative to 2^M. */
-STI_DEVICE weights weights_of(const sti_cuda_shape &h, int head, float M,
-                              int64_t folded)
+STI_DEVICE weights weights_of(const sti_cuda_shape &h, float alpha, float factor,
+                              float M, int64_t folded)
 {
     weights w = {1, 0};
-    float alpha = h.alpha ? h.alpha[head] * LOG2_E : 0;
+    alpha *= LOG2_E;
     if (h.state_cap > 0 && folded > h.state_cap)
         alpha += log2f((float)((double)h.state_cap / (double)folded));
     if (h.has_linear && folded > 0) {
@@ -32,8 +32,7 @@ STI_DEVICE weights weights_of(const sti_cuda_shape &h, int head, float M,
             w.linear = exp2f(fminf(alpha, 0));
         }
     }
-    if (h.window_factor)
-        w.keep *= h.window_logit ? 1 / (1 + expf(-h.window_logit[head])) : 0.1f;
+    w.keep *= factor;
     return w;
 }
 
@@ -113,15 +112,19 @@ STI_DEVICE void write_output(const step_args &a, const step_shared<KV, HEADS> &s
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < h.group * wide; i += THREADS) {
         const int n = i / wide, e = (i - n * wide) * VEC;
-        const size_t at = ((size_t)a.t * h.H + first_head(a) + n) * h.D + e;
-        float gate[VEC];
+        const int head = first_head(a) + n;
+        const size_t at = query_at(a, n) + e;
+        const float alpha = h.alpha ? h.alpha[head] : 0;
+        float gate[VEC], factor = 1;
+        if (h.window_factor)
+            factor = h.window_logit ? 1 / (1 + expf(-h.window_logit[head])) : 0.1f;
 #pragma unroll
         for (int k = 0; k < VEC; k++)
             gate[k] = h.gate && sh.session.gate ? sh.session.gate[at + k] : 0;
         joined<VEC> j = {-INFINITY, 0, 0, {}, {}};
-        if (h.has_linear && sh.folded > 0) j.join_rows(a, n, e);
+        if (h.has_linear && sh.now.folded > 0) j.join_rows(a, n, e);
         j.join_keys(a, n, e);
-        const weights w = weights_of(h, first_head(a) + n, j.M, sh.folded);
+        const weights w = weights_of(h, alpha, factor, j.M, sh.now.folded);
         const float den = fmaxf(h.den_eps + w.keep * j.L + w.linear * j.sum, FLT_MIN);
 #pragma unroll
         for (int k = 0; k < VEC; k++) {
@@ -147,27 +150,46 @@ STI_DEVICE void warp_softmax(const float *logit, int n, float *m, float *l)
     *l = warp_sum(top > -INFINITY ? sum * exp2f(top - *m) : 0);
 }
 
-/* Score of the new token for one query head, by a warp. */
+/* Score of the new token for query head n: the weight it gives itself among the last
+ * tokens, of which each key unit has seen some. */
+STI_DEVICE float own_weight_score(const step_args &a, int tokens, int n)
+{
+    const int first = a.plan.state_units, units = units_of(a.plan);
+    const float own = __ldcg(logits_at(a, n) + tokens - 1);
+    logit_sum others;
+    others.clear();
+#pragma unroll 4
+    for (int u = first; u < units; u++) {
+        const float *from = part_at(a, u, n) + a.h.D + 2;
+        others.join(__ldcg(from), __ldcg(from + 1));
+    }
+    const float top = fmaxf(others.m, own);
+    return saliency(exp2f(own - top), others.l * exp2f(others.m - top), a.h.eps);
+}
+
+/* Mean score of the query heads, by a warp. */
 template <typename KV, int HEADS>
-STI_DEVICE float head_score(const step_args &a, const step_shared<KV, HEADS> &sh, int n)
+STI_DEVICE float mean_score(const step_args &a, const step_shared<KV, HEADS> &sh)
 {
     const sti_cuda_shape &h = a.h;
-    if (h.score == STI_SCORE_RANDOM) return random_score(h, first_head(a) + n, sh.pos);
-    if (h.score == STI_SCORE_KEYNORM) {
-        float square = 0;
-        for (int e = (int)threadIdx.x % 32; e < h.D; e += 32) {
-            const float x = widen(sh.k[e]);
-            square = fmaf(x, x, square);
+    const int lane = (int)threadIdx.x % 32;
+    float sum = 0;
+    if (h.score == STI_SCORE_KEYNORM) { /* heads do not differ */
+        const float *k = sh.session.k + ((size_t)a.t * h.G + kv_head(a)) * h.D;
+        for (int e = lane; e < h.D; e += 32) {
+            KV as_kept;
+            narrow(k[e], &as_kept);
+            const float x = widen(as_kept);
+            sum = fmaf(x, x, sum);
         }
-        return -sqrtf(warp_sum(square));
+        return -sqrtf(warp_sum(sum));
     }
-    const int tokens = window_of(sh.pos, h.C).tokens, others = min(h.C, tokens) - 1;
-    const float *last = logits_at(a, n) + tokens - 1;
-    const float own = __ldcg(last);
-    float m, l;
-    warp_softmax(last - others, others, &m, &l);
-    const float top = fmaxf(m, own);
-    return saliency(exp2f(own - top), l * exp2f(m - top), h.eps);
+    const int tokens = window_of(sh.now.pos, h.C).tokens;
+    for (int n = lane; n < h.group; n += 32)
+        sum += h.score == STI_SCORE_RANDOM
+                   ? random_score(h, first_head(a) + n, sh.now.pos)
+                   : own_weight_score(a, tokens, n);
+    return warp_sum(sum) / (float)h.group;
 }
 
 /* Earlier tokens of the window receive the weight that the new one gives them. */
@@ -176,7 +198,7 @@ STI_DEVICE void give_weights(const step_args &a, const step_shared<KV, HEADS> &s
 {
     const sti_cuda_shape &h = a.h;
     const int warp = (int)threadIdx.x / 32;
-    const sti_window w = window_of(sh.pos, h.C);
+    const sti_window w = window_of(sh.now.pos, h.C);
     float *received = sh.session.win_received + (size_t)selector() * 2 * h.C;
     for (int n = warp; n < h.group; n += WARPS) {
         float m, l, *logit = logits_at(a, n);
@@ -200,26 +222,17 @@ STI_DEVICE void give_weights(const step_args &a, const step_shared<KV, HEADS> &s
 }
 
 template <typename KV, int HEADS>
-STI_DEVICE void write_score(const step_args &a, step_shared<KV, HEADS> &sh)
+STI_DEVICE void write_score(const step_args &a, const step_shared<KV, HEADS> &sh)
 {
     const sti_cuda_shape &h = a.h;
-    const int warp = (int)threadIdx.x / 32;
-    const size_t slot = (size_t)selector() * 2 * h.C + sh.pos % (2 * h.C);
-    if (h.score == STI_SCORE_RECEIVED) {
+    const int last = THREADS - 32; /* the first warps are still busy with the output */
+    const size_t slot = (size_t)selector() * 2 * h.C + sh.now.pos % (2 * h.C);
+    float score = 0;
+    if (h.score == STI_SCORE_RECEIVED)
         give_weights(a, sh);
-        if (threadIdx.x == 0) sh.session.win_score[slot] = 0;
-        return;
-    }
-    float sum = 0;
-    /* The first warps are still busy with the output. */
-    for (int n = (warp + WARPS / 2) % WARPS; n < h.group; n += WARPS)
-        sum += head_score(a, sh, n);
-    if (threadIdx.x % 32 == 0) sh.sum[warp] = sum;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    sum = 0;
-    for (int w = 0; w < WARPS; w++) sum += sh.sum[w];
-    sh.session.win_score[slot] = sum / (float)h.group;
+    else if (h.score != STI_SCORE_DISTINCT && (int)threadIdx.x >= last)
+        score = mean_score(a, sh);
+    if ((int)threadIdx.x == last) sh.session.win_score[slot] = score;
 }
 
 #endif

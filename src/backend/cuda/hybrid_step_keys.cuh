@@ -1,9 +1,8 @@
 /* hybrid_step_keys.cuh - how queries meet keys (hybrid_step_unit.cuh) that tensor cores
  * do not fit: keys in float, or in rows of another size.
  *
- * Warps take keys in turn; every lane, or group of lanes that share a key, has a
- * running softmax of its own, so that nothing waits for anything until the end of the
- * run. */
+ * Every lane, or group of lanes that share a key, has a running softmax of its own, so
+ * that nothing waits for anything until the end. */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_KEYS_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_KEYS_CUH
 
@@ -13,6 +12,7 @@
  * part that lies in its EACH elements. */
 template <int HEADS, int EACH> struct lane_softmax {
     float m[HEADS], l[HEADS], o[HEADS][EACH];
+    logit_sum recent[HEADS]; /* the first lane of a key has it */
 
     __device__ __forceinline__ void clear()
     {
@@ -20,6 +20,7 @@ template <int HEADS, int EACH> struct lane_softmax {
         for (int n = 0; n < HEADS; n++) {
             m[n] = -INFINITY;
             l[n] = 0;
+            recent[n].clear();
 #pragma unroll
             for (int i = 0; i < EACH; i++) o[n][i] = 0;
         }
@@ -42,6 +43,7 @@ template <int HEADS, int EACH> struct lane_softmax {
             const float other = __shfl_xor_sync(~0u, m[n], apart);
             raise(n, fmaxf(m[n], other));
             l[n] += __shfl_xor_sync(~0u, l[n], apart);
+            recent[n].join_lane(apart);
 #pragma unroll
             for (int i = 0; i < EACH; i++)
                 o[n][i] += __shfl_xor_sync(~0u, o[n][i], apart);
@@ -49,33 +51,35 @@ template <int HEADS, int EACH> struct lane_softmax {
     }
 };
 
-/* A key is read by LANES lanes, CHUNKS times VEC elements each; a warp reads 32 / LANES
- * keys at once, KEYS_AHEAD times before it uses the first. */
-typedef struct lane_keys {
-} lane_keys;
-template <typename KV, int VEC_, int LANES_, int CHUNKS_, int HEADS> struct key_layout {
-    typedef lane_keys kind;
-    enum { VEC = VEC_, LANES = LANES_, CHUNKS = CHUNKS_ };
-    enum { EACH = VEC * CHUNKS, ROW = LANES * EACH, KEYS = 32 / LANES };
-    typedef packed<KV, VEC_> pack;
-    typedef lane_softmax<HEADS, EACH> running;
+/* Queries lie in shared memory as they are. */
+template <typename KV, int HEADS, int ROW> struct lane_queries {
+    const float *from;
+    int heads, D;
+
+    __device__ __forceinline__ void load(const float *q, int heads_, int D_)
+    {
+        from = q;
+        heads = heads_;
+        D = D_;
+    }
+    __device__ __forceinline__ void load(const float (*)[MAX_D])
+    {
+        from = NULL; /* they are where they are read */
+    }
+    __device__ __forceinline__ void store(step_shared<KV, HEADS> &sh) const
+    {
+        if (from) load_rows<HEADS, ROW>(sh.q, from, heads, D);
+    }
 };
 
-/* Queries lie in shared memory as they are. */
-template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void ready_queries(lane_keys, step_shared<KV, HEADS> &,
-                              const float (*)[MAX_D])
-{
-}
-
 template <typename Layout, typename KV>
-STI_DEVICE void load_row(typename Layout::pack *to, const KV *row, bool wanted, int D)
+STI_DEVICE void load_row(typename Layout::pack *to, const KV *row, int D)
 {
     const int lane = (int)threadIdx.x % Layout::LANES;
 #pragma unroll
     for (int c = 0; c < Layout::CHUNKS; c++) {
         const int e = (c * Layout::LANES + lane) * Layout::VEC;
-        if (wanted && e < D)
+        if (e < D)
             to[c].load(row + e);
         else
             to[c].zero();
@@ -133,8 +137,8 @@ STI_DEVICE void dot_keys(const typename Layout::pack (*k)[Layout::CHUNKS],
 
 /* Takes in the keys of a lane; a logit of -infinity is none. */
 template <typename Layout, int HEADS>
-STI_DEVICE void soften(lane_softmax<HEADS, Layout::EACH> &r, float (*logit)[HEADS],
-                       const typename Layout::pack (*v)[Layout::CHUNKS])
+STI_DEVICE void soften_keys(lane_softmax<HEADS, Layout::EACH> &r, float (*logit)[HEADS],
+                            const typename Layout::pack (*v)[Layout::CHUNKS])
 {
 #pragma unroll
     for (int n = 0; n < HEADS; n++) {
@@ -161,47 +165,102 @@ STI_DEVICE void soften(lane_softmax<HEADS, Layout::EACH> &r, float (*logit)[HEAD
     }
 }
 
-/* Queries q meet the keys of the run, those that are far or those that are not. */
-template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void
-meet_keys(lane_keys, const step_args &a, const step_shared<KV, HEADS> &sh, bool far,
-          const float (*q)[MAX_D], int first, lane_softmax<HEADS, Layout::EACH> &r)
-{
-    typedef typename Layout::pack pack;
-    const int warp = (int)threadIdx.x / 32, sub = (int)threadIdx.x % 32 / Layout::LANES;
-    const int lo = sh.lo, hi = sh.hi;
-    const bool first_lane = threadIdx.x % Layout::LANES == 0;
-    const bool keeps = keeps_logits(a.h);
-    const float scale = a.h.scale * LOG2_E;
-#pragma unroll 1
-    for (int base = lo; base < hi; base += KEYS_AHEAD * WARPS * Layout::KEYS) {
-        pack k[KEYS_AHEAD][Layout::CHUNKS], v[KEYS_AHEAD][Layout::CHUNKS];
-        bool seen[KEYS_AHEAD];
-#pragma unroll
-        for (int u = 0; u < KEYS_AHEAD; u++) {
-            const int i = base + (u * WARPS + warp) * Layout::KEYS + sub;
-            seen[u] = i < hi;
-            if (a.h.position_cap > 0 && seen[u]) seen[u] = far == is_far(sh, i);
-            const int row = seen[u] ? i : lo;
-            load_row<Layout>(k[u], sh.keys_at.at(row), seen[u], a.h.D);
-            load_row<Layout>(v[u], sh.values_at.at(row), seen[u], a.h.D);
-        }
-        float logit[KEYS_AHEAD][HEADS];
-        dot_keys<Layout, HEADS>(k, q, logit);
-#pragma unroll
-        for (int u = 0; u < KEYS_AHEAD; u++) {
-            const int i = base + (u * WARPS + warp) * Layout::KEYS + sub;
-#pragma unroll
-            for (int n = 0; n < HEADS; n++) {
-                logit[u][n] = seen[u] ? logit[u][n] * scale : -INFINITY;
-                if (keeps && first_lane && seen[u] && i < sh.keys_at.tokens &&
-                    first + n < a.h.group)
-                    logits_at(a, first + n)[i] = logit[u][n];
-            }
-        }
-        soften<Layout, HEADS>(r, logit, v);
+/* BATCH places; lanes of key `sub` of the warp have places base + u KEYS + sub. */
+template <typename Layout, typename KV, int HEADS> struct lane_batch {
+    typename Layout::pack k[KEYS_AHEAD][Layout::CHUNKS], v[KEYS_AHEAD][Layout::CHUNKS];
+    float logit[KEYS_AHEAD][HEADS];
+    bool seen[KEYS_AHEAD];
+
+    static __device__ __forceinline__ int place(int base, int u)
+    {
+        return base + u * Layout::KEYS + (int)threadIdx.x % 32 / Layout::LANES;
     }
-}
+    __device__ __forceinline__ void load_keys(const token_rows<KV> &from, int base)
+    {
+#pragma unroll
+        for (int u = 0; u < KEYS_AHEAD; u++)
+            load_row<Layout>(k[u], from.at(place(base, u)), from.D);
+    }
+    __device__ __forceinline__ void load_values(const token_rows<KV> &from, int base)
+    {
+#pragma unroll
+        for (int u = 0; u < KEYS_AHEAD; u++)
+            load_row<Layout>(v[u], from.at(place(base, u)), from.D);
+    }
+    __device__ __forceinline__ void find_seen(const step_args &a,
+                                              const step_shared<KV, HEADS> &sh,
+                                              const sight &see, int base, bool far)
+    {
+#pragma unroll
+        for (int u = 0; u < KEYS_AHEAD; u++) {
+            const int i = place(base, u);
+            seen[u] = see.sees(i);
+            if (a.h.position_cap > 0 && seen[u]) seen[u] = far == is_far(sh, i);
+        }
+    }
+    /* The new token's row is not in the ring yet. */
+    __device__ __forceinline__ void dot(const step_shared<KV, HEADS> &sh,
+                                        const sight &see, int base,
+                                        const float (*q)[MAX_D])
+    {
+#pragma unroll
+        for (int u = 0; u < KEYS_AHEAD; u++)
+            if (place(base, u) == see.fresh())
+                load_row<Layout>(k[u], sh.k, sh.keys_at.D);
+        dot_keys<Layout, HEADS>(k, q, logit);
+    }
+    /* Scales logits, and keeps those that the score wants. */
+    __device__ __forceinline__ void keep_logits(const step_args &a,
+                                                const step_shared<KV, HEADS> &sh,
+                                                const sight &see, int base, int first,
+                                                typename Layout::running &r)
+    {
+        const float scale = a.h.scale * LOG2_E;
+        const bool all = a.h.score == STI_SCORE_RECEIVED;
+        const bool first_lane = threadIdx.x % Layout::LANES == 0;
+#pragma unroll
+        for (int n = 0; n < HEADS; n++) {
+            float recent[KEYS_AHEAD];
+#pragma unroll
+            for (int u = 0; u < KEYS_AHEAD; u++) {
+                const int i = place(base, u);
+                float &x = logit[u][n];
+                x = seen[u] ? x * scale : -INFINITY;
+                recent[u] =
+                    first_lane && seen[u] && see.recent(i, a.h.C - 1) ? x : -INFINITY;
+                if (first_lane && first + n < a.h.group && seen[u] &&
+                    (i == see.fresh() || (all && i < see.ring)))
+                    sh.logits[(first + n) * (2 * a.h.C + 2) + see.age(i)] = x;
+            }
+            r.recent[n].add(recent);
+        }
+    }
+    __device__ __forceinline__ void soften(const step_shared<KV, HEADS> &sh,
+                                           const sight &see, int base,
+                                           typename Layout::running &r)
+    {
+#pragma unroll
+        for (int u = 0; u < KEYS_AHEAD; u++)
+            if (place(base, u) == see.fresh())
+                load_row<Layout>(v[u], sh.v, sh.values_at.D);
+        soften_keys<Layout, HEADS>(r, logit, v);
+    }
+};
+
+/* A key is read by LANES lanes, CHUNKS times VEC elements each; a warp reads 32 / LANES
+ * keys at once, KEYS_AHEAD times before it uses the first. */
+typedef struct lane_keys {
+} lane_keys;
+template <typename KV, int VEC_, int LANES_, int CHUNKS_, int HEADS> struct key_layout {
+    typedef lane_keys kind;
+    enum { VEC = VEC_, LANES = LANES_, CHUNKS = CHUNKS_ };
+    enum { EACH = VEC * CHUNKS, ROW = LANES * EACH, KEYS = 32 / LANES };
+    enum { BATCH = KEYS_AHEAD * KEYS }; /* places */
+    typedef packed<KV, VEC_> pack;
+    typedef lane_softmax<HEADS, EACH> running;
+    typedef lane_queries<KV, HEADS, ROW> queries;
+    typedef lane_batch<key_layout, KV, HEADS> batch;
+};
 
 /* What a warp has, to shared memory. */
 template <typename Layout, typename KV, int HEADS>
@@ -223,8 +282,8 @@ STI_DEVICE void leave_to_join(lane_keys, step_shared<KV, HEADS> &sh,
     if (lane == 0)
 #pragma unroll
         for (int n = 0; n < HEADS; n++) {
-            sh.keys.m[warp][n] = r.m[n];
-            sh.keys.l[warp][n] = r.l[n];
+            sh.keys.all[warp][n] = logit_sum{r.m[n], r.l[n]};
+            sh.keys.recent[warp][n] = r.recent[n];
         }
 }
 

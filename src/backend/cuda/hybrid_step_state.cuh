@@ -4,6 +4,9 @@
 #define STI_BACKEND_CUDA_HYBRID_STEP_STATE_CUH
 
 #include "backend/cuda/hybrid_step.cuh"
+#include "backend/cuda/mma.cuh"
+
+/* ---- Features ------------------------------------------------------------------- */
 
 STI_DEVICE void put_vector(float *to, const float (&x)[4])
 {
@@ -63,56 +66,89 @@ STI_DEVICE void project(const sti_cuda_shape &h, const float (*x)[MAX_D], int ro
     }
 }
 
-/* phi of up to ROWS <= WARPS vectors x in shared memory. W, bias: of the first. */
+/* u = x W of up to ROWS vectors x in shared memory; W of the first, NULL: identity. */
 template <int ROWS>
-STI_DEVICE void map_rows(const sti_cuda_shape &h, const float (*x)[MAX_D], int rows,
-                         const float *W, const float *bias, float (*part)[PARTS],
-                         float (*phi)[MAX_P])
+STI_DEVICE void project_rows(const sti_cuda_shape &h, const float (*x)[MAX_D], int rows,
+                             const float *W, float (*part)[PARTS], float (*u)[MAX_P])
 {
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     if (!W) {
         for (int i = (int)threadIdx.x; i < rows * h.F; i += THREADS)
-            phi[i / h.F][i % h.F] = x[i / h.F][i % h.F];
+            u[i / h.F][i % h.F] = x[i / h.F][i % h.F];
     } else if (h.F % 4 == 0 && ((uintptr_t)W & 15) == 0) {
-        project<4, ROWS>(h, x, rows, W, part, phi);
+        project<4, ROWS>(h, x, rows, W, part, u);
     } else {
-        project<1, ROWS>(h, x, rows, W, part, phi);
-    }
-    __syncthreads();
-    if (warp < rows) {
-        float square = 0;
-        for (int e = lane; e < h.D; e += 32) square += x[warp][e] * x[warp][e];
-        warp_features(h, phi[warp], warp_sum(square), bias ? bias[warp] : 0, phi[warp]);
+        project<1, ROWS>(h, x, rows, W, part, u);
     }
     __syncthreads();
 }
 
-/* phi s over rows [lo, hi) of s [P, D], to the unit's result. */
+/* phi from u, in place, by a warp. */
+STI_DEVICE void map_row(const sti_cuda_shape &h, const float *x, float bias, float *u)
+{
+    float square = 0;
+    for (int e = (int)threadIdx.x % 32; e < h.D; e += 32) square += x[e] * x[e];
+    warp_features(h, u, warp_sum(square), bias, u);
+}
+
+/* ---- The state ------------------------------------------------------------------ */
+
+/* A run of rows of s [P, D]: a thread has VEC columns of every `deep`-th row, AHEAD of
+ * which it asks for at once. */
+template <int VEC, int AHEAD> struct state_rows {
+    packed<float, VEC> x[AHEAD];
+
+    __device__ __forceinline__ void load(const float *s, int p, int hi, int deep, int D)
+    {
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            if (p + j * deep < hi)
+                x[j].load(s + (size_t)(p + j * deep) * D);
+            else
+                x[j].zero();
+    }
+};
+
+/* phi s and phi.z over rows [lo, hi), of `heads` heads from `first` on. sh.state.phi
+ * has their u; what does not depend on phi is asked for before phi is made of it. */
 template <int VEC, int ROWS, typename KV, int HEADS>
 STI_DEVICE void weigh_state(const step_args &a, step_shared<KV, HEADS> &sh,
-                            const float *s, int lo, int hi, int first, int heads)
+                            const float (*query)[MAX_D], int lo, int hi, int first,
+                            int heads)
 {
-    enum { AHEAD = ROWS > 2 ? STATE_AHEAD / 2 : STATE_AHEAD };
+    enum { AHEAD = ROWS > 2 ? STATE_AHEAD / 2 : STATE_AHEAD, EACH = MAX_P / 32 };
     const int D = a.h.D, wide = D / VEC, deep = max(1, THREADS / wide);
-    for (int item = (int)threadIdx.x; item < wide * deep; item += THREADS) {
-        const int r = item / wide, e = (item - r * wide) * VEC;
-        float sum[ROWS][VEC] = {};
-        const float *next = s + (size_t)(lo + r) * D + e;
-#pragma unroll 1
-        for (int p = lo + r; p < hi; p += deep * AHEAD) {
-            packed<float, VEC> x[AHEAD];
+    const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;
+    const size_t row = (size_t)selector() * a.h.P;
+    const float *s = sh.session.lin_s + row * D, *z = sh.session.lin_z + row;
+    const int r = tid / wide, e = (tid - r * wide) * VEC;
+    state_rows<VEC, AHEAD> some;
+    some.load(s + e, lo + r, r < deep ? hi : 0, deep, D);
+    if (warp < heads) {
+        const int head = first_head(a) + first + warp;
+        float *phi = sh.state.phi[warp], own[EACH], sum = 0;
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
-                if (p + j * deep < hi)
-                    x[j].load(next);
-                else
-                    x[j].zero();
-                next += (size_t)deep * D;
-            }
+        for (int i = 0; i < EACH; i++)
+            own[i] = lo + lane + 32 * i < hi ? z[lo + lane + 32 * i] : 0;
+        map_row(a.h, query[warp], a.h.bias_q ? a.h.bias_q[head] : 0, phi);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (lo + lane + 32 * i < hi)
+                sum = fmaf(phi[lo + lane + 32 * i], own[i], sum);
+        sum = warp_sum(sum);
+        if (lane == 0) part_at(a, this_unit(), first + warp)[D] = sum;
+    }
+    __syncthreads();
+    for (int item = tid; item < wide * deep; item += THREADS) {
+        const int ri = item / wide, ei = (item - ri * wide) * VEC;
+        float sum[ROWS][VEC] = {};
+#pragma unroll 1
+        for (int p = lo + ri; p < hi; p += deep * AHEAD) {
+            if (item != tid || p != lo + ri) some.load(s + ei, p, hi, deep, D);
 #pragma unroll
             for (int j = 0; j < AHEAD; j++) {
                 float y[VEC];
-                x[j].widen(y);
+                some.x[j].widen(y);
 #pragma unroll
                 for (int n = 0; n < ROWS; n++) {
                     if (n >= heads) break;
@@ -125,21 +161,22 @@ STI_DEVICE void weigh_state(const step_args &a, step_shared<KV, HEADS> &sh,
             }
         }
 #pragma unroll
-        for (int n = 0; n < ROWS; n++) put_vector(&sh.state.part[n][r * D + e], sum[n]);
+        for (int n = 0; n < ROWS; n++)
+            put_vector(&sh.state.part[n][ri * D + ei], sum[n]);
     }
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < heads * D; i += THREADS) {
-        const int n = i / D, e = i - n * D;
+    for (int i = tid; i < heads * D; i += THREADS) {
+        const int n = i / D, c = i - n * D;
         float sum = 0;
-        for (int r = 0; r < deep; r++) sum += sh.state.part[n][r * D + e];
-        part_at(a, this_unit(), first + n)[e] = sum;
+        for (int d = 0; d < deep; d++) sum += sh.state.part[n][d * D + c];
+        part_at(a, this_unit(), first + n)[c] = sum;
     }
 }
 
 /* Without a window: the new token is folded before it asks. Rows [lo, hi). */
 template <typename KV, int HEADS>
-STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS> &sh, int lo,
-                           int hi)
+STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS> &sh, int pos,
+                           int lo, int hi)
 {
     const sti_cuda_shape &h = a.h;
     const sti_cuda_session &s = sh.session;
@@ -149,12 +186,14 @@ STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS> &sh, int l
     __syncthreads();
     for (int i = tid; h.raw_features && i < D / 2; i += THREADS) {
         const int2 pair = pair_at(h, i);
-        turn_pair(h, i, -sh.pos, &sh.x[0][pair.x], &sh.x[0][pair.y]);
+        turn_pair(h, i, -pos, &sh.x[0][pair.x], &sh.x[0][pair.y]);
     }
     __syncthreads();
-    map_rows<1>(h, sh.x, 1, h.map_k ? h.map_k + (size_t)sel * D * h.F : NULL,
-                h.bias_k ? h.bias_k + sel : NULL, sh.state.part, sh.state.phi_k);
-    const float *phi = sh.state.phi_k[0];
+    project_rows<1>(h, sh.x, 1, h.map_k ? h.map_k + (size_t)sel * D * h.F : NULL,
+                    sh.state.part, sh.state.phi_k);
+    float *phi = sh.state.phi_k[0];
+    if (tid < 32) map_row(h, sh.x[0], h.bias_k ? h.bias_k[sel] : 0, phi);
+    __syncthreads();
 #pragma unroll 4
     for (int i = tid; i < (hi - lo) * D; i += THREADS) {
         const int p = lo + i / D, e = i % D;
@@ -166,59 +205,68 @@ STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS> &sh, int l
     __syncthreads();
 }
 
-/* Asks for rows [lo, hi) of the state, which are not needed before the maps are done.
- */
-STI_DEVICE void ask_ahead(const float *s, int lo, int hi, int D)
+/* Which heads and rows state unit number `index` has. */
+typedef struct state_part {
+    int lo, hi, head_lo, head_hi;
+} state_part;
+
+STI_DEVICE state_part state_part_of(const step_args &a, int index)
 {
-    const char *from = reinterpret_cast<const char *>(s + (size_t)lo * D);
-    const size_t bytes = (size_t)(hi - lo) * D * sizeof(float);
-    for (size_t i = (size_t)threadIdx.x * 32; i < bytes; i += THREADS * 32)
-        asm volatile(
-            "prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from + i)));
+    const int each = (a.h.P + a.plan.row_parts - 1) / a.plan.row_parts;
+    const int lo = min(index % a.plan.row_parts * each, a.h.P);
+    const int head_lo = index / a.plan.row_parts * part_heads(a);
+    return state_part{lo, min(lo + each, a.h.P), head_lo,
+                      min(head_lo + part_heads(a), a.h.group)};
 }
 
-/* The queries of `heads` heads from `first` on as the maps want them; they may be here
- * already. */
-template <int ROWS, typename KV, int HEADS>
-STI_DEVICE const float (*state_queries(const step_args &a, step_shared<KV, HEADS> &sh,
-                                       int first, int heads))[MAX_D]
+STI_DEVICE void ask_ahead(const float *from, size_t n)
 {
-    const sti_cuda_shape &h = a.h;
-    if (!h.raw_features && first + heads <= HEADS) return sh.q + first;
-    const float *q = h.raw_features ? sh.session.q_raw : sh.session.q;
-    q += ((size_t)a.t * h.H + first_head(a) + first) * h.D;
-    load_rows<ROWS, MAX_D>(sh.x, q, heads, h.D);
-    __syncthreads();
-    return sh.x;
+    for (size_t i = (size_t)threadIdx.x * 16; i < n; i += THREADS * 16)
+        expect(from + i);
 }
 
-/* phi s and phi.z of heads [head_lo, head_hi), rows [lo, hi), ROWS heads at once. */
-template <int ROWS, typename KV, int HEADS>
-STI_DEVICE void ask_state(const step_args &a, step_shared<KV, HEADS> &sh, int lo,
-                          int hi, int head_lo, int head_hi)
+/* Memory is told of the unit's rows of the state, and once of the maps. */
+template <typename KV, int HEADS>
+STI_DEVICE void expect_state(const step_args &a, const step_shared<KV, HEADS> &sh,
+                             int index)
 {
     const sti_cuda_shape &h = a.h;
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const size_t row = (size_t)selector() * h.P;
-    const float *s = sh.session.lin_s + row * h.D, *z = sh.session.lin_z + row;
+    const state_part p = state_part_of(a, index);
+    const size_t row = (size_t)selector() * h.P + p.lo, map = (size_t)h.D * h.F;
+    if (h.map_q && p.head_hi > p.head_lo && this_session() == 0)
+        ask_ahead(h.map_q + (first_head(a) + p.head_lo) * map,
+                  (p.head_hi - p.head_lo) * map);
+    ask_ahead(sh.session.lin_s + row * h.D, (size_t)(p.hi - p.lo) * h.D);
+    ask_ahead(sh.session.lin_z + row, p.hi - p.lo);
+}
+
+/* Queries of the maps. */
+template <int ROWS, typename KV, int HEADS>
+STI_DEVICE void load_queries(const step_args &a, step_shared<KV, HEADS> &sh, int first,
+                             int heads)
+{
+    const float *q = a.h.raw_features ? sh.session.q_raw : sh.session.q;
+    load_rows<ROWS, MAX_D>(sh.x, q + query_at(a, first), heads, a.h.D);
+}
+
+/* phi s and phi.z of the part, ROWS heads at once; the first queries are there. */
+template <int ROWS, typename KV, int HEADS>
+STI_DEVICE void ask_state(const step_args &a, step_shared<KV, HEADS> &sh,
+                          const state_part &p)
+{
+    const sti_cuda_shape &h = a.h;
 #pragma unroll 1
-    for (int first = head_lo; first < head_hi; first += ROWS) {
-        const int head = first_head(a) + first, heads = min((int)ROWS, head_hi - first);
-        map_rows<ROWS>(h, state_queries<ROWS>(a, sh, first, heads), heads,
-                       h.map_q ? h.map_q + (size_t)head * h.D * h.F : NULL,
-                       h.bias_q ? h.bias_q + head : NULL, sh.state.part, sh.state.phi);
+    for (int first = p.head_lo; first < p.head_hi; first += ROWS) {
+        const int heads = min((int)ROWS, p.head_hi - first);
+        const size_t head = first_head(a) + first;
+        if (first > p.head_lo) load_queries<ROWS>(a, sh, first, heads);
+        __syncthreads();
+        project_rows<ROWS>(h, sh.x, heads, h.map_q ? h.map_q + head * h.D * h.F : NULL,
+                           sh.state.part, sh.state.phi);
         if (h.D % 4 == 0)
-            weigh_state<4, ROWS>(a, sh, s, lo, hi, first, heads);
+            weigh_state<4, ROWS>(a, sh, sh.x, p.lo, p.hi, first, heads);
         else
-            weigh_state<1, ROWS>(a, sh, s, lo, hi, first, heads);
-        if (warp < heads) {
-            float sum = 0;
-#pragma unroll 4
-            for (int p = lo + lane; p < hi; p += 32)
-                sum = fmaf(sh.state.phi[warp][p], z[p], sum);
-            sum = warp_sum(sum);
-            if (lane == 0) part_at(a, this_unit(), first + warp)[h.D] = sum;
-        }
+            weigh_state<1, ROWS>(a, sh, sh.x, p.lo, p.hi, first, heads);
         __syncthreads();
     }
 }
@@ -228,20 +276,16 @@ template <bool WINDOW, typename KV, int HEADS>
 STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS> &sh, int index)
 {
     enum { FEW = HEADS < 2 ? HEADS : 2 };
-    const sti_cuda_shape &h = a.h;
-    const int each = (h.P + a.plan.row_parts - 1) / a.plan.row_parts;
-    const int lo = min(index % a.plan.row_parts * each, h.P), hi = min(lo + each, h.P);
-    const int head_lo = index / a.plan.row_parts * part_heads(a);
-    const int head_hi = min(head_lo + part_heads(a), h.group);
-    if (sh.folded == 0) return; /* nobody reads the result */
-    if (WINDOW || h.has_window)
-        ask_ahead(sh.session.lin_s + (size_t)selector() * h.P * h.D, lo, hi, h.D);
+    const state_part p = state_part_of(a, index);
+    moment now;
+    now.load(sh.session, selector());
+    if (!WINDOW && !a.h.has_window) fold_token(a, sh, now.pos + a.t, p.lo, p.hi);
+    load_queries<HEADS>(a, sh, p.head_lo, min((int)HEADS, p.head_hi - p.head_lo));
+    if (threadIdx.x == 0) sh.now = now.of_token(a.t, WINDOW || a.h.has_window);
+    if (HEADS > FEW && p.head_hi - p.head_lo > FEW)
+        ask_state<HEADS>(a, sh, p);
     else
-        fold_token(a, sh, lo, hi);
-    if (HEADS > FEW && head_hi - head_lo > FEW)
-        ask_state<HEADS>(a, sh, lo, hi, head_lo, head_hi);
-    else
-        ask_state<FEW>(a, sh, lo, hi, head_lo, head_hi);
+        ask_state<FEW>(a, sh, p);
 }
 
 #endif

@@ -1,6 +1,12 @@
-/* hybrid_step_unit.cuh - a key unit: the queries of a selection head meet a run of the
- * window's and the salient keys. Layout says how: on tensor cores
- * (hybrid_step_tiles.cuh) or without (hybrid_step_keys.cuh). */
+/* hybrid_step_unit.cuh - a key unit: the queries of a selection head meet keys of the
+ * window and of the salient list. Layout says how: on tensor cores
+ * (hybrid_step_tiles.cuh) or without (hybrid_step_keys.cuh).
+ *
+ * The warps of all key units take batches of places in turn. Each asks for its first
+ * one before anything else: where it lies depends on neither position nor query. It has
+ * a running softmax of its own, and asks for the next keys as soon as it has used these
+ * and for the next values likewise: it meets the others of its block once, at the end.
+ */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_UNIT_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_UNIT_CUH
 
@@ -9,18 +15,35 @@
 
 template <typename KV, int HEADS>
 STI_DEVICE token_rows<KV> rows_of(const step_args &a, const step_shared<KV, HEADS> &sh,
-                                  const void *window, const void *salient,
-                                  const KV *fresh)
+                                  const void *window, const void *salient)
 {
     const size_t C = a.h.C, D = a.h.D, room = sh.session.room;
-    const sti_window w = window_of(sh.pos, a.h.C);
     return token_rows<KV>{static_cast<const KV *>(window) + kv_head(a) * 2 * C * D,
-                          fresh,
                           static_cast<const KV *>(salient) + selector() * room * D,
-                          w.tokens,
-                          w.slot,
-                          2 * a.h.C,
-                          a.h.D};
+                          2 * a.h.C, 2 * a.h.C + sh.session.room, a.h.D};
+}
+
+/* The first batch of places of this warp, and from one to its next. */
+template <typename Layout> STI_DEVICE int first_batch(int index)
+{
+    return (index * WARPS + (int)threadIdx.x / 32) * Layout::BATCH;
+}
+template <typename Layout> STI_DEVICE int next_batch(const step_args &a)
+{
+    return a.plan.key_units * WARPS * Layout::BATCH;
+}
+
+/* Memory is told of a warp's first batch. */
+template <typename Layout, typename KV, int HEADS>
+STI_DEVICE void expect_keys(const step_shared<KV, HEADS> &sh, int index)
+{
+    enum { LINE = 64 / sizeof(KV) };
+    const int base = first_batch<Layout>(index), D = sh.keys_at.D;
+    for (int i = (int)threadIdx.x % 32; i < Layout::BATCH; i += 32)
+        for (int e = 0; e < D; e += LINE) {
+            expect(sh.keys_at.at(base + i) + e);
+            expect(sh.values_at.at(base + i) + e);
+        }
 }
 
 /* Joins the warps into the unit's result. */
@@ -31,23 +54,31 @@ STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS> &sh, int f
     const int D = a.h.D;
     leave_to_join<Layout>(typename Layout::kind(), sh, r);
     __syncthreads();
+#pragma unroll 1
     for (int i = (int)threadIdx.x; i < HEADS * Layout::ROW; i += THREADS) {
         const int n = i / Layout::ROW, e = i % Layout::ROW;
         if (e >= D || first + n >= a.h.group) continue;
         float top = -INFINITY, l = 0, o = 0;
-        for (int w = 0; w < WARPS; w++) top = fmaxf(top, sh.keys.m[w][n]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) top = fmaxf(top, sh.keys.all[w][n].m);
         const float base = top > -INFINITY ? top : 0;
+#pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            const float keep = exp2f(sh.keys.m[w][n] - base);
-            l += keep * sh.keys.l[w][n];
+            const float keep = exp2f(sh.keys.all[w][n].m - base);
+            l += keep * sh.keys.all[w][n].l;
             o += keep * sh.keys.o[w][n][e];
         }
         float *to = part_at(a, this_unit(), first + n);
         to[e] = o;
-        if (e == 0) {
-            to[D] = top;
-            to[D + 1] = l;
-        }
+        if (e > 0) continue;
+        logit_sum recent = sh.keys.recent[0][n];
+#pragma unroll
+        for (int w = 1; w < WARPS; w++)
+            recent.join(sh.keys.recent[w][n].m, sh.keys.recent[w][n].l);
+        to[D] = top;
+        to[D + 1] = l;
+        to[D + 2] = recent.m;
+        to[D + 3] = recent.l;
     }
 }
 
@@ -63,12 +94,12 @@ STI_DEVICE void turn_queries(const step_args &a, step_shared<KV, HEADS> &sh)
     }
 }
 
-/* The new token goes to the ring. Selection heads may share a kv head: one of them. */
+/* The new token goes to the ring. Selection heads may share a kv head: one of them.
+ * Others may read the slot meanwhile: what they read there they do not use. */
 template <typename KV, int HEADS>
-STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS> &sh)
+STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS> &sh, int slot)
 {
     if (first_head(a) % a.h.per_kv != 0) return;
-    const size_t slot = (size_t)sh.pos % (2 * a.h.C);
     const size_t at = ((size_t)kv_head(a) * 2 * a.h.C + slot) * a.h.D;
     for (int e = (int)threadIdx.x; e < a.h.D; e += THREADS) {
         static_cast<KV *>(sh.session.win_k)[at + e] = sh.k[e];
@@ -76,49 +107,91 @@ STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS> &sh)
     }
 }
 
-/* Run number `index` of the window's and the salient keys, in shared memory: the loops
- * over keys need all registers. */
-template <typename KV, int HEADS>
-STI_DEVICE void find_run(const step_args &a, step_shared<KV, HEADS> &sh, int index)
+/* Queries that are ready meet the keys, those that are far or those that are not. b has
+ * the warp's first batch already if `here`. */
+template <typename Layout, typename KV, int HEADS>
+STI_DEVICE void meet_keys(const step_args &a, const step_shared<KV, HEADS> &sh,
+                          int base, bool here, bool far, const float (*q)[MAX_D],
+                          int first, typename Layout::batch &b,
+                          typename Layout::running &r)
 {
-    const sti_cuda_session &s = sh.session;
-    sh.keys_at = rows_of(a, sh, s.win_k, s.sal_k, sh.k);
-    sh.values_at = rows_of(a, sh, s.win_v, s.sal_v, sh.v);
-    sh.logits = logits_at(a, 0);
-    const int keys = sh.keys_at.tokens + sh.salient, units = a.plan.key_units;
-    const int each = ((keys + units - 1) / units + 15) & ~15; /* whole tiles */
-    sh.lo = min(index * each, keys);
-    sh.hi = min(sh.lo + each, keys);
+    const sight &see = sh.see;
+    const int lane = (int)threadIdx.x % 32, apart = next_batch<Layout>(a);
+    const int end = see.ring + see.salient;
+    if (!here && base < end) {
+        b.load_keys(sh.keys_at, base);
+        b.load_values(sh.values_at, base);
+    }
+#pragma unroll 1
+    while (base < end) {
+        int next = base + apart;
+        while (next < end && !__any_sync(~0u, see.sees(next + lane % Layout::BATCH)))
+            next += apart;
+        b.find_seen(a, sh, see, base, far);
+        b.dot(sh, see, base, q);
+        if (next < end) b.load_keys(sh.keys_at, next);
+        b.keep_logits(a, sh, see, base, first, r);
+        b.soften(sh, see, base, r);
+        if (next < end) b.load_values(sh.values_at, next);
+        base = next;
+    }
 }
 
 template <typename Layout, typename KV, int HEADS>
 STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS> &sh, int index)
 {
-    if (threadIdx.x == 0) find_run(a, sh, index);
-    if (index == 0) enter(a, sh);
+    const sti_cuda_shape &h = a.h;
+    const sti_cuda_session &s = sh.session;
+    const int tid = (int)threadIdx.x, base = first_batch<Layout>(index);
+    const int listed = s.sal_count[selector()];
+    moment now;
+    now.load(s, selector());
+    const size_t kv = ((size_t)a.t * h.G + kv_head(a)) * h.D;
+    typename Layout::batch b;
+    typename Layout::queries ready;
+    ready.load(s.q + query_at(a, 0), min((int)HEADS, h.group), h.D);
+    b.load_keys(sh.keys_at, base);
+    b.load_values(sh.values_at, base);
+    for (int e = tid; e < h.D; e += THREADS) {
+        const float k = s.k[kv + e], v = s.v[kv + e];
+        narrow(k, &sh.k[e]);
+        narrow(v, &sh.v[e]);
+    }
+    ready.store(sh);
+    now = now.of_token(a.t, true);
+    const sti_window w = window_of(now.pos, h.C);
+    if (tid == 0) {
+        sh.now = now;
+        sh.see = sight{w.tokens, w.slot, 2 * h.C, min(listed, s.room)};
+    }
     __syncthreads();
+    if (index == 0) enter(a, sh, sh.see.fresh());
 #pragma unroll 1
-    for (int first = 0; first < a.h.group; first += HEADS) {
-        const size_t at = ((size_t)a.t * a.h.H + first_head(a) + first) * a.h.D;
-        const int heads = min(HEADS, a.h.group - first);
-        const bool meets_far = a.h.position_cap > 0 && sh.hi > sh.keys_at.tokens;
+    for (int first = 0; first < h.group; first += HEADS) {
+        const int heads = min((int)HEADS, h.group - first);
         if (first > 0) {
+            __syncthreads(); /* nobody uses the former ones, or their results */
+            ready.load(s.q + query_at(a, first), heads, h.D);
+            ready.store(sh);
             __syncthreads();
-            load_rows<HEADS, Layout::ROW>(sh.q, sh.session.q + at, heads, a.h.D);
         }
-        if (meets_far) {
-            load_rows<HEADS, Layout::ROW>(sh.x, sh.session.q_raw + at, heads, a.h.D);
-            __syncthreads();
-            turn_queries(a, sh);
-        }
-        if (first > 0 || meets_far) __syncthreads();
         typename Layout::running r;
         r.clear();
+        const bool meets_far = h.position_cap > 0 && sh.see.salient > 0;
 #pragma unroll 1
         for (int far = 0; far <= (int)meets_far; far++) {
-            const float(*q)[MAX_D] = far ? sh.x : sh.q;
-            ready_queries<Layout>(typename Layout::kind(), sh, q);
-            meet_keys<Layout>(typename Layout::kind(), a, sh, far != 0, q, first, r);
+            if (far) {
+                load_rows<HEADS, Layout::ROW>(sh.x, s.q_raw + query_at(a, first), heads,
+                                              h.D);
+                __syncthreads();
+                turn_queries(a, sh);
+                __syncthreads();
+                ready.load(sh.x);
+                ready.store(sh);
+                __syncthreads();
+            }
+            meet_keys<Layout>(a, sh, base, first + far == 0, far != 0,
+                              far ? sh.x : sh.q, first, b, r);
         }
         store_part<Layout>(a, sh, first, r);
     }

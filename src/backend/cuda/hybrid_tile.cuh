@@ -138,24 +138,66 @@ static __device__ __forceinline__ head_terms terms_of(const sti_chunks &c, int g
 /* ---- Loading ------------------------------------------------------------------------
  */
 
-/* Queries as halves, those of other pieces as 0. */
+/* Where query r of the tile is in q and q_raw, in rows; -1: it is of another piece. */
+static __device__ __forceinline__ int query_row(const sti_chunks &c,
+                                                const tile_place &p, int r)
+{
+    const int head = p.heads > 1 ? r / p.rows : 0;
+    const int t = p.first + r - head * p.rows;
+    if (head >= p.heads || !wanted(p, t)) return -1;
+    return (t - p.begin) * c.h.H + p.head + head;
+}
+
+/* Queries of the array `from` as halves, those of other pieces as 0. */
 template <int D>
 static __device__ __forceinline__ void
-load_queries(const sti_chunks &c, const tile_place &p, unsigned char *to)
+load_queries(const sti_chunks &c, const tile_place &p, const float *from,
+             unsigned char *to)
 {
     const int units = D / 8;
 #pragma unroll 4
     for (int i = (int)threadIdx.x; i < ROWS * units; i += THREADS) {
-        const int r = i / units, u = i % units;
-        const int head = p.heads > 1 ? r / p.rows : 0;
-        const int t = p.first + r - head * p.rows;
+        const int r = i / units, u = i % units, row = query_row(c, p, r);
         uint4 x = make_uint4(0, 0, 0, 0);
-        if (head < p.heads && wanted(p, t)) {
-            const size_t row = (size_t)(t - p.begin) * c.h.H + p.head + head;
-            const float4 *q = (const float4 *)(c.s.q + row * D + u * 8);
+        if (row >= 0) {
+            const float4 *q = (const float4 *)(from + (size_t)row * D + u * 8);
             x = pack_half8(q[0], q[1]);
         }
         *(uint4 *)(to + unit_at<D>(r, u)) = x;
+    }
+}
+
+/* Queries at the capped distance, from those before RoPE; two pairs of dims at once:
+ * sums are in registers meanwhile. */
+template <int D>
+static __device__ __forceinline__ void
+load_far_queries(const sti_chunks &c, const tile_place &p, unsigned char *to)
+{
+    const int steps = D / 4, next = c.h.interleaved ? 2 : D / 2;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < ROWS * steps; i += THREADS) {
+        const int r = i / steps, pair = i % steps * 2, row = query_row(c, p, r);
+        const int d = c.h.interleaved ? 2 * pair : pair;
+        uint32_t low = 0, high = 0; /* dims d, d + 1 and the two from d + next on */
+        if (row >= 0) {
+            const float *q = c.s.q_raw + (size_t)row * D + d;
+            const float4 t = *(const float4 *)(c.cap_turn + 2 * pair);
+            const float2 x = *(const float2 *)q, y = *(const float2 *)(q + next);
+            if (c.h.interleaved) {
+                low = pack_half2(half_range(x.x * t.x - x.y * t.y),
+                                 half_range(x.y * t.x + x.x * t.y));
+                high = pack_half2(half_range(y.x * t.z - y.y * t.w),
+                                  half_range(y.y * t.z + y.x * t.w));
+            } else {
+                low = pack_half2(half_range(x.x * t.x - y.x * t.y),
+                                 half_range(x.y * t.z - y.y * t.w));
+                high = pack_half2(half_range(y.x * t.x + x.x * t.y),
+                                  half_range(y.y * t.z + x.y * t.w));
+            }
+        }
+        const int e = d + next;
+        *(uint32_t *)(to + unit_at<D>(r, d / 8) + d % 8 * 2) = low;
+        *(uint32_t *)(to + unit_at<D>(r, e / 8) + e % 8 * 2) = high;
     }
 }
 
@@ -185,9 +227,32 @@ static __device__ __forceinline__ void list_keys(const sti_chunks &c,
     }
 }
 
-/* Keys and values of 64 rows of the list, from `list` on, to a stage. */
+/* The same with a position cap: near and far tokens fill whole tiles each. near: how
+ * many are. */
+static __device__ __forceinline__ void
+list_near_first(const sti_chunks &c, const tile_place &p, int near, uint16_t *list)
+{
+    const int window = p.window_tiles * KEYS,
+              near_keys = (near + KEYS - 1) / KEYS * KEYS;
+    const int32_t *order = c.order + ((size_t)p.leaves * c.h.S + p.g) * c.room;
+    for (int i = (int)threadIdx.x; i < p.tiles * KEYS; i += THREADS) {
+        const int at = i - window;
+        int row;
+        if (at < 0)
+            row = c.room + min(p.window + i, p.end - 1);
+        else if (at < near_keys)
+            row = order[min(at, near - 1)];
+        else
+            row = order[min(near + at - near_keys, p.salient - 1)];
+        list[i] = (uint16_t)row;
+    }
+}
+
+/* Keys (rows of `keys`, k or k_raw) and values of 64 rows of the list, from `list` on,
+ * to a stage. */
 template <int D>
-static __device__ __forceinline__ void load_keys(const sti_chunks &c, int g,
+static __device__ __forceinline__ void load_keys(const sti_chunks &c,
+                                                 const __half *keys, int g,
                                                  const uint16_t *list, uint32_t to)
 {
     enum { UNITS = D / 8 };
@@ -198,7 +263,7 @@ static __device__ __forceinline__ void load_keys(const sti_chunks &c, int g,
     for (int i = 0; i < KEYS * UNITS / THREADS; i++) {
         const int r = i * (THREADS / UNITS);
         const uint32_t at = (head + list[r0 + r]) * D + (uint32_t)u * 8;
-        copy_async(first + (uint32_t)(r * D * 2), c.k + at);
+        copy_async(first + (uint32_t)(r * D * 2), keys + at);
         copy_async(first + (uint32_t)((r + KEYS) * D * 2), c.v + at);
     }
     copy_commit();

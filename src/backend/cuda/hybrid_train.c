@@ -7,6 +7,7 @@
 enum {
     LONGEST_CHUNK = 4096,
     SOFTMAX_SPAN = 128,     /* where every token is kept any span will do */
+    SOFTMAX_UNIT = 1 << 14, /* softmax features, at most 1, in half: times this */
     SHARED_MOST = 96 << 10, /* bytes for the lists of salient tokens, likewise */
     GRID_MOST = 65535       /* blocks in y and z */
 };
@@ -75,7 +76,7 @@ static still_status describe(const sti_hybrid_parallel_args *a, sti_cuda_train *
     const sti_hybrid_settings *set = a->set;
     const sti_hybrid_shape *s = &a->shape;
     const sti_hybrid_in *in = &a->in;
-    const int S = sti_hybrid_selectors(set, s), DP = (s->D + 31) / 32 * 32;
+    const int S = sti_hybrid_selectors(set, s), DP = (s->D + 63) / 64 * 64;
     const bool relu = set->map == STI_MAP_RELU;
     *p = (sti_cuda_train){
         .B = a->B,
@@ -106,6 +107,7 @@ static still_status describe(const sti_hybrid_parallel_args *a, sti_cuda_train *
         .den_eps = (float)set->den_eps,
         .feature_floor = (float)set->feature_floor,
         .score_eps = (float)set->eps,
+        .phi_unit = relu ? 1 : SOFTMAX_UNIT,
         .q = in->q,
         .k = in->k,
         .v = in->v,
@@ -141,6 +143,13 @@ static void *take(sti_carve *c, size_t n, size_t each)
     return sti_carve_take(c, all, sizeof(float));
 }
 
+static uint16_t *take_halves(sti_carve *c, size_t n, size_t each)
+{
+    size_t all;
+    if (!sti_mul(n, each, &all)) all = SIZE_MAX;
+    return sti_carve_take(c, all, sizeof(uint16_t));
+}
+
 static void carve_route(sti_carve *c, sti_cuda_train *p)
 {
     const size_t rows = (size_t)p->B * (size_t)p->H * (size_t)p->T;
@@ -165,11 +174,19 @@ static void carve_forward(sti_carve *c, sti_cuda_train *p)
     p->folds = take(c, spans, (size_t)p->span);
     p->n_folds = take(c, spans, 1);
     p->n_folded = take(c, spans, 1);
+    const size_t tokens = (size_t)p->B * (size_t)p->T, DP = (size_t)p->DP;
+    if (p->has_window) {
+        p->half_q = take_halves(c, tokens * (size_t)p->H, DP);
+        p->half_k = take_halves(c, tokens * (size_t)p->G, DP);
+    }
+    p->half_v = take_halves(c, tokens * (size_t)p->G, DP);
     if (!p->has_linear) return;
-    p->phi_q = take(c, (size_t)p->B * (size_t)p->H * (size_t)p->T, PP);
-    p->phi_k = take(c, heads * (size_t)p->T, PP);
-    p->state = take(c, spans, PP * (size_t)p->DP);
+    const size_t stored = p->relu ? 2 * PP : PP; /* floats, or halves */
+    p->phi_q = take_halves(c, tokens * (size_t)p->H, stored);
+    p->phi_k = take_halves(c, heads * (size_t)p->T, stored);
+    p->state = take(c, spans, PP * DP);
     p->state_z = take(c, spans, PP);
+    if (!p->relu) p->mean = take_halves(c, spans, PP * DP);
 }
 
 /* What a backward is asked for. */
@@ -202,11 +219,12 @@ static void carve_backward(sti_carve *c, sti_cuda_train *p)
     const size_t blocks = B * ((T + STI_TRAIN_ROWS - 1) / STI_TRAIN_ROWS);
     const size_t parts = B * (size_t)p->map_parts;
     p->shift = take(c, rows, 1);
-    p->dden = take(c, rows, 1);
+    p->unit = take(c, rows, 1);
+    p->delta = take(c, rows, 1);
     p->adden = take(c, rows, 1);
     p->part_alpha = take(c, tiles, H);
     p->part_window = take(c, tiles, H);
-    if (w.softmax_q || w.softmax_kv) p->dn = take(c, rows, DP);
+    if (w.softmax_q || w.softmax_kv) p->half_dy = take_halves(c, rows, DP);
     if (w.map_q || w.keys) p->adng = take(c, rows, DP);
     if (w.softmax_kv) {
         p->part_k = take(c, spans, (size_t)p->slots * DP);
@@ -265,6 +283,7 @@ still_status sti_cuda_hybrid_route(sti_dev *dev, const sti_hybrid_parallel_args 
 static still_status make_ready(sti_dev *dev, const sti_cuda_train *p, still_error *err)
 {
     STI_TRY(sti_train_lists(dev, p, err));
+    STI_TRY(sti_train_halves(dev, p, err));
     if (!p->has_linear) return STILL_OK;
     STI_TRY(sti_train_features(dev, p, err));
     return sti_train_states(dev, p, err);

@@ -25,16 +25,24 @@ STI_DEVICE void hide(float (&f)[8][4], const lane_place &at)
         }
 }
 
-/* 64 rows [first, first + n) of arrays [B,heads,T,width], columns p0 .. p0 + W. */
-template <int W>
-STI_DEVICE void load_rows(const sti_cuda_train &p, float *to, int ld, const float *x,
-                          int heads, int b, int head, int first, int n, int width,
-                          int p0)
+/* 64 rows [first, first + n) of a g dn, and of a step of features. */
+template <int DP>
+STI_DEVICE void load_adng(const sti_cuda_train &p, float *to, int b, int h, int first,
+                          int n)
 {
-    load_tile<ROWS, W>(to, ld, W, true, as_it_is(), [&](int i) {
-        return i < n ? x + row_at(p, heads, b, head, first + i) * width + p0
+    load_tile<ROWS, DP>(to, DP + 4, DP, true, as_it_is(), [&](int i) {
+        return i < n ? (const float *)p.adng + row_at(p, p.H, b, h, first + i) * DP
                      : (const float *)NULL;
     });
+}
+STI_DEVICE void load_phi(const sti_cuda_train &p, float *to, const uint16_t *phi,
+                         int heads, int b, int head, int first, int n, int p0)
+{
+    load_tile<ROWS, STEP>(
+        to, STEP_LD, STEP, p.relu, rounded_part{1 / p.phi_unit}, [&](int i) {
+            return i < n ? features_at(p, phi, row_at(p, heads, b, head, first + i), p0)
+                         : (const uint16_t *)NULL;
+        });
 }
 
 /* Values of `n` tokens of kv head g. */
@@ -73,7 +81,7 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
 #pragma unroll
     for (int i = 0; i < 2; i++)
         adden[i] = row + 8 * i < r.n ? p.adden[row0 + row + 8 * i] : 0;
-    load_rows<DP>(p, adng, LD, p.adng, p.H, r.b, r.h, r.first, r.n, DP, 0);
+    load_adng<DP>(p, adng, r.b, r.h, r.first, r.n);
 
     float df[8][4];
     if (!WINDOW) {
@@ -97,9 +105,7 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
             });
             if (threadIdx.x < STEP)
                 z[threadIdx.x] = p.state_z[r.span * p.PP + p0 + threadIdx.x];
-            if (!WINDOW)
-                load_rows<STEP>(p, phi, STEP_LD, p.phi_k, p.S, r.b, r.sel, r.first, r.n,
-                                p.PP, p0);
+            if (!WINDOW) load_phi(p, phi, p.phi_k, p.S, r.b, r.sel, r.first, r.n, p0);
             __syncthreads();
             product_nt<STEP / 8, DP / 8>(dphi, adng + at.warp * 16 * LD, LD, S, LD,
                                          at.lane);
@@ -166,11 +172,12 @@ STI_DEVICE void keys_through_state(const sti_cuda_train &p, const key_tile &r,
         load_tile<STEP, DP>(dS, LD, DP, true, rounded(), [&](int i) {
             return (const float *)p.dstate + (r.span * p.PP + p0 + i) * DP;
         });
-        load_tile<ROWS, STEP>(phi, STEP_LD, STEP, true, as_it_is(), [&](int i) {
-            return i < r.n ? (const float *)p.phi_k +
-                                 row_at(p, p.S, r.b, r.sel, r.token[i]) * p.PP + p0
-                           : (const float *)NULL;
-        });
+        load_tile<ROWS, STEP>(
+            phi, STEP_LD, STEP, p.relu, rounded_part{1 / p.phi_unit}, [&](int i) {
+                return i < r.n ? features_at(p, p.phi_k,
+                                             row_at(p, p.S, r.b, r.sel, r.token[i]), p0)
+                               : (const uint16_t *)NULL;
+            });
         if (threadIdx.x < STEP)
             dz[threadIdx.x] = p.dstate_z[r.span * p.PP + p0 + threadIdx.x];
         __syncthreads();
@@ -203,7 +210,7 @@ STI_DEVICE void keys_pair_by_pair(const sti_cuda_train &p, const key_tile &r, in
     constexpr int LD = DP + 4;
     const int row = at.warp * 16 + at.g, first = r.c * p.span;
     __syncthreads();
-    load_rows<DP>(p, adng, LD, p.adng, p.H, r.b, h, first, r.n, DP, 0);
+    load_adng<DP>(p, adng, r.b, h, first, r.n);
     if (threadIdx.x < ROWS)
         adden[threadIdx.x] = (int)threadIdx.x < r.n
                                  ? p.adden[row_at(p, p.H, r.b, h, first) + threadIdx.x]
@@ -220,9 +227,8 @@ STI_DEVICE void keys_pair_by_pair(const sti_cuda_train &p, const key_tile &r, in
     hide<true>(df, at);
     for (int p0 = 0; p0 < p.PP; p0 += STEP) {
         __syncthreads();
-        load_rows<STEP>(p, phi_k, STEP_LD, p.phi_k, p.S, r.b, r.sel, first, r.n, p.PP,
-                        p0);
-        load_rows<STEP>(p, phi_q, STEP_LD, p.phi_q, p.H, r.b, h, first, r.n, p.PP, p0);
+        load_phi(p, phi_k, p.phi_k, p.S, r.b, r.sel, first, r.n, p0);
+        load_phi(p, phi_q, p.phi_q, p.H, r.b, h, first, r.n, p0);
         __syncthreads();
         float dphi[STEP / 8][4];
         clear_tiles(dphi);

@@ -4,28 +4,48 @@
  * then, for each chunk and selection head, the mean over query heads and the `select`
  * best in order; last, where the cap can be exceeded, one block per selection head
  * merges the chunks' lists in order of time and folds what does not fit. Logits are
- * products in three parts: scores that differ must not change places.
+ * products of split halves: scores that differ must not change places.
  *
- * Bounded by latency: the whole takes 2 C D operations a query. */
+ * Bounded by latency: the whole takes 6 C D operations a query. */
+#include "backend/cuda/hybrid_distinct.cuh"
 #include "backend/cuda/hybrid_train_tile.cuh"
 
 /* ---- Scores ------------------------------------------------------------------------
  */
 
+/* Tiles of [64][DP] halves: the block's rows, then those it walks over, split. */
 template <int DP> static constexpr size_t score_shared(void)
 {
-    return 2 * ROWS * (DP + 4) * sizeof(float);
+    return 4 * ROWS * DP * sizeof(uint16_t);
 }
 
-/* q and k as tiles of floats that were not rounded. */
+/* Rows [first, first + 64) of q or k before `end`, split, into tiles `to`, `to` + 1. */
 template <int DP>
-STI_DEVICE void load_rows(const sti_cuda_train &p, float *to, const float *x, int heads,
+STI_DEVICE void load_rows(const sti_cuda_train &p, int to, const float *x, int heads,
                           int b, int head, int first, int end)
 {
-    load_tile<ROWS, DP>(to, DP + 4, p.D, p.vec, as_it_is(), [&](int r) {
-        return first + r < end ? x + token_at(p, heads, b, head, first + r) * p.D
-                               : (const float *)NULL;
-    });
+    constexpr int TILE = ROWS * DP * 2;
+    unsigned char *high = (unsigned char *)block_memory() + to * TILE;
+    split_tile<ROWS, DP>(
+        high, high + TILE, p.D, p.vec,
+        [&](int r) {
+            return first + r < end ? x + token_at(p, heads, b, head, first + r) * p.D
+                                   : (const float *)NULL;
+        },
+        keep_none());
+}
+
+/* Products of the warp's 16 rows of the first tiles with all of the others. */
+template <int DP> STI_DEVICE void multiply_rows(float (&s)[8][4], const lane_place &at)
+{
+    constexpr uint32_t TILE = ROWS * DP * 2;
+    const uint32_t a = shared_address(block_memory()) + (uint32_t)at.warp * 16 * DP * 2;
+    const uint32_t b = shared_address(block_memory()) + 2 * TILE;
+    clear_tiles(s);
+    split_product<8, DP, false>(s, lane_address<DP>::by16(a, at.lane),
+                                lane_address<DP>::by16(a + TILE, at.lane),
+                                lane_address<DP>::by8(b, at.lane),
+                                lane_address<DP>::by8(b + TILE, at.lane));
 }
 
 STI_DEVICE float saliency(float self, float others, float eps)
@@ -40,7 +60,6 @@ STI_DEVICE float saliency(float self, float others, float eps)
 template <int DP, bool RECEIVED>
 static __global__ void __launch_bounds__(THREADS) score_kernel(const sti_cuda_train p)
 {
-    constexpr int LD = DP + 4;
     const lane_place at = lane_place_of();
     const int b = (int)blockIdx.z, h = (int)blockIdx.y;
     const int c = (int)blockIdx.x / p.tiles;
@@ -48,18 +67,17 @@ static __global__ void __launch_bounds__(THREADS) score_kernel(const sti_cuda_tr
     const int end = min(first + ROWS, span_end(p, c));
     if (first >= end) return;
     const int back = RECEIVED ? (c > 0 ? c - 1 : 0) * p.span : first - p.span + 1;
-    float *q = block_memory(), *k = q + ROWS * LD;
-    load_rows<DP>(p, q, p.q, p.H, b, h, first, end);
+    load_rows<DP>(p, 0, p.q, p.H, b, h, first, end);
 
     const int row = first + at.warp * 16 + at.g; /* and row + 8 */
+    const float scale = p.scale * log2_e;
     float top[2] = {-INFINITY, -INFINITY}, others[2] = {0, 0}, self[2] = {0, 0};
     for (int k0 = back > 0 ? back : 0; k0 < end; k0 += ROWS) {
         __syncthreads();
-        load_rows<DP>(p, k, p.k, p.G, b, h / p.per_kv, k0, end);
+        load_rows<DP>(p, 2, p.k, p.G, b, h / p.per_kv, k0, end);
         __syncthreads();
         float s[8][4];
-        clear_tiles(s);
-        product_nt_float<8, DP / 8>(s, q + at.warp * 16 * LD, LD, k, LD, at.lane);
+        multiply_rows<DP>(s, at);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int t = row + 8 * r, from = RECEIVED ? back : t - p.span + 1;
@@ -68,17 +86,17 @@ static __global__ void __launch_bounds__(THREADS) score_kernel(const sti_cuda_tr
             for (int i = 0; i < 16; i++) {
                 const int j = k0 + i / 2 * 8 + 2 * at.t + i % 2;
                 float *x = &s[i / 2][2 * r + i % 2];
-                *x = j >= from && j <= t ? *x * p.scale : -INFINITY;
+                *x = j >= from && j <= t ? *x * scale : -INFINITY;
                 most = fmaxf(most, *x);
             }
-            most = quad_max_tf32(most);
+            most = quad_max(most);
             if (most == -INFINITY) continue; /* a row past the end: all lanes agree */
-            const float keep = expf(top[r] - most);
+            const float keep = exp2_fast(top[r] - most);
             float sum = 0, own = 0;
 #pragma unroll
             for (int i = 0; i < 16; i++) {
                 const int j = k0 + i / 2 * 8 + 2 * at.t + i % 2;
-                const float w = expf(s[i / 2][2 * r + i % 2] - most);
+                const float w = exp2_fast(s[i / 2][2 * r + i % 2] - most);
                 if (j == t)
                     own = w;
                 else
@@ -92,7 +110,7 @@ static __global__ void __launch_bounds__(THREADS) score_kernel(const sti_cuda_tr
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = row + 8 * r;
-        const float rest = quad_sum_tf32(others[r]), own = quad_sum_tf32(self[r]);
+        const float rest = quad_sum(others[r]), own = quad_sum(self[r]);
         if (t >= end || at.t != 0) continue;
         const size_t to = row_at(p, p.H, b, h, t);
         if (RECEIVED) {
@@ -110,7 +128,6 @@ template <int DP>
 static __global__ void __launch_bounds__(THREADS)
     received_kernel(const sti_cuda_train p)
 {
-    constexpr int LD = DP + 4;
     const lane_place at = lane_place_of();
     const int b = (int)blockIdx.z, h = (int)blockIdx.y;
     const int c = (int)blockIdx.x / p.tiles;
@@ -118,18 +135,17 @@ static __global__ void __launch_bounds__(THREADS)
     const int end = min(first + ROWS, span_end(p, c));
     if (first >= end) return;
     const int last = span_end(p, min(c + 1, p.spans - 1)); /* of the queries */
-    float *k = block_memory(), *q = k + ROWS * LD;
-    load_rows<DP>(p, k, p.k, p.G, b, h / p.per_kv, first, end);
+    load_rows<DP>(p, 0, p.k, p.G, b, h / p.per_kv, first, end);
 
     const int row = first + at.warp * 16 + at.g;
+    const float scale = p.scale * log2_e;
     float sum[2] = {0, 0};
     for (int q0 = first; q0 < last; q0 += ROWS) {
         __syncthreads();
-        load_rows<DP>(p, q, p.q, p.H, b, h, q0, last);
+        load_rows<DP>(p, 2, p.q, p.H, b, h, q0, last);
         __syncthreads();
         float s[8][4];
-        clear_tiles(s);
-        product_nt_float<8, DP / 8>(s, k + at.warp * 16 * LD, LD, q, LD, at.lane);
+        multiply_rows<DP>(s, at);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             const int t = q0 + i / 2 * 8 + 2 * at.t + i % 2;
@@ -139,13 +155,13 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int r = 0; r < 2; r++)
                 if (t > row + 8 * r)
-                    sum[r] += expf(s[i / 2][2 * r + i % 2] * p.scale - top) * share;
+                    sum[r] += exp2_fast(s[i / 2][2 * r + i % 2] * scale - top) * share;
         }
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int j = row + 8 * r;
-        const float all = quad_sum_tf32(sum[r]);
+        const float all = quad_sum(sum[r]);
         if (j < end && at.t == 0)
             p.score_head[row_at(p, p.H, b, h, j)] =
                 all / fmaxf((float)(last - 1 - j), 1);
@@ -182,6 +198,23 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const sti_cuda_tr
     p.score_head[row_at(p, p.H, b, h, t)] = score;
 }
 
+/* A chunk of a kv head; all its query heads score alike. */
+static __global__ void __launch_bounds__(THREADS)
+    distinct_kernel(const sti_cuda_train p)
+{
+    __shared__ float mean[STI_HEAD_DIM_MAX];
+    const int c = (int)blockIdx.x, g = (int)blockIdx.y, b = (int)blockIdx.z;
+    const int first = c * p.span;
+    distinct::compare_keys<THREADS / 32>(
+        span_end(p, c) - first, p.D, mean,
+        [&](int i, int d) { return p.k[token_at(p, p.G, b, g, first + i) * p.D + d]; },
+        [&](int i, float x) {
+            for (int h = g * p.per_kv; h < (g + 1) * p.per_kv; h++)
+                p.score_head[row_at(p, p.H, b, h, first + i)] =
+                    distinct::score_of(x, first + i);
+        });
+}
+
 still_status sti_train_scores(sti_dev *dev, const sti_cuda_train *p, still_error *err)
 {
     const char *what = "hybrid training: scores";
@@ -189,6 +222,9 @@ still_status sti_train_scores(sti_dev *dev, const sti_cuda_train *p, still_error
     if (p->score == STI_SCORE_KEYNORM || p->score == STI_SCORE_RANDOM)
         return launch(dev, what, err, plain_kernel,
                       dim3((p->T - 1) / THREADS + 1, p->H, p->B), THREADS, 0, *p);
+    if (p->score == STI_SCORE_DISTINCT)
+        return launch(dev, what, err, distinct_kernel, dim3(p->spans, p->G, p->B),
+                      THREADS, 0, *p);
 #define SCORE(W)                                                                       \
     launch(dev, what, err, score_kernel<W, false>, tiles, THREADS, score_shared<W>(),  \
            *p)

@@ -1,129 +1,190 @@
 /* hybrid_train_softmax.cu - the gradient through the softmax keys: the window and the
  * salient tokens. See hybrid_train.h.
  *
- *   w = f exp(l - shift),  ds = w (dn.v + dden) / sqrt(D)
+ *   P = f exp(l - M) / den,  ds = P (dy.v - dy.y) / sqrt(D)
  *   dq = ds K                 a block of 64 queries walks over the keys of its list
- *   dK = ds^T Q, dV = w^T dn  a block of 64 keys of a span's list walks over the span's
+ *   dK = ds^T Q, dV = P^T dy  a block of 64 keys of a span's list walks over the span's
  *                             queries, of all heads that share the list
  *
  * What a span adds to a key's gradient is left at the key's slot of the span's list.
- * Logits are computed again in both. Bounded by tensor cores and shared memory. */
+ * Logits are computed again in both. Products run in half; dy comes in units of its
+ * rows, and what keys sum is in the largest unit of the rows they meet, so that P times
+ * a row's unit is at most 1. 64 x 64 tiles come through two stages of shared memory and
+ * are worked on in halves, for registers. Bounded by tensor cores and shared memory. */
 #include "backend/cuda/hybrid_train_tile.cuh"
 
-/* Keys of the tiles that queries walk over, and queries of those that keys walk over:
- * as many as leave room for several blocks in shared memory and registers. */
-template <int DP> static __host__ __device__ constexpr int key_rows(void)
+enum { HALF = ROWS / 2 };
+
+/* Six tiles of [64][DP] halves: two of the block, two stages of two that it walks over;
+ * then, for keys, three numbers of each query of a stage. */
+template <int DP> static constexpr size_t softmax_shared(void)
 {
-    return DP <= 64 ? 64 : 32;
-}
-template <int DP> static __host__ __device__ constexpr int query_rows(void)
-{
-    return DP <= 32 ? 64 : 32;
-}
-template <int DP> static constexpr size_t softmax_shared(int walked)
-{
-    return (size_t)(2 * (ROWS + walked) * (DP + 4) + 3 * ROWS) * sizeof(float);
+    return 6 * ROWS * DP * sizeof(uint16_t) + 6 * ROWS * sizeof(float);
 }
 
 /* ---- Queries -----------------------------------------------------------------------
  */
 
 template <int DP>
-static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
+static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 4 : 2)
     query_kernel(const sti_cuda_train p)
 {
-    constexpr int N = DP / 8, LD = DP + 4, KEYS = key_rows<DP>(), M = KEYS / 8;
+    constexpr int N = DP / 8, M = HALF / 8;
+    constexpr uint32_t TILE = ROWS * DP * 2, HALF_TILE = TILE / 2;
     const lane_place at = lane_place_of();
     const query_tile r = query_tile_of(p);
     if (r.n <= 0) return;
-    float *q = block_memory(), *dn = q + ROWS * LD, *k = dn + ROWS * LD;
-    float *v = k + KEYS * LD;
-    int *token = (int *)(v + KEYS * LD);
+    const uint32_t q = shared_address(block_memory()), dy = q + TILE;
+    const uint32_t stages = dy + TILE, mine = (uint32_t)at.warp * 16 * DP * 2;
     const size_t row0 = row_at(p, p.H, r.b, r.h, r.first);
-    const size_t base = (size_t)r.b * p.T * p.G + r.g;
-    const float factor = factor_of(p, r.h);
-    load_tile<ROWS, DP>(q, LD, p.D, p.vec, rounded(), [&](int i) {
-        return i < r.n ? p.q + token_at(p, p.H, r.b, r.h, r.first + i) * p.D
-                       : (const float *)NULL;
-    });
-    load_tile<ROWS, DP>(dn, LD, DP, true, as_it_is(), [&](int i) {
-        return i < r.n ? (const float *)p.dn + (row0 + i) * DP : (const float *)NULL;
-    });
-    float shift[2], dden[2];
+    const size_t base = row_at(p, p.G, r.b, r.g, 0);
+    const int steps = (r.keys + ROWS - 1) / ROWS;
+    const auto copy = [&](int step) {
+        const auto token = [&](int i) {
+            return key_token(p, r.span, r.n_salient, r.start,
+                             min(step * ROWS + i, r.keys - 1));
+        };
+        const uint32_t to = stages + (uint32_t)(step & 1) * 2 * TILE;
+        if (step < steps) {
+            copy_tile<ROWS, DP>(
+                to, [&](int i) { return p.half_k + (base + token(i)) * DP; });
+            copy_tile<ROWS, DP>(
+                to + TILE, [&](int i) { return p.half_v + (base + token(i)) * DP; });
+        }
+        copy_commit();
+    };
+    copy_tile<ROWS, DP>(
+        q, [&](int i) { return p.half_q + (row0 + min(i, r.n - 1)) * DP; });
+    copy_tile<ROWS, DP>(
+        dy, [&](int i) { return p.half_dy + (row0 + min(i, r.n - 1)) * DP; });
+    copy(0);
+    const int row = at.warp * 16 + at.g; /* and row + 8 */
+    float shift[2], delta[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int row = at.warp * 16 + at.g + 8 * i;
-        shift[i] = row < r.n ? p.shift[row0 + row] : INFINITY; /* no weight */
-        dden[i] = row < r.n ? p.dden[row0 + row] : 0;
+        const size_t from = row0 + min(row + 8 * i, r.n - 1);
+        shift[i] = p.shift[from];
+        delta[i] = p.delta[from];
     }
+    const float scale = p.scale * log2_e;
+    /* Row g sees the keys before this one, row g + 8 eight more. */
+    const int limit = r.keys - r.n + row + 1;
 
     float dq[N][4];
     clear_tiles(dq);
-    for (int k0 = 0; k0 < r.keys; k0 += KEYS) {
-        __syncthreads();
-        if (threadIdx.x < KEYS)
-            token[threadIdx.x] = key_token(p, r.span, r.n_salient, r.start, r.keys,
-                                           k0 + (int)threadIdx.x);
-        __syncthreads();
-        load_tile<KEYS, DP>(k, LD, p.D, p.vec, rounded(), [&](int i) {
-            return token[i] == NO_TOKEN ? (const float *)NULL
-                                        : p.k + (base + (size_t)token[i] * p.G) * p.D;
-        });
-        load_tile<KEYS, DP>(v, LD, p.D, p.vec, rounded(), [&](int i) {
-            return token[i] == NO_TOKEN ? (const float *)NULL
-                                        : p.v + (base + (size_t)token[i] * p.G) * p.D;
-        });
-        __syncthreads();
-        float s[M][4], ds[M][4];
-        clear_tiles(s);
-        clear_tiles(ds);
-        product_nt<M, N>(s, q + at.warp * 16 * LD, LD, k, LD, at.lane);
-        product_nt<M, N>(ds, dn + at.warp * 16 * LD, LD, v, LD, at.lane);
+    for (int step = 0; step < steps; step++) {
+        const uint32_t k = stages + (uint32_t)(step & 1) * 2 * TILE, v = k + TILE;
+        copy_wait<0>();
+        __syncthreads(); /* this step is here, and all are done with the one before */
+        copy(step + 1);
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            const int k0 = step * ROWS + half * HALF;
+            const uint32_t skip = (uint32_t)half * HALF_TILE;
+            if (limit - at.g + 15 <= k0) break; /* no row of the warp sees a key */
+            float s[M][4], ds[M][4];
+            clear_tiles(s);
+            clear_tiles(ds);
+            half_nt<M, DP>(s, lane_address<DP>::by16(q + mine, at.lane),
+                           lane_address<DP>::by8(k + skip, at.lane));
+            half_nt<M, DP>(ds, lane_address<DP>::by16(dy + mine, at.lane),
+                           lane_address<DP>::by8(v + skip, at.lane));
 #pragma unroll
-        for (int n = 0; n < M; n++)
+            for (int n = 0; n < M; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int t = r.first + at.warp * 16 + at.g + i / 2 * 8;
-                const bool seen = token[8 * n + 2 * at.t + i % 2] <= t;
-                const float w =
-                    seen ? factor * __expf(s[n][i] * p.scale - shift[i / 2]) : 0;
-                ds[n][i] = tf32(w * (ds[n][i] + dden[i / 2]) * p.scale);
-            }
-        product_rn<N, M>(dq, ds, k, LD, at.lane);
+                for (int i = 0; i < 4; i++) {
+                    const int key = k0 + 8 * n + 2 * at.t + i % 2;
+                    const bool seen = key < limit + i / 2 * 8;
+                    const float P =
+                        seen ? exp2_fast(s[n][i] * scale - shift[i / 2]) : 0;
+                    ds[n][i] = P * (ds[n][i] + delta[i / 2]);
+                }
+            half_rn<N, M, DP>(dq, ds, lane_address<DP>::by16(k + skip, at.lane));
+        }
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int row = at.warp * 16 + at.g + 8 * i;
-        if (row >= r.n) continue;
-        float *to = p.grad.q + token_at(p, p.H, r.b, r.h, r.first + row) * p.D;
+        if (row + 8 * i >= r.n) continue;
+        float *to = p.grad.q + token_at(p, p.H, r.b, r.h, r.first + row + 8 * i) * p.D;
+        const float whole = p.scale * unit_whole(p.unit[row0 + row + 8 * i]);
 #pragma unroll
         for (int n = 0; n < N; n++)
-            write2(to, 8 * n + 2 * at.t, p.D, p.vec, dq[n][2 * i], dq[n][2 * i + 1]);
+            write2(to, 8 * n + 2 * at.t, p.D, p.vec, dq[n][2 * i] * whole,
+                   dq[n][2 * i + 1] * whole);
     }
 }
 
 /* ---- Keys --------------------------------------------------------------------------
  */
 
-/* Queries [first, first + QUERIES) of head h before `end`: q, dn, shift, dden. */
-template <int DP, int QUERIES>
-STI_DEVICE void load_queries(const sti_cuda_train &p, int b, int h, int first, int end,
-                             float *q, float *dn, float *shift, float *dden)
+/* 64 keys [k0, k0 + 64) of the list of span c, and the tiles of queries that may see
+ * them: `tiles` of each head, from token `first` to `end`. */
+typedef struct list_tile {
+    int b, sel, c, k0;
+    size_t span;
+    int start, n_salient, keys;
+    int first, end, tiles;
+} list_tile;
+
+STI_DEVICE list_tile list_tile_of(const sti_cuda_train &p)
 {
-    const size_t row0 = row_at(p, p.H, b, h, first);
-    if (threadIdx.x < QUERIES) {
-        const bool is = first + (int)threadIdx.x < end;
-        shift[threadIdx.x] = is ? p.shift[row0 + threadIdx.x] : INFINITY;
-        dden[threadIdx.x] = is ? p.dden[row0 + threadIdx.x] : 0;
+    list_tile r;
+    const int blocks = (p.slots + ROWS - 1) / ROWS;
+    r.b = (int)blockIdx.z;
+    r.sel = (int)blockIdx.y;
+    r.c = p.spans - 1 - (int)blockIdx.x / blocks;
+    r.k0 = (int)blockIdx.x % blocks * ROWS;
+    r.span = span_at(p, r.b, r.sel, r.c);
+    r.start = (r.c > 0 ? r.c - 1 : 0) * p.span;
+    r.end = span_end(p, r.c);
+    r.n_salient = p.n_salient[r.span];
+    r.keys = r.n_salient + r.end - r.start;
+    r.first = r.c * p.span;
+    const int oldest = r.start + r.k0 - r.n_salient; /* if of the window */
+    if (oldest > r.first) r.first += (oldest - r.first) / ROWS * ROWS;
+    r.tiles = (r.end - r.first + ROWS - 1) / ROWS;
+    return r;
+}
+
+/* The largest unit of the rows of dy that a tile of keys meets. room: 4 floats. */
+STI_DEVICE float largest_unit(const sti_cuda_train &p, const list_tile &r, float *room)
+{
+    float most = nothing_log2;
+    for (int i = 0; i < p.per_sel; i++) {
+        const float *unit = p.unit + row_at(p, p.H, r.b, r.sel * p.per_sel + i, 0);
+        for (int t = r.first + (int)threadIdx.x; t < r.end; t += THREADS)
+            most = fmaxf(most, unit[t]);
     }
-    load_tile<QUERIES, DP>(q, DP + 4, p.D, p.vec, rounded(), [&](int i) {
-        return first + i < end ? p.q + token_at(p, p.H, b, h, first + i) * p.D
-                               : (const float *)NULL;
-    });
-    load_tile<QUERIES, DP>(dn, DP + 4, DP, true, as_it_is(), [&](int i) {
-        return first + i < end ? (const float *)p.dn + (row0 + i) * DP
-                               : (const float *)NULL;
-    });
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
+    if ((threadIdx.x & 31) == 0) room[threadIdx.x >> 5] = most;
+    __syncthreads();
+    most = fmaxf(fmaxf(room[0], room[1]), fmaxf(room[2], room[3]));
+    __syncthreads();
+    return most;
+}
+
+/* Queries of a step, on their way: q, dy and, [64] each, shift, delta, unit. */
+template <int DP>
+STI_DEVICE void copy_queries(const sti_cuda_train &p, const list_tile &r, int step,
+                             uint32_t tiles, uint32_t numbers)
+{
+    const int h = r.sel * p.per_sel + step / r.tiles;
+    const int q0 = r.first + step % r.tiles * ROWS, last = r.end - 1 - q0;
+    const size_t row0 = row_at(p, p.H, r.b, h, q0);
+    copy_tile<ROWS, DP>(tiles,
+                        [&](int i) { return p.half_q + (row0 + min(i, last)) * DP; });
+    copy_tile<ROWS, DP>(tiles + ROWS * DP * 2,
+                        [&](int i) { return p.half_dy + (row0 + min(i, last)) * DP; });
+    const int i = (int)threadIdx.x % ROWS;
+    const size_t from = row0 + min(i, last);
+    if (threadIdx.x < ROWS) {
+        copy_number(numbers + (uint32_t)i * 4, p.shift + from);
+        copy_number(numbers + (uint32_t)(2 * ROWS + i) * 4, p.unit + from);
+    } else {
+        copy_number(numbers + (uint32_t)(ROWS + i) * 4, p.delta + from);
+    }
 }
 
 /* Grid: spans x tiles of the list, selection heads, sequences. */
@@ -131,78 +192,86 @@ template <int DP>
 static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
     key_kernel(const sti_cuda_train p)
 {
-    constexpr int N = DP / 8, LD = DP + 4, QUERIES = query_rows<DP>(), M = QUERIES / 8;
+    constexpr int N = DP / 8, M = HALF / 8;
+    constexpr uint32_t TILE = ROWS * DP * 2, HALF_TILE = TILE / 2;
     const lane_place at = lane_place_of();
-    const int tiles = (p.slots + ROWS - 1) / ROWS;
-    const int c = p.spans - 1 - (int)blockIdx.x / tiles;
-    const int k0 = (int)blockIdx.x % tiles * ROWS;
-    const int sel = (int)blockIdx.y, b = (int)blockIdx.z;
-    const size_t span = span_at(p, b, sel, c);
-    const int start = (c > 0 ? c - 1 : 0) * p.span, end = span_end(p, c);
-    const int n_salient = p.n_salient[span], keys = n_salient + end - start;
-    if (k0 >= keys) return;
-
-    float *k = block_memory(), *v = k + ROWS * LD, *q = v + ROWS * LD;
-    float *dn = q + QUERIES * LD, *shift = dn + QUERIES * LD, *dden = shift + ROWS;
-    int *token = (int *)(dden + ROWS);
-    if (threadIdx.x < ROWS)
-        token[threadIdx.x] =
-            key_token(p, span, n_salient, start, keys, k0 + (int)threadIdx.x);
-    __syncthreads();
-    const size_t base = (size_t)b * p.T * p.G + sel * p.per_sel / p.per_kv;
-    load_tile<ROWS, DP>(k, LD, p.D, p.vec, rounded(), [&](int i) {
-        return token[i] == NO_TOKEN ? (const float *)NULL
-                                    : p.k + (base + (size_t)token[i] * p.G) * p.D;
-    });
-    load_tile<ROWS, DP>(v, LD, p.D, p.vec, rounded(), [&](int i) {
-        return token[i] == NO_TOKEN ? (const float *)NULL
-                                    : p.v + (base + (size_t)token[i] * p.G) * p.D;
-    });
+    const list_tile r = list_tile_of(p);
+    if (r.k0 >= r.keys) return;
+    float *numbers = block_memory() + 6 * TILE / 4;
+    const uint32_t k = shared_address(block_memory()), v = k + TILE;
+    const uint32_t stages = v + TILE, mine = (uint32_t)at.warp * 16 * DP * 2;
+    const size_t base = row_at(p, p.G, r.b, r.sel * p.per_sel / p.per_kv, 0);
+    const auto token = [&](int i) {
+        return key_token(p, r.span, r.n_salient, r.start, min(r.k0 + i, r.keys - 1));
+    };
+    const int steps = p.per_sel * r.tiles;
+    const auto copy = [&](int step) {
+        const uint32_t stage = (uint32_t)(step & 1);
+        if (step < steps)
+            copy_queries<DP>(p, r, step, stages + stage * 2 * TILE,
+                             shared_address(numbers) + stage * 3 * ROWS * 4);
+        copy_commit();
+    };
+    const float most = largest_unit(p, r, numbers);
+    copy_tile<ROWS, DP>(k, [&](int i) { return p.half_k + (base + token(i)) * DP; });
+    copy_tile<ROWS, DP>(v, [&](int i) { return p.half_v + (base + token(i)) * DP; });
+    copy(0);
     const int row = at.warp * 16 + at.g; /* and row + 8 */
-    const int own[2] = {token[row], token[row + 8]};
-    const int oldest = token[0];
+    const int own[2] = {token(row), token(row + 8)};
+    const float scale = p.scale * log2_e;
 
     float dk[N][4], dv[N][4];
     clear_tiles(dk);
     clear_tiles(dv);
-    for (int h = sel * p.per_sel; h < (sel + 1) * p.per_sel; h++) {
-        const float factor = factor_of(p, h);
-        for (int q0 = c * p.span; q0 < end; q0 += QUERIES) {
-            if (q0 + QUERIES <= oldest) continue; /* none of them sees a key */
-            __syncthreads();
-            load_queries<DP, QUERIES>(p, b, h, q0, end, q, dn, shift, dden);
-            __syncthreads();
+    for (int step = 0; step < steps; step++) {
+        const uint32_t q = stages + (uint32_t)(step & 1) * 2 * TILE, dy = q + TILE;
+        const float *shift = numbers + (step & 1) * 3 * ROWS, *delta = shift + ROWS;
+        const float *unit = delta + ROWS;
+        const int q0 = r.first + step % r.tiles * ROWS;
+        copy_wait<0>();
+        __syncthreads(); /* this step is here, and all are done with the one before */
+        copy(step + 1);
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            const uint32_t skip = (uint32_t)half * HALF_TILE;
             float w[M][4], ds[M][4];
             clear_tiles(w);
             clear_tiles(ds);
-            product_nt<M, N>(w, k + at.warp * 16 * LD, LD, q, LD, at.lane);
-            product_nt<M, N>(ds, v + at.warp * 16 * LD, LD, dn, LD, at.lane);
+            half_nt<M, DP>(w, lane_address<DP>::by16(k + mine, at.lane),
+                           lane_address<DP>::by8(q + skip, at.lane));
+            half_nt<M, DP>(ds, lane_address<DP>::by16(v + mine, at.lane),
+                           lane_address<DP>::by8(dy + skip, at.lane));
 #pragma unroll
             for (int n = 0; n < M; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int col = 8 * n + 2 * at.t + i % 2;
-                    const bool seen = own[i / 2] <= q0 + col;
-                    const float x =
-                        seen ? factor * __expf(w[n][i] * p.scale - shift[col]) : 0;
-                    w[n][i] = tf32(x);
-                    ds[n][i] = tf32(x * (ds[n][i] + dden[col]) * p.scale);
+                for (int x = 0; x < 2; x++) {
+                    const int col = half * HALF + 8 * n + 2 * at.t + x, t = q0 + col;
+                    const float less = shift[col] - (unit[col] - most);
+                    const float plus = delta[col];
+#pragma unroll
+                    for (int i = x; i < 4; i += 2) {
+                        const bool seen = own[i / 2] <= t && t < r.end;
+                        w[n][i] = seen ? exp2_fast(w[n][i] * scale - less) : 0;
+                        ds[n][i] = w[n][i] * (ds[n][i] + plus);
+                    }
                 }
-            product_rn<N, M>(dv, w, dn, LD, at.lane);
-            product_rn<N, M>(dk, ds, q, LD, at.lane);
+            half_rn<N, M, DP>(dv, w, lane_address<DP>::by16(dy + skip, at.lane));
+            half_rn<N, M, DP>(dk, ds, lane_address<DP>::by16(q + skip, at.lane));
         }
     }
+    const float whole = unit_whole(most);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int slot = k0 + row + 8 * i;
-        if (slot >= keys) continue;
-        const size_t to = (span * p.slots + slot) * DP + 2 * at.t;
+        const int slot = r.k0 + row + 8 * i;
+        if (slot >= r.keys) continue;
+        const size_t to = (r.span * p.slots + slot) * DP + 2 * at.t;
+        const float turn = whole * p.scale;
 #pragma unroll
         for (int n = 0; n < N; n++) {
             *(float2 *)(p.part_k + to + 8 * n) =
-                make_float2(dk[n][2 * i], dk[n][2 * i + 1]);
+                make_float2(dk[n][2 * i] * turn, dk[n][2 * i + 1] * turn);
             *(float2 *)(p.part_v + to + 8 * n) =
-                make_float2(dv[n][2 * i], dv[n][2 * i + 1]);
+                make_float2(dv[n][2 * i] * whole, dv[n][2 * i + 1] * whole);
         }
     }
 }
@@ -216,7 +285,7 @@ still_status sti_train_softmax_queries(sti_dev *dev, const sti_cuda_train *p,
     const dim3 grid(p->spans * p->tiles, p->H, p->B);
 #define QUERIES_(W)                                                                    \
     launch(dev, "hybrid training: gradient of the queries", err, query_kernel<W>,      \
-           grid, THREADS, softmax_shared<W>(key_rows<W>()), *p)
+           grid, THREADS, softmax_shared<W>(), *p)
     return STI_TRAIN_BY_WIDTH(p->DP, QUERIES_);
 }
 
@@ -226,6 +295,6 @@ still_status sti_train_softmax_keys(sti_dev *dev, const sti_cuda_train *p,
     const dim3 grid(p->spans * ((p->slots + ROWS - 1) / ROWS), p->S, p->B);
 #define KEYS_(W)                                                                       \
     launch(dev, "hybrid training: gradient of the softmax keys", err, key_kernel<W>,   \
-           grid, THREADS, softmax_shared<W>(query_rows<W>()), *p)
+           grid, THREADS, softmax_shared<W>(), *p)
     return STI_TRAIN_BY_WIDTH(p->DP, KEYS_);
 }

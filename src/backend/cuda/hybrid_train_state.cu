@@ -74,20 +74,25 @@ static __global__ void __launch_bounds__(THREADS)
                                           : p.adden[row_at(p, p.H, b, h, t)];
             }
             __syncthreads();
-            load_tile<ROWS, 64>(
-                A, LDA, (KIND == OUTER_MAP ? p.D : p.PP) - m0,
-                KIND == OUTER_MAP ? p.vec : true, rounded(), [&](int r) {
-                    const int t = token[r];
-                    if (t == NO_TOKEN) return (const float *)NULL;
-                    if (KIND == OUTER_STATE)
-                        return (const float *)p.phi_k +
-                               row_at(p, p.S, b, head, t) * p.PP + m0;
-                    if (KIND == OUTER_DSTATE)
-                        return (const float *)p.phi_q + row_at(p, p.H, b, h, t) * p.PP +
-                               m0;
-                    return map.x +
-                           token_at(p, map.x_heads, b, head / map.x_per, t) * p.D + m0;
+            if constexpr (KIND == OUTER_MAP)
+                load_tile<ROWS, 64>(A, LDA, p.D - m0, p.vec, rounded(), [&](int r) {
+                    const size_t row =
+                        token_at(p, map.x_heads, b, head / map.x_per, token[r]);
+                    return token[r] == NO_TOKEN ? (const float *)NULL
+                                                : map.x + row * p.D + m0;
                 });
+            else
+                load_tile<ROWS, 64>(
+                    A, LDA, 64, p.relu, rounded_part{1 / p.phi_unit}, [&](int r) {
+                        const uint16_t *phi = KIND == OUTER_STATE ? p.phi_k : p.phi_q;
+                        const int heads = KIND == OUTER_STATE ? p.S : p.H;
+                        const int own = KIND == OUTER_STATE ? head : h;
+                        return token[r] == NO_TOKEN
+                                   ? (const uint16_t *)NULL
+                                   : features_at(p, phi,
+                                                 row_at(p, heads, b, own, token[r]),
+                                                 m0);
+                    });
             load_tile<ROWS, DP>(
                 B, LDB, KIND == OUTER_STATE ? p.D : DP,
                 KIND == OUTER_STATE ? p.vec : true, rounded(), [&](int r) {
@@ -147,16 +152,21 @@ static still_status outer(sti_dev *dev, const sti_cuda_train *p, const map_sums 
 enum { SCAN_THREADS = 256, SCAN_BATCH = 8 };
 
 /* S [heads,spans,n] and z [heads,spans,n_z]: span c becomes the sum of spans 0 .. c
- * (back: c .. spans - 1); without `own`, c itself is left out. One thread a number;
- * batches keep several reads in flight. */
+ * (back: c .. spans - 1); without `own`, c itself is left out. Forward, mean [heads,
+ * spans,n] is S over the number of tokens folded by then: at most as large as a value
+ * times a feature, so half holds it. NULL of a relu map. One thread a number; batches
+ * keep several reads in flight. */
 static __global__ void __launch_bounds__(SCAN_THREADS)
-    scan_kernel(float *S, float *z, int spans, int n, int n_z, int back, int own)
+    scan_kernel(float *S, float *z, uint16_t *mean, const int32_t *n_folded, int spans,
+                int n, int n_z, int back, int own)
 {
     int i = (int)(blockIdx.x * SCAN_THREADS + threadIdx.x);
     if (i >= n + n_z) return;
     const int step = i < n ? n : n_z;
-    float *x = i < n ? S + i : z + i - n;
-    x += ((size_t)blockIdx.z * gridDim.y + blockIdx.y) * spans * step;
+    const size_t head = (size_t)blockIdx.z * gridDim.y + blockIdx.y;
+    float *x = (i < n ? S + i : z + i - n) + head * spans * step;
+    mean = mean && !back && i < n ? mean + head * spans * n + i : NULL;
+    n_folded += head * spans;
     float sum = 0;
     for (int c0 = 0; c0 < spans; c0 += SCAN_BATCH) {
         float y[SCAN_BATCH];
@@ -169,7 +179,11 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
         for (i = 0; i < SCAN_BATCH; i++) {
             const int c = back ? spans - 1 - c0 - i : c0 + i;
             if (c0 + i >= spans) continue;
-            x[(size_t)c * step] = own ? sum + y[i] : sum;
+            const float here = own ? sum + y[i] : sum;
+            x[(size_t)c * step] = here;
+            if (mean)
+                mean[(size_t)c * n] = (uint16_t)pack_half2(
+                    half_range(here / (float)max(n_folded[c], 1)), 0);
             sum += y[i];
         }
     }
@@ -181,7 +195,8 @@ static still_status scan(sti_dev *dev, const sti_cuda_train *p, float *S, float 
     const int n = p->PP * p->DP, all = n + p->PP;
     return launch(dev, "hybrid training: sums over spans", err, scan_kernel,
                   dim3((all - 1) / SCAN_THREADS + 1, p->S, p->B), SCAN_THREADS, 0, S, z,
-                  p->spans, n, p->PP, (int)back, (int)p->has_window);
+                  p->mean, (const int32_t *)p->n_folded, p->spans, n, p->PP, (int)back,
+                  (int)p->has_window);
 }
 
 /* ---- Launchers ---------------------------------------------------------------------

@@ -6,6 +6,7 @@
 #include <float.h>
 
 #include "backend/cuda/hybrid_train.h"
+#include "backend/cuda/mma.cuh"
 #include "backend/cuda/tf32.cuh"
 
 enum {
@@ -15,6 +16,8 @@ enum {
     STEP_LD = STEP + 4, /* of a tile of STEP columns */
     NO_TOKEN = INT32_MAX
 };
+
+static __device__ const float log2_e = 1.4426950408889634f;
 
 /* ---- Launching ---------------------------------------------------------------------
  */
@@ -35,16 +38,12 @@ static still_status launch(sti_dev *dev, const char *what, still_error *err,
 }
 
 /* Runs LAUNCH with DP as a constant. */
-#define STI_TRAIN_BY_WIDTH(width, LAUNCH)                                              \
-    ((width) == 32   ? LAUNCH(32)                                                      \
-     : (width) == 64 ? LAUNCH(64)                                                      \
-     : (width) == 96 ? LAUNCH(96)                                                      \
-                     : LAUNCH(128))
+#define STI_TRAIN_BY_WIDTH(width, LAUNCH) ((width) == 64 ? LAUNCH(64) : LAUNCH(128))
 
 STI_DEVICE float *block_memory(void)
 {
-    extern __shared__ float4 sti_train_memory[];
-    return (float *)sti_train_memory;
+    extern __shared__ __align__(1024) float sti_train_memory[];
+    return sti_train_memory;
 }
 
 /* ---- Places ------------------------------------------------------------------------
@@ -108,9 +107,8 @@ STI_DEVICE query_tile query_tile_of(const sti_cuda_train &p)
 
 /* Entry i of a span's list of softmax keys: salient ones, then the window. */
 STI_DEVICE int key_token(const sti_cuda_train &p, size_t span, int n_salient, int start,
-                         int keys, int i)
+                         int i)
 {
-    if (i >= keys) return NO_TOKEN;
     return i < n_salient ? p.salient[span * p.room + i] : start + i - n_salient;
 }
 
@@ -127,7 +125,7 @@ STI_DEVICE float factor_of(const sti_cuda_train &p, int h)
     return p.window_logit ? 1 / (1 + expf(-p.window_logit[h])) : 0.1f;
 }
 
-/* ---- Tiles -------------------------------------------------------------------------
+/* ---- Tiles of floats ----------------------------------------------------------------
  */
 
 struct rounded {
@@ -142,6 +140,13 @@ struct as_it_is {
         return x;
     }
 };
+struct rounded_part {
+    float part; /* a power of 2 */
+    __device__ __forceinline__ float operator()(float x) const
+    {
+        return tf32(x * part);
+    }
+};
 
 /* Columns e .. e + 3 of a row of `cols`; zeros past its end. */
 STI_DEVICE float4 load4(const float *row, int e, int cols, bool vec)
@@ -152,8 +157,25 @@ STI_DEVICE float4 load4(const float *row, int e, int cols, bool vec)
                        e + 2 < cols ? row[e + 2] : 0, e + 3 < cols ? row[e + 3] : 0);
 }
 
+/* Columns e .. e + 3 of a row of features as they are stored. */
+STI_DEVICE float4 load4(const uint16_t *row, int e, int, bool floats)
+{
+    if (!row) return make_float4(0, 0, 0, 0);
+    if (floats) return *(const float4 *)((const float *)row + e);
+    const uint2 x = *(const uint2 *)(row + e);
+    const float2 a = unpack_half2(x.x), b = unpack_half2(x.y);
+    return make_float4(a.x, a.y, b.x, b.y);
+}
+/* Feature f of row `row` of features as they are stored. */
+STI_DEVICE const uint16_t *features_at(const sti_cuda_train &p, const uint16_t *phi,
+                                       size_t row, int f)
+{
+    return phi + (row * p.PP + f) * (p.relu ? 2 : 1);
+}
+
 /* to [N][ld] = rows of W columns, of which `cols` exist; row(r) points at row r, NULL:
- * zeros. By all threads of the block; W is a multiple of 4. */
+ * zeros; vec: floats are aligned, features are floats. By all threads of the block; W
+ * is a multiple of 4. */
 template <int N, int W, typename Convert, typename Row>
 STI_DEVICE void load_tile(float *to, int ld, int cols, bool vec, Convert convert,
                           Row row)
@@ -165,6 +187,17 @@ STI_DEVICE void load_tile(float *to, int ld, int cols, bool vec, Convert convert
         const float4 x = load4(row(r), e, cols, vec);
         *(float4 *)(to + r * ld + e) =
             make_float4(convert(x.x), convert(x.y), convert(x.z), convert(x.w));
+    }
+}
+
+/* N rows of `cols` floats will be needed soon; row(r) as for load_tile. By all threads
+ * of the block. */
+template <int N, typename Row> STI_DEVICE void expect_rows(int cols, Row row)
+{
+    const int lines = (cols + 31) / 32;
+    for (int i = (int)threadIdx.x; i < N * lines; i += THREADS) {
+        const float *x = row(i / lines);
+        if (x) expect(x + i % lines * 32);
     }
 }
 
@@ -200,6 +233,152 @@ STI_DEVICE lane_place lane_place_of(void)
 {
     const int lane = (int)threadIdx.x & 31;
     return lane_place{lane, (int)threadIdx.x >> 5, lane >> 2, lane & 3};
+}
+
+/* ---- Tiles of halves ----------------------------------------------------------------
+ *
+ * As mma.cuh has them: rows of W halves, swizzled. */
+
+/* N rows of W halves on their way into a tile; row(r) points at row r. */
+template <int N, int W, typename Row> STI_DEVICE void copy_tile(uint32_t to, Row row)
+{
+    constexpr int UNITS = W / 8;
+#pragma unroll
+    for (int i = 0; i < N * UNITS / THREADS; i++) {
+        const int at = (int)threadIdx.x + i * THREADS, r = at / UNITS, u = at % UNITS;
+        copy_async(to + unit_at<W>(r, u), row(r) + u * 8);
+    }
+}
+
+/* 4 bytes on their way to shared memory. */
+STI_DEVICE void copy_number(uint32_t to, const float *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from)
+                 : "memory");
+}
+
+/* N rows of floats as x = high + low, two tiles; row(r) as for load_tile. Rows of the
+ * high parts also go where keep(r) points, if anywhere. */
+template <int N, int W, typename Row, typename Keep>
+STI_DEVICE void split_tile(unsigned char *high, unsigned char *low, int cols, bool vec,
+                           Row row, Keep keep)
+{
+    constexpr int UNITS = W / 4;
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < N * UNITS; i += THREADS) {
+        const int r = i / UNITS, e = i % UNITS * 4;
+        const float4 x = load4(row(r), e, cols, vec);
+        const uint2 h = make_uint2(pack_half2(half_range(x.x), half_range(x.y)),
+                                   pack_half2(half_range(x.z), half_range(x.w)));
+        const float2 a = unpack_half2(h.x), b = unpack_half2(h.y);
+        const uint32_t at = unit_at<W>(r, e / 8) + (uint32_t)(e % 8) * 2;
+        *(uint2 *)(high + at) = h;
+        *(uint2 *)(low + at) = make_uint2(pack_half2(x.x - a.x, x.y - a.y),
+                                          pack_half2(x.z - b.x, x.w - b.y));
+        uint16_t *to = keep(r);
+        if (to) *(uint2 *)(to + e) = h;
+    }
+}
+struct keep_none {
+    __device__ __forceinline__ uint16_t *operator()(int) const
+    {
+        return NULL;
+    }
+};
+
+/* Products of one warp: C has 16 rows, N tiles of 8 columns. In the names t stands for
+ * a matrix that is transposed, r for one in registers. */
+
+/* C += A B^T: A [16][W] by16, B [8 N][W] by8. */
+template <int N, int W>
+STI_DEVICE void half_nt(float (&c)[N][4], lane_address<W> A, lane_address<W> B)
+{
+#pragma unroll 2
+    for (int k = 0; k < W / 16; k++) {
+        uint32_t a[4], b[4];
+        load_squares(a, A.at(0, k));
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            load_squares(b, B.at(8 * n, k));
+            mma(c[n], a, b[0], b[1]);
+            mma(c[n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+/* C += A B: A in registers as K tiles of C, rounded here; B [8 K][8 N] by16. */
+template <int N, int K, int W>
+STI_DEVICE void half_rn(float (&c)[N][4], const float (&A)[K][4], lane_address<W> B)
+{
+#pragma unroll
+    for (int k = 0; k < K; k += 2) {
+        const uint32_t a[4] = {
+            pack_half2(A[k][0], A[k][1]), pack_half2(A[k][2], A[k][3]),
+            pack_half2(A[k + 1][0], A[k + 1][1]), pack_half2(A[k + 1][2], A[k + 1][3])};
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            load_squares_turned(b, B.at(8 * k, n / 2));
+            mma(c[n], a, b[0], b[1]);
+            mma(c[n + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+/* Nearly float32: high high + high low + low high of split tiles. B as in half_nt, or,
+ * if TURNED, [W][8 N] by16: C += A B. */
+template <int N, int W, bool TURNED>
+STI_DEVICE void split_product(float (&c)[N][4], lane_address<W> A_high,
+                              lane_address<W> A_low, lane_address<W> B_high,
+                              lane_address<W> B_low)
+{
+#pragma unroll 2 /* of 4 or 8 steps: more would only take registers */
+    for (int k = 0; k < W / 16; k++) {
+        uint32_t high[4], low[4], b[4];
+        load_squares(high, A_high.at(0, k));
+        load_squares(low, A_low.at(0, k));
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            if (TURNED)
+                load_squares_turned(b, B_low.at(16 * k, n / 2));
+            else
+                load_squares(b, B_low.at(8 * n, k));
+            mma(c[n], high, b[0], b[1]);
+            mma(c[n + 1], high, b[2], b[3]);
+            if (TURNED)
+                load_squares_turned(b, B_high.at(16 * k, n / 2));
+            else
+                load_squares(b, B_high.at(8 * n, k));
+            mma(c[n], low, b[0], b[1]);
+            mma(c[n + 1], low, b[2], b[3]);
+            mma(c[n], high, b[0], b[1]);
+            mma(c[n + 1], high, b[2], b[3]);
+        }
+    }
+}
+
+/* ---- Gradients in half --------------------------------------------------------------
+ *
+ * Numbers of any size, divided by a power of two that brings the largest of a row just
+ * below 1. */
+
+static __device__ const float nothing_log2 = -1000; /* unit of a row of zeros */
+
+STI_DEVICE float unit_log2(float largest)
+{
+    if (!(largest > 0)) return nothing_log2;
+    return (float)min(max((int)(__float_as_uint(largest) >> 23) - 126, -100), 120);
+}
+/* 2^unit, 2^-unit; of a row of zeros both are 0. */
+STI_DEVICE float unit_whole(float log2)
+{
+    return log2 == nothing_log2 ? 0
+                                : __uint_as_float((uint32_t)((int)log2 + 127) << 23);
+}
+STI_DEVICE float unit_part(float log2)
+{
+    return log2 == nothing_log2 ? 0
+                                : __uint_as_float((uint32_t)(127 - (int)log2) << 23);
 }
 
 #endif

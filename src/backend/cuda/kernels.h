@@ -37,7 +37,7 @@ enum {
     STI_CUDA_TILE = 16,    /* rows of a tile of quants */
     STI_CUDA_CHUNK = 64,   /* columns of one */
     STI_CUDA_FEW = 16,     /* rows of x up to which weights are read as they are kept */
-    STI_CUDA_FEW_HALF = 8, /* of weights in half, beyond which cuBLASLt is faster */
+    STI_CUDA_FEW_HALF = 8, /* of weights in half, beyond which gemm.cu is faster */
     STI_CUDA_FEW_FLOAT = 8
 };
 
@@ -93,10 +93,18 @@ typedef struct sti_cuda_few {
 
 /* Whether x of this size can be staged by a block; if not, it must come as xh. */
 bool sti_cuda_few_fits(int M, int K);
-/* M <= STI_CUDA_FEW; matrices of one kind, not of floats. */
+/* M <= STI_CUDA_FEW; matrices of any kind but floats, with yh of one kind. */
 still_status sti_cuda_few_rows(sti_dev *, const sti_cuda_few *f, still_error *err);
 /* M <= STI_CUDA_FEW_FLOAT; all matrices of floats; neither xh, keep nor yh. */
 still_status sti_cuda_few_float(sti_dev *, const sti_cuda_few *f, still_error *err);
+
+/* ---- Rows by the dozen (gemm.cu) ---------------------------------------------------
+ */
+
+/* The same products for any M where they are small, with weights in half (m.half) and h
+ * as xh. fit: whether these are. */
+bool sti_cuda_some_fit(const sti_dev *, const sti_cuda_few *f);
+still_status sti_cuda_some_rows(sti_dev *, const sti_cuda_few *f, still_error *err);
 
 /* ---- Rows (rows.cu) ----------------------------------------------------------------
  */

@@ -1,12 +1,17 @@
 /* matmul.c - products with weights, and the feed-forward half of a layer.
  *
- * Few rows: weights are read as they are kept, by kernels of our own (gemv.cu). Many
- * rows: x becomes half, weights are half or are made so, and cuBLASLt multiplies.
- * Weights in float are multiplied in float either way. */
+ * Few rows: weights are read as they are kept, by kernels of our own (gemv.cu). More
+ * rows: x becomes half, weights are half or are made so, and all matrices are
+ * multiplied by one launch (gemm.cu), or, where each is work enough for the GPU, one by
+ * one by cuBLASLt. Weights in float are multiplied in float either way, except those in
+ * training by many rows: they change with every step and are made half each time, as
+ * quants are. */
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/train_kernels.h"
 
 typedef struct matrices {
     sti_cuda_matrix m[STI_MATMUL_MAX];
+    bool trained[STI_MATMUL_MAX]; /* floats, read where the optimizer changes them */
     bool some_float, some_other;
 } matrices;
 
@@ -44,6 +49,7 @@ static still_status open_matrices(const sti_matmul_args *a, matrices *all,
             all->some_float = true;
         else
             all->some_other = true;
+        all->trained[i] = all->m[i].kind == STI_CUDA_FLOAT && !a->w[i]->own.p;
     }
     return STILL_OK;
 }
@@ -74,7 +80,7 @@ static still_status prepare(sti_dev *dev, const sti_matmul_args *a, bool want_fl
 /* ---- Few rows ----------------------------------------------------------------------
  */
 
-/* One launch for all matrices of each kind. */
+/* One launch for the matrices in float, one for all others. */
 static still_status few_rows(sti_dev *dev, const sti_matmul_args *a,
                              const matrices *all, still_error *err)
 {
@@ -85,29 +91,24 @@ static still_status few_rows(sti_dev *dev, const sti_matmul_args *a,
     const bool apart = !fits || (a->norm && a->keep_normed && all->some_float);
     input in = {.x = a->x};
     if (apart) STI_TRY(prepare(dev, a, all->some_float, all->some_other, 0, &in, err));
-    bool done[STI_MATMUL_MAX] = {false};
-    for (int i = 0; i < a->n; i++) {
-        if (done[i]) continue;
-        sti_cuda_few f = {
-            .x = in.x,
-            .xh = in.xh,
-            .norm = apart ? NULL : a->norm,
-            .eps = a->eps,
-            .keep = !apart && a->keep_normed && a->norm && i == 0 ? a->room : NULL,
-            .M = a->M,
-            .K = K,
-            .accumulate = a->accumulate};
-        for (int j = i; j < a->n; j++) {
-            if (all->m[j].kind != all->m[i].kind) continue;
-            f.w[f.n] = all->m[j];
-            f.bias[f.n] = a->bias[j];
-            f.y[f.n++] = a->y[j];
-            done[j] = true;
+    for (int wide = 0; wide < 2; wide++) {
+        sti_cuda_few f = {.x = in.x,
+                          .xh = in.xh,
+                          .norm = apart ? NULL : a->norm,
+                          .eps = a->eps,
+                          .keep = !apart && a->keep_normed && a->norm ? a->room : NULL,
+                          .M = a->M,
+                          .K = K,
+                          .accumulate = a->accumulate};
+        for (int i = 0; i < a->n; i++) {
+            if ((all->m[i].kind == STI_CUDA_FLOAT) != (wide == 1)) continue;
+            f.w[f.n] = all->m[i];
+            f.bias[f.n] = a->bias[i];
+            f.y[f.n++] = a->y[i];
         }
-        if (f.w[0].kind == STI_CUDA_FLOAT)
-            STI_TRY(sti_cuda_few_float(dev, &f, err));
-        else
-            STI_TRY(sti_cuda_few_rows(dev, &f, err));
+        if (f.n == 0) continue;
+        STI_TRY(wide ? sti_cuda_few_float(dev, &f, err)
+                     : sti_cuda_few_rows(dev, &f, err));
     }
     return STILL_OK;
 }
@@ -142,17 +143,84 @@ static still_status multiply(sti_dev *dev, const sti_cuda_matrix *m, const input
     return sti_cuda_gemm(dev, &g, err);
 }
 
+/* The call as one thin product, if that is what it is: all in training, of low rank. */
+static bool is_thin(const sti_matmul_args *a, const matrices *all, sti_cuda_thin *out)
+{
+    *out = (sti_cuda_thin){.x = a->x, .M = a->M, .K = all->m[0].K, .n = a->n};
+    bool plain = !a->norm && !a->accumulate;
+    for (int i = 0; i < a->n; i++) {
+        out->w[i] = all->m[i].w;
+        out->y[i] = a->y[i];
+        out->N[i] = all->m[i].N;
+        plain = plain && all->trained[i] && !a->bias[i];
+    }
+    return plain && sti_cuda_thin_fits(out);
+}
+
+/* The same of one that leads up from a low rank. */
+static bool is_up(const sti_matmul_args *a, const matrices *all, sti_cuda_up *out)
+{
+    *out = (sti_cuda_up){.x = {a->x},
+                         .w = {all->m[0].w},
+                         .R = {all->m[0].K},
+                         .n = 1,
+                         .M = a->M,
+                         .N = all->m[0].N,
+                         .turned = true,
+                         .accumulate = a->accumulate,
+                         .y = a->y[0]};
+    return a->n == 1 && all->trained[0] && !a->norm && !a->bias[0] &&
+           sti_cuda_up_fits(out);
+}
+
+/* The call as one launch of gemm.cu, if all its matrices are fit for that. */
+static bool is_small(const sti_dev *dev, const sti_matmul_args *a, const matrices *all,
+                     const sti_half *xh, sti_cuda_few *out)
+{
+    *out = (sti_cuda_few){
+        .xh = xh, .M = a->M, .K = all->m[0].K, .n = a->n, .accumulate = a->accumulate};
+    for (int i = 0; i < a->n; i++) {
+        out->w[i] = all->m[i];
+        out->bias[i] = a->bias[i];
+        out->y[i] = a->y[i];
+    }
+    return !all->some_float && sti_cuda_some_fit(dev, out);
+}
+
 static still_status many_rows(sti_dev *dev, const sti_matmul_args *a,
                               const matrices *all, still_error *err)
 {
+    sti_cuda_thin thin;
+    sti_cuda_up up;
+    if (is_thin(a, all, &thin)) return sti_cuda_thin_rows(dev, &thin, err);
+    if (is_up(a, all, &up)) return sti_cuda_up_rows(dev, &up, err);
     size_t more = 0;
-    for (int i = 0; i < a->n; i++)
-        if (room_for(&all->m[i]) > more) more = room_for(&all->m[i]);
+    bool want_float = false, want_half = false;
+    for (int i = 0; i < a->n; i++) {
+        const sti_cuda_matrix *m = &all->m[i];
+        const size_t room = all->trained[i]
+                                ? (size_t)m->N * (size_t)m->ld * sizeof(sti_half)
+                                : room_for(m);
+        const bool as_float = m->kind == STI_CUDA_FLOAT && !all->trained[i];
+        if (room > more) more = room;
+        want_float = want_float || as_float;
+        want_half = want_half || !as_float;
+    }
     input in;
-    STI_TRY(prepare(dev, a, all->some_float, all->some_other, more, &in, err));
-    for (int i = 0; i < a->n; i++)
-        STI_TRY(multiply(dev, &all->m[i], &in, a->M, a->bias[i], a->accumulate,
+    STI_TRY(prepare(dev, a, want_float, want_half, more, &in, err));
+    sti_cuda_few small;
+    if (is_small(dev, a, all, in.xh, &small))
+        return sti_cuda_some_rows(dev, &small, err);
+    for (int i = 0; i < a->n; i++) {
+        sti_cuda_matrix m = all->m[i];
+        if (all->trained[i]) {
+            STI_TRY(sti_cuda_norm(dev, m.w, NULL, 0, m.N, m.K, NULL, in.room, err));
+            m.kind = STI_CUDA_HALF;
+            m.half = in.room;
+        }
+        STI_TRY(multiply(dev, &m, &in, a->M, a->bias[i], a->accumulate,
                          STI_CUDA_HALF_TO_FLOAT, a->y[i], err));
+    }
     return STILL_OK;
 }
 
@@ -206,26 +274,50 @@ static still_status feed_few(sti_dev *dev, const sti_feed_forward_args *a,
     return sti_cuda_few_rows(dev, &second, err);
 }
 
-/* Gate and up as half in room, side by side; swiglu over the gate. */
+/* silu(gate) * up as half in room: at once, or gate and up side by side first. */
+static still_status gate_many(sti_dev *dev, const sti_feed_forward_args *a,
+                              const feed *w, const input *in, still_error *err)
+{
+    const int M = a->M, ffn = w->down.K;
+    sti_half *gate = (sti_half *)a->room, *up = gate + (size_t)M * (size_t)ffn;
+    const sti_cuda_few both = {.xh = in->xh,
+                               .M = M,
+                               .K = w->gate.K,
+                               .n = 2,
+                               .w = {w->gate, w->up},
+                               .bias = {a->gate_bias, a->up_bias},
+                               .yh = gate};
+    if (sti_cuda_some_fit(dev, &both)) return sti_cuda_some_rows(dev, &both, err);
+    STI_TRY(
+        multiply(dev, &w->gate, in, M, NULL, false, STI_CUDA_HALF_TO_HALF, gate, err));
+    STI_TRY(multiply(dev, &w->up, in, M, NULL, false, STI_CUDA_HALF_TO_HALF, up, err));
+    return sti_cuda_gated_half(dev, gate, up, a->gate_bias, a->up_bias, M, ffn, err);
+}
+
 static still_status feed_many(sti_dev *dev, const sti_feed_forward_args *a,
                               const feed *w, still_error *err)
 {
-    const int M = a->M, ffn = w->down.K;
-    sti_half *h = (sti_half *)a->room_h, *gate = (sti_half *)a->room;
-    sti_half *up = gate + (size_t)M * (size_t)ffn;
+    const int M = a->M;
+    sti_half *h = (sti_half *)a->room_h, *between = (sti_half *)a->room;
     size_t more = room_for(&w->gate);
     if (room_for(&w->up) > more) more = room_for(&w->up);
     if (room_for(&w->down) > more) more = room_for(&w->down);
     void *scratch = NULL;
     if (more > 0) STI_TRY(sti_cuda_scratch(dev, more, &scratch, err));
     const input in = {.xh = h, .room = scratch},
-                between = {.xh = gate, .room = scratch};
+                second = {.xh = between, .room = scratch};
+    const sti_cuda_few down = {.xh = between,
+                               .M = M,
+                               .K = w->down.K,
+                               .n = 1,
+                               .w = {w->down},
+                               .bias = {a->down_bias},
+                               .y = {a->x},
+                               .accumulate = true};
     STI_TRY(sti_cuda_norm(dev, a->x, a->norm, a->eps, M, w->gate.K, NULL, h, err));
-    STI_TRY(
-        multiply(dev, &w->gate, &in, M, NULL, false, STI_CUDA_HALF_TO_HALF, gate, err));
-    STI_TRY(multiply(dev, &w->up, &in, M, NULL, false, STI_CUDA_HALF_TO_HALF, up, err));
-    STI_TRY(sti_cuda_gated_half(dev, gate, up, a->gate_bias, a->up_bias, M, ffn, err));
-    return multiply(dev, &w->down, &between, M, a->down_bias, true,
+    STI_TRY(gate_many(dev, a, w, &in, err));
+    if (sti_cuda_some_fit(dev, &down)) return sti_cuda_some_rows(dev, &down, err);
+    return multiply(dev, &w->down, &second, M, a->down_bias, true,
                     STI_CUDA_HALF_TO_FLOAT, a->x, err);
 }
 

@@ -41,39 +41,94 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+enum {
+    WARP_FOURS = 8,                     /* of a lane */
+    WARP_COLUMNS = 4 * 32 * WARP_FOURS, /* of a row that a warp can hold */
+    WARP_ROWS = 256 /* from which on there is a row for every warp */
+};
+
+/* The same with a warp a row, which is read once: K <= WARP_COLUMNS, in fours, all rows
+ * aligned. Lane l has the columns of threads l, l + 32, ... above and adds them up in
+ * the order of their warps, which gives the same bits. */
+__global__ void __launch_bounds__(THREADS)
+    norm_rows_by_warp(const float *x, const float *g, float eps, int M, int K, float *y,
+                      __half *yh)
+{
+    const int lane = threadIdx.x % 32;
+    const int64_t row = (int64_t)blockIdx.x * STI_ROW_WARPS + threadIdx.x / 32;
+    const int ld = (K + 7) / 8 * 8;
+    float4 v[WARP_FOURS];
+    float factor = 1;
+    sti_lead();
+    if (row >= M) return;
+    sti_follow();
+#pragma unroll
+    for (int j = 0; j < WARP_FOURS; j++)
+        v[j] = sti_load4(x + row * K, 4 * (lane + 32 * j), K, true);
+    if (g) {
+        float s = 0;
+#pragma unroll
+        for (int j = 0; j < WARP_FOURS; j++)
+            if (4 * 32 * j < K)
+                s += sti_warp_sum((v[j].x * v[j].x + v[j].y * v[j].y) +
+                                  (v[j].z * v[j].z + v[j].w * v[j].w));
+        factor = 1 / sqrtf(s / (float)K + eps);
+    }
+#pragma unroll
+    for (int j = 0; j < WARP_FOURS; j++) {
+        const int k = 4 * (lane + 32 * j);
+        if (k >= ld) continue;
+        if (g) v[j] = sti_normed4(v[j], factor, sti_load4(g, k, K, true));
+        if (y) sti_store4(y + row * K, k, K, true, v[j]);
+        if (yh)
+            *(uint2 *)(yh + row * ld + k) = make_uint2(sti_pack_half(v[j].x, v[j].y),
+                                                       sti_pack_half(v[j].z, v[j].w));
+    }
+}
+
 /* ---- rope --------------------------------------------------------------------------
  */
 
-enum { TURN_HEADS = 8 }; /* heads that share a thread's sine and cosine */
+enum { TURN_HEADS = 4 }; /* heads that share a thread's sine and cosine */
 
 /* A thread takes pair i of TURN_HEADS heads of row m. The angle is a product in double
- * and is brought to [-1/2, 1/2] turns in double; sine and cosine of that are float. */
-__global__ void turn(sti_rope_args a, const int32_t *__restrict__ pos,
-                     const float *__restrict__ inv_freq)
+ * and is brought to [-1/2, 1/2] turns in double; sine and cosine of that are float.
+ * Positions and frequencies come from the program by copies, which no kernel overtakes,
+ * so only the rows are waited for; all heads are then asked for at once. */
+__global__ void __launch_bounds__(128)
+    turn(const __grid_constant__ sti_rope_args a, const int32_t *__restrict__ pos,
+         const float *__restrict__ inv_freq)
 {
     const int half = a.D / 2;
     const int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int m = (int)(at / half), i = (int)(at % half);
     sti_lead();
     if (m >= a.M) return;
-    sti_follow();
     double turns =
         (double)pos[m] * (double)inv_freq[i] * 0.15915494309189535; /* / 2 pi */
     turns -= rint(turns);
     float s, c;
     sincospif((float)(2 * turns), &s, &c);
     if (a.back) s = -s;
+    sti_follow();
     const int first = a.interleaved ? 2 * i : i, second = a.interleaved ? 1 : half;
     const int heads = a.heads + (a.also ? a.also_heads : 0);
-    const int end = min(heads, ((int)blockIdx.y + 1) * TURN_HEADS);
-#pragma unroll 4
-    for (int h = blockIdx.y * TURN_HEADS; h < end; h++) {
-        float *p = h < a.heads
-                       ? a.x + ((int64_t)m * a.heads + h) * a.D
-                       : a.also + ((int64_t)m * a.also_heads + h - a.heads) * a.D;
-        const float u = p[first], v = p[first + second];
-        p[first] = u * c - v * s;
-        p[first + second] = v * c + u * s;
+    const int begin = blockIdx.y * TURN_HEADS;
+    float *p[TURN_HEADS], u[TURN_HEADS], v[TURN_HEADS];
+#pragma unroll
+    for (int j = 0; j < TURN_HEADS; j++) {
+        const int h = begin + j;
+        if (h >= heads) break;
+        p[j] = h < a.heads ? a.x + ((int64_t)m * a.heads + h) * a.D
+                           : a.also + ((int64_t)m * a.also_heads + h - a.heads) * a.D;
+        u[j] = p[j][first];
+        v[j] = p[j][first + second];
+    }
+#pragma unroll
+    for (int j = 0; j < TURN_HEADS; j++) {
+        if (begin + j >= heads) break;
+        p[j][first] = u[j] * c - v[j] * s;
+        p[j][first + second] = v[j] * c + u[j] * s;
     }
 }
 
@@ -239,6 +294,19 @@ still_status sti_cuda_can_follow(bool *out, still_error *err)
 still_status sti_cuda_norm(sti_dev *dev, const float *x, const float *g, float eps,
                            int M, int K, float *y, sti_half *yh, still_error *err)
 {
+    /* Where nothing is normed rows can be cut anywhere. */
+    const int64_t all = (int64_t)M * K;
+    const bool recut = !g && K % 8 == 0 && all % WARP_COLUMNS == 0;
+    const int rows = recut ? (int)(all / WARP_COLUMNS) : M,
+              columns = recut ? WARP_COLUMNS : K;
+    if (rows >= WARP_ROWS && columns <= WARP_COLUMNS && columns % 4 == 0 &&
+        sti_cuda_aligned(x) && sti_cuda_aligned(g) && sti_cuda_aligned(y)) {
+        STI_CUDA(sti_launch(dev, norm_rows_by_warp,
+                            dim3(blocks_of((size_t)rows, STI_ROW_WARPS)), dim3(THREADS),
+                            0, x, g, eps, rows, columns, y, (__half *)yh),
+                 "rmsnorm");
+        return STILL_OK;
+    }
     STI_CUDA(sti_launch(dev, norm_rows, dim3((unsigned)M), dim3(THREADS), 0, x, g, eps,
                         K, y, (__half *)yh),
              "rmsnorm");

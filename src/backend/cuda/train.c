@@ -1,9 +1,14 @@
 /* train.c - entries of training on the GPU.
  *
- * Gradients are float32 and multiplied in TF32, which has their range: rounding them to
- * half would lose the small ones. What goes back through a weight needs it in float: a
- * copy is made the first time and kept, since it is asked for in every step. Results
- * for the program are sums of parts, added here, in order. */
+ * Gradients are float32 in memory. What goes back through weights is multiplied in
+ * bfloat16, which has the range of float32 (half would lose the small ones), with
+ * float32 sums: gradients become bfloat16 on their way, side by side where several add
+ * up to one, so that theirs is one product, and frozen weights are kept in bfloat16
+ * from the first time on, since they are asked for in every step. Products down to a
+ * low rank and gradients of weights, which are sums over all rows, are bound by reading
+ * their inputs and read them as they are, in TF32; those up from one are in float
+ * (thin.cu). Results for the program are sums of
+ * parts, added here, in order. */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/train_kernels.h"
 
@@ -12,85 +17,157 @@
 
 enum {
     PIECE = 1 << 16, /* numbers that make one part of a sum */
+    THIN = 32,       /* columns up to which a product is bound by reading its rows */
+    SUM_TILE = 128,  /* rows and columns of a gradient that an SM makes at once */
+    SUM_ROWS = 1024, /* whose sum is worth a part of its own */
     SLOT_PIECES = 8,
     SLOT_WEIGHTS = 9,
     SLOT_TARGETS = 10,
 };
 
-/* ---- Weights in float
- * ---------------------------------------------------------------- */
+/* ---- What is kept for later
+ * ---------------------------------------------------------- */
 
-/* Copies by the address of what they were made of. */
+/* Weights that are multiplied together, one below the other in bfloat16 [N, ld]. */
+typedef struct copy {
+    const void *of[STI_MATMUL_MAX]; /* their addresses; NULL: one in training, which is
+                                       copied anew each time */
+    int64_t N[STI_MATMUL_MAX], K;
+    sti_block block;
+} copy;
+
 struct sti_cuda_wide {
-    const void *of;
-    sti_block copy;
+    copy *copy; /* [dev->n_wide] */
+    struct sti_train_plans *plans;
 };
 
 void sti_cuda_wide_free(sti_dev *dev)
 {
-    for (int i = 0; i < dev->n_wide; i++) sti_cuda_mem_free(dev, &dev->wide[i].copy);
-    free(dev->wide);
+    struct sti_cuda_wide *w = dev->wide;
+    if (!w) return;
+    for (int i = 0; i < dev->n_wide; i++) sti_cuda_mem_free(dev, &w->copy[i].block);
+    free(w->copy);
+    free(w->plans);
+    free(w);
     dev->wide = NULL;
     dev->n_wide = 0;
 }
 
 void sti_cuda_wide_forget(sti_dev *dev, const void *of)
 {
-    for (int i = 0; i < dev->n_wide; i++)
-        if (dev->wide[i].of == of) {
-            sti_cuda_mem_free(dev, &dev->wide[i].copy);
-            dev->wide[i] = dev->wide[--dev->n_wide];
-            return;
-        }
+    if (!of) return;
+    for (int i = dev->n_wide - 1; i >= 0; i--) {
+        copy *c = &dev->wide->copy[i];
+        bool has = false;
+        for (int k = 0; k < STI_MATMUL_MAX; k++) has = has || c->of[k] == of;
+        if (!has) continue;
+        sti_cuda_mem_free(dev, &c->block);
+        *c = dev->wide->copy[--dev->n_wide];
+    }
 }
 
-static still_status widen(sti_dev *dev, const sti_cuda_matrix *m, float *out,
-                          still_error *err)
-{
-    void *ids;
-    STI_TRY(sti_cuda_scratch(dev, (size_t)m->N * sizeof(int32_t), &ids, err));
-    STI_TRY(sti_cuda_count(dev, ids, m->N, err));
-    return sti_cuda_gather(dev, m, ids, m->N, out, err);
-}
-
-static still_status in_float(sti_dev *dev, const sti_weight *w, const float **out,
+static still_status plans_of(sti_dev *dev, struct sti_train_plans **out,
                              still_error *err)
 {
+    if (!dev->wide) dev->wide = sti_alloc(1, sizeof *dev->wide);
+    if (dev->wide && !dev->wide->plans) dev->wide->plans = sti_train_plans_new();
+    if (!dev->wide || !dev->wide->plans)
+        return sti_fail_memory(err, "plans of products", sizeof *dev->wide);
+    *out = dev->wide->plans;
+    return STILL_OK;
+}
+
+/* ---- Weights in bfloat16
+ * ------------------------------------------------------------- */
+
+/* The rows to `out`, ld apart; they become float in scratch first. */
+static still_status convert(sti_dev *dev, const sti_weight *w, sti_bf16 *out,
+                            still_error *err)
+{
     const sti_cuda_matrix m = sti_cuda_matrix_of(w);
-    *out = m.w;
-    if (m.kind == STI_CUDA_FLOAT) return STILL_OK;
+    const float *rows = m.w;
+    if (m.kind != STI_CUDA_FLOAT) {
+        const size_t ids = sti_cuda_up_to((size_t)m.N * sizeof(int32_t), 256);
+        void *room;
+        STI_TRY(sti_cuda_scratch(dev, ids + (size_t)m.N * (size_t)m.K * sizeof(float),
+                                 &room, err));
+        STI_TRY(sti_cuda_count(dev, room, m.N, err));
+        float *wide = (float *)((char *)room + ids);
+        STI_TRY(sti_cuda_gather(dev, &m, room, m.N, wide, err));
+        rows = wide;
+    }
+    return sti_cuda_to_bf16(dev, &(sti_cuda_columns){.n = 1, .x = {rows}, .N = {m.K}},
+                            m.N, m.ld, out, err);
+}
+
+/* A weight of training is seen where the optimizer changes it, without a copy. */
+static bool is_frozen(const sti_weight *w)
+{
+    return w->own.p != NULL;
+}
+
+static bool is_of(const copy *c, const sti_matmul_back_args *a)
+{
+    bool same = c->K == a->w[0]->K;
+    for (int i = 0; i < STI_MATMUL_MAX; i++) {
+        const sti_weight *w = i < a->n ? a->w[i] : NULL;
+        same = same && c->of[i] == (w ? w->own.p : NULL) && c->N[i] == (w ? w->N : 0);
+    }
+    return same;
+}
+
+/* Copies those weights that are frozen, or those that are not. */
+static still_status copy_weights(sti_dev *dev, const sti_matmul_back_args *a,
+                                 bool frozen, sti_bf16 *out, still_error *err)
+{
+    const size_t ld = sti_cuda_up_to((size_t)a->w[0]->K, 8);
+    for (int i = 0; i < a->n; out += (size_t)a->w[i++]->N * ld)
+        if (is_frozen(a->w[i]) == frozen) STI_TRY(convert(dev, a->w[i], out, err));
+    return STILL_OK;
+}
+
+/* The copy of a call's weights, the frozen ones in it; it is made if there is none. */
+static still_status find_copy(sti_dev *dev, const sti_matmul_back_args *a, size_t bytes,
+                              sti_bf16 **out, still_error *err)
+{
+    struct sti_cuda_wide *kept = dev->wide;
     for (int i = 0; i < dev->n_wide; i++)
-        if (dev->wide[i].of == m.w) {
-            *out = dev->wide[i].copy.p;
+        if (is_of(&kept->copy[i], a)) {
+            *out = kept->copy[i].block.p;
             return STILL_OK;
         }
-    struct sti_cuda_wide *grown =
-        sti_grow(dev->wide, (size_t)dev->n_wide + 1, sizeof *grown);
-    if (!grown) return sti_fail_memory(err, "weights in float", sizeof *grown);
-    dev->wide = grown;
-    sti_block copy;
-    STI_TRY(
-        sti_cuda_mem_new(dev, (size_t)m.N * (size_t)m.K * sizeof(float), &copy, err));
-    dev->wide[dev->n_wide++] = (struct sti_cuda_wide){m.w, copy};
-    *out = copy.p;
-    return widen(dev, &m, copy.p, err);
+    copy *grown = sti_grow(kept->copy, (size_t)dev->n_wide + 1, sizeof *grown);
+    if (!grown) return sti_fail_memory(err, "weights in bfloat16", sizeof *grown);
+    kept->copy = grown;
+    copy c = {.K = a->w[0]->K};
+    for (int i = 0; i < a->n; i++) {
+        c.of[i] = a->w[i]->own.p;
+        c.N[i] = a->w[i]->N;
+    }
+    STI_TRY(sti_cuda_mem_new(dev, bytes, &c.block, err));
+    still_status st = copy_weights(dev, a, true, c.block.p, err);
+    if (st != STILL_OK) {
+        sti_cuda_mem_free(dev, &c.block);
+        return st;
+    }
+    kept->copy[dev->n_wide++] = c;
+    *out = c.block.p;
+    return STILL_OK;
 }
 
 /* ---- Products
  * ------------------------------------------------------------------------ */
 
-/* dx[M, K] = [dx +] dy[M, N] W[N, K]. */
-still_status sti_cuda_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
-                                  still_error *err)
+/* dx[M, K] = [dx +] dy[M, N] W[N, K], W in float, one after the other. */
+static still_status back_thin(sti_dev *dev, const sti_matmul_back_args *a,
+                              still_error *err)
 {
-    for (int i = 0; i < a->n && a->M > 0; i++) {
-        const float *w;
-        STI_TRY(in_float(dev, a->w[i], &w, err));
+    for (int i = 0; i < a->n; i++) {
         const int N = (int)a->w[i]->N, K = (int)a->w[i]->K;
         STI_TRY(sti_cuda_multiply(
             dev,
             &(sti_cuda_multiply_args){.type = STI_CUDA_TF32,
-                                      .a = w,
+                                      .a = sti_cuda_matrix_of(a->w[i]).w,
                                       .b = a->dy[i],
                                       .d = a->dx,
                                       .m = K,
@@ -106,26 +183,140 @@ still_status sti_cuda_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
     return STILL_OK;
 }
 
+/* The same of matrices in training that lead up from a low rank, if they do. */
+static bool is_up(const sti_matmul_back_args *a, sti_cuda_up *out)
+{
+    *out = (sti_cuda_up){.n = a->n,
+                         .M = a->M,
+                         .N = (int)a->w[0]->K,
+                         .accumulate = a->accumulate,
+                         .y = a->dx};
+    bool trained = true;
+    for (int i = 0; i < a->n; i++) {
+        out->x[i] = a->dy[i];
+        out->w[i] = sti_cuda_matrix_of(a->w[i]).w;
+        out->R[i] = (int)a->w[i]->N;
+        trained = trained && !is_frozen(a->w[i]);
+    }
+    return trained && sti_cuda_up_fits(out);
+}
+
+/* The same as one product: dy side by side [M, sum N], W one below the other. */
+static still_status back_together(sti_dev *dev, const sti_matmul_back_args *a,
+                                  still_error *err)
+{
+    const int K = (int)a->w[0]->K;
+    const size_t ldw = sti_cuda_up_to((size_t)K, 8);
+    sti_cuda_columns dy = {.n = a->n};
+    size_t N = 0;
+    bool frozen = false;
+    for (int i = 0; i < a->n; i++) {
+        dy.x[i] = a->dy[i];
+        dy.N[i] = (int)a->w[i]->N;
+        N += (size_t)a->w[i]->N;
+        frozen = frozen || is_frozen(a->w[i]);
+    }
+    struct sti_train_plans *plans;
+    STI_TRY(plans_of(dev, &plans, err));
+    const size_t ld = sti_cuda_up_to(N, 8), weights = N * ldw * sizeof(sti_bf16),
+                 rows = sti_cuda_up_to((size_t)a->M * ld * sizeof(sti_bf16), 256);
+    sti_bf16 *w = NULL;
+    void *room;
+    if (frozen) STI_TRY(find_copy(dev, a, weights, &w, err));
+    STI_TRY(sti_cuda_scratch(dev, rows + (w ? 0 : weights), &room, err));
+    if (!w) w = (sti_bf16 *)((char *)room + rows);
+    STI_TRY(copy_weights(dev, a, false, w, err)); /* floats: this asks for no scratch */
+    STI_TRY(sti_cuda_to_bf16(dev, &dy, a->M, (int)ld, room, err));
+    return sti_train_multiply(dev, plans,
+                              &(sti_train_product){.bf16 = true,
+                                                   .a = w,
+                                                   .b = room,
+                                                   .d = a->dx,
+                                                   .m = K,
+                                                   .n = a->M,
+                                                   .k = (int)N,
+                                                   .lda = (int)ldw,
+                                                   .ldb = (int)ld,
+                                                   .ldd = K,
+                                                   .parts = 1,
+                                                   .scale = 1,
+                                                   .accumulate = a->accumulate},
+                              err);
+}
+
+still_status sti_cuda_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
+                                  still_error *err)
+{
+    bool thin = true;
+    if (a->M < 1 || a->n < 1) return STILL_OK;
+    for (int i = 0; i < a->n; i++) {
+        if (a->w[i]->K != a->w[0]->K)
+            return sti_fail(err, STILL_E_ARG,
+                            "matmul_back: matrix %d has %lld columns, expected %lld", i,
+                            (long long)a->w[i]->K, (long long)a->w[0]->K);
+        thin = thin && a->w[i]->K <= THIN &&
+               sti_cuda_matrix_of(a->w[i]).kind == STI_CUDA_FLOAT;
+    }
+    sti_cuda_up up;
+    if (is_up(a, &up)) return sti_cuda_up_rows(dev, &up, err);
+    return thin ? back_thin(dev, a, err) : back_together(dev, a, err);
+}
+
+/* Parts in which the rows of a gradient's sum are added: a power of two. */
+static int sum_parts(const sti_dev *dev, const sti_matmul_grad_args *a)
+{
+    if (a->N < SUM_TILE || a->K < SUM_TILE) return 1;
+    const int64_t tiles = (int64_t)((a->N + SUM_TILE - 1) / SUM_TILE) *
+                          ((a->K + SUM_TILE - 1) / SUM_TILE);
+    int parts = 1;
+    while (tiles * parts < dev->sms && a->M % (2 * parts) == 0 &&
+           a->M / (2 * parts) >= SUM_ROWS)
+        parts *= 2;
+    return parts;
+}
+
 /* dw[N, K] += scale dy[M, N]^T x[M, K]. */
 still_status sti_cuda_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *a,
                                   still_error *err)
 {
     if (a->M < 1) return STILL_OK;
-    return sti_cuda_multiply(dev,
-                             &(sti_cuda_multiply_args){.type = STI_CUDA_TF32,
-                                                       .a = a->x,
-                                                       .b = a->dy,
-                                                       .d = a->dw,
-                                                       .m = a->K,
-                                                       .n = a->N,
-                                                       .k = a->M,
-                                                       .lda = a->K,
-                                                       .ldb = a->N,
-                                                       .ldd = a->K,
-                                                       .turn_b = true,
-                                                       .scale = a->scale,
-                                                       .accumulate = true},
-                             err);
+    const int parts = sum_parts(dev, a);
+    const size_t size = (size_t)a->N * (size_t)a->K;
+    if (parts == 1)
+        return sti_cuda_multiply(dev,
+                                 &(sti_cuda_multiply_args){.type = STI_CUDA_TF32,
+                                                           .a = a->x,
+                                                           .b = a->dy,
+                                                           .d = a->dw,
+                                                           .m = a->K,
+                                                           .n = a->N,
+                                                           .k = a->M,
+                                                           .lda = a->K,
+                                                           .ldb = a->N,
+                                                           .ldd = a->K,
+                                                           .turn_b = true,
+                                                           .scale = a->scale,
+                                                           .accumulate = true},
+                                 err);
+    struct sti_train_plans *plans;
+    void *part;
+    STI_TRY(plans_of(dev, &plans, err));
+    STI_TRY(sti_cuda_scratch(dev, (size_t)parts * size * sizeof(float), &part, err));
+    STI_TRY(sti_train_multiply(dev, plans,
+                               &(sti_train_product){.a = a->x,
+                                                    .b = a->dy,
+                                                    .d = part,
+                                                    .m = a->K,
+                                                    .n = a->N,
+                                                    .k = a->M / parts,
+                                                    .lda = a->K,
+                                                    .ldb = a->N,
+                                                    .ldd = a->K,
+                                                    .turn_b = true,
+                                                    .parts = parts,
+                                                    .scale = a->scale},
+                               err));
+    return sti_cuda_add_parts(dev, part, parts, size, a->dw, err);
 }
 
 /* ---- Results for the program

@@ -1,5 +1,6 @@
-/* train_kernels.h - launchers of the element-wise operators of training (train.cu); the
- * entries in train.c move what the program gives and wants. */
+/* train_kernels.h - launchers of the element-wise operators of training (train.cu) and
+ * its products (train_products.c); the entries in train.c move what the program gives
+ * and wants. */
 #ifndef STI_BACKEND_CUDA_TRAIN_KERNELS_H
 #define STI_BACKEND_CUDA_TRAIN_KERNELS_H
 
@@ -28,6 +29,72 @@ still_status sti_cuda_drop(sti_dev *, const sti_dropout_args *, still_error *);
 still_status sti_cuda_times(sti_dev *, float *x, size_t n, float by, still_error *);
 /* y[i] = i. */
 still_status sti_cuda_count(sti_dev *, int32_t *y, int n, still_error *);
+/* y += sum of `parts` arrays of n numbers, which follow each other, in order. */
+still_status sti_cuda_add_parts(sti_dev *, const float *part, int parts, size_t n,
+                                float *y, still_error *);
+
+/* ---- Low ranks (thin.cu) --------------------------------------------------------
+ */
+
+/* y_i[M, N_i] = x[M, K] W_i^T in half, W in float [N_i, K]. */
+typedef struct sti_cuda_thin {
+    const float *x;
+    int M, K, n;
+    const float *w[STI_MATMUL_MAX];
+    float *y[STI_MATMUL_MAX];
+    int N[STI_MATMUL_MAX];
+} sti_cuda_thin;
+
+/* Whether it can be computed here: eight columns or a few of eight. */
+bool sti_cuda_thin_fits(const sti_cuda_thin *);
+still_status sti_cuda_thin_rows(sti_dev *, const sti_cuda_thin *, still_error *);
+
+/* y[M, N] = [y +] sum_i x_i[M, R_i] W_i in float. */
+typedef struct sti_cuda_up {
+    const float *x[STI_MATMUL_MAX], *w[STI_MATMUL_MAX];
+    int R[STI_MATMUL_MAX], n, M, N;
+    bool turned; /* W_i is [N, R_i], else [R_i, N] */
+    bool accumulate;
+    float *y;
+} sti_cuda_up;
+
+bool sti_cuda_up_fits(const sti_cuda_up *);
+still_status sti_cuda_up_rows(sti_dev *, const sti_cuda_up *, still_error *);
+
+/* ---- bfloat16 ----------------------------------------------------------------------
+ */
+
+typedef uint16_t sti_bf16; /* the bits of one: C has no name for it */
+
+/* Matrices [M, N_i] side by side. */
+typedef struct sti_cuda_columns {
+    int n;
+    const float *x[STI_MATMUL_MAX];
+    int N[STI_MATMUL_MAX];
+} sti_cuda_columns;
+
+/* y[M, ld] = the columns, rounded, then zeros; ld is a multiple of 8, y of 16 bytes. */
+still_status sti_cuda_to_bf16(sti_dev *, const sti_cuda_columns *, int M, int ld,
+                              sti_bf16 *y, still_error *);
+
+/* D = scale A op(B) [+ D] by cuBLASLt, in its terms: D is m x n, every matrix column
+ * after column, ld apart. `parts` products, their matrices one after the other. Numbers
+ * are bfloat16, or float and multiplied in TF32; D is float. */
+typedef struct sti_train_product {
+    bool bf16;
+    const void *a, *b;
+    float *d;
+    int m, n, k, lda, ldb, ldd;
+    bool turn_b; /* op is the transpose */
+    int parts;
+    float scale;
+    bool accumulate;
+} sti_train_product;
+
+/* What cuBLASLt chose for the shapes so far; free() frees it. NULL: no memory. */
+struct sti_train_plans *sti_train_plans_new(void);
+still_status sti_train_multiply(sti_dev *, struct sti_train_plans *,
+                                const sti_train_product *, still_error *);
 
 #ifdef __cplusplus
 }

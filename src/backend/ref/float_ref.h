@@ -66,7 +66,7 @@ still_status sti_ref_linear_reserve(sti_dev *dev, const sti_linear_shape *shape,
                                     int window, int rows, still_error *err);
 still_status sti_ref_linear(sti_dev *dev, const sti_linear_args *a, int n,
                             still_error *err);
-still_status sti_ref_linear_backward(sti_dev *dev, const sti_linear_args *a,
+still_status sti_ref_linear_backward(sti_dev *dev, const sti_linear_args *a, int n,
                                      still_error *err);
 
 #endif

@@ -147,11 +147,21 @@ static double final_score(const session *s, int sel, int64_t j)
 {
     const sti_score *score = sti_score_at(s->set->score);
     const int64_t C = s->set->chunk;
-    const double arrived = ((double *)s->st->win_score)[window_at(s, sel, j)];
-    if (!score->leave) return arrived;
-    const int64_t queries = (j / C + 2) * C - 1 - j; /* those after j that saw it */
-    const double sum = ((double *)s->st->win_received)[window_at(s, sel, j)];
-    return score->leave(arrived, queries > 0 ? sum / (double)queries : 0);
+    sti_score_end e = {.arrived = ((double *)s->st->win_score)[window_at(s, sel, j)],
+                       .position = j};
+    if (!score->leave) return e.arrived;
+    if (score->received) {
+        const int64_t queries = (j / C + 2) * C - 1 - j; /* after j, that saw it */
+        const double sum = ((double *)s->st->win_received)[window_at(s, sel, j)];
+        e.received = queries > 0 ? sum / (double)queries : 0;
+    }
+    if (score->likeness) {
+        /* A chunk is in one piece: the window is a ring of two. */
+        const double *chunk = key_at(s, sel * s->d.per_sel / s->d.per_kv, j / C * C);
+        e.likeness =
+            sti_ref_likeness(chunk, (int)C, (size_t)s->d.D, s->d.D, (int)(j % C));
+    }
+    return score->leave(&e);
 }
 
 /* Chunk [first, first + C) leaves before query `now`. */

@@ -160,6 +160,8 @@ void sti_ref_map_backward(const sti_ref_map *m, const double *x, const double *d
  * tokens, its own last; overwritten. */
 double sti_ref_score(const sti_hybrid_settings *set, double *logit, int n,
                      const double *key, int D, int64_t position, int h);
+/* Of key i of the n keys of a chunk, `step` numbers apart: see sti_score_end. */
+double sti_ref_likeness(const double *k, int n, size_t step, int D, int i);
 
 /* Whether token i (score a) goes before token j (score b): equal scores keep the
  * earlier one. */

@@ -25,6 +25,18 @@ double sti_ref_score(const sti_hybrid_settings *set, double *logit, int n,
                                             .head = h});
 }
 
+double sti_ref_likeness(const double *k, int n, size_t step, int D, int i)
+{
+    double mean[STI_HEAD_DIM_MAX] = {0};
+    for (int j = 0; j < n; j++) {
+        const double *key = k + (size_t)j * step, norm = sqrt(sti_ref_dot(key, key, D));
+        if (norm > 0) sti_ref_axpy(1 / norm, key, mean, D);
+    }
+    const double *key = k + (size_t)i * step;
+    const double norms = sqrt(sti_ref_dot(key, key, D) * sti_ref_dot(mean, mean, D));
+    return norms > 0 ? sti_ref_dot(key, mean, D) / norms : 0;
+}
+
 /* One sequence, its arrays offset to its first token. */
 typedef struct sequence {
     const sti_hybrid_settings *set;
@@ -67,6 +79,23 @@ static void received_weights(const sequence *s, int h, double *received)
     }
 }
 
+/* What a score with a `leave` makes of token t; g: its kv head. */
+static double final_score(const sequence *s, int g, int t, double arrived,
+                          double received)
+{
+    const sti_ref_dims *d = &s->d;
+    const sti_score *score = sti_score_at(s->set->score);
+    sti_score_end e = {.arrived = arrived, .received = received, .position = t};
+    if (score->likeness) {
+        const int C = s->set->chunk, first = t / C * C;
+        const int n = s->T - first < C ? s->T - first : C;
+        const size_t row = (size_t)d->G * (size_t)d->D;
+        e.likeness = sti_ref_likeness(s->k + (size_t)first * row + (size_t)g * d->D, n,
+                                      row, d->D, t - first);
+    }
+    return score->leave(&e);
+}
+
 static void score_tokens(const sequence *s, double *received)
 {
     const sti_ref_dims *d = &s->d;
@@ -89,16 +118,16 @@ static void score_tokens(const sequence *s, double *received)
         memset(total, 0, (size_t)s->T * sizeof *total);
         for (int h = sel * d->per_sel; h < (sel + 1) * d->per_sel; h++) {
             memset(received, 0, (size_t)s->T * sizeof *received);
-            received_weights(s, h, received);
+            if (score->received) received_weights(s, h, received);
             sti_ref_axpy(1.0 / d->per_sel, received, total, s->T);
             for (int t = 0; t < s->T; t++) {
                 double *one = &s->score_head[(size_t)t * d->H + h];
-                *one = score->leave(*one, received[t]);
+                *one = final_score(s, h / d->per_kv, t, *one, received[t]);
             }
         }
         for (int t = 0; t < s->T; t++) {
             double *one = &s->score[(size_t)t * d->S + sel];
-            *one = score->leave(*one, total[t]);
+            *one = final_score(s, sel * d->per_sel / d->per_kv, t, *one, total[t]);
         }
     }
 }

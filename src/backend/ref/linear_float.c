@@ -74,10 +74,12 @@ still_status sti_ref_linear(sti_dev *dev, const sti_linear_args *a, int n,
     return STILL_OK;
 }
 
-still_status sti_ref_linear_backward(sti_dev *dev, const sti_linear_args *a,
+still_status sti_ref_linear_backward(sti_dev *dev, const sti_linear_args *a, int n,
                                      still_error *err)
 {
     (void)dev;
-    return run(a->window > 0 ? sti_ref_liger_backward : sti_ref_supra_backward, a, true,
-               err);
+    for (int i = 0; i < n; i++)
+        STI_TRY(run(a[i].window > 0 ? sti_ref_liger_backward : sti_ref_supra_backward,
+                    &a[i], true, err));
+    return STILL_OK;
 }

@@ -1,0 +1,111 @@
+#!/bin/bash
+# still saliency on a small random model: figures, the page, and what is refused. $2 is
+# tools/make-model.
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+make_model=$2
+tiny=$scratch/tiny.gguf
+"$make_model" tiny "$tiny" >/dev/null 2>&1 || { echo "make-model failed" >&2; exit 1; }
+saliency() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" \
+    "$still" saliency "$@"; }
+# json EXPRESSION: a Python expression over the last output, read as JSON into x.
+json() {
+    python3 - "$scratch/out" "$1" <<'PYTHON' || fail "not so: $1: $(head -c 600 "$scratch/out")"
+import json, sys
+x = json.loads(open(sys.argv[1], encoding="utf-8").read())
+sys.exit(0 if eval(sys.argv[2]) else 1)
+PYTHON
+}
+text=$scratch/text.txt page=$scratch/report.html
+for i in $(seq 12); do
+    printf 'Line %d: </script><b onclick="x()">Ärger & <!-- 漢字 -->\n' "$i"
+done >"$text"
+small=(--chunk 16 --select 4 --threads 2)
+
+# What is wrong is said in a line.
+: >"$scratch/empty.txt"
+printf 'only a few words' >"$scratch/short.txt"
+head -c 64 "$tiny" >"$scratch/broken.gguf"
+while IFS='|' read -r status pattern arguments; do
+    [ -n "$status" ] || continue
+    eval "set -- $arguments"
+    saliency "$status" "$pattern" "$@"
+done <<CASES
+2|needs a file with text|
+2|one argument too many|a b c
+2|outside 3..131072|$tiny $text --ctx 2
+1|nowhere.txt|$tiny $scratch/nowhere.txt
+1|no such file or folder|nonsense $text
+1|broken.gguf|$scratch/broken.gguf $text
+1|empty.txt: holds no text|$tiny $scratch/empty.txt
+1|tokens, at least 385 are needed|$tiny $scratch/short.txt
+1|48 tokens, at least 49 are needed|$tiny $text --chunk 16 --ctx 48
+1|method lolcats chooses no tokens|$tiny $text --method lolcats --chunk 16
+1|method softmax chooses no tokens|$tiny $text --method softmax --chunk 16
+1|score 'best' is|$tiny $text --chunk 16 --score best
+1|/no/such/folder/x.html.part: cannot be written|$tiny $text --chunk 16 --out /no/such/folder/x.html --quiet
+CASES
+
+# Figures, as a table and as JSON.
+saliency 0 '^| all | [01]\.' "$tiny" "$text" "${small[@]}"
+[ "$(grep -c '^| [01] |' "$scratch/out")" = 2 ] || fail "not a row a layer"
+saliency 0 '' "$tiny" "$text" "${small[@]}" --ctx 100 --json --quiet
+[ -s "$scratch/err" ] && fail "--quiet: $(cat "$scratch/err")"
+json '(x["method"], x["score"], x["tokens"]) == ("still", "s3", 100)'
+json '(x["chunk"], x["select"], x["cap"], x["chance"]) == (16, 4, 32, 0.25)'
+json 'x["chunks"] == 4 and len(x["layers"]) == 2' # 0 to 4 have left, the first is not counted
+json 'all(0 <= f["overlap"] <= 1 and -1 <= f["correlation"] <= 1 and 0 <= f["captured"] <= 1
+          for part in [x] + x["layers"] + x["layers"][0]["heads"]
+          for f in (part["whole"], part["received"]))'
+json 'x["layers"][1]["layer"] == 1 and x["exact"] == (20 + 20) / 100'
+saliency 0 '' "$tiny" "$text" "${small[@]}" --layers 1-1 --heads per-head --score keynorm --json
+json '[l["layer"] for l in x["layers"]] == [1] and x["score"] == "keynorm"'
+
+# The page holds everything it needs, and the text only as data.
+saliency 0 '' "$tiny" "$text" "${small[@]}" --out "$page"
+[ -e "$page.part" ] && fail "the temporary file is still there"
+python3 - "$page" "$text" <<'PYTHON' || fail "the page is not what it should be"
+import html.parser, json, sys
+page, text = (open(p, encoding="utf-8").read() for p in sys.argv[1:])
+
+class Page(html.parser.HTMLParser):
+    scripts, tags, inside = [], [], False
+    def handle_starttag(self, tag, attributes):
+        assert not {"src", "href", "onclick"} & dict(attributes).keys(), (tag, attributes)
+        self.tags.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+            self.inside = True
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag != "script"
+    def handle_data(self, data):
+        if self.inside:
+            self.scripts[-1] += data
+
+p = Page()
+p.feed(page)
+assert "b" not in p.tags and "link" not in p.tags and len(p.scripts) == 2
+assert "://" not in page and "default-src 'none'" in page and "innerHTML" not in page
+data = json.loads(p.scripts[0])
+n, rows = len(data["tokens"]), data["layers"] * data["heads"]
+shown = "".join(data["tokens"])
+assert shown.replace("\u00b7", "").endswith(text[-40:]), shown[-60:]
+for name in ("local", "whole", "received", "folded"):
+    assert len(data[name]) == rows and all(len(row) == n for row in data[name]), name
+assert data["received"][0][data["left"]] is None and data["received"][0][0] is not None
+kept = [t for t in range(data["left"]) if data["folded"][0][t] < 0]
+assert 0 in kept and len(kept) == min(32, data["left"] // 4), kept
+assert len(data["by_layer"]) == data["layers"] and data["method"]["chunk"] == 16
+PYTHON
+# Again over the old one, with another score.
+saliency 0 '' "$tiny" "$text" "${small[@]}" --score random --seed 3 --out "$page" --json
+grep -q '"score":"random"' "$page" || fail "the report was not replaced"
+
+# A model that linearize made runs its own method.
+for i in $(seq 40); do echo "{\"text\": \"line $i of some training text\"}"; done >"$scratch/data.jsonl"
+expect 0 '' "$still" linearize "$tiny" --data "$scratch/data.jsonl" --out "$scratch/mine" \
+    --method still --chunk 8 --stage both -n 64 --seq 32 --batch 1 --held-out 0
+saliency 0 '' "$scratch/mine" "$text" --json
+json '(x["chunk"], x["select"], x["cap"]) == (8, 2, 16)'
+saliency 1 'trained for method still, not lolcats' "$scratch/mine" "$text" --method lolcats
+finish
