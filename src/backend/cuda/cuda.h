@@ -32,9 +32,11 @@ struct sti_dev {
     int max_k, heads, kv_heads, head_dim;
     cudaStream_t stream;
     cublasLtHandle_t lt;
-    sti_block lt_room;            /* cuBLASLt's workspace */
-    sti_block scratch;            /* of the operator that is being queued, see below */
-    struct sti_cuda_plans *plans; /* matmul.c: cuBLASLt's choices, by shape */
+    sti_block lt_room; /* cuBLASLt's workspace */
+    sti_block scratch; /* of the operator that is being queued, see below */
+    size_t half_room;  /* scratch of the largest matrix that is made half */
+    size_t step_room;  /* scratch of a session's step, in the layer that needs most */
+    struct sti_cuda_plans *plans;   /* matmul.c: cuBLASLt's choices, by shape */
     struct sti_cuda_passes *passes; /* pass.c: ids, positions, recorded graphs */
     struct sti_cuda_wide *wide;     /* train.c: weights in bfloat16, plans of training's
                                        products */

@@ -3,7 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/attention.h"
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/kernels.h"
 #include "backend/cuda/ranks.h"
 #include "backend/cuda/train_kernels.h"
 
@@ -247,19 +249,31 @@ static int dev_threads(const sti_dev *dev)
     return dev->sms;
 }
 
-/* Scratch grows in the first pass; what an operator needs depends on more than rows. */
+/* What products and softmax attention ask for, for so many rows. */
+static size_t scratch_of(const sti_dev *dev, int rows)
+{
+    const size_t M = (size_t)rows, K = sti_cuda_up_to((size_t)dev->max_k, 8);
+    const size_t products =
+        sti_cuda_up_to(M * K * sizeof(sti_half), 256) + dev->half_room;
+    const size_t sessions = M < STI_CUDA_ATTN_SEGS ? M : STI_CUDA_ATTN_SEGS;
+    const size_t pieces = sessions * (size_t)dev->heads * STI_CUDA_ATTN_SPLITS;
+    const size_t attention = pieces * ((size_t)dev->head_dim + 2) * sizeof(float);
+    return products > attention ? products : attention;
+}
+
+/* Before the first pass, so that none can fail for want of it when it has changed the
+ * states of some layers; hybrid_reserve does the same for the hybrid operator. */
 static still_status dev_reserve(sti_dev *dev, int rows, still_error *err)
 {
-    (void)dev;
-    (void)rows;
-    (void)err;
-    return STILL_OK;
+    void *room;
+    return rows > 0 ? sti_cuda_scratch(dev, scratch_of(dev, rows), &room, err)
+                    : STILL_OK;
 }
 
 static size_t dev_bytes(const sti_dev *dev, int rows)
 {
-    (void)rows;
-    return dev->scratch.bytes + dev->lt_room.bytes;
+    const size_t will = scratch_of(dev, rows), is = dev->scratch.bytes;
+    return (will > is ? will : is) + dev->lt_room.bytes;
 }
 
 extern const sti_backend sti_backend_cuda;

@@ -123,8 +123,12 @@ static still_status step_some(sti_dev *dev, const sti_cuda_shape *h,
     }
     STI_TRY(sti_cuda_table(dev, SLOT_SESSIONS, session, (size_t)n * sizeof *session,
                            &table, err));
+    /* As much as any layer will ask for: if there is too little, the first one fails,
+     * and no state has changed. */
+    size_t bytes = sti_cuda_step_room(dev, h, n);
+    if (bytes < (size_t)n * dev->step_room) bytes = (size_t)n * dev->step_room;
     void *room;
-    STI_TRY(sti_cuda_scratch(dev, sti_cuda_step_room(dev, h, n), &room, err));
+    STI_TRY(sti_cuda_scratch(dev, bytes, &room, err));
     for (int t = 0; t < longest; t++) {
         bool leaves = false;
         for (int i = 0; h->has_window && i < n; i++)
@@ -196,6 +200,7 @@ still_status sti_cuda_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *se
     const sti_hybrid_args a = {.set = set, .shape = *shape, .state = &st};
     STI_TRY(describe(dev, &a, &h, err));
     size_t bytes = sti_cuda_step_room(dev, &h, 1);
+    if (bytes > dev->step_room) dev->step_room = bytes;
     if (sti_cuda_chunks_supported(&h) && sti_cuda_chunks_room(&h, rows) > bytes)
         bytes = sti_cuda_chunks_room(&h, rows);
     void *room;

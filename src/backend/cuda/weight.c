@@ -184,6 +184,10 @@ still_status sti_cuda_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *
         sti_cuda_weight_free(dev, &v);
         return sti_fail_prefix(err, st, "%s: tensor '%s'", t->path, t->name);
     }
+    const sti_cuda_matrix m = sti_cuda_matrix_of(&v);
+    const size_t half = (size_t)m.N * (size_t)m.ld * sizeof(sti_half);
+    if (m.kind != STI_CUDA_FLOAT && !m.half && half > dev->half_room)
+        dev->half_room = half;
     sti_map_drop(t->data, t->bytes);
     *w = v;
     return STILL_OK;
