@@ -179,15 +179,5 @@ static int measure(const cli_options *o, still_model *m, const char *text,
 
 int cli_cmd_perplexity(const cli_options *o)
 {
-    still_error err;
-    still_model *m = NULL;
-    char *text = NULL;
-    size_t n;
-    if (still_text_read(o->arg[o->n_args - 1], &text, &n, &err))
-        return cli_fail_error(&err);
-    int status = cli_open_model(o, o->n_args == 2 ? o->arg[0] : NULL, &m);
-    if (status == CLI_OK) status = measure(o, m, text, n);
-    still_model_free(m);
-    free(text);
-    return status;
+    return cli_run_on_text(o, measure);
 }

@@ -88,6 +88,23 @@ int cli_read_method(const cli_options *o, const still_model *m, still_method *ou
     return CLI_OK;
 }
 
+int cli_run_on_text(const cli_options *o,
+                    int (*work)(const cli_options *o, still_model *m, const char *text,
+                                size_t n))
+{
+    still_error err;
+    still_model *m = NULL;
+    char *text = NULL;
+    size_t n;
+    if (still_text_read(o->arg[o->n_args - 1], &text, &n, &err))
+        return cli_fail_error(&err);
+    int status = cli_open_model(o, o->n_args == 2 ? o->arg[0] : NULL, &m);
+    if (status == CLI_OK) status = work(o, m, text, n);
+    still_model_free(m);
+    free(text);
+    return status;
+}
+
 bool cli_is_method(const char *name)
 {
     const char *known;

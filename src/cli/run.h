@@ -9,6 +9,11 @@
 /* Resolves `name` (NULL: the default model) and opens it with o's backend, threads and
  * instructions. */
 int cli_open_model(const cli_options *o, const char *name, still_model **out);
+/* For commands with the arguments [MODEL] FILE: reads FILE as text (still_text_read),
+ * opens the model and runs `work` on both. */
+int cli_run_on_text(const cli_options *o,
+                    int (*work)(const cli_options *o, still_model *m, const char *text,
+                                size_t n));
 /* The attention method o describes, for m (NULL: any model). */
 int cli_read_method(const cli_options *o, const still_model *m, still_method *out);
 /* A session of ctx tokens with o's method, cache type and batch. */

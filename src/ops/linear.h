@@ -67,4 +67,10 @@ still_status sti_ref_liger_backward(const sti_linear_args64 *a, still_error *err
 still_status sti_ref_supra_forward(const sti_linear_args64 *a, still_error *err);
 still_status sti_ref_supra_backward(const sti_linear_args64 *a, still_error *err);
 
+/* Whether it can be computed at all; _all: whether the n of a call can be together,
+ * which share shape, method and parameters. */
+still_status sti_linear_check(const sti_linear_shape *s, int T, int window,
+                              still_error *err);
+still_status sti_linear_check_all(const sti_linear_args *a, int n, still_error *err);
+
 #endif

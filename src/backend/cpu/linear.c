@@ -1,24 +1,6 @@
 /* linear.c - the entries of Liger and SUPRA on the cpu backend; see linear_cpu.h. */
 #include "backend/cpu/linear_cpu.h"
 
-/* All sessions of a call share shape, method and parameters. */
-static still_status check(const sti_linear_args *a, const sti_linear_args *first,
-                          still_error *err)
-{
-    const sti_linear_shape *s = &a->shape;
-    if (s->H < 1 || s->G < 1 || s->H % s->G != 0 || s->D < 2 || s->D % 2 != 0 ||
-        s->D > STI_HEAD_DIM_MAX || a->T < 0 || a->window < 0)
-        return sti_fail(err, STILL_E_ARG,
-                        "linear attention: %d query heads, %d kv heads, head size %d, "
-                        "%d tokens, window %d cannot be",
-                        s->H, s->G, s->D, a->T, a->window);
-    if (s->H != first->shape.H || s->G != first->shape.G || s->D != first->shape.D ||
-        a->window != first->window)
-        return sti_fail(err, STILL_E_ARG,
-                        "linear attention: sessions of different shapes in one call");
-    return STILL_OK;
-}
-
 static sti_lin call_of(const sti_dev *dev, const sti_linear_args *a, int n)
 {
     const sti_row_kernels *rows = &sti_cpu_rows_portable;
@@ -47,7 +29,7 @@ still_status sti_cpu_linear_reserve(sti_dev *dev, const sti_linear_shape *shape,
                                     int window, int rows, still_error *err)
 {
     const sti_linear_args a = {.shape = *shape, .window = window, .T = rows};
-    STI_TRY(check(&a, &a, err));
+    STI_TRY(sti_linear_check(&a.shape, a.T, a.window, err));
     const sti_lin l = call_of(dev, &a, 1);
     size_t fixed, row = 0;
     if (window > 0) {
@@ -66,8 +48,8 @@ still_status sti_cpu_linear(sti_dev *dev, const sti_linear_args *a, int n,
                             still_error *err)
 {
     int rows = 0;
+    STI_TRY(sti_linear_check_all(a, n, err));
     for (int i = 0; i < n; i++) {
-        STI_TRY(check(&a[i], a, err));
         const size_t kv = a[i].state->kv_size;
         if (a->window > 0 && kv != sizeof(float) && kv != sizeof(uint16_t))
             return sti_fail(err, STILL_E_UNSUPPORTED,
@@ -94,7 +76,7 @@ still_status sti_cpu_linear(sti_dev *dev, const sti_linear_args *a, int n,
 still_status sti_cpu_linear_backward(sti_dev *dev, const sti_linear_args *a, int n,
                                      still_error *err)
 {
-    for (int i = 0; i < n; i++) STI_TRY(check(&a[i], a, err));
+    STI_TRY(sti_linear_check_all(a, n, err));
     for (int i = 0; i < n; i++) {
         const sti_lin l = call_of(dev, &a[i], 1);
         STI_TRY(a->window > 0 ? sti_cpu_liger_backward(dev, &l, err)

@@ -38,8 +38,7 @@ struct sti_dev {
     size_t step_room;  /* scratch of a session's step, in the layer that needs most */
     struct sti_cuda_plans *plans;   /* matmul.c: cuBLASLt's choices, by shape */
     struct sti_cuda_passes *passes; /* pass.c: ids, positions, recorded graphs */
-    struct sti_cuda_wide *wide;     /* train.c: weights in bfloat16, plans of training's
-                                       products */
+    struct sti_cuda_wide *wide;     /* train.c: weights in bfloat16 */
     int n_wide;
     struct ncclComm *ranks; /* ranks.c: GPUs of other processes; NULL: alone */
     int rank, n_ranks;

@@ -140,11 +140,13 @@ typedef enum sti_cuda_product {
     STI_CUDA_HALF_TO_FLOAT,
     STI_CUDA_HALF_TO_HALF,
     STI_CUDA_ALL_FLOAT,
-    STI_CUDA_TF32 /* floats, rounded to 10 bits on their way into the tensor cores */
+    STI_CUDA_TF32, /* floats, rounded to 10 bits on their way into the tensor cores */
+    STI_CUDA_BF16  /* bfloat16 to float */
 } sti_cuda_product;
 
 /* D = scale op(A) op(B) [+ D] + bias by cuBLASLt, in its terms: D is m x n, every
- * matrix column after column, ld apart. bias [m] or NULL; not with half results. */
+ * matrix column after column, ld apart. bias [m] or NULL; not with half results.
+ * parts > 1: so many such products, their matrices one after the other. */
 typedef struct sti_cuda_multiply_args {
     sti_cuda_product type;
     const void *a, *b;
@@ -154,6 +156,7 @@ typedef struct sti_cuda_multiply_args {
     const float *bias;
     float scale;
     bool accumulate;
+    int parts; /* 0: 1 */
 } sti_cuda_multiply_args;
 still_status sti_cuda_multiply(sti_dev *, const sti_cuda_multiply_args *,
                                still_error *err);

@@ -26,24 +26,6 @@ typedef struct batch {
 /* ---- Checks ------------------------------------------------------------------------
  */
 
-/* All sequences of a call share shape, method and parameters. */
-static still_status check(const sti_linear_args *a, const sti_linear_args *first,
-                          still_error *err)
-{
-    const sti_linear_shape *s = &a->shape;
-    if (s->H < 1 || s->G < 1 || s->H % s->G != 0 || s->D < 2 || s->D % 2 != 0 ||
-        s->D > STI_HEAD_DIM_MAX || a->T < 0 || a->window < 0)
-        return sti_fail(err, STILL_E_ARG,
-                        "linear attention: %d query heads, %d kv heads, head size %d, "
-                        "%d tokens, window %d cannot be",
-                        s->H, s->G, s->D, a->T, a->window);
-    if (s->H != first->shape.H || s->G != first->shape.G || s->D != first->shape.D ||
-        a->window != first->window)
-        return sti_fail(err, STILL_E_ARG,
-                        "linear attention: sessions of different shapes in one call");
-    return STILL_OK;
-}
-
 static still_status check_state(sti_dev *dev, const sti_linear_args *a,
                                 const sti_linear_args *first, still_error *err)
 {
@@ -379,10 +361,8 @@ still_status sti_cuda_linear_forward(sti_dev *dev, const sti_linear_args *a, int
 {
     batch b = {.whole = false};
     if (n < 1) return STILL_OK;
-    for (int i = 0; i < n; i++) {
-        STI_TRY(check(&a[i], a, err));
-        STI_TRY(check_state(dev, &a[i], a, err));
-    }
+    STI_TRY(sti_linear_check_all(a, n, err));
+    for (int i = 0; i < n; i++) STI_TRY(check_state(dev, &a[i], a, err));
     for (form f = STEPS; f <= SPANS; f++) {
         describe(a, &b);
         for (int i = 0, at = 0; i < n; at += a[i++].T) {
@@ -401,7 +381,7 @@ still_status sti_cuda_linear_reserve(sti_dev *dev, const sti_linear_shape *shape
 {
     batch b = {.whole = false};
     const sti_linear_args a = {.shape = *shape, .window = window, .T = rows};
-    STI_TRY(check(&a, &a, err));
+    STI_TRY(sti_linear_check(&a.shape, a.T, a.window, err));
     describe(&a, &b);
     b.p.map_q = b.p.map_k = window == 0;
     add(&b, &a, 0);
@@ -441,7 +421,7 @@ still_status sti_cuda_linear_backward(sti_dev *dev, const sti_linear_args *a, in
 {
     batch b = {.whole = true};
     if (n < 1) return STILL_OK;
-    for (int i = 0; i < n; i++) STI_TRY(check(&a[i], a, err));
+    STI_TRY(sti_linear_check_all(a, n, err));
     if (a->shape.D > STI_LINEAR_MAX_D)
         return sti_fail(
             err, STILL_E_UNSUPPORTED,

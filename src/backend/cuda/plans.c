@@ -13,7 +13,7 @@
 enum { PLANS = 128, ALIGN_MAX = 256 };
 
 typedef struct plan_key { /* ints only: compared as bytes */
-    int type, m, n, k, lda, ldb, ldd, turned, bias, align;
+    int type, m, n, k, lda, ldb, ldd, turned, bias, parts, align;
 } plan_key;
 
 typedef struct plan {
@@ -47,11 +47,22 @@ static int least(int a, int b)
     return a < b ? a : b;
 }
 
+/* op of it is rows x columns; `parts` of them follow each other. */
 static cublasStatus_t lay_out(cublasLtMatrixLayoutOpaque_t *out, cudaDataType type,
-                              int rows, int columns, bool turned, int ld)
+                              int rows, int columns, bool turned, int ld, int parts)
 {
-    return cublasLtMatrixLayoutInit(out, type, (uint64_t)(turned ? columns : rows),
-                                    (uint64_t)(turned ? rows : columns), ld);
+    const uint64_t high = (uint64_t)(turned ? columns : rows),
+                   wide = (uint64_t)(turned ? rows : columns);
+    const int32_t count = parts;
+    const int64_t step = (int64_t)ld * (int64_t)wide;
+    cublasStatus_t e = cublasLtMatrixLayoutInit(out, type, high, wide, ld);
+    if (e == CUBLAS_STATUS_SUCCESS && parts > 1)
+        e = cublasLtMatrixLayoutSetAttribute(out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                             &count, sizeof count);
+    if (e == CUBLAS_STATUS_SUCCESS && parts > 1)
+        e = cublasLtMatrixLayoutSetAttribute(
+            out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step);
+    return e;
 }
 
 static cublasStatus_t set_op(plan *p, const sti_cuda_multiply_args *a)
@@ -79,14 +90,17 @@ static cublasStatus_t describe(plan *p, const sti_cuda_multiply_args *a)
 {
     const bool half =
         a->type == STI_CUDA_HALF_TO_FLOAT || a->type == STI_CUDA_HALF_TO_HALF;
-    const cudaDataType in = half ? CUDA_R_16F : CUDA_R_32F;
+    const cudaDataType in = half                       ? CUDA_R_16F
+                            : a->type == STI_CUDA_BF16 ? CUDA_R_16BF
+                                                       : CUDA_R_32F;
     const cudaDataType out = a->type == STI_CUDA_HALF_TO_HALF ? CUDA_R_16F : CUDA_R_32F;
     cublasStatus_t e = set_op(p, a);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = lay_out(&p->a, in, a->m, a->k, a->turn_a, a->lda);
+        e = lay_out(&p->a, in, a->m, a->k, a->turn_a, a->lda, a->parts);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = lay_out(&p->b, in, a->k, a->n, a->turn_b, a->ldb);
-    if (e == CUBLAS_STATUS_SUCCESS) e = lay_out(&p->d, out, a->m, a->n, false, a->ldd);
+        e = lay_out(&p->b, in, a->k, a->n, a->turn_b, a->ldb, a->parts);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = lay_out(&p->d, out, a->m, a->n, false, a->ldd, a->parts);
     return e;
 }
 
@@ -161,6 +175,7 @@ static still_status find(sti_dev *dev, const sti_cuda_multiply_args *a, plan **o
         .ldd = a->ldd,
         .turned = a->turn_a + 2 * a->turn_b,
         .bias = a->bias != NULL,
+        .parts = a->parts,
         .align = least(least(alignment(a->a), alignment(a->b)), alignment(a->d))};
     plan *oldest = &all->plan[0];
     for (plan *p = all->plan; p < all->plan + PLANS; p++) {

@@ -25,30 +25,21 @@ enum {
     SLOT_TARGETS = 10,
 };
 
-/* ---- What is kept for later
- * ---------------------------------------------------------- */
+/* ---- Weights in bfloat16
+ * ------------------------------------------------------------- */
 
 /* Weights that are multiplied together, one below the other in bfloat16 [N, ld]. */
-typedef struct copy {
+struct sti_cuda_wide {
     const void *of[STI_MATMUL_MAX]; /* their addresses; NULL: one in training, which is
                                        copied anew each time */
     int64_t N[STI_MATMUL_MAX], K;
     sti_block block;
-} copy;
-
-struct sti_cuda_wide {
-    copy *copy; /* [dev->n_wide] */
-    struct sti_train_plans *plans;
 };
 
 void sti_cuda_wide_free(sti_dev *dev)
 {
-    struct sti_cuda_wide *w = dev->wide;
-    if (!w) return;
-    for (int i = 0; i < dev->n_wide; i++) sti_cuda_mem_free(dev, &w->copy[i].block);
-    free(w->copy);
-    free(w->plans);
-    free(w);
+    for (int i = 0; i < dev->n_wide; i++) sti_cuda_mem_free(dev, &dev->wide[i].block);
+    free(dev->wide);
     dev->wide = NULL;
     dev->n_wide = 0;
 }
@@ -57,28 +48,14 @@ void sti_cuda_wide_forget(sti_dev *dev, const void *of)
 {
     if (!of) return;
     for (int i = dev->n_wide - 1; i >= 0; i--) {
-        copy *c = &dev->wide->copy[i];
+        struct sti_cuda_wide *c = &dev->wide[i];
         bool has = false;
         for (int k = 0; k < STI_MATMUL_MAX; k++) has = has || c->of[k] == of;
         if (!has) continue;
         sti_cuda_mem_free(dev, &c->block);
-        *c = dev->wide->copy[--dev->n_wide];
+        *c = dev->wide[--dev->n_wide];
     }
 }
-
-static still_status plans_of(sti_dev *dev, struct sti_train_plans **out,
-                             still_error *err)
-{
-    if (!dev->wide) dev->wide = sti_alloc(1, sizeof *dev->wide);
-    if (dev->wide && !dev->wide->plans) dev->wide->plans = sti_train_plans_new();
-    if (!dev->wide || !dev->wide->plans)
-        return sti_fail_memory(err, "plans of products", sizeof *dev->wide);
-    *out = dev->wide->plans;
-    return STILL_OK;
-}
-
-/* ---- Weights in bfloat16
- * ------------------------------------------------------------- */
 
 /* The rows to `out`, ld apart; they become float in scratch first. */
 static still_status convert(sti_dev *dev, const sti_weight *w, sti_bf16 *out,
@@ -106,7 +83,7 @@ static bool is_frozen(const sti_weight *w)
     return w->own.p != NULL;
 }
 
-static bool is_of(const copy *c, const sti_matmul_back_args *a)
+static bool is_of(const struct sti_cuda_wide *c, const sti_matmul_back_args *a)
 {
     bool same = c->K == a->w[0]->K;
     for (int i = 0; i < STI_MATMUL_MAX; i++) {
@@ -130,16 +107,16 @@ static still_status copy_weights(sti_dev *dev, const sti_matmul_back_args *a,
 static still_status find_copy(sti_dev *dev, const sti_matmul_back_args *a, size_t bytes,
                               sti_bf16 **out, still_error *err)
 {
-    struct sti_cuda_wide *kept = dev->wide;
     for (int i = 0; i < dev->n_wide; i++)
-        if (is_of(&kept->copy[i], a)) {
-            *out = kept->copy[i].block.p;
+        if (is_of(&dev->wide[i], a)) {
+            *out = dev->wide[i].block.p;
             return STILL_OK;
         }
-    copy *grown = sti_grow(kept->copy, (size_t)dev->n_wide + 1, sizeof *grown);
+    struct sti_cuda_wide *grown =
+        sti_grow(dev->wide, (size_t)dev->n_wide + 1, sizeof *grown);
     if (!grown) return sti_fail_memory(err, "weights in bfloat16", sizeof *grown);
-    kept->copy = grown;
-    copy c = {.K = a->w[0]->K};
+    dev->wide = grown;
+    struct sti_cuda_wide c = {.K = a->w[0]->K};
     for (int i = 0; i < a->n; i++) {
         c.of[i] = a->w[i]->own.p;
         c.N[i] = a->w[i]->N;
@@ -150,7 +127,7 @@ static still_status find_copy(sti_dev *dev, const sti_matmul_back_args *a, size_
         sti_cuda_mem_free(dev, &c.block);
         return st;
     }
-    kept->copy[dev->n_wide++] = c;
+    dev->wide[dev->n_wide++] = c;
     *out = c.block.p;
     return STILL_OK;
 }
@@ -216,8 +193,6 @@ static still_status back_together(sti_dev *dev, const sti_matmul_back_args *a,
         N += (size_t)a->w[i]->N;
         frozen = frozen || is_frozen(a->w[i]);
     }
-    struct sti_train_plans *plans;
-    STI_TRY(plans_of(dev, &plans, err));
     const size_t ld = sti_cuda_up_to(N, 8), weights = N * ldw * sizeof(sti_bf16),
                  rows = sti_cuda_up_to((size_t)a->M * ld * sizeof(sti_bf16), 256);
     sti_bf16 *w = NULL;
@@ -227,21 +202,20 @@ static still_status back_together(sti_dev *dev, const sti_matmul_back_args *a,
     if (!w) w = (sti_bf16 *)((char *)room + rows);
     STI_TRY(copy_weights(dev, a, false, w, err)); /* floats: this asks for no scratch */
     STI_TRY(sti_cuda_to_bf16(dev, &dy, a->M, (int)ld, room, err));
-    return sti_train_multiply(dev, plans,
-                              &(sti_train_product){.bf16 = true,
-                                                   .a = w,
-                                                   .b = room,
-                                                   .d = a->dx,
-                                                   .m = K,
-                                                   .n = a->M,
-                                                   .k = (int)N,
-                                                   .lda = (int)ldw,
-                                                   .ldb = (int)ld,
-                                                   .ldd = K,
-                                                   .parts = 1,
-                                                   .scale = 1,
-                                                   .accumulate = a->accumulate},
-                              err);
+    return sti_cuda_multiply(dev,
+                             &(sti_cuda_multiply_args){.type = STI_CUDA_BF16,
+                                                       .a = w,
+                                                       .b = room,
+                                                       .d = a->dx,
+                                                       .m = K,
+                                                       .n = a->M,
+                                                       .k = (int)N,
+                                                       .lda = (int)ldw,
+                                                       .ldb = (int)ld,
+                                                       .ldd = K,
+                                                       .scale = 1,
+                                                       .accumulate = a->accumulate},
+                             err);
 }
 
 still_status sti_cuda_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
@@ -282,40 +256,27 @@ still_status sti_cuda_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *a,
     if (a->M < 1) return STILL_OK;
     const int parts = sum_parts(dev, a);
     const size_t size = (size_t)a->N * (size_t)a->K;
-    if (parts == 1)
-        return sti_cuda_multiply(dev,
-                                 &(sti_cuda_multiply_args){.type = STI_CUDA_TF32,
-                                                           .a = a->x,
-                                                           .b = a->dy,
-                                                           .d = a->dw,
-                                                           .m = a->K,
-                                                           .n = a->N,
-                                                           .k = a->M,
-                                                           .lda = a->K,
-                                                           .ldb = a->N,
-                                                           .ldd = a->K,
-                                                           .turn_b = true,
-                                                           .scale = a->scale,
-                                                           .accumulate = true},
-                                 err);
-    struct sti_train_plans *plans;
-    void *part;
-    STI_TRY(plans_of(dev, &plans, err));
-    STI_TRY(sti_cuda_scratch(dev, (size_t)parts * size * sizeof(float), &part, err));
-    STI_TRY(sti_train_multiply(dev, plans,
-                               &(sti_train_product){.a = a->x,
-                                                    .b = a->dy,
-                                                    .d = part,
-                                                    .m = a->K,
-                                                    .n = a->N,
-                                                    .k = a->M / parts,
-                                                    .lda = a->K,
-                                                    .ldb = a->N,
-                                                    .ldd = a->K,
-                                                    .turn_b = true,
-                                                    .parts = parts,
-                                                    .scale = a->scale},
-                               err));
+    void *part = a->dw;
+    if (parts > 1)
+        STI_TRY(
+            sti_cuda_scratch(dev, (size_t)parts * size * sizeof(float), &part, err));
+    STI_TRY(sti_cuda_multiply(dev,
+                              &(sti_cuda_multiply_args){.type = STI_CUDA_TF32,
+                                                        .a = a->x,
+                                                        .b = a->dy,
+                                                        .d = part,
+                                                        .m = a->K,
+                                                        .n = a->N,
+                                                        .k = a->M / parts,
+                                                        .lda = a->K,
+                                                        .ldb = a->N,
+                                                        .ldd = a->K,
+                                                        .turn_b = true,
+                                                        .scale = a->scale,
+                                                        .accumulate = parts == 1,
+                                                        .parts = parts},
+                              err));
+    if (parts == 1) return STILL_OK;
     return sti_cuda_add_parts(dev, part, parts, size, a->dw, err);
 }
 

@@ -1,6 +1,5 @@
-/* train_kernels.h - launchers of the element-wise operators of training (train.cu) and
- * its products (train_products.c); the entries in train.c move what the program gives
- * and wants. */
+/* train_kernels.h - launchers of the operators of training (train.cu, thin.cu); the
+ * entries in train.c move what the program gives and wants. */
 #ifndef STI_BACKEND_CUDA_TRAIN_KERNELS_H
 #define STI_BACKEND_CUDA_TRAIN_KERNELS_H
 
@@ -76,25 +75,6 @@ typedef struct sti_cuda_columns {
 /* y[M, ld] = the columns, rounded, then zeros; ld is a multiple of 8, y of 16 bytes. */
 still_status sti_cuda_to_bf16(sti_dev *, const sti_cuda_columns *, int M, int ld,
                               sti_bf16 *y, still_error *);
-
-/* D = scale A op(B) [+ D] by cuBLASLt, in its terms: D is m x n, every matrix column
- * after column, ld apart. `parts` products, their matrices one after the other. Numbers
- * are bfloat16, or float and multiplied in TF32; D is float. */
-typedef struct sti_train_product {
-    bool bf16;
-    const void *a, *b;
-    float *d;
-    int m, n, k, lda, ldb, ldd;
-    bool turn_b; /* op is the transpose */
-    int parts;
-    float scale;
-    bool accumulate;
-} sti_train_product;
-
-/* What cuBLASLt chose for the shapes so far; free() frees it. NULL: no memory. */
-struct sti_train_plans *sti_train_plans_new(void);
-still_status sti_train_multiply(sti_dev *, struct sti_train_plans *,
-                                const sti_train_product *, still_error *);
 
 #ifdef __cplusplus
 }

@@ -8,8 +8,7 @@ typedef still_status (*entry64)(const sti_linear_args64 *, still_error *);
 static still_status run(entry64 entry, const sti_linear_args *a, bool backward,
                         still_error *err)
 {
-    STI_TRY(sti_ref_linear_check(
-        &(sti_linear_args64){.shape = a->shape, .T = a->T, .window = a->window}, err));
+    STI_TRY(sti_linear_check(&a->shape, a->T, a->window, err));
     const size_t T = (size_t)a->T, D = (size_t)a->shape.D;
     const size_t q = (size_t)a->shape.H * D, k = (size_t)a->shape.G * D;
     const sti_linear_grad none = {0}, *g = backward ? &a->grad : &none;
@@ -60,8 +59,7 @@ still_status sti_ref_linear_reserve(sti_dev *dev, const sti_linear_shape *shape,
                                     int window, int rows, still_error *err)
 {
     (void)dev;
-    return sti_ref_linear_check(
-        &(sti_linear_args64){.shape = *shape, .T = rows, .window = window}, err);
+    return sti_linear_check(shape, rows, window, err);
 }
 
 still_status sti_ref_linear(sti_dev *dev, const sti_linear_args *a, int n,

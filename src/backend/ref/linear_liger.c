@@ -58,7 +58,7 @@ static void read_state(const double *S, const double *q, double *y, int D)
 
 still_status sti_ref_liger_forward(const sti_linear_args64 *a, still_error *err)
 {
-    STI_TRY(sti_ref_linear_check(a, err));
+    STI_TRY(sti_linear_check(&a->shape, a->T, a->window, err));
     const int H = a->shape.H, G = a->shape.G, D = a->shape.D, W = a->window;
     if (W < 1) return sti_fail(err, STILL_E_ARG, "liger: window of %d tokens", W);
     double *weight = sti_alloc((size_t)W, sizeof *weight);
@@ -228,7 +228,7 @@ static void rotate_all_backward(double *d, double *dx, int heads,
 
 still_status sti_ref_liger_backward(const sti_linear_args64 *a, still_error *err)
 {
-    STI_TRY(sti_ref_linear_check(a, err));
+    STI_TRY(sti_linear_check(&a->shape, a->T, a->window, err));
     if (a->window < 1)
         return sti_fail(err, STILL_E_ARG, "liger: window of %d tokens", a->window);
     const int H = a->shape.H, G = a->shape.G;

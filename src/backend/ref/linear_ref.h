@@ -5,21 +5,7 @@
 
 #include <math.h>
 
-#include "ops/hybrid.h" /* STI_HEAD_DIM_MAX */
 #include "ops/linear.h"
-
-static inline still_status sti_ref_linear_check(const sti_linear_args64 *a,
-                                                still_error *err)
-{
-    const sti_linear_shape *s = &a->shape;
-    if (s->H < 1 || s->G < 1 || s->H % s->G != 0 || s->D < 2 || s->D % 2 != 0 ||
-        s->D > STI_HEAD_DIM_MAX || a->T < 0 || a->window < 0)
-        return sti_fail(err, STILL_E_ARG,
-                        "linear attention: %d query heads, %d kv heads, head size %d, "
-                        "%d tokens, window %d cannot be",
-                        s->H, s->G, s->D, a->T, a->window);
-    return STILL_OK;
-}
 
 /* Turns pair i of x [D] by turn * position * inv_freq[i]; turn -1 is the transpose,
  * which takes gradients back. */

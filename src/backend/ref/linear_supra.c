@@ -83,7 +83,7 @@ static double read_state(const double *S, const double *fq, double *y, int D)
 
 still_status sti_ref_supra_forward(const sti_linear_args64 *a, still_error *err)
 {
-    STI_TRY(sti_ref_linear_check(a, err));
+    STI_TRY(sti_linear_check(&a->shape, a->T, a->window, err));
     const int H = a->shape.H, G = a->shape.G, D = a->shape.D;
     const sti_linear_in64 *in = &a->in;
     const size_t room = (size_t)(H + G) * D;
@@ -173,7 +173,7 @@ static void head_backward(const sti_linear_args64 *a, work *w, int h)
 
 still_status sti_ref_supra_backward(const sti_linear_args64 *a, still_error *err)
 {
-    STI_TRY(sti_ref_linear_check(a, err));
+    STI_TRY(sti_linear_check(&a->shape, a->T, a->window, err));
     const int H = a->shape.H, G = a->shape.G, D = a->shape.D;
     const size_t nq = (size_t)H * D, nk = (size_t)G * D; /* numbers of a token */
     const double k_scale = 1 / sqrt((double)D);
