@@ -98,6 +98,7 @@ static sti_hyb describe(const sti_dev *dev, const sti_hybrid_settings *set,
     const int S = sti_hybrid_selectors(set, shape), P = sti_hybrid_features(set, shape);
     sti_hyb h = {.f = &sti_cpu_attn_portable,
                  .k = &sti_cpu_hybrid_portable,
+                 .rows = sti_cpu_row_kernels(dev),
                  .H = shape->H,
                  .G = shape->G,
                  .D = shape->D,

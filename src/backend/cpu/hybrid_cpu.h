@@ -23,6 +23,7 @@
 
 #include "backend/cpu/attn_tile.h"
 #include "backend/cpu/hybrid_rows.h"
+#include "backend/cpu/ops_rows.h"
 
 enum {
     STI_HYB_KEYS = STI_ATTN_BLOCK,   /* folded at a time; >= STI_ATTN_ROWS */
@@ -96,6 +97,7 @@ typedef struct sti_hyb_slot {
 typedef struct sti_hyb {
     const sti_attn_kernels *f;
     const sti_hybrid_kernels *k;
+    const sti_row_kernels *rows;
     int H, G, D, F, S, P, C;
     int group;         /* query heads of a selection head */
     int per_kv;        /* query heads of a kv head */
@@ -192,9 +194,6 @@ void sti_hyb_leave(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a
 /* Folds one token, row `row` of the call, at once (no window). */
 void sti_hyb_fold_token(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,
                         int sel, int row, int64_t position);
-/* x [D] turns by `position` (backwards if negative); angles in double. */
-void sti_hyb_rotate(const sti_hyb *h, const sti_hybrid_in *in, float *x,
-                    double position);
 /* phi [n, ldp] of rows x, ldx apart; rows of u and phi are `step` apart. */
 void sti_hyb_map(const sti_hyb *h, const sti_hybrid_settings *set, const float *W,
                  float bias, const float *x, int ldx, int n, int step, float *u,

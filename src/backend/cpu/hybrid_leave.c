@@ -55,19 +55,11 @@ static void best_first(sti_hyb_entry *e, int n, int k)
 
 /* ---- Features --------------------------------------------------------------- */
 
-void sti_hyb_rotate(const sti_hyb *h, const sti_hybrid_in *in, float *x,
-                    double position)
+/* Turns a key to `position`, or back from it. */
+static void rotate(const sti_hyb *h, const sti_hybrid_in *in, float *key,
+                   int64_t position)
 {
-    const int half = h->D / 2;
-    for (int i = 0; i < half; i++) {
-        const double angle = position * (double)in->inv_freq[i];
-        const double c = cos(angle), s = sin(angle);
-        float *p = in->interleaved ? x + 2 * i : x + i;
-        float *q = in->interleaved ? p + 1 : p + half;
-        const double a = *p, b = *q;
-        *p = (float)(a * c - b * s);
-        *q = (float)(b * c + a * s);
-    }
+    h->rows->rope(key, (int)position, in->inv_freq, 1, h->D, in->interleaved);
 }
 
 void sti_hyb_map(const sti_hyb *h, const sti_hybrid_settings *set, const float *W,
@@ -144,8 +136,7 @@ static void key_position(const batch *b, float *key, int64_t position, bool raw)
 {
     const bool wants_raw = b->a->set->feature_positions == STI_FEATURES_NONE;
     if (raw == wants_raw) return;
-    sti_hyb_rotate(b->h, &b->a->in, key,
-                   wants_raw ? -(double)position : (double)position);
+    rotate(b->h, &b->a->in, key, wants_raw ? -position : position);
 }
 
 static void fold(batch *b, sti_hyb_key key, const void *value, int64_t position,
@@ -254,7 +245,7 @@ static void turn_far(const list *l, const batch *b, int i, int near)
     void *key = w->x, *value = w->value;
     sti_hyb_take_key(h, l->st, list_key(l, i), w->sum);
     h->k->widen(w->x, w->sum, half, h->D);
-    sti_hyb_rotate(h, &b->a->in, w->x, -(double)position);
+    rotate(h, &b->a->in, w->x, -position);
     if (half) h->f->to_f16(key = w->sum, w->x, h->D);
     memcpy(value, list_value(l, i), (size_t)h->D * l->st->kv_size);
     move_slot(l, i, near);
