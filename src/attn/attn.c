@@ -2,6 +2,7 @@
 #include "attn/attn.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const sti_attn_method methods[] = {
@@ -85,29 +86,43 @@ still_status still_method_init(still_method *out, const char *name, int chunk,
     return STILL_OK;
 }
 
+/* A whole number at *at, which moves past it. */
+static bool read_number(const char **at, int *out)
+{
+    char *end;
+    if (**at < '0' || **at > '9') return false;
+    const long v = strtol(*at, &end, 10);
+    *at = end;
+    *out = (int)v;
+    return v <= 1 << 24;
+}
+
+/* "17-18:768" or "23:512" at *at, which moves past it. */
+static bool read_cap(const char **at, sti_attn_cap *out)
+{
+    if (!read_number(at, &out->first)) return false;
+    out->last = out->first;
+    if (**at == '-' && (++*at, !read_number(at, &out->last))) return false;
+    return *(*at)++ == ':' && read_number(at, &out->cap) && (!**at || **at == ',');
+}
+
 /* "17-18:768,23:512": layers, or one, and their cap. */
 static still_status read_caps(const char *text, int n_layers, sti_attn_config *out,
                               still_error *err)
 {
     out->n_caps = 0;
-    for (const char *at = text; *at;) {
-        sti_attn_cap c = {0};
-        int n = 0;
-        if (sscanf(at, "%d-%d:%d%n", &c.first, &c.last, &c.cap, &n) != 3) {
-            if (sscanf(at, "%d:%d%n", &c.first, &c.cap, &n) != 2) n = 0;
-            c.last = c.first;
-        }
-        if (n == 0 || (at[n] && at[n] != ',') || c.first < 0 || c.last < c.first ||
-            c.last >= n_layers || c.cap < 0 || c.cap > 1 << 24)
+    for (const char *at = text; *at; at += *at == ',') {
+        const char *from = at;
+        sti_attn_cap c;
+        if (!read_cap(&at, &c) || c.last < c.first || c.last >= n_layers)
             return sti_fail(err, STILL_E_ARG,
                             "caps '%s': '%s' is not layers of 0-%d and their cap, such "
                             "as 17-18:768",
-                            text, at, n_layers - 1);
+                            text, from, n_layers - 1);
         if (out->n_caps == STI_ATTN_CAPS)
             return sti_fail(err, STILL_E_ARG, "caps '%s': more than %d", text,
                             STI_ATTN_CAPS);
         out->caps[out->n_caps++] = c;
-        at += n + (at[n] == ',');
     }
     return STILL_OK;
 }

@@ -85,8 +85,8 @@ static int settings(still_method out[64])
         out[n++] = method(name, 8);
         out[n++] = method(name, 13);
     }
-    const char *scores[] = {"received", "keynorm", "random"};
-    for (int i = 0; i < 3; i++) {
+    const char *scores[] = {"received", "keynorm", "distinct", "random"};
+    for (int i = 0; i < 4; i++) {
         out[n] = method("still", 8);
         snprintf(out[n++].score, sizeof out->score, "%s", scores[i]);
     }
@@ -96,6 +96,11 @@ static int settings(still_method out[64])
     out[n++].cap = -1;
     out[n] = method("still", 8);
     out[n++].cap = 0;
+    out[n] = method("still", 8);
+    snprintf(out[n++].caps, sizeof out->caps, "0:3,1-2:9");
+    out[n] = method("still", 8); /* a capped state follows the caps */
+    out[n].positions = STILL_POSITIONS_CAPPED;
+    snprintf(out[n++].caps, sizeof out->caps, "1:40");
     out[n] = method("still", 8);
     out[n++].select = 0;
     out[n] = method("still", 1);
@@ -400,6 +405,18 @@ static void impossible_settings(void **state)
     still_error e;
     assert_int_equal(still_method_init(&how, "mamba", 0, &e), STILL_E_ARG);
     assert_non_null(strstr(e.text, "still, lolcats"));
+    const char *caps[] = {"x",       "1",    "1:",   "2-1:5", "3:5",
+                          "-1:4",    "1:5 ", "1:5;", "1:-3",  "1:99999999999999",
+                          "1:5,,2:4"};
+    for (size_t i = 0; i < sizeof caps / sizeof *caps; i++) {
+        still_session *s;
+        how = method("still", 8);
+        snprintf(how.caps, sizeof how.caps, "%s", caps[i]);
+        assert_int_equal(
+            still_session_new(m, &(still_session_params){.method = &how}, &s, &e),
+            STILL_E_ARG);
+        assert_non_null(strstr(e.text, "caps"));
+    }
     still_model_free(m);
 }
 

@@ -97,7 +97,7 @@ still_status sti_ref_supra_forward(const sti_linear_args64 *a, still_error *err)
         features(in->k + k, in->map_k, in->bias_k, fk, G, st->pos, 1 / sqrt((double)D),
                  a);
         for (int h = 0; h < H; h++) {
-            const int g = h / (H / G);
+            const int g = h * G / H;
             double *S = (double *)st->s + (size_t)h * D * D;
             advance(S, decay_of(h), fk + g * D, in->v + k + (size_t)g * D, D);
             read_state(S, fq + h * D, a->y + q + (size_t)h * D, D);
