@@ -33,6 +33,15 @@ expect() {
     fi
 }
 
+# json EXPRESSION: a Python expression over the last output, read as JSON into x.
+json() {
+    python3 - "$scratch/out" "$1" <<'PYTHON' || fail "not so: $1: $(head -c 600 "$scratch/out")"
+import json, math, sys
+x = json.loads(open(sys.argv[1], encoding="utf-8").read())
+sys.exit(0 if eval(sys.argv[2]) else 1)
+PYTHON
+}
+
 finish() {
     [ "$failures" = 0 ] || { echo "$failures checks failed" >&2; exit 1; }
     echo "all checks passed"

@@ -7,14 +7,6 @@ tiny=$scratch/tiny.gguf
 "$make_model" tiny "$tiny" >/dev/null 2>&1 || { echo "make-model failed" >&2; exit 1; }
 bench() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" \
     "$still" bench "$@"; }
-# json EXPRESSION: a Python expression over the last output, read as JSON into x.
-json() {
-    python3 - "$scratch/out" "$1" <<'PYTHON' || fail "not so: $1: $(head -c 600 "$scratch/out")"
-import json, sys
-x = json.loads(open(sys.argv[1], encoding="utf-8").read())
-sys.exit(0 if eval(sys.argv[2]) else 1)
-PYTHON
-}
 quick=(--lengths "64,130" --rounds 2 --steps 3 --threads 2)
 
 # Wrong usage.

@@ -7,14 +7,6 @@ tiny=$scratch/tiny.gguf other=$scratch/other.gguf
 data=$here/../fixtures/eval/choice
 "$make_model" tiny "$tiny" >/dev/null 2>&1 || { echo "make-model failed" >&2; exit 1; }
 "$make_model" tiny "$other" --seed 2 >/dev/null 2>&1 || exit 1
-# json EXPRESSION: a Python expression over the last output, read as JSON into x.
-json() {
-    python3 - "$scratch/out" "$1" <<'PYTHON' || fail "not so: $1: $(head -c 300 "$scratch/out")"
-import json, math, sys
-x = json.loads(open(sys.argv[1], encoding="utf-8").read())
-sys.exit(0 if eval(sys.argv[2]) else 1)
-PYTHON
-}
 
 # Results: every choice task, standard errors, one object for one model.
 expect 0 '' "$still" eval "$tiny" --data "$data" --json \

@@ -8,14 +8,6 @@ tiny=$scratch/tiny.gguf
 "$make_model" tiny "$tiny" >/dev/null 2>&1 || { echo "make-model failed" >&2; exit 1; }
 saliency() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" \
     "$still" saliency "$@"; }
-# json EXPRESSION: a Python expression over the last output, read as JSON into x.
-json() {
-    python3 - "$scratch/out" "$1" <<'PYTHON' || fail "not so: $1: $(head -c 600 "$scratch/out")"
-import json, sys
-x = json.loads(open(sys.argv[1], encoding="utf-8").read())
-sys.exit(0 if eval(sys.argv[2]) else 1)
-PYTHON
-}
 text=$scratch/text.txt page=$scratch/report.html
 for i in $(seq 12); do
     printf 'Line %d: </script><b onclick="x()">Ärger & <!-- 漢字 -->\n' "$i"

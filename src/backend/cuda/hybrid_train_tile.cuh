@@ -6,6 +6,7 @@
 #include <float.h>
 
 #include "backend/cuda/hybrid_train.h"
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/mma.cuh"
 #include "backend/cuda/tf32.cuh"
 
@@ -21,21 +22,6 @@ static __device__ const float log2_e = 1.4426950408889634f;
 
 /* ---- Launching ---------------------------------------------------------------------
  */
-
-template <typename... A>
-static still_status launch(sti_dev *dev, const char *what, still_error *err,
-                           void (*kernel)(A...), dim3 grid, int threads, size_t shared,
-                           A... args)
-{
-    if (shared > 48 * 1024)
-        STI_CUDA(cudaFuncSetAttribute((const void *)kernel,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)shared),
-                 what);
-    kernel<<<grid, threads, shared, dev->stream>>>(args...);
-    STI_CUDA(cudaGetLastError(), what);
-    return STILL_OK;
-}
 
 /* Runs LAUNCH with DP as a constant. */
 #define STI_TRAIN_BY_WIDTH(width, LAUNCH) ((width) == 64 ? LAUNCH(64) : LAUNCH(128))

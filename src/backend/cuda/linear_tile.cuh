@@ -8,6 +8,7 @@
 
 #include <float.h>
 
+#include "backend/cuda/launch.cuh"
 #include "backend/cuda/linear.h"
 #include "backend/cuda/tf32.cuh"
 
@@ -20,21 +21,6 @@ enum {
 
 /* ---- Launching ---------------------------------------------------------------------
  */
-
-template <typename... A>
-static still_status launch(sti_dev *dev, const char *what, still_error *err,
-                           void (*kernel)(A...), dim3 grid, int threads, size_t shared,
-                           A... args)
-{
-    if (shared > 48 * 1024)
-        STI_CUDA(cudaFuncSetAttribute((const void *)kernel,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)shared),
-                 what);
-    kernel<<<grid, threads, shared, dev->stream>>>(args...);
-    STI_CUDA(cudaGetLastError(), what);
-    return STILL_OK;
-}
 
 /* Runs LAUNCH with DP as a constant. */
 #define STI_LINEAR_BY_WIDTH(width, LAUNCH)                                             \
