@@ -20,6 +20,9 @@
  * is read and memory told what will be wanted while the kernel before still runs; then
  * keys are asked for together with the position that says which of them count, and the
  * state before the features that weigh it.
+ * Instructions are read from memory too, 16 bytes each, and between two runs of the
+ * kernel a layer's weights have passed through the caches: what runs once is written as
+ * short loops, not unrolled, and what the host can divide it divides.
  * Half keys meet queries on tensor cores: without, instructions take longer than bytes.
  *
  * Logits are kept in units of log 2. */
@@ -72,16 +75,17 @@ STI_DEVICE void begin(const step_args &a, step_shared<KV, HEADS> &sh)
         reinterpret_cast<uint32_t *>(&sh.session)[i] =
             reinterpret_cast<const uint32_t *>(from)[i];
     __syncthreads();
-    if (tid == 0) {
-        sh.keys_at = rows_of(a, sh, sh.session.win_k, sh.session.sal_k);
-        sh.values_at = rows_of(a, sh, sh.session.win_v, sh.session.sal_v);
-        sh.logits = logits_at(a, 0);
+    if (unit < a.plan.state_units) {
+        if (a.plan.early) expect_state(a, sh, unit);
+    } else {
+        if (tid == 0) {
+            sh.keys_at = rows_of(a, sh, sh.session.win_k, sh.session.sal_k);
+            sh.values_at = rows_of(a, sh, sh.session.win_v, sh.session.sal_v);
+            sh.logits = logits_at(a, 0);
+        }
+        __syncthreads();
+        if (a.plan.early) expect_keys<Layout>(sh, unit - a.plan.state_units);
     }
-    __syncthreads();
-    if (a.plan.early && unit < a.plan.state_units)
-        expect_state(a, sh, unit);
-    else if (a.plan.early)
-        expect_keys<Layout>(sh, unit - a.plan.state_units);
     sti_follow();
 }
 
@@ -97,10 +101,7 @@ STI_DEVICE void step(const step_args &a, step_shared<KV, HEADS> &sh)
     else
         key_unit<Layout>(a, sh, unit - a.plan.state_units);
     if (!arrives_last(a, sh)) return;
-    if (a.h.D % 4 == 0)
-        write_output<4>(a, sh);
-    else
-        write_output<1>(a, sh);
+    write_output<Layout::OUTPUT>(a, sh);
     if (a.h.has_window && (a.h.select > 0 || a.h.score == STI_SCORE_RECEIVED))
         write_score(a, sh);
 }
@@ -151,15 +152,17 @@ static step_plan plan_of(const sti_dev *dev, const sti_cuda_shape *h, int n)
 {
     const int no_cap = 1 << 12, pairs = at_least(n * h->S, 1);
     const int least_keys = (h->D <= 64 ? 32 : 16) * WARPS;
-    const int least_rows = at_least(THREADS * STATE_AHEAD * 4 / h->D, 1);
+    const int least_rows = at_least(THREADS * RING * GROUP / 2 * 4 / h->D, 1);
     /* A lane has more of a wide row of floats: fewer heads fit its registers. */
     const int most = h->half_kv || h->D <= 64 ? MAX_HEADS : MAX_HEADS / 2;
     const int passes = (h->group + most - 1) / most;
     const int at_once = (in_tiles(h) ? TILE_BLOCKS : TILE_BLOCKS / 2) * dev->sms;
     const int units = at_least(at_once / pairs, 2);
     const int keys = 2 * h->C + (h->select == 0 ? 0 : h->cap < 0 ? no_cap : h->cap);
-    step_plan p = {
-        in_vectors(h) ? (h->group + passes - 1) / passes : 1, 1, 0, 0, 0, false};
+    step_plan p = {};
+    p.heads = in_vectors(h) ? (h->group + passes - 1) / passes : 1;
+    p.head_parts = 1;
+    p.part_heads = at_least(h->group, 1);
     if (h->has_linear) {
         const int state = h->has_window ? units / 2 : units;
         if (h->has_window)
@@ -167,6 +170,10 @@ static step_plan plan_of(const sti_dev *dev, const sti_cuda_shape *h, int n)
                 at_most(state >= h->group ? h->group : (h->group + 1) / 2, state);
         p.row_parts = at_least(at_most(state / p.head_parts, h->P / least_rows), 1);
         p.state_units = p.head_parts * p.row_parts;
+        p.part_heads = (h->group + p.head_parts - 1) / p.head_parts;
+        p.part_rows = (h->P + p.row_parts - 1) / p.row_parts;
+        p.map_deep = at_least(THREADS * 4 / at_least(h->F, 4), 1);
+        p.state_deep = at_least(THREADS * 4 / at_least(h->D, 4), 1);
     }
     if (h->has_window)
         p.key_units = at_most(at_least(units - p.state_units, 1),

@@ -5,6 +5,7 @@
 #define STI_BACKEND_CUDA_HYBRID_STEP_CUH
 
 #include "backend/cuda/hybrid_device.cuh"
+#include "backend/cuda/mma.cuh"
 
 enum {
     THREADS = 128, /* a small block: what a pair needs is cut finely */
@@ -14,17 +15,20 @@ enum {
     HALF_D = MAX_D / 2, /* heads of tensor cores are at most as large */
     MAX_HEADS = 4,      /* query heads that meet keys at once */
     KEYS_AHEAD = 4,
-    STATE_AHEAD = 8,
-    MAP_AHEAD = 16,
-    PARTS = 4 * THREADS, /* floats of a vector's partial sums: 4 a thread */
-    TILE_BLOCKS = 4      /* of a multiprocessor, of the kernel for tensor cores */
+    GROUP = 4,      /* vectors of maps and state that a thread asks for at once, */
+    RING = 4,       /* so many times ahead */
+    PART_HEAD = 4,  /* floats of a unit's result before those of the output */
+    TILE_BLOCKS = 4 /* of a multiprocessor, of the kernel for tensor cores */
 };
 #define LOG2_E 1.4426950408889634f
 
 typedef struct step_plan {
     int heads;                 /* at once */
     int head_parts, row_parts; /* state units: (part of the heads, part of the rows) */
-    int state_units;           /* the first ones: they take longest */
+    int part_heads, part_rows; /* in each but the last */
+    int map_deep,
+        state_deep;  /* rows of a map, of the state, that a vector a thread is */
+    int state_units; /* the first ones: they take longest */
     int key_units;
     bool early; /* all run at once: units begin while the kernel before still runs */
 } step_plan;
@@ -34,9 +38,9 @@ typedef struct step_args {
     const sti_cuda_session *session;
     int t;
     step_plan plan;
-    float *part;  /* [n, S, units, group, part_row]: sum of values, its maximum, its
-                     sum, maximum and sum of the tokens that the score looks at; of
-                     state units: phi s, phi.z */
+    float *part;  /* [n, S, units, group, part_row]: maximum and sum of the weights,
+                     maximum and sum of those that the score looks at, sum of values;
+                     of state units: phi.z, three zeros, phi s */
     float *logit; /* [n, H, 2C + 2]: of the window's tokens, oldest first, those that
                      are wanted; then maximum and sum of all of them */
 } step_args;
@@ -46,13 +50,13 @@ typedef struct step_args {
  * it is known which of them the token sees. Places behind the last are the first one.
  */
 template <typename KV> struct token_rows {
-    const KV *window, *salient;
+    const KV *window, *salient; /* where place 0 is, or would be */
     int ring, places, D;
 
     __device__ __forceinline__ const KV *at(int i) const
     {
-        if (i >= places) return window;
-        return i < ring ? window + (size_t)i * D : salient + (size_t)(i - ring) * D;
+        const int place = i < places ? i : 0;
+        return (place < ring ? window : salient) + (int64_t)place * D;
     }
 };
 
@@ -99,7 +103,7 @@ typedef struct logit_sum {
     __device__ __forceinline__ void join(float other_m, float other_l)
     {
         const float top = fmaxf(m, other_m), base = top > -INFINITY ? top : 0;
-        l = l * exp2f(m - base) + other_l * exp2f(other_m - base);
+        l = l * exp2_fast(m - base) + other_l * exp2_fast(other_m - base);
         m = top;
     }
     /* A logit of -infinity is none. */
@@ -109,9 +113,9 @@ typedef struct logit_sum {
 #pragma unroll
         for (int i = 0; i < N; i++) top = fmaxf(top, x[i]);
         const float base = top > -INFINITY ? top : 0;
-        l *= exp2f(m - base);
+        l *= exp2_fast(m - base);
 #pragma unroll
-        for (int i = 0; i < N; i++) l += exp2f(x[i] - base);
+        for (int i = 0; i < N; i++) l += exp2_fast(x[i] - base);
         m = top;
     }
     /* With what the lane `apart` lanes away has. */
@@ -150,21 +154,23 @@ template <typename KV, int HEADS> struct step_shared {
     sight see;
     bool last;
     token_rows<KV> keys_at, values_at;
-    float *logits;           /* of the first head */
-    alignas(16) KV k[MAX_D]; /* the new token, as the window keeps it */
-    alignas(16) KV v[MAX_D];
-    alignas(16) uint4 operand[HALF_D]; /* queries as tensor cores want them */
-    alignas(16) float q[HEADS][MAX_D];
+    float *logits;                     /* of the first head */
     alignas(16) float x[HEADS][MAX_D]; /* q as far keys see it, or before RoPE */
     union {
         struct {
+            alignas(16) KV k[MAX_D]; /* the new token, as the window keeps it */
+            alignas(16) KV v[MAX_D];
+            alignas(16) uint4 operand[HALF_D]; /* queries as tensor cores want them */
+            alignas(16) float q[HEADS][MAX_D];
             float o[WARPS][HEADS][MAX_D + 2];
             logit_sum all[WARPS][HEADS], recent[WARPS][HEADS];
         } keys;
         struct {
-            alignas(16) float part[HEADS][PARTS];
-            float phi[HEADS][MAX_P], phi_k[1][MAX_P];
+            float4 ring[RING][GROUP][THREADS]; /* of each thread its own vectors */
+            alignas(16) float phi[HEADS][MAX_P];
+            float z[MAX_P];
         } state;
+        float score[1024]; /* of the query heads, by the unit that arrives last */
     };
 };
 
@@ -195,19 +201,14 @@ STI_DEVICE size_t query_at(const step_args &a, int head)
 {
     return ((size_t)a.t * a.h.H + first_head(a) + head) * a.h.D;
 }
-/* Query heads of a part. */
-STI_DEVICE int part_heads(const step_args &a)
-{
-    return (a.h.group + a.plan.head_parts - 1) / a.plan.head_parts;
-}
 STI_DEVICE int kv_head(const step_args &a)
 {
     return first_head(a) / a.h.per_kv;
 }
-/* Floats of a result, in vectors of 16 bytes. */
+/* Floats of a result; what is of the output begins at a vector of 16 bytes. */
 static __host__ __device__ __forceinline__ int part_row(int D)
 {
-    return (D + 4 + 3) / 4 * 4;
+    return PART_HEAD + (D + 3) / 4 * 4;
 }
 /* Result of a unit for query head `head` of the selection head. */
 STI_DEVICE float *part_at(const step_args &a, int unit, int head)
@@ -240,9 +241,17 @@ STI_DEVICE bool is_far(const step_shared<KV, HEADS> &sh, int i)
 template <int HEADS, int ROW>
 STI_DEVICE void load_rows(float (*to)[MAX_D], const float *from, int heads, int D)
 {
-    for (int i = (int)threadIdx.x; i < HEADS * ROW; i += THREADS) {
-        const int head = i / ROW, e = i % ROW;
-        to[head][e] = head < heads && e < D ? from[head * D + e] : 0;
+    enum { EACH = (HEADS * ROW + THREADS - 1) / THREADS };
+    float own[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const int i = k * THREADS + (int)threadIdx.x, head = i / ROW, e = i % ROW;
+        own[k] = head < heads && e < D ? from[head * D + e] : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const int i = k * THREADS + (int)threadIdx.x;
+        if (i < HEADS * ROW) to[i / ROW][i % ROW] = own[k];
     }
 }
 

@@ -21,15 +21,15 @@ STI_DEVICE weights weights_of(const sti_cuda_shape &h, float alpha, float factor
     weights w = {1, 0};
     alpha *= LOG2_E;
     if (h.state_cap > 0 && folded > h.state_cap)
-        alpha += log2f((float)((double)h.state_cap / (double)folded));
+        alpha += log2f((float)h.state_cap / (float)folded);
     if (h.has_linear && folded > 0) {
         if (h.la_scale == STI_SCALE_EXACT) {
             const float top = fmaxf(M, alpha);
-            w.keep = exp2f(M - top);
-            w.linear = exp2f(alpha - top);
+            w.keep = exp2_fast(M - top);
+            w.linear = exp2_fast(alpha - top);
         } else {
-            w.keep = M > -INFINITY ? exp2f(-fmaxf(alpha, 0)) : 0;
-            w.linear = exp2f(fminf(alpha, 0));
+            w.keep = M > -INFINITY ? exp2_fast(-fmaxf(alpha, 0)) : 0;
+            w.linear = exp2_fast(fminf(alpha, 0));
         }
     }
     w.keep *= factor;
@@ -39,98 +39,120 @@ STI_DEVICE weights weights_of(const sti_cuda_shape &h, float alpha, float factor
 /* Sums over the results of units: VEC of the D numbers of a query head. */
 template <int VEC> struct joined {
     float M, L, sum, o[VEC], linear[VEC];
+    logit_sum recent; /* if the score looks at them */
 
-    /* Results of the key units. All of a batch are asked for before one is used; what
-     * is not there is the first one again, and weighs nothing. */
-    __device__ __forceinline__ void join_keys(const step_args &a, int n, int e)
+    /* Results of the `rows` state units that had head n, then those of the key units.
+     * All of a batch are asked for before one is used; what is not there is the last
+     * one again, and weighs nothing. */
+    __device__ __forceinline__ void join(const step_args &a, int rows, int n, int e)
     {
-        const int D = a.h.D, first = a.plan.state_units, units = units_of(a.plan);
+        const int units = rows + a.plan.key_units;
+        int first = 0;
 #pragma unroll 1
-        for (int u = first; u < units; u += JOINED) {
+        for (int i = n; i >= a.plan.part_heads; i -= a.plan.part_heads)
+            first += a.plan.row_parts;
+        const size_t apart = (size_t)a.h.group * part_row(a.h.D);
+        const float *part = part_at(a, 0, n);
+#pragma unroll 1
+        for (int u = 0; u < units; u += JOINED) {
             packed<float, VEC> value[JOINED];
-            float m[JOINED], l[JOINED], top = M;
+            float4 head[JOINED];
+            float top = M;
 #pragma unroll
             for (int j = 0; j < JOINED; j++) {
-                const float *from = part_at(a, u + j < units ? u + j : first, n);
-                m[j] = __ldcg(from + D);
-                l[j] = __ldcg(from + D + 1);
-                value[j].load_shared_by_all(from + e);
+                const int i = min(u + j, units - 1);
+                const float *from =
+                    part +
+                    (i < rows ? first + i : a.plan.state_units + i - rows) * apart;
+                head[j] = __ldcg(reinterpret_cast<const float4 *>(from));
+                value[j].load_shared_by_all(from + PART_HEAD + e);
             }
 #pragma unroll
             for (int j = 0; j < JOINED; j++) {
-                if (u + j >= units) m[j] = -INFINITY;
-                top = fmaxf(top, m[j]);
+                const bool of_state = u + j < rows;
+                if (of_state) {
+                    float x[VEC];
+                    value[j].widen(x);
+                    sum += head[j].x;
+#pragma unroll
+                    for (int k = 0; k < VEC; k++) linear[k] += x[k];
+                }
+                if (of_state || u + j >= units) head[j].x = head[j].z = -INFINITY;
+                top = fmaxf(top, head[j].x);
             }
-            const float base = top > -INFINITY ? top : 0, keep = exp2f(M - base);
+            const float base = top > -INFINITY ? top : 0, keep = exp2_fast(M - base);
             L *= keep;
 #pragma unroll
             for (int k = 0; k < VEC; k++) o[k] *= keep;
 #pragma unroll
             for (int j = 0; j < JOINED; j++) {
-                const float add = exp2f(m[j] - base);
+                const float add = exp2_fast(head[j].x - base);
                 float x[VEC];
                 value[j].widen(x);
-                L = fmaf(l[j], add, L);
+                L = fmaf(head[j].y, add, L);
 #pragma unroll
                 for (int k = 0; k < VEC; k++) o[k] = fmaf(x[k], add, o[k]);
             }
             M = top;
-        }
-    }
-    /* Those of the state units that had head n. */
-    __device__ __forceinline__ void join_rows(const step_args &a, int n, int e)
-    {
-        const int rows = a.plan.row_parts, first = n / part_heads(a) * rows;
-#pragma unroll 1
-        for (int u = 0; u < rows; u += JOINED) {
-            packed<float, VEC> value[JOINED];
-            float z[JOINED];
+            if (!looks_at_itself(a.h)) continue;
+            top = recent.m;
 #pragma unroll
-            for (int j = 0; j < JOINED; j++) {
-                const float *from = part_at(a, first + (u + j < rows ? u + j : 0), n);
-                z[j] = __ldcg(from + a.h.D);
-                value[j].load_shared_by_all(from + e);
-            }
+            for (int j = 0; j < JOINED; j++) top = fmaxf(top, head[j].z);
+            recent.join(top, 0);
 #pragma unroll
-            for (int j = 0; j < JOINED; j++) {
-                float x[VEC];
-                value[j].widen(x);
-                if (u + j >= rows) continue;
-                sum += z[j];
-#pragma unroll
-                for (int k = 0; k < VEC; k++) linear[k] += x[k];
-            }
+            for (int j = 0; j < JOINED; j++)
+                recent.l =
+                    fmaf(head[j].w, exp2_fast(head[j].z - (top > -INFINITY ? top : 0)),
+                         recent.l);
         }
     }
 };
 
+/* Score of the new token for a query head: the weight it gives itself among the last
+ * tokens. */
+STI_DEVICE float own_weight_score(const step_args &a, float own,
+                                  const logit_sum &others)
+{
+    const float top = fmaxf(others.m, own);
+    return saliency(exp2_fast(own - top), others.l * exp2_fast(others.m - top),
+                    a.h.eps);
+}
+
+/* The outputs, and of each query head the score if that needs the keys. */
 template <int VEC, typename KV, int HEADS>
-STI_DEVICE void write_output(const step_args &a, const step_shared<KV, HEADS> &sh)
+STI_DEVICE void write_output(const step_args &a, step_shared<KV, HEADS> &sh)
 {
     const sti_cuda_shape &h = a.h;
-    const int wide = h.D / VEC;
+    const bool looks = h.has_window && looks_at_itself(h);
+    const int wide = h.D / VEC, tokens = looks ? window_of(sh.now.pos, h.C).tokens : 0;
+    const int rows = h.has_linear && sh.now.folded > 0 ? a.plan.row_parts : 0;
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < h.group * wide; i += THREADS) {
         const int n = i / wide, e = (i - n * wide) * VEC;
         const int head = first_head(a) + n;
         const size_t at = query_at(a, n) + e;
         const float alpha = h.alpha ? h.alpha[head] : 0;
-        float gate[VEC], factor = 1;
+        const bool scores = looks && e == 0;
+        const float own = scores ? __ldcg(logits_at(a, n) + tokens - 1) : 0;
+        const float *gate = h.gate && sh.session.gate ? sh.session.gate + at : NULL;
+        float g[VEC], factor = 1;
         if (h.window_factor)
             factor = h.window_logit ? 1 / (1 + expf(-h.window_logit[head])) : 0.1f;
 #pragma unroll
-        for (int k = 0; k < VEC; k++)
-            gate[k] = h.gate && sh.session.gate ? sh.session.gate[at + k] : 0;
-        joined<VEC> j = {-INFINITY, 0, 0, {}, {}};
-        if (h.has_linear && sh.now.folded > 0) j.join_rows(a, n, e);
-        j.join_keys(a, n, e);
+        for (int k = 0; k < VEC; k++) g[k] = gate ? gate[k] : 0;
+        joined<VEC> j = {-INFINITY, 0, 0, {}, {}, {-INFINITY, 0}};
+        j.join(a, rows, n, e);
         const weights w = weights_of(h, alpha, factor, j.M, sh.now.folded);
-        const float den = fmaxf(h.den_eps + w.keep * j.L + w.linear * j.sum, FLT_MIN);
+        const float den =
+            1 / fmaxf(h.den_eps + w.keep * j.L + w.linear * j.sum, FLT_MIN);
+        if (gate)
 #pragma unroll
-        for (int k = 0; k < VEC; k++) {
-            const float g = 2 / (1 + expf(-gate[k])); /* 1 if there is none */
-            sh.session.y[at + k] = (w.keep * j.o[k] + w.linear * g * j.linear[k]) / den;
-        }
+            for (int k = 0; k < VEC; k++)
+                j.linear[k] *= __fdividef(2, 1 + __expf(-g[k]));
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            sh.session.y[at + k] = (w.keep * j.o[k] + w.linear * j.linear[k]) * den;
+        if (scores) sh.score[n] = own_weight_score(a, own, j.recent);
     }
 }
 
@@ -143,28 +165,11 @@ STI_DEVICE void warp_softmax(const float *logit, int n, float *m, float *l)
 #pragma unroll 4
     for (int i = (int)threadIdx.x % 32; i < n; i += 32) {
         const float x = __ldcg(logit + i), next = fmaxf(top, x);
-        sum = sum * exp2f(top - next) + exp2f(x - next);
+        sum = sum * exp2_fast(top - next) + exp2_fast(x - next);
         top = next;
     }
     *m = warp_max(top);
-    *l = warp_sum(top > -INFINITY ? sum * exp2f(top - *m) : 0);
-}
-
-/* Score of the new token for query head n: the weight it gives itself among the last
- * tokens, of which each key unit has seen some. */
-STI_DEVICE float own_weight_score(const step_args &a, int tokens, int n)
-{
-    const int first = a.plan.state_units, units = units_of(a.plan);
-    const float own = __ldcg(logits_at(a, n) + tokens - 1);
-    logit_sum others;
-    others.clear();
-#pragma unroll 4
-    for (int u = first; u < units; u++) {
-        const float *from = part_at(a, u, n) + a.h.D + 2;
-        others.join(__ldcg(from), __ldcg(from + 1));
-    }
-    const float top = fmaxf(others.m, own);
-    return saliency(exp2f(own - top), others.l * exp2f(others.m - top), a.h.eps);
+    *l = warp_sum(top > -INFINITY ? sum * exp2_fast(top - *m) : 0);
 }
 
 /* Mean score of the query heads, by a warp. */
@@ -184,11 +189,11 @@ STI_DEVICE float mean_score(const step_args &a, const step_shared<KV, HEADS> &sh
         }
         return -sqrtf(warp_sum(sum));
     }
-    const int tokens = window_of(sh.now.pos, h.C).tokens;
+#pragma unroll 1
     for (int n = lane; n < h.group; n += 32)
         sum += h.score == STI_SCORE_RANDOM
                    ? random_score(h, first_head(a) + n, sh.now.pos)
-                   : own_weight_score(a, tokens, n);
+                   : sh.score[n];
     return warp_sum(sum) / (float)h.group;
 }
 
@@ -213,7 +218,7 @@ STI_DEVICE void give_weights(const step_args &a, const step_shared<KV, HEADS> &s
         float sum = 0;
         for (int n = 0; n < h.group; n++) {
             const float *logit = logits_at(a, n);
-            sum += exp2f(__ldcg(logit + i) - __ldcg(logit + 2 * h.C)) /
+            sum += exp2_fast(__ldcg(logit + i) - __ldcg(logit + 2 * h.C)) /
                    __ldcg(logit + 2 * h.C + 1);
         }
         float *to = received + (w.slot + i) % (2 * h.C);
@@ -221,13 +226,16 @@ STI_DEVICE void give_weights(const step_args &a, const step_shared<KV, HEADS> &s
     }
 }
 
+/* Scores of the query heads are in sh.score. */
 template <typename KV, int HEADS>
 STI_DEVICE void write_score(const step_args &a, const step_shared<KV, HEADS> &sh)
 {
     const sti_cuda_shape &h = a.h;
-    const int last = THREADS - 32; /* the first warps are still busy with the output */
+    const int last =
+        THREADS - 32; /* the first warps may still be busy with the output */
     const size_t slot = (size_t)selector() * 2 * h.C + sh.now.pos % (2 * h.C);
     float score = 0;
+    __syncthreads();
     if (h.score == STI_SCORE_RECEIVED)
         give_weights(a, sh);
     else if (h.score != STI_SCORE_DISTINCT && (int)threadIdx.x >= last)

@@ -28,7 +28,7 @@ template <int HEADS, int EACH> struct lane_softmax {
     /* Everything is relative to 2^top from now on. */
     __device__ __forceinline__ float raise(int n, float top)
     {
-        const float base = top > -INFINITY ? top : 0, keep = exp2f(m[n] - base);
+        const float base = top > -INFINITY ? top : 0, keep = exp2_fast(m[n] - base);
         m[n] = top;
         l[n] *= keep;
 #pragma unroll
@@ -68,7 +68,7 @@ template <typename KV, int HEADS, int ROW> struct lane_queries {
     }
     __device__ __forceinline__ void store(step_shared<KV, HEADS> &sh) const
     {
-        if (from) load_rows<HEADS, ROW>(sh.q, from, heads, D);
+        if (from) load_rows<HEADS, ROW>(sh.keys.q, from, heads, D);
     }
 };
 
@@ -148,7 +148,7 @@ STI_DEVICE void soften_keys(lane_softmax<HEADS, Layout::EACH> &r, float (*logit)
         const float base = r.raise(n, top);
 #pragma unroll
         for (int u = 0; u < KEYS_AHEAD; u++) {
-            logit[u][n] = exp2f(logit[u][n] - base);
+            logit[u][n] = exp2_fast(logit[u][n] - base);
             r.l[n] += logit[u][n];
         }
     }
@@ -174,6 +174,9 @@ template <typename Layout, typename KV, int HEADS> struct lane_batch {
     static __device__ __forceinline__ int place(int base, int u)
     {
         return base + u * Layout::KEYS + (int)threadIdx.x % 32 / Layout::LANES;
+    }
+    __device__ __forceinline__ void clear()
+    {
     }
     __device__ __forceinline__ void load_keys(const token_rows<KV> &from, int base)
     {
@@ -206,7 +209,7 @@ template <typename Layout, typename KV, int HEADS> struct lane_batch {
 #pragma unroll
         for (int u = 0; u < KEYS_AHEAD; u++)
             if (place(base, u) == see.fresh())
-                load_row<Layout>(k[u], sh.k, sh.keys_at.D);
+                load_row<Layout>(k[u], sh.keys.k, sh.keys_at.D);
         dot_keys<Layout, HEADS>(k, q, logit);
     }
     /* Scales logits, and keeps those that the score wants. */
@@ -242,7 +245,7 @@ template <typename Layout, typename KV, int HEADS> struct lane_batch {
 #pragma unroll
         for (int u = 0; u < KEYS_AHEAD; u++)
             if (place(base, u) == see.fresh())
-                load_row<Layout>(v[u], sh.v, sh.values_at.D);
+                load_row<Layout>(v[u], sh.keys.v, sh.values_at.D);
         soften_keys<Layout, HEADS>(r, logit, v);
     }
 };
@@ -256,6 +259,7 @@ template <typename KV, int VEC_, int LANES_, int CHUNKS_, int HEADS> struct key_
     enum { VEC = VEC_, LANES = LANES_, CHUNKS = CHUNKS_ };
     enum { EACH = VEC * CHUNKS, ROW = LANES * EACH, KEYS = 32 / LANES };
     enum { BATCH = KEYS_AHEAD * KEYS }; /* places */
+    enum { OUTPUT = VEC < 4 ? 1 : 4 };  /* numbers that a thread joins */
     typedef packed<KV, VEC_> pack;
     typedef lane_softmax<HEADS, EACH> running;
     typedef lane_queries<KV, HEADS, ROW> queries;

@@ -1,176 +1,314 @@
 /* hybrid_step_state.cuh - a state unit: phi(q) s and phi(q).z over a run of the state's
- * rows, for some query heads. Without a window the new token is folded first. */
+ * rows, for some query heads. Without a window the new token is folded first.
+ *
+ * The maps of the unit's heads and its rows of the state are one stream of vectors of
+ * 16 bytes through shared memory, none of which depends on anything that is computed: a
+ * thread is always RING groups ahead, also while features are made. The code is kept
+ * short on purpose: what a layer runs once is fetched from memory every time, and
+ * unrolled loops took longer to arrive than to run. */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_STATE_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_STATE_CUH
 
 #include "backend/cuda/hybrid_step.cuh"
-#include "backend/cuda/mma.cuh"
+
+/* ---- The stream ----------------------------------------------------------------- */
+
+/* 16 bytes from global to shared memory in the background, or as many zeros. */
+STI_DEVICE void copy_or_zero(float4 *to, const float *from, bool there)
+{
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
+        "l"(from), "r"(there ? 16 : 0)
+        : "memory");
+}
+
+/* How the threads share a matrix with rows of `width` floats: a thread has four of
+ * every deep-th row; those that are left over have none. */
+typedef struct share {
+    int width, deep, row, column;
+
+    __device__ __forceinline__ share(int width_, int deep_)
+    {
+        const int wide = max(width_ / 4, 1), tid = (int)threadIdx.x;
+        width = width_;
+        deep = deep_; /* THREADS / wide */
+        row = tid / wide;
+        column = (tid - row * wide) * 4;
+        if (row >= deep) row = 1 << 24;
+    }
+} share;
+
+/* First `maps` matrices [D, F], then one [rows, D]. A thread copies to places of its
+ * own, so it waits for nothing but what it has asked for. */
+template <typename KV, int HEADS> struct stream {
+    share in_map, in_state;
+    const float *map, *state;
+    int maps, rows, D;
+    int matrices;      /* that have been begun */
+    const float *next; /* of the matrix at hand: the next vector, */
+    int row, end;      /* its row, how many there are, */
+    int left;          /* how many have not been asked for, */
+    int deep, apart;   /* rows and floats from one vector to the next */
+    int stage;         /* of the ring: the oldest group */
+
+    __device__ __forceinline__ void turn_to(const float *matrix, int rows_,
+                                            const share &s)
+    {
+        next = matrix + (int64_t)s.row * s.width + s.column;
+        row = s.row;
+        end = left = rows_;
+        deep = s.deep;
+        apart = s.deep * s.width;
+    }
+    /* Asks for the next group, in the place of the oldest. */
+    __device__ __forceinline__ void ask(step_shared<KV, HEADS> &sh)
+    {
+        if (left <= 0 && matrices <= maps) {
+            if (matrices < maps)
+                turn_to(map + (int64_t)matrices * D * in_map.width, D, in_map);
+            else
+                turn_to(state, rows, in_state);
+            matrices++;
+        }
+        if (left > 0) {
+            float4(*to)[THREADS] = sh.state.ring[stage];
+#pragma unroll
+            for (int k = 0; k < GROUP; k++) {
+                copy_or_zero(&to[k][threadIdx.x], row < end ? next : state, row < end);
+                row += deep;
+                next += apart;
+            }
+            left -= deep * GROUP;
+        }
+        copy_commit();
+        stage = stage + 1 < RING ? stage + 1 : 0;
+    }
+    __device__ __forceinline__ void begin(step_shared<KV, HEADS> &sh)
+    {
+        matrices = left = stage = 0;
+#pragma unroll 1
+        for (int i = 0; i < RING; i++) ask(sh);
+    }
+    /* The oldest group has arrived. */
+    __device__ __forceinline__ void take(const step_shared<KV, HEADS> &sh,
+                                         float4 (&x)[GROUP]) const
+    {
+        copy_wait<RING - 1>();
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) x[k] = sh.state.ring[stage][k][threadIdx.x];
+    }
+};
+
+STI_DEVICE void add_scaled(float4 &sum, float a, const float4 &x)
+{
+    sum.x = fmaf(a, x.x, sum.x);
+    sum.y = fmaf(a, x.y, sum.y);
+    sum.z = fmaf(a, x.z, sum.z);
+    sum.w = fmaf(a, x.w, sum.w);
+}
 
 /* ---- Features ------------------------------------------------------------------- */
 
-STI_DEVICE void put_vector(float *to, const float (&x)[4])
+/* Parts of u = x W of the vectors sh.x, [parts, F] each in sh.state.phi; how many parts
+ * is returned. No map: the identity. */
+template <typename KV, int HEADS>
+STI_DEVICE int project_stream(step_shared<KV, HEADS> &sh, stream<KV, HEADS> &in)
 {
-    *reinterpret_cast<float4 *>(to) = make_float4(x[0], x[1], x[2], x[3]);
-}
-STI_DEVICE void put_vector(float *to, const float (&x)[1])
-{
-    *to = x[0];
-}
-
-/* u = x W of up to ROWS vectors, W [rows, D, F]. A thread sums over every `deep`-th row
- * of W for VEC columns. */
-template <int VEC, int ROWS>
-STI_DEVICE void project(const sti_cuda_shape &h, const float (*x)[MAX_D], int rows,
-                        const float *W, float (*part)[PARTS], float (*u)[MAX_P])
-{
-    enum { AHEAD = MAP_AHEAD / ROWS };
-    const int D = h.D, F = h.F, wide = F / VEC, deep = max(1, THREADS / wide);
-    for (int item = (int)threadIdx.x; item < wide * deep; item += THREADS) {
-        const int r = item / wide, c = (item - r * wide) * VEC;
-        float sum[ROWS][VEC] = {};
-        const float *next = W + (size_t)r * F + c;
+    const share &s = in.in_map;
 #pragma unroll 1
-        for (int i = r; i < D; i += deep * AHEAD) {
-            packed<float, VEC> w[AHEAD][ROWS];
+    for (int n = 0; n < in.maps; n++) {
+        float4 sum = make_float4(0, 0, 0, 0);
+        int row = s.row;
+#pragma unroll 1
+        for (int done = 0; done < in.D; done += s.deep * GROUP) {
+            float4 w[GROUP];
+            in.take(sh, w);
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
-#pragma unroll
-                for (int n = 0; n < ROWS; n++)
-                    if (i + j * deep < D && n < rows)
-                        w[j][n].load(next + (size_t)n * D * F);
-                    else
-                        w[j][n].zero();
-                next += (size_t)deep * F;
+            for (int k = 0; k < GROUP; k++) {
+                add_scaled(sum, sh.x[n][row < in.D ? row : 0], w[k]);
+                row += s.deep;
             }
-#pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-#pragma unroll
-                for (int n = 0; n < ROWS; n++) {
-                    const float a =
-                        n < rows && i + j * deep < D ? x[n][i + j * deep] : 0;
-                    float y[VEC];
-                    w[j][n].widen(y);
-#pragma unroll
-                    for (int k = 0; k < VEC; k++) sum[n][k] = fmaf(a, y[k], sum[n][k]);
-                }
+            in.ask(sh);
         }
-#pragma unroll
-        for (int n = 0; n < ROWS; n++) put_vector(&part[n][r * F + c], sum[n]);
+        if (s.row < s.deep)
+            reinterpret_cast<float4 *>(sh.state.phi[n])[threadIdx.x] = sum;
     }
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < rows * F; i += THREADS) {
-        const int n = i / F, c = i - n * F;
-        float sum = 0;
-        for (int r = 0; r < deep; r++) sum += part[n][r * F + c];
-        u[n][c] = sum;
-    }
+    return s.deep;
 }
 
-/* u = x W of up to ROWS vectors x in shared memory; W of the first, NULL: identity. */
-template <int ROWS>
-STI_DEVICE void project_rows(const sti_cuda_shape &h, const float (*x)[MAX_D], int rows,
-                             const float *W, float (*part)[PARTS], float (*u)[MAX_P])
+/* The same for rows that are no vectors, in one part. */
+template <typename KV, int HEADS>
+STI_DEVICE int project_singly(step_shared<KV, HEADS> &sh, const sti_cuda_shape &h,
+                              const float *W, int heads)
 {
-    if (!W) {
-        for (int i = (int)threadIdx.x; i < rows * h.F; i += THREADS)
-            u[i / h.F][i % h.F] = x[i / h.F][i % h.F];
-    } else if (h.F % 4 == 0 && ((uintptr_t)W & 15) == 0) {
-        project<4, ROWS>(h, x, rows, W, part, u);
-    } else {
-        project<1, ROWS>(h, x, rows, W, part, u);
+    for (int i = (int)threadIdx.x; i < heads * h.F; i += THREADS) {
+        const int n = i / h.F, c = i - n * h.F;
+        const float *w = W ? W + (size_t)n * h.D * h.F + c : NULL;
+        float sum = W ? 0 : sh.x[n][c];
+#pragma unroll 4
+        for (int e = 0; W && e < h.D; e++)
+            sum = fmaf(sh.x[n][e], w[(size_t)e * h.F], sum);
+        sh.state.phi[n][c] = sum;
     }
-    __syncthreads();
+    return 1;
 }
 
-/* phi from u, in place, by a warp. */
-STI_DEVICE void map_row(const sti_cuda_shape &h, const float *x, float bias, float *u)
+/* phi from the parts of u = x W, in place, by a warp; as warp_features. */
+STI_DEVICE void make_features(const sti_cuda_shape &h, const float *x, float bias,
+                              int parts, float *phi)
 {
-    float square = 0;
-    for (int e = (int)threadIdx.x % 32; e < h.D; e += 32) square += x[e] * x[e];
-    warp_features(h, u, warp_sum(square), bias, u);
+    const int F = h.F, lane = (int)threadIdx.x % 32;
+    float norm = 0, keep = 1, top = -INFINITY, bottom = -INFINITY; /* of u and -u */
+#pragma unroll 1
+    for (int c = lane; c < F; c += 32) {
+        float u = 0;
+#pragma unroll 1
+        for (int r = 0; r < parts; r++) u += phi[r * F + c];
+        phi[c] = u; /* the part that only this lane reads */
+        norm = fmaf(u, u, norm);
+        top = fmaxf(top, u);
+        bottom = fmaxf(bottom, -u);
+    }
+    if (h.norm_preserved) {
+        float square = 0;
+#pragma unroll 1
+        for (int e = lane; e < h.D; e += 32) square = fmaf(x[e], x[e], square);
+        keep = sqrtf(warp_sum(square)) / fmaxf(sqrtf(warp_sum(norm)), 1e-6f);
+    }
+    if (h.map == STI_MAP_RELU) {
+#pragma unroll 1
+        for (int c = lane; c < F; c += 32)
+            phi[c] = fmaxf(fmaxf(phi[c] * keep + bias, 0), h.feature_floor);
+        return;
+    }
+    top = warp_max(top) * keep;
+    bottom = warp_max(bottom) * keep;
+    __syncwarp(); /* all parts have been read */
+    float plus = 0, minus = 0;
+#pragma unroll 1
+    for (int c = lane; c < F; c += 32) {
+        const float u = phi[c] * keep, up = expf(u - top), down = expf(-u - bottom);
+        phi[c] = up;
+        phi[F + c] = down;
+        plus += up;
+        minus += down;
+    }
+    plus = 1 / warp_sum(plus);
+    minus = 1 / warp_sum(minus);
+#pragma unroll 1
+    for (int c = lane; c < F; c += 32) {
+        phi[c] = fmaxf(phi[c] * plus, h.feature_floor);
+        phi[F + c] = fmaxf(phi[F + c] * minus, h.feature_floor);
+    }
 }
 
 /* ---- The state ------------------------------------------------------------------ */
 
-/* A run of rows of s [P, D]: a thread has VEC columns of every `deep`-th row, AHEAD of
- * which it asks for at once. */
-template <int VEC, int AHEAD> struct state_rows {
-    packed<float, VEC> x[AHEAD];
+/* Which heads and rows state unit number `index` has. */
+typedef struct state_part {
+    int lo, hi, head_lo, head_hi;
+} state_part;
 
-    __device__ __forceinline__ void load(const float *s, int p, int hi, int deep, int D)
-    {
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++)
-            if (p + j * deep < hi)
-                x[j].load(s + (size_t)(p + j * deep) * D);
-            else
-                x[j].zero();
-    }
-};
-
-/* phi s and phi.z over rows [lo, hi), of `heads` heads from `first` on. sh.state.phi
- * has their u; what does not depend on phi is asked for before phi is made of it. */
-template <int VEC, int ROWS, typename KV, int HEADS>
-STI_DEVICE void weigh_state(const step_args &a, step_shared<KV, HEADS> &sh,
-                            const float (*query)[MAX_D], int lo, int hi, int first,
-                            int heads)
+STI_DEVICE state_part state_part_of(const step_args &a, int index)
 {
-    enum { AHEAD = ROWS > 2 ? STATE_AHEAD / 2 : STATE_AHEAD, EACH = MAX_P / 32 };
-    const int D = a.h.D, wide = D / VEC, deep = max(1, THREADS / wide);
-    const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;
-    const size_t row = (size_t)selector() * a.h.P;
-    const float *s = sh.session.lin_s + row * D, *z = sh.session.lin_z + row;
-    const int r = tid / wide, e = (tid - r * wide) * VEC;
-    state_rows<VEC, AHEAD> some;
-    some.load(s + e, lo + r, r < deep ? hi : 0, deep, D);
-    if (warp < heads) {
-        const int head = first_head(a) + first + warp;
-        float *phi = sh.state.phi[warp], own[EACH], sum = 0;
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            own[i] = lo + lane + 32 * i < hi ? z[lo + lane + 32 * i] : 0;
-        map_row(a.h, query[warp], a.h.bias_q ? a.h.bias_q[head] : 0, phi);
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (lo + lane + 32 * i < hi)
-                sum = fmaf(phi[lo + lane + 32 * i], own[i], sum);
-        sum = warp_sum(sum);
-        if (lane == 0) part_at(a, this_unit(), first + warp)[D] = sum;
-    }
-    __syncthreads();
-    for (int item = tid; item < wide * deep; item += THREADS) {
-        const int ri = item / wide, ei = (item - ri * wide) * VEC;
-        float sum[ROWS][VEC] = {};
+    const step_plan &plan = a.plan;
+    int head_lo = 0;
 #pragma unroll 1
-        for (int p = lo + ri; p < hi; p += deep * AHEAD) {
-            if (item != tid || p != lo + ri) some.load(s + ei, p, hi, deep, D);
+    for (; index >= plan.row_parts; index -= plan.row_parts) head_lo += plan.part_heads;
+    const int lo = min(index * plan.part_rows, a.h.P);
+    return state_part{lo, min(lo + plan.part_rows, a.h.P), head_lo,
+                      min(head_lo + plan.part_heads, a.h.group)};
+}
+
+/* phi of `heads` heads from `first` on, and phi.z over the part's rows: a warp a head.
+ */
+template <typename KV, int HEADS>
+STI_DEVICE void make_queries(const step_args &a, step_shared<KV, HEADS> &sh,
+                             const state_part &p, int first, int heads, int parts)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    static_assert(HEADS <= WARPS, "a warp makes the features of one head");
+    if (warp >= heads) return;
+    const int head = first_head(a) + first + warp;
+    float *phi = sh.state.phi[warp], sum = 0;
+    make_features(a.h, sh.x[warp], a.h.bias_q ? a.h.bias_q[head] : 0, parts, phi);
+    __syncwarp();
+#pragma unroll 1
+    for (int i = p.lo + lane; i < p.hi; i += 32)
+        sum = fmaf(phi[i], sh.state.z[i - p.lo], sum);
+    sum = warp_sum(sum);
+    if (lane == 0)
+        *reinterpret_cast<float4 *>(part_at(a, this_unit(), first + warp)) =
+            make_float4(sum, 0, 0, 0);
+}
+
+/* phi s. */
+template <typename KV, int HEADS>
+STI_DEVICE void weigh_stream(const step_args &a, step_shared<KV, HEADS> &sh,
+                             stream<KV, HEADS> &in, const state_part &p, int first,
+                             int heads)
+{
+    static_assert(HEADS <= GROUP, "sums lie where a group has been");
+    const share &s = in.in_state;
+    const int rows = in.rows, wide = in.D / 4;
+    float4 sum[HEADS];
+    int row = s.row;
 #pragma unroll
-            for (int j = 0; j < AHEAD; j++) {
-                float y[VEC];
-                some.x[j].widen(y);
+    for (int n = 0; n < HEADS; n++) sum[n] = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+    for (int done = 0; done < rows; done += s.deep * GROUP) {
+        float4 x[GROUP];
+        int at[GROUP];
+        in.take(sh, x);
 #pragma unroll
-                for (int n = 0; n < ROWS; n++) {
-                    if (n >= heads) break;
-                    const float phi =
-                        p + j * deep < hi ? sh.state.phi[n][p + j * deep] : 0;
-#pragma unroll
-                    for (int k = 0; k < VEC; k++)
-                        sum[n][k] = fmaf(phi, y[k], sum[n][k]);
-                }
-            }
+        for (int k = 0; k < GROUP; k++) {
+            at[k] = p.lo + (row < rows ? row : 0);
+            row += s.deep;
         }
 #pragma unroll
-        for (int n = 0; n < ROWS; n++)
-            put_vector(&sh.state.part[n][ri * D + ei], sum[n]);
+        for (int n = 0; n < HEADS; n++)
+            if (n < heads)
+#pragma unroll
+                for (int k = 0; k < GROUP; k++)
+                    add_scaled(sum[n], sh.state.phi[n][at[k]], x[k]);
+        in.ask(sh);
     }
+    /* places of its own: what others may still read lies elsewhere */
+#pragma unroll
+    for (int n = 0; n < HEADS; n++) sh.state.ring[0][n][threadIdx.x] = sum[n];
     __syncthreads();
-    for (int i = tid; i < heads * D; i += THREADS) {
-        const int n = i / D, c = i - n * D;
-        float sum = 0;
-        for (int d = 0; d < deep; d++) sum += sh.state.part[n][d * D + c];
-        part_at(a, this_unit(), first + n)[c] = sum;
+#pragma unroll 1
+    for (int n = s.row; n < heads; n += s.deep) {
+        float4 all = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int d = 0; d < s.deep; d++)
+            add_scaled(all, 1, sh.state.ring[0][n][d * wide + s.column / 4]);
+        float *to = part_at(a, this_unit(), first + n) + PART_HEAD + s.column;
+        *reinterpret_cast<float4 *>(to) = all;
     }
+}
+
+/* The same for rows that are no vectors. */
+template <typename KV, int HEADS>
+STI_DEVICE void weigh_singly(const step_args &a, step_shared<KV, HEADS> &sh,
+                             const float *state, const state_part &p, int first,
+                             int heads)
+{
+    const int D = a.h.D;
+    for (int i = (int)threadIdx.x; i < heads * D; i += THREADS) {
+        const int n = i / D, e = i - n * D;
+        float sum = 0;
+#pragma unroll 4
+        for (int r = 0; r < p.hi - p.lo; r++)
+            sum = fmaf(sh.state.phi[n][p.lo + r], state[(size_t)r * D + e], sum);
+        part_at(a, this_unit(), first + n)[PART_HEAD + e] = sum;
+    }
+}
+
+/* Whether the map and the state are rows of vectors. */
+STI_DEVICE bool in_stream(const sti_cuda_shape &h, const float *W)
+{
+    return h.D % 4 == 0 && h.F % 4 == 0 && ((uintptr_t)W & 15) == 0;
 }
 
 /* Without a window: the new token is folded before it asks. Rows [lo, hi). */
@@ -182,6 +320,7 @@ STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS> &sh, int p
     const sti_cuda_session &s = sh.session;
     const int D = h.D, tid = (int)threadIdx.x, sel = selector();
     const size_t at = ((size_t)a.t * h.G + kv_head(a)) * D, row = (size_t)sel * h.P;
+    const float *W = h.map_k ? h.map_k + (size_t)sel * D * h.F : NULL;
     for (int e = tid; e < D; e += THREADS) sh.x[0][e] = s.k[at + e];
     __syncthreads();
     for (int i = tid; h.raw_features && i < D / 2; i += THREADS) {
@@ -189,10 +328,23 @@ STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS> &sh, int p
         turn_pair(h, i, -pos, &sh.x[0][pair.x], &sh.x[0][pair.y]);
     }
     __syncthreads();
-    project_rows<1>(h, sh.x, 1, h.map_k ? h.map_k + (size_t)sel * D * h.F : NULL,
-                    sh.state.part, sh.state.phi_k);
-    float *phi = sh.state.phi_k[0];
-    if (tid < 32) map_row(h, sh.x[0], h.bias_k ? h.bias_k[sel] : 0, phi);
+    int parts;
+    if (W && in_stream(h, W)) {
+        stream<KV, HEADS> in = {share(h.F, a.plan.map_deep),
+                                share(D, a.plan.state_deep),
+                                W,
+                                s.lin_s,
+                                1,
+                                0,
+                                D};
+        in.begin(sh);
+        parts = project_stream(sh, in);
+    } else {
+        parts = project_singly(sh, h, W, 1);
+    }
+    __syncthreads();
+    float *phi = sh.state.phi[0];
+    if (tid < 32) make_features(h, sh.x[0], h.bias_k ? h.bias_k[sel] : 0, parts, phi);
     __syncthreads();
 #pragma unroll 4
     for (int i = tid; i < (hi - lo) * D; i += THREADS) {
@@ -205,22 +357,21 @@ STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS> &sh, int p
     __syncthreads();
 }
 
-/* Which heads and rows state unit number `index` has. */
-typedef struct state_part {
-    int lo, hi, head_lo, head_hi;
-} state_part;
+/* ---- The unit ------------------------------------------------------------------- */
 
-STI_DEVICE state_part state_part_of(const step_args &a, int index)
-{
-    const int each = (a.h.P + a.plan.row_parts - 1) / a.plan.row_parts;
-    const int lo = min(index % a.plan.row_parts * each, a.h.P);
-    const int head_lo = index / a.plan.row_parts * part_heads(a);
-    return state_part{lo, min(lo + each, a.h.P), head_lo,
-                      min(head_lo + part_heads(a), a.h.group)};
-}
-
+/* Memory is told of n floats, in one piece where it can be. */
 STI_DEVICE void ask_ahead(const float *from, size_t n)
 {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (((uintptr_t)from & 15) == 0 && n % 4 == 0) {
+        if (threadIdx.x == 0 && n > 0)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from),
+                         "r"((uint32_t)n * 4)
+                         : "memory");
+        return;
+    }
+#endif
+#pragma unroll 1
     for (size_t i = (size_t)threadIdx.x * 16; i < n; i += THREADS * 16)
         expect(from + i);
 }
@@ -236,56 +387,62 @@ STI_DEVICE void expect_state(const step_args &a, const step_shared<KV, HEADS> &s
     if (h.map_q && p.head_hi > p.head_lo && this_session() == 0)
         ask_ahead(h.map_q + (first_head(a) + p.head_lo) * map,
                   (p.head_hi - p.head_lo) * map);
+    if (p.head_lo > 0) return; /* units that have the same rows: one of them */
     ask_ahead(sh.session.lin_s + row * h.D, (size_t)(p.hi - p.lo) * h.D);
     ask_ahead(sh.session.lin_z + row, p.hi - p.lo);
 }
 
-/* Queries of the maps. */
-template <int ROWS, typename KV, int HEADS>
-STI_DEVICE void load_queries(const step_args &a, step_shared<KV, HEADS> &sh, int first,
-                             int heads)
-{
-    const float *q = a.h.raw_features ? sh.session.q_raw : sh.session.q;
-    load_rows<ROWS, MAX_D>(sh.x, q + query_at(a, first), heads, a.h.D);
-}
-
-/* phi s and phi.z of the part, ROWS heads at once; the first queries are there. */
-template <int ROWS, typename KV, int HEADS>
-STI_DEVICE void ask_state(const step_args &a, step_shared<KV, HEADS> &sh,
-                          const state_part &p)
-{
-    const sti_cuda_shape &h = a.h;
-#pragma unroll 1
-    for (int first = p.head_lo; first < p.head_hi; first += ROWS) {
-        const int heads = min((int)ROWS, p.head_hi - first);
-        const size_t head = first_head(a) + first;
-        if (first > p.head_lo) load_queries<ROWS>(a, sh, first, heads);
-        __syncthreads();
-        project_rows<ROWS>(h, sh.x, heads, h.map_q ? h.map_q + head * h.D * h.F : NULL,
-                           sh.state.part, sh.state.phi);
-        if (h.D % 4 == 0)
-            weigh_state<4, ROWS>(a, sh, sh.x, p.lo, p.hi, first, heads);
-        else
-            weigh_state<1, ROWS>(a, sh, sh.x, p.lo, p.hi, first, heads);
-        __syncthreads();
-    }
-}
-
-/* State unit number `index`: some heads, some rows. WINDOW: there is one, always. */
+/* State unit number `index`: some heads, some rows; up to HEADS heads at once. WINDOW:
+ * there is one, always, and heads are those of tensor cores. */
 template <bool WINDOW, typename KV, int HEADS>
 STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS> &sh, int index)
 {
-    enum { FEW = HEADS < 2 ? HEADS : 2 };
+    enum { ROW = WINDOW ? HALF_D : MAX_D };
+    const sti_cuda_shape &h = a.h;
     const state_part p = state_part_of(a, index);
+    const size_t row = (size_t)selector() * h.P + p.lo, map = (size_t)h.D * h.F;
+    const float *state = sh.session.lin_s + row * h.D, *z = sh.session.lin_z + row;
+    const float *q = h.raw_features ? sh.session.q_raw : sh.session.q;
+    const bool streams = in_stream(h, h.map_q);
+    const share in_state(h.D, a.plan.state_deep);
+    share in_map = in_state;
+    if (h.F != h.D) in_map = share(h.F, a.plan.map_deep);
     moment now;
     now.load(sh.session, selector());
-    if (!WINDOW && !a.h.has_window) fold_token(a, sh, now.pos + a.t, p.lo, p.hi);
-    load_queries<HEADS>(a, sh, p.head_lo, min((int)HEADS, p.head_hi - p.head_lo));
-    if (threadIdx.x == 0) sh.now = now.of_token(a.t, WINDOW || a.h.has_window);
-    if (HEADS > FEW && p.head_hi - p.head_lo > FEW)
-        ask_state<HEADS>(a, sh, p);
-    else
-        ask_state<FEW>(a, sh, p);
+    if (!WINDOW && !h.has_window) fold_token(a, sh, now.pos + a.t, p.lo, p.hi);
+    if (threadIdx.x == 0) sh.now = now.of_token(a.t, WINDOW || h.has_window);
+#pragma unroll 1
+    for (int first = p.head_lo; first < p.head_hi; first += HEADS) {
+        const int heads = min((int)HEADS, p.head_hi - first);
+        const float *W = h.map_q ? h.map_q + (first_head(a) + first) * map : NULL;
+        stream<KV, HEADS> in = {in_map,        in_state,    W,  state,
+                                W ? heads : 0, p.hi - p.lo, h.D};
+        int parts;
+        if (streams) in.begin(sh);
+        float own[MAX_P / THREADS];
+#pragma unroll
+        for (int i = 0; i < MAX_P / THREADS; i++) {
+            const int r = i * THREADS + (int)threadIdx.x;
+            own[i] = r < p.hi - p.lo ? z[r] : 0;
+        }
+        load_rows<HEADS, ROW>(sh.x, q + query_at(a, first), heads, h.D);
+#pragma unroll
+        for (int i = 0; i < MAX_P / THREADS; i++)
+            sh.state.z[i * THREADS + (int)threadIdx.x] = own[i];
+        __syncthreads();
+        if (streams && W)
+            parts = project_stream(sh, in);
+        else
+            parts = project_singly(sh, h, W, heads);
+        __syncthreads();
+        make_queries(a, sh, p, first, heads, parts);
+        __syncthreads();
+        if (streams)
+            weigh_stream(a, sh, in, p, first, heads);
+        else
+            weigh_singly(a, sh, state, p, first, heads);
+        __syncthreads();
+    }
 }
 
 #endif

@@ -83,23 +83,22 @@ template <int ROW> struct tile_queries {
                                           : __halves2half2(high[0], high[1]);
             memcpy(&word[k], &both, sizeof both);
         }
-        sh.operand[threadIdx.x] = make_uint4(word[0], word[1], word[2], word[3]);
+        sh.keys.operand[threadIdx.x] = make_uint4(word[0], word[1], word[2], word[3]);
     }
 };
 
 /* ---- Products ------------------------------------------------------------------- */
 
-/* What a lane has of a row of keys or values. */
+/* What a lane has of a row of keys or values. What lies behind the row stays as it is:
+ * zero. */
 template <int CHUNKS>
 STI_DEVICE void load_tile_row(uint4 (&to)[CHUNKS], const __half *row, int D)
 {
     const int own = (int)threadIdx.x % 4 * 8;
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        to[c] = make_uint4(0, 0, 0, 0);
-        if (c * 32 + own < D)
-            to[c] = *reinterpret_cast<const uint4 *>(row + c * 32 + own);
-    }
+    for (int c = 0; c < CHUNKS; c++)
+        if (own < D - c * 32)
+            to[c] = *reinterpret_cast<const uint4 *>(row + own + c * 32);
 }
 
 /* Logits of rows g and g + 8 for query t. */
@@ -187,6 +186,14 @@ template <int TILES, int CHUNKS> struct tile_batch {
     {
         return base + u * 8 + (int)threadIdx.x % 32 / 4;
     }
+    __device__ __forceinline__ void clear()
+    {
+#pragma unroll
+        for (int u = 0; u < 2 * TILES; u++)
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++)
+                k[u / 2][u % 2][c] = v[u / 2][u % 2][c] = make_uint4(0, 0, 0, 0);
+    }
     /* Where rows lie is worked out anew every time: there are not registers enough to
      * keep it. */
     static __device__ __forceinline__ void
@@ -211,9 +218,11 @@ template <int TILES, int CHUNKS> struct tile_batch {
                                                      const __half *row, int D,
                                                      const sight &see, int base)
     {
+        const int fresh = see.fresh();
+        if (fresh < base || fresh >= base + 16 * TILES) return; /* of all lanes */
 #pragma unroll
         for (int u = 0; u < 2 * TILES; u++)
-            if (place(base, u) == see.fresh()) load_tile_row(to[u / 2][u % 2], row, D);
+            if (place(base, u) == fresh) load_tile_row(to[u / 2][u % 2], row, D);
     }
     __device__ __forceinline__ void find_seen(const step_args &a,
                                               const step_shared<__half, MAX_HEADS> &sh,
@@ -230,9 +239,9 @@ template <int TILES, int CHUNKS> struct tile_batch {
                                         const sight &see, int base,
                                         const float (*)[MAX_D])
     {
-        put_fresh(k, sh.k, sh.keys_at.D, see, base);
+        put_fresh(k, sh.keys.k, sh.keys_at.D, see, base);
 #pragma unroll
-        for (int u = 0; u < TILES; u++) dot_tile(k[u], sh.operand, &logit[2 * u]);
+        for (int u = 0; u < TILES; u++) dot_tile(k[u], sh.keys.operand, &logit[2 * u]);
     }
     /* Scales logits, and keeps those that the score wants. */
     __device__ __forceinline__ void
@@ -245,7 +254,7 @@ template <int TILES, int CHUNKS> struct tile_batch {
 #pragma unroll
         for (int u = 0; u < 2 * TILES; u++)
             logit[u] = seen[u] ? logit[u] * scale : -INFINITY;
-        if (!all && !looks_at_itself(a.h)) return;
+        if ((!all && !looks_at_itself(a.h)) || base >= see.ring) return;
         float recent[2 * TILES];
 #pragma unroll
         for (int u = 0; u < 2 * TILES; u++) {
@@ -266,18 +275,18 @@ template <int TILES, int CHUNKS> struct tile_batch {
         for (int u = 0; u < 2 * TILES; u++) top = fmaxf(top, logit[u]);
         top = rows_max(top);
         const float keep_from = top > -INFINITY ? top : 0;
-        const float keep = exp2f(r.m - keep_from);
+        const float keep = exp2_fast(r.m - keep_from);
         uint32_t weight[TILES][2];
         r.m = top;
         r.l *= keep;
 #pragma unroll
         for (int u = 0; u < TILES; u++) {
-            const float p[2] = {exp2f(logit[2 * u] - keep_from),
-                                exp2f(logit[2 * u + 1] - keep_from)};
+            const float p[2] = {exp2_fast(logit[2 * u] - keep_from),
+                                exp2_fast(logit[2 * u + 1] - keep_from)};
             r.l += p[0] + p[1];
             turn_weights(p, weight[u]);
         }
-        put_fresh(v, sh.v, sh.values_at.D, see, base);
+        put_fresh(v, sh.keys.v, sh.values_at.D, see, base);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
@@ -298,7 +307,7 @@ typedef struct tile_keys {
 template <int ROW_> struct tile_layout {
     typedef tile_keys kind;
     enum { ROW = ROW_, CHUNKS = ROW / 32, TILES = ROW <= 64 ? 2 : 1 };
-    enum { BATCH = 16 * TILES }; /* places */
+    enum { BATCH = 16 * TILES, OUTPUT = 4 }; /* places; numbers a thread joins */
     typedef tile_queries<ROW_> queries;
     typedef tile_batch<TILES, CHUNKS> batch;
     typedef tile_running<CHUNKS> running;
@@ -317,7 +326,7 @@ STI_DEVICE void leave_to_join(tile_keys, step_shared<__half, MAX_HEADS> &sh,
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4;
     const int t = (int)threadIdx.x % 4;
     const float l = rows_sum(r.l);
-#pragma unroll
+#pragma unroll 1
     for (int apart = 4; apart < 32; apart <<= 1) r.recent.join_lane(apart);
 #pragma unroll
     for (int c = 0; c < Layout::CHUNKS; c++)

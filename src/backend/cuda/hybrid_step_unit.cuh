@@ -17,10 +17,11 @@ template <typename KV, int HEADS>
 STI_DEVICE token_rows<KV> rows_of(const step_args &a, const step_shared<KV, HEADS> &sh,
                                   const void *window, const void *salient)
 {
-    const size_t C = a.h.C, D = a.h.D, room = sh.session.room;
-    return token_rows<KV>{static_cast<const KV *>(window) + kv_head(a) * 2 * C * D,
-                          static_cast<const KV *>(salient) + selector() * room * D,
-                          2 * a.h.C, 2 * a.h.C + sh.session.room, a.h.D};
+    const int64_t D = a.h.D, ring = 2 * a.h.C, room = sh.session.room;
+    return token_rows<KV>{static_cast<const KV *>(window) + kv_head(a) * ring * D,
+                          static_cast<const KV *>(salient) +
+                              (selector() * room - ring) * D,
+                          (int)ring, (int)(ring + room), a.h.D};
 }
 
 /* The first batch of places of this warp, and from one to its next. */
@@ -39,11 +40,15 @@ STI_DEVICE void expect_keys(const step_shared<KV, HEADS> &sh, int index)
 {
     enum { LINE = 64 / sizeof(KV) };
     const int base = first_batch<Layout>(index), D = sh.keys_at.D;
-    for (int i = (int)threadIdx.x % 32; i < Layout::BATCH; i += 32)
+#pragma unroll 1
+    for (int i = (int)threadIdx.x % 32; i < Layout::BATCH; i += 32) {
+        const KV *k = sh.keys_at.at(base + i), *v = sh.values_at.at(base + i);
+#pragma unroll 1
         for (int e = 0; e < D; e += LINE) {
-            expect(sh.keys_at.at(base + i) + e);
-            expect(sh.values_at.at(base + i) + e);
+            expect(k + e);
+            expect(v + e);
         }
+    }
 }
 
 /* Joins the warps into the unit's result. */
@@ -64,21 +69,18 @@ STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS> &sh, int f
         const float base = top > -INFINITY ? top : 0;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            const float keep = exp2f(sh.keys.all[w][n].m - base);
+            const float keep = exp2_fast(sh.keys.all[w][n].m - base);
             l += keep * sh.keys.all[w][n].l;
             o += keep * sh.keys.o[w][n][e];
         }
         float *to = part_at(a, this_unit(), first + n);
-        to[e] = o;
+        to[PART_HEAD + e] = o;
         if (e > 0) continue;
         logit_sum recent = sh.keys.recent[0][n];
 #pragma unroll
         for (int w = 1; w < WARPS; w++)
             recent.join(sh.keys.recent[w][n].m, sh.keys.recent[w][n].l);
-        to[D] = top;
-        to[D + 1] = l;
-        to[D + 2] = recent.m;
-        to[D + 3] = recent.l;
+        *reinterpret_cast<float4 *>(to) = make_float4(top, l, recent.m, recent.l);
     }
 }
 
@@ -101,9 +103,10 @@ STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS> &sh, int 
 {
     if (first_head(a) % a.h.per_kv != 0) return;
     const size_t at = ((size_t)kv_head(a) * 2 * a.h.C + slot) * a.h.D;
+#pragma unroll 1
     for (int e = (int)threadIdx.x; e < a.h.D; e += THREADS) {
-        static_cast<KV *>(sh.session.win_k)[at + e] = sh.k[e];
-        static_cast<KV *>(sh.session.win_v)[at + e] = sh.v[e];
+        static_cast<KV *>(sh.session.win_k)[at + e] = sh.keys.k[e];
+        static_cast<KV *>(sh.session.win_v)[at + e] = sh.keys.v[e];
     }
 }
 
@@ -127,9 +130,9 @@ STI_DEVICE void meet_keys(const step_args &a, const step_shared<KV, HEADS> &sh,
         int next = base + apart;
         while (next < end && !__any_sync(~0u, see.sees(next + lane % Layout::BATCH)))
             next += apart;
-        b.find_seen(a, sh, see, base, far);
         b.dot(sh, see, base, q);
         if (next < end) b.load_keys(sh.keys_at, next);
+        b.find_seen(a, sh, see, base, far);
         b.keep_logits(a, sh, see, base, first, r);
         b.soften(sh, see, base, r);
         if (next < end) b.load_values(sh.values_at, next);
@@ -150,12 +153,14 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS> &sh, int ind
     typename Layout::batch b;
     typename Layout::queries ready;
     ready.load(s.q + query_at(a, 0), min((int)HEADS, h.group), h.D);
+    b.clear();
     b.load_keys(sh.keys_at, base);
     b.load_values(sh.values_at, base);
+#pragma unroll 1
     for (int e = tid; e < h.D; e += THREADS) {
         const float k = s.k[kv + e], v = s.v[kv + e];
-        narrow(k, &sh.k[e]);
-        narrow(v, &sh.v[e]);
+        narrow(k, &sh.keys.k[e]);
+        narrow(v, &sh.keys.v[e]);
     }
     ready.store(sh);
     now = now.of_token(a.t, true);
@@ -191,7 +196,7 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS> &sh, int ind
                 __syncthreads();
             }
             meet_keys<Layout>(a, sh, base, first + far == 0, far != 0,
-                              far ? sh.x : sh.q, first, b, r);
+                              far ? sh.x : sh.keys.q, first, b, r);
         }
         store_part<Layout>(a, sh, first, r);
     }
