@@ -547,8 +547,10 @@ typedef struct still_eval_params {
     const char *const *task; /* names, see still_eval_task_at */
     int n_tasks;
     const char *data;                    /* folder with their files */
-    const still_session_params *session; /* ctx: most tokens a model is to see; NULL, 0:
-                                            as in still_session_new */
+    const still_session_params *session; /* ctx: most tokens a model is to see; batch:
+                                            tokens of a pass, of many items together
+                                            (0: 256, 8192 on a GPU); else, and NULL, as
+                                            in still_session_new */
     uint64_t limit;                      /* items of each task; 0: all */
     const int *length; /* of tasks that have lengths; n_lengths 0: their own */
     int n_lengths;

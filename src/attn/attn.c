@@ -194,6 +194,14 @@ size_t sti_attn_kv_size(const sti_backend *be, const sti_attn_config *c)
     return c->cache == STI_F32 ? sizeof(float) : sizeof(uint16_t);
 }
 
+still_status sti_attn_no_kernels(const sti_backend *be, const sti_attn_config *c,
+                                 still_error *err)
+{
+    return sti_fail(err, STILL_E_UNSUPPORTED,
+                    "method %s does not run on backend %s: use --backend cpu",
+                    c->method->name, be->name);
+}
+
 still_status sti_attn_rotate(const sti_backend *be, sti_dev *dev,
                              const sti_attn_layer *l, const sti_attn_io *io,
                              still_error *err)

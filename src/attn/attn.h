@@ -125,6 +125,10 @@ sti_hybrid_in sti_attn_hybrid_in(const sti_attn_layer *l);
 /* The engine of a layer under a config. */
 const sti_attn_engine *sti_attn_engine_of(const sti_attn_config *c, int layer);
 
+/* The error of a method that the backend has no operator for. */
+still_status sti_attn_no_kernels(const sti_backend *be, const sti_attn_config *c,
+                                 still_error *err);
+
 /* Bytes of a stored key or value element in a state. */
 size_t sti_attn_kv_size(const sti_backend *be, const sti_attn_config *c);
 

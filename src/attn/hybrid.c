@@ -48,7 +48,31 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
 {
     sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
     const sti_hybrid_settings set = sti_attn_hybrid_settings(cfg, l);
+    if (!be->hybrid) return sti_attn_no_kernels(be, cfg, err);
     return be->hybrid_reserve(dev, &set, &shape, cfg->batch, err);
+}
+
+/* Turns q and k, and keeps q as it was where that is wanted too; unless the operator
+ * does. */
+static still_status rotate(const sti_backend *be, sti_dev *dev, const sti_attn_layer *l,
+                           const sti_attn_io *io, const sti_hybrid_settings *set,
+                           sti_hybrid_args *args, still_error *err)
+{
+    const size_t q_row = (size_t)l->heads * (size_t)l->head_dim;
+    const bool raw = sti_hybrid_rotates(set);
+    const bool turns = be->hybrid_turns && be->hybrid_turns(args, io->n_rows);
+    for (int i = 0; (raw || turns) && i < io->n_rows; i++) {
+        sti_hybrid_in *in = &args[i].in;
+        in->unrotated = turns;
+        in->inv_freq = l->inv_freq;
+        in->interleaved = l->interleaved;
+        if (!turns) in->q_raw = io->q_raw + (size_t)io->rows[i].row0 * q_row;
+    }
+    if (turns) return STILL_OK;
+    if (raw)
+        STI_TRY(be->mem_move(dev, io->q_raw, io->q,
+                             (size_t)io->M * q_row * sizeof(float), err));
+    return sti_attn_rotate(be, dev, l, io, err);
 }
 
 static still_status forward(const sti_backend *be, sti_dev *dev,
@@ -59,11 +83,6 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
     sti_hybrid_args *args = io->scratch;
     size_t q_row = (size_t)l->heads * (size_t)l->head_dim;
     size_t k_row = (size_t)l->kv_heads * (size_t)l->head_dim;
-    bool raw = sti_hybrid_rotates(&set);
-    if (raw)
-        STI_TRY(be->mem_move(dev, io->q_raw, io->q,
-                             (size_t)io->M * q_row * sizeof(float), err));
-    STI_TRY(sti_attn_rotate(be, dev, l, io, err));
     for (int i = 0; i < io->n_rows; i++) {
         const sti_attn_seq *r = &io->rows[i];
         size_t q0 = (size_t)r->row0 * q_row, k0 = (size_t)r->row0 * k_row;
@@ -78,12 +97,8 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
         args[i].in.k = io->k + k0;
         args[i].in.v = io->v + k0;
         if (io->gate_logit) args[i].in.gate_logit = io->gate_logit + q0;
-        if (raw) {
-            args[i].in.q_raw = io->q_raw + q0;
-            args[i].in.inv_freq = l->inv_freq;
-            args[i].in.interleaved = l->interleaved;
-        }
     }
+    STI_TRY(rotate(be, dev, l, io, &set, args, err));
     return be->hybrid(dev, args, io->n_rows, err);
 }
 

@@ -15,10 +15,7 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
                             still_error *err)
 {
     sti_linear_shape shape = {l->heads, l->kv_heads, l->head_dim};
-    if (!be->linear)
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "method %s does not run on backend %s: use --backend cpu",
-                        cfg->method->name, be->name);
+    if (!be->linear) return sti_attn_no_kernels(be, cfg, err);
     return be->linear_reserve(dev, &shape, cfg->window, cfg->batch, err);
 }
 

@@ -77,6 +77,110 @@ still_status sti_host_feed_forward(const sti_backend *be, sti_dev *dev,
                       err);
 }
 
+still_status sti_host_feed_train(const sti_backend *be, sti_dev *dev,
+                                 const sti_feed_train_args *a, still_error *err)
+{
+    const int ffn = (int)a->gate->N;
+    float *gate = a->kept, *up = a->kept + (size_t)a->M * (size_t)ffn;
+    STI_TRY(be->matmul(dev,
+                       &(sti_matmul_args){.x = a->x,
+                                          .M = a->M,
+                                          .n = 2,
+                                          .norm = a->norm,
+                                          .eps = a->eps,
+                                          .room = a->room_h,
+                                          .w = {a->gate, a->up},
+                                          .bias = {a->gate_bias, a->up_bias},
+                                          .y = {gate, up}},
+                       err));
+    if (!a->y) return STILL_OK;
+    STI_TRY(be->swiglu(
+        dev,
+        &(sti_swiglu_args){.gate = gate, .up = up, .y = a->room, .M = a->M, .K = ffn},
+        err));
+    STI_TRY(be->mem_move(dev, a->y, a->x,
+                         (size_t)a->M * (size_t)a->gate->K * sizeof(float), err));
+    return be->matmul(dev,
+                      &(sti_matmul_args){.x = a->room,
+                                         .M = a->M,
+                                         .n = 1,
+                                         .w = {a->down},
+                                         .bias = {a->down_bias},
+                                         .y = {a->y},
+                                         .accumulate = true},
+                      err);
+}
+
+still_status sti_host_feed_back(const sti_backend *be, sti_dev *dev,
+                                const sti_feed_train_args *a, still_error *err)
+{
+    const int ffn = (int)a->gate->N;
+    const size_t half = (size_t)a->M * (size_t)ffn;
+    float *dgate = a->room, *dup = a->room + half;
+    STI_TRY(be->matmul_back(
+        dev,
+        &(sti_matmul_back_args){
+            .dy = {a->dx}, .M = a->M, .n = 1, .w = {a->down}, .dx = dgate},
+        err));
+    STI_TRY(be->swiglu_back(dev,
+                            &(sti_swiglu_back_args){.gate = a->kept,
+                                                    .up = a->kept + half,
+                                                    .dy = dgate,
+                                                    .dgate = dgate,
+                                                    .dup = dup,
+                                                    .M = a->M,
+                                                    .K = ffn},
+                            err));
+    STI_TRY(be->matmul_back(dev,
+                            &(sti_matmul_back_args){.dy = {dgate, dup},
+                                                    .M = a->M,
+                                                    .n = 2,
+                                                    .w = {a->gate, a->up},
+                                                    .dx = a->room_h},
+                            err));
+    return be->rmsnorm_back(dev,
+                            &(sti_rmsnorm_back_args){.x = a->x,
+                                                     .g = a->norm,
+                                                     .dy = a->room_h,
+                                                     .dx = a->dx,
+                                                     .M = a->M,
+                                                     .K = (int)a->gate->K,
+                                                     .eps = a->eps},
+                            err);
+}
+
+still_status sti_host_matmul_added(const sti_backend *be, sti_dev *dev,
+                                   const sti_matmul_added_args *a, still_error *err)
+{
+    const sti_matmul_args *p = &a->product;
+    const size_t M = (size_t)p->M;
+    sti_matmul_args down = {.x = p->norm ? p->room : p->x, .M = p->M};
+    if (a->from)
+        STI_TRY(be->mem_move(dev, p->y[0], a->from,
+                             M * (size_t)p->w[0]->N * sizeof(float), err));
+    STI_TRY(be->matmul(dev, p, err));
+    for (int i = 0; i < p->n; i++) {
+        if (!a->add[i].a) continue;
+        down.w[down.n] = a->add[i].a;
+        down.y[down.n++] = a->add[i].low;
+    }
+    if (down.n > 0) STI_TRY(be->matmul(dev, &down, err));
+    for (int i = 0; i < p->n; i++) {
+        const sti_addition *add = &a->add[i];
+        if (!add->a) continue;
+        STI_TRY(be->scale(dev, add->low, M * (size_t)add->a->N, a->scale, err));
+        STI_TRY(be->matmul(dev,
+                           &(sti_matmul_args){.x = add->low,
+                                              .M = p->M,
+                                              .n = 1,
+                                              .w = {add->b},
+                                              .y = {p->y[i]},
+                                              .accumulate = true},
+                           err));
+    }
+    return STILL_OK;
+}
+
 still_status sti_host_compare(sti_dev *dev, const sti_compare_args *a, still_error *err)
 {
     (void)dev;
@@ -88,8 +192,8 @@ still_status sti_host_compare(sti_dev *dev, const sti_compare_args *a, still_err
         size += (double)a->o[i] * a->o[i];
         a->y[i] = a->factor * d;
     }
-    *a->error = error;
-    *a->size = size;
+    a->sums[0] = error;
+    a->sums[1] = size;
     return STILL_OK;
 }
 

@@ -1,6 +1,6 @@
-/* host.h - what backends share whose operators run where the program does: memory, and
- * the feed-forward half of a layer made of a backend's other entries, and small loops
- * of training. */
+/* host.h - what backends share: the feed-forward half of a layer and products with
+ * additions, made of a backend's other entries; where operators run in the program's
+ * memory, that memory and small loops of training. */
 #ifndef STI_BACKEND_HOST_H
 #define STI_BACKEND_HOST_H
 
@@ -15,6 +15,13 @@ size_t sti_host_mem_peak(sti_dev *, bool restart);
 /* x += W_down swiglu(W_gate h, W_up h), h = rmsnorm(x), by the entries of `be`. */
 still_status sti_host_feed_forward(const sti_backend *be, sti_dev *,
                                    const sti_feed_forward_args *, still_error *);
+/* The same in training, forwards and backwards; gate and up are what is kept. */
+still_status sti_host_feed_train(const sti_backend *be, sti_dev *,
+                                 const sti_feed_train_args *, still_error *);
+still_status sti_host_feed_back(const sti_backend *be, sti_dev *,
+                                const sti_feed_train_args *, still_error *);
+still_status sti_host_matmul_added(const sti_backend *be, sti_dev *,
+                                   const sti_matmul_added_args *, still_error *);
 /* Element by element, in order. */
 still_status sti_host_compare(sti_dev *, const sti_compare_args *, still_error *);
 still_status sti_host_dropout(sti_dev *, const sti_dropout_args *, still_error *);

@@ -3,11 +3,13 @@
 
 #include "ops/ops.h"
 
-extern const sti_backend sti_backend_cpu, sti_backend_ref, sti_backend_cuda;
+extern const sti_backend sti_backend_cpu, sti_backend_ref, sti_backend_bf16,
+    sti_backend_cuda;
 
 static const sti_backend *const backends[] = {
     &sti_backend_cpu,
     &sti_backend_ref,
+    &sti_backend_bf16,
 #if STI_HAVE_CUDA
     &sti_backend_cuda,
 #endif
@@ -24,8 +26,8 @@ const sti_backend *sti_backend_find(const char *name)
 const char *sti_backend_names(void)
 {
 #if STI_HAVE_CUDA
-    return "there are cpu, ref and cuda";
+    return "there are cpu, ref, bf16 and cuda";
 #else
-    return "there are cpu and ref; for cuda, build with: cmake --preset cuda";
+    return "there are cpu, ref and bf16; for cuda, build with: cmake --preset cuda";
 #endif
 }

@@ -13,6 +13,14 @@
 
 enum { MOST_TASKS = 64, MOST_LENGTHS = 16, MOST_COLUMNS = 64, MOST_ROWS = 512 };
 
+/* Tasks [first, first + n) of the list: those that follow each other with the same
+ * lengths and limit. */
+typedef struct group {
+    int first, n;
+    int length[MOST_LENGTHS], n_lengths;
+    uint64_t limit;
+} group;
+
 typedef struct column {
     const char *name; /* of the model, as it was given */
     char method[16];
@@ -25,7 +33,8 @@ typedef struct job {
     const cli_options *o;
     const char *task[MOST_TASKS];
     int n_tasks;
-    int length[MOST_LENGTHS], n_lengths;
+    group group[MOST_TASKS];
+    int n_groups;
     const char *method[CLI_LIST_MAX]; /* NULL: as the options say */
     int n_methods;
     char *method_text, *data;
@@ -74,18 +83,63 @@ static int add_tasks(job *j, const char *word, size_t n)
                      (int)n, word);
 }
 
+static bool same_group(const group *a, const group *b)
+{
+    return a->limit == b->limit && a->n_lengths == b->n_lengths &&
+           memcmp(a->length, b->length, sizeof a->length) == 0;
+}
+
+/* An entry of --tasks: NAME, NAME@LENGTH+LENGTH, NAME=LIMIT or NAME@LENGTH=LIMIT. What
+ * it does not say is as `usual` says. */
+static int read_entry(job *j, char *entry, const group *usual)
+{
+    group g = *usual;
+    char *limit = strchr(entry, '='), *lengths;
+    if (limit) {
+        char *end;
+        *limit++ = 0;
+        const long long n = strtoll(limit, &end, 10);
+        if (end == limit || *end || n < 1)
+            return cli_usage("eval", "--tasks: '%s' is not a number of questions",
+                             limit);
+        g.limit = (uint64_t)n;
+    }
+    lengths = strchr(entry, '@');
+    if (lengths) {
+        *lengths++ = 0;
+        for (char *c = lengths; *c; c++)
+            if (*c == '+') *c = ',';
+        memset(g.length, 0, sizeof g.length);
+        int status =
+            cli_read_lengths("eval", lengths, g.length, MOST_LENGTHS, &g.n_lengths);
+        if (status != CLI_OK) return status;
+    }
+    g.first = j->n_tasks;
+    if (!*entry) return cli_usage("eval", "--tasks: an entry has no name");
+    int status = add_tasks(j, entry, strlen(entry));
+    if (status != CLI_OK) return status;
+    g.n = j->n_tasks - g.first;
+    group *last = j->n_groups ? &j->group[j->n_groups - 1] : NULL;
+    if (last && same_group(last, &g))
+        last->n += g.n;
+    else
+        j->group[j->n_groups++] = g;
+    return CLI_OK;
+}
+
 static int read_tasks(job *j)
 {
-    for (const char *at = j->o->tasks; *at;) {
-        const size_t n = strcspn(at, ",");
-        if (n) {
-            int status = add_tasks(j, at, n);
-            if (status != CLI_OK) return status;
-        }
-        at += n + (at[n] == ',');
-    }
-    if (j->n_tasks) return CLI_OK;
-    return cli_usage("eval", "--tasks: the list is empty");
+    group usual = {.limit = (uint64_t)j->o->limit};
+    int status = cli_read_lengths("eval", j->o->lengths, usual.length, MOST_LENGTHS,
+                                  &usual.n_lengths);
+    char *text = sti_strdup(j->o->tasks), *rest = text, *entry;
+    if (!text) return cli_fail("out of memory");
+    while (status == CLI_OK && (entry = strsep(&rest, ",")))
+        if (*entry) status = read_entry(j, entry, &usual);
+    free(text);
+    if (status == CLI_OK && j->n_tasks == 0)
+        status = cli_usage("eval", "--tasks: the list is empty");
+    return status;
 }
 
 static int read_methods(job *j)
@@ -108,9 +162,6 @@ static int read_options(job *j)
 {
     still_error err;
     int status = read_tasks(j);
-    if (status == CLI_OK)
-        status = cli_read_lengths("eval", j->o->lengths, j->length, MOST_LENGTHS,
-                                  &j->n_lengths);
     if (status == CLI_OK) status = read_methods(j);
     if (status != CLI_OK) return status;
     if (j->o->data_dir)
@@ -305,25 +356,31 @@ static int run_column(job *j, still_model *m, const char *name, const char *meth
     set_title(c, j->n_methods > 1 || strcmp(method.name, "softmax") != 0);
     const still_session_params session = {
         .ctx = (int)o.ctx, .batch = (int)o.batch, .cache = o.cache, .method = &method};
-    const still_eval_params p = {.task = j->task,
-                                 .n_tasks = j->n_tasks,
-                                 .data = j->data,
-                                 .session = &session,
-                                 .limit = (uint64_t)o.limit,
-                                 .length = j->length,
-                                 .n_lengths = j->n_lengths,
-                                 .samples = (int)o.samples,
-                                 .seed = o.seed,
-                                 .shots = o.shots < 0    ? 0
-                                          : o.shots == 0 ? -1
-                                                         : (int)o.shots,
-                                 .recompute = o.no_fork,
-                                 .log = o.log,
-                                 .each = on_item,
-                                 .poll = on_poll,
-                                 .user = j};
+    still_status st = STILL_OK;
     j->at[0] = 0;
-    still_status st = still_eval_run(m, &p, c->row, MOST_ROWS, &c->n_rows, &err);
+    for (int i = 0; i < j->n_groups && st == STILL_OK; i++) {
+        const group *g = &j->group[i];
+        const still_eval_params p = {.task = j->task + g->first,
+                                     .n_tasks = g->n,
+                                     .data = j->data,
+                                     .session = &session,
+                                     .limit = g->limit,
+                                     .length = g->length,
+                                     .n_lengths = g->n_lengths,
+                                     .samples = (int)o.samples,
+                                     .seed = o.seed,
+                                     .shots = o.shots < 0    ? 0
+                                              : o.shots == 0 ? -1
+                                                             : (int)o.shots,
+                                     .recompute = o.no_fork,
+                                     .log = o.log,
+                                     .each = on_item,
+                                     .poll = on_poll,
+                                     .user = j};
+        int n = 0;
+        st = still_eval_run(m, &p, c->row + c->n_rows, MOST_ROWS - c->n_rows, &n, &err);
+        c->n_rows += n;
+    }
     cli_progress_end(&j->bar);
     if (c->n_rows) j->rank = c->row[0].rank;
     if (st == STILL_E_CANCELLED) {
@@ -347,16 +404,19 @@ static int freeze(const job *j, const char *name)
     const cli_options *o = j->o;
     int status = cli_open_model(o, name, &m);
     if (status == CLI_OK) status = cli_need_tokenizer(m, &tk);
-    const still_eval_params p = {.task = j->task,
-                                 .n_tasks = j->n_tasks,
-                                 .data = j->data,
-                                 .length = j->length,
-                                 .n_lengths = j->n_lengths,
-                                 .samples = (int)o->samples,
-                                 .seed = o->seed};
-    if (status == CLI_OK && (cli_make_folders(o->freeze, &err) ||
-                             still_eval_freeze(m, &p, o->freeze, &err)))
+    if (status == CLI_OK && cli_make_folders(o->freeze, &err))
         status = cli_fail_error(&err);
+    for (int i = 0; i < j->n_groups && status == CLI_OK; i++) {
+        const group *g = &j->group[i];
+        const still_eval_params p = {.task = j->task + g->first,
+                                     .n_tasks = g->n,
+                                     .data = j->data,
+                                     .length = g->length,
+                                     .n_lengths = g->n_lengths,
+                                     .samples = (int)o->samples,
+                                     .seed = o->seed};
+        if (still_eval_freeze(m, &p, o->freeze, &err)) status = cli_fail_error(&err);
+    }
     if (status == CLI_OK && o->json)
         status = cli_print_json(json_pack("{s:s}", "frozen", o->freeze));
     else if (status == CLI_OK)

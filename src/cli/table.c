@@ -253,7 +253,8 @@ const cli_option cli_option_table[] = {
     /* eval, pull-data */
     {"tasks", 't', "LIST", CLI_STRING, AT(tasks), EVAL, CLI_G_EVAL,
      .help = "Tasks, separated by commas. A name stands for all that begin with it and _: "
-             "niah, babilong_qa, arc; without the option, the tasks are listed."},
+             "niah, babilong_qa, arc. NAME@512+1K has lengths of its own, NAME=100 a "
+             "limit. Without the option, the tasks are listed."},
     {"data", 'd', "DIR", CLI_STRING, AT(data_dir), EVAL, CLI_G_EVAL,
      .help = "Folder with the tasks' files (default: what pull-data brought)."},
     {"limit", 'l', "N", CLI_INT, AT(limit), EVAL, CLI_G_EVAL, .max = 1e12,
@@ -372,9 +373,11 @@ const cli_option cli_option_table[] = {
 
     /* computing */
     {"backend", 0, "NAME", CLI_CHOICE, AT(backend), METHOD | SELFTEST,
-     CLI_G_COMPUTE, .preset = "cpu", .choices = "cpu cuda ref",
+     CLI_G_COMPUTE, .preset = "cpu", .choices = "cpu cuda ref bf16",
      .help = "cpu: fast on any machine; cuda: an NVIDIA GPU (sm_80 or later), where still "
-             "was built for it; ref: the plain specification, slow and exact."},
+             "was built for it; ref: the plain specification, slow and exact; bf16: softmax "
+             "attention rounded as frameworks round it in bfloat16, to compare scores "
+             "with published ones."},
     {"threads", 'j', "N", CLI_INT, AT(threads), METHOD | SELFTEST, CLI_G_COMPUTE,
      .min = 1, .max = 1024, .help = "Threads to use (default: one per core)."},
     {"isa", 0, "NAME", CLI_CHOICE, AT(isa), METHOD | SELFTEST, CLI_G_COMPUTE,
@@ -386,9 +389,10 @@ const cli_option cli_option_table[] = {
      .choices = "f16 f32",
      .help = "Type of stored keys and values (default: f16; f32 on ref and for models "
              "stored in f32)."},
-    {"batch", 'b', "N", CLI_INT, AT(batch), EVAL, CLI_G_COMPUTE, .preset = "256",
-     .min = 1, .max = 65536,
-     .help = "Tokens computed at once; more is faster and takes memory."},
+    {"batch", 'b', "N", CLI_INT, AT(batch), EVAL, CLI_G_COMPUTE, .min = 1,
+     .max = 65536,
+     .help = "Tokens computed at once; more is faster and takes memory (default: 256, "
+             "8192 on a GPU)."},
     {"batch", 'b', "N", CLI_INT, AT(batch), (RUN & ~EVAL) | INSPECT, CLI_G_COMPUTE,
      .preset = "512", .min = 1, .max = 65536,
      .help = "Tokens of a prompt computed at once; more is faster and takes memory."},

@@ -12,24 +12,30 @@
 #include "eval/eval.h"
 #include "eval/text.h"
 
-/* Tokens of a text behind `before` free places. */
+/* Tokens of a text behind `before` free places. Most texts have fewer than half as many
+ * as bytes, so they are read once. */
 static still_status encode(const still_tokenizer *tk, const char *text, size_t n,
-                           unsigned flags, int before, sti_ids *out, still_error *err)
+                           unsigned flags, size_t before, sti_ids *out,
+                           still_error *err)
 {
-    size_t count;
-    STI_TRY(still_tokenizer_encode(tk, text, n, flags, NULL, 0, &count, err));
-    if (count > INT_MAX / 2)
-        return sti_fail(err, STILL_E_LIMIT, "a text of %zu tokens is too long", count);
-    out->id = sti_alloc(count + (size_t)before + 1, sizeof *out->id);
-    if (!out->id) return sti_fail_memory(err, "tokens", count * sizeof *out->id);
-    out->n = (int)count + before;
-    still_status st = still_tokenizer_encode(tk, text, n, flags, out->id + before,
-                                             count, &count, err);
-    if (st != STILL_OK) {
+    size_t room = n / 2 + 16, count = 0;
+    still_status st;
+    for (;;) {
+        out->id = sti_alloc(before + room, sizeof *out->id);
+        if (!out->id) return sti_fail_memory(err, "tokens", room * sizeof *out->id);
+        st = still_tokenizer_encode(tk, text, n, flags, out->id + before, room, &count,
+                                    err);
+        if (st == STILL_OK && count > INT_MAX / 2)
+            st =
+                sti_fail(err, STILL_E_LIMIT, "a text of %zu tokens is too long", count);
+        if (st == STILL_OK && count <= room) break;
         free(out->id);
         out->id = NULL;
+        if (st != STILL_OK) return st;
+        room = count;
     }
-    return st;
+    out->n = (int)(before + count);
+    return STILL_OK;
 }
 
 /* Keeps the last `room` tokens. */
@@ -55,8 +61,10 @@ static still_status start_token(const still_tokenizer *tk, int32_t *id,
                     "tokenizer has neither");
 }
 
-still_status sti_encode_option(const still_tokenizer *tk, const sti_option *o,
-                               int limit, sti_ids *out, still_error *err)
+/* alone: tokens of the context by itself; 0: not yet counted. */
+static still_status encode_option(const still_tokenizer *tk, const sti_option *o,
+                                  int limit, size_t *alone, sti_ids *out,
+                                  still_error *err)
 {
     *out = (sti_ids){0};
     const size_t context = sti_text_strip_end(o->context, strlen(o->context));
@@ -77,16 +85,27 @@ still_status sti_encode_option(const still_tokenizer *tk, const sti_option *o,
             out->n_context = 1;
         }
     } else {
-        size_t n;
-        st = still_tokenizer_encode(tk, whole.p, context, STILL_ENCODE_BOS, NULL, 0, &n,
-                                    err);
+        st = encode(tk, whole.p, whole.n, STILL_ENCODE_BOS, 0, out, err);
+        if (st == STILL_OK && *alone == 0)
+            st = still_tokenizer_encode(tk, whole.p, context, STILL_ENCODE_BOS, NULL, 0,
+                                        alone, err);
         if (st == STILL_OK)
-            st = encode(tk, whole.p, whole.n, STILL_ENCODE_BOS, 0, out, err);
-        if (st == STILL_OK) out->n_context = n < (size_t)out->n ? (int)n : out->n;
+            out->n_context = *alone < (size_t)out->n ? (int)*alone : out->n;
     }
     sti_buf_free(&whole);
     if (st == STILL_OK) keep_last(out, limit + 1);
     return st;
+}
+
+still_status sti_encode_options(const still_tokenizer *tk, const sti_option *o, int n,
+                                int limit, sti_ids *out, still_error *err)
+{
+    size_t alone = 0;
+    for (int i = 0; i < n; i++) {
+        if (i > 0 && o[i].context != o[i - 1].context) alone = 0;
+        STI_TRY(encode_option(tk, &o[i], limit, &alone, &out[i], err));
+    }
+    return STILL_OK;
 }
 
 still_status sti_encode_prompt(const still_tokenizer *tk, const sti_item *it, int limit,

@@ -9,7 +9,7 @@
 #include "eval/task.h"
 #include "session/session.h"
 
-enum { STI_MOST_OPTIONS = 16, STI_MOST_SESSIONS = 160 };
+enum { STI_MOST_OPTIONS = 16, STI_MOST_SESSIONS = 256 };
 
 /* ---- Sessions (runner.c) -----------------------------------------------------------
  */
@@ -25,7 +25,8 @@ typedef struct sti_runner {
     void *user;
     /* Sessions of ctx tokens; session 0 keeps a beginning that items share. */
     still_session *s[STI_MOST_SESSIONS];
-    int n_sessions, ctx;
+    int n_sessions, most, ctx;        /* there are, there may be; tokens of each */
+    struct sti_pool *pool;            /* for what is done beside a GPU; or NULL */
     char settings[STI_SETTINGS_LINE]; /* as text: what logs are bound to */
     int32_t *stem;                    /* [n_stem]: what session 0 holds */
     int n_stem;
@@ -36,9 +37,15 @@ typedef struct sti_runner {
 still_status sti_runner_open(still_model *m, const still_session_params *p,
                              sti_runner *r, still_error *err);
 void sti_runner_close(sti_runner *r);
-/* Makes sure that there are sessions of at least ctx tokens: as many as fit a gigabyte,
- * but at least three and at most STI_MOST_SESSIONS. */
-still_status sti_runner_need(sti_runner *r, int ctx, still_error *err);
+/* Makes sure that there are sessions of at least ctx tokens: as many as are asked for,
+ * but at least three, and no more than memory is set aside for. Those there were keep
+ * their past if they are long enough. */
+still_status sti_runner_need(sti_runner *r, int ctx, int sessions, still_error *err);
+/* fn(arg, i) for i = 0 .. n - 1, in any order, in several threads where these are not
+ * busy computing. Of errors, that of the lowest i. */
+typedef still_status sti_runner_fn(void *arg, int i, still_error *err);
+still_status sti_runner_each(sti_runner *r, int n, sti_runner_fn *fn, void *arg,
+                             still_error *err);
 
 /* ---- Tokens of items (encode.c) ----------------------------------------------------
  */
@@ -49,10 +56,11 @@ typedef struct sti_ids {
     int n_context; /* the first token that is scored */
     bool cut;      /* its beginning did not fit */
 } sti_ids;
-/* An option by the rules of docs/evaluation.md; id has at most limit + 1 tokens, the
- * last of which is never fed. free() out->id. */
-still_status sti_encode_option(const still_tokenizer *tk, const sti_option *o,
-                               int limit, sti_ids *out, still_error *err);
+/* n options of an item by the rules of docs/evaluation.md; each has at most limit + 1
+ * tokens, the last of which is never fed. free() the id of each out, which is zeroed
+ * before; those that were made before an error, too. */
+still_status sti_encode_options(const still_tokenizer *tk, const sti_option *o, int n,
+                                int limit, sti_ids *out, still_error *err);
 /* A prompt with room for what is to be written. *plain: the item asks for a chat turn
  * and the model has no template. */
 still_status sti_encode_prompt(const still_tokenizer *tk, const sti_item *it, int limit,

@@ -127,6 +127,7 @@ static still_status put_line(sti_log *l, const json_t *o, still_error *err)
 static bool take_line(const char *line, size_t n, const char *run, json_t *done,
                       bool *known)
 {
+    if (!memmem(line, n, run, strlen(run))) return true; /* another run's: not parsed */
     json_t *o = json_loadb(line, n, 0, NULL);
     const char *of = json_string_value(json_object_get(o, "run")),
                *id = json_string_value(json_object_get(o, "id"));

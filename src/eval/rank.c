@@ -3,9 +3,9 @@
  * Options of a question begin alike. The tokens they share are computed once, in a
  * session of the question; options go on from copies of it, the last one in the session
  * itself. Questions that begin alike (worked examples) share a stem, which is kept from
- * one round to the next. A round takes as many questions as there are sessions for, and
- * everything that does not depend on each other goes through the model together: first
- * the beginnings of all questions, then all options. */
+ * one round to the next. A round takes as many questions as there are sessions for, but
+ * none of another stem, and everything that does not depend on each other goes through
+ * the model together: first the beginnings of all questions, then all options. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,30 +40,38 @@ static int own_tokens(const question *q, int i)
     return n > 0 ? n : 0;
 }
 
-static still_status prepare(sti_runner *r, const sti_item *it, sti_answer *out,
-                            question *q, still_error *err)
+/* Items on their way to become questions. */
+typedef struct desk {
+    sti_runner *r;
+    const sti_item *item;
+    sti_answer *out;
+    question *q;
+} desk;
+
+static still_status prepare(void *arg, int at, still_error *err)
 {
+    const desk *d = arg;
+    const sti_item *it = &d->item[at];
+    sti_answer *out = &d->out[at];
+    question *q = &d->q[at];
     *q = (question){.it = it, .out = out};
     *out = (sti_answer){.greedy = true};
     if (it->n_options < 1 || it->n_options > STI_MOST_OPTIONS)
         return sti_fail(err, STILL_E_LIMIT, "item %s has %d options, at most %d can be",
                         it->id, it->n_options, STI_MOST_OPTIONS);
-    int longest = 1;
+    STI_TRY(sti_encode_options(d->r->tk, it->option, it->n_options, d->r->limit, q->opt,
+                               err));
+    q->shared = q->opt[0].n_context;
     for (int i = 0; i < it->n_options; i++) {
-        sti_ids *o = &q->opt[i];
-        STI_TRY(sti_encode_option(r->tk, &it->option[i], r->limit, o, err));
+        const sti_ids *o = &q->opt[i];
         out->cut = out->cut || o->cut;
-        if (o->n - 1 > longest) longest = o->n - 1;
-        if (o->n > 1) r->counted += (uint64_t)o->n - 1;
-        int n = i == 0 ? o->n_context : common(q->opt[0].id, q->shared, o->id, o->n);
-        if (n > o->n_context) n = o->n_context;
-        q->shared = n;
+        q->shared = common(q->opt[0].id, q->shared, o->id, o->n_context);
     }
     /* Where nothing follows, at least one token is the question's own. */
     for (int i = 0; i < it->n_options; i++)
         if (q->shared > q->opt[i].n - 1) q->shared = q->opt[i].n - 1;
-    if (q->shared < 0 || r->recompute) q->shared = 0;
-    return sti_runner_need(r, longest, err);
+    if (q->shared < 0 || d->r->recompute) q->shared = 0;
+    return STILL_OK;
 }
 
 static void release(question *q)
@@ -77,6 +85,21 @@ static int sessions_for(const question *q)
     int n = 0;
     for (int i = 0; i < q->it->n_options; i++) n += own_tokens(q, i) > 0;
     return n > 1 ? n : 1;
+}
+
+/* Sessions for all questions, and what computing every option alone would take. */
+static still_status make_room(sti_runner *r, const question *q, int n, still_error *err)
+{
+    int longest = 1, sessions = 1;
+    for (int i = 0; i < n; i++) {
+        sessions += sessions_for(&q[i]);
+        for (int k = 0; k < q[i].it->n_options; k++) {
+            const int fed = q[i].opt[k].n - 1;
+            if (fed > longest) longest = fed;
+            if (fed > 0) r->counted += (uint64_t)fed;
+        }
+    }
+    return sti_runner_need(r, longest, sessions, err);
 }
 
 /* ---- The stem ----------------------------------------------------------------------
@@ -241,27 +264,56 @@ static still_status run_options(sti_runner *r, question *const *q, int n,
 /* ---- Rounds ------------------------------------------------------------------------
  */
 
+/* Tokens that two questions begin with and that a stem could hold. */
+static int alike(const question *a, const question *b)
+{
+    return common(a->opt[0].id, a->shared - 1, b->opt[0].id, b->shared - 1);
+}
+
+/* How many questions make the next round: as many as there are sessions for, and either
+ * all of one stem, which the next one must not cut to less than half, or none. */
+static int next_round(sti_runner *r, question *q, int n, question **round)
+{
+    int taken = 0, used = 1, same = n > 1 ? alike(&q[0], &q[1]) : 0;
+    while (taken < n && taken < r->n_sessions - 1) {
+        const int need = sessions_for(&q[taken]);
+        if (taken > 0 && used + need > r->n_sessions) break;
+        if (taken > 1) {
+            const int with = alike(&q[0], &q[taken]);
+            if (same >= LEAST_STEM ? with < same / 2
+                                   : alike(&q[taken - 1], &q[taken]) >= LEAST_STEM)
+                break;
+            if (with < same) same = with;
+        }
+        q[taken].s = r->s[1 + taken];
+        round[taken] = &q[taken];
+        used += need;
+        taken++;
+    }
+    return taken;
+}
+
+static still_status run(sti_runner *r, question *q, int n, still_error *err)
+{
+    STI_TRY(make_room(r, q, n, err));
+    for (int i = 0; i < n;) {
+        question *round[STI_MOST_SESSIONS];
+        const int taken = next_round(r, q + i, n - i, round);
+        STI_TRY(feed_beginnings(r, round, taken, err));
+        STI_TRY(run_options(r, round, taken, err));
+        i += taken;
+    }
+    return STILL_OK;
+}
+
 still_status sti_rank(sti_runner *r, const sti_item *item, int n, sti_answer *out,
                       still_error *err)
 {
     question *q = sti_alloc((size_t)n, sizeof *q);
     if (!q) return sti_fail_memory(err, "questions", (size_t)n * sizeof *q);
-    still_status st = STILL_OK;
-    for (int i = 0; i < n && st == STILL_OK; i++)
-        st = prepare(r, &item[i], &out[i], &q[i], err);
-    for (int i = 0; i < n && st == STILL_OK;) {
-        question *round[STI_MOST_SESSIONS];
-        int taken = 0, used = 1;
-        while (i < n && taken < r->n_sessions - 1) {
-            const int need = sessions_for(&q[i]);
-            if (taken > 0 && used + need > r->n_sessions) break;
-            q[i].s = r->s[1 + taken];
-            round[taken++] = &q[i++];
-            used += need;
-        }
-        st = feed_beginnings(r, round, taken, err);
-        if (st == STILL_OK) st = run_options(r, round, taken, err);
-    }
+    desk d = {.r = r, .item = item, .out = out, .q = q};
+    still_status st = sti_runner_each(r, n, prepare, &d, err);
+    if (st == STILL_OK) st = run(r, q, n, err);
     for (int i = 0; i < n; i++) release(&q[i]);
     free(q);
     return st;

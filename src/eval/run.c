@@ -18,7 +18,9 @@
 #include "eval/generated.h"
 #include "train/comm.h"
 
-enum { BLOCK_RANK = 32, BLOCK_WRITE = 8, MOST_BLOCK = 4096 };
+/* Items of a block and rank: what an interruption may cost on a processor; as many as
+ * there can be sessions on a GPU, which takes a second for them. */
+enum { BLOCK_RANK = 32, BLOCK_WRITE = 8, BLOCK_FAR = 255, MOST_BLOCK = 4096 };
 
 typedef struct job {
     const still_eval_params *p;
@@ -324,7 +326,9 @@ static still_status begin_course(course *c, int length, still_error *err)
     c->total = c->task->count(c->source);
     if (c->total == 0) c->total = UINT64_MAX;
     if (p->limit && p->limit < c->total) c->total = p->limit;
-    const int per_rank = c->task->score ? BLOCK_WRITE : BLOCK_RANK;
+    const int per_rank = !j->m->be->host_memory ? BLOCK_FAR
+                         : c->task->score       ? BLOCK_WRITE
+                                                : BLOCK_RANK;
     c->block = per_rank * sti_comm_size(j->comm);
     if (c->block > MOST_BLOCK) c->block = MOST_BLOCK;
     c->item = sti_alloc((size_t)c->block, sizeof *c->item);

@@ -2,14 +2,18 @@
  *
  * Sessions are as long as the longest item so far: attention caches are copied and
  * cleared as a whole by some methods, and most questions are short. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/pool.h"
 #include "eval/eval.h"
 
-enum { LEAST_SESSIONS = 3, SESSIONS = 32, FIRST_CTX = 256, BATCH = 256 };
-/* Of sessions: of a machine's memory, and of a GPU's. */
-static const size_t MOST_BYTES = (size_t)1 << 30, MOST_BYTES_FAR = (size_t)8 << 30;
+enum { LEAST_SESSIONS = 3, SESSIONS = 32, FIRST_CTX = 256, MOST_THREADS = 32 };
+/* Rows of a pass: what a processor's caches hold, and what keeps a GPU busy. */
+enum { BATCH = 256, BATCH_FAR = 8192 };
+/* Of sessions: of a machine's memory, and of a GPU's, if it has that much. */
+static const size_t MOST_BYTES = (size_t)1 << 30, MOST_BYTES_FAR = (size_t)64 << 30;
 
 still_status sti_runner_open(still_model *m, const still_session_params *p,
                              sti_runner *r, still_error *err)
@@ -25,8 +29,7 @@ still_status sti_runner_open(still_model *m, const still_session_params *p,
     if (r->limit < 2)
         return sti_fail(err, STILL_E_ARG, "a context of %d tokens is too short",
                         r->limit);
-    /* What a processor's caches hold; a GPU takes as many rows as it likes. */
-    if (r->params.batch == 0) r->params.batch = m->be->host_memory ? BATCH : 0;
+    if (r->params.batch == 0) r->params.batch = m->be->host_memory ? BATCH : BATCH_FAR;
     r->params.rollback = 0;
     if (r->params.method)
         r->method = *r->params.method;
@@ -39,18 +42,80 @@ still_status sti_runner_open(still_model *m, const still_session_params *p,
         r->method.positions = r->limit > m->info.ctx_train ? STILL_POSITIONS_CAPPED
                                                            : STILL_POSITIONS_ABSOLUTE;
     r->params.method = &r->method;
-    STI_TRY(sti_runner_need(r, 1, err));
+    STI_TRY(sti_runner_need(r, 1, 1, err));
+    if (!m->be->host_memory) {
+        const int cores = sti_cores();
+        STI_TRY(
+            sti_pool_new(cores < MOST_THREADS ? cores : MOST_THREADS, &r->pool, err));
+    }
     memcpy(r->settings, r->s[0]->settings, sizeof r->settings);
     return STILL_OK;
 }
 
+static void free_sessions(sti_runner *r, int keep)
+{
+    while (r->n_sessions > keep) still_session_free(r->s[--r->n_sessions]);
+}
+
 void sti_runner_close(sti_runner *r)
 {
-    for (int i = 0; i < r->n_sessions; i++) still_session_free(r->s[i]);
+    free_sessions(r, 0);
     free(r->stem);
-    r->n_sessions = r->n_stem = 0;
+    sti_pool_free(r->pool);
+    r->n_stem = 0;
     r->stem = NULL;
+    r->pool = NULL;
 }
+
+/* ---- Threads ------------------------------------------------------------------------
+ */
+
+typedef struct sweep {
+    sti_runner_fn *fn;
+    void *arg;
+    int n;
+    atomic_int next;
+    struct {
+        int i; /* n: none */
+        still_status st;
+        still_error err;
+    } failed[MOST_THREADS]; /* the first of each worker */
+} sweep;
+
+static void work(void *arg, int worker, int workers)
+{
+    sweep *d = arg;
+    (void)workers;
+    still_error err;
+    for (int i; (i = atomic_fetch_add(&d->next, 1)) < d->n;) {
+        const still_status st = d->fn(d->arg, i, &err);
+        if (st == STILL_OK || d->failed[worker].i < d->n) continue;
+        d->failed[worker].i = i;
+        d->failed[worker].st = st;
+        d->failed[worker].err = err;
+    }
+}
+
+still_status sti_runner_each(sti_runner *r, int n, sti_runner_fn *fn, void *arg,
+                             still_error *err)
+{
+    sweep d = {.fn = fn, .arg = arg, .n = n};
+    const int workers = r->pool ? sti_pool_threads(r->pool) : 1;
+    int first = 0;
+    for (int i = 0; i < workers; i++) d.failed[i].i = n;
+    if (r->pool)
+        sti_pool_run(r->pool, work, &d);
+    else
+        work(&d, 0, 1);
+    for (int i = 1; i < workers; i++)
+        if (d.failed[i].i < d.failed[first].i) first = i;
+    if (d.failed[first].i == n) return STILL_OK;
+    if (err) *err = d.failed[first].err;
+    return d.failed[first].st;
+}
+
+/* ---- Sessions -----------------------------------------------------------------------
+ */
 
 static int round_up(int ctx, int limit)
 {
@@ -60,21 +125,38 @@ static int round_up(int ctx, int limit)
     return room;
 }
 
-still_status sti_runner_need(sti_runner *r, int ctx, still_error *err)
+static still_status add_session(sti_runner *r, still_error *err)
 {
-    if (r->n_sessions && ctx <= r->ctx) return STILL_OK;
-    sti_runner_close(r);
-    still_bill bill;
-    r->ctx = r->params.ctx = round_up(ctx, r->limit);
-    STI_TRY(still_model_bill(r->m, &r->params, &bill, err));
-    const size_t most = r->m->be->host_memory ? MOST_BYTES : MOST_BYTES_FAR;
-    const size_t fit = most / (bill.cache + 1);
-    const size_t enough = r->m->be->host_memory ? SESSIONS : STI_MOST_SESSIONS;
-    int n = (int)(fit < enough ? fit : enough);
-    if (n < LEAST_SESSIONS) n = LEAST_SESSIONS;
-    while (r->n_sessions < n) {
-        STI_TRY(still_session_new(r->m, &r->params, &r->s[r->n_sessions], err));
-        r->n_sessions++;
+    still_session **s = &r->s[r->n_sessions];
+    STI_TRY(still_session_new(r->m, &r->params, s, err));
+    r->n_sessions++;
+    return sti_session_widen(*s, r->params.batch, err);
+}
+
+still_status sti_runner_need(sti_runner *r, int ctx, int sessions, still_error *err)
+{
+    const bool far = !r->m->be->host_memory;
+    if (r->n_sessions == 0 || ctx > r->ctx) {
+        still_bill bill;
+        free_sessions(r, 0);
+        r->n_stem = 0;
+        r->ctx = r->params.ctx = round_up(ctx, r->limit);
+        STI_TRY(still_model_bill(r->m, &r->params, &bill, err));
+        const size_t fit = (far ? MOST_BYTES_FAR : MOST_BYTES) / (bill.cache + 1);
+        const size_t enough = far ? STI_MOST_SESSIONS : SESSIONS;
+        r->most = (int)(fit < enough ? fit : enough);
+    }
+    if (sessions > r->most) sessions = r->most;
+    if (sessions < LEAST_SESSIONS) sessions = LEAST_SESSIONS;
+    while (r->n_sessions < sessions) {
+        const still_status st = add_session(r, err);
+        if (st == STILL_OK) continue;
+        if (!far || st != STILL_E_MEMORY || r->n_sessions < 2 * LEAST_SESSIONS)
+            return st;
+        /* The GPU has less: passes need some of it, too. */
+        r->most = r->n_sessions - r->n_sessions / 4;
+        free_sessions(r, r->most);
+        break;
     }
     return STILL_OK;
 }

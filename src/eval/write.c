@@ -1,6 +1,6 @@
 /* write.c - items whose answer is written: prompts are read together, then every
  * session takes one token a step, greedily, until each has met an end token or its
- * limit. */
+ * limit. What comes back of a step are ids, not logits. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,65 +12,86 @@ typedef struct writing {
     sti_ids prompt;
     still_decoder *decoder;
     sti_buf text;
-    int left; /* tokens it may still write */
+    still_session *s;
+    int32_t next; /* the most likely id after its past */
+    int left;     /* tokens it may still write; 0: it is over */
 } writing;
 
-static int32_t most_likely(const float *logits, int n)
-{
-    int best = 0;
-    for (int i = 1; i < n; i++)
-        if (logits[i] > logits[best]) best = i;
-    return best;
-}
+/* Items on their way to become writings. */
+typedef struct desk {
+    sti_runner *r;
+    const sti_item *item;
+    sti_answer *out;
+    writing *w;
+} desk;
 
-static still_status begin(sti_runner *r, const sti_item *it, sti_answer *out,
-                          writing *w, still_error *err)
+static still_status begin(void *arg, int i, still_error *err)
 {
+    const desk *d = arg;
+    writing *w = &d->w[i];
+    sti_answer *out = &d->out[i];
     *out = (sti_answer){0};
-    *w = (writing){.left = it->max_new};
+    *w = (writing){.left = d->item[i].max_new};
     sti_buf_put(&w->text, "", 0);
-    STI_TRY(sti_encode_prompt(r->tk, it, r->limit, &w->prompt, &out->plain, err));
+    STI_TRY(sti_encode_prompt(d->r->tk, &d->item[i], d->r->limit, &w->prompt,
+                              &out->plain, err));
     out->cut = w->prompt.cut;
-    return still_decoder_new(r->tk, false, &w->decoder, err);
+    return still_decoder_new(d->r->tk, false, &w->decoder, err);
 }
 
-/* Chooses the next token and takes its text. False: there is none, it is over. */
-static still_status choose(sti_runner *r, writing *w, const still_session *s,
-                           int32_t *id, bool *more, still_error *err)
+/* Takes the text of the next token, or ends with it. */
+static still_status take_next(const sti_runner *r, writing *w, still_error *err)
 {
-    *more = false;
     if (w->left == 0) return STILL_OK;
-    *id = most_likely(still_session_logits(s), r->m->cfg.vocab);
-    if (still_tokenizer_is_end(r->tk, *id)) return STILL_OK;
+    if (still_tokenizer_is_end(r->tk, w->next)) {
+        w->left = 0;
+        return STILL_OK;
+    }
     const char *text;
     size_t n;
-    STI_TRY(still_decoder_push(w->decoder, *id, &text, &n, err));
+    STI_TRY(still_decoder_push(w->decoder, w->next, &text, &n, err));
     sti_buf_put(&w->text, text, n);
-    *more = --w->left > 0;
+    w->left--;
     return STILL_OK;
+}
+
+/* Who takes the next step, of n that took the last one. A GPU replays the step of a set
+ * of sessions that it knows, which saves more than sessions cost that are over: they
+ * stay until they are half of the set. */
+static int keep(const sti_runner *r, writing **in, int n, int active)
+{
+    const bool all = !r->m->be->host_memory && 2 * active > n;
+    int kept = 0;
+    for (int i = 0; i < n; i++) {
+        const still_session *s = in[i]->s;
+        const bool room = still_session_length(s) < still_session_limit(s);
+        if (in[i]->left > 0 || (all && room)) in[kept++] = in[i];
+    }
+    return kept;
 }
 
 static still_status write_all(sti_runner *r, writing *w, int n, still_error *err)
 {
+    writing *in[STI_MOST_SESSIONS];
     still_session *s[STI_MOST_SESSIONS];
-    int32_t tok[STI_MOST_SESSIONS];
+    int32_t tok[STI_MOST_SESSIONS], top[STI_MOST_SESSIONS];
+    for (int i = 0; i < n; i++) in[i] = &w[i];
     for (;;) {
         int active = 0;
         for (int i = 0; i < n; i++) {
-            bool more;
-            int32_t id;
-            STI_TRY(choose(r, &w[i], r->s[1 + i], &id, &more, err));
-            if (!more) {
-                w[i].left = 0;
-                continue;
-            }
-            s[active] = r->s[1 + i];
-            tok[active++] = id;
+            STI_TRY(take_next(r, in[i], err));
+            active += in[i]->left > 0;
         }
         if (active == 0) return STILL_OK;
         if (r->poll && !r->poll(r->user))
             return sti_fail(err, STILL_E_CANCELLED, "stopped while writing");
-        STI_TRY(still_session_step(s, tok, active, err));
+        n = keep(r, in, n, active);
+        for (int i = 0; i < n; i++) {
+            s[i] = in[i]->s;
+            tok[i] = in[i]->next;
+        }
+        STI_TRY(still_session_step_top(s, tok, n, top, err));
+        for (int i = 0; i < n; i++) in[i]->next = top[i];
         r->fed += (uint64_t)active;
     }
 }
@@ -87,29 +108,33 @@ static still_status finish(writing *w, sti_answer *out, still_error *err)
     return STILL_OK;
 }
 
+/* Reads the prompts of as many as there are sessions for, from w[0] on. */
+static still_status read_prompts(sti_runner *r, writing *w, int n, still_error *err)
+{
+    sti_piece piece[STI_MOST_SESSIONS];
+    for (int i = 0; i < n; i++) {
+        const sti_ids *p = &w[i].prompt;
+        w[i].s = r->s[1 + i];
+        still_session_reset(w[i].s);
+        piece[i] = (sti_piece){
+            .s = w[i].s, .tok = p->id, .n = p->n, .from = p->n, .next_top = &w[i].next};
+        r->fed += (uint64_t)p->n;
+    }
+    return sti_session_feed_together(piece, n, r->poll, r->user, err);
+}
+
 static still_status run(sti_runner *r, const sti_item *item, int n, writing *w,
                         sti_answer *out, still_error *err)
 {
     int longest = 1;
-    for (int i = 0; i < n; i++) {
-        STI_TRY(begin(r, &item[i], &out[i], &w[i], err));
+    desk d = {.r = r, .item = item, .out = out, .w = w};
+    STI_TRY(sti_runner_each(r, n, begin, &d, err));
+    for (int i = 0; i < n; i++)
         if (w[i].prompt.n + w[i].left > longest) longest = w[i].prompt.n + w[i].left;
-    }
-    STI_TRY(sti_runner_need(r, longest, err));
+    STI_TRY(sti_runner_need(r, longest, 1 + n, err));
     for (int at = 0; at < n;) {
-        sti_piece piece[STI_MOST_SESSIONS];
-        int taken = 0;
-        for (; at + taken < n && taken < r->n_sessions - 1; taken++) {
-            const sti_ids *p = &w[at + taken].prompt;
-            still_session_reset(r->s[1 + taken]);
-            piece[taken] = (sti_piece){.s = r->s[1 + taken],
-                                       .tok = p->id,
-                                       .n = p->n,
-                                       .from = p->n,
-                                       .keep_logits = true};
-            r->fed += (uint64_t)p->n;
-        }
-        STI_TRY(sti_session_feed_together(piece, taken, r->poll, r->user, err));
+        const int taken = n - at < r->n_sessions - 1 ? n - at : r->n_sessions - 1;
+        STI_TRY(read_prompts(r, w + at, taken, err));
         STI_TRY(write_all(r, w + at, taken, err));
         at += taken;
     }

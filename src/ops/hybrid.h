@@ -207,6 +207,8 @@ void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set
  * first F columns); bias_q [H], bias_k [S] (relu map; NULL: 0). In the parallel form T
  * stands for B * T. Where sti_hybrid_rotates: q_raw [T,H,D], q before RoPE, and
  * inv_freq [D/2] with pairs as in sti_rope_args; angles are products in double.
+ * unrotated: q and k come before RoPE instead, and the operator turns them by inv_freq;
+ * no q_raw then. Recurrent form, where a backend's hybrid_turns says that it does.
  *
  * sti_hybrid_grad: a gradient for each input, of its shape; NULL: not wanted. Those of
  * q, k, v and gate_logit are written, those of parameters are added to.
@@ -231,7 +233,7 @@ void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set
         const real *q, *k, *v, *gate_logit;                                            \
         const real *alpha, *window_logit, *map_q, *map_k, *bias_q, *bias_k;            \
         const real *q_raw, *inv_freq;                                                  \
-        bool interleaved;                                                              \
+        bool interleaved, unrotated;                                                   \
     } sti_hybrid_in##suffix;                                                           \
     typedef struct sti_hybrid_grad##suffix {                                           \
         real *q, *k, *v, *gate_logit;                                                  \

@@ -129,18 +129,36 @@ typedef struct sti_logprob_args {
     int32_t *top;   /* [M] */
 } sti_logprob_args;
 
+/* A matmul in training, whose matrices may have low-rank additions:
+ *   y_i += low_i B_i^T,  low_i = scale x A_i^T,  x as the matmul multiplies it.
+ * low is kept for the backward. */
+typedef struct sti_addition {
+    const sti_weight *a, *b; /* [R, K], [N_i, R]; NULL: none */
+    float *low;              /* [M, R] */
+} sti_addition;
+typedef struct sti_matmul_added_args {
+    sti_matmul_args product; /* keeps what it normed, if it norms */
+    const float *from;       /* [M, N_0]: what is accumulated to instead of y, n is 1;
+                                NULL: y itself */
+    sti_addition add[STI_MATMUL_MAX];
+    float scale;
+} sti_matmul_added_args;
+
 /* ---- Backward, for training. Gradients are float; sums over rows that feed one number
  * are made in a fixed order whatever the number of threads. -------------------------
  */
 
-/* dx[M, K] = [dx +] sum_i dy_i[M, N_i] W_i: the inputs' gradient of a matmul. Bounded
- * by arithmetic: 2 M N K operations, weights widened to float on the way. */
+/* dx[M, K] = [dx +] scale sum_i dy_i[M, N_i] W_i: the inputs' gradient of a matmul, and
+ * of the low-rank additions that read the same inputs. Bounded by arithmetic: 2 M N K
+ * operations, weights widened to float on the way. */
+#define STI_BACK_MAX (2 * STI_MATMUL_MAX)
 typedef struct sti_matmul_back_args {
-    const float *dy[STI_MATMUL_MAX]; /* [M, N_i] */
+    const float *dy[STI_BACK_MAX]; /* [M, N_i] */
     int M, n;
-    const sti_weight *w[STI_MATMUL_MAX];
+    const sti_weight *w[STI_BACK_MAX];
     float *dx; /* no alias with dy */
     bool accumulate;
+    float scale; /* 0: 1 */
 } sti_matmul_back_args;
 
 /* dw[N, K] += scale dy[M, N]^T x[M, K]: the gradient of a matrix in training. */
@@ -159,6 +177,23 @@ typedef struct sti_rmsnorm_back_args {
     float eps;
 } sti_rmsnorm_back_args;
 
+/* The feed-forward half of a layer in training, which leaves x as it is:
+ *   y = x + W_down (silu(W_gate h) * (W_up h)),  h = rmsnorm(x), biases left out here.
+ * What its backward asks for of what lies between is kept in a form of the backend's
+ * own; room_h and room are for one call. */
+typedef struct sti_feed_train_args {
+    const float *x;    /* [M, K] */
+    const float *norm; /* [K] */
+    float eps;
+    int M;
+    const sti_weight *gate, *up, *down;           /* [ffn, K], likewise, [K, ffn] */
+    const float *gate_bias, *up_bias, *down_bias; /* or NULL */
+    float *kept;                                  /* [2, M, ffn] */
+    float *y;  /* forwards: [M, K], no alias; NULL: only what is kept is wanted */
+    float *dx; /* backwards: [M, K], in: gradient of y, out: of x */
+    float *room_h, *room; /* [M, K], [2, M, ffn] */
+} sti_feed_train_args;
+
 /* dgate, dup [M, K] of swiglu; they may be gate and up themselves. */
 typedef struct sti_swiglu_back_args {
     const float *gate, *up, *dy;
@@ -170,15 +205,18 @@ typedef struct sti_swiglu_back_args {
  *   loss = weight_m (-log p_m(target_m) + kd KL(t_m || p_m)),   p = softmax(logits),
  * t the softmax of the teacher's logits (kd 0: NULL). A row of weight 0 gets gradient
  * 0 and loss 0. loss[m] and kl[m] are the two terms before kd and weight (kl may be
- * NULL). */
+ * NULL). With `head`, the matrix that made the logits, the gradient goes on to what it
+ * read, dx = gradient W, and a backend may leave the logits in any state. */
 typedef struct sti_loss_args {
     float *logits;         /* [M, V] in: logits, out: gradient */
     const float *teacher;  /* [M, V] or NULL */
-    const int32_t *target; /* [M]; this, weight and the results: the program's memory */
+    const int32_t *target; /* [M]; this and weight: in the program's memory */
     const float *weight;   /* [M] */
     float kd;
     int M, V;
-    double *loss, *kl; /* [M] */
+    double *loss, *kl;      /* [M] */
+    const sti_weight *head; /* [V, K] or NULL */
+    float *dx;              /* [M, K]; with head */
 } sti_loss_args;
 
 /* AdamW over n numbers: g = scale * grad; m, v moments with bias corrections c1 = 1 -
@@ -196,14 +234,14 @@ typedef struct sti_span {
     size_t at, n;
 } sti_span;
 
-/* y against what it should be: *error = sum (y - o)^2, *size = sum o^2 (in double, for
- * the program); y becomes its gradient, factor (y - o). */
+/* y against what it should be: sums[0] = sum (y - o)^2, sums[1] = sum o^2; y becomes
+ * its gradient, factor (y - o). */
 typedef struct sti_compare_args {
     const float *o;
     float *y;
     size_t n;
     float factor;
-    double *error, *size;
+    double *sums; /* [2] */
 } sti_compare_args;
 
 /* y = [y +] what dropout leaves of x: number i is 0 if the hash of key + i (sti_mix64,
@@ -303,15 +341,20 @@ typedef struct sti_backend {
     still_status (*softmax_attn)(sti_dev *, const sti_attn_args *, still_error *);
     still_status (*logprob)(sti_dev *, const sti_logprob_args *, still_error *);
 
-    /* Training. sum_squares: of n stretches of x, in double; out [n] is the program's.
-     * scale: x *= by. */
+    /* Training. matmul_grad, adam: n of them. sum_squares: of n stretches of x, in
+     * double; out [n] is the program's. scale: x *= by. */
+    still_status (*matmul_added)(sti_dev *, const sti_matmul_added_args *,
+                                 still_error *);
     still_status (*matmul_back)(sti_dev *, const sti_matmul_back_args *, still_error *);
-    still_status (*matmul_grad)(sti_dev *, const sti_matmul_grad_args *, still_error *);
+    still_status (*matmul_grad)(sti_dev *, const sti_matmul_grad_args *, int n,
+                                still_error *);
     still_status (*rmsnorm_back)(sti_dev *, const sti_rmsnorm_back_args *,
                                  still_error *);
     still_status (*swiglu_back)(sti_dev *, const sti_swiglu_back_args *, still_error *);
+    still_status (*feed_train)(sti_dev *, const sti_feed_train_args *, still_error *);
+    still_status (*feed_back)(sti_dev *, const sti_feed_train_args *, still_error *);
     still_status (*loss)(sti_dev *, const sti_loss_args *, still_error *);
-    still_status (*adam)(sti_dev *, const sti_adam_args *, still_error *);
+    still_status (*adam)(sti_dev *, const sti_adam_args *, int n, still_error *);
     still_status (*sum_squares)(sti_dev *, const float *x, const sti_span *, int n,
                                 double *out, still_error *);
     still_status (*compare)(sti_dev *, const sti_compare_args *, still_error *);
@@ -331,10 +374,12 @@ typedef struct sti_backend {
     /* The hybrid operator (ops/hybrid.h). `hybrid` advances n sessions, each by its own
      * T tokens; element sizes of their states are state_kv (0: the session's cache
      * type) and state_real. Scratch is reserved by dev_reserve like that of the others,
-     * once hybrid_reserve has said what settings will come. */
+     * once hybrid_reserve has said what settings will come. hybrid_turns: whether these
+     * calls may be `unrotated`; NULL: none may. */
     size_t state_kv, state_real;
     still_status (*hybrid_reserve)(sti_dev *, const sti_hybrid_settings *,
                                    const sti_hybrid_shape *, int rows, still_error *);
+    bool (*hybrid_turns)(const sti_hybrid_args *, int n);
     still_status (*hybrid)(sti_dev *, const sti_hybrid_args *, int n, still_error *);
     still_status (*hybrid_route)(sti_dev *, const sti_hybrid_parallel_args *,
                                  still_error *);
@@ -355,6 +400,6 @@ typedef struct sti_backend {
 
 /* The registry (backend/registry.c): NULL name is the default. */
 const sti_backend *sti_backend_find(const char *name);
-const char *sti_backend_names(void); /* "there are cpu and ref" */
+const char *sti_backend_names(void); /* "there are cpu, ref ..." */
 
 #endif

@@ -146,20 +146,37 @@ static still_status allocate(still_session *s, still_error *err)
     return STILL_OK;
 }
 
+/* Scratch for passes of cfg->batch rows. */
+static still_status reserve(still_model *m, const sti_attn_config *cfg,
+                            still_error *err)
+{
+    for (int l = 0; l < m->cfg.layers; l++) {
+        sti_attn_layer layer = sti_model_attn_layer(m, l);
+        STI_TRY(sti_attn_engine_of(cfg, l)->reserve(m->be, m->dev, cfg, &layer, err));
+    }
+    STI_TRY(m->be->dev_reserve(m->dev, cfg->batch, err));
+    return sti_model_reserve(m, cfg->batch, err);
+}
+
+still_status sti_session_widen(still_session *s, int rows, still_error *err)
+{
+    if (rows <= s->rows) return STILL_OK;
+    sti_attn_config wide = s->cfg;
+    wide.batch = rows;
+    STI_TRY(reserve(s->model, &wide, err));
+    s->rows = rows;
+    return STILL_OK;
+}
+
 static still_status make(const still_session *draft, still_session **out,
                          still_error *err)
 {
     still_model *m = draft->model;
-    for (int l = 0; l < m->cfg.layers; l++) {
-        sti_attn_layer layer = sti_model_attn_layer(m, l);
-        STI_TRY(sti_attn_engine_of(&draft->cfg, l)
-                    ->reserve(m->be, m->dev, &draft->cfg, &layer, err));
-    }
-    STI_TRY(m->be->dev_reserve(m->dev, draft->cfg.batch, err));
-    STI_TRY(sti_model_reserve(m, draft->cfg.batch, err));
+    STI_TRY(reserve(m, &draft->cfg, err));
     still_session *s = sti_alloc(1, sizeof *s);
     if (!s) return sti_fail_memory(err, "session", sizeof *s);
     *s = *draft;
+    s->rows = s->cfg.batch;
     describe(s);
     still_status st = allocate(s, err);
     if (st != STILL_OK) {

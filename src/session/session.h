@@ -18,6 +18,7 @@ struct still_session {
      * lines can be computed together and take each other's past. */
     char settings[STI_SETTINGS_LINE];
     int rollback; /* boundaries kept */
+    int rows;     /* most of a pass that it shares with others; cfg.batch, or more */
     int length;
     bool has_logits;
     uint64_t number;      /* see sti_sequence */
@@ -33,6 +34,10 @@ struct still_session {
 /* A session with the settings of another. */
 still_status sti_session_like(const still_session *s, still_session **out,
                               still_error *err);
+/* Makes passes of several sessions (together.h) possible that have up to `rows` rows.
+ * What one session takes of a pass stays its batch, which is no more than its context.
+ */
+still_status sti_session_widen(still_session *s, int rows, still_error *err);
 /* Where the layers' memories lie in a range of state_bytes at `base`: the session's
  * own, or a copy of it elsewhere. NULL: counts. Returns the bytes. */
 size_t sti_session_lay_out(const still_session *s, void *base, sti_attn_memory *layer);

@@ -2,13 +2,14 @@
  *
  * A pass takes as many tokens of as many pieces as fit the scratch of one session, in
  * the order of the pieces; a long piece goes on in the next pass. Rows that are asked
- * for become logits a slice at a time, so that memory does not grow with the pass. */
+ * for are gathered and become logits a slice at a time, so that memory does not grow
+ * with the pass. */
 #include "session/together.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SEQUENCES = 160, MOST_ROWS = 2048 };
+enum { MOST_SEQUENCES = 256, MOST_ROWS = 2048 };
 
 /* One row whose logits are wanted. */
 typedef struct wanted {
@@ -20,6 +21,7 @@ typedef struct wanted {
 typedef struct pass {
     still_model *m;
     const sti_attn_config *cfg;
+    int room; /* most rows of a pass */
     wanted row[MOST_ROWS];
     int n_rows;
 } pass;
@@ -41,63 +43,82 @@ static still_status check(const sti_piece *piece, int n, still_error *err)
     return STILL_OK;
 }
 
-/* log p of target[i] in row `row` + i of the logits. */
-static still_status logprob(pass *p, int row, const int32_t *target, int n,
-                            float *value, int32_t *top, still_error *err)
+/* The rows that are asked for become the first of the pass, in their order, so that one
+ * product makes the logits of all. None moves to behind another that has not moved. */
+static still_status gather(pass *p, still_error *err)
 {
-    const size_t vocab = (size_t)p->m->cfg.vocab;
-    return p->m->be->logprob(
-        p->m->dev,
-        &(sti_logprob_args){.logits = p->m->scratch.logits + (size_t)row * vocab,
-                            .target = target,
-                            .M = n,
-                            .V = p->m->cfg.vocab,
-                            .logprob = value,
-                            .top = top},
-        err);
-}
-
-/* The last token of a piece: its candidates, and the logits themselves. */
-static still_status score_last(pass *p, const sti_piece *q, int row, still_error *err)
-{
-    int32_t unused;
-    for (int i = 0; i < q->n_next; i++)
-        STI_TRY(logprob(p, row, &q->next[i], 1, &q->next_logprob[i],
-                        q->next_top ? q->next_top : &unused, err));
-    STI_TRY(sti_session_take_logits(q->s, row, err));
-    q->s->has_logits = true;
-    return STILL_OK;
-}
-
-/* n rows whose logits have been made, the first of them wanted w. */
-static still_status score_run(pass *p, const wanted *w, int n, still_error *err)
-{
-    int32_t target[MOST_ROWS], top[MOST_ROWS];
-    float value[MOST_ROWS];
-    for (int j = 0; j < n; j++) {
-        const bool last = w[j].at == w[j].piece->n - 1;
-        target[j] = last ? 0 : w[j].piece->tok[w[j].at + 1];
-    }
-    STI_TRY(logprob(p, 0, target, n, value, top, err));
-    for (int j = 0; j < n; j++) {
-        const sti_piece *q = w[j].piece;
-        if (w[j].at == q->n - 1) {
-            STI_TRY(score_last(p, q, j, err));
-            continue;
-        }
-        q->logprob[w[j].at] = value[j];
-        if (q->top) q->top[w[j].at] = top[j];
+    const size_t width = (size_t)p->m->cfg.hidden;
+    float *x = p->m->scratch.x;
+    for (int i = 0, n; i < p->n_rows; i += n) {
+        const int from = p->row[i].row, by = from - i;
+        for (n = 1; i + n < p->n_rows && p->row[i + n].row == from + n; n++)
+            if (by > 0 && n == by) break; /* what moves at once does not overlap */
+        if (by > 0)
+            STI_TRY(p->m->be->mem_move(p->m->dev, x + (size_t)i * width,
+                                       x + (size_t)from * width,
+                                       (size_t)n * width * sizeof *x, err));
     }
     return STILL_OK;
 }
 
-/* Logits of the rows collected. Rows that follow each other become one product. */
+static bool is_last(const wanted *w)
+{
+    return w->at == w->piece->n - 1;
+}
+
+/* Of a row that has logits: the token after it or, of the last of a piece, candidate k.
+ * Rows without one are asked for any. */
+static int32_t target_of(const wanted *w, int k)
+{
+    if (is_last(w)) return k < w->piece->n_next ? w->piece->next[k] : 0;
+    return w->piece->tok[w->at + 1];
+}
+
+static void take_score(const wanted *w, int k, float value, int32_t top)
+{
+    const sti_piece *q = w->piece;
+    if (!is_last(w)) {
+        q->logprob[w->at] = value;
+        if (q->top) q->top[w->at] = top;
+        return;
+    }
+    if (k < q->n_next) q->next_logprob[k] = value;
+    if (q->next_top) *q->next_top = top;
+}
+
+/* Logits of the rows collected, and what is asked of them. Candidates are scored one of
+ * each row at a time. */
 static still_status score_rows(pass *p, still_error *err)
 {
-    for (int i = 0, n; i < p->n_rows; i += n) {
-        for (n = 1; i + n < p->n_rows && p->row[i + n].row == p->row[i].row + n;) n++;
-        STI_TRY(sti_model_logits(p->m, p->row[i].row, n, err));
-        STI_TRY(score_run(p, &p->row[i], n, err));
+    const still_model *m = p->m;
+    int32_t target[MOST_ROWS], top[MOST_ROWS];
+    float value[MOST_ROWS];
+    const int n = p->n_rows;
+    int rounds = 1;
+    if (n == 0) return STILL_OK;
+    STI_TRY(gather(p, err));
+    STI_TRY(sti_model_logits(p->m, 0, n, err));
+    for (int k = 0; k < rounds; k++) {
+        for (int j = 0; j < n; j++) {
+            const sti_piece *q = p->row[j].piece;
+            target[j] = target_of(&p->row[j], k);
+            if (is_last(&p->row[j]) && q->n_next > rounds) rounds = q->n_next;
+        }
+        STI_TRY(m->be->logprob(m->dev,
+                               &(sti_logprob_args){.logits = m->scratch.logits,
+                                                   .target = target,
+                                                   .M = n,
+                                                   .V = m->cfg.vocab,
+                                                   .logprob = value,
+                                                   .top = top},
+                               err));
+        for (int j = 0; j < n; j++) take_score(&p->row[j], k, value[j], top[j]);
+    }
+    for (int j = 0; j < n; j++) {
+        still_session *s = p->row[j].piece->s;
+        if (!is_last(&p->row[j]) || !p->row[j].piece->keep_logits) continue;
+        STI_TRY(sti_session_take_logits(s, j, err));
+        s->has_logits = true;
     }
     p->n_rows = 0;
     return STILL_OK;
@@ -107,7 +128,8 @@ static still_status want(pass *p, int row, const sti_piece *piece, int at,
                          still_error *err)
 {
     const bool last = at == piece->n - 1;
-    if (last ? piece->n_next == 0 && !piece->keep_logits : at < piece->from)
+    if (last ? piece->n_next == 0 && !piece->next_top && !piece->keep_logits
+             : at < piece->from)
         return STILL_OK;
     const int most = p->m->scratch.head_rows,
               room = most < MOST_ROWS ? most : MOST_ROWS;
@@ -135,7 +157,7 @@ static still_status run_pass(pass *p, const sti_piece *piece, int n, int *i, int
     sti_sequence seq[MOST_SEQUENCES];
     const sti_piece *of[MOST_SEQUENCES];
     int first[MOST_SEQUENCES], n_seq = 0, rows = 0;
-    const int room = p->cfg->batch;
+    const int room = p->room;
     while (*i < n && rows < room && n_seq < MOST_SEQUENCES) {
         const sti_piece *q = &piece[*i];
         int take = most_rows(q->s, q->n - *at);
@@ -176,10 +198,10 @@ still_status sti_session_feed_together(const sti_piece *piece, int n,
     STI_TRY(check(piece, n, err));
     still_session *widest = piece[0].s;
     for (int i = 1; i < n; i++)
-        if (piece[i].s->cfg.batch > widest->cfg.batch) widest = piece[i].s;
-    pass p = {.m = widest->model, .cfg = &widest->cfg};
-    int32_t *tok = sti_alloc((size_t)p.cfg->batch, sizeof *tok);
-    if (!tok) return sti_fail_memory(err, "rows", (size_t)p.cfg->batch * sizeof *tok);
+        if (piece[i].s->rows > widest->rows) widest = piece[i].s;
+    pass p = {.m = widest->model, .cfg = &widest->cfg, .room = widest->rows};
+    int32_t *tok = sti_alloc((size_t)p.room, sizeof *tok);
+    if (!tok) return sti_fail_memory(err, "rows", (size_t)p.room * sizeof *tok);
     still_status st = STILL_OK;
     for (int i = 0, at = 0; i < n && st == STILL_OK;) {
         if (poll && !poll(user))
@@ -219,7 +241,9 @@ still_status sti_session_copy(still_session *to, const still_session *from,
         return sti_fail(err, STILL_E_ARG,
                         "the past of one session does not fit the other");
     still_model *m = from->model;
-    if (sti_session_keeps_all(from))
+    /* Of a cache the rows that are there; a GPU copies all of it sooner than it is told
+     * of the rows of each layer and head. */
+    if (sti_session_keeps_all(from) && m->be->host_memory)
         for (int l = 0; l < m->cfg.layers; l++)
             STI_TRY(copy_layer(m, &from->cfg, l, &from->layer[l], &to->layer[l],
                                from->length, err));

@@ -17,21 +17,19 @@ typedef struct sti_piece {
     int from;
     float *logprob; /* [n - 1] */
     int32_t *top;   /* [n - 1] */
-    /* Candidates for the token after the last: log p of each to next_logprob, and the
-     * most likely id to next_top[0]. */
+    /* Candidates for the token after the last: log p of each to next_logprob. */
     const int32_t *next; /* [n_next] */
     int n_next;
     float *next_logprob; /* [n_next] */
-    int32_t *next_top;
-    bool keep_logits; /* the session has logits afterwards; with candidates it does, too
-                       */
+    int32_t *next_top;   /* the most likely id there; may be NULL */
+    bool keep_logits;    /* the session has logits afterwards */
 } sti_piece;
 
 /* Feeds all pieces; no session occurs twice, and all have the same settings. Each
  * result is the one that feeding the sessions one by one would give, bit for bit. Rows
- * of a pass are at most those of the largest batch of the sessions. poll (may be NULL)
- * is asked before each pass; false ends with STILL_E_CANCELLED. After a failure the
- * sessions are to be reset. */
+ * of a pass are at most those of the widest of the sessions (sti_session_widen). poll
+ * (may be NULL) is asked before each pass; false ends with STILL_E_CANCELLED. After a
+ * failure the sessions are to be reset. */
 still_status sti_session_feed_together(const sti_piece *piece, int n,
                                        bool (*poll)(void *), void *user,
                                        still_error *err);

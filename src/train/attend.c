@@ -101,10 +101,8 @@ static still_status hybrid_back(const sti_layer_job *j, int layer, const float *
                                     .N = m->cfg.heads * m->cfg.head_dim,
                                     .K = m->cfg.hidden,
                                     .scale = 1},
-            err));
-    if (!inputs) return STILL_OK;
-    STI_TRY(sti_layer_rotate(j, b->dq, m->cfg.heads, true, err));
-    return sti_layer_rotate(j, b->dk, m->cfg.kv_heads, true, err);
+            1, err));
+    return inputs ? sti_layer_rotate(j, b->dq, b->dk, true, err) : STILL_OK;
 }
 
 /* ---- Liger and SUPRA ----------------------------------------------------------------

@@ -14,8 +14,8 @@ static void carve_own(const sti_config *g, size_t M, int rank, bool raw, sti_car
     const size_t hidden = (size_t)g->hidden, ffn = (size_t)g->ffn,
                  qd = (size_t)g->heads * (size_t)g->head_dim,
                  kd = (size_t)g->kv_heads * (size_t)g->head_dim;
-    float **rows[] = {&out->h,  &out->mid, &out->qr, &out->gate, &out->y,
-                      &out->kr, &out->v,   &out->g,  &out->low};
+    float **rows[] = {&out->h,  &out->mid, &out->qr,   &out->gate, &out->y,
+                      &out->kr, &out->v,   &out->feed, &out->low};
     const size_t width[] = {
         hidden, hidden, qd, qd, qd, kd, kd, 2 * ffn, STI_TARGETS * (size_t)rank};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -23,7 +23,6 @@ static void carve_own(const sti_config *g, size_t M, int rank, bool raw, sti_car
     out->q = raw ? sti_carve_take(c, M * qd, sizeof(float)) : out->qr;
     out->k = raw ? sti_carve_take(c, M * kd, sizeof(float)) : out->kr;
     out->fold = sti_carve_take(c, M * (size_t)g->heads, sizeof *out->fold);
-    out->u = c->base ? out->g + M * ffn : NULL;
 }
 
 void sti_acts_carve(const still_model *m, int B, int T, int rank, bool raw, int layers,
@@ -32,8 +31,6 @@ void sti_acts_carve(const still_model *m, int B, int T, int rank, bool raw, int 
     const sti_config *g = &m->cfg;
     const size_t M = (size_t)B * (size_t)T,
                  kd = (size_t)g->kv_heads * (size_t)g->head_dim;
-    out->h2 = sti_carve_take(c, M * (size_t)g->hidden, sizeof(float));
-    out->s = sti_carve_take(c, M * (size_t)g->ffn, sizeof(float));
     out->cache = sti_carve_take(c, 2 * M * kd, sizeof(float));
     sti_carve one = {0};
     carve_own(g, M, rank, raw, &one, out);
@@ -48,8 +45,8 @@ sti_acts sti_acts_of(const sti_acts *first, int layer)
 {
     sti_acts a = *first;
     const size_t by = a.step * (size_t)layer;
-    float **own[] = {&a.h,    &a.q, &a.k,   &a.qr, &a.kr, &a.v,
-                     &a.gate, &a.y, &a.mid, &a.g,  &a.u,  &a.low};
+    float **own[] = {&a.h,    &a.q, &a.k,   &a.qr,   &a.kr, &a.v,
+                     &a.gate, &a.y, &a.mid, &a.feed, &a.low};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) *own[i] += by / sizeof(float);
     a.fold += by / sizeof *a.fold;
     return a;
@@ -62,10 +59,10 @@ void sti_grads_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
     const size_t M = (size_t)B * (size_t)T, hidden = (size_t)g->hidden,
                  ffn = (size_t)g->ffn, qd = (size_t)g->heads * (size_t)g->head_dim,
                  kd = (size_t)g->kv_heads * (size_t)g->head_dim;
-    float **rows[] = {&out->dh, &out->dq, &out->dgate, &out->dy,     &out->dk,
-                      &out->dv, &out->dg, &out->du,    &out->dropped};
-    const size_t width[] = {
-        hidden, qd, qd, qd, kd, kd, ffn, ffn, hidden > qd ? hidden : qd};
+    float **rows[] = {&out->dh, &out->dq, &out->dgate, &out->dy,
+                      &out->dk, &out->dv, &out->feed,  &out->dropped};
+    const size_t width[] = {hidden, qd, qd,      qd,
+                            kd,     kd, 2 * ffn, hidden > qd ? hidden : qd};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         *rows[i] = sti_carve_take(c, M * width[i], sizeof(float));
     for (int i = 0; i < STI_MATMUL_MAX; i++)
@@ -75,22 +72,6 @@ void sti_grads_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
 static int rows_of(const sti_layer_job *j)
 {
     return j->batch->B * j->batch->T;
-}
-
-/* dx += what goes back through a norm. */
-static still_status norm_back(const sti_layer_job *j, const float *x, const float *g,
-                              const float *dy, float *dx, still_error *err)
-{
-    const still_model *m = j->m;
-    return m->be->rmsnorm_back(m->dev,
-                               &(sti_rmsnorm_back_args){.x = x,
-                                                        .g = g,
-                                                        .dy = dy,
-                                                        .dx = dx,
-                                                        .M = rows_of(j),
-                                                        .K = m->cfg.hidden,
-                                                        .eps = m->cfg.rms_eps},
-                               err);
 }
 
 bool sti_layer_converted(const sti_layer_job *j, int layer)
@@ -105,27 +86,8 @@ static const sti_weight *gate_of(const sti_layer_job *j, int layer)
     return w->N ? w : NULL;
 }
 
-still_status sti_layer_rotate(const sti_layer_job *j, float *x, int heads, bool back,
+still_status sti_layer_rotate(const sti_layer_job *j, float *q, float *k, bool back,
                               still_error *err)
-{
-    const still_model *m = j->m;
-    return m->be->rope(m->dev,
-                       &(sti_rope_args){.x = x,
-                                        .pos = j->batch->pos,
-                                        .inv_freq = m->cfg.inv_freq,
-                                        .M = rows_of(j),
-                                        .heads = heads,
-                                        .D = m->cfg.head_dim,
-                                        .interleaved = m->cfg.rope_interleaved,
-                                        .back = back},
-                       err);
-}
-
-/* ---- Forwards ---------------------------------------------------------------------
- */
-
-/* Queries and keys to their positions, in place. */
-static still_status rotate(const sti_layer_job *j, float *q, float *k, still_error *err)
 {
     const still_model *m = j->m;
     return m->be->rope(m->dev,
@@ -137,9 +99,13 @@ static still_status rotate(const sti_layer_job *j, float *q, float *k, still_err
                                         .heads = m->cfg.heads,
                                         .also_heads = m->cfg.kv_heads,
                                         .D = m->cfg.head_dim,
-                                        .interleaved = m->cfg.rope_interleaved},
+                                        .interleaved = m->cfg.rope_interleaved,
+                                        .back = back},
                        err);
 }
+
+/* ---- Forwards ---------------------------------------------------------------------
+ */
 
 static still_status project(const sti_layer_job *j, int layer, const float *x,
                             still_error *err)
@@ -163,22 +129,20 @@ static still_status project(const sti_layer_job *j, int layer, const float *x,
         mm.w[mm.n] = gate;
         mm.y[mm.n++] = a->gate;
     }
-    STI_TRY(m->be->matmul(m->dev, &mm, err));
-    if (sti_layer_converted(j, layer))
-        STI_TRY(sti_low_rank_forward(
-            j, layer,
-            &(sti_low_rank){
-                .n = mm.n,
-                .target = {STI_TARGET_Q, STI_TARGET_K, STI_TARGET_V, STI_TARGET_GATE},
-                .x = a->h,
-                .y = {a->q, a->k, a->v, a->gate}},
-            err));
+    STI_TRY(
+        sti_low_rank_forward(j, layer,
+                             &(sti_low_rank){.n = mm.n,
+                                             .target = {STI_TARGET_Q, STI_TARGET_K,
+                                                        STI_TARGET_V, STI_TARGET_GATE},
+                                             .x = a->h,
+                                             .y = {a->q, a->k, a->v, a->gate}},
+                             &mm, NULL, err));
     if (a->qr != a->q) {
         STI_TRY(m->be->mem_move(m->dev, a->qr, a->q, row * (size_t)m->cfg.heads, err));
         STI_TRY(
             m->be->mem_move(m->dev, a->kr, a->k, row * (size_t)m->cfg.kv_heads, err));
     }
-    return rotate(j, a->qr, a->kr, err);
+    return sti_layer_rotate(j, a->qr, a->kr, false, err);
 }
 
 /* The layer as it was pretrained: softmax over everything it sees. */
@@ -236,47 +200,33 @@ static still_status feed_forward(const sti_layer_job *j, int layer, float *x,
                                                         .gate_bias = L->gate.bias,
                                                         .up_bias = L->up.bias,
                                                         .down_bias = L->down.bias,
-                                                        .room_h = j->acts->h2,
-                                                        .room = j->acts->g},
+                                                        .room_h = j->back->dh,
+                                                        .room = j->back->feed},
                                err);
 }
 
-/* The same from acts->mid, keeping g and u; out = mid + it, if that is wanted. */
-static still_status feed_forward_kept(const sti_layer_job *j, int layer, float *out,
-                                      still_error *err)
+/* The same from acts->mid, keeping what a backward asks for; forwards out = mid + it,
+ * NULL if that is not wanted; backwards dx: of the layer's output -> of mid. */
+static sti_feed_train_args feed_args(const sti_layer_job *j, int layer, float *out,
+                                     float *dx)
 {
-    still_model *m = j->m;
+    const still_model *m = j->m;
     const sti_layer *L = &m->layer[layer];
-    sti_acts *a = j->acts;
-    const int M = rows_of(j);
-    STI_TRY(m->be->matmul(m->dev,
-                          &(sti_matmul_args){.x = a->mid,
-                                             .M = M,
-                                             .n = 2,
-                                             .norm = L->ffn_norm,
-                                             .eps = m->cfg.rms_eps,
-                                             .room = a->h2,
-                                             .w = {&L->gate.w, &L->up.w},
-                                             .bias = {L->gate.bias, L->up.bias},
-                                             .y = {a->g, a->u}},
-                          err));
-    if (!(j->want & STI_WANT_OUTPUT)) return STILL_OK;
-    STI_TRY(
-        m->be->swiglu(m->dev,
-                      &(sti_swiglu_args){
-                          .gate = a->g, .up = a->u, .y = a->s, .M = M, .K = m->cfg.ffn},
-                      err));
-    STI_TRY(m->be->mem_move(m->dev, out, a->mid,
-                            (size_t)M * (size_t)m->cfg.hidden * sizeof(float), err));
-    return m->be->matmul(m->dev,
-                         &(sti_matmul_args){.x = a->s,
-                                            .M = M,
-                                            .n = 1,
-                                            .w = {&L->down.w},
-                                            .bias = {L->down.bias},
-                                            .y = {out},
-                                            .accumulate = true},
-                         err);
+    return (sti_feed_train_args){.x = j->acts->mid,
+                                 .norm = L->ffn_norm,
+                                 .eps = m->cfg.rms_eps,
+                                 .M = rows_of(j),
+                                 .gate = &L->gate.w,
+                                 .up = &L->up.w,
+                                 .down = &L->down.w,
+                                 .gate_bias = L->gate.bias,
+                                 .up_bias = L->up.bias,
+                                 .down_bias = L->down.bias,
+                                 .kept = j->acts->feed,
+                                 .y = out,
+                                 .dx = dx,
+                                 .room_h = j->back->dh,
+                                 .room = j->back->feed};
 }
 
 still_status sti_layer_finish(const sti_layer_job *j, int layer, const float *x,
@@ -285,28 +235,23 @@ still_status sti_layer_finish(const sti_layer_job *j, int layer, const float *x,
     still_model *m = j->m;
     const sti_layer *L = &m->layer[layer];
     sti_acts *a = j->acts;
-    const int M = rows_of(j);
     const bool keep = j->want & STI_WANT_ACTS;
     float *mid = keep ? a->mid : out;
-    if (mid != x)
-        STI_TRY(m->be->mem_move(
-            m->dev, mid, x, (size_t)M * (size_t)m->cfg.hidden * sizeof(float), err));
-    STI_TRY(m->be->matmul(m->dev,
-                          &(sti_matmul_args){.x = a->y,
-                                             .M = M,
-                                             .n = 1,
-                                             .w = {&L->o.w},
-                                             .bias = {L->o.bias},
-                                             .y = {mid},
-                                             .accumulate = true},
-                          err));
-    if (sti_layer_converted(j, layer))
-        STI_TRY(sti_low_rank_forward(
-            j, layer,
-            &(sti_low_rank){.n = 1, .target = {STI_TARGET_O}, .x = a->y, .y = {mid}},
-            err));
-    return keep ? feed_forward_kept(j, layer, out, err)
-                : feed_forward(j, layer, out, err);
+    STI_TRY(sti_low_rank_forward(
+        j, layer,
+        &(sti_low_rank){.n = 1, .target = {STI_TARGET_O}, .x = a->y, .y = {mid}},
+        &(sti_matmul_args){.x = a->y,
+                           .M = rows_of(j),
+                           .n = 1,
+                           .w = {&L->o.w},
+                           .bias = {L->o.bias},
+                           .y = {mid},
+                           .accumulate = true},
+        mid != x ? x : NULL, err));
+    if (!keep) return feed_forward(j, layer, out, err);
+    const sti_feed_train_args feed =
+        feed_args(j, layer, j->want & STI_WANT_OUTPUT ? out : NULL, NULL);
+    return m->be->feed_train(m->dev, &feed, err);
 }
 
 still_status sti_layer_forward(const sti_layer_job *j, int layer, const float *x,
@@ -319,39 +264,6 @@ still_status sti_layer_forward(const sti_layer_job *j, int layer, const float *x
 /* ---- Backwards --------------------------------------------------------------------
  */
 
-/* dx: of the layer's output -> of mid. */
-static still_status feed_forward_back(const sti_layer_job *j, int layer, float *dx,
-                                      still_error *err)
-{
-    still_model *m = j->m;
-    const sti_layer *L = &m->layer[layer];
-    const sti_acts *a = j->acts;
-    sti_grads *b = j->back;
-    const int M = rows_of(j);
-    STI_TRY(m->be->matmul_back(
-        m->dev,
-        &(sti_matmul_back_args){
-            .dy = {dx}, .M = M, .n = 1, .w = {&L->down.w}, .dx = b->dg},
-        err));
-    STI_TRY(m->be->swiglu_back(m->dev,
-                               &(sti_swiglu_back_args){.gate = a->g,
-                                                       .up = a->u,
-                                                       .dy = b->dg,
-                                                       .dgate = b->dg,
-                                                       .dup = b->du,
-                                                       .M = M,
-                                                       .K = m->cfg.ffn},
-                               err));
-    STI_TRY(m->be->matmul_back(m->dev,
-                               &(sti_matmul_back_args){.dy = {b->dg, b->du},
-                                                       .M = M,
-                                                       .n = 2,
-                                                       .w = {&L->gate.w, &L->up.w},
-                                                       .dx = b->dh},
-                               err));
-    return norm_back(j, a->mid, L->ffn_norm, b->dh, dx, err);
-}
-
 /* dx: of mid -> of the layer's input. */
 static still_status attention_back(const sti_layer_job *j, int layer, const float *x,
                                    float *dx, still_error *err)
@@ -361,16 +273,12 @@ static still_status attention_back(const sti_layer_job *j, int layer, const floa
     const sti_acts *a = j->acts;
     sti_grads *b = j->back;
     const int M = rows_of(j);
-    STI_TRY(
-        m->be->matmul_back(m->dev,
-                           &(sti_matmul_back_args){
-                               .dy = {dx}, .M = M, .n = 1, .w = {&L->o.w}, .dx = b->dy},
-                           err));
-    if (sti_layer_converted(j, layer))
-        STI_TRY(sti_low_rank_backward(
-            j, layer,
-            &(sti_low_rank){.n = 1, .target = {STI_TARGET_O}, .x = a->y, .y = {dx}},
-            b->dy, err));
+    STI_TRY(sti_low_rank_backward(
+        j, layer,
+        &(sti_low_rank){.n = 1, .target = {STI_TARGET_O}, .x = a->y, .y = {dx}},
+        &(sti_matmul_back_args){
+            .dy = {dx}, .M = M, .n = 1, .w = {&L->o.w}, .dx = b->dy},
+        err));
     STI_TRY(sti_student_backward(j, layer, b->dy, true, err));
     sti_matmul_back_args mm = {.dy = {b->dq, b->dk, b->dv},
                                .M = M,
@@ -382,22 +290,29 @@ static still_status attention_back(const sti_layer_job *j, int layer, const floa
         mm.dy[mm.n] = b->dgate;
         mm.w[mm.n++] = gate;
     }
-    STI_TRY(m->be->matmul_back(m->dev, &mm, err));
-    if (sti_layer_converted(j, layer))
-        STI_TRY(sti_low_rank_backward(
-            j, layer,
-            &(sti_low_rank){
-                .n = mm.n,
-                .target = {STI_TARGET_Q, STI_TARGET_K, STI_TARGET_V, STI_TARGET_GATE},
-                .x = a->h,
-                .y = {b->dq, b->dk, b->dv, b->dgate}},
-            b->dh, err));
-    return norm_back(j, x, L->attn_norm, b->dh, dx, err);
+    STI_TRY(
+        sti_low_rank_backward(j, layer,
+                              &(sti_low_rank){.n = mm.n,
+                                              .target = {STI_TARGET_Q, STI_TARGET_K,
+                                                         STI_TARGET_V, STI_TARGET_GATE},
+                                              .x = a->h,
+                                              .y = {b->dq, b->dk, b->dv, b->dgate}},
+                              &mm, err));
+    return m->be->rmsnorm_back(m->dev,
+                               &(sti_rmsnorm_back_args){.x = x,
+                                                        .g = L->attn_norm,
+                                                        .dy = b->dh,
+                                                        .dx = dx,
+                                                        .M = M,
+                                                        .K = m->cfg.hidden,
+                                                        .eps = m->cfg.rms_eps},
+                               err);
 }
 
 still_status sti_layer_backward(const sti_layer_job *j, int layer, const float *x,
                                 float *dx, still_error *err)
 {
-    STI_TRY(feed_forward_back(j, layer, dx, err));
+    const sti_feed_train_args feed = feed_args(j, layer, NULL, dx);
+    STI_TRY(j->m->be->feed_back(j->m->dev, &feed, err));
     return attention_back(j, layer, x, dx, err);
 }

@@ -22,26 +22,24 @@ typedef struct sti_acts {
     float *gate;    /* [M, H D]: logits of attention's gate */
     float *y;       /* [M, H D]: attention's output */
     float *mid;    /* [M, hidden]: residual stream between attention and feed-forward */
-    float *g, *u;  /* [M, ffn]: gate and up of the feed-forward; u follows g */
+    float *feed;   /* [2, M, ffn]: what feed_train keeps */
     float *low;    /* [STI_TARGETS, M, rank]: scale x A^T of q, k, v, the gate and o */
     int32_t *fold; /* [M, H]: route */
     size_t step;   /* bytes from one layer's to the next layer's of all these;
                       0: they share one place */
 
     /* What no backward asks for: one place for all layers. */
-    float *h2;   /* [M, hidden]: normed input of the feed-forward */
-    float *s;    /* [M, ffn]: silu(g) u */
     void *cache; /* keys and values of softmax_attn, float [2, G, T, D] a sequence */
 } sti_acts;
 
 /* Gradients on their way back, one layer's worth. */
 typedef struct sti_grads {
-    float *dh;                   /* [M, hidden] */
+    float *dh;                   /* [M, hidden]; room of the feed-forward, too */
     float *dq, *dk, *dv;         /* [M, H D], [M, G D] twice */
     float *dgate, *dy;           /* [M, H D] */
     float *dlow[STI_MATMUL_MAX]; /* [M, rank] each: of additions to one input */
     float *dropped;              /* [M, max(hidden, H D)]: an input after dropout */
-    float *dg, *du;              /* [M, ffn] */
+    float *feed;                 /* [2, M, ffn]: room of the feed-forward, both ways */
 } sti_grads;
 
 /* A batch of sequences and who computes it. */
@@ -104,8 +102,9 @@ still_status sti_layer_backward(const sti_layer_job *j, int layer, const float *
 
 /* Whether the student's attention replaces this layer's. */
 bool sti_layer_converted(const sti_layer_job *j, int layer);
-/* Rows x [M, heads, D] turned to their positions; back: their gradient turned back. */
-still_status sti_layer_rotate(const sti_layer_job *j, float *x, int heads, bool back,
+/* Queries and keys turned to their positions, in place; back: their gradients turned
+ * back. */
+still_status sti_layer_rotate(const sti_layer_job *j, float *q, float *k, bool back,
                               still_error *err);
 
 /* ---- Attention alone (attend.c) ----------------------------------------------------
@@ -135,12 +134,16 @@ typedef struct sti_low_rank {
     float *y[STI_MATMUL_MAX];          /* [M, out]; going back: their gradients */
 } sti_low_rank;
 
-/* y += scale drop(x) A^T B^T of those that have one; keeps low. */
+/* The product of the projections' own matrices, accumulated to `from` if that is not
+ * NULL, and scale drop(x) A^T B^T of those that have one; keeps low. */
 still_status sti_low_rank_forward(const sti_layer_job *j, int layer,
-                                  const sti_low_rank *r, still_error *err);
-/* Gradients of A and B, and dx += that of the input. */
+                                  const sti_low_rank *r, const sti_matmul_args *base,
+                                  const float *from, still_error *err);
+/* Gradients of A and B, and that of the input: through `base`, the projections' own
+ * matrices, and through the additions. */
 still_status sti_low_rank_backward(const sti_layer_job *j, int layer,
-                                   const sti_low_rank *r, float *dx, still_error *err);
+                                   const sti_low_rank *r,
+                                   const sti_matmul_back_args *base, still_error *err);
 
 /* An entry's gradient; NULL: not trained. */
 float *sti_grad_of(const sti_layer_job *j, int layer, sti_trained kind, sti_target t);

@@ -1,15 +1,24 @@
 /* low_rank.c - low-rank additions to frozen projections, forwards and backwards:
  *
  *   low = scale drop(x) A^T      y += low B^T
- *   dB += dy^T low     dlow = scale dy B     dA += dlow^T drop(x)     dx += drop(dlow
- * A) */
+ *   dB += dy^T low     dlow = scale dy B     dA += dlow^T drop(x)
+ *   dx = dy W + drop(dlow A)
+ *
+ * Without dropout A is one more matrix of the product that goes back through W. */
 #include "base/random.h"
 #include "train/layer.h"
 
 static const sti_lora *find(const sti_layer_job *j, int layer, sti_target t)
 {
+    if (!sti_layer_converted(j, layer)) return NULL;
     const sti_lora *l = &j->adapter->layer[layer].lora[t];
     return l->a.w.N ? l : NULL;
+}
+
+static float scale_of(const sti_layer_job *j)
+{
+    const sti_lora_spec *s = j->adapter ? &j->adapter->spec.lora : NULL;
+    return s && s->rank ? s->alpha / (float)s->rank : 1;
 }
 
 static size_t rows_of(const sti_layer_job *j)
@@ -56,13 +65,20 @@ static still_status input(const sti_layer_job *j, int layer, sti_target t, int64
 }
 
 still_status sti_low_rank_forward(const sti_layer_job *j, int layer,
-                                  const sti_low_rank *r, still_error *err)
+                                  const sti_low_rank *r, const sti_matmul_args *base,
+                                  const float *from, still_error *err)
 {
     const int M = (int)rows_of(j);
-    if (j->dropout.p <= 0)
-        return sti_model_add_low_rank(j->adapter, layer, r->target, r->n, r->x, M,
-                                      low_of(j, r->target[0]), r->y, err);
-    for (int i = 0; i < r->n; i++) { /* each drops other numbers */
+    const bool dropped = j->dropout.p > 0;
+    sti_matmul_added_args all = {.product = *base, .from = from, .scale = scale_of(j)};
+    for (int i = 0; i < r->n && !dropped; i++) {
+        const sti_lora *lora = find(j, layer, r->target[i]);
+        if (lora)
+            all.add[i] =
+                (sti_addition){&lora->a.w, &lora->b.w, low_of(j, r->target[i])};
+    }
+    STI_TRY(j->m->be->matmul_added(j->m->dev, &all, err));
+    for (int i = 0; i < r->n && dropped; i++) { /* each drops other numbers */
         const sti_target t = r->target[i];
         const sti_lora *lora = find(j, layer, t);
         const float *x = r->x;
@@ -74,69 +90,96 @@ still_status sti_low_rank_forward(const sti_layer_job *j, int layer,
     return STILL_OK;
 }
 
-/* dlow, and the gradients of A and B. */
+/* Gradients of matrices that are still to be computed. */
+typedef struct grads {
+    int n;
+    sti_matmul_grad_args of[2 * STI_MATMUL_MAX];
+} grads;
+
+/* dlow; those of A and B are left for later. */
 static still_status matrices_back(const sti_layer_job *j, int layer, sti_target t,
                                   const sti_lora *lora, const float *x, const float *dy,
-                                  float *dlow, still_error *err)
+                                  float *dlow, grads *later, still_error *err)
 {
     still_model *m = j->m;
-    const sti_lora_spec *spec = &j->adapter->spec.lora;
-    const size_t M = rows_of(j);
-    const int rank = spec->rank, in = (int)lora->a.w.K, out = (int)lora->b.w.N;
+    const int M = (int)rows_of(j), rank = (int)lora->a.w.N, in = (int)lora->a.w.K,
+              out = (int)lora->b.w.N;
     float *da = sti_grad_of(j, layer, STI_TRAINED_LORA_A, t),
           *db = sti_grad_of(j, layer, STI_TRAINED_LORA_B, t);
-    STI_TRY(m->be->matmul_back(
-        m->dev,
-        &(sti_matmul_back_args){
-            .dy = {dy}, .M = (int)M, .n = 1, .w = {&lora->b.w}, .dx = dlow},
-        err));
-    STI_TRY(
-        m->be->scale(m->dev, dlow, M * (size_t)rank, spec->alpha / (float)rank, err));
     if (db)
-        STI_TRY(m->be->matmul_grad(m->dev,
-                                   &(sti_matmul_grad_args){.dy = dy,
-                                                           .x = low_of(j, t),
-                                                           .dw = db,
-                                                           .M = (int)M,
-                                                           .N = out,
-                                                           .K = rank,
-                                                           .scale = 1},
-                                   err));
-    if (!da) return STILL_OK;
-    STI_TRY(input(j, layer, t, in, &x, err));
-    return m->be->matmul_grad(
-        m->dev,
-        &(sti_matmul_grad_args){
-            .dy = dlow, .x = x, .dw = da, .M = (int)M, .N = rank, .K = in, .scale = 1},
-        err);
+        later->of[later->n++] = (sti_matmul_grad_args){.dy = dy,
+                                                       .x = low_of(j, t),
+                                                       .dw = db,
+                                                       .M = M,
+                                                       .N = out,
+                                                       .K = rank,
+                                                       .scale = 1};
+    if (da) {
+        STI_TRY(input(j, layer, t, in, &x, err));
+        later->of[later->n++] = (sti_matmul_grad_args){
+            .dy = dlow, .x = x, .dw = da, .M = M, .N = rank, .K = in, .scale = 1};
+    }
+    return m->be->matmul_back(m->dev,
+                              &(sti_matmul_back_args){.dy = {dy},
+                                                      .M = M,
+                                                      .n = 1,
+                                                      .w = {&lora->b.w},
+                                                      .dx = dlow,
+                                                      .scale = scale_of(j)},
+                              err);
+}
+
+static still_status compute(const sti_layer_job *j, grads *g, still_error *err)
+{
+    const int n = g->n;
+    g->n = 0;
+    return n > 0 ? j->m->be->matmul_grad(j->m->dev, g->of, n, err) : STILL_OK;
+}
+
+/* dx += drop(dlow A). */
+static still_status dropped_back(const sti_layer_job *j, int layer, sti_target t,
+                                 const sti_lora *lora, const float *dlow, float *dx,
+                                 still_error *err)
+{
+    still_model *m = j->m;
+    const size_t M = rows_of(j);
+    STI_TRY(m->be->matmul_back(m->dev,
+                               &(sti_matmul_back_args){.dy = {dlow},
+                                                       .M = (int)M,
+                                                       .n = 1,
+                                                       .w = {&lora->a.w},
+                                                       .dx = j->back->dropped},
+                               err));
+    return drop(j, layer, t, j->back->dropped, M * (size_t)lora->a.w.K, dx, true, err);
 }
 
 still_status sti_low_rank_backward(const sti_layer_job *j, int layer,
-                                   const sti_low_rank *r, float *dx, still_error *err)
+                                   const sti_low_rank *r,
+                                   const sti_matmul_back_args *base, still_error *err)
 {
     still_model *m = j->m;
-    const size_t M = rows_of(j);
-    sti_matmul_back_args all = {.M = (int)M, .dx = dx, .accumulate = true};
+    sti_matmul_back_args all = *base;
+    grads later = {.n = 0};
     for (int i = 0; i < r->n; i++) {
-        const sti_target t = r->target[i];
-        const sti_lora *lora = find(j, layer, t);
+        const sti_lora *lora = find(j, layer, r->target[i]);
         float *dlow = j->back->dlow[i];
         if (!lora) continue;
-        STI_TRY(matrices_back(j, layer, t, lora, r->x, r->y[i], dlow, err));
-        if (j->dropout.p <= 0) {
-            all.dy[all.n] = dlow;
-            all.w[all.n++] = &lora->a.w;
+        STI_TRY(matrices_back(j, layer, r->target[i], lora, r->x, r->y[i], dlow, &later,
+                              err));
+        if (j->dropout.p > 0) { /* the next one's input takes the place of this one's */
+            STI_TRY(compute(j, &later, err));
             continue;
         }
-        STI_TRY(m->be->matmul_back(m->dev,
-                                   &(sti_matmul_back_args){.dy = {dlow},
-                                                           .M = (int)M,
-                                                           .n = 1,
-                                                           .w = {&lora->a.w},
-                                                           .dx = j->back->dropped},
-                                   err));
-        STI_TRY(drop(j, layer, t, j->back->dropped, M * (size_t)lora->a.w.K, dx, true,
-                     err));
+        all.dy[all.n] = dlow;
+        all.w[all.n++] = &lora->a.w;
     }
-    return all.n > 0 ? m->be->matmul_back(m->dev, &all, err) : STILL_OK;
+    STI_TRY(compute(j, &later, err));
+    STI_TRY(m->be->matmul_back(m->dev, &all, err));
+    for (int i = 0; i < r->n && j->dropout.p > 0; i++) {
+        const sti_lora *lora = find(j, layer, r->target[i]);
+        if (lora)
+            STI_TRY(dropped_back(j, layer, r->target[i], lora, j->back->dlow[i], all.dx,
+                                 err));
+    }
+    return STILL_OK;
 }

@@ -84,23 +84,22 @@ still_status sti_optimizer_step(sti_trainer *t, double *norm, still_error *err)
     const double lr = sti_schedule(t->p.lr[t->stage], t->step, t->steps, t->p.warmup);
     for (int i = 0; i < n; i++) {
         const sti_adapter_entry *e = entry_at(t, t->span[i].at);
-        STI_TRY(m->be->adam(
-            m->dev,
-            &(sti_adam_args){.x = a->seen + e->at,
-                             .m = t->moment1 + e->at,
-                             .v = t->moment2 + e->at,
-                             .grad = t->grad + e->at,
-                             .n = e->n,
-                             .scale = (float)scale,
-                             .lr = (float)(lr * t->p.lr_scale[group_of(e->kind)]),
-                             .beta1 = (float)t->p.beta1,
-                             .beta2 = (float)t->p.beta2,
-                             .eps = 1e-8f,
-                             .decay = (float)t->p.decay,
-                             .c1 = 1 - pow(t->p.beta1, (double)(t->step + 1)),
-                             .c2 = 1 - pow(t->p.beta2, (double)(t->step + 1))},
-            err));
+        t->adam[i] =
+            (sti_adam_args){.x = a->seen + e->at,
+                            .m = t->moment1 + e->at,
+                            .v = t->moment2 + e->at,
+                            .grad = t->grad + e->at,
+                            .n = e->n,
+                            .scale = (float)scale,
+                            .lr = (float)(lr * t->p.lr_scale[group_of(e->kind)]),
+                            .beta1 = (float)t->p.beta1,
+                            .beta2 = (float)t->p.beta2,
+                            .eps = 1e-8f,
+                            .decay = (float)t->p.decay,
+                            .c1 = 1 - pow(t->p.beta1, (double)(t->step + 1)),
+                            .c2 = 1 - pow(t->p.beta2, (double)(t->step + 1))};
     }
+    STI_TRY(m->be->adam(m->dev, t->adam, n, err));
     /* Such values must not reach a checkpoint. */
     STI_TRY(m->be->sum_squares(m->dev, a->seen, t->span, n, t->square, err));
     for (int i = 0; i < n; i++) {

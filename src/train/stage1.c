@@ -10,40 +10,48 @@
 
 #include "train/train.h"
 
-/* err2, ref2 of a layer; the student's output becomes its gradient, factor (y - o). */
-static still_status compare(sti_trainer *t, int layer, float factor, sti_tally *tally,
-                            double *err2, still_error *err)
+/* The student's output against the teacher's, which is in acts.y: errors of the layer
+ * into t->sums; the output becomes its gradient, factor (y - o). */
+static still_status compare(sti_trainer *t, int layer, float factor, still_error *err)
 {
     const sti_config *g = &t->m->cfg;
-    double size = 0;
-    STI_TRY(t->m->be->compare(
+    return t->m->be->compare(
         t->m->dev,
         &(sti_compare_args){.o = t->acts.y,
                             .y = t->student,
                             .n = (size_t)t->batch.B * (size_t)t->batch.T *
                                  (size_t)g->heads * (size_t)g->head_dim,
                             .factor = factor,
-                            .error = err2,
-                            .size = &size},
-        err));
-    tally->err2[layer] += *err2;
-    tally->ref2[layer] += size;
-    return STILL_OK;
+                            .sums = t->sums + 2 * layer},
+        err);
+}
+
+static int layers_of(const sti_trainer *t)
+{
+    return t->cfg.last - t->cfg.first + 1;
+}
+
+/* What a squared error adds to the loss. */
+static double per_error(const sti_trainer *t, double share)
+{
+    const sti_config *g = &t->m->cfg;
+    return 1000 * share /
+           ((double)layers_of(t) * (double)g->heads * (double)g->head_dim);
+}
+
+static void tally_loss(sti_tally *tally, int layer, double loss)
+{
+    tally->loss += loss;
+    if (!isfinite(loss) && tally->bad_layer < 0) tally->bad_layer = layer;
 }
 
 static still_status match_outputs(sti_trainer *t, const sti_layer_job *student,
                                   int layer, double share, bool learn, sti_tally *tally,
                                   still_error *err)
 {
-    const sti_config *g = &t->m->cfg;
-    const int layers = t->cfg.last - t->cfg.first + 1;
-    const double per =
-        1000 * share / ((double)layers * (double)g->heads * (double)g->head_dim);
-    double err2 = 0;
+    (void)tally; /* when all layers' errors are there */
     STI_TRY(sti_student_attend(student, layer, t->student, err));
-    STI_TRY(compare(t, layer, (float)(2 * per), tally, &err2, err));
-    tally->loss += per * err2;
-    if (!isfinite(err2) && tally->bad_layer < 0) tally->bad_layer = layer;
+    STI_TRY(compare(t, layer, (float)(2 * per_error(t, share)), err));
     return learn ? sti_student_backward(student, layer, t->student, false, err)
                  : STILL_OK;
 }
@@ -53,15 +61,28 @@ static still_status match_weights(sti_trainer *t, const sti_layer_job *student,
                                   int layer, double share, bool learn, sti_tally *tally,
                                   still_error *err)
 {
-    const sti_config *g = &t->m->cfg;
-    const int layers = t->cfg.last - t->cfg.first + 1;
-    double loss = 0, err2;
+    double loss = 0;
     STI_TRY(sti_student_attend(student, layer, t->student, err));
-    STI_TRY(compare(t, layer, 0, tally, &err2, err));
-    const double per = share / ((double)layers * g->heads);
+    STI_TRY(compare(t, layer, 0, err));
+    const double per = share / ((double)layers_of(t) * t->m->cfg.heads);
     STI_TRY(sti_student_match(student, layer, learn ? (float)per : 0, &loss, err));
-    tally->loss += per * loss;
-    if (!isfinite(loss) && tally->bad_layer < 0) tally->bad_layer = layer;
+    tally_loss(tally, layer, per * loss);
+    return STILL_OK;
+}
+
+/* Errors of all layers into the tally. */
+static still_status add_up(sti_trainer *t, double share, sti_tally *tally,
+                           still_error *err)
+{
+    const int first = t->cfg.first;
+    STI_TRY(t->m->be->mem_move(t->m->dev, t->results, t->sums + 2 * first,
+                               2 * (size_t)layers_of(t) * sizeof *t->sums, err));
+    for (int l = first; l <= t->cfg.last; l++) {
+        const double *errors = t->results + 2 * (l - first);
+        tally->err2[l] += errors[0];
+        tally->ref2[l] += errors[1];
+        if (!t->p.match_weights) tally_loss(tally, l, per_error(t, share) * errors[0]);
+    }
     return STILL_OK;
 }
 
@@ -91,5 +112,5 @@ still_status sti_stage1_run(sti_trainer *t, double share, bool learn, sti_tally 
                 t, &student, l, share, learn, tally, err));
         if (l < t->cfg.last) STI_TRY(sti_layer_finish(&teacher, l, t->x, t->x, err));
     }
-    return STILL_OK;
+    return add_up(t, share, tally, err);
 }

@@ -69,7 +69,23 @@ static still_status logits_of(sti_trainer *t, const float *normed, int rows,
         err);
 }
 
-/* The loss, and dx [M, hidden]: its gradient at the last norm's output. */
+/* The rows' losses into the tally. */
+static still_status add_up(sti_trainer *t, int M, sti_tally *tally, still_error *err)
+{
+    const bool taught = t->p.kd > 0;
+    const size_t bytes = (size_t)M * (taught ? 2 : 1) * sizeof *t->sums;
+    STI_TRY(t->m->be->mem_move(t->m->dev, t->results, t->sums, bytes, err));
+    for (int r = 0; r < M; r++) {
+        const double w = (double)t->row_weight[r];
+        const double kl = taught ? t->results[M + r] : 0;
+        if (w <= 0) continue;
+        tally->loss += w * (t->results[r] + t->p.kd * kl);
+        tally->kl += w * kl;
+    }
+    return STILL_OK;
+}
+
+/* The loss, and back.dh [M, hidden]: its gradient at the last norm's output. */
 static still_status lose(sti_trainer *t, bool learn, sti_tally *tally, still_error *err)
 {
     still_model *m = t->m;
@@ -90,35 +106,21 @@ static still_status lose(sti_trainer *t, bool learn, sti_tally *tally, still_err
                              .kd = (float)t->p.kd,
                              .M = n,
                              .V = m->cfg.vocab,
-                             .loss = t->row_loss,
-                             .kl = t->p.kd > 0 ? t->row_kl : NULL},
+                             .loss = t->sums + r,
+                             .kl = t->p.kd > 0 ? t->sums + M + r : NULL,
+                             .head = learn ? sti_model_head(m) : NULL,
+                             .dx = t->back.dh + at},
             err));
-        for (int i = 0; i < n; i++) {
-            const double w = (double)t->row_weight[r + i];
-            const double kl = t->p.kd > 0 ? t->row_kl[i] : 0;
-            if (w <= 0) continue;
-            tally->loss += w * (t->row_loss[i] + t->p.kd * kl);
-            tally->kl += w * kl;
-        }
-        if (learn)
-            STI_TRY(m->be->matmul_back(m->dev,
-                                       &(sti_matmul_back_args){.dy = {t->logits},
-                                                               .M = n,
-                                                               .n = 1,
-                                                               .w = {sti_model_head(m)},
-                                                               .dx = t->dx + at},
-                                       err));
     }
-    return STILL_OK;
+    return add_up(t, M, tally, err);
 }
 
-/* dx at the last norm's output -> at its input. */
+/* back.dh at the last norm's output -> dx at its input. */
 static still_status last_norm_back(sti_trainer *t, still_error *err)
 {
     still_model *m = t->m;
     const int M = t->batch.B * t->batch.T;
     const size_t bytes = (size_t)M * (size_t)m->cfg.hidden * sizeof(float);
-    STI_TRY(m->be->mem_move(m->dev, t->back.dh, t->dx, bytes, err));
     STI_TRY(m->be->mem_clear(m->dev, t->dx, bytes, err));
     return m->be->rmsnorm_back(m->dev,
                                &(sti_rmsnorm_back_args){.x = t->x,

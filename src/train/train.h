@@ -47,15 +47,17 @@ typedef struct sti_trainer {
     float *normed;  /* [M, hidden]: stage 2, the student's last norm */
     float *logits, *teacher_logits; /* [loss_rows, vocab] */
 
-    double *row_loss, *row_kl; /* [loss_rows] */
-    float *row_weight;         /* [M] */
-    int32_t *ids, *target;     /* [M] */
-    uint8_t *counts;           /* [M] */
-    sti_span *span;            /* [entries]: what a stage trains */
-    double *square;            /* [entries] */
-    bool devices_met;          /* they add gradients over ranks by themselves */
-    float *gathered;           /* [n_values]: gradients, where ranks can add them;
-                                  NULL: they are there already, or devices met */
+    double *sums; /* [2, M] loss and KL of rows, or [layers, 2] errors of a stage 1 */
+    double *results;       /* the same, where the program can read it */
+    float *row_weight;     /* [M] */
+    int32_t *ids, *target; /* [M] */
+    uint8_t *counts;       /* [M] */
+    sti_span *span;        /* [entries]: what a stage trains */
+    double *square;        /* [entries] */
+    sti_adam_args *adam;   /* [entries] */
+    bool devices_met;      /* they add gradients over ranks by themselves */
+    float *gathered;       /* [n_values]: gradients, where ranks can add them;
+                              NULL: they are there already, or devices met */
 } sti_trainer;
 
 /* Rows of logits at once: what a cache holds, or a call that is worth waiting for. */

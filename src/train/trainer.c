@@ -197,6 +197,14 @@ static still_status make_adapter(sti_trainer *t, still_error *err)
 /* ---- Memory --------------------------------------------------------------------- */
 
 /* layers: how many have acts of their own. */
+/* Numbers in t->sums. */
+static size_t sums_of(const sti_trainer *t)
+{
+    const size_t M = (size_t)t->micro * (size_t)t->p.seq,
+                 layers = (size_t)t->m->cfg.layers;
+    return 2 * (M > layers ? M : layers);
+}
+
 static void carve(sti_trainer *t, int layers, sti_carve *c)
 {
     const still_model *m = t->m;
@@ -210,6 +218,7 @@ static void carve(sti_trainer *t, int layers, sti_carve *c)
     sti_grads_carve(m, t->micro, t->p.seq, rank, c, &t->back);
     t->x = sti_carve_take(c, M * hidden, sizeof(float));
     t->student = sti_carve_take(c, M * qd, sizeof(float));
+    t->sums = sti_carve_take(c, sums_of(t), sizeof *t->sums);
     if (!t->stage_steps[2]) return;
     t->inputs = sti_carve_take(c, (size_t)m->cfg.layers * M * hidden, sizeof(float));
     t->dx = sti_carve_take(c, M * hidden, sizeof(float));
@@ -230,10 +239,10 @@ static void carve_tables(sti_trainer *t, sti_carve *c)
     t->target = sti_carve_take(c, M, sizeof *t->target);
     t->counts = sti_carve_take(c, M, sizeof *t->counts);
     t->row_weight = sti_carve_take(c, M, sizeof *t->row_weight);
-    t->row_loss = sti_carve_take(c, (size_t)t->loss_rows, sizeof(double));
-    t->row_kl = sti_carve_take(c, (size_t)t->loss_rows, sizeof(double));
+    t->results = sti_carve_take(c, sums_of(t), sizeof *t->results);
     t->span = sti_carve_take(c, entries, sizeof *t->span);
     t->square = sti_carve_take(c, entries, sizeof *t->square);
+    t->adam = sti_carve_take(c, entries, sizeof *t->adam);
     if (!t->m->be->host_memory && sti_comm_size(t->comm) > 1 && !t->devices_met)
         t->gathered = sti_carve_take(c, t->adapter->n_values, sizeof(float));
 }

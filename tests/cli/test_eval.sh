@@ -56,6 +56,16 @@ expect 1 'niah_single_1-4096' "$still" eval "$tiny" --data "$scratch/frozen" --t
 expect 1 'nothing to freeze' "$still" eval "$tiny" --data "$data" --tasks piqa \
     --freeze "$scratch/frozen"
 
+# Lengths and limits of single tasks, in one process: what they give alone.
+expect 0 '' "$still" eval "$tiny" --data "$data" --json --tasks piqa=2,lambada,arc=3 --limit 1
+json '{t: r["n"] for t, r in x["results"].items()} == {"piqa": 2, "lambada": 1, "arc_easy": 3, "arc_challenge": 3}'
+expect 0 '' "$still" eval "$tiny" --data "$here/../fixtures/eval/ingredients" --json --threads 1 \
+    --tasks niah_single_1@4K=2,niah_single_1 --lengths 5K --limit 1
+json '{l: r["n"] for l, r in x["results"]["niah_single_1"]["lengths"].items()} == {"4096": 2, "5120": 1}'
+for bad in piqa=0 piqa=x piqa= niah_single_1@ape =3; do
+    expect 2 '--tasks: \|--lengths: ' "$still" eval "$tiny" --data "$data" --tasks "$bad"
+done
+
 # Usage and bad input.
 expect 0 '^hellaswag' "$still" eval
 expect 2 'no task' "$still" eval "$tiny" --tasks piqua --data "$data"

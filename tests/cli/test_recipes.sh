@@ -64,12 +64,13 @@ data      = gutenberg_books.jsonl
 tokens    = 128
 train     = --stage 1 --seq 64 --batch 1 --held-out 0
 train     = --stage 2 --seq 64 --batch 1 --held-out 0
-evals     = ppl:64 tasks saliency:64
+evals     = ppl:64 tasks mmlu saliency:64
 RECIPE
 small=("$scratch/small.recipe" --backend cpu --data "$data" --out "$scratch/runs"
     --model "$scratch/tiny.gguf" --still "$still")
 run 1 'there is no model yet' "${small[@]}" --only ppl
 run 0 'small: train$' "${small[@]}" --only train
+run 0 'small: tasks mmlu$' "${small[@]}"
 run 0 'small: train is complete' "${small[@]}"
 run 0 'small: tasks is complete' "${small[@]}"
 rm "$scratch/runs/small/tasks.json"
@@ -84,6 +85,9 @@ assert log("ppl-64")["result"]["perplexity"] > 1
 assert log("saliency")["result"]["tokens"] == 64
 tasks = log("tasks")
 assert tasks["result"]["results"]["piqa"]["resumed"] == 4  # items.jsonl had them
+mmlu = log("mmlu")  # of the same process
+assert list(mmlu["result"]["results"]) == ["mmlu"] and "--tasks mmlu " in mmlu["command"]
+assert len(tasks["result"]["results"]) == 5
 assert tasks["run"] == "small" and tasks["scale"] == 1 and tasks["commit"]
 assert sys.argv[1] not in json.dumps(tasks), "a folder of this machine"
 PYTHON

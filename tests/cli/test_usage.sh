@@ -37,7 +37,7 @@ done <<'CASES'
 2|text is empty|generate -p x --stop ''
 2|takes no value|generate -p x --json=yes
 2|did you mean cpu|generate -p x --backend cpuu
-2|is none of: cpu cuda ref|generate -p x --backend vulkan
+2|is none of: cpu cuda ref bf16|generate -p x --backend vulkan
 2|'mamba'|generate -p x --method mamba
 2|--select|generate -p x --select many
 2|is none of|generate -p x --method magic

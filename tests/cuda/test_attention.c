@@ -319,6 +319,21 @@ static void rings(void **state)
         }
 }
 
+/* Whole sequences, many tiles of keys long, of heads of up to 64 dims. */
+static void whole_sequences(void **state)
+{
+    if (!*state) skip();
+    static const sti_attn_segment seg[] = {
+        {.n = 450, .past = 0, .room = 450},
+        {.n = 257, .past = 0, .room = 300},
+        {.n = 192, .past = 190, .room = 382},
+    };
+    try_call(*state, (shape){9, 3, 64, 0, 2, STI_F16}, seg, 3, "whole sequences");
+    try_call(*state, (shape){2, 1, 64, 0, 30, STI_F16}, seg, 3, "whole sequences");
+    try_call(*state, (shape){2, 2, 48, 0, 2, STI_F16}, seg, 3, "whole sequences");
+    try_call(*state, (shape){3, 1, 64, 130, 2, STI_F16}, seg, 3, "whole sequences");
+}
+
 /* As many pieces as there are, and pieces longer than the shortest. */
 static void long_pasts(void **state)
 {
@@ -467,6 +482,7 @@ int main(void)
         cmocka_unit_test(many_rows),
         cmocka_unit_test(both_kinds_at_once),
         cmocka_unit_test(rings),
+        cmocka_unit_test(whole_sequences),
         cmocka_unit_test(long_pasts),
         cmocka_unit_test(crowds),
         cmocka_unit_test(many_sessions),

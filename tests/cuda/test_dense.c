@@ -309,11 +309,25 @@ static void rows_by_the_dozen(void **state)
     static const struct {
         int M;
         int64_t N[STI_MATMUL_MAX], K;
-    } call[] = {{9, {40, 17, 5, 130}, 72},           {12, {576, 192, 192, 576}, 576},
-                {16, {4200, 1024, 1030, 2300}, 136}, {17, {576, 192, 192, 576}, 576},
-                {32, {33, 64, 65, 1}, 1000},         {21, {4200, 1024, 1030, 2300}, 64},
-                {40, {4200, 1024, 1030, 2300}, 320}, {256, {576, 192, 192, 576}, 576},
-                {100, {2300, 70, 20, 2000}, 776},    {600, {4096, 4100, 8, 200}, 64}};
+    } call[] = {{9, {40, 17, 5, 130}, 72},
+                {12, {576, 192, 192, 576}, 576},
+                {16, {4200, 1024, 1030, 2300}, 136},
+                {17, {576, 192, 192, 576}, 576},
+                {32, {33, 64, 65, 1}, 1000},
+                {21, {4200, 1024, 1030, 2300}, 64},
+                {40, {4200, 1024, 1030, 2300}, 320},
+                {256, {576, 192, 192, 576}, 576},
+                {100, {2300, 70, 20, 2000}, 776},
+                {600, {4096, 4100, 8, 200}, 64},
+                /* Clusters share tiles: parts alike and not, of all sizes of a tile. */
+                {12, {1030, 64, 7, 3000}, 7168},
+                {9, {33, 64, 65, 1}, 3992},
+                {20, {700, 33, 1, 64}, 1096},
+                {32, {500, 64, 64, 64}, 4096},
+                {256, {576, 192, 192, 576}, 1536},
+                {50, {130, 2, 63, 64}, 2008},
+                {65, {64, 1, 200, 17}, 200},
+                {40, {70, 3, 129, 64}, 5000}};
     static const sti_dtype same[][2] = {
         {STI_F16, STI_F16}, {STI_Q4_1, STI_Q8_0}, {STI_F32, STI_F16}};
     sti_dev *dev = gpu(state);
@@ -324,6 +338,21 @@ static void rows_by_the_dozen(void **state)
                 try_matrices(dev, same[t], call[c].N, n, call[c].K, call[c].M,
                              (int)c + 5 * t + n, call[c].M > 32 ? 13 : 3);
         }
+}
+
+/* So many rows of W that a warp takes a tile by itself, of one matrix and of two. */
+static void many_tiles(void **state)
+{
+    static const sti_dtype kind[] = {STI_Q4_1, STI_Q8_0, STI_Q5_1, STI_F16};
+    static const int64_t N[2] = {60001, 20017}, head[1] = {70000};
+    static const int rows[] = {1, 3, 8, 13};
+    sti_dev *dev = gpu(state);
+    for (int t = 0; t < 4; t++)
+        for (int r = 0; r < (kind[t] == STI_F16 ? 3 : 4); r++)
+            for (int n = 1; n <= 2; n++)
+                try_matrices(dev, (const sti_dtype[2]){kind[t], kind[t]}, N, n, 96,
+                             rows[r], t + 3 * r + n, 37);
+    try_matrices(dev, (const sti_dtype[2]){STI_Q4_1}, head, 1, 576, 1, NORM, 61);
 }
 
 /* Rows too long for shared memory. */
@@ -513,6 +542,29 @@ static void feed_forward(void **state)
         }
 }
 
+/* Products of rows by the dozen whose tiles clusters share. */
+static void shared_feed_forward(void **state)
+{
+    static const sti_dtype some[] = {STI_F16, STI_Q4_1};
+    static const int rows[] = {9, 16, 20, 33, 130};
+    enum { K = 576, FFN = 1536 };
+    sti_dev *dev = gpu(state);
+    for (int t = 0; t < 2; t++) {
+        source s[3];
+        sti_weight w[3];
+        for (int i = 0; i < 3; i++) {
+            s[i] = make_source(some[t], i == 2 ? K : FFN, i == 2 ? FFN : K,
+                               31 + (uint32_t)i);
+            w[i] = weight(dev, &s[i]);
+        }
+        for (int r = 0; r < 5; r++) check_feed(dev, s, w, rows[r], r % 2 == 0);
+        for (int i = 0; i < 3; i++) {
+            cuda()->weight_free(dev, &w[i]);
+            free_source(&s[i]);
+        }
+    }
+}
+
 /* ---- Rows ---------------------------------------------------------------------------
  */
 
@@ -550,8 +602,9 @@ static void embedding(void **state)
 
 static void rmsnorm(void **state)
 {
-    static const int size[][2] = {{1, 576}, {64, 576}, {3, 1},   {5, 7},
-                                  {2, 33},  {1, 8192}, {7, 100}, {40, 1023}};
+    static const int size[][2] = {
+        {1, 576},   {64, 576}, {3, 1},    {5, 7},     {2, 33},     {1, 8192}, {7, 100},
+        {40, 1023}, {3, 4099}, {2, 5004}, {300, 576}, {257, 1024}, {260, 4}};
     const sti_backend *ref = sti_backend_find("ref");
     sti_dev *dev = gpu(state), *rd = new_dev(ref);
     still_error err;
@@ -717,10 +770,12 @@ int main(void)
         cmocka_unit_test(several_matrices),
         cmocka_unit_test(unlike_matrices),
         cmocka_unit_test(rows_by_the_dozen),
+        cmocka_unit_test(many_tiles),
         cmocka_unit_test(long_rows),
         cmocka_unit_test(large_matrix),
         cmocka_unit_test(batches_change_nothing),
         cmocka_unit_test(feed_forward),
+        cmocka_unit_test(shared_feed_forward),
         cmocka_unit_test(embedding),
         cmocka_unit_test(rmsnorm),
         cmocka_unit_test(swiglu),

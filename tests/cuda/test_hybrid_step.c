@@ -99,7 +99,9 @@ typedef struct session {
 typedef struct run {
     gpu *g;
     const test_case *c;
+    bool unrotated; /* the GPU is given q and k as they were before RoPE */
     problem p[SESSIONS];
+    double *k_raw[SESSIONS];
     session x[SESSIONS];
     learned in;
     sti_cuda_shape h;
@@ -173,15 +175,20 @@ static void run_reference(const run *r, problem *p)
 }
 
 /* Positions for q and k, as rotate() gives them, of either kind of pairs. */
-static void give_positions(const run *r, problem *p)
+static void give_positions(run *r, int i)
 {
+    problem *p = &r->p[i];
     const int H = p->shape.H, G = p->shape.G, D = p->shape.D;
+    const size_t keys = (size_t)(p->T * G * D) * sizeof(double);
+    r->k_raw[i] = malloc(keys);
+    assert_non_null(r->k_raw[i]);
+    memcpy(r->k_raw[i], p->k, keys);
     p->q_raw = malloc((size_t)(p->T * H * D) * sizeof(double));
     p->inv_freq = malloc((size_t)(D / 2) * sizeof(double));
     assert_true(p->q_raw && p->inv_freq);
     memcpy(p->q_raw, p->q, (size_t)(p->T * H * D) * sizeof(double));
-    for (int i = 0; i < D / 2; i++)
-        p->inv_freq[i] = (double)(float)pow(10000, -2.0 * i / D);
+    for (int e = 0; e < D / 2; e++)
+        p->inv_freq[e] = (double)(float)pow(10000, -2.0 * e / D);
     const sti_hybrid_in64 in = reference_inputs(r, p);
     for (int t = 0; t < p->T; t++) {
         for (int h = 0; h < H; h++) sti_ref_turn(p->q + (t * H + h) * D, D, t, &in);
@@ -197,11 +204,11 @@ static void open_session(run *r, int i)
     session *x = &r->x[i];
     gpu *g = r->g;
     *x = (session){.p = p,
-                   .q = upload(g, p->q, T * H * D),
-                   .k = upload(g, p->k, T * G * D),
+                   .q = upload(g, r->unrotated ? p->q_raw : p->q, T * H * D),
+                   .k = upload(g, r->unrotated ? r->k_raw[i] : p->k, T * G * D),
                    .v = upload(g, p->v, T * G * D),
                    .gate = upload(g, r->c->no_learned ? NULL : p->gate, T * H * D),
-                   .q_raw = upload(g, p->q_raw, T * H * D),
+                   .q_raw = upload(g, r->unrotated ? NULL : p->q_raw, T * H * D),
                    .y = new_block(g, T * H * D * sizeof(float))};
     sti_carve c = {0};
     sti_hybrid_state_carve(&x->st, &c, &p->set, &p->shape, p->T, r->kv_size,
@@ -238,6 +245,7 @@ static sti_cuda_shape shape_of(const run *r)
                             .window_factor = set->window_factor,
                             .raw_features = set->feature_positions == STI_FEATURES_NONE,
                             .interleaved = r->c->interleaved,
+                            .unrotated = r->unrotated,
                             .half_kv = r->kv_size == 2,
                             .position_cap = set->position_cap,
                             .state_cap = set->state_cap,
@@ -256,9 +264,10 @@ static sti_cuda_shape shape_of(const run *r)
                             .inv_freq = r->in.inv_freq.p};
 }
 
-static void open_run(run *r, gpu *g, const test_case *c, size_t kv_size, uint64_t seed)
+static void open_run(run *r, gpu *g, const test_case *c, size_t kv_size, uint64_t seed,
+                     bool unrotated)
 {
-    *r = (run){.g = g, .c = c, .kv_size = kv_size};
+    *r = (run){.g = g, .c = c, .unrotated = unrotated, .kv_size = kv_size};
     sti_hybrid_settings set = preset(c->method, c->chunk);
     set.seed = seed;
     set.layer = 3;
@@ -267,7 +276,7 @@ static void open_run(run *r, gpu *g, const test_case *c, size_t kv_size, uint64_
         const int T = i == 2 ? c->T : c->T - c->T / 3 * (i + 1) + i;
         r->p[i] = make(set, c->shape, T < 1 ? 1 : T, seed + 100 * (uint64_t)i);
         if (i > 0) share_learned(&r->p[i], &r->p[0]);
-        if (sti_hybrid_rotates(&set)) give_positions(r, &r->p[i]);
+        if (unrotated || sti_hybrid_rotates(&set)) give_positions(r, i);
         round_problem(&r->p[i], kv_size);
         run_reference(r, &r->p[i]);
         open_session(r, i);
@@ -305,6 +314,7 @@ static void close_run(run *r)
         sti_block *own[] = {&x->q, &x->k, &x->v, &x->gate, &x->q_raw, &x->y, &x->state};
         for (size_t j = 0; j < sizeof own / sizeof *own; j++) all[n++] = own[j];
         drop(&r->p[i]);
+        free(r->k_raw[i]);
     }
     sti_block *rest[] = {&r->in.alpha,  &r->in.window, &r->in.map_q,    &r->in.map_k,
                          &r->in.bias_q, &r->in.bias_k, &r->in.inv_freq, &r->table,
@@ -332,7 +342,8 @@ static sti_cuda_session describe(const run *r, int i, int T)
                                          .k = from_row(&x->k, past * GD),
                                          .v = from_row(&x->v, past * GD),
                                          .gate_logit = from_row(&x->gate, past * HD),
-                                         .q_raw = from_row(&x->q_raw, past * HD)},
+                                         .q_raw = from_row(&x->q_raw, past * HD),
+                                         .unrotated = r->unrotated},
                                   .state = (sti_hybrid_state *)&x->st,
                                   .y = (float *)x->y.p + past * HD};
     return sti_cuda_session_of(&args, (const int32_t *)r->pos.p + i);
@@ -361,10 +372,14 @@ static bool feed_some(run *r, int call, int keep)
     move(r->g, r->pos.p, pos, sizeof pos);
     for (int t = 0; t < longest; t++) {
         still_error err;
-        if (sti_cuda_hybrid_leave(r->g->dev, &r->h, r->table.p, SESSIONS, t, r->room.p,
-                                  &err) != STILL_OK ||
-            sti_cuda_hybrid_step(r->g->dev, &r->h, r->table.p, SESSIONS, t, r->room.p,
-                                 &err) != STILL_OK)
+        bool leaves = false;
+        for (int i = 0; i < SESSIONS; i++)
+            leaves = leaves || (pos[i] + t) % r->h.C == 0;
+        if (leaves && sti_cuda_hybrid_leave(r->g->dev, &r->h, r->table.p, SESSIONS, t,
+                                            r->room.p, &err) != STILL_OK)
+            fail_msg("%s: %s", r->c->name, err.text);
+        if (sti_cuda_hybrid_step(r->g->dev, &r->h, r->table.p, SESSIONS, t,
+                                 t == 0 && !leaves, r->room.p, &err) != STILL_OK)
             fail_msg("%s: %s", r->c->name, err.text);
     }
     return more;
@@ -454,11 +469,12 @@ static void compare_session(run *r, int i)
     compare(r, i, "z", x->st.lin_z, p->st.lin_z, S * P, limit);
 }
 
-static void check(gpu *g, const test_case *c, uint64_t seed)
+static void check(gpu *g, const test_case *c, uint64_t seed, bool unrotated)
 {
     for (size_t kv_size = 2; kv_size <= 4; kv_size += 2) {
         static run r;
-        open_run(&r, g, c, kv_size, seed);
+        open_run(&r, g, c, kv_size, seed, unrotated);
+        assert_true(!unrotated || sti_cuda_step_turns(&r.h));
         for (int call = 1; feed_some(&r, call, 0);) call++;
         for (int i = 0; i < SESSIONS; i++) compare_session(&r, i);
         close_run(&r);
@@ -620,19 +636,98 @@ static void test_settings(void **state)
     gpu *g = *state;
     if (!g->dev) skip();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check(g, &cases[i], 11 + i);
+        check(g, &cases[i], 11 + i, false);
+}
+
+/* Rows that come before RoPE. A key that is rounded after a turn in float may be
+ * rounded to the next half. */
+static void test_unrotated(void **state)
+{
+    static const test_case turned[] = {
+        {"turned", "still", 8, {6, 2, 64, 64}, 75, NULL, false, false, 2e-3},
+        {"turned pairs", "still", 8, {6, 2, 64, 64}, 75, small_cap, true, false, 2e-3},
+        {"turned, 32", "still", 8, {4, 2, 32, 32}, 75, NULL, false, false, 2e-3},
+        {"turned, 80", "still", 8, {4, 2, 80, 80}, 60, NULL, false, false, 2e-3},
+        {"turned, 128", "still", 8, {8, 2, 128, 128}, 60, NULL, false, false, 2e-3},
+        {"turned, 10", "still", 8, {4, 2, 10, 10}, 60, NULL, true, false, 2e-3},
+        {"turned, 136", "still", 8, {4, 2, 136, 136}, 40, NULL, false, false, 2e-3},
+        {"turned, 256", "still", 8, {4, 2, 256, 64}, 40, NULL, false, false, 2e-3},
+        {"turned, of 7", "still", 8, {7, 1, 48, 48}, 50, NULL, false, false, 2e-3},
+        {"turned, head", "still", 8, {4, 2, 32, 32}, 75, per_head, false, false, 2e-3},
+        {"turned, received",
+         "still",
+         8,
+         {4, 2, 32, 32},
+         75,
+         received,
+         false,
+         false,
+         2e-3},
+        {"turned, far", "still", 8, {6, 2, 64, 64}, 90, far_keys, false, false, 2e-3},
+        {"turned, far, raw",
+         "still",
+         8,
+         {6, 1, 32, 32},
+         90,
+         far_and_raw,
+         true,
+         false,
+         2e-3},
+        {"turned, raw",
+         "still",
+         8,
+         {4, 2, 64, 64},
+         60,
+         raw_features,
+         false,
+         false,
+         2e-3},
+        {"turned, lolcats", "lolcats", 8, {4, 2, 64, 64}, 60, NULL, false, false, 2e-3},
+        {"turned, swa", "swa", 8, {4, 2, 64, 64}, 60, NULL, false, false, 2e-3}};
+    gpu *g = *state;
+    if (!g->dev) skip();
+    for (size_t i = 0; i < sizeof turned / sizeof *turned; i++)
+        check(g, &turned[i], 71 + i, true);
+}
+
+/* Which calls of the entry may be unrotated. */
+static void test_turns(void **state)
+{
+    gpu *g = *state;
+    if (!g->dev) skip();
+    static const struct {
+        const char *method;
+        void (*change)(sti_hybrid_settings *);
+        int D, T;
+        bool turns;
+    } calls[] = {{"still", NULL, 64, 1, true},     {"still", NULL, 64, 4, true},
+                 {"still", NULL, 64, 5, false},    {"still", far_and_raw, 64, 1, true},
+                 {"still", keynorm, 64, 1, false}, {"still", NULL, 13, 1, false},
+                 {"hedgehog", NULL, 64, 1, false}, {"lolcats", NULL, 128, 1, true}};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        sti_hybrid_settings set = preset(calls[i].method, 64);
+        if (calls[i].change) calls[i].change(&set);
+        sti_hybrid_state st = {.kv_size = 2};
+        const sti_hybrid_args one = {
+            .set = &set, .shape = {4, 2, calls[i].D, calls[i].D}, .T = 1, .state = &st};
+        sti_hybrid_args a[2] = {one, one};
+        a[1].T = calls[i].T;
+        if (sti_cuda_hybrid_turns(a, 2) != calls[i].turns)
+            fail_msg("%s, call %zu: expected %d", calls[i].method, i, calls[i].turns);
+    }
 }
 
 /* Sizes of real models: lists that fill up, thousands of keys. */
 static void test_real_sizes(void **state)
 {
     static const test_case real[] = {
-        {"SmolLM2", "still", 128, {9, 3, 64, 64}, 1100, NULL, false, false, 0},
-        {"8B", "still", 128, {8, 2, 128, 128}, 700, NULL, false, false, 0},
+        {"SmolLM2", "still", 128, {9, 3, 64, 64}, 1100, NULL, false, false, 2e-3},
+        {"8B", "still", 128, {8, 2, 128, 128}, 700, NULL, false, false, 2e-3},
         {"large chunks", "still", 600, {2, 1, 32, 32}, 1900, NULL, false, false, 0}};
     gpu *g = *state;
     if (!g->dev) skip();
-    for (size_t i = 0; i < sizeof real / sizeof *real; i++) check(g, &real[i], 5 + i);
+    for (size_t i = 0; i < sizeof real / sizeof *real; i++)
+        check(g, &real[i], 5 + i, i < 2);
 }
 
 /* The order in which blocks arrive changes nothing. */
@@ -645,7 +740,7 @@ static void test_repeatable(void **state)
     float *first = NULL;
     for (int i = 0; i < 3; i++) {
         static run r;
-        open_run(&r, g, &c, 2, 99);
+        open_run(&r, g, &c, 2, 99, false);
         for (int call = 1; feed_some(&r, call, 0);) call++;
         const size_t n = outputs(&r.p[2]);
         float *y = download(g, r.x[2].y.p, n * sizeof *y);
@@ -671,7 +766,7 @@ static void test_leaves_again(void **state)
     for (int kind = 0; kind < 3; kind++) {
         sti_cuda_session table[SESSIONS];
         const int32_t pos[SESSIONS] = {64, 64, 64};
-        open_run(&r, g, &c, 2, 7);
+        open_run(&r, g, &c, 2, 7, false);
         for (int call = 1; feed_some(&r, call, 0);) call++;
         const size_t S = (size_t)r.h.S, slots = S * 2 * (size_t)r.h.C;
         float score[64];
@@ -751,7 +846,8 @@ static void check_batch(run *r, int n)
     still_error err;
     if (sti_cuda_hybrid_leave(g->dev, &r->h, on_table.p, n, 0, room.p, &err) !=
             STILL_OK ||
-        sti_cuda_hybrid_step(g->dev, &r->h, on_table.p, n, 0, room.p, &err) != STILL_OK)
+        sti_cuda_hybrid_step(g->dev, &r->h, on_table.p, n, 0, false, room.p, &err) !=
+            STILL_OK)
         fail_msg("%s: %s", r->c->name, err.text);
     for (int i = 0; i < n; i++) {
         const problem *p = r->x[i % SESSIONS].p;
@@ -789,7 +885,7 @@ static void test_batches(void **state)
     for (size_t i = 0; i < sizeof batches / sizeof *batches; i++)
         for (size_t kv_size = 2; kv_size <= 4; kv_size += 2) {
             static run r;
-            open_run(&r, g, &batches[i], kv_size, 31 + i);
+            open_run(&r, g, &batches[i], kv_size, 31 + i, false);
             for (int call = 1; feed_some(&r, call, 1);) call++;
             for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++)
                 check_batch(&r, sizes[j]);
@@ -797,11 +893,135 @@ static void test_batches(void **state)
         }
 }
 
+/* ---- Passes --------------------------------------------------------------------- */
+
+/* Rows of a pass, which lie in the same place every time. */
+typedef struct pass_rows {
+    sti_block q, k, v, gate, y;
+    float inv_freq[64];
+} pass_rows;
+
+static void move_row(gpu *g, const sti_block *to, size_t m, const sti_block *from,
+                     size_t t, size_t row)
+{
+    move(g, (float *)to->p + m * row, (const float *)from->p + t * row,
+         row * sizeof(float));
+}
+
+/* The next token of every session that has one. */
+static bool feed_pass(run *r, const pass_rows *b)
+{
+    gpu *g = r->g;
+    const size_t HD = (size_t)(r->h.H * r->h.D), GD = (size_t)(r->h.G * r->h.D);
+    const int32_t tok[SESSIONS] = {0};
+    int32_t pos[SESSIONS];
+    sti_hybrid_args a[SESSIONS];
+    session *who[SESSIONS];
+    uint64_t key[2] = {0, r->p[0].set.seed}; /* who takes part, in which run */
+    int M = 0;
+    for (int i = 0; i < SESSIONS; i++) {
+        session *x = &r->x[i];
+        if (x->past >= x->p->T) continue;
+        const size_t m = (size_t)M, t = (size_t)x->past;
+        move_row(g, &b->q, m, &x->q, t, HD);
+        move_row(g, &b->k, m, &x->k, t, GD);
+        move_row(g, &b->v, m, &x->v, t, GD);
+        move_row(g, &b->gate, m, &x->gate, t, HD);
+        a[M] = (sti_hybrid_args){.set = &x->p->set,
+                                 .shape = x->p->shape,
+                                 .T = 1,
+                                 .in = {.q = (float *)b->q.p + m * HD,
+                                        .k = (float *)b->k.p + m * GD,
+                                        .v = (float *)b->v.p + m * GD,
+                                        .gate_logit = (float *)b->gate.p + m * HD,
+                                        .alpha = r->in.alpha.p,
+                                        .window_logit = r->in.window.p,
+                                        .map_q = r->in.map_q.p,
+                                        .map_k = r->in.map_k.p,
+                                        .bias_q = r->in.bias_q.p,
+                                        .bias_k = r->in.bias_k.p,
+                                        .inv_freq = b->inv_freq,
+                                        .interleaved = r->c->interleaved,
+                                        .unrotated = true},
+                                 .state = &x->st,
+                                 .y = (float *)b->y.p + m * HD};
+        x->st.pos = x->past;
+        pos[M] = x->past;
+        key[0] |= (uint64_t)1 << i;
+        who[M++] = x;
+    }
+    if (M == 0) return false;
+    const sti_pass pass = {.tok = tok,
+                           .pos = pos,
+                           .M = M,
+                           .key = key,
+                           .n_key = 2,
+                           .one_each = true,
+                           .chunk = r->h.C};
+    bool done;
+    still_error err;
+    assert_true(g->be->hybrid_turns(a, M));
+    if (g->be->pass_begin(g->dev, &pass, &done, &err) != STILL_OK ||
+        (!done && g->be->hybrid(g->dev, a, M, &err) != STILL_OK) ||
+        g->be->pass_end(g->dev, &err) != STILL_OK)
+        fail_msg("%s: %s", r->c->name, err.text);
+    for (int m = 0; m < M; m++)
+        move_row(g, &who[m]->y, (size_t)who[m]->past++, &b->y, (size_t)m, HD);
+    return true;
+}
+
+/* Through the entry, in passes that are recorded and replayed, some with a chunk that
+ * leaves; sessions end one after the other. */
+static void test_passes(void **state)
+{
+    static const test_case c[] = {
+        {"passes", "still", 16, {6, 2, 64, 64}, 100, small_cap, false, false, 2e-3},
+        {"passes, far",
+         "still",
+         8,
+         {4, 2, 128, 128},
+         90,
+         far_and_raw,
+         true,
+         false,
+         2e-3},
+        {"passes, lolcats",
+         "lolcats",
+         16,
+         {4, 2, 64, 64},
+         70,
+         NULL,
+         false,
+         false,
+         2e-3}};
+    gpu *g = *state;
+    if (!g->dev) skip();
+    for (size_t n = 0; n < sizeof c / sizeof *c; n++) {
+        static run r;
+        open_run(&r, g, &c[n], 2, 17 + n, true);
+        const size_t HD = SESSIONS * (size_t)(r.h.H * r.h.D) * sizeof(float);
+        const size_t GD = SESSIONS * (size_t)(r.h.G * r.h.D) * sizeof(float);
+        pass_rows b = {.q = new_block(g, HD),
+                       .k = new_block(g, GD),
+                       .v = new_block(g, GD),
+                       .gate = new_block(g, HD),
+                       .y = new_block(g, HD)};
+        for (int i = 0; i < r.h.D / 2; i++) b.inv_freq[i] = (float)r.p[0].inv_freq[i];
+        while (feed_pass(&r, &b)) {}
+        for (int i = 0; i < SESSIONS; i++) compare_session(&r, i);
+        sti_block *all[] = {&b.q, &b.k, &b.v, &b.gate, &b.y};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            g->be->mem_free(g->dev, all[i]);
+        close_run(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_settings), cmocka_unit_test(test_real_sizes),
+        cmocka_unit_test(test_settings),   cmocka_unit_test(test_unrotated),
+        cmocka_unit_test(test_turns),      cmocka_unit_test(test_real_sizes),
         cmocka_unit_test(test_repeatable), cmocka_unit_test(test_leaves_again),
-        cmocka_unit_test(test_batches)};
+        cmocka_unit_test(test_batches),    cmocka_unit_test(test_passes)};
     return cmocka_run_group_tests(tests, open_gpu, close_gpu);
 }

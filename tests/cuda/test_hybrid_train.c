@@ -485,28 +485,31 @@ static void test_large_logits(void **state)
     drop_batch(&x);
 }
 
-/* Gradients of any size: all small or large, or of very different rows, of which some
- * are zero. */
+/* Gradients of any size: all small or large, of very different rows, of which some are
+ * zero, or growing by far along chunks of more than one tile. */
 static void test_gradient_sizes(void **state)
 {
     sti_dev *dev = need_gpu(state);
     static const char *const method[] = {"still", "lolcats", "softmax", "t2r"};
-    static const double size[] = {1e-12, 1e9, 1};
-    for (int i = 0; i < 12; i++) {
-        sti_hybrid_settings s = preset(method[i / 3], 32);
-        batch x = make_batch(s, (sti_hybrid_shape){4, 2, 64, 64}, 1, 150, 1,
-                             (uint64_t)i + 20);
-        const bool mixed = size[i % 3] == 1;
+    enum { SMALL, LARGE, MIXED, GROWING, KINDS };
+    static const double size[KINDS] = {1e-12, 1e9, 1, 1};
+    for (int i = 0; i < 4 * KINDS; i++) {
+        const int kind = i % KINDS, T = kind == GROWING ? 330 : 150;
+        sti_hybrid_settings s = preset(method[i / KINDS], kind == GROWING ? 80 : 32);
+        /* Of other seeds one has a relu feature nearer to 0 than float can tell. */
+        const uint64_t seed = (uint64_t)(20 + i / KINDS * 3 + kind);
+        batch x = make_batch(s, (sti_hybrid_shape){4, 2, 64, 64}, 1, T, 1, seed);
         for (size_t e = 0; e < x.n[Q]; e++) {
             const size_t row = e / 64;
-            const double times =
-                mixed ? pow(10, -(double)(row % 8)) * (row % 3 != 0) : size[i % 3];
+            double times = size[kind];
+            if (kind == MIXED) times = pow(10, -(double)(row % 8)) * (row % 3 != 0);
+            if (kind == GROWING) times = pow(10, 6 * (double)row / (4 * T) - 6);
             x.dy[e] = (double)(float)(x.dy[e] * times);
         }
         run_ref(&x);
         device_batch d = to_device(dev, &x);
         run_cuda(&d, &x, all_fields);
-        compare(&x, &d, size[i % 3]);
+        compare(&x, &d, size[kind]);
         drop_device(&d);
         drop_batch(&x);
     }
@@ -569,6 +572,7 @@ static void test_real_shapes(void **state)
     static const shape_case c[] = {
         {"still", 64, 16, 128, 1024, 9, 3, 64, 64, false},
         {"still", 128, 32, 256, 700, 3, 1, 64, 64, true},
+        {"still", 128, 32, 256, 600, 9, 3, 64, 64, false}, /* tiles of several heads */
         {"still", 128, 32, 64, 600, 8, 2, 128, 128, false},
         {"lolcats", 256, 0, 0, 800, 3, 1, 64, 64, true},
     };

@@ -43,6 +43,10 @@ static const problem problems[] = {
     {"stage 2, still, dropout, one layer", "llama3", "still", 2, 0, 0.25, true, 4,
      false},
     {"stage 2, lolcats", "llama3", "lolcats", 2, 0, 0, false, 4, false},
+    /* Weights in half take other ways; without a selection, which rounding may turn. */
+    {"stage 2, lolcats, half", "llama3.2-tied", "lolcats", 2, 0, 0, false, 8, false},
+    {"stage 2, lolcats, half, kd, computed again", "llama3.2-tied", "lolcats", 2, 0.5,
+     0, false, 8, true},
     {"stage 2, t2r", "llama3", "t2r", 2, 0, 0, false, 4, false},
     {"stage 1, supra", "llama3", "supra", 1, 0, 0, false, 4, false},
     {"stage 2, supra", "qwen2-bias", "supra", 2, 0, 0, false, 4, false},

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "base/pool.h"
 #include "eval/eval.h"
 #include "session/together.h"
 
@@ -35,7 +37,7 @@ static sti_ids encode(const still_tokenizer *tk, const char *context,
     still_error e;
     sti_ids ids;
     const sti_option o = {context, continuation, 0};
-    must(sti_encode_option(tk, &o, limit, &ids, &e), &e);
+    must(sti_encode_options(tk, &o, 1, limit, &ids, &e), &e);
     return ids;
 }
 
@@ -189,8 +191,8 @@ static void plain_sums(const sti_item *it, const still_method *method, double *s
     must(still_session_new(model, &p, &s, &e), &e);
     for (int i = 0; i < it->n_options; i++) {
         sti_ids o;
-        must(sti_encode_option(still_model_tokenizer(model), &it->option[i], 2048, &o,
-                               &e),
+        must(sti_encode_options(still_model_tokenizer(model), &it->option[i], 1, 2048,
+                                &o, &e),
              &e);
         float *logprob = calloc((size_t)o.n, sizeof *logprob);
         still_session_reset(s);
@@ -270,7 +272,7 @@ static void few_sessions(void **state)
         sti_item it[4];
         sti_answer a[4];
         must(sti_runner_open(model, &sp, &r, &e), &e);
-        while (pass == 1 && r.n_sessions > 3) still_session_free(r.s[--r.n_sessions]);
+        if (pass == 1) r.most = 3;
         must(t->open(&tp, &s, &e), &e);
         for (int i = 0; i < 4; i++) must(t->next(s, &it[i], &e), &e);
         must(sti_rank(&r, it, 4, a, &e), &e);
@@ -465,6 +467,104 @@ static void writing(void **state)
     sti_runner_close(&r);
 }
 
+/* ---- Beside a GPU ------------------------------------------------------------------
+ * The cpu backend, said to have memory of its own: wide passes, many sessions, threads,
+ * and sessions that stay in a step when they are over. */
+
+enum { MANY = 40 };
+
+/* Questions of several stems (mmlu) or without one, again and again. */
+static void rank_many(const char *task, sti_answer *out)
+{
+    still_error e;
+    sti_runner r;
+    sti_source *s;
+    sti_item one[ITEMS], it[MANY];
+    const sti_eval_task *t = sti_task_find(task);
+    const sti_task_params tp = {.data_dir = DATA, .shots = -1};
+    must(sti_runner_open(model, &(still_session_params){.ctx = 8192}, &r, &e), &e);
+    must(t->open(&tp, &s, &e), &e);
+    for (int i = 0; i < ITEMS; i++) must(t->next(s, &one[i], &e), &e);
+    for (int i = 0; i < MANY; i++) it[i] = one[i * ITEMS / MANY];
+    must(sti_rank(&r, it, MANY, out, &e), &e);
+    assert_true(r.fed < r.counted / (strcmp(task, "mmlu") == 0 ? 10 : 1));
+    for (int i = 0; i < ITEMS; i++) sti_item_free(&one[i]);
+    t->close(s);
+    sti_runner_close(&r);
+}
+
+static void write_many(sti_answer *out, uint64_t *fed)
+{
+    still_error e;
+    sti_runner r;
+    char prompt[MANY][200];
+    sti_item it[MANY];
+    for (int i = 0; i < MANY; i++) {
+        memset(prompt[i], 'a' + i % 26, sizeof prompt[i]);
+        prompt[i][1 + i * 37 % 190] = 0;
+        it[i] = (sti_item){
+            .kind = STI_ITEM_GENERATE, .prompt = prompt[i], .max_new = i * 7 % 31};
+    }
+    must(sti_runner_open(model, NULL, &r, &e), &e);
+    must(sti_write(&r, it, MANY, out, &e), &e);
+    *fed = r.fed;
+    sti_runner_close(&r);
+}
+
+static void beside_a_gpu(void **state)
+{
+    (void)state;
+    static const char *const tasks[] = {"mmlu", "hellaswag", "winogrande"};
+    const sti_backend *near = model->be;
+    sti_backend far = *near;
+    far.host_memory = false;
+    sti_answer a[MANY], b[MANY];
+    uint64_t fed[2];
+    for (size_t i = 0; i < sizeof tasks / sizeof *tasks; i++) {
+        rank_many(tasks[i], a);
+        model->be = &far;
+        rank_many(tasks[i], b);
+        model->be = near;
+        for (int k = 0; k < MANY; k++)
+            assert_memory_equal(a[k].sum, b[k].sum, sizeof a[k].sum);
+    }
+    write_many(a, &fed[0]);
+    model->be = &far;
+    write_many(b, &fed[1]);
+    model->be = near;
+    assert_int_equal(fed[0], fed[1]);
+    for (int k = 0; k < MANY; k++) {
+        assert_string_equal(a[k].output, b[k].output);
+        free(a[k].output), free(b[k].output);
+    }
+}
+
+/* Of the errors of several threads, that of the first item. */
+static still_status fail_some(void *arg, int i, still_error *err)
+{
+    atomic_int *calls = arg;
+    atomic_fetch_add(calls, 1);
+    return i % 10 == 7 ? sti_fail(err, STILL_E_LIMIT, "item %d", i) : STILL_OK;
+}
+
+static void threads(void **state)
+{
+    (void)state;
+    still_error e;
+    sti_runner r = {0};
+    for (int workers = 0; workers < 4; workers++) {
+        atomic_int calls = 0;
+        if (workers) must(sti_pool_new(workers, &r.pool, &e), &e);
+        assert_int_equal(sti_runner_each(&r, 7, fail_some, &calls, &e), STILL_OK);
+        assert_int_equal(sti_runner_each(&r, 100, fail_some, &calls, &e),
+                         STILL_E_LIMIT);
+        assert_string_equal(e.text, "item 7");
+        assert_int_equal(calls, 107);
+        sti_pool_free(r.pool);
+        r.pool = NULL;
+    }
+}
+
 static int open_model(void **state)
 {
     (void)state;
@@ -498,6 +598,7 @@ int main(void)
         cmocka_unit_test(figures),      cmocka_unit_test(ranking),
         cmocka_unit_test(few_sessions), cmocka_unit_test(resuming),
         cmocka_unit_test(requests),     cmocka_unit_test(writing),
+        cmocka_unit_test(beside_a_gpu), cmocka_unit_test(threads),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

@@ -83,19 +83,26 @@ still_status sti_cpu_rope(sti_dev *dev, const sti_rope_args *a, still_error *err
 still_status sti_cpu_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error *err);
 still_status sti_cpu_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
                                   still_error *err);
+still_status sti_cpu_matmul_added(sti_dev *dev, const sti_matmul_added_args *a,
+                                  still_error *err);
+still_status sti_cpu_feed_train(sti_dev *dev, const sti_feed_train_args *a,
+                                still_error *err);
+still_status sti_cpu_feed_back(sti_dev *dev, const sti_feed_train_args *a,
+                               still_error *err);
 still_status sti_cpu_softmax_attn(sti_dev *dev, const sti_attn_args *a,
                                   still_error *err);
 still_status sti_cpu_logprob(sti_dev *dev, const sti_logprob_args *a, still_error *err);
 still_status sti_cpu_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
                                  still_error *err);
-still_status sti_cpu_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *a,
+still_status sti_cpu_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *all, int n,
                                  still_error *err);
 still_status sti_cpu_rmsnorm_back(sti_dev *dev, const sti_rmsnorm_back_args *a,
                                   still_error *err);
 still_status sti_cpu_swiglu_back(sti_dev *dev, const sti_swiglu_back_args *a,
                                  still_error *err);
 still_status sti_cpu_loss(sti_dev *dev, const sti_loss_args *a, still_error *err);
-still_status sti_cpu_adam(sti_dev *dev, const sti_adam_args *a, still_error *err);
+still_status sti_cpu_adam(sti_dev *dev, const sti_adam_args *all, int n,
+                          still_error *err);
 still_status sti_cpu_sum_squares(sti_dev *dev, const float *x, const sti_span *span,
                                  int n, double *out, still_error *err);
 still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set,

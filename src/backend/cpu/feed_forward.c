@@ -81,8 +81,11 @@ static void multiply(const ff_job *j, const sti_weight *w, const float *bias,
     float c[STI_OWN_ROWS * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
         const int64_t row = g * STI_GROUP, left = w->N - row;
+        const bool sums = M == 1 && !bias && !accumulate && left >= STI_GROUP;
         j->mm->direct((sti_layout)w->layout,
-                      (const uint8_t *)w->own.p + (size_t)g * group, act, M, nb, c);
+                      (const uint8_t *)w->own.p + (size_t)g * group, act, M, nb,
+                      sums ? y + row : c);
+        if (sums) continue;
         j->mm->store(y + row, w->N, c, STI_GROUP, M,
                      left < STI_GROUP ? (int)left : STI_GROUP, bias ? bias + row : NULL,
                      accumulate);
@@ -145,4 +148,25 @@ still_status sti_cpu_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
     carve(&at, dev, &job);
     sti_pool_run(dev->pool, work, &job);
     return STILL_OK;
+}
+
+/* ---- In training: by the other entries ----------------------------------------------
+ */
+
+still_status sti_cpu_matmul_added(sti_dev *dev, const sti_matmul_added_args *a,
+                                  still_error *err)
+{
+    return sti_host_matmul_added(&sti_backend_cpu, dev, a, err);
+}
+
+still_status sti_cpu_feed_train(sti_dev *dev, const sti_feed_train_args *a,
+                                still_error *err)
+{
+    return sti_host_feed_train(&sti_backend_cpu, dev, a, err);
+}
+
+still_status sti_cpu_feed_back(sti_dev *dev, const sti_feed_train_args *a,
+                               still_error *err)
+{
+    return sti_host_feed_back(&sti_backend_cpu, dev, a, err);
 }

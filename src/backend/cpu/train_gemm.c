@@ -27,7 +27,7 @@ typedef struct gemm_job {
     const sti_gemm_kernels *f;
     bool flip; /* sti_cpu_mm.s8_flip */
     int64_t M, P;
-    product part[STI_MATMUL_MAX];
+    product part[STI_BACK_MAX];
     int n;
     bool across; /* A is stored as [Q,M] */
     float *C;
@@ -204,14 +204,14 @@ still_status sti_cpu_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
                                  still_error *err)
 {
     if (a->M <= 0) return STILL_OK;
-    if (a->n < 1 || a->n > STI_MATMUL_MAX)
+    if (a->n < 1 || a->n > STI_BACK_MAX)
         return sti_fail(err, STILL_E_ARG, "matmul_back: %d matrices, expected 1 to %d",
-                        a->n, STI_MATMUL_MAX);
+                        a->n, STI_BACK_MAX);
     gemm_job job = {.M = a->M,
                     .P = a->w[0]->K,
                     .n = a->n,
                     .C = a->dx,
-                    .scale = 1,
+                    .scale = a->scale != 0 ? a->scale : 1,
                     .add = a->accumulate};
     for (int i = 0; i < a->n; i++) {
         if (a->w[i]->K != job.P)
@@ -223,8 +223,8 @@ still_status sti_cpu_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
     return multiply(dev, &job, err);
 }
 
-still_status sti_cpu_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *a,
-                                 still_error *err)
+static still_status matmul_grad(sti_dev *dev, const sti_matmul_grad_args *a,
+                                still_error *err)
 {
     if (a->M <= 0 || a->N <= 0 || a->K <= 0) return STILL_OK;
     const sti_weight x = {
@@ -238,4 +238,11 @@ still_status sti_cpu_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *a,
                     .scale = a->scale,
                     .add = true};
     return multiply(dev, &job, err);
+}
+
+still_status sti_cpu_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *all, int n,
+                                 still_error *err)
+{
+    for (int i = 0; i < n; i++) STI_TRY(matmul_grad(dev, &all[i], err));
+    return STILL_OK;
 }

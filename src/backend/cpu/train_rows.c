@@ -99,7 +99,12 @@ still_status sti_cpu_loss(sti_dev *dev, const sti_loss_args *a, still_error *err
             return sti_fail(err, STILL_E_ARG, "loss: target %d is not in 0..%d",
                             a->target[m], a->V - 1);
     run(dev, loss_work, a, (int64_t)a->M * a->V);
-    return STILL_OK;
+    if (!a->head) return STILL_OK;
+    return sti_cpu_matmul_back(
+        dev,
+        &(sti_matmul_back_args){
+            .dy = {a->logits}, .M = a->M, .n = 1, .w = {a->head}, .dx = a->dx},
+        err);
 }
 
 static void adam_work(void *v, int w, int workers)
@@ -111,10 +116,11 @@ static void adam_work(void *v, int w, int workers)
     t->f->adam(a, (size_t)lo, (size_t)hi);
 }
 
-still_status sti_cpu_adam(sti_dev *dev, const sti_adam_args *a, still_error *err)
+still_status sti_cpu_adam(sti_dev *dev, const sti_adam_args *all, int n,
+                          still_error *err)
 {
     (void)err;
-    run(dev, adam_work, a, (int64_t)a->n);
+    for (int i = 0; i < n; i++) run(dev, adam_work, &all[i], (int64_t)all[i].n);
     return STILL_OK;
 }
 

@@ -8,6 +8,7 @@
  *
  *   attention_decode.cu   one row a session, half cache: bounded by memory
  *   attention_prefill.cu  many rows a session, half cache, D <= 128: by tensor cores
+ *                         (on sm_90a, up to D = 64, with its own instructions)
  *   attention_hopper.cu   the same on sm_90a, D above 64
  *   attention_plain.cu    everything else: float caches, odd head sizes, wide heads */
 #ifndef STI_BACKEND_CUDA_ATTENTION_H

@@ -1,6 +1,6 @@
 /* attention_hopper.cu - prefill on Hopper's own matrix instructions (sm_90a), for heads
- * of 65 to 128 dims; attention_prefill.cu is the portable path (after FlashAttention-3:
- * Shah et al., 2024).
+ * of 65 to 128 dims; attention_prefill.cu is the portable path, and that of smaller
+ * heads (after FlashAttention-3: Shah et al., 2024).
  *
  * Bounded by tensor cores. wgmma reads keys and values from shared memory itself, so
  * that the 62 % of the peak that is open to mma.sync and its fragments in registers is

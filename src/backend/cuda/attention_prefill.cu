@@ -1,112 +1,49 @@
 /* attention_prefill.cu - many rows of a session against its cache of halves, on any GPU
  * from sm_80 on (after FlashAttention-2: Dao, 2023).
  *
- * Bounded by tensor cores. A block takes ROWS queries of one head and walks over the
- * keys they see, KEYS at a time; logits and weights live in registers only. A warp has
- * 32 of the rows, two fragments high, so that what it reads of keys and values from
- * shared memory is used twice: with 16 rows shared memory would be the bound. Two
- * blocks share a multiprocessor: one's exponentials run beside the other's products.
+ * Bounded by tensor cores and exponentials. A block takes ROWS queries of one head and
+ * walks over the keys they see, KEYS at a time; logits and weights live in registers
+ * only. A warp has 32 of the rows, two fragments high, so that what it reads of keys
+ * and values from shared memory is used twice: with 16 rows shared memory would be the
+ * bound. Blocks share a multiprocessor: one's exponentials run beside another's
+ * products.
  *
- * Shared memory: queries [ROWS, DP], then two stages of keys and values [KEYS, DP]
- * each. 16-byte words of a row change places by the row's low bits, so that the eight
- * rows of a matrix that ldmatrix reads lie in different banks. The next stage is copied
- * while this one is used: one barrier a stage. */
-#include "backend/cuda/attention_parts.cuh"
-
-using namespace sti_attn;
+ * Heads of up to 64 dims on Hopper (sm_90a): the four warps multiply together, in the
+ * background, 64 rows at a time. While one fragment's logits become weights the other's
+ * products run.
+ *
+ * Shared memory: queries [ROWS, DP], then stages of keys and values [KEYS, DP] each,
+ * two or, for small heads, three. 16-byte words of a row change places by the row's low
+ * bits, so that the eight rows of a matrix that ldmatrix reads lie in different banks.
+ * The next stage is copied while this one is used: one barrier a stage. */
+#include "backend/cuda/attention_prefill.cuh"
+#include "backend/cuda/wgmma.cuh"
 
 namespace
 {
 
-enum { WARPS = 4, THREADS = WARPS * 32, ROWS = WARPS * 32, KEYS = 64 };
-
-/* Heads of up to DP dims. */
-template <int DP> struct plan {
-    static constexpr int ROW = DP * 2;           /* bytes of a row */
-    static constexpr int WORDS = DP / 8;         /* of 16 bytes, of a row */
-    static constexpr int STEP = THREADS / WORDS; /* rows that a block copies at once */
-    static constexpr int QUERIES = ROWS * ROW, PART = KEYS * ROW, STAGE = 2 * PART;
-    static constexpr int SHARED = QUERIES + 2 * STAGE;
-    static_assert(STEP % 8 == 0, "a thread's words swap places alike in all its rows");
-};
-
-/* Byte offset of a word in a tile. */
-template <int DP> static __device__ __forceinline__ int place(int row, int word)
-{
-    return row * plan<DP>::ROW + ((word ^ (row & 7)) << 4);
-}
-
-/* ---- Copies ---------------------------------------------------------------------- */
-
-/* Keys [off, off + KEYS) after `first`, of K or V, to a tile at `to`. */
+/* First row, counted from the session's beginning, of fragment i of this warp. */
 template <int DP>
-static __device__ __forceinline__ void fetch(const job &b, const half *from, int off,
-                                             uint32_t to)
+static __device__ __forceinline__ int fragment_row(const job &b, int i)
 {
-    constexpr int STEP = plan<DP>::STEP;
-    int word = threadIdx.x % plan<DP>::WORDS, row = threadIdx.x / plan<DP>::WORDS;
-    int start = ring_row(b.first_row, off, b.room), left = b.end - b.first - off;
-    bool inside = word * 8 < b.D;
-    from += inside ? word * 8 : 0;
-    to += place<DP>(row, word);
-    if (start + KEYS <= b.room && left >= KEYS) {
-        from += (size_t)(start + row) * b.D;
-#pragma unroll
-        for (int i = 0; i < KEYS / STEP; i++)
-            copy16(to + i * STEP * plan<DP>::ROW, from + i * STEP * b.D, inside);
-        return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < KEYS / STEP; i++) {
-        bool there = row + i * STEP < left;
-        int at = ring_row(start, there ? row + i * STEP : 0, b.room);
-        copy16(to + i * STEP * plan<DP>::ROW, from + (size_t)at * b.D, there && inside);
-    }
+    return b.past + b.row + (int)threadIdx.x / 32 * plan<DP>::DOWN +
+           i * plan<DP>::ACROSS;
 }
 
 template <int DP>
-static __device__ __forceinline__ void fetch_stage(const job &b, int n, uint32_t stages)
+static __device__ __forceinline__ void mask_if_needed(logits &s, const job &b, int i,
+                                                      int j0)
 {
-    uint32_t to = stages + n % 2 * plan<DP>::STAGE;
-    fetch<DP>(b, b.K, n * KEYS, to);
-    fetch<DP>(b, b.V, n * KEYS, to + plan<DP>::PART);
-    copies_commit();
+    int t = fragment_row<DP>(b, i);
+    if (j0 + KEYS - 1 > t || j0 < first_key(t + 15, b.window)) mask(s, b, t, j0);
 }
 
-/* Queries as halves; rows and dims that do not exist are zero. ld: floats between rows.
- */
-template <int DP>
-static __device__ __forceinline__ void fetch_queries(const job &b, const float *q,
-                                                     size_t ld, char *to)
-{
-    constexpr int STEP = plan<DP>::STEP;
-    int word = threadIdx.x % plan<DP>::WORDS, row = threadIdx.x / plan<DP>::WORDS;
-    q += b.row * ld + word * 8;
-#pragma unroll 4
-    for (int i = row; i < ROWS; i += STEP) {
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (word * 8 < b.D && b.row + i < b.n) {
-            const float4 *from = reinterpret_cast<const float4 *>(q + i * ld);
-            x = pack8(from[0], from[1]);
-        }
-        *reinterpret_cast<uint4 *>(to + place<DP>(i, word)) = x;
-    }
-}
-
-/* ---- Arithmetic of a warp -------------------------------------------------------- */
-
-/* Of lane = 4 r + q: rows 16 i + 8 h + r (i, h = 0, 1), at m[i][h], l[i][h] (l: over
- * this lane's keys) and sum[i][n][2 h ..], dims 8 n + 2 q, + 1. */
-template <int DP> struct rows {
-    float sum[2][DP / 8][4], m[2][2], l[2][2];
-};
-typedef float logits[2][KEYS / 8][4];      /* as sum: keys for dims */
-typedef uint32_t weights[2][KEYS / 16][4]; /* the same as halves, ready to multiply */
+/* ---- Each warp by itself --------------------------------------------------------- */
 
 /* s = Q K^T. `queries`: the warp's rows; both addresses with this lane's part in them.
  */
 template <int DP>
-static __device__ __forceinline__ void multiply_keys(logits &s, uint32_t queries,
+static __device__ __forceinline__ void multiply_keys(logits (&s)[2], uint32_t queries,
                                                      uint32_t keys)
 {
 #pragma unroll
@@ -129,8 +66,8 @@ static __device__ __forceinline__ void multiply_keys(logits &s, uint32_t queries
 
 /* sum += P V. */
 template <int DP>
-static __device__ __forceinline__ void multiply_values(rows<DP> &x, const weights &p,
-                                                       uint32_t values)
+static __device__ __forceinline__ void
+multiply_values(rows<DP> &x, const weights (&p)[2], uint32_t values)
 {
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
@@ -148,98 +85,150 @@ static __device__ __forceinline__ void multiply_values(rows<DP> &x, const weight
         }
 }
 
-/* Logits that row t does not see: j > t, or j <= t - window. */
-static __device__ __forceinline__ void mask(logits &s, const job &b, int t0, int j0)
-{
-    int lane = threadIdx.x % 32, last = b.past + b.n - 1;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int t = min(t0 + 16 * i + 8 * h + lane / 4, last);
-            int from = first_key(t, b.window);
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    int j = j0 + 8 * n + 2 * (lane % 4) + e;
-                    if (j > t || j < from) s[i][n][2 * h + e] = -INFINITY;
-                }
-        }
-}
-
-/* p = 2^(scale s - m), with m, l and the sums so far brought up to date. */
 template <int DP>
-static __device__ __forceinline__ void weigh(rows<DP> &x, logits &s, weights &p,
-                                             float scale)
+static __device__ __forceinline__ void
+walk_alone(rows<DP> &x, const job &b, uint32_t queries, uint32_t stages, float scale)
 {
-    float shrink[2][2];
-    bool grown = false;
+    /* Of the four matrices that a load takes, a lane points into number lane / 8: they
+     * lie two rows of matrices high and two wide, in the order the products want. */
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int down = lane / 8 % 2, right = lane / 16, row = lane % 8;
+    queries += place<DP>(warp * 32 + down * 8 + row, right);
+    uint32_t key_at = place<DP>(right * 8 + row, down);
+    uint32_t value_at = place<DP>(down * 8 + row, right) + plan<DP>::PART;
+    int last = b.row + warp * 32 < b.n ? fragment_row<DP>(b, 1) + 15 : -1;
+    int tiles = (b.end - b.first + KEYS - 1) / KEYS;
+    for (int n = 0; n < tiles; n++) {
+        copies_wait<0>();
+        __syncthreads();
+        if (n + 1 < tiles) fetch_stage<DP>(b, n + 1, stages);
+        int j0 = b.first + n * KEYS;
+        if (j0 > last) continue;
+        uint32_t stage = stages + n % plan<DP>::STAGES * plan<DP>::STAGE;
+        weights p[2];
+        {
+            logits s[2] = {};
+            multiply_keys<DP>(s, queries, stage + key_at);
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float top = -INFINITY;
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-                top = fmaxf(top, fmaxf(s[i][n][2 * h], s[i][n][2 * h + 1]));
-            top = quad_max(top) * scale;
-            bool grows = top > x.m[i][h] + SLACK;
-            float m = grows ? top : x.m[i][h];
-            shrink[i][h] = grows ? power2(x.m[i][h] - m) : 1.f;
-            grown |= grows;
-            x.m[i][h] = m;
-            float zero = m == -INFINITY ? 0.f : m; /* no key seen yet: p = 0 */
-            float total = 0;
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-                float a = power2(fmaf(s[i][n][2 * h], scale, -zero));
-                float c = power2(fmaf(s[i][n][2 * h + 1], scale, -zero));
-                total += a + c;
-                p[i][n / 2][n % 2 * 2 + h] = pack(a, c);
+            for (int i = 0; i < 2; i++) {
+                float shrink[2];
+                mask_if_needed<DP>(s[i], b, i, j0);
+                weigh<DP>(x, i, s[i], shrink, scale);
+                scale_sums<DP>(x, i, shrink);
+                pack_weights(p[i], s[i]);
             }
-            x.l[i][h] = x.l[i][h] * shrink[i][h] + total;
         }
-    if (__any_sync(~0u, grown)) {
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int n = 0; n < DP / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) x.sum[i][n][e] *= shrink[i][e / 2];
+        multiply_values<DP>(x, p, stage + value_at);
     }
 }
 
-template <int DP>
-static __device__ __forceinline__ void write_rows(rows<DP> &x, const job &b, float *o,
-                                                  size_t ld)
+/* ---- All warps together ---------------------------------------------------------- */
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* Queues s = Q K^T of 64 queries; a step is 16 dims, 32 bytes. */
+static __device__ __forceinline__ void queue_logits(logits &s, uint32_t queries,
+                                                    uint32_t keys)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    begin_sums(s);
+    products_begin();
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int row = b.row + warp * 32 + 16 * i + 8 * h + lane / 4;
-            float scale = 1 / quad_sum(x.l[i][h]);
-            float *to = o + row * ld + 2 * (lane % 4);
-            if (row >= b.n) continue;
-#pragma unroll
-            for (int n = 0; n < DP / 8; n++)
-                if (8 * n < b.D)
-                    *reinterpret_cast<float2 *>(to + 8 * n) = make_float2(
-                        x.sum[i][n][2 * h] * scale, x.sum[i][n][2 * h + 1] * scale);
-        }
+    for (int k = 0; k < 4; k++)
+        queue_nt(s, matrix_at(queries + 32 * k), matrix_at(keys + 32 * k), k > 0);
+    products_commit();
 }
+
+/* Queues sum += P V; a step is 16 keys, 2048 bytes. */
+static __device__ __forceinline__ void queue_sums(float (&sum)[8][4], weights &p,
+                                                  uint32_t values)
+{
+    pin(p);
+    pin(sum);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++)
+        queue_rn(sum, p[k], matrix_at(values + 2048 * k));
+    products_commit();
+}
+
+/* The sums are there; until then p must stay as it is. */
+static __device__ __forceinline__ void finish_sums(float (&sum)[8][4], weights &p)
+{
+    products_wait<0>();
+    pin(p);
+    pin(sum);
+}
+
+/* The weights p of fragment I meet the values of their tile, and meanwhile the logits
+ * of the other fragment, against keys from j0 on, become the next weights. */
+template <int I>
+static __device__ __forceinline__ void step(rows<64> &x, weights &p, const job &b,
+                                            uint32_t queries, uint32_t keys,
+                                            uint32_t values, int j0, float scale)
+{
+    constexpr int OTHER = 1 - I;
+    logits s;
+    float shrink[2];
+    queue_logits(s, queries + OTHER * 64 * plan<64>::ROW, keys);
+    queue_sums(x.sum[I], p, values);
+    products_wait<1>();
+    pin(s);
+    mask_if_needed<64>(s, b, OTHER, j0);
+    weigh<64>(x, OTHER, s, shrink, scale);
+    finish_sums(x.sum[I], p);
+    scale_sums<64>(x, OTHER, shrink);
+    pack_weights(p, s);
+}
+
+/* Of three stages one is used, one comes, and of one the values may still be used. */
+static __device__ __forceinline__ void
+walk_together(rows<64> &x, const job &b, uint32_t queries, uint32_t stages, float scale)
+{
+    constexpr int PART = plan<64>::PART;
+    int tiles = (b.end - b.first + KEYS - 1) / KEYS;
+    const auto stage_of = [&](int n) { return stages + n % 3 * plan<64>::STAGE; };
+    const auto arrive = [&](int n) { /* tile n is here, and the next on its way */
+                                     copies_wait<0>();
+                                     publish();
+                                     __syncthreads();
+                                     if (n + 1 < tiles)
+                                         fetch_stage<64>(b, n + 1, stages);
+    };
+    weights p;
+    arrive(0);
+    {
+        logits s;
+        float shrink[2];
+        queue_logits(s, queries, stage_of(0));
+        products_wait<0>();
+        pin(s);
+        mask_if_needed<64>(s, b, 0, b.first);
+        weigh<64>(x, 0, s, shrink, scale); /* nothing has been summed yet */
+        pack_weights(p, s);
+    }
+    for (int n = 0; n < tiles; n++) {
+        uint32_t values = stage_of(n) + PART;
+        int j0 = b.first + n * KEYS;
+        step<0>(x, p, b, queries, stage_of(n), values, j0, scale);
+        if (n + 1 == tiles) {
+            queue_sums(x.sum[1], p, values);
+            finish_sums(x.sum[1], p);
+            break;
+        }
+        arrive(n + 1);
+        step<1>(x, p, b, queries, stage_of(n + 1), values, j0 + KEYS, scale);
+    }
+}
+#endif
 
 /* ---- Kernel ---------------------------------------------------------------------- */
 
 template <int DP>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS, DP == 64 ? 3 : 2)
     prefill(const __grid_constant__ sti_cuda_attn a)
 {
     extern __shared__ __align__(1024) char shared[];
     __shared__ job b; /* registers are for the sums */
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) b = find_job(a, ROWS);
     __syncthreads();
     uint32_t queries = shared_address(shared), stages = queries + plan<DP>::QUERIES;
@@ -256,32 +245,12 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
             for (int e = 0; e < 4; e++) x.sum[i][n][e] = 0;
     }
-    /* Of the four matrices that a load takes, a lane points into number lane / 8: they
-     * lie two rows of matrices high and two wide, in the order the products want. */
-    int down = lane / 8 % 2, right = lane / 16, row = lane % 8;
-    queries += place<DP>(warp * 32 + down * 8 + row, right);
-    uint32_t key_at = place<DP>(right * 8 + row, down);
-    uint32_t value_at = place<DP>(down * 8 + row, right) + plan<DP>::PART;
-
-    int t0 = b.past + b.row + warp * 32; /* the warp's first and last row */
-    int t1 = b.row + warp * 32 < b.n ? min(t0 + 31, b.past + b.n - 1) : -1;
-    int tiles = (b.end - b.first + KEYS - 1) / KEYS;
-    for (int n = 0; n < tiles; n++) {
-        copies_wait<0>();
-        __syncthreads();
-        if (n + 1 < tiles) fetch_stage<DP>(b, n + 1, stages);
-        int j0 = b.first + n * KEYS, j1 = j0 + KEYS - 1;
-        if (j0 > t1) continue;
-        uint32_t stage = stages + n % 2 * plan<DP>::STAGE;
-        weights p;
-        {
-            logits s = {};
-            multiply_keys<DP>(s, queries, stage + key_at);
-            if (j1 > t0 || j0 < first_key(t1, b.window)) mask(s, b, t0, j0);
-            weigh<DP>(x, s, p, a.scale);
-        }
-        multiply_values<DP>(x, p, stage + value_at);
-    }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if constexpr (DP == 64)
+        walk_together(x, b, queries, stages, a.scale);
+    else
+#endif
+        walk_alone<DP>(x, b, queries, stages, a.scale);
     write_rows<DP>(x, b, a.o + b.out, (size_t)a.H * a.D);
 }
 

@@ -38,7 +38,7 @@ struct sti_dev {
     size_t step_room;  /* scratch of a session's step, in the layer that needs most */
     struct sti_cuda_plans *plans;   /* matmul.c: cuBLASLt's choices, by shape */
     struct sti_cuda_passes *passes; /* pass.c: ids, positions, recorded graphs */
-    struct sti_cuda_wide *wide;     /* train.c: weights in bfloat16 */
+    struct sti_cuda_wide *wide;     /* wide.c: weights in bfloat16 */
     int n_wide;
     struct ncclComm *ranks; /* ranks.c: GPUs of other processes; NULL: alone */
     int rank, n_ranks;
@@ -115,14 +115,21 @@ still_status sti_cuda_logprob(sti_dev *, const sti_logprob_args *, still_error *
 still_status sti_cuda_softmax_attn(sti_dev *, const sti_attn_args *, still_error *);
 still_status sti_cuda_hybrid_reserve(sti_dev *, const sti_hybrid_settings *,
                                      const sti_hybrid_shape *, int rows, still_error *);
+bool sti_cuda_hybrid_turns(const sti_hybrid_args *, int n);
 still_status sti_cuda_hybrid(sti_dev *, const sti_hybrid_args *, int n, still_error *);
 
-/* Training (train.c, hybrid_train.c). Results for the program are waited for. */
+/* Training (train.c, train_added.c, train_feed.c, hybrid_train.c). Results for the
+ * program are waited for. */
+still_status sti_cuda_matmul_added(sti_dev *, const sti_matmul_added_args *,
+                                   still_error *);
 still_status sti_cuda_matmul_back(sti_dev *, const sti_matmul_back_args *,
                                   still_error *);
-still_status sti_cuda_matmul_grad(sti_dev *, const sti_matmul_grad_args *,
+still_status sti_cuda_matmul_grad(sti_dev *, const sti_matmul_grad_args *, int n,
                                   still_error *);
+still_status sti_cuda_feed_train(sti_dev *, const sti_feed_train_args *, still_error *);
+still_status sti_cuda_feed_back(sti_dev *, const sti_feed_train_args *, still_error *);
 still_status sti_cuda_loss(sti_dev *, const sti_loss_args *, still_error *);
+still_status sti_cuda_adam(sti_dev *, const sti_adam_args *, int n, still_error *);
 still_status sti_cuda_sum_squares(sti_dev *, const float *x, const sti_span *, int n,
                                   double *out, still_error *);
 still_status sti_cuda_compare(sti_dev *, const sti_compare_args *, still_error *);
@@ -158,7 +165,8 @@ typedef struct sti_cuda_shape {
     bool per_head, has_window, has_linear, norm_preserved, gate, window_factor;
     bool raw_features; /* feature_positions == STI_FEATURES_NONE */
     bool interleaved;
-    bool half_kv; /* keys and values are stored as half, else float */
+    bool unrotated; /* q and k come before RoPE */
+    bool half_kv;   /* keys and values are stored as half, else float */
     int position_cap, state_cap;
     float feature_floor, den_eps, eps, scale; /* scale: 1 / sqrt(D) */
     uint64_t seed;
@@ -194,14 +202,17 @@ sti_cuda_session sti_cuda_session_of(const sti_hybrid_args *a, const int32_t *po
  * (`session` is an array on the device). leave: for sessions whose token begins a
  * chunk, what leaves the window is selected, evicted, folded; for others nothing
  * happens. step: the token enters and its output is written. All settings, any shape.
+ * settled: no kernel that was queued since the last copy writes to the states, so that
+ * they can be read while those before still run (follow.cuh).
  * room: scratch of sti_cuda_step_room bytes. */
 size_t sti_cuda_step_room(const sti_dev *dev, const sti_cuda_shape *h, int n);
+bool sti_cuda_step_turns(const sti_cuda_shape *h); /* rows may be unrotated */
 still_status sti_cuda_hybrid_leave(sti_dev *, const sti_cuda_shape *h,
                                    const sti_cuda_session *session, int n, int t,
                                    void *room, still_error *err);
 still_status sti_cuda_hybrid_step(sti_dev *, const sti_cuda_shape *h,
                                   const sti_cuda_session *session, int n, int t,
-                                  void *room, still_error *err);
+                                  bool settled, void *room, still_error *err);
 
 /* Chunk-parallel form (hybrid_chunks.h). supported: whether these settings and shape
  * are; the recurrent form runs the others. room: scratch of T rows, of one session or

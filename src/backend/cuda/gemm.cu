@@ -7,261 +7,295 @@
  * Bounded by latency for small models, by the memory that weights come from for large
  * ones; weights are halves.
  *
- * A block of four warps makes BN rows of W times BM rows of x. mma.m16n8k16 takes W as
- * its A: a warp has 16 rows of W and all BM of x. Steps of 64 columns go through a ring
- * of STAGES tiles in shared memory, swizzled as mma.cuh wants them; weights of the
- * first ones are asked for before x is waited for (follow.cuh). With BN = 32, where
- * there would be fewer blocks than SMs, two warps share 16 rows of W, half of each step
- * each, and add their sums at the end. */
-#include "backend/cuda/dequant.cuh"
+ * A block of four warps makes 64 rows of W times BM rows of x. Steps of 64 columns go
+ * through a ring of STAGES tiles in shared memory; weights of the first ones are asked
+ * for before x is waited for (follow.cuh). Where tiles are fewer than blocks the GPU
+ * holds, a cluster of blocks shares one, each with part of the columns: their sums meet
+ * in shared memory and are added in the order of the parts. So there are always enough
+ * bytes under way to keep memory busy, and no block has many steps to go through. Where
+ * parts are that short, x may come in floats, and is normed here: in a small model a
+ * kernel that only norms takes as long as a product. */
 #include "backend/cuda/follow.cuh"
-#include "backend/cuda/mma.cuh"
+#include "backend/cuda/gemm_input.cuh"
 
 namespace
 {
 
-enum { THREADS = 128, STEP = 64, ROW = STEP * 2 }; /* ROW: bytes of a row of a tile */
-enum { FULL_BN = 64 };
 enum {
-    MOST_WAVES = 4,      /* tiles of 64 x 64 an SM, beyond which cuBLASLt is faster */
-    READ_ONCE = 32,      /* rows of x for which weights are read once */
-    MOST_BYTES = 8 << 20 /* of weights that may be read more than once */
+    MOST_WAVES = 4,       /* tiles of 64 x 64 an SM, beyond which cuBLASLt is faster */
+    READ_ONCE = 32,       /* rows of x for which weights are read once */
+    MOST_BYTES = 8 << 20, /* of weights that may be read more than once */
+    MOST_PARTS = 8,       /* blocks of a cluster: what every GPU that has them allows */
+    LEAST_STEPS = 3,      /* of a part: with fewer, meeting takes longer than adding */
+    FLOAT_BLOCKS = 3,     /* an SM, at most, where x in floats takes more parts */
+    FLOAT_BYTES = 8 << 20 /* that blocks may read in all because x is not half */
 };
 
-/* A block takes 64 KB of shared memory at most: three or four of them share an SM
- * here, and one fits where that is all there is. Weights under way a block: 32 KB with
- * BM = 16, the size for which memory is the bound (36 KB with BN = 32). */
-template <int BM, int BN> struct plan {
-    static constexpr int STAGE = (BN + BM) * ROW;
-    static constexpr int STAGES = BM == 64 ? 4 : BN == 64 ? 5 : BM == 32 ? 6 : 10;
-    static constexpr int BLOCKS = BM == 16 && BN == 64 ? 4 : 3; /* of an SM */
-    static constexpr size_t SHARED = (size_t)STAGES * STAGE;
-};
+/* ---- Sums of a cluster --------------------------------------------------------------
+ */
 
-/* 16 bytes, or zeros: then nothing is read. */
-__device__ __forceinline__ void copy_or_zero(uint32_t to, const void *from, bool some)
+/* Floats from one row of x to the next where a block leaves its sums [BM, BN]: lanes of
+ * a warp then write to different banks. */
+enum { ACROSS = BN + 4 };
+
+template <int BM>
+__device__ __forceinline__ void leave_sums(const sums<BM> &s, float *room)
 {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to),
-                 "l"(from), "r"(some ? 16 : 0)
-                 : "memory");
+    const int lane = threadIdx.x % 32, n = threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < BM / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            room[(8 * j + lane % 4 * 2 + e % 2) * ACROSS + n + e / 2 * 8] = s.c[j][e];
 }
 
-/* Rows that one tile of a matrix makes: GATED tiles hold as many of gate as of up. */
-__host__ __device__ constexpr int rows_of(int BN, bool gated)
+__device__ __forceinline__ float4 add4(float4 a, float4 b)
 {
-    return gated ? BN / 2 : BN;
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-/* What a thread copies: 16 bytes, unit tid % 8, of rows tid / 8, + 16, ... of a tile.
- * In a GATED tile rows 16 j .. + 7 are rows 8 j .. of gate, rows 16 j + 8 .. those of
- * up: in a warp's result c0, c1 are then gate's and c2, c3 up's of the same column. */
-template <int BM, int BN, bool GATED> struct copier {
-    const __half *w, *x;            /* of the first row, at the thread's unit */
-    int ld, column, rows_w, rows_x; /* rows: from the thread's first on */
-    uint32_t to;
-
-    __device__ __forceinline__ copier(const sti_cuda_few &f, int i, int tile, int m0,
-                                      uint32_t stages)
-    {
-        const int row = threadIdx.x / 8, unit = threadIdx.x % 8;
-        const sti_cuda_matrix &m = f.w[GATED ? row / 8 : i];
-        const int n = tile * rows_of(BN, GATED) + (GATED ? row % 8 : row);
-        ld = m.ld;
-        column = 8 * unit;
-        rows_w = m.N - n;
-        rows_x = f.M - m0 - row;
-        w = (const __half *)m.half + (int64_t)n * ld + column;
-        x = (const __half *)f.xh + (int64_t)(m0 + row) * ld + column;
-        to = stages + unit_at<STEP>(row, unit);
-    }
-    __device__ __forceinline__ void weights(int slot, int k) const
-    {
-        constexpr int APART = GATED ? 8 : 16;
-        const uint32_t at = to + slot * plan<BM, BN>::STAGE;
-        const bool in = column + k < ld;
-#pragma unroll
-        for (int j = 0; j < BN / 16; j++)
-            copy_or_zero(at + j * 16 * ROW, w + (int64_t)j * APART * ld + k,
-                         in && j * APART < rows_w);
-    }
-    __device__ __forceinline__ void rows(int slot, int k) const
-    {
-        const uint32_t at = to + slot * plan<BM, BN>::STAGE + BN * ROW;
-        const bool in = column + k < ld;
-#pragma unroll
-        for (int j = 0; j < BM / 16; j++)
-            copy_or_zero(at + j * 16 * ROW, x + (int64_t)j * 16 * ld + k,
-                         in && j * 16 < rows_x);
-    }
-};
-
-/* A warp's 16 rows of W times BM rows of x; c[j]: rows 8 j .. + 7 of x. */
-template <int BM> struct sums {
-    float c[BM / 8][4];
-};
-
-/* One step: columns 16 first .. 16 (first + COUNT) of the stage. */
-template <int BM, int COUNT>
-__device__ __forceinline__ void add_step(sums<BM> &s, uint32_t w_tile, uint32_t x_tile,
-                                         int first)
+__device__ __forceinline__ float4 times4(float4 a, float by)
 {
-    const int lane = threadIdx.x % 32;
-    const auto at_w = lane_address<STEP>::by16(w_tile, lane);
-    const auto at_x = lane_address<STEP>::by8(x_tile, lane);
-#pragma unroll
-    for (int k = 0; k < COUNT; k++) {
-        uint32_t a[4];
-        load_squares(a, at_w.at(0, first + k));
-#pragma unroll
-        for (int j = 0; j < BM / 16; j++) {
-            uint32_t b[4];
-            load_squares(b, at_x.at(16 * j, first + k));
-            mma(s.c[2 * j], a, b[0], b[1]);
-            mma(s.c[2 * j + 1], a, b[2], b[3]);
-        }
-    }
+    return make_float4(a.x * by, a.y * by, a.z * by, a.w * by);
 }
 
-/* Sums of warps 2 and 3 are added to those of warps 0 and 1. */
-template <int BM> __device__ __forceinline__ void join_halves(sums<BM> &s, float *room)
+/* Four sums of all parts, where this one's are `mine`, each times the root that its row
+ * was divided by, if root. */
+__device__ __forceinline__ float4 total_of(const float *mine, const float *root,
+                                           int parts)
 {
-    float *mine = room + threadIdx.x % 64;
-    __syncthreads(); /* the stages are free */
-    if (threadIdx.x >= 64)
-#pragma unroll
-        for (int j = 0; j < BM / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) mine[(4 * j + e) * 64] = s.c[j][e];
-    __syncthreads();
-    if (threadIdx.x < 64)
-#pragma unroll
-        for (int j = 0; j < BM / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s.c[j][e] += mine[(4 * j + e) * 64];
+    float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+    for (int p = 0; p < parts; p++) {
+        const uint4 s = sti_read_peer(mine, p);
+        const float4 of_part = make_float4(__uint_as_float(s.x), __uint_as_float(s.y),
+                                           __uint_as_float(s.z), __uint_as_float(s.w));
+        v = add4(v, root ? times4(of_part, sti_read_peer_float(root, p)) : of_part);
+    }
+    return v;
 }
 
-/* Where a lane's results go: c[j][e] is row n + 8 (e / 2) of W and row m + 8 j + e % 2
- * of x; GATED: c[j][e] and c[j][e + 2] are gate and up of column n. */
+__device__ __forceinline__ float gate_of(float gate, float up)
+{
+    return __fdividef(gate, 1 + __expf(-gate)) * up;
+}
+
+/* The results that a thread finishes: four columns of a row of x each, all results of
+ * the tile in turn over all threads of the cluster. */
 template <int BM, bool GATED> struct results {
+    static constexpr int FOURS = rows_of(GATED) / 4; /* of a row */
+    static constexpr int EACH = BM * FOURS / THREADS;
     const sti_cuda_few &f;
-    int i, n, m, N;
-    float before[BM / 8][4]; /* what is added: the bias, and y where it accumulates */
+    int i, n0, m0, N; /* matrix, first column, first row, columns in all */
+    int part, parts;
+    const row_norms<BM> *norms; /* of this part; NULL: rows are as they are */
+    float4 before[EACH]; /* what is added: the bias, and y where it accumulates */
 
+    __device__ __forceinline__ int at(int u) const
+    {
+        return (u * parts + part) * THREADS + threadIdx.x;
+    }
+    __device__ __forceinline__ int row(int u) const
+    {
+        return at(u) / FOURS;
+    }
+    __device__ __forceinline__ int column(int u) const
+    {
+        return at(u) % FOURS * 4;
+    }
+    __device__ __forceinline__ bool mine(int u) const
+    {
+        return row(u) < BM && m0 + row(u) < f.M && n0 + column(u) < N;
+    }
+    __device__ __forceinline__ float4 shift(int which, int n) const
+    {
+        const float *bias = f.bias[which];
+        return bias ? sti_load4(bias, n, N, N % 4 == 0 && sti_aligned16(bias))
+                    : make_float4(0, 0, 0, 0);
+    }
     __device__ __forceinline__ void load()
     {
+        if (GATED) return;
+        const float *y = f.y[i];
+        const bool vec = N % 4 == 0 && sti_aligned16(y);
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int column = GATED ? n : n + e / 2 * 8;
-            const float *bias = f.bias[GATED ? e / 2 : i];
-            const float shift = bias && column < N ? bias[column] : 0;
-#pragma unroll
-            for (int j = 0; j < BM / 8; j++) {
-                const int row = m + 8 * j + e % 2;
-                const bool add = !GATED && f.accumulate && column < N && row < f.M;
-                before[j][e] = shift + (add ? f.y[i][(int64_t)row * N + column] : 0);
-            }
+        for (int u = 0; u < EACH; u++) {
+            before[u] = make_float4(0, 0, 0, 0);
+            if (!mine(u)) continue;
+            before[u] = shift(i, n0 + column(u));
+            if (f.accumulate)
+                before[u] = add4(before[u], sti_load4(y + (int64_t)(m0 + row(u)) * N,
+                                                      n0 + column(u), N, vec));
         }
     }
-    __device__ __forceinline__ void store(const sums<BM> &s)
+    /* Columns of row r of x, `at` of this part's sums, of all parts and normed. */
+    __device__ __forceinline__ float4 total(const float *at, int r) const
+    {
+        if (!norms) return total_of(at, nullptr, parts);
+        float s = 0;
+        for (int p = 0; p < parts; p++) s += sti_read_peer_float(&norms->squares[r], p);
+        return times4(total_of(at, &norms->root[r], parts),
+                      1 / sqrtf(s / (float)f.K + f.eps));
+    }
+    __device__ __forceinline__ void store(const float *room) const
     {
 #pragma unroll
-        for (int j = 0; j < BM / 8; j++)
-#pragma unroll
-            for (int e = 0; e < (GATED ? 2 : 4); e++) {
-                const int column = GATED ? n : n + e / 2 * 8, row = m + 8 * j + e % 2;
-                if (column >= N || row >= f.M) continue;
-                const int64_t at = (int64_t)row * N + column;
-                const float v = s.c[j][e] + before[j][e];
-                if (GATED) {
-                    const float up = s.c[j][e + 2] + before[j][e + 2];
-                    ((__half *)f.yh)[at] =
-                        sti_to_half(__fdividef(v, 1 + __expf(-v)) * up);
-                } else {
-                    f.y[i][at] = v;
-                }
+        for (int u = 0; u < EACH; u++) {
+            if (!mine(u)) continue;
+            const int r = row(u), c = column(u), n = n0 + c;
+            if (GATED) {
+                store_gated(room + r * ACROSS + c / 8 * 16 + c % 8, r, n);
+                continue;
             }
+            const bool vec = N % 4 == 0 && sti_aligned16(f.y[i]);
+            sti_store4(f.y[i] + (int64_t)(m0 + r) * N, n, N, vec,
+                       add4(total(room + r * ACROSS + c, r), before[u]));
+        }
+    }
+    /* gate: where its four sums are; those of up lie 8 after. N is a multiple of 4. */
+    __device__ __forceinline__ void store_gated(const float *gate, int r, int n) const
+    {
+        const float4 g = add4(total(gate, r), shift(0, n)),
+                     u = add4(total(gate + 8, r), shift(1, n));
+        *(uint2 *)((__half *)f.yh + (int64_t)(m0 + r) * N + n) =
+            make_uint2(sti_pack_half(gate_of(g.x, u.x), gate_of(g.y, u.y)),
+                       sti_pack_half(gate_of(g.z, u.z), gate_of(g.w, u.w)));
     }
 };
 
-/* Block (tile, rows of x): tiles of all matrices, one after another. */
-template <int BM, int BN, bool GATED>
-__global__ void __launch_bounds__(THREADS, (plan<BM, BN>::BLOCKS))
+/* ---- The kernel ---------------------------------------------------------------------
+ */
+
+/* Block (part, tile, rows of x): tiles of all matrices, one after another. The parts of
+ * a tile are a cluster. */
+template <int BM, bool GATED, bool FLOATS>
+__global__ void __launch_bounds__(THREADS, (plan<BM, FLOATS>::BLOCKS))
     some_rows(const __grid_constant__ sti_cuda_few f)
 {
-    constexpr int STAGES = plan<BM, BN>::STAGES, STAGE = plan<BM, BN>::STAGE;
-    constexpr bool SHARE = BN < FULL_BN; /* two warps share rows of W */
-    extern __shared__ __align__(1024) unsigned char stages[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int strip = SHARE ? warp % 2 : warp; /* 16 rows of the tile */
-    const int m0 = blockIdx.y * BM, steps = (f.w[0].ld + STEP - 1) / STEP;
-    int i = 0, tile = blockIdx.x;
+    typedef plan<BM, FLOATS> room;
+    constexpr int STAGES = room::STAGES;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const int part = blockIdx.x, parts = gridDim.x, m0 = blockIdx.z * BM;
+    const int all = (f.w[0].ld + STEP - 1) / STEP, first = all * part / parts,
+              steps = all * (part + 1) / parts - first;
+    int i = 0, tile = blockIdx.y;
     if (!GATED)
         for (int n; i + 1 < f.n && tile >= (n = (f.w[i].N + BN - 1) / BN); i++)
             tile -= n;
-    const uint32_t base = shared_address(stages);
-    const copier<BM, BN, GATED> copy(f, i, tile, m0, base);
+    const uint32_t base = shared_address(shared);
+    const copier<BM, GATED, FLOATS> copy(f, i, tile, m0, base);
+    row_norms<BM> *norms =
+        FLOATS && f.norm ? (row_norms<BM> *)(shared + room::NORMS) : nullptr;
+    eights gain;
     sti_lead();
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++)
-        if (s < steps) copy.weights(s, s * STEP); /* weights wait for nobody */
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (s < steps) copy.weights(s, (first + s) * STEP); /* they wait for nobody */
+        if (FLOATS) copy_commit();
+    }
+    const int column = first * STEP + copy.column;
+    if (FLOATS) gain.load(f.norm + column, steps, f.norm ? f.K - column : 0, 1);
     sti_follow();
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
-        if (s < steps) copy.rows(s, s * STEP);
+    for (int s = 0; s < STAGES - 1 && !FLOATS; s++) {
+        if (s < steps) copy.rows(s, (first + s) * STEP);
         copy_commit();
     }
-    results<BM, GATED> out = {f,
-                              i,
-                              tile * rows_of(BN, GATED) + strip * rows_of(16, GATED) +
-                                  lane / 4,
-                              m0 + lane % 4 * 2,
-                              f.w[GATED ? 0 : i].N,
-                              {}};
-    if (!SHARE || warp < 2) out.load();
+    results<BM, GATED> out = {
+        f, i, tile * rows_of(GATED), m0, f.w[GATED ? 0 : i].N, part, parts, norms, {}};
+    if (FLOATS) take_floats<BM>(f, gain, m0, column, steps, shared, norms);
+    out.load();
 
     sums<BM> s = {};
     for (int step = 0, slot = 0, next = STAGES - 1; step < steps; step++) {
         copy_wait<STAGES - 2>();
+        copies_came();
         __syncthreads(); /* the step has come, and the one before it has been used */
         if (step + STAGES - 1 < steps) {
-            copy.weights(next, (step + STAGES - 1) * STEP);
-            copy.rows(next, (step + STAGES - 1) * STEP);
+            copy.weights(next, (first + step + STAGES - 1) * STEP);
+            if (!FLOATS) copy.rows(next, (first + step + STAGES - 1) * STEP);
         }
         copy_commit();
-        const uint32_t here = base + slot * STAGE;
-        add_step<BM, SHARE ? 2 : 4>(s, here + strip * 16 * ROW, here + BN * ROW,
-                                    SHARE ? warp / 2 * 2 : 0);
+        const uint32_t w = base + room::RING + slot * room::STAGE;
+        add_step(s, w, FLOATS ? base + step * room::X_TILE : w + BN * ROW);
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         next = next + 1 == STAGES ? 0 : next + 1;
     }
     copy_wait<0>();
-    if (SHARE) join_halves<BM>(s, (float *)stages);
-    if (!SHARE || warp < 2) out.store(s);
+    __syncthreads(); /* tiles are no longer needed */
+    leave_sums(s, (float *)shared);
+    sti_meet();
+    out.store((const float *)shared);
+    if (parts > 1) sti_meet(); /* nobody leaves while its sums are read */
 }
 
-/* Tiles of BN rows of all matrices. */
-int tiles_of(const sti_cuda_few *f, int BN)
+/* Tiles of all matrices. */
+int tiles_of(const sti_cuda_few *f)
 {
-    const int rows = rows_of(BN, f->yh != nullptr);
+    const int rows = rows_of(f->yh != nullptr);
     int tiles = 0;
     for (int i = 0; i < (f->yh ? 1 : f->n); i++) tiles += (f->w[i].N + rows - 1) / rows;
     return tiles;
 }
 
-template <int BM, int BN, bool GATED>
+int steps_of(const sti_cuda_few *f)
+{
+    return (f->w[0].ld + STEP - 1) / STEP;
+}
+
+/* Parts that x in floats takes. */
+int float_parts(const sti_cuda_few *f)
+{
+    return (steps_of(f) + FLOAT_STEPS - 1) / FLOAT_STEPS;
+}
+
+/* Parts of a tile: as many as SMs have room for, and of these the fewest that leave the
+ * longest part as short. */
+int parts_of(const sti_dev *dev, int tiles, int sharing, int steps)
+{
+    if (!dev->follows) return 1;
+    int most = sharing * dev->sms / tiles;
+    if (most > MOST_PARTS) most = MOST_PARTS;
+    if (most > steps / LEAST_STEPS) most = steps / LEAST_STEPS;
+    if (most < 2) return 1;
+    const int longest = (steps + most - 1) / most;
+    return (steps + longest - 1) / longest;
+}
+
+template <int BM, bool GATED, bool FLOATS>
 still_status launch(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 {
-    constexpr size_t room = plan<BM, BN>::SHARED;
-    auto kernel = some_rows<BM, BN, GATED>;
+    typedef plan<BM, FLOATS> room;
+    auto kernel = some_rows<BM, GATED, FLOATS>;
+    const int tiles = tiles_of(f), rows = (f->M + BM - 1) / BM;
+    int parts = parts_of(dev, tiles * rows, room::SHARING, steps_of(f));
+    if (FLOATS && parts < float_parts(f)) parts = float_parts(f);
     STI_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)room),
+                                  (int)room::SHARED),
              "matmul of some rows");
-    STI_CUDA(
-        sti_launch(dev, kernel,
-                   dim3((unsigned)tiles_of(f, BN), (unsigned)((f->M + BM - 1) / BM)),
-                   dim3(THREADS), room, *f),
-        "matmul of some rows");
+    STI_CUDA(sti_launch_clusters(dev, parts, kernel,
+                                 dim3((unsigned)parts, (unsigned)tiles, (unsigned)rows),
+                                 dim3(THREADS), room::SHARED, *f),
+             "matmul of some rows");
     return STILL_OK;
+}
+
+template <int BM, bool FLOATS>
+still_status launch_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
+{
+    return f->yh ? launch<BM, true, FLOATS>(dev, f, err)
+                 : launch<BM, false, FLOATS>(dev, f, err);
+}
+
+/* Rows of x of a block. Large tiles move fewer bytes; where they would leave SMs idle
+ * and cannot be shared, small ones end sooner. */
+int block_rows(const sti_dev *dev, const sti_cuda_few *f)
+{
+    const int blocks = tiles_of(f) * ((f->M + 63) / 64);
+    if (f->M <= 16) return 16;
+    if (f->M <= 32) return 32;
+    if (!dev->follows) return blocks < dev->sms ? 32 : 64;
+    return f->M <= 64 || blocks < dev->sms ? 64 : 128;
 }
 
 } // namespace
@@ -273,25 +307,34 @@ bool sti_cuda_some_fit(const sti_dev *dev, const sti_cuda_few *f)
         if (!f->w[i].half) return false;
         bytes += (int64_t)f->w[i].N * f->w[i].ld * (int64_t)sizeof(__half);
     }
-    const int64_t tiles = (int64_t)tiles_of(f, FULL_BN) * ((f->M + 63) / 64);
+    const int64_t tiles = (int64_t)tiles_of(f) * ((f->M + 63) / 64);
     return tiles <= (int64_t)MOST_WAVES * dev->sms &&
            (f->M <= READ_ONCE || bytes <= MOST_BYTES);
 }
 
-/* Large tiles move fewer bytes; small ones, where large ones would leave SMs idle, end
- * sooner. */
+bool sti_cuda_some_floats(const sti_dev *dev, const sti_cuda_few *f)
+{
+    const int BM = block_rows(dev, f), parts = float_parts(f), tiles = tiles_of(f);
+    const int64_t blocks = (int64_t)tiles * ((f->M + BM - 1) / BM) * parts,
+                  more = (int64_t)tiles * f->M * f->K * 2;
+    return f->K % 8 == 0 && sti_cuda_aligned(f->x) && sti_cuda_aligned(f->norm) &&
+           BM <= 64 && more <= FLOAT_BYTES &&
+           (parts == 1 || (dev->follows && parts <= MOST_PARTS &&
+                           blocks <= (int64_t)FLOAT_BLOCKS * dev->sms));
+}
+
 still_status sti_cuda_some_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 {
-    const int tiles = tiles_of(f, FULL_BN);
-    if (f->yh)
-        return f->M <= 16   ? launch<16, 64, true>(dev, f, err)
-               : f->M <= 32 ? launch<32, 64, true>(dev, f, err)
-                            : launch<64, 64, true>(dev, f, err);
-    if (f->M <= 16)
-        return tiles < dev->sms ? launch<16, 32, false>(dev, f, err)
-                                : launch<16, 64, false>(dev, f, err);
-    if (f->M > 32 && tiles * ((f->M + 63) / 64) >= dev->sms)
-        return launch<64, 64, false>(dev, f, err);
-    return tiles * ((f->M + 31) / 32) < dev->sms ? launch<32, 32, false>(dev, f, err)
-                                                 : launch<32, 64, false>(dev, f, err);
+    switch (block_rows(dev, f)) {
+    case 16:
+        return f->xh ? launch_rows<16, false>(dev, f, err)
+                     : launch_rows<16, true>(dev, f, err);
+    case 32:
+        return f->xh ? launch_rows<32, false>(dev, f, err)
+                     : launch_rows<32, true>(dev, f, err);
+    case 64:
+        return f->xh ? launch_rows<64, false>(dev, f, err)
+                     : launch_rows<64, true>(dev, f, err);
+    default: return launch_rows<128, false>(dev, f, err);
+    }
 }

@@ -7,7 +7,8 @@
  * many rows.
  *
  * A block takes a tile of 16 rows of W, its 8 warps interleaved chunks of 64 columns;
- * their sums meet in shared memory and are added in the order of the warps. x is normed
+ * their sums meet in shared memory and are added in the order of the warps. Of large
+ * matrices (the head) a warp takes a tile by itself. x is normed
  * and rounded into shared memory once per block; what does not fit there comes as half
  * and is read from memory.
  *
@@ -27,9 +28,11 @@ namespace
 
 enum { WARPS = STI_ROW_WARPS, THREADS = STI_ROW_THREADS, TILE = STI_CUDA_TILE };
 enum {
-    STAGE_MAX = 88 << 10, /* bytes of x in shared memory: with the sums, what every GPU
-                             since sm_80 has; here two blocks fit an SM */
-    STAGE_FREE = 38 << 10 /* with the sums, what need not be asked for */
+    STAGE_MAX = 88 << 10,  /* bytes of x in shared memory: with the sums, what every GPU
+                              since sm_80 has; here two blocks fit an SM */
+    STAGE_FREE = 38 << 10, /* with the sums, what need not be asked for */
+    BLOCKS = 12,           /* an SM, at most */
+    OWN_FROM = 16          /* tiles an SM from which on a warp takes one by itself */
 };
 
 /* Halves from one staged row to the next: whole chunks, then what keeps the 16-byte
@@ -42,8 +45,14 @@ __host__ __device__ int stage_stride(int K, int columns)
     return wide + (columns == 16 ? 8 : 32);
 }
 
+/* What the norm multiplies with: a thread's first fours, asked for before x is waited
+ * for. In models that are bound by latency that is all. */
+enum { HELD = 1 };
+typedef sti_held<HELD> gains;
+
 /* x [M, K] as half into shared memory, normed if f.norm, zero up to whole chunks. */
-__device__ __forceinline__ void stage(const sti_cuda_few &f, __half *xs, int stride)
+__device__ __forceinline__ void stage(const sti_cuda_few &f, const gains &gain,
+                                      __half *xs, int stride)
 {
     __shared__ float part[STI_CUDA_FEW][WARPS];
     const bool vec = f.K % 4 == 0 && sti_aligned16(f.x);
@@ -57,14 +66,20 @@ __device__ __forceinline__ void stage(const sti_cuda_few &f, __half *xs, int str
     for (int m = 0; m < f.M; m++) {
         const float *x = f.x + (int64_t)m * f.K;
         const float factor = f.norm ? sti_norm_factor(part[m], f.K, f.eps) : 1;
-        for (int k = 4 * threadIdx.x; k < wide; k += 4 * THREADS) {
+        const auto put = [&](int k, float4 g) {
             float4 v = sti_load4(x, k, f.K, vec);
-            if (f.norm) v = sti_normed4(v, factor, sti_load4(f.norm, k, f.K, vec_norm));
+            if (f.norm) v = sti_normed4(v, factor, g);
             if (f.keep && blockIdx.x == 0)
                 sti_store4(f.keep + (int64_t)m * f.K, k, f.K, vec_keep, v);
             *(uint2 *)(xs + m * stride + k) =
                 make_uint2(sti_pack_half(v.x, v.y), sti_pack_half(v.z, v.w));
-        }
+        };
+#pragma unroll
+        for (int j = 0; j < HELD; j++)
+            if (gain.column(j) < wide) put(gain.column(j), gain.v[j]);
+        for (int k = gain.column(HELD); k < wide; k += 4 * THREADS)
+            put(k,
+                f.norm ? sti_load4(f.norm, k, f.K, vec_norm) : make_float4(1, 1, 1, 1));
     }
 }
 
@@ -79,6 +94,28 @@ __device__ __forceinline__ void stage_half(const sti_cuda_few &f, __half *xs,
             *(uint4 *)(xs + m * stride + k) =
                 k < ld ? *(const uint4 *)(f.xh + (int64_t)m * ld + k)
                        : make_uint4(0, 0, 0, 0);
+}
+
+/* x where and as products read it. What the caller needs and other kernels do not touch
+ * it has asked for by now. */
+template <bool STAGED>
+__device__ __forceinline__ const __half *take_input(const sti_cuda_few &f,
+                                                    __half *staged, int stride)
+{
+    gains gain;
+    if (STAGED && f.norm) {
+        gain.load(f.norm, f.K, f.K % 4 == 0 && sti_aligned16(f.norm));
+        for (int k = gain.column(HELD); k < f.K; k += 4 * THREADS)
+            sti_fetch_l1(f.norm + k);
+    }
+    sti_follow();
+    if (!STAGED) return (const __half *)f.xh;
+    if (f.xh)
+        stage_half(f, staged, stride);
+    else
+        stage(f, gain, staged, stride);
+    __syncthreads();
+    return staged;
 }
 
 /* What a lane needs of x for one chunk: its sixteen columns of rows g, g + 8, ...
@@ -115,6 +152,15 @@ template <class chunk_t, int STEP> struct chunk_stream {
 #pragma unroll
         for (int u = 0; u < AHEAD; u++)
             if (u * STEP < left) w[u].load(place, u * STEP);
+    }
+
+    /* Those after them are asked for, too. */
+    __device__ __forceinline__ void fetch(const sti_cuda_matrix &m, int tile,
+                                          int first) const
+    {
+#pragma unroll
+        for (int u = AHEAD; u < 2 * AHEAD; u++)
+            sti_fetch_chunk(m, tile, first + u * STEP, threadIdx.x % 32);
     }
 
     /* c[0] + c[1] += W x^T over all of them, x [M, ld]. Two sums, since one product
@@ -188,24 +234,11 @@ __device__ __forceinline__ void take_tiles(const sti_cuda_few &f, int tiles, int
     constexpr int STEP = GATED ? WARPS / 2 : WARPS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4,
               t = lane % 4, first = warp % STEP;
-    const __half *x = STAGED ? staged : (const __half *)f.xh;
     chunk_stream<chunk_t, STEP> w;
     int tile = blockIdx.x, i = GATED ? warp / STEP : locate(f, &tile);
     w.begin(f.w[i], tile, first);
-#pragma unroll
-    for (int u = chunk_t::AHEAD; u < 2 * chunk_t::AHEAD; u++)
-        sti_fetch_chunk(f.w[i], tile, first + u * STEP, lane);
-    if (f.norm)
-        for (int k = 4 * threadIdx.x; k < f.K; k += 4 * THREADS)
-            sti_fetch_l1(f.norm + k);
-    sti_follow();
-    if (STAGED) {
-        if (f.xh)
-            stage_half(f, staged, stride);
-        else
-            stage(f, staged, stride);
-        __syncthreads();
-    }
+    w.fetch(f.w[i], tile, first);
+    const __half *x = take_input<STAGED>(f, staged, stride);
     for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
         /* Thread = (row of the tile, row of x): what it will add to the sum. */
         const int row = threadIdx.x % TILE, m = threadIdx.x / TILE;
@@ -243,7 +276,60 @@ __device__ __forceinline__ void take_tiles(const sti_cuda_few &f, int tiles, int
     }
 }
 
-template <int NB, bool STAGED, bool GATED>
+/* The same with a tile a warp: where tiles are many, warps need not wait for each other
+ * to add up what little each has of a row. */
+template <class chunk_t, int NB, bool STAGED>
+__device__ __forceinline__ void take_own_tiles(const sti_cuda_few &f, int tiles,
+                                               int stride, __half *staged)
+{
+    const int lane = threadIdx.x % 32, by = gridDim.x * WARPS;
+    int at = blockIdx.x * WARPS + threadIdx.x / 32;
+    chunk_stream<chunk_t, 1> w;
+    if (at < tiles) {
+        int tile = at, i = locate(f, &tile);
+        w.begin(f.w[i], tile, 0);
+        w.fetch(f.w[i], tile, 0);
+    }
+    const __half *x = take_input<STAGED>(f, staged, stride);
+    for (; at < tiles; at += by) {
+        float c[2][NB][4] = {};
+        w.template add<NB, STAGED>(x, stride, 0, f.M, c);
+        int tile = at + by, i = 0;
+        if (tile < tiles) {
+            i = locate(f, &tile);
+            w.begin(f.w[i], tile, 0);
+        }
+        tile = at;
+        i = locate(f, &tile);
+        const int N = f.w[i].N, n = tile * TILE + lane / 4;
+        const float *bias = f.bias[i];
+#pragma unroll
+        for (int j = 0; j < NB; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int m = 8 * j + lane % 4 * 2 + e % 2, column = n + e / 2 * 8;
+                if (m >= f.M || column >= N) continue;
+                float *y = f.y[i] + (int64_t)m * N + column;
+                const float v = c[0][j][e] + c[1][j][e] + (bias ? bias[column] : 0);
+                *y = f.accumulate ? *y + v : v;
+            }
+    }
+}
+
+enum tiling { SHARED_TILES, GATED_TILES, OWN_TILES };
+
+template <class chunk_t, int NB, bool STAGED, tiling HOW>
+__device__ __forceinline__ void take(const sti_cuda_few &f, int tiles, int stride,
+                                     __half *staged, tile_sums<NB> &sums)
+{
+    if constexpr (HOW == OWN_TILES)
+        take_own_tiles<chunk_t, NB, STAGED>(f, tiles, stride, staged);
+    else
+        take_tiles<chunk_t, NB, STAGED, HOW == GATED_TILES>(f, tiles, stride, staged,
+                                                            sums);
+}
+
+template <int NB, bool STAGED, tiling HOW>
 __global__ void __launch_bounds__(THREADS, NB == 1 ? 3 : 2)
     few_rows(const __grid_constant__ sti_cuda_few f, int tiles, int stride)
 {
@@ -252,20 +338,18 @@ __global__ void __launch_bounds__(THREADS, NB == 1 ? 3 : 2)
     __half *staged = (__half *)room;
     int tile = blockIdx.x;
     sti_lead();
-    switch (f.w[GATED ? 0 : locate(f, &tile)].kind) {
+    switch (f.w[HOW == SHARED_TILES ? locate(f, &tile) : 0].kind) {
     case STI_CUDA_U4:
-        take_tiles<sti_chunk_u4, NB, STAGED, GATED>(f, tiles, stride, staged, sums);
+        take<sti_chunk_u4, NB, STAGED, HOW>(f, tiles, stride, staged, sums);
         break;
     case STI_CUDA_S8:
-        take_tiles<sti_chunk_s8<false>, NB, STAGED, GATED>(f, tiles, stride, staged,
-                                                           sums);
+        take<sti_chunk_s8<false>, NB, STAGED, HOW>(f, tiles, stride, staged, sums);
         break;
     case STI_CUDA_S8_MIN:
-        take_tiles<sti_chunk_s8<true>, NB, STAGED, GATED>(f, tiles, stride, staged,
-                                                          sums);
+        take<sti_chunk_s8<true>, NB, STAGED, HOW>(f, tiles, stride, staged, sums);
         break;
     default:
-        take_tiles<sti_chunk_half, NB, STAGED, GATED>(f, tiles, stride, staged, sums);
+        take<sti_chunk_half, NB, STAGED, HOW>(f, tiles, stride, staged, sums);
         break;
     }
 }
@@ -316,23 +400,14 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <int NB, bool STAGED, bool GATED>
-still_status launch(sti_dev *dev, const sti_cuda_few *f, still_error *err)
+template <int NB, bool STAGED, tiling HOW>
+still_status launch(sti_dev *dev, const sti_cuda_few *f, int tiles, int blocks,
+                    still_error *err)
 {
     const bool half = f->w[0].kind == STI_CUDA_HALF;
     const int stride = STAGED ? stage_stride(f->K, half ? 8 : 16) : f->w[0].ld;
     const size_t room = STAGED ? (size_t)f->M * (size_t)stride * sizeof(__half) : 0;
-    int tiles = 0;
-    bool alike = true;
-    for (int i = 0; i < (GATED ? 1 : f->n); i++) {
-        tiles += tiles_of(f->w[i]);
-        alike = alike && f->w[i].kind == f->w[0].kind;
-    }
-    /* More blocks than the GPU holds at once, so that SMs that are done take another;
-     * not one per tile where tiles are many: each block norms x. But a block knows one
-     * kind of tile only. */
-    const int most = 12 * dev->sms, blocks = alike && tiles > most ? most : tiles;
-    auto kernel = few_rows<NB, STAGED, GATED>;
+    auto kernel = few_rows<NB, STAGED, HOW>;
     if (room > STAGE_FREE)
         STI_CUDA(cudaFuncSetAttribute(
                      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STAGE_MAX),
@@ -346,8 +421,22 @@ still_status launch(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 template <int NB, bool STAGED>
 still_status launch_staged(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 {
-    return f->yh ? launch<NB, STAGED, true>(dev, f, err)
-                 : launch<NB, STAGED, false>(dev, f, err);
+    int tiles = 0;
+    bool alike = true;
+    for (int i = 0; i < (f->yh ? 1 : f->n); i++) {
+        tiles += tiles_of(f->w[i]);
+        alike = alike && f->w[i].kind == f->w[0].kind;
+    }
+    /* More blocks than the GPU holds at once, so that SMs that are done take another;
+     * not one per tile where tiles are many: each block norms x. But a block knows one
+     * kind of tile only. */
+    const int most = BLOCKS * dev->sms, few = alike && tiles > most ? most : tiles;
+    if (f->yh) return launch<NB, STAGED, GATED_TILES>(dev, f, tiles, few, err);
+    if (!alike || tiles < OWN_FROM * dev->sms)
+        return launch<NB, STAGED, SHARED_TILES>(dev, f, tiles, few, err);
+    const int blocks = (tiles + WARPS - 1) / WARPS;
+    return launch<NB, STAGED, OWN_TILES>(dev, f, tiles, blocks < most ? blocks : most,
+                                         err);
 }
 
 template <int NB>

@@ -15,14 +15,13 @@ enum {
     SLOT_FREQUENCIES = 6
 };
 
-static still_status describe(sti_dev *dev, const sti_hybrid_args *a,
-                             sti_cuda_shape *out, still_error *err)
+static sti_cuda_shape shape_of(const sti_hybrid_args *a)
 {
     const sti_hybrid_settings *set = a->set;
     const sti_hybrid_shape *shape = &a->shape;
     const sti_hybrid_in *in = &a->in;
     const int S = sti_hybrid_selectors(set, shape);
-    *out = (sti_cuda_shape){.H = shape->H,
+    return (sti_cuda_shape){.H = shape->H,
                             .G = shape->G,
                             .D = shape->D,
                             .F = shape->F,
@@ -44,6 +43,7 @@ static still_status describe(sti_dev *dev, const sti_hybrid_args *a,
                             .window_factor = set->window_factor,
                             .raw_features = set->feature_positions == STI_FEATURES_NONE,
                             .interleaved = in->interleaved,
+                            .unrotated = in->unrotated,
                             .half_kv = a->state->kv_size == 2,
                             .position_cap = set->position_cap,
                             .state_cap = set->state_cap,
@@ -59,10 +59,17 @@ static still_status describe(sti_dev *dev, const sti_hybrid_args *a,
                             .map_k = in->map_k,
                             .bias_q = in->bias_q,
                             .bias_k = in->bias_k};
-    if (!in->inv_freq) return STILL_OK;
+}
+
+/* The same with what has to be brought to the device. */
+static still_status describe(sti_dev *dev, const sti_hybrid_args *a,
+                             sti_cuda_shape *out, still_error *err)
+{
+    *out = shape_of(a);
+    if (!a->in.inv_freq) return STILL_OK;
     const void *freq;
-    STI_TRY(sti_cuda_table(dev, SLOT_FREQUENCIES, in->inv_freq,
-                           (size_t)(shape->D / 2) * sizeof(float), &freq, err));
+    STI_TRY(sti_cuda_table(dev, SLOT_FREQUENCIES, a->in.inv_freq,
+                           (size_t)(out->D / 2) * sizeof(float), &freq, err));
     out->inv_freq = freq;
     return STILL_OK;
 }
@@ -74,7 +81,7 @@ sti_cuda_session sti_cuda_session_of(const sti_hybrid_args *a, const int32_t *po
                               .k = a->in.k,
                               .v = a->in.v,
                               .gate = a->in.gate_logit,
-                              .q_raw = a->in.q_raw,
+                              .q_raw = a->in.unrotated ? a->in.q : a->in.q_raw,
                               .y = a->y,
                               .pos = pos,
                               .T = a->T,
@@ -134,7 +141,10 @@ static still_status step_some(sti_dev *dev, const sti_cuda_shape *h,
         for (int i = 0; h->has_window && i < n; i++)
             leaves = leaves || begins_chunk(a[i], t);
         if (leaves) STI_TRY(sti_cuda_hybrid_leave(dev, h, table, n, t, room, err));
-        STI_TRY(sti_cuda_hybrid_step(dev, h, table, n, t, room, err));
+        /* A pass begins with a copy, and only its first step of a session may find that
+         * nothing since then has written to the state. */
+        const bool settled = pos && t == 0 && !leaves;
+        STI_TRY(sti_cuda_hybrid_step(dev, h, table, n, t, settled, room, err));
     }
     return STILL_OK;
 }
@@ -167,6 +177,17 @@ static still_status run_chunks(sti_dev *dev, const sti_cuda_shape *h, queue *q,
     }
     q->n = 0;
     return n > 0 ? sti_cuda_chunks_run(dev, h, session, pos, n, err) : STILL_OK;
+}
+
+/* Steps turn rows; chunks are made of rows that have turned. */
+bool sti_cuda_hybrid_turns(const sti_hybrid_args *a, int n)
+{
+    if (n <= 0) return false;
+    const sti_cuda_shape h = shape_of(a);
+    const bool chunks = sti_cuda_chunks_supported(&h);
+    for (int i = 0; i < n; i++)
+        if (chunks && a[i].T > FEW_TOKENS) return false;
+    return sti_cuda_step_turns(&h);
 }
 
 still_status sti_cuda_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,

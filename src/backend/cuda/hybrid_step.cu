@@ -1,7 +1,8 @@
 /* hybrid_step.cu - one token of each of n sessions: it enters, gets its score, and
  *   y = (sum_j w_j v_j + a (phi(q) s) * g) / (sum_j w_j + a phi(q).z)
  * over window and salient tokens j. One kernel, grid (units, selection heads,
- * sessions).
+ * sessions). Rows of q and k that come before RoPE are turned on their way to shared
+ * memory.
  *
  * A unit is some of the keys, for all query heads of the selection head, so that keys
  * are read once; or a run of rows of the state, for some of the heads: the map of a
@@ -14,23 +15,21 @@
  *
  * Bound by memory: at the 8B shape a selection head reads 256 KB of keys and values and
  * 128 KB of state from DRAM, and 256 KB of maps, which all sessions share, from L2. A
- * thread asks for 16 vectors of 16 bytes before it uses the first, 4 blocks of 128
- * threads a multiprocessor: 128 KB in flight, more than the memory's latency needs. For
- * few sessions the time is that of a chain of waits, kept short: the table of sessions
- * is read and memory told what will be wanted while the kernel before still runs; then
- * keys are asked for together with the position that says which of them count, and the
- * state before the features that weigh it.
- * Instructions are read from memory too, 16 bytes each, and between two runs of the
- * kernel a layer's weights have passed through the caches: what runs once is written as
- * short loops, not unrolled, and what the host can divide it divides.
- * Half keys meet queries on tensor cores: without, instructions take longer than bytes.
+ * block has 32 KB of copies to shared memory under way before it uses the first, and
+ * there are 5 blocks a multiprocessor (6 of small heads): 160 KB in flight, more than
+ * the memory's latency needs. For few sessions the time is that of a chain of waits,
+ * kept short: while the kernel before still runs the table of sessions is read, and
+ * what the state holds is asked for unless that kernel writes to it; keys before it is
+ * known which of them count, the state before the features that weigh it. Instructions
+ * are read from memory too, 16 bytes each, and between two runs of the kernel a layer's
+ * weights have passed through the caches: what runs once is written as short loops, not
+ * unrolled, and what the host can divide it divides. Half keys meet queries on tensor
+ * cores: without, instructions take longer than bytes.
  *
  * Logits are kept in units of log 2. */
 #include "backend/cuda/hybrid_step_join.cuh"
 #include "backend/cuda/hybrid_step_state.cuh"
 #include "backend/cuda/hybrid_step_unit.cuh"
-
-#include "backend/cuda/follow.cuh" /* after what says that errors are C */
 
 /* ---- Arrivals ------------------------------------------------------------------- */
 
@@ -41,10 +40,11 @@ STI_DEVICE void order_writes()
 }
 
 /* What the block wrote before is visible to the unit that arrives last. */
-template <typename KV, int HEADS>
-STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS> &sh)
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
     int64_t *folded = sh.session.folded + selector();
+    sti_follow(); /* a unit that had nothing to do has not waited yet */
     __syncthreads();
     if (threadIdx.x == 0) {
         sh.last = units_of(a.plan) == 1;
@@ -64,17 +64,19 @@ STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS> &sh)
 /* ---- The kernel ----------------------------------------------------------------- */
 
 /* What every unit needs to know. Until sti_follow the kernels before may be writing:
- * only the table is read, which no kernel writes, and of the rest it is said that it
- * will be needed. */
-template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void begin(const step_args &a, step_shared<KV, HEADS> &sh)
+ * only tables are read, which no kernel writes, and of the rest it is said that it will
+ * be needed. States that are settled units read before they call it themselves. */
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE foreseen begin(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
     const int tid = (int)threadIdx.x, unit = this_unit();
     const sti_cuda_session *from = a.session + this_session();
     for (int i = tid; i < (int)(sizeof(sti_cuda_session) / 4); i += THREADS)
         reinterpret_cast<uint32_t *>(&sh.session)[i] =
             reinterpret_cast<const uint32_t *>(from)[i];
+    const float freq = a.h.unrotated ? token_row<1, Layout::ROW>::frequency(a.h) : 0;
     __syncthreads();
+    const int pos = __ldcg(sh.session.pos) + a.t;
     if (unit < a.plan.state_units) {
         if (a.plan.early) expect_state(a, sh, unit);
     } else {
@@ -84,22 +86,26 @@ STI_DEVICE void begin(const step_args &a, step_shared<KV, HEADS> &sh)
             sh.logits = logits_at(a, 0);
         }
         __syncthreads();
-        if (a.plan.early) expect_keys<Layout>(sh, unit - a.plan.state_units);
+        if (a.plan.early) expect_keys<Layout>(a, sh, unit - a.plan.state_units);
     }
-    sti_follow();
+    if (!a.settled) sti_follow();
+    return foreseen{pos, freq};
 }
 
-template <typename Layout, bool WINDOW, typename KV, int HEADS>
-STI_DEVICE void step(const step_args &a, step_shared<KV, HEADS> &sh)
+template <typename Layout, bool WINDOW, typename KV, int HEADS, int WIDE>
+STI_DEVICE void step(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
     sti_lead();
-    begin<Layout>(a, sh);
-    if (sh.session.T <= a.t) return; /* it has no token t */
+    const foreseen token = begin<Layout>(a, sh);
     const int unit = this_unit();
+    if (sh.session.T <= a.t) { /* it has no token t */
+        sti_follow(); /* or the kernel behind would not wait for those before */
+        return;
+    }
     if (unit < a.plan.state_units)
-        state_unit<WINDOW>(a, sh, unit);
+        state_unit<WINDOW, Layout::ROW>(a, sh, token, unit);
     else
-        key_unit<Layout>(a, sh, unit - a.plan.state_units);
+        key_unit<Layout>(a, sh, token, unit - a.plan.state_units);
     if (!arrives_last(a, sh)) return;
     write_output<Layout::OUTPUT>(a, sh);
     if (a.h.has_window && (a.h.select > 0 || a.h.score == STI_SCORE_RECEIVED))
@@ -110,15 +116,15 @@ template <typename KV, int VEC, int LANES, int CHUNKS, int HEADS>
 static __global__ void __launch_bounds__(THREADS)
     step_kernel(const __grid_constant__ step_args a)
 {
-    __shared__ step_shared<KV, HEADS> sh;
+    __shared__ step_shared<KV, HEADS, MAX_D> sh;
     step<key_layout<KV, VEC, LANES, CHUNKS, HEADS>, false>(a, sh);
 }
 
 template <int ROW>
-static __global__ void __launch_bounds__(THREADS, TILE_BLOCKS)
+static __global__ void __launch_bounds__(THREADS, blocks_of(ROW))
     tile_step_kernel(const __grid_constant__ step_args a)
 {
-    __shared__ step_shared<__half, MAX_HEADS> sh;
+    __shared__ tile_shared<ROW> sh;
     step<tile_layout<ROW>, true>(a, sh);
 }
 
@@ -152,11 +158,11 @@ static step_plan plan_of(const sti_dev *dev, const sti_cuda_shape *h, int n)
 {
     const int no_cap = 1 << 12, pairs = at_least(n * h->S, 1);
     const int least_keys = (h->D <= 64 ? 32 : 16) * WARPS;
-    const int least_rows = at_least(THREADS * RING * GROUP / 2 * 4 / h->D, 1);
+    const int least_rows = at_least(THREADS * 4 * GROUP / 2 * 4 / h->D, 1);
     /* A lane has more of a wide row of floats: fewer heads fit its registers. */
     const int most = h->half_kv || h->D <= 64 ? MAX_HEADS : MAX_HEADS / 2;
     const int passes = (h->group + most - 1) / most;
-    const int at_once = (in_tiles(h) ? TILE_BLOCKS : TILE_BLOCKS / 2) * dev->sms;
+    const int at_once = (in_tiles(h) ? blocks_of(h->D) : 2) * dev->sms;
     const int units = at_least(at_once / pairs, 2);
     const int keys = 2 * h->C + (h->select == 0 ? 0 : h->cap < 0 ? no_cap : h->cap);
     step_plan p = {};
@@ -204,6 +210,12 @@ size_t sti_cuda_step_room(const sti_dev *dev, const sti_cuda_shape *h, int n)
     return step > leave ? step : leave;
 }
 
+/* Without a window, and for norms of keys as they are kept, keys are wanted turned. */
+bool sti_cuda_step_turns(const sti_cuda_shape *h)
+{
+    return h->has_window && h->score != STI_SCORE_KEYNORM && h->D % 2 == 0;
+}
+
 still_status sti_cuda_step_check(const sti_cuda_shape *h, still_error *err)
 {
     if (h->D <= STI_STEP_MAX_D) return STILL_OK;
@@ -236,12 +248,13 @@ static void launch(const step_args &a, dim3 grid, cudaStream_t stream)
 
 extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev, const sti_cuda_shape *h,
                                              const sti_cuda_session *session, int n,
-                                             int t, void *room, still_error *err)
+                                             int t, bool settled, void *room,
+                                             still_error *err)
 {
     if (n <= 0) return STILL_OK;
     STI_TRY(sti_cuda_step_check(h, err));
-    step_args a = {*h,  session, t, plan_of(dev, h, n), static_cast<float *>(room),
-                   NULL};
+    step_args a = {
+        *h, session, t, settled, plan_of(dev, h, n), static_cast<float *>(room), NULL};
     a.logit = a.part + part_floats(h, &a.plan, n);
     const dim3 grid((unsigned)(a.plan.state_units + a.plan.key_units), (unsigned)h->S,
                     (unsigned)n);

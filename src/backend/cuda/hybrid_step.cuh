@@ -7,6 +7,8 @@
 #include "backend/cuda/hybrid_device.cuh"
 #include "backend/cuda/mma.cuh"
 
+#include "backend/cuda/follow.cuh" /* after what says that errors are C */
+
 enum {
     THREADS = 128, /* a small block: what a pair needs is cut finely */
     WARPS = THREADS / 32,
@@ -15,12 +17,21 @@ enum {
     HALF_D = MAX_D / 2, /* heads of tensor cores are at most as large */
     MAX_HEADS = 4,      /* query heads that meet keys at once */
     KEYS_AHEAD = 4,
-    GROUP = 4,      /* vectors of maps and state that a thread asks for at once, */
-    RING = 4,       /* so many times ahead */
-    PART_HEAD = 4,  /* floats of a unit's result before those of the output */
-    TILE_BLOCKS = 4 /* of a multiprocessor, of the kernel for tensor cores */
+    GROUP = 4,    /* vectors of maps and state that a thread asks for at once */
+    PART_HEAD = 4 /* floats of a unit's result before those of the output */
 };
 #define LOG2_E 1.4426950408889634f
+
+/* Groups that a thread is ahead, for heads of up to `wide` numbers, and blocks of a
+ * multiprocessor, of the kernel for tensor cores. */
+static constexpr int ring_of(int wide)
+{
+    return wide <= 64 ? 3 : 4;
+}
+static constexpr int blocks_of(int wide)
+{
+    return wide <= 64 ? 6 : 5;
+}
 
 typedef struct step_plan {
     int heads;                 /* at once */
@@ -37,6 +48,7 @@ typedef struct step_args {
     sti_cuda_shape h;
     const sti_cuda_session *session;
     int t;
+    bool settled; /* no kernel in front writes states: they are read before it ends */
     step_plan plan;
     float *part;  /* [n, S, units, group, part_row]: maximum and sum of the weights,
                      maximum and sum of those that the score looks at, sum of values;
@@ -130,49 +142,62 @@ typedef struct logit_sum {
  * memory of its own. The last unit to arrive puts it back. */
 #define ARRIVED ((unsigned long long)1 << 48)
 
-/* Where a session is: as memory has it, and what it means for token t. */
+/* Where a session is: as memory has it, and what it means for the new token. */
 typedef struct moment {
     int pos;
     int64_t folded;
 
-    __device__ __forceinline__ void load(const sti_cuda_session &s, int sel)
+    __device__ __forceinline__ void load(const sti_cuda_session &s, int sel, int pos_)
     {
-        pos = *s.pos;
+        pos = pos_;
         folded = __ldcg(reinterpret_cast<const long long *>(s.folded + sel));
     }
-    __device__ __forceinline__ moment of_token(int t, bool has_window) const
+    __device__ __forceinline__ moment of_token(bool has_window) const
     {
         const int64_t tokens = folded & (int64_t)(ARRIVED - 1);
         /* without a window the new token is one of them */
-        return moment{pos + t, tokens + (has_window ? 0 : 1)};
+        return moment{pos, tokens + (has_window ? 0 : 1)};
     }
 } moment;
 
-template <typename KV, int HEADS> struct step_shared {
+/* WIDE: numbers of the largest heads. */
+template <typename KV, int HEADS, int WIDE> struct step_shared {
+    enum { RING = ring_of(WIDE) };
     sti_cuda_session session;
     moment now;
     sight see;
     bool last;
     token_rows<KV> keys_at, values_at;
-    float *logits;                     /* of the first head */
-    alignas(16) float x[HEADS][MAX_D]; /* q as far keys see it, or before RoPE */
+    float *logits; /* of the first head */
     union {
         struct {
-            alignas(16) KV k[MAX_D]; /* the new token, as the window keeps it */
-            alignas(16) KV v[MAX_D];
+            alignas(16) KV k[1][WIDE]; /* the new token, as the window keeps it */
+            alignas(16) KV v[1][WIDE];
             alignas(16) uint4 operand[HALF_D]; /* queries as tensor cores want them */
-            alignas(16) float q[HEADS][MAX_D];
-            float o[WARPS][HEADS][MAX_D + 2];
+            alignas(16) float q[HEADS][WIDE];
+            union {
+                alignas(256) uint4 staged[2][256]; /* keys, values: rows of a tile */
+                float o[HEADS][WIDE + 2];
+            } warp[WARPS];
             logit_sum all[WARPS][HEADS], recent[WARPS][HEADS];
         } keys;
         struct {
             float4 ring[RING][GROUP][THREADS]; /* of each thread its own vectors */
+            alignas(16) float x[HEADS][WIDE];  /* queries, turned if features are */
             alignas(16) float phi[HEADS][MAX_P];
-            float z[MAX_P];
+            float z[2 * WIDE];
         } state;
-        float score[1024]; /* of the query heads, by the unit that arrives last */
     };
 };
+
+/* 16 bytes from global to shared memory in the background, or as many zeros. */
+STI_DEVICE void copy_or_zero(void *to, const void *from, bool there)
+{
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
+        "l"(from), "r"(there ? 16 : 0)
+        : "memory");
+}
 
 /* ---- The block's place ---------------------------------------------------------- */
 
@@ -229,30 +254,82 @@ STI_DEVICE bool looks_at_itself(const sti_cuda_shape &h)
 }
 
 /* Whether the key at place i, which is seen, is kept as it was before RoPE. */
-template <typename KV, int HEADS>
-STI_DEVICE bool is_far(const step_shared<KV, HEADS> &sh, int i)
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE bool is_far(const step_shared<KV, HEADS, WIDE> &sh, int i)
 {
     const int slot = i - sh.keys_at.ring;
     return slot >= 0 &&
            sh.session.sal_far[(size_t)selector() * sh.session.room + slot] != 0;
 }
 
-/* `heads` rows of D numbers, zero up to ROW and in rows that are not there. */
-template <int HEADS, int ROW>
-STI_DEVICE void load_rows(float (*to)[MAX_D], const float *from, int heads, int D)
+/* ---- Rows of the new token ------------------------------------------------------ */
+
+/* What is known before the kernel in front has ended: positions and frequencies come
+ * from the program by copies, which no kernel overtakes. */
+typedef struct foreseen {
+    int pos;    /* of the token */
+    float freq; /* by how much the thread's pair turns a position; 0: it has turned */
+} foreseen;
+
+/* Cosine and sine of position * freq, a product in double. */
+STI_DEVICE float2 turn_by(float freq, int position)
 {
-    enum { EACH = (HEADS * ROW + THREADS - 1) / THREADS };
-    float own[EACH];
-#pragma unroll
-    for (int k = 0; k < EACH; k++) {
-        const int i = k * THREADS + (int)threadIdx.x, head = i / ROW, e = i % ROW;
-        own[k] = head < heads && e < D ? from[head * D + e] : 0;
-    }
-#pragma unroll
-    for (int k = 0; k < EACH; k++) {
-        const int i = k * THREADS + (int)threadIdx.x;
-        if (i < HEADS * ROW) to[i / ROW][i % ROW] = own[k];
-    }
+    double turns = (double)position * (double)freq * 0.15915494309189535; /* / 2 pi */
+    turns -= rint(turns);
+    float2 t;
+    sincospif((float)(2 * turns), &t.y, &t.x);
+    return t;
 }
+
+/* Up to ROWS rows of D numbers on their way to shared memory, where they arrive turned;
+ * zero up to ROW, and where there is no row. A thread has pair() of every AT_ONCE-th
+ * row. */
+template <int ROWS, int ROW> struct token_row {
+    enum { PAIRS = ROW / 2, AT_ONCE = THREADS / PAIRS };
+    enum { EACH = (ROWS + AT_ONCE - 1) / AT_ONCE };
+    float2 x[EACH];
+
+    static __device__ __forceinline__ int pair()
+    {
+        return (int)threadIdx.x % PAIRS;
+    }
+    static __device__ __forceinline__ int row(int k)
+    {
+        return (int)threadIdx.x / PAIRS + k * AT_ONCE;
+    }
+    static __device__ __forceinline__ float frequency(const sti_cuda_shape &h)
+    {
+        return pair() < h.D / 2 ? h.inv_freq[pair()] : 0;
+    }
+    /* Behind the last pair: any two that no other thread has. */
+    static __device__ __forceinline__ int2 place(const sti_cuda_shape &h)
+    {
+        return pair() < h.D / 2 ? pair_at(h, pair())
+                                : make_int2(2 * pair(), 2 * pair() + 1);
+    }
+    __device__ __forceinline__ void load(const sti_cuda_shape &h, const float *from,
+                                         int rows)
+    {
+        const int2 at = place(h);
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            const float *p = from + (int64_t)row(k) * h.D;
+            x[k].x = row(k) < rows && at.x < h.D ? p[at.x] : 0;
+            x[k].y = row(k) < rows && at.y < h.D ? p[at.y] : 0;
+        }
+    }
+    template <typename T, int WIDE>
+    __device__ __forceinline__ void store(const sti_cuda_shape &h, T (*to)[WIDE],
+                                          float2 turn) const
+    {
+        const int2 at = place(h);
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            if (row(k) >= ROWS) continue;
+            narrow(x[k].x * turn.x - x[k].y * turn.y, &to[row(k)][at.x]);
+            narrow(x[k].y * turn.x + x[k].x * turn.y, &to[row(k)][at.y]);
+        }
+    }
+};
 
 #endif

@@ -7,7 +7,7 @@
 
 /* ---- Output --------------------------------------------------------------------- */
 
-enum { JOINED = 4 }; /* results that are asked for at once */
+enum { JOINED = 6 }; /* results that are asked for at once */
 
 typedef struct weights {
     float keep, linear;
@@ -39,11 +39,10 @@ STI_DEVICE weights weights_of(const sti_cuda_shape &h, float alpha, float factor
 /* Sums over the results of units: VEC of the D numbers of a query head. */
 template <int VEC> struct joined {
     float M, L, sum, o[VEC], linear[VEC];
-    logit_sum recent; /* if the score looks at them */
 
     /* Results of the `rows` state units that had head n, then those of the key units.
-     * All of a batch are asked for before one is used; what is not there is the last
-     * one again, and weighs nothing. */
+     * All of a batch are asked for before one is used; what is not there weighs
+     * nothing. */
     __device__ __forceinline__ void join(const step_args &a, int rows, int n, int e)
     {
         const int units = rows + a.plan.key_units;
@@ -56,15 +55,18 @@ template <int VEC> struct joined {
 #pragma unroll 1
         for (int u = 0; u < units; u += JOINED) {
             packed<float, VEC> value[JOINED];
-            float4 head[JOINED];
+            float2 head[JOINED];
             float top = M;
 #pragma unroll
             for (int j = 0; j < JOINED; j++) {
-                const int i = min(u + j, units - 1);
+                const int i = u + j;
                 const float *from =
                     part +
                     (i < rows ? first + i : a.plan.state_units + i - rows) * apart;
-                head[j] = __ldcg(reinterpret_cast<const float4 *>(from));
+                head[j] = make_float2(-INFINITY, 0);
+                value[j].zero();
+                if (i >= units) continue;
+                head[j] = __ldcg(reinterpret_cast<const float2 *>(from));
                 value[j].load_shared_by_all(from + PART_HEAD + e);
             }
 #pragma unroll
@@ -76,8 +78,8 @@ template <int VEC> struct joined {
                     sum += head[j].x;
 #pragma unroll
                     for (int k = 0; k < VEC; k++) linear[k] += x[k];
+                    head[j].x = -INFINITY;
                 }
-                if (of_state || u + j >= units) head[j].x = head[j].z = -INFINITY;
                 top = fmaxf(top, head[j].x);
             }
             const float base = top > -INFINITY ? top : 0, keep = exp2_fast(M - base);
@@ -94,37 +96,15 @@ template <int VEC> struct joined {
                 for (int k = 0; k < VEC; k++) o[k] = fmaf(x[k], add, o[k]);
             }
             M = top;
-            if (!looks_at_itself(a.h)) continue;
-            top = recent.m;
-#pragma unroll
-            for (int j = 0; j < JOINED; j++) top = fmaxf(top, head[j].z);
-            recent.join(top, 0);
-#pragma unroll
-            for (int j = 0; j < JOINED; j++)
-                recent.l =
-                    fmaf(head[j].w, exp2_fast(head[j].z - (top > -INFINITY ? top : 0)),
-                         recent.l);
         }
     }
 };
 
-/* Score of the new token for a query head: the weight it gives itself among the last
- * tokens. */
-STI_DEVICE float own_weight_score(const step_args &a, float own,
-                                  const logit_sum &others)
-{
-    const float top = fmaxf(others.m, own);
-    return saliency(exp2_fast(own - top), others.l * exp2_fast(others.m - top),
-                    a.h.eps);
-}
-
-/* The outputs, and of each query head the score if that needs the keys. */
-template <int VEC, typename KV, int HEADS>
-STI_DEVICE void write_output(const step_args &a, step_shared<KV, HEADS> &sh)
+template <int VEC, typename KV, int HEADS, int WIDE>
+STI_DEVICE void write_output(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
     const sti_cuda_shape &h = a.h;
-    const bool looks = h.has_window && looks_at_itself(h);
-    const int wide = h.D / VEC, tokens = looks ? window_of(sh.now.pos, h.C).tokens : 0;
+    const int wide = h.D / VEC;
     const int rows = h.has_linear && sh.now.folded > 0 ? a.plan.row_parts : 0;
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < h.group * wide; i += THREADS) {
@@ -132,15 +112,13 @@ STI_DEVICE void write_output(const step_args &a, step_shared<KV, HEADS> &sh)
         const int head = first_head(a) + n;
         const size_t at = query_at(a, n) + e;
         const float alpha = h.alpha ? h.alpha[head] : 0;
-        const bool scores = looks && e == 0;
-        const float own = scores ? __ldcg(logits_at(a, n) + tokens - 1) : 0;
         const float *gate = h.gate && sh.session.gate ? sh.session.gate + at : NULL;
         float g[VEC], factor = 1;
         if (h.window_factor)
             factor = h.window_logit ? 1 / (1 + expf(-h.window_logit[head])) : 0.1f;
 #pragma unroll
         for (int k = 0; k < VEC; k++) g[k] = gate ? gate[k] : 0;
-        joined<VEC> j = {-INFINITY, 0, 0, {}, {}, {-INFINITY, 0}};
+        joined<VEC> j = {-INFINITY, 0, 0, {}, {}};
         j.join(a, rows, n, e);
         const weights w = weights_of(h, alpha, factor, j.M, sh.now.folded);
         const float den =
@@ -152,7 +130,6 @@ STI_DEVICE void write_output(const step_args &a, step_shared<KV, HEADS> &sh)
 #pragma unroll
         for (int k = 0; k < VEC; k++)
             sh.session.y[at + k] = (w.keep * j.o[k] + w.linear * j.linear[k]) * den;
-        if (scores) sh.score[n] = own_weight_score(a, own, j.recent);
     }
 }
 
@@ -172,9 +149,28 @@ STI_DEVICE void warp_softmax(const float *logit, int n, float *m, float *l)
     *l = warp_sum(top > -INFINITY ? sum * exp2_fast(top - *m) : 0);
 }
 
+/* Score of the new token for query head n: the weight it gives itself among the last
+ * tokens. */
+STI_DEVICE float own_weight_score(const step_args &a, int n, int pos)
+{
+    const int last = window_of(pos, a.h.C).tokens - 1;
+    const float own = __ldcg(logits_at(a, n) + last);
+    logit_sum others;
+    others.clear();
+#pragma unroll 4
+    for (int u = 0; u < a.plan.key_units; u++) {
+        const float4 head = __ldcg(
+            reinterpret_cast<const float4 *>(part_at(a, a.plan.state_units + u, n)));
+        others.join(head.z, head.w);
+    }
+    const float top = fmaxf(others.m, own);
+    return saliency(exp2_fast(own - top), others.l * exp2_fast(others.m - top),
+                    a.h.eps);
+}
+
 /* Mean score of the query heads, by a warp. */
-template <typename KV, int HEADS>
-STI_DEVICE float mean_score(const step_args &a, const step_shared<KV, HEADS> &sh)
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE float mean_score(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh)
 {
     const sti_cuda_shape &h = a.h;
     const int lane = (int)threadIdx.x % 32;
@@ -193,13 +189,13 @@ STI_DEVICE float mean_score(const step_args &a, const step_shared<KV, HEADS> &sh
     for (int n = lane; n < h.group; n += 32)
         sum += h.score == STI_SCORE_RANDOM
                    ? random_score(h, first_head(a) + n, sh.now.pos)
-                   : sh.score[n];
+                   : own_weight_score(a, n, sh.now.pos);
     return warp_sum(sum) / (float)h.group;
 }
 
 /* Earlier tokens of the window receive the weight that the new one gives them. */
-template <typename KV, int HEADS>
-STI_DEVICE void give_weights(const step_args &a, const step_shared<KV, HEADS> &sh)
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE void give_weights(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh)
 {
     const sti_cuda_shape &h = a.h;
     const int warp = (int)threadIdx.x / 32;
@@ -226,16 +222,14 @@ STI_DEVICE void give_weights(const step_args &a, const step_shared<KV, HEADS> &s
     }
 }
 
-/* Scores of the query heads are in sh.score. */
-template <typename KV, int HEADS>
-STI_DEVICE void write_score(const step_args &a, const step_shared<KV, HEADS> &sh)
+/* By the last warp: the first ones are busy with the output. */
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE void write_score(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh)
 {
     const sti_cuda_shape &h = a.h;
-    const int last =
-        THREADS - 32; /* the first warps may still be busy with the output */
+    const int last = THREADS - 32;
     const size_t slot = (size_t)selector() * 2 * h.C + sh.now.pos % (2 * h.C);
     float score = 0;
-    __syncthreads();
     if (h.score == STI_SCORE_RECEIVED)
         give_weights(a, sh);
     else if (h.score != STI_SCORE_DISTINCT && (int)threadIdx.x >= last)

@@ -51,24 +51,10 @@ template <int HEADS, int EACH> struct lane_softmax {
     }
 };
 
-/* Queries lie in shared memory as they are. */
-template <typename KV, int HEADS, int ROW> struct lane_queries {
-    const float *from;
-    int heads, D;
-
-    __device__ __forceinline__ void load(const float *q, int heads_, int D_)
+/* Queries are used as they lie in shared memory. */
+struct lane_queries {
+    template <typename Shared> static __device__ __forceinline__ void make(Shared &)
     {
-        from = q;
-        heads = heads_;
-        D = D_;
-    }
-    __device__ __forceinline__ void load(const float (*)[MAX_D])
-    {
-        from = NULL; /* they are where they are read */
-    }
-    __device__ __forceinline__ void store(step_shared<KV, HEADS> &sh) const
-    {
-        if (from) load_rows<HEADS, ROW>(sh.keys.q, from, heads, D);
     }
 };
 
@@ -167,6 +153,7 @@ STI_DEVICE void soften_keys(lane_softmax<HEADS, Layout::EACH> &r, float (*logit)
 
 /* BATCH places; lanes of key `sub` of the warp have places base + u KEYS + sub. */
 template <typename Layout, typename KV, int HEADS> struct lane_batch {
+    typedef step_shared<KV, HEADS, MAX_D> shared;
     typename Layout::pack k[KEYS_AHEAD][Layout::CHUNKS], v[KEYS_AHEAD][Layout::CHUNKS];
     float logit[KEYS_AHEAD][HEADS];
     bool seen[KEYS_AHEAD];
@@ -175,23 +162,20 @@ template <typename Layout, typename KV, int HEADS> struct lane_batch {
     {
         return base + u * Layout::KEYS + (int)threadIdx.x % 32 / Layout::LANES;
     }
-    __device__ __forceinline__ void clear()
-    {
-    }
-    __device__ __forceinline__ void load_keys(const token_rows<KV> &from, int base)
+    /* Those from place `base` on, if `there`. */
+    __device__ __forceinline__ void load_keys(const shared &sh, int base, bool there)
     {
 #pragma unroll
-        for (int u = 0; u < KEYS_AHEAD; u++)
-            load_row<Layout>(k[u], from.at(place(base, u)), from.D);
+        for (int u = 0; there && u < KEYS_AHEAD; u++)
+            load_row<Layout>(k[u], sh.keys_at.at(place(base, u)), sh.keys_at.D);
     }
-    __device__ __forceinline__ void load_values(const token_rows<KV> &from, int base)
+    __device__ __forceinline__ void load_values(const shared &sh, int base, bool there)
     {
 #pragma unroll
-        for (int u = 0; u < KEYS_AHEAD; u++)
-            load_row<Layout>(v[u], from.at(place(base, u)), from.D);
+        for (int u = 0; there && u < KEYS_AHEAD; u++)
+            load_row<Layout>(v[u], sh.values_at.at(place(base, u)), sh.values_at.D);
     }
-    __device__ __forceinline__ void find_seen(const step_args &a,
-                                              const step_shared<KV, HEADS> &sh,
+    __device__ __forceinline__ void find_seen(const step_args &a, const shared &sh,
                                               const sight &see, int base, bool far)
     {
 #pragma unroll
@@ -202,19 +186,16 @@ template <typename Layout, typename KV, int HEADS> struct lane_batch {
         }
     }
     /* The new token's row is not in the ring yet. */
-    __device__ __forceinline__ void dot(const step_shared<KV, HEADS> &sh,
-                                        const sight &see, int base,
-                                        const float (*q)[MAX_D])
+    __device__ __forceinline__ void dot(const shared &sh, const sight &see, int base)
     {
 #pragma unroll
         for (int u = 0; u < KEYS_AHEAD; u++)
             if (place(base, u) == see.fresh())
-                load_row<Layout>(k[u], sh.keys.k, sh.keys_at.D);
-        dot_keys<Layout, HEADS>(k, q, logit);
+                load_row<Layout>(k[u], sh.keys.k[0], sh.keys_at.D);
+        dot_keys<Layout, HEADS>(k, sh.keys.q, logit);
     }
     /* Scales logits, and keeps those that the score wants. */
-    __device__ __forceinline__ void keep_logits(const step_args &a,
-                                                const step_shared<KV, HEADS> &sh,
+    __device__ __forceinline__ void keep_logits(const step_args &a, const shared &sh,
                                                 const sight &see, int base, int first,
                                                 typename Layout::running &r)
     {
@@ -238,14 +219,13 @@ template <typename Layout, typename KV, int HEADS> struct lane_batch {
             r.recent[n].add(recent);
         }
     }
-    __device__ __forceinline__ void soften(const step_shared<KV, HEADS> &sh,
-                                           const sight &see, int base,
+    __device__ __forceinline__ void soften(const shared &sh, const sight &see, int base,
                                            typename Layout::running &r)
     {
 #pragma unroll
         for (int u = 0; u < KEYS_AHEAD; u++)
             if (place(base, u) == see.fresh())
-                load_row<Layout>(v[u], sh.keys.v, sh.values_at.D);
+                load_row<Layout>(v[u], sh.keys.v[0], sh.values_at.D);
         soften_keys<Layout, HEADS>(r, logit, v);
     }
 };
@@ -262,13 +242,13 @@ template <typename KV, int VEC_, int LANES_, int CHUNKS_, int HEADS> struct key_
     enum { OUTPUT = VEC < 4 ? 1 : 4 };  /* numbers that a thread joins */
     typedef packed<KV, VEC_> pack;
     typedef lane_softmax<HEADS, EACH> running;
-    typedef lane_queries<KV, HEADS, ROW> queries;
+    typedef lane_queries queries;
     typedef lane_batch<key_layout, KV, HEADS> batch;
 };
 
 /* What a warp has, to shared memory. */
-template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void leave_to_join(lane_keys, step_shared<KV, HEADS> &sh,
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE void leave_to_join(lane_keys, step_shared<KV, HEADS, WIDE> &sh,
                               lane_softmax<HEADS, Layout::EACH> &r)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -281,7 +261,8 @@ STI_DEVICE void leave_to_join(lane_keys, step_shared<KV, HEADS> &sh,
             for (int c = 0; c < Layout::CHUNKS; c++)
 #pragma unroll
                 for (int i = 0; i < Layout::VEC; i++)
-                    sh.keys.o[warp][n][(c * Layout::LANES + lane) * Layout::VEC + i] =
+                    sh.keys.warp[warp]
+                        .o[n][(c * Layout::LANES + lane) * Layout::VEC + i] =
                         r.o[n][c * Layout::VEC + i];
     if (lane == 0)
 #pragma unroll

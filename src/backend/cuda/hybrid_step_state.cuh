@@ -13,15 +13,6 @@
 
 /* ---- The stream ----------------------------------------------------------------- */
 
-/* 16 bytes from global to shared memory in the background, or as many zeros. */
-STI_DEVICE void copy_or_zero(float4 *to, const float *from, bool there)
-{
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
-        "l"(from), "r"(there ? 16 : 0)
-        : "memory");
-}
-
 /* How the threads share a matrix with rows of `width` floats: a thread has four of
  * every deep-th row; those that are left over have none. */
 typedef struct share {
@@ -40,7 +31,8 @@ typedef struct share {
 
 /* First `maps` matrices [D, F], then one [rows, D]. A thread copies to places of its
  * own, so it waits for nothing but what it has asked for. */
-template <typename KV, int HEADS> struct stream {
+template <typename KV, int HEADS, int WIDE> struct stream {
+    enum { RING = step_shared<KV, HEADS, WIDE>::RING };
     share in_map, in_state;
     const float *map, *state;
     int maps, rows, D;
@@ -61,7 +53,7 @@ template <typename KV, int HEADS> struct stream {
         apart = s.deep * s.width;
     }
     /* Asks for the next group, in the place of the oldest. */
-    __device__ __forceinline__ void ask(step_shared<KV, HEADS> &sh)
+    __device__ __forceinline__ void ask(step_shared<KV, HEADS, WIDE> &sh)
     {
         if (left <= 0 && matrices <= maps) {
             if (matrices < maps)
@@ -83,14 +75,14 @@ template <typename KV, int HEADS> struct stream {
         copy_commit();
         stage = stage + 1 < RING ? stage + 1 : 0;
     }
-    __device__ __forceinline__ void begin(step_shared<KV, HEADS> &sh)
+    __device__ __forceinline__ void begin(step_shared<KV, HEADS, WIDE> &sh)
     {
         matrices = left = stage = 0;
 #pragma unroll 1
         for (int i = 0; i < RING; i++) ask(sh);
     }
     /* The oldest group has arrived. */
-    __device__ __forceinline__ void take(const step_shared<KV, HEADS> &sh,
+    __device__ __forceinline__ void take(const step_shared<KV, HEADS, WIDE> &sh,
                                          float4 (&x)[GROUP]) const
     {
         copy_wait<RING - 1>();
@@ -109,10 +101,11 @@ STI_DEVICE void add_scaled(float4 &sum, float a, const float4 &x)
 
 /* ---- Features ------------------------------------------------------------------- */
 
-/* Parts of u = x W of the vectors sh.x, [parts, F] each in sh.state.phi; how many parts
- * is returned. No map: the identity. */
-template <typename KV, int HEADS>
-STI_DEVICE int project_stream(step_shared<KV, HEADS> &sh, stream<KV, HEADS> &in)
+/* Parts of u = x W of the vectors sh.state.x, [parts, F] each in sh.state.phi; how many
+ * parts is returned. No map: the identity. */
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE int project_stream(step_shared<KV, HEADS, WIDE> &sh,
+                              stream<KV, HEADS, WIDE> &in)
 {
     const share &s = in.in_map;
 #pragma unroll 1
@@ -125,7 +118,7 @@ STI_DEVICE int project_stream(step_shared<KV, HEADS> &sh, stream<KV, HEADS> &in)
             in.take(sh, w);
 #pragma unroll
             for (int k = 0; k < GROUP; k++) {
-                add_scaled(sum, sh.x[n][row < in.D ? row : 0], w[k]);
+                add_scaled(sum, sh.state.x[n][row < in.D ? row : 0], w[k]);
                 row += s.deep;
             }
             in.ask(sh);
@@ -137,17 +130,17 @@ STI_DEVICE int project_stream(step_shared<KV, HEADS> &sh, stream<KV, HEADS> &in)
 }
 
 /* The same for rows that are no vectors, in one part. */
-template <typename KV, int HEADS>
-STI_DEVICE int project_singly(step_shared<KV, HEADS> &sh, const sti_cuda_shape &h,
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE int project_singly(step_shared<KV, HEADS, WIDE> &sh, const sti_cuda_shape &h,
                               const float *W, int heads)
 {
     for (int i = (int)threadIdx.x; i < heads * h.F; i += THREADS) {
         const int n = i / h.F, c = i - n * h.F;
         const float *w = W ? W + (size_t)n * h.D * h.F + c : NULL;
-        float sum = W ? 0 : sh.x[n][c];
+        float sum = W ? 0 : sh.state.x[n][c];
 #pragma unroll 4
         for (int e = 0; W && e < h.D; e++)
-            sum = fmaf(sh.x[n][e], w[(size_t)e * h.F], sum);
+            sum = fmaf(sh.state.x[n][e], w[(size_t)e * h.F], sum);
         sh.state.phi[n][c] = sum;
     }
     return 1;
@@ -162,7 +155,7 @@ STI_DEVICE void make_features(const sti_cuda_shape &h, const float *x, float bia
 #pragma unroll 1
     for (int c = lane; c < F; c += 32) {
         float u = 0;
-#pragma unroll 1
+#pragma unroll 4
         for (int r = 0; r < parts; r++) u += phi[r * F + c];
         phi[c] = u; /* the part that only this lane reads */
         norm = fmaf(u, u, norm);
@@ -222,8 +215,8 @@ STI_DEVICE state_part state_part_of(const step_args &a, int index)
 
 /* phi of `heads` heads from `first` on, and phi.z over the part's rows: a warp a head.
  */
-template <typename KV, int HEADS>
-STI_DEVICE void make_queries(const step_args &a, step_shared<KV, HEADS> &sh,
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE void make_queries(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                              const state_part &p, int first, int heads, int parts)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -231,7 +224,7 @@ STI_DEVICE void make_queries(const step_args &a, step_shared<KV, HEADS> &sh,
     if (warp >= heads) return;
     const int head = first_head(a) + first + warp;
     float *phi = sh.state.phi[warp], sum = 0;
-    make_features(a.h, sh.x[warp], a.h.bias_q ? a.h.bias_q[head] : 0, parts, phi);
+    make_features(a.h, sh.state.x[warp], a.h.bias_q ? a.h.bias_q[head] : 0, parts, phi);
     __syncwarp();
 #pragma unroll 1
     for (int i = p.lo + lane; i < p.hi; i += 32)
@@ -243,10 +236,10 @@ STI_DEVICE void make_queries(const step_args &a, step_shared<KV, HEADS> &sh,
 }
 
 /* phi s. */
-template <typename KV, int HEADS>
-STI_DEVICE void weigh_stream(const step_args &a, step_shared<KV, HEADS> &sh,
-                             stream<KV, HEADS> &in, const state_part &p, int first,
-                             int heads)
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE void weigh_stream(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                             stream<KV, HEADS, WIDE> &in, const state_part &p,
+                             int first, int heads)
 {
     static_assert(HEADS <= GROUP, "sums lie where a group has been");
     const share &s = in.in_state;
@@ -280,7 +273,7 @@ STI_DEVICE void weigh_stream(const step_args &a, step_shared<KV, HEADS> &sh,
 #pragma unroll 1
     for (int n = s.row; n < heads; n += s.deep) {
         float4 all = make_float4(0, 0, 0, 0);
-#pragma unroll 1
+#pragma unroll 4
         for (int d = 0; d < s.deep; d++)
             add_scaled(all, 1, sh.state.ring[0][n][d * wide + s.column / 4]);
         float *to = part_at(a, this_unit(), first + n) + PART_HEAD + s.column;
@@ -289,8 +282,8 @@ STI_DEVICE void weigh_stream(const step_args &a, step_shared<KV, HEADS> &sh,
 }
 
 /* The same for rows that are no vectors. */
-template <typename KV, int HEADS>
-STI_DEVICE void weigh_singly(const step_args &a, step_shared<KV, HEADS> &sh,
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE void weigh_singly(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                              const float *state, const state_part &p, int first,
                              int heads)
 {
@@ -312,31 +305,31 @@ STI_DEVICE bool in_stream(const sti_cuda_shape &h, const float *W)
 }
 
 /* Without a window: the new token is folded before it asks. Rows [lo, hi). */
-template <typename KV, int HEADS>
-STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS> &sh, int pos,
-                           int lo, int hi)
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                           int pos, int lo, int hi)
 {
     const sti_cuda_shape &h = a.h;
     const sti_cuda_session &s = sh.session;
     const int D = h.D, tid = (int)threadIdx.x, sel = selector();
     const size_t at = ((size_t)a.t * h.G + kv_head(a)) * D, row = (size_t)sel * h.P;
     const float *W = h.map_k ? h.map_k + (size_t)sel * D * h.F : NULL;
-    for (int e = tid; e < D; e += THREADS) sh.x[0][e] = s.k[at + e];
+    for (int e = tid; e < D; e += THREADS) sh.state.x[0][e] = s.k[at + e];
     __syncthreads();
     for (int i = tid; h.raw_features && i < D / 2; i += THREADS) {
         const int2 pair = pair_at(h, i);
-        turn_pair(h, i, -pos, &sh.x[0][pair.x], &sh.x[0][pair.y]);
+        turn_pair(h, i, -pos, &sh.state.x[0][pair.x], &sh.state.x[0][pair.y]);
     }
     __syncthreads();
     int parts;
     if (W && in_stream(h, W)) {
-        stream<KV, HEADS> in = {share(h.F, a.plan.map_deep),
-                                share(D, a.plan.state_deep),
-                                W,
-                                s.lin_s,
-                                1,
-                                0,
-                                D};
+        stream<KV, HEADS, WIDE> in = {share(h.F, a.plan.map_deep),
+                                      share(D, a.plan.state_deep),
+                                      W,
+                                      s.lin_s,
+                                      1,
+                                      0,
+                                      D};
         in.begin(sh);
         parts = project_stream(sh, in);
     } else {
@@ -344,7 +337,8 @@ STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS> &sh, int p
     }
     __syncthreads();
     float *phi = sh.state.phi[0];
-    if (tid < 32) make_features(h, sh.x[0], h.bias_k ? h.bias_k[sel] : 0, parts, phi);
+    if (tid < 32)
+        make_features(h, sh.state.x[0], h.bias_k ? h.bias_k[sel] : 0, parts, phi);
     __syncthreads();
 #pragma unroll 4
     for (int i = tid; i < (hi - lo) * D; i += THREADS) {
@@ -377,8 +371,8 @@ STI_DEVICE void ask_ahead(const float *from, size_t n)
 }
 
 /* Memory is told of the unit's rows of the state, and once of the maps. */
-template <typename KV, int HEADS>
-STI_DEVICE void expect_state(const step_args &a, const step_shared<KV, HEADS> &sh,
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE void expect_state(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh,
                              int index)
 {
     const sti_cuda_shape &h = a.h;
@@ -393,11 +387,11 @@ STI_DEVICE void expect_state(const step_args &a, const step_shared<KV, HEADS> &s
 }
 
 /* State unit number `index`: some heads, some rows; up to HEADS heads at once. WINDOW:
- * there is one, always, and heads are those of tensor cores. */
-template <bool WINDOW, typename KV, int HEADS>
-STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS> &sh, int index)
+ * there is one, always. */
+template <bool WINDOW, int ROW, typename KV, int HEADS, int WIDE>
+STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                           const foreseen &token, int index)
 {
-    enum { ROW = WINDOW ? HALF_D : MAX_D };
     const sti_cuda_shape &h = a.h;
     const state_part p = state_part_of(a, index);
     const size_t row = (size_t)selector() * h.P + p.lo, map = (size_t)h.D * h.F;
@@ -408,26 +402,32 @@ STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS> &sh, int i
     share in_map = in_state;
     if (h.F != h.D) in_map = share(h.F, a.plan.map_deep);
     moment now;
-    now.load(sh.session, selector());
-    if (!WINDOW && !h.has_window) fold_token(a, sh, now.pos + a.t, p.lo, p.hi);
-    if (threadIdx.x == 0) sh.now = now.of_token(a.t, WINDOW || h.has_window);
+    now.load(sh.session, selector(), token.pos);
+    if (!WINDOW && !h.has_window) {
+        sti_follow();
+        fold_token(a, sh, token.pos, p.lo, p.hi);
+    }
+    if (threadIdx.x == 0) sh.now = now.of_token(WINDOW || h.has_window);
 #pragma unroll 1
     for (int first = p.head_lo; first < p.head_hi; first += HEADS) {
         const int heads = min((int)HEADS, p.head_hi - first);
         const float *W = h.map_q ? h.map_q + (first_head(a) + first) * map : NULL;
-        stream<KV, HEADS> in = {in_map,        in_state,    W,  state,
-                                W ? heads : 0, p.hi - p.lo, h.D};
+        stream<KV, HEADS, WIDE> in = {in_map,        in_state,    W,  state,
+                                      W ? heads : 0, p.hi - p.lo, h.D};
         int parts;
         if (streams) in.begin(sh);
-        float own[MAX_P / THREADS];
+        float own[2 * WIDE / THREADS];
 #pragma unroll
-        for (int i = 0; i < MAX_P / THREADS; i++) {
+        for (int i = 0; i < 2 * WIDE / THREADS; i++) {
             const int r = i * THREADS + (int)threadIdx.x;
-            own[i] = r < p.hi - p.lo ? z[r] : 0;
+            own[i] = r < p.hi - p.lo ? __ldcg(z + r) : 0;
         }
-        load_rows<HEADS, ROW>(sh.x, q + query_at(a, first), heads, h.D);
+        sti_follow();
+        token_row<HEADS, ROW> rows;
+        rows.load(h, q + query_at(a, first), heads);
+        rows.store(h, sh.state.x, turn_by(h.raw_features ? 0 : token.freq, token.pos));
 #pragma unroll
-        for (int i = 0; i < MAX_P / THREADS; i++)
+        for (int i = 0; i < 2 * WIDE / THREADS; i++)
             sh.state.z[i * THREADS + (int)threadIdx.x] = own[i];
         __syncthreads();
         if (streams && W)

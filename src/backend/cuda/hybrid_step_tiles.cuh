@@ -1,18 +1,18 @@
 /* hybrid_step_tiles.cuh - a key unit on tensor cores: half keys, heads of up to 128
- * numbers. The parts of hybrid_step_unit.cuh that depend on how keys lie in registers,
- * for tiles of 16 keys and four queries:
+ * numbers. The parts of hybrid_step_unit.cuh that depend on how keys lie, for tiles of
+ * 16 keys and four queries (fragments: mma.cuh):
  *
  *   logits [16 keys, 8] += K [16 keys, 16] Q [16, 8]    D / 16 products
  *   o [16, 8]           += V^T [16, 16 keys] p [16 keys, 8]   likewise
  *
  * Queries and weights are sums of two halves, so nothing is lost to half precision: the
- * eight columns are (high, low) of each query. A lane 4 g + t (fragments: mma.cuh) has
- * of K and V rows g and g + 8, 16 bytes of every 64: as they come from memory they are
- * an operand of the first product, whose sum over D may run in any order, and turned
- * square by square one of the second. Its logits and its part of o are those of query
- * t.
+ * eight columns are (high, low) of each query. Logits and o of lane 4 g + t are those
+ * of query t.
  *
- * A warp asks for 8 KB at a time, 16 warps a multiprocessor: 128 KB in flight. */
+ * A warp has a place of its own in shared memory for the keys, and one for the values,
+ * of a batch, 4 KB each, and copies there in the background: keys of the next batch as
+ * soon as these have been used, values likewise. 20 warps a multiprocessor: 160 KB in
+ * flight. */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_TILES_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_TILES_CUH
 
@@ -27,11 +27,7 @@ STI_DEVICE uint32_t turn_square(uint32_t x)
     return y;
 }
 
-/* Word i of 16 bytes. */
-STI_DEVICE uint32_t word_of(const uint4 &x, int i)
-{
-    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
-}
+template <int ROW> using tile_shared = step_shared<__half, MAX_HEADS, ROW>;
 
 /* x as the sum of two halves. */
 STI_DEVICE void split_half(float x, __half *high, __half *low)
@@ -42,84 +38,31 @@ STI_DEVICE void split_half(float x, __half *high, __half *low)
 
 /* ---- Queries -------------------------------------------------------------------- */
 
-/* Queries as operands: of lane 4 g + t half g % 2 of query g / 2, in the order in which
- * the lane has keys. A thread makes one vector of one chunk. */
+/* Queries as operands: of lane 4 g + t half g % 2 of query g / 2, for the two products
+ * of 32 numbers. A thread makes one vector. */
 template <int ROW> struct tile_queries {
-    float x[8];
-
-    __device__ __forceinline__ static int query()
-    {
-        return (int)threadIdx.x % 32 / 8;
-    }
-    __device__ __forceinline__ static int from()
-    {
-        return (int)threadIdx.x / 32 * 32 + (int)threadIdx.x % 4 * 8;
-    }
-    /* q [heads, D] */
-    __device__ __forceinline__ void load(const float *q, int heads, int D)
-    {
-        const bool there = (int)threadIdx.x < ROW && query() < heads && from() < D;
-#pragma unroll
-        for (int k = 0; k < 8; k++) x[k] = there ? q[query() * D + from() + k] : 0;
-    }
-    __device__ __forceinline__ void load(const float (*q)[MAX_D])
-    {
-        if ((int)threadIdx.x < ROW)
-#pragma unroll
-            for (int k = 0; k < 8; k++) x[k] = q[query()][from() + k];
-    }
-    __device__ __forceinline__ void store(step_shared<__half, MAX_HEADS> &sh) const
+    static __device__ __forceinline__ void make(tile_shared<ROW> &sh)
     {
         static_assert(ROW <= THREADS, "a thread makes one vector");
-        if ((int)threadIdx.x >= ROW) return;
-        const bool want_low = threadIdx.x / 4 % 2 != 0;
+        const int tid = (int)threadIdx.x;
+        if (tid >= ROW) return;
+        const float *x = &sh.keys.q[tid % 32 / 8][tid / 32 * 32 + tid % 4 * 2];
+        const bool want_low = tid / 4 % 2 != 0;
         uint32_t word[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             __half high[2], low[2];
-            split_half(x[2 * k], &high[0], &low[0]);
-            split_half(x[2 * k + 1], &high[1], &low[1]);
+            split_half(x[8 * k], &high[0], &low[0]);
+            split_half(x[8 * k + 1], &high[1], &low[1]);
             const __half2 both = want_low ? __halves2half2(low[0], low[1])
                                           : __halves2half2(high[0], high[1]);
             memcpy(&word[k], &both, sizeof both);
         }
-        sh.keys.operand[threadIdx.x] = make_uint4(word[0], word[1], word[2], word[3]);
+        sh.keys.operand[tid] = make_uint4(word[0], word[1], word[2], word[3]);
     }
 };
 
 /* ---- Products ------------------------------------------------------------------- */
-
-/* What a lane has of a row of keys or values. What lies behind the row stays as it is:
- * zero. */
-template <int CHUNKS>
-STI_DEVICE void load_tile_row(uint4 (&to)[CHUNKS], const __half *row, int D)
-{
-    const int own = (int)threadIdx.x % 4 * 8;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++)
-        if (own < D - c * 32)
-            to[c] = *reinterpret_cast<const uint4 *>(row + own + c * 32);
-}
-
-/* Logits of rows g and g + 8 for query t. */
-template <int CHUNKS>
-STI_DEVICE void dot_tile(const uint4 (&k)[2][CHUNKS], const uint4 *operand,
-                         float *logit)
-{
-    const int lane = (int)threadIdx.x % 32;
-    float sum[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        asm volatile("" ::: "memory"); /* the others are not read yet */
-        const uint4 q = operand[c * 32 + lane];
-        const uint32_t first[4] = {k[0][c].x, k[1][c].x, k[0][c].y, k[1][c].y};
-        const uint32_t second[4] = {k[0][c].z, k[1][c].z, k[0][c].w, k[1][c].w};
-        mma(sum, first, q.x, q.y);
-        mma(sum, second, q.z, q.w);
-    }
-    logit[0] = sum[0] + sum[1];
-    logit[1] = sum[2] + sum[3];
-}
 
 /* Weights of rows g and g + 8 as an operand. */
 STI_DEVICE void turn_weights(const float *p, uint32_t *weight)
@@ -132,16 +75,6 @@ STI_DEVICE void turn_weights(const float *p, uint32_t *weight)
         memcpy(&weight[i], &both, sizeof both);
         weight[i] = turn_square(weight[i]);
     }
-}
-
-/* sum += V^T p for words 2 j and 2 j + 1 of a chunk. */
-STI_DEVICE void add_values(float (&sum)[4], const uint4 &v0, const uint4 &v8, int j,
-                           const uint32_t *weight)
-{
-    const uint32_t turned[4] = {
-        turn_square(word_of(v0, 2 * j)), turn_square(word_of(v0, 2 * j + 1)),
-        turn_square(word_of(v8, 2 * j)), turn_square(word_of(v8, 2 * j + 1))};
-    mma(sum, turned, weight[0], weight[1]);
 }
 
 /* Largest of, or sum over, the lanes that have the same query. */
@@ -159,7 +92,7 @@ STI_DEVICE float rows_sum(float x)
 /* ---- A warp's keys -------------------------------------------------------------- */
 
 /* Softmax of query t over the keys the warp has seen, l those of this lane, as is
- * `recent`; of o the numbers tile_layout::dim(c, word). */
+ * `recent`; of o the numbers 32 c + 8 i + g. */
 template <int CHUNKS> struct tile_running {
     float m, l, o[CHUNKS][4];
     logit_sum recent;
@@ -177,55 +110,74 @@ template <int CHUNKS> struct tile_running {
 };
 
 /* 16 TILES places; of the lane row u, 0 <= u < 2 TILES, is place base + 8 u + g. */
-template <int TILES, int CHUNKS> struct tile_batch {
-    uint4 k[TILES][2][CHUNKS], v[TILES][2][CHUNKS];
+template <int TILES, int ROW> struct tile_batch {
+    typedef tile_shared<ROW> shared;
+    enum { BATCH = 16 * TILES, CHUNKS = ROW / 32 };
+    enum { UNITS = ROW / 8, AT_ONCE = 32 / UNITS }; /* of 16 bytes; rows of a copy */
     float logit[2 * TILES];
     bool seen[2 * TILES];
+    static_assert(BATCH * UNITS == 256, "a batch fills its place");
 
     static __device__ __forceinline__ int place(int base, int u)
     {
         return base + u * 8 + (int)threadIdx.x % 32 / 4;
     }
-    __device__ __forceinline__ void clear()
-    {
-#pragma unroll
-        for (int u = 0; u < 2 * TILES; u++)
-#pragma unroll
-            for (int c = 0; c < CHUNKS; c++)
-                k[u / 2][u % 2][c] = v[u / 2][u % 2][c] = make_uint4(0, 0, 0, 0);
-    }
-    /* Where rows lie is worked out anew every time: there are not registers enough to
-     * keep it. */
+    /* Rows from place `base` on, if `there`; what lies behind D is zero. A group of
+     * copies either way: they are counted. */
     static __device__ __forceinline__ void
-    load(uint4 (&to)[TILES][2][CHUNKS], const token_rows<__half> &from, int base)
+    copy(uint4 *to, const token_rows<__half> &from, int base, bool there)
     {
-        asm volatile("" ::: "memory");
+        const int lane = (int)threadIdx.x % 32, unit = lane % UNITS;
+        const bool in_row = unit * 8 < from.D, in_window = base + BATCH <= from.ring;
+        const int first = lane / UNITS, skip = in_row ? unit * 8 : 0;
+        __syncwarp(); /* nobody uses what was there */
+        if (there &&
+            (in_window || (base >= from.ring && base + BATCH <= from.places))) {
+            const __half *row = from.at(base + first) + skip; /* all lie in a row */
 #pragma unroll
-        for (int u = 0; u < 2 * TILES; u++)
-            load_tile_row(to[u / 2][u % 2], from.at(place(base, u)), from.D);
+            for (int r = 0; r < BATCH; r += AT_ONCE) {
+                copy_or_zero(to + unit_at<ROW>(first + r, unit) / 16, row, in_row);
+                row += AT_ONCE * from.D;
+            }
+        } else if (there) {
+#pragma unroll 1
+            for (int r = first; r < BATCH; r += AT_ONCE)
+                copy_or_zero(to + unit_at<ROW>(r, unit) / 16, from.at(base + r) + skip,
+                             in_row);
+        }
+        copy_commit();
     }
-    __device__ __forceinline__ void load_keys(const token_rows<__half> &from, int base)
+    static __device__ __forceinline__ uint4 *keys(shared &sh)
     {
-        load(k, from, base);
+        return sh.keys.warp[threadIdx.x / 32].staged[0];
     }
-    __device__ __forceinline__ void load_values(const token_rows<__half> &from,
-                                                int base)
+    static __device__ __forceinline__ uint4 *values(shared &sh)
     {
-        load(v, from, base);
+        return sh.keys.warp[threadIdx.x / 32].staged[1];
     }
-    /* The new token's row instead of what the ring has in its place. */
-    static __device__ __forceinline__ void put_fresh(uint4 (&to)[TILES][2][CHUNKS],
-                                                     const __half *row, int D,
-                                                     const sight &see, int base)
+    static __device__ __forceinline__ void load_keys(shared &sh, int base, bool there)
     {
-        const int fresh = see.fresh();
-        if (fresh < base || fresh >= base + 16 * TILES) return; /* of all lanes */
-#pragma unroll
-        for (int u = 0; u < 2 * TILES; u++)
-            if (place(base, u) == fresh) load_tile_row(to[u / 2][u % 2], row, D);
+        copy(keys(sh), sh.keys_at, base, there);
     }
-    __device__ __forceinline__ void find_seen(const step_args &a,
-                                              const step_shared<__half, MAX_HEADS> &sh,
+    static __device__ __forceinline__ void load_values(shared &sh, int base, bool there)
+    {
+        copy(values(sh), sh.values_at, base, there);
+    }
+    /* All but the last group of copies have arrived, and the new token's row takes the
+     * place of what the ring has there. */
+    static __device__ __forceinline__ void await(uint4 *staged, const __half *row,
+                                                 const sight &see, int base)
+    {
+        const int fresh = see.fresh() - base, lane = (int)threadIdx.x % 32;
+        copy_wait<1>();
+        __syncwarp();
+        if (fresh < 0 || fresh >= BATCH) return; /* of all lanes */
+        if (lane < UNITS)
+            staged[unit_at<ROW>(fresh, lane) / 16] =
+                reinterpret_cast<const uint4 *>(row)[lane];
+        __syncwarp();
+    }
+    __device__ __forceinline__ void find_seen(const step_args &a, const shared &sh,
                                               const sight &see, int base, bool far)
     {
 #pragma unroll
@@ -235,18 +187,33 @@ template <int TILES, int CHUNKS> struct tile_batch {
             if (a.h.position_cap > 0 && seen[u]) seen[u] = far == is_far(sh, i);
         }
     }
-    __device__ __forceinline__ void dot(const step_shared<__half, MAX_HEADS> &sh,
-                                        const sight &see, int base,
-                                        const float (*)[MAX_D])
+    __device__ __forceinline__ void dot(shared &sh, const sight &see, int base)
     {
-        put_fresh(k, sh.keys.k, sh.keys_at.D, see, base);
+        const int lane = (int)threadIdx.x % 32;
+        float sum[TILES][4] = {};
+        await(keys(sh), sh.keys.k[0], see, base);
+        const lane_address<ROW> k =
+            lane_address<ROW>::by16(shared_address(keys(sh)), lane);
 #pragma unroll
-        for (int u = 0; u < TILES; u++) dot_tile(k[u], sh.keys.operand, &logit[2 * u]);
+        for (int c = 0; c < CHUNKS; c++) {
+            const uint4 q = sh.keys.operand[c * 32 + lane];
+#pragma unroll
+            for (int u = 0; u < TILES; u++) {
+                uint32_t part[4];
+                load_squares(part, k.at(16 * u, 2 * c));
+                mma(sum[u], part, q.x, q.y);
+                load_squares(part, k.at(16 * u, 2 * c + 1));
+                mma(sum[u], part, q.z, q.w);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < 2 * TILES; u++)
+            logit[u] = sum[u / 2][u % 2 * 2] + sum[u / 2][u % 2 * 2 + 1];
     }
     /* Scales logits, and keeps those that the score wants. */
-    __device__ __forceinline__ void
-    keep_logits(const step_args &a, const step_shared<__half, MAX_HEADS> &sh,
-                const sight &see, int base, int first, tile_running<CHUNKS> &r)
+    __device__ __forceinline__ void keep_logits(const step_args &a, const shared &sh,
+                                                const sight &see, int base, int first,
+                                                tile_running<CHUNKS> &r)
     {
         const float scale = a.h.scale * LOG2_E;
         const int query = first + (int)threadIdx.x % 4;
@@ -266,8 +233,7 @@ template <int TILES, int CHUNKS> struct tile_batch {
         }
         r.recent.add(recent);
     }
-    __device__ __forceinline__ void soften(const step_shared<__half, MAX_HEADS> &sh,
-                                           const sight &see, int base,
+    __device__ __forceinline__ void soften(shared &sh, const sight &see, int base,
                                            tile_running<CHUNKS> &r)
     {
         float top = r.m;
@@ -286,15 +252,20 @@ template <int TILES, int CHUNKS> struct tile_batch {
             r.l += p[0] + p[1];
             turn_weights(p, weight[u]);
         }
-        put_fresh(v, sh.keys.v, sh.values_at.D, see, base);
+        await(values(sh), sh.keys.v[0], see, base);
+        const lane_address<ROW> v =
+            lane_address<ROW>::by8(shared_address(values(sh)), (int)threadIdx.x % 32);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 float sum[4] = {0, 0, 0, 0};
 #pragma unroll
-                for (int u = 0; u < TILES; u++)
-                    add_values(sum, v[u][0][c], v[u][1][c], j, weight[u]);
+                for (int u = 0; u < TILES; u++) {
+                    uint32_t part[4];
+                    load_squares_turned(part, v.at(16 * u, 2 * c + j));
+                    mma(sum, part, weight[u][0], weight[u][1]);
+                }
                 r.o[c][2 * j] = fmaf(r.o[c][2 * j], keep, sum[0] + sum[1]);
                 r.o[c][2 * j + 1] = fmaf(r.o[c][2 * j + 1], keep, sum[2] + sum[3]);
             }
@@ -309,30 +280,27 @@ template <int ROW_> struct tile_layout {
     enum { ROW = ROW_, CHUNKS = ROW / 32, TILES = ROW <= 64 ? 2 : 1 };
     enum { BATCH = 16 * TILES, OUTPUT = 4 }; /* places; numbers a thread joins */
     typedef tile_queries<ROW_> queries;
-    typedef tile_batch<TILES, CHUNKS> batch;
+    typedef tile_batch<TILES, ROW_> batch;
     typedef tile_running<CHUNKS> running;
-
-    static __device__ __forceinline__ int dim(int c, int word, int g)
-    {
-        return c * 32 + g / 2 * 8 + word * 2 + g % 2;
-    }
 };
 
 /* What a warp has, to shared memory. */
 template <typename Layout>
-STI_DEVICE void leave_to_join(tile_keys, step_shared<__half, MAX_HEADS> &sh,
+STI_DEVICE void leave_to_join(tile_keys, tile_shared<Layout::ROW> &sh,
                               typename Layout::running &r)
 {
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4;
     const int t = (int)threadIdx.x % 4;
     const float l = rows_sum(r.l);
+    copy_wait<0>();
+    __syncwarp(); /* what the warp has takes the place of keys */
 #pragma unroll 1
     for (int apart = 4; apart < 32; apart <<= 1) r.recent.join_lane(apart);
 #pragma unroll
     for (int c = 0; c < Layout::CHUNKS; c++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            sh.keys.o[warp][t][Layout::dim(c, i, g)] = r.o[c][i];
+            sh.keys.warp[warp].o[t][c * 32 + i * 8 + g] = r.o[c][i];
     if (g > 0) return;
     sh.keys.all[warp][t] = logit_sum{r.m, l};
     sh.keys.recent[warp][t] = r.recent;

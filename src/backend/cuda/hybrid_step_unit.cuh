@@ -13,8 +13,9 @@
 #include "backend/cuda/hybrid_step_keys.cuh"
 #include "backend/cuda/hybrid_step_tiles.cuh"
 
-template <typename KV, int HEADS>
-STI_DEVICE token_rows<KV> rows_of(const step_args &a, const step_shared<KV, HEADS> &sh,
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE token_rows<KV> rows_of(const step_args &a,
+                                  const step_shared<KV, HEADS, WIDE> &sh,
                                   const void *window, const void *salient)
 {
     const int64_t D = a.h.D, ring = 2 * a.h.C, room = sh.session.room;
@@ -34,12 +35,15 @@ template <typename Layout> STI_DEVICE int next_batch(const step_args &a)
     return a.plan.key_units * WARPS * Layout::BATCH;
 }
 
-/* Memory is told of a warp's first batch. */
-template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void expect_keys(const step_shared<KV, HEADS> &sh, int index)
+/* Memory is told of a warp's first batch; of the second if the first is asked for. */
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE void expect_keys(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh,
+                            int index)
 {
     enum { LINE = 64 / sizeof(KV) };
-    const int base = first_batch<Layout>(index), D = sh.keys_at.D;
+    const int first = first_batch<Layout>(index), D = sh.keys_at.D;
+    const int base = a.settled ? first + next_batch<Layout>(a) : first;
+    if (base >= sh.keys_at.places) return;
 #pragma unroll 1
     for (int i = (int)threadIdx.x % 32; i < Layout::BATCH; i += 32) {
         const KV *k = sh.keys_at.at(base + i), *v = sh.values_at.at(base + i);
@@ -52,9 +56,9 @@ STI_DEVICE void expect_keys(const step_shared<KV, HEADS> &sh, int index)
 }
 
 /* Joins the warps into the unit's result. */
-template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS> &sh, int first,
-                           typename Layout::running &r)
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                           int first, typename Layout::running &r)
 {
     const int D = a.h.D;
     leave_to_join<Layout>(typename Layout::kind(), sh, r);
@@ -71,7 +75,7 @@ STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS> &sh, int f
         for (int w = 0; w < WARPS; w++) {
             const float keep = exp2_fast(sh.keys.all[w][n].m - base);
             l += keep * sh.keys.all[w][n].l;
-            o += keep * sh.keys.o[w][n][e];
+            o += keep * sh.keys.warp[w].o[n][e];
         }
         float *to = part_at(a, this_unit(), first + n);
         to[PART_HEAD + e] = o;
@@ -84,119 +88,115 @@ STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS> &sh, int f
     }
 }
 
-/* x = R(position_cap) q_raw: the query as far keys, kept as before RoPE, see it. */
-template <typename KV, int HEADS>
-STI_DEVICE void turn_queries(const step_args &a, step_shared<KV, HEADS> &sh)
-{
-    const int half = a.h.D / 2;
-    for (int i = (int)threadIdx.x; i < HEADS * half; i += THREADS) {
-        float *x = sh.x[i / half];
-        const int2 at = pair_at(a.h, i % half);
-        turn_pair(a.h, i % half, a.h.position_cap, &x[at.x], &x[at.y]);
-    }
-}
-
 /* The new token goes to the ring. Selection heads may share a kv head: one of them.
  * Others may read the slot meanwhile: what they read there they do not use. */
-template <typename KV, int HEADS>
-STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS> &sh, int slot)
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh,
+                      int slot)
 {
     if (first_head(a) % a.h.per_kv != 0) return;
     const size_t at = ((size_t)kv_head(a) * 2 * a.h.C + slot) * a.h.D;
 #pragma unroll 1
     for (int e = (int)threadIdx.x; e < a.h.D; e += THREADS) {
-        static_cast<KV *>(sh.session.win_k)[at + e] = sh.keys.k[e];
-        static_cast<KV *>(sh.session.win_v)[at + e] = sh.keys.v[e];
+        static_cast<KV *>(sh.session.win_k)[at + e] = sh.keys.k[0][e];
+        static_cast<KV *>(sh.session.win_v)[at + e] = sh.keys.v[0][e];
     }
 }
 
 /* Queries that are ready meet the keys, those that are far or those that are not. b has
- * the warp's first batch already if `here`. */
-template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void meet_keys(const step_args &a, const step_shared<KV, HEADS> &sh,
-                          int base, bool here, bool far, const float (*q)[MAX_D],
-                          int first, typename Layout::batch &b,
+ * asked for the warp's first batch. */
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE void meet_keys(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                          int base, bool far, int first, typename Layout::batch &b,
                           typename Layout::running &r)
 {
     const sight &see = sh.see;
     const int lane = (int)threadIdx.x % 32, apart = next_batch<Layout>(a);
     const int end = see.ring + see.salient;
-    if (!here && base < end) {
-        b.load_keys(sh.keys_at, base);
-        b.load_values(sh.values_at, base);
-    }
 #pragma unroll 1
     while (base < end) {
         int next = base + apart;
         while (next < end && !__any_sync(~0u, see.sees(next + lane % Layout::BATCH)))
             next += apart;
-        b.dot(sh, see, base, q);
-        if (next < end) b.load_keys(sh.keys_at, next);
+        b.dot(sh, see, base);
+        b.load_keys(sh, next, next < end);
         b.find_seen(a, sh, see, base, far);
         b.keep_logits(a, sh, see, base, first, r);
         b.soften(sh, see, base, r);
-        if (next < end) b.load_values(sh.values_at, next);
+        b.load_values(sh, next, next < end);
         base = next;
     }
 }
 
-template <typename Layout, typename KV, int HEADS>
-STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS> &sh, int index)
+/* Other queries, turned by `position`, in the place of those that nobody needs any
+ * more. */
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE void take_queries(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                             const float *from, int heads, int position)
 {
+    token_row<HEADS, Layout::ROW> q;
+    q.load(a.h, from, heads);
+    __syncthreads();
+    q.store(a.h, sh.keys.q, turn_by(position > 0 ? q.frequency(a.h) : 0, position));
+    __syncthreads();
+    Layout::queries::make(sh);
+    __syncthreads();
+}
+
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                         const foreseen &token, int index)
+{
+    enum { ROW = Layout::ROW };
     const sti_cuda_shape &h = a.h;
     const sti_cuda_session &s = sh.session;
-    const int tid = (int)threadIdx.x, base = first_batch<Layout>(index);
-    const int listed = s.sal_count[selector()];
-    moment now;
-    now.load(s, selector());
+    const int base = first_batch<Layout>(index);
     const size_t kv = ((size_t)a.t * h.G + kv_head(a)) * h.D;
     typename Layout::batch b;
-    typename Layout::queries ready;
-    ready.load(s.q + query_at(a, 0), min((int)HEADS, h.group), h.D);
-    b.clear();
-    b.load_keys(sh.keys_at, base);
-    b.load_values(sh.values_at, base);
-#pragma unroll 1
-    for (int e = tid; e < h.D; e += THREADS) {
-        const float k = s.k[kv + e], v = s.v[kv + e];
-        narrow(k, &sh.keys.k[e]);
-        narrow(v, &sh.keys.v[e]);
-    }
-    ready.store(sh);
-    now = now.of_token(a.t, true);
-    const sti_window w = window_of(now.pos, h.C);
-    if (tid == 0) {
+    b.load_keys(sh, base, true);
+    b.load_values(sh, base, true);
+    const int listed = __ldcg(s.sal_count + selector());
+    moment now;
+    now.load(s, selector(), token.pos);
+    sti_follow();
+    token_row<HEADS, ROW> q;
+    token_row<1, ROW> k, v;
+    q.load(h, s.q + query_at(a, 0), min((int)HEADS, h.group));
+    k.load(h, s.k + kv, 1);
+    v.load(h, s.v + kv, 1);
+    const float2 turn = turn_by(token.freq, token.pos);
+    q.store(h, sh.keys.q, turn);
+    k.store(h, sh.keys.k, turn);
+    v.store(h, sh.keys.v, make_float2(1, 0)); /* as it is */
+    now = now.of_token(true);
+    if (threadIdx.x == 0) {
+        const sti_window w = window_of(now.pos, h.C);
         sh.now = now;
         sh.see = sight{w.tokens, w.slot, 2 * h.C, min(listed, s.room)};
     }
     __syncthreads();
+    Layout::queries::make(sh);
     if (index == 0) enter(a, sh, sh.see.fresh());
+    __syncthreads();
 #pragma unroll 1
     for (int first = 0; first < h.group; first += HEADS) {
         const int heads = min((int)HEADS, h.group - first);
-        if (first > 0) {
-            __syncthreads(); /* nobody uses the former ones, or their results */
-            ready.load(s.q + query_at(a, first), heads, h.D);
-            ready.store(sh);
-            __syncthreads();
-        }
         typename Layout::running r;
         r.clear();
         const bool meets_far = h.position_cap > 0 && sh.see.salient > 0;
 #pragma unroll 1
         for (int far = 0; far <= (int)meets_far; far++) {
-            if (far) {
-                load_rows<HEADS, Layout::ROW>(sh.x, s.q_raw + query_at(a, first), heads,
-                                              h.D);
-                __syncthreads();
-                turn_queries(a, sh);
-                __syncthreads();
-                ready.load(sh.x);
-                ready.store(sh);
-                __syncthreads();
+            if (first + far > 0) {
+                /* far keys are as before RoPE: they see R(position_cap) q */
+                const float *q_from = (far ? s.q_raw : s.q) + query_at(a, first);
+                take_queries<Layout>(a, sh, q_from, heads,
+                                     far           ? h.position_cap
+                                     : h.unrotated ? sh.now.pos
+                                                   : 0);
+                b.load_keys(sh, base, true);
+                b.load_values(sh, base, true);
             }
-            meet_keys<Layout>(a, sh, base, first + far == 0, far != 0,
-                              far ? sh.x : sh.keys.q, first, b, r);
+            meet_keys<Layout>(a, sh, base, far != 0, first, b, r);
         }
         store_part<Layout>(a, sh, first, r);
     }

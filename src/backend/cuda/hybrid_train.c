@@ -216,7 +216,6 @@ static void carve_backward(sti_carve *c, sti_cuda_train *p)
     const size_t S = (size_t)p->S, DP = (size_t)p->DP, PP = (size_t)p->PP;
     const size_t rows = B * H * T, keys = B * S * T, spans = B * S * (size_t)p->spans;
     const size_t tiles = B * (size_t)p->spans * (size_t)p->tiles;
-    const size_t blocks = B * ((T + STI_TRAIN_ROWS - 1) / STI_TRAIN_ROWS);
     const size_t parts = B * (size_t)p->map_parts;
     p->shift = take(c, rows, 1);
     p->unit = take(c, rows, 1);
@@ -231,7 +230,7 @@ static void carve_backward(sti_carve *c, sti_cuda_train *p)
         p->part_v = take(c, spans, (size_t)p->slots * DP);
     }
     if (w.map_q) p->dphi_q = take(c, rows, PP);
-    if (w.map_q && g->bias_q) p->part_bias_q = take(c, blocks, H);
+    if (w.map_q && g->bias_q) p->part_bias_q = take(c, parts, H);
     if (w.map_q && g->map_q) p->part_map_q = take(c, parts * H, DP * DP);
     if (!w.keys) return;
     p->dstate = take(c, spans, PP * DP);
@@ -239,7 +238,7 @@ static void carve_backward(sti_carve *c, sti_cuda_train *p)
     p->dphi_k = take(c, keys, PP);
     if (g->k) p->dk_fold = take(c, keys, DP);
     if (g->v) p->dv_fold = take(c, keys, DP);
-    if (g->bias_k) p->part_bias_k = take(c, blocks, S);
+    if (g->bias_k) p->part_bias_k = take(c, parts, S);
     if (g->map_k) p->part_map_k = take(c, parts * S, DP * DP);
 }
 
@@ -319,7 +318,6 @@ still_status sti_cuda_hybrid_backward(sti_dev *dev, const sti_hybrid_parallel_ar
         STI_TRY(sti_train_linear_keys(dev, &p, err));
     }
     if (w.map_q || w.keys) STI_TRY(sti_train_maps(dev, &p, err));
-    STI_TRY(sti_train_map_sums(dev, &p, err));
     if (p.grad.k || p.grad.v) STI_TRY(sti_train_sum_keys(dev, &p, err));
     return sti_train_sum_parameters(dev, &p, err);
 }

@@ -22,15 +22,16 @@
  *   linear    dphi(q) = a (S (dn g) + dden z);                  (.._linear.cu)
  *             dS_c = sum over the queries of c and later of phi(q)^T (a g dn);
  *             dphi(k) = dS v + dz, dv = dS^T phi(k), dS at the span that folded k
- *   maps      from dphi to q, k, W and the bias                 (.._map.cu)
+ *   maps      from dphi to q, k, W and the bias                 (.._map_back.cu)
  *   sums      over spans, heads and sequences, in a fixed order (.._sums.cu)
  *
  * Products run on tensor cores with 11 bits of mantissa and float32 sums: in half
  * (mma.cuh) where the range is known - inputs, weights P, softmax features, means of
- * the state - or made known by a unit for each row (dy, ds); in TF32 (tf32.cuh) where
- * it is not: the state's gradients, relu features. Those that decide something (scores,
- * x W) take halves in three parts that make nearly float32 of it. Columns are padded to
- * DP, a multiple of 64, and features to PP = 2 DP (relu: DP), with zeros. */
+ * the state - or made known by a unit for each row (dy, ds, draw, what is summed over
+ * tokens); in TF32 (tf32.cuh) where it is not: what is multiplied with the state and
+ * its gradient. Those that decide something (scores, x W) take halves in three parts
+ * that make nearly float32 of it. Columns are padded to DP, a multiple of 64, and
+ * features to PP = 2 DP (relu: DP), with zeros. */
 #ifndef STI_BACKEND_CUDA_HYBRID_TRAIN_H
 #define STI_BACKEND_CUDA_HYBRID_TRAIN_H
 
@@ -45,7 +46,7 @@ enum {
     STI_TRAIN_THREADS = 128,   /* 4 warps of 16 rows */
     STI_TRAIN_FEATURES = 32,   /* features of a step in TF32: PP is a multiple */
     STI_TRAIN_MAX_D = 128,     /* what the tiles are made for */
-    STI_TRAIN_MAP_TOKENS = 256 /* whose share of dW one block sums */
+    STI_TRAIN_MAP_TOKENS = 256 /* of a block that runs a map, or sums its dW */
 };
 
 /* A token kept in order of its score. */
@@ -96,15 +97,15 @@ typedef struct sti_cuda_train {
     /* Backward. */
     float *shift; /* [B,H,T]: P = f exp(l - M) / den = 2^(l log2 e - shift) */
     float *unit;  /* [B,H,T]: log2 of the unit of a row of half_dy and of delta */
-    float *delta, *adden;            /* [B,H,T]: -dy.y; a dden */
-    uint16_t *half_dy;               /* [B,H,T,DP] */
-    float *adng;                     /* [B,H,T,DP]: a g dn, rounded to TF32 */
-    float *dstate, *dstate_z;        /* as state */
-    float *dphi_q, *dphi_k;          /* [B,H,T,PP], [B,S,T,PP]; then draw in DP of PP */
-    float *dk_fold, *dv_fold;        /* [B,S,T,DP] */
-    float *part_k, *part_v;          /* [B,S,spans,slots,DP] */
-    float *part_alpha, *part_window; /* [B spans tiles, H] */
-    float *part_bias_q, *part_bias_k; /* [B ceil(T/64), H], likewise S */
+    float *delta, *adden;             /* [B,H,T]: -dy.y; a dden */
+    uint16_t *half_dy;                /* [B,H,T,DP] */
+    float *adng;                      /* [B,H,T,DP]: a g dn, rounded to TF32 */
+    float *dstate, *dstate_z;         /* as state */
+    float *dphi_q, *dphi_k;           /* [B,H,T,PP], [B,S,T,PP] */
+    float *dk_fold, *dv_fold;         /* [B,S,T,DP] */
+    float *part_k, *part_v;           /* [B,S,spans,slots,DP] */
+    float *part_alpha, *part_window;  /* [B spans tiles, H] */
+    float *part_bias_q, *part_bias_k; /* [B map_parts, H], likewise S */
     float *part_map_q, *part_map_k;   /* [B map_parts, H, DP, DP], likewise S */
     int map_parts;                    /* of a sequence */
 } sti_cuda_train;
@@ -131,7 +132,6 @@ still_status sti_train_linear_queries(sti_dev *, const sti_cuda_train *, still_e
 still_status sti_train_dstates(sti_dev *, const sti_cuda_train *, still_error *);
 still_status sti_train_linear_keys(sti_dev *, const sti_cuda_train *, still_error *);
 still_status sti_train_maps(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_map_sums(sti_dev *, const sti_cuda_train *, still_error *);
 still_status sti_train_sum_keys(sti_dev *, const sti_cuda_train *, still_error *);
 still_status sti_train_sum_parameters(sti_dev *, const sti_cuda_train *, still_error *);
 

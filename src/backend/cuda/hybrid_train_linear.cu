@@ -59,22 +59,26 @@ STI_DEVICE void load_values(const sti_cuda_train &p, float *to, int b, int g, in
 /* ---- Queries -----------------------------------------------------------------------
  */
 
-template <int DP> static constexpr size_t query_shared(void)
+/* a g dn, a step of S, of z; without a window also values and a step of phi(k). */
+template <int DP> static size_t query_shared(bool window)
 {
-    return (2 * ROWS * (DP + 4) + STEP * (DP + 4) + ROWS * STEP_LD + STEP) *
-           sizeof(float);
+    const int always = (ROWS + STEP) * (DP + 4) + STEP;
+    const int pairs = ROWS * (DP + 4) + ROWS * STEP_LD;
+    return (always + (window ? 0 : pairs)) * sizeof(float);
 }
 
 template <int DP, bool WINDOW>
-static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
+static __global__ void __launch_bounds__(THREADS, WINDOW     ? 6
+                                                  : DP <= 64 ? 3
+                                                             : 2)
     query_kernel(const sti_cuda_train p)
 {
     constexpr int LD = DP + 4;
     const lane_place at = lane_place_of();
     const query_tile r = query_tile_of(p);
     if (r.n <= 0) return;
-    float *adng = block_memory(), *v = adng + ROWS * LD, *S = v + ROWS * LD;
-    float *phi = S + STEP * LD, *z = phi + ROWS * STEP_LD;
+    float *adng = block_memory(), *S = adng + ROWS * LD, *z = S + STEP * LD;
+    float *v = z + STEP, *phi = v + ROWS * LD; /* without a window */
     const size_t row0 = row_at(p, p.H, r.b, r.h, r.first);
     const int row = at.warp * 16 + at.g;
     float adden[2];
@@ -133,18 +137,20 @@ still_status sti_train_linear_queries(sti_dev *dev, const sti_cuda_train *p,
 #define LINEAR_QUERIES(W)                                                              \
     launch(dev, "hybrid training: gradient of the queries' features", err,             \
            p->has_window ? query_kernel<W, true> : query_kernel<W, false>, grid,       \
-           THREADS, query_shared<W>(), *p)
+           THREADS, query_shared<W>(p->has_window), *p)
     return STI_TRAIN_BY_WIDTH(p->DP, LINEAR_QUERIES);
 }
 
 /* ---- Keys --------------------------------------------------------------------------
  */
 
-template <int DP> static constexpr size_t key_shared(void)
+/* Values, a step of dS, of dz and of phi(k), tokens; without a window also the queries'
+ * a g dn, a step of their phi(q), and a dden. */
+template <int DP> static size_t key_shared(bool window)
 {
-    return (2 * ROWS * (DP + 4) + STEP * (DP + 4) + 2 * ROWS * STEP_LD + STEP +
-            2 * ROWS) *
-           sizeof(float);
+    const int always = (ROWS + STEP) * (DP + 4) + STEP + ROWS * STEP_LD + ROWS;
+    const int pairs = ROWS * (DP + 4) + ROWS * STEP_LD + ROWS;
+    return (always + (window ? 0 : pairs)) * sizeof(float);
 }
 
 /* Keys of a block. */
@@ -159,7 +165,7 @@ STI_DEVICE float *dphi_row(const sti_cuda_train &p, const key_tile &r, int row)
     return p.dphi_k + row_at(p, p.S, r.b, r.sel, r.token[row]) * p.PP;
 }
 
-/* Through the state: dphi written, dv begun. v: the keys' values. */
+/* Through the state: dphi written, dv begun if it is wanted. v: the keys' values. */
 template <int DP>
 STI_DEVICE void keys_through_state(const sti_cuda_train &p, const key_tile &r,
                                    const float *v, float *dS, float *phi, float *dz,
@@ -172,20 +178,23 @@ STI_DEVICE void keys_through_state(const sti_cuda_train &p, const key_tile &r,
         load_tile<STEP, DP>(dS, LD, DP, true, rounded(), [&](int i) {
             return (const float *)p.dstate + (r.span * p.PP + p0 + i) * DP;
         });
-        load_tile<ROWS, STEP>(
-            phi, STEP_LD, STEP, p.relu, rounded_part{1 / p.phi_unit}, [&](int i) {
-                return i < r.n ? features_at(p, p.phi_k,
+        if (p.dv_fold)
+            load_tile<ROWS, STEP>(
+                phi, STEP_LD, STEP, p.relu, rounded_part{1 / p.phi_unit}, [&](int i) {
+                    return i < r.n
+                               ? features_at(p, p.phi_k,
                                              row_at(p, p.S, r.b, r.sel, r.token[i]), p0)
                                : (const uint16_t *)NULL;
-            });
+                });
         if (threadIdx.x < STEP)
             dz[threadIdx.x] = p.dstate_z[r.span * p.PP + p0 + threadIdx.x];
         __syncthreads();
         float dphi[STEP / 8][4];
         clear_tiles(dphi);
         product_nt<STEP / 8, DP / 8>(dphi, v + at.warp * 16 * LD, LD, dS, LD, at.lane);
-        product_nn<DP / 8, STEP / 8>(dv, phi + at.warp * 16 * STEP_LD, STEP_LD, dS, LD,
-                                     at.lane);
+        if (p.dv_fold)
+            product_nn<DP / 8, STEP / 8>(dv, phi + at.warp * 16 * STEP_LD, STEP_LD, dS,
+                                         LD, at.lane);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             if (row + 8 * i >= r.n) continue;
@@ -253,16 +262,18 @@ STI_DEVICE void keys_pair_by_pair(const sti_cuda_train &p, const key_tile &r, in
 
 /* Grid: spans x tiles of 64 folded tokens, selection heads, sequences. */
 template <int DP, bool WINDOW>
-static __global__ void __launch_bounds__(THREADS, 2) key_kernel(const sti_cuda_train p)
+static __global__ void __launch_bounds__(THREADS, WINDOW &&DP <= 64 ? 4 : 2)
+    key_kernel(const sti_cuda_train p)
 {
     constexpr int LD = DP + 4;
     const lane_place at = lane_place_of();
     const int tiles = (p.span + ROWS - 1) / ROWS;
     const int k0 = (int)blockIdx.x % tiles * ROWS;
-    float *v = block_memory(), *adng = v + ROWS * LD, *dS = adng + ROWS * LD;
-    float *phi_k = dS + STEP * LD, *phi_q = phi_k + ROWS * STEP_LD;
-    float *dz = phi_q + ROWS * STEP_LD, *adden = dz + STEP;
-    int *token = (int *)(adden + ROWS);
+    float *v = block_memory(), *dS = v + ROWS * LD, *dz = dS + STEP * LD;
+    float *phi_k = dz + STEP;
+    int *token = (int *)(phi_k + ROWS * STEP_LD);
+    float *adng = (float *)(token + ROWS), *phi_q = adng + ROWS * LD;
+    float *adden = phi_q + ROWS * STEP_LD; /* adng on: without a window */
     key_tile r;
     r.b = (int)blockIdx.z;
     r.sel = (int)blockIdx.y;
@@ -295,18 +306,17 @@ static __global__ void __launch_bounds__(THREADS, 2) key_kernel(const sti_cuda_t
     }
 }
 
-/* Tokens that are never folded have no gradient here. */
+/* Tokens that are never folded have no gradient here; of dphi(k) the maps know. */
 still_status sti_train_linear_keys(sti_dev *dev, const sti_cuda_train *p,
                                    still_error *err)
 {
     const char *what = "hybrid training: gradient of the folded keys";
     const size_t rows = (size_t)p->B * p->S * p->T * sizeof(float);
-    STI_CUDA(cudaMemsetAsync(p->dphi_k, 0, rows * p->PP, dev->stream), what);
     if (p->dv_fold)
         STI_CUDA(cudaMemsetAsync(p->dv_fold, 0, rows * p->DP, dev->stream), what);
     const dim3 grid(p->spans * ((p->span + ROWS - 1) / ROWS), p->S, p->B);
 #define LINEAR_KEYS(W)                                                                 \
     launch(dev, what, err, p->has_window ? key_kernel<W, true> : key_kernel<W, false>, \
-           grid, THREADS, key_shared<W>(), *p)
+           grid, THREADS, key_shared<W>(p->has_window), *p)
     return STI_TRAIN_BY_WIDTH(p->DP, LINEAR_KEYS);
 }

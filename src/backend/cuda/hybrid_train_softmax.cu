@@ -9,11 +9,16 @@
  * What a span adds to a key's gradient is left at the key's slot of the span's list.
  * Logits are computed again in both. Products run in half; dy comes in units of its
  * rows, and what keys sum is in the largest unit of the rows they meet, so that P times
- * a row's unit is at most 1. 64 x 64 tiles come through two stages of shared memory and
- * are worked on in halves, for registers. Bounded by tensor cores and shared memory. */
-#include "backend/cuda/hybrid_train_tile.cuh"
+ * a row's unit is at most 1. 64 x 64 tiles come through two stages of shared memory.
+ * Bounded by exponentials and by latency. */
+#include "backend/cuda/hybrid_train_product.cuh"
 
-enum { HALF = ROWS / 2 };
+/* Columns of C that are worked on at once: where each warp multiplies by itself, half a
+ * tile, for registers. */
+template <int DP> static __host__ __device__ constexpr int columns(void)
+{
+    return together<DP>() ? ROWS : ROWS / 2;
+}
 
 /* Six tiles of [64][DP] halves: two of the block, two stages of two that it walks over;
  * then, for keys, three numbers of each query of a stage. */
@@ -29,28 +34,21 @@ template <int DP>
 static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 4 : 2)
     query_kernel(const sti_cuda_train p)
 {
-    constexpr int N = DP / 8, M = HALF / 8;
-    constexpr uint32_t TILE = ROWS * DP * 2, HALF_TILE = TILE / 2;
+    constexpr int N = DP / 8, COLS = columns<DP>(), M = COLS / 8;
+    constexpr uint32_t TILE = ROWS * DP * 2;
     const lane_place at = lane_place_of();
     const query_tile r = query_tile_of(p);
     if (r.n <= 0) return;
     const uint32_t q = shared_address(block_memory()), dy = q + TILE;
-    const uint32_t stages = dy + TILE, mine = (uint32_t)at.warp * 16 * DP * 2;
+    const uint32_t stages = dy + TILE;
     const size_t row0 = row_at(p, p.H, r.b, r.h, r.first);
     const size_t base = row_at(p, p.G, r.b, r.g, 0);
     const int steps = (r.keys + ROWS - 1) / ROWS;
     const auto copy = [&](int step) {
-        const auto token = [&](int i) {
-            return key_token(p, r.span, r.n_salient, r.start,
-                             min(step * ROWS + i, r.keys - 1));
-        };
         const uint32_t to = stages + (uint32_t)(step & 1) * 2 * TILE;
-        if (step < steps) {
-            copy_tile<ROWS, DP>(
-                to, [&](int i) { return p.half_k + (base + token(i)) * DP; });
-            copy_tile<ROWS, DP>(
-                to + TILE, [&](int i) { return p.half_v + (base + token(i)) * DP; });
-        }
+        if (step < steps)
+            copy_list<DP>(p, base, r.span, r.n_salient, r.start, r.keys, step * ROWS,
+                          to, to + TILE);
         copy_commit();
     };
     copy_tile<ROWS, DP>(
@@ -67,39 +65,34 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 4 : 2)
         delta[i] = p.delta[from];
     }
     const float scale = p.scale * log2_e;
-    /* Row g sees the keys before this one, row g + 8 eight more. */
-    const int limit = r.keys - r.n + row + 1;
+    /* The warp's first row sees the keys before this one, the next one more. */
+    const int limit = r.keys - r.n + at.warp * 16 + 1;
 
     float dq[N][4];
     clear_tiles(dq);
     for (int step = 0; step < steps; step++) {
         const uint32_t k = stages + (uint32_t)(step & 1) * 2 * TILE, v = k + TILE;
-        copy_wait<0>();
-        __syncthreads(); /* this step is here, and all are done with the one before */
-        copy(step + 1);
+        tiles_arrive(); /* this step is here, and all are done with the one before */
 #pragma unroll 1
-        for (int half = 0; half < 2; half++) {
-            const int k0 = step * ROWS + half * HALF;
-            const uint32_t skip = (uint32_t)half * HALF_TILE;
-            if (limit - at.g + 15 <= k0) break; /* no row of the warp sees a key */
+        for (int col = 0; col < ROWS; col += COLS) {
+            const int k0 = step * ROWS + col;
+            const uint32_t skip = (uint32_t)col * DP * 2;
+            if (!together<DP>() && col > 0 && limit + 15 <= k0) break; /* sees none */
             float s[M][4], ds[M][4];
-            clear_tiles(s);
-            clear_tiles(ds);
-            half_nt<M, DP>(s, lane_address<DP>::by16(q + mine, at.lane),
-                           lane_address<DP>::by8(k + skip, at.lane));
-            half_nt<M, DP>(ds, lane_address<DP>::by16(dy + mine, at.lane),
-                           lane_address<DP>::by8(v + skip, at.lane));
+            begin_nt<DP>(s, q, k + skip, at);
+            begin_nt<DP>(ds, dy, v + skip, at);
+            if (col == 0) copy(step + 1);
+            finish<DP>(s);
+            finish<DP>(ds);
+            if (limit < k0 + COLS) mask(s, limit + at.g - k0, at);
 #pragma unroll
             for (int n = 0; n < M; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const int key = k0 + 8 * n + 2 * at.t + i % 2;
-                    const bool seen = key < limit + i / 2 * 8;
-                    const float P =
-                        seen ? exp2_fast(s[n][i] * scale - shift[i / 2]) : 0;
+                    const float P = exp2_fast(fmaf(s[n][i], scale, -shift[i / 2]));
                     ds[n][i] = P * (ds[n][i] + delta[i / 2]);
                 }
-            half_rn<N, M, DP>(dq, ds, lane_address<DP>::by16(k + skip, at.lane));
+            multiply_rn<DP>(dq, ds, k + skip, at);
         }
     }
 #pragma unroll
@@ -187,23 +180,35 @@ STI_DEVICE void copy_queries(const sti_cuda_train &p, const list_tile &r, int st
     }
 }
 
+/* Logits of keys (rows) and queries from t0 on that do not see them: those before the
+ * key's token `own` and those that are not there. */
+template <int M>
+STI_DEVICE void hide_queries(float (&w)[M][4], const int (&own)[2], int t0, int end,
+                             const lane_place &at)
+{
+#pragma unroll
+    for (int n = 0; n < M; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int t = t0 + 8 * n + 2 * at.t + i % 2;
+            if (own[i / 2] > t || t >= end) w[n][i] = -INFINITY;
+        }
+}
+
 /* Grid: spans x tiles of the list, selection heads, sequences. */
 template <int DP>
 static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
     key_kernel(const sti_cuda_train p)
 {
-    constexpr int N = DP / 8, M = HALF / 8;
-    constexpr uint32_t TILE = ROWS * DP * 2, HALF_TILE = TILE / 2;
+    constexpr int N = DP / 8, COLS = columns<DP>(), M = COLS / 8;
+    constexpr uint32_t TILE = ROWS * DP * 2;
     const lane_place at = lane_place_of();
     const list_tile r = list_tile_of(p);
     if (r.k0 >= r.keys) return;
     float *numbers = block_memory() + 6 * TILE / 4;
     const uint32_t k = shared_address(block_memory()), v = k + TILE;
-    const uint32_t stages = v + TILE, mine = (uint32_t)at.warp * 16 * DP * 2;
+    const uint32_t stages = v + TILE;
     const size_t base = row_at(p, p.G, r.b, r.sel * p.per_sel / p.per_kv, 0);
-    const auto token = [&](int i) {
-        return key_token(p, r.span, r.n_salient, r.start, min(r.k0 + i, r.keys - 1));
-    };
     const int steps = p.per_sel * r.tiles;
     const auto copy = [&](int step) {
         const uint32_t stage = (uint32_t)(step & 1);
@@ -213,11 +218,14 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
         copy_commit();
     };
     const float most = largest_unit(p, r, numbers);
-    copy_tile<ROWS, DP>(k, [&](int i) { return p.half_k + (base + token(i)) * DP; });
-    copy_tile<ROWS, DP>(v, [&](int i) { return p.half_v + (base + token(i)) * DP; });
+    copy_list<DP>(p, base, r.span, r.n_salient, r.start, r.keys, r.k0, k, v);
     copy(0);
+    const auto token = [&](int i) {
+        return key_token(p, r.span, r.n_salient, r.start, min(r.k0 + i, r.keys - 1));
+    };
     const int row = at.warp * 16 + at.g; /* and row + 8 */
     const int own[2] = {token(row), token(row + 8)};
+    const int newest = token(at.warp * 16 + 15);
     const float scale = p.scale * log2_e;
 
     float dk[N][4], dv[N][4];
@@ -228,35 +236,33 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
         const float *shift = numbers + (step & 1) * 3 * ROWS, *delta = shift + ROWS;
         const float *unit = delta + ROWS;
         const int q0 = r.first + step % r.tiles * ROWS;
-        copy_wait<0>();
-        __syncthreads(); /* this step is here, and all are done with the one before */
-        copy(step + 1);
+        tiles_arrive(); /* this step is here, and all are done with the one before */
 #pragma unroll 1
-        for (int half = 0; half < 2; half++) {
-            const uint32_t skip = (uint32_t)half * HALF_TILE;
+        for (int col = 0; col < ROWS; col += COLS) {
+            const uint32_t skip = (uint32_t)col * DP * 2;
             float w[M][4], ds[M][4];
-            clear_tiles(w);
-            clear_tiles(ds);
-            half_nt<M, DP>(w, lane_address<DP>::by16(k + mine, at.lane),
-                           lane_address<DP>::by8(q + skip, at.lane));
-            half_nt<M, DP>(ds, lane_address<DP>::by16(v + mine, at.lane),
-                           lane_address<DP>::by8(dy + skip, at.lane));
+            begin_nt<DP>(w, k, q + skip, at);
+            begin_nt<DP>(ds, v, dy + skip, at);
+            if (col == 0) copy(step + 1);
+            finish<DP>(w);
+            finish<DP>(ds);
+            if (newest > q0 + col || q0 + col + COLS > r.end)
+                hide_queries(w, own, q0 + col, r.end, at);
 #pragma unroll
-            for (int n = 0; n < M; n++)
+            for (int n = 0; n < M; n++) {
+                const int c = col + 8 * n + 2 * at.t;
+                const float2 less = *(const float2 *)(shift + c);
+                const float2 plus = *(const float2 *)(delta + c);
+                const float2 part = *(const float2 *)(unit + c);
+                const float down[2] = {part.x - most - less.x, part.y - most - less.y};
 #pragma unroll
-                for (int x = 0; x < 2; x++) {
-                    const int col = half * HALF + 8 * n + 2 * at.t + x, t = q0 + col;
-                    const float less = shift[col] - (unit[col] - most);
-                    const float plus = delta[col];
-#pragma unroll
-                    for (int i = x; i < 4; i += 2) {
-                        const bool seen = own[i / 2] <= t && t < r.end;
-                        w[n][i] = seen ? exp2_fast(w[n][i] * scale - less) : 0;
-                        ds[n][i] = w[n][i] * (ds[n][i] + plus);
-                    }
+                for (int i = 0; i < 4; i++) {
+                    w[n][i] = exp2_fast(fmaf(w[n][i], scale, down[i % 2]));
+                    ds[n][i] = w[n][i] * (ds[n][i] + (i % 2 ? plus.y : plus.x));
                 }
-            half_rn<N, M, DP>(dv, w, lane_address<DP>::by16(dy + skip, at.lane));
-            half_rn<N, M, DP>(dk, ds, lane_address<DP>::by16(q + skip, at.lane));
+            }
+            multiply_rn<DP>(dv, w, dy + skip, at);
+            multiply_rn<DP>(dk, ds, q + skip, at);
         }
     }
     const float whole = unit_whole(most);

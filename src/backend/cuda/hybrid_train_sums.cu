@@ -7,7 +7,7 @@
 /* ---- Keys and values ---------------------------------------------------------------
  */
 
-enum { SUM_WARPS = 8, WIDEST = STI_TRAIN_MAX_D / 32 };
+enum { SUM_WARPS = 8 };
 
 /* The slot of token j in the list of span c; -1: its queries do not see it. */
 STI_DEVICE int slot_of(const sti_cuda_train &p, int b, int sel, int c, int j, int fold)
@@ -28,65 +28,87 @@ STI_DEVICE int slot_of(const sti_cuda_train &p, int b, int sel, int c, int j, in
     return low < n && list[low] == j ? low : -1;
 }
 
-/* sum [lane + 32 i] += row [D] */
-STI_DEVICE void add_row(float (&sum)[WIDEST], const float *row, int D, int lane)
+STI_DEVICE void add4(float4 *sum, float4 x)
 {
-#pragma unroll
-    for (int i = 0; i < WIDEST; i++)
-        if (lane + 32 * i < D) sum[i] += row[lane + 32 * i];
+    *sum = make_float4(sum->x + x.x, sum->y + x.y, sum->z + x.z, sum->w + x.w);
 }
 
-/* A warp to a token and kv head. Lanes find the slots of 32 spans at a time, then all
- * add their rows one after the other. */
+/* Columns e .. e + 3 of what token j has at its slots in the lists of a selection head,
+ * span after span: part [B,S,spans,slots,DP], NULL: nothing. By all lanes of a warp: a
+ * lane finds the slot in one of 32 spans, and rows are read four at a time. */
+STI_DEVICE void add_slots(const sti_cuda_train &p, const float *part, int b, int sel,
+                          int j, int e, float4 *sum)
+{
+    const int lane = (int)threadIdx.x & 31, fold = fold_of(p, b, sel, j);
+    const int last = min(fold, p.spans);
+    for (int c0 = j / p.span; c0 < last; c0 += 32) {
+        const int slot = slot_of(p, b, sel, c0 + lane, j, fold);
+        const float *spans = part + span_at(p, b, sel, c0) * p.slots * p.DP + e;
+        const int some = min(32, last - c0);
+#pragma unroll 1
+        for (int i = 0; i < some; i += 4) {
+            float4 x[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const int s = __shfl_sync(0xffffffffu, slot, i + n);
+                x[n] = make_float4(0, 0, 0, 0);
+                if (part && s >= 0)
+                    x[n] = *(const float4 *)(spans +
+                                             ((size_t)(i + n) * p.slots + s) * p.DP);
+            }
+#pragma unroll
+            for (int n = 0; n < 4; n++) add4(sum, x[n]);
+        }
+    }
+}
+
+/* A warp to a token and kv head, four columns to a lane: dk and dv side by side, or,
+ * where a row takes all lanes, one after the other. */
+template <int DP>
 static __global__ void __launch_bounds__(32 * SUM_WARPS)
     sum_keys_kernel(const sti_cuda_train p)
 {
-    const int lane = (int)threadIdx.x & 31;
+    constexpr int LANES = DP / 4; /* of a row */
+    const int lane = (int)threadIdx.x & 31, e = lane % LANES * 4;
     const int j = (int)(blockIdx.x * SUM_WARPS + (threadIdx.x >> 5));
     const int g = (int)blockIdx.y, b = (int)blockIdx.z;
     if (j >= p.T) return;
-    float dk[WIDEST] = {0}, dv[WIDEST] = {0};
     const int per = p.S / p.G; /* selection heads of a kv head */
-    for (int sel = g * per; sel < (g + 1) * per; sel++) {
-        if (p.part_k) {
-            const int first = j / p.span, fold = fold_of(p, b, sel, j);
-            const int last = min(fold, p.spans);
-            for (int c0 = first; c0 < last; c0 += 32) {
-                const int slot = slot_of(p, b, sel, c0 + lane, j, fold);
-                const int n = min(32, last - c0);
-                for (int i = 0; i < n; i++) {
-                    const int s = __shfl_sync(0xffffffffu, slot, i);
-                    if (s < 0) continue;
-                    const size_t at = (span_at(p, b, sel, c0 + i) * p.slots + s) * p.DP;
-                    add_row(dk, p.part_k + at, p.D, lane);
-                    add_row(dv, p.part_v + at, p.D, lane);
-                }
-            }
+    for (int of_v = lane / LANES; of_v < 2; of_v += 32 / LANES) {
+        float *grad = of_v ? p.grad.v : p.grad.k;
+        const float *part = of_v ? p.part_v : p.part_k;
+        const float *folded = of_v ? p.dv_fold : p.dk_fold;
+        float4 sum = make_float4(0, 0, 0, 0);
+        for (int sel = g * per; sel < (g + 1) * per; sel++) {
+            if (p.part_k) add_slots(p, grad ? part : NULL, b, sel, j, e, &sum);
+            if (folded)
+                add4(&sum,
+                     *(const float4 *)(folded + row_at(p, p.S, b, sel, j) * DP + e));
         }
-        const size_t at = row_at(p, p.S, b, sel, j) * p.DP;
-        if (p.dk_fold) add_row(dk, p.dk_fold + at, p.D, lane);
-        if (p.dv_fold) add_row(dv, p.dv_fold + at, p.D, lane);
-    }
-    const size_t to = token_at(p, p.G, b, g, j) * p.D;
-#pragma unroll
-    for (int i = 0; i < WIDEST; i++) {
-        const int e = lane + 32 * i;
-        if (e >= p.D) continue;
-        if (p.grad.k) p.grad.k[to + e] = dk[i];
-        if (p.grad.v) p.grad.v[to + e] = dv[i];
+        if (!grad) continue;
+        float *to = grad + token_at(p, p.G, b, g, j) * p.D;
+        write2(to, e, p.D, p.vec, sum.x, sum.y);
+        write2(to, e + 2, p.D, p.vec, sum.z, sum.w);
     }
 }
 
 still_status sti_train_sum_keys(sti_dev *dev, const sti_cuda_train *p, still_error *err)
 {
-    return launch(dev, "hybrid training: sums of dk and dv", err, sum_keys_kernel,
-                  dim3((p->T - 1) / SUM_WARPS + 1, p->G, p->B), 32 * SUM_WARPS, 0, *p);
+#define SUM_KEYS(W)                                                                    \
+    launch(dev, "hybrid training: sums of dk and dv", err, sum_keys_kernel<W>,         \
+           dim3((p->T - 1) / SUM_WARPS + 1, p->G, p->B), 32 * SUM_WARPS, 0, *p)
+    return STI_TRAIN_BY_WIDTH(p->DP, SUM_KEYS);
 }
 
 /* ---- Parameters --------------------------------------------------------------------
  */
 
-enum { NUMBER_THREADS = 128, MAP_THREADS = 256 };
+enum {
+    NUMBER_THREADS = 128,
+    MAP_NUMBERS = 64, /* of a map, in a block */
+    MAP_SHARES = 4,   /* of the parts, summed side by side */
+    MAP_THREADS = MAP_NUMBERS * MAP_SHARES
+};
 
 /* grad [heads] or [heads,D,F] += sum of parts [parts, heads] or [parts,heads,DP,DP]. */
 typedef struct sum_job {
@@ -129,15 +151,21 @@ static __global__ void __launch_bounds__(MAP_THREADS)
     sum_maps_kernel(const sti_cuda_train p, const sum_jobs jobs)
 {
     const sum_job j = jobs.job[blockIdx.z];
-    const int i = (int)(blockIdx.x * MAP_THREADS + threadIdx.x);
-    const int head = (int)blockIdx.y;
-    if (head >= j.heads || i >= p.D * p.F) return;
+    const int number = (int)threadIdx.x % MAP_NUMBERS;
+    const int share = (int)threadIdx.x / MAP_NUMBERS;
+    const int i = (int)blockIdx.x * MAP_NUMBERS + number, head = (int)blockIdx.y;
+    if (head >= j.heads) return;
+    const bool is = i < p.D * p.F;
     const size_t step = (size_t)j.heads * p.DP * p.DP;
     const float *from =
         j.part + ((size_t)head * p.DP + i / p.F) * p.DP + (size_t)(i % p.F);
-    float sum = 0;
+    float *shares = block_memory(), sum = 0;
 #pragma unroll 8
-    for (int c = 0; c < j.parts; c++) sum += from[c * step];
+    for (int c = share; is && c < j.parts; c += MAP_SHARES) sum += from[c * step];
+    shares[threadIdx.x] = sum;
+    __syncthreads();
+    if (share > 0 || !is) return;
+    for (int n = 1; n < MAP_SHARES; n++) sum += shares[n * MAP_NUMBERS + number];
     j.grad[(size_t)head * p.D * p.F + i] += sum;
 }
 
@@ -146,13 +174,13 @@ still_status sti_train_sum_parameters(sti_dev *dev, const sti_cuda_train *p,
 {
     const char *what = "hybrid training: sums of parameters";
     const int tiles = p->B * p->spans * p->tiles;
-    const int blocks = p->B * ((p->T - 1) / ROWS + 1), parts = p->B * p->map_parts;
+    const int parts = p->B * p->map_parts;
     const sti_hybrid_grad *grad = &p->grad;
     sum_jobs numbers = {}, maps = {};
     add_job(&numbers, grad->alpha, p->part_alpha, tiles, p->H);
     add_job(&numbers, grad->window_logit, p->part_window, tiles, p->H);
-    add_job(&numbers, grad->bias_q, p->part_bias_q, blocks, p->H);
-    add_job(&numbers, grad->bias_k, p->part_bias_k, blocks, p->S);
+    add_job(&numbers, grad->bias_q, p->part_bias_q, parts, p->H);
+    add_job(&numbers, grad->bias_k, p->part_bias_k, parts, p->S);
     add_job(&maps, grad->map_q, p->part_map_q, parts, p->H);
     add_job(&maps, grad->map_k, p->part_map_k, parts, p->S);
     if (numbers.n > 0)
@@ -160,6 +188,6 @@ still_status sti_train_sum_parameters(sti_dev *dev, const sti_cuda_train *p,
                        NUMBER_THREADS, NUMBER_THREADS * sizeof(double), numbers));
     if (maps.n == 0) return STILL_OK;
     return launch(dev, what, err, sum_maps_kernel,
-                  dim3((p->D * p->F - 1) / MAP_THREADS + 1, p->H, maps.n), MAP_THREADS,
-                  0, *p, maps);
+                  dim3((p->D * p->F - 1) / MAP_NUMBERS + 1, p->H, maps.n), MAP_THREADS,
+                  MAP_THREADS * sizeof(float), *p, maps);
 }

@@ -243,35 +243,6 @@ STI_DEVICE void copy_number(uint32_t to, const float *from)
                  : "memory");
 }
 
-/* N rows of floats as x = high + low, two tiles; row(r) as for load_tile. Rows of the
- * high parts also go where keep(r) points, if anywhere. */
-template <int N, int W, typename Row, typename Keep>
-STI_DEVICE void split_tile(unsigned char *high, unsigned char *low, int cols, bool vec,
-                           Row row, Keep keep)
-{
-    constexpr int UNITS = W / 4;
-#pragma unroll 4
-    for (int i = (int)threadIdx.x; i < N * UNITS; i += THREADS) {
-        const int r = i / UNITS, e = i % UNITS * 4;
-        const float4 x = load4(row(r), e, cols, vec);
-        const uint2 h = make_uint2(pack_half2(half_range(x.x), half_range(x.y)),
-                                   pack_half2(half_range(x.z), half_range(x.w)));
-        const float2 a = unpack_half2(h.x), b = unpack_half2(h.y);
-        const uint32_t at = unit_at<W>(r, e / 8) + (uint32_t)(e % 8) * 2;
-        *(uint2 *)(high + at) = h;
-        *(uint2 *)(low + at) = make_uint2(pack_half2(x.x - a.x, x.y - a.y),
-                                          pack_half2(x.z - b.x, x.w - b.y));
-        uint16_t *to = keep(r);
-        if (to) *(uint2 *)(to + e) = h;
-    }
-}
-struct keep_none {
-    __device__ __forceinline__ uint16_t *operator()(int) const
-    {
-        return NULL;
-    }
-};
-
 /* Products of one warp: C has 16 rows, N tiles of 8 columns. In the names t stands for
  * a matrix that is transposed, r for one in registers. */
 
@@ -311,38 +282,6 @@ STI_DEVICE void half_rn(float (&c)[N][4], const float (&A)[K][4], lane_address<W
     }
 }
 
-/* Nearly float32: high high + high low + low high of split tiles. B as in half_nt, or,
- * if TURNED, [W][8 N] by16: C += A B. */
-template <int N, int W, bool TURNED>
-STI_DEVICE void split_product(float (&c)[N][4], lane_address<W> A_high,
-                              lane_address<W> A_low, lane_address<W> B_high,
-                              lane_address<W> B_low)
-{
-#pragma unroll 2 /* of 4 or 8 steps: more would only take registers */
-    for (int k = 0; k < W / 16; k++) {
-        uint32_t high[4], low[4], b[4];
-        load_squares(high, A_high.at(0, k));
-        load_squares(low, A_low.at(0, k));
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            if (TURNED)
-                load_squares_turned(b, B_low.at(16 * k, n / 2));
-            else
-                load_squares(b, B_low.at(8 * n, k));
-            mma(c[n], high, b[0], b[1]);
-            mma(c[n + 1], high, b[2], b[3]);
-            if (TURNED)
-                load_squares_turned(b, B_high.at(16 * k, n / 2));
-            else
-                load_squares(b, B_high.at(8 * n, k));
-            mma(c[n], low, b[0], b[1]);
-            mma(c[n + 1], low, b[2], b[3]);
-            mma(c[n], high, b[0], b[1]);
-            mma(c[n + 1], high, b[2], b[3]);
-        }
-    }
-}
-
 /* ---- Gradients in half --------------------------------------------------------------
  *
  * Numbers of any size, divided by a power of two that brings the largest of a row just
@@ -365,6 +304,17 @@ STI_DEVICE float unit_part(float log2)
 {
     return log2 == nothing_log2 ? 0
                                 : __uint_as_float((uint32_t)(127 - (int)log2) << 23);
+}
+
+/* Pairs of halves, number by number. */
+STI_DEVICE uint32_t times_half2(uint32_t x, uint32_t y)
+{
+    __half2 a, b;
+    memcpy(&a, &x, sizeof a);
+    memcpy(&b, &y, sizeof b);
+    a = __hmul2(a, b);
+    memcpy(&x, &a, sizeof x);
+    return x;
 }
 
 #endif

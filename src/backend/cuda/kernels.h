@@ -102,8 +102,10 @@ still_status sti_cuda_few_float(sti_dev *, const sti_cuda_few *f, still_error *e
  */
 
 /* The same products for any M where they are small, with weights in half (m.half) and h
- * as xh. fit: whether these are. */
+ * as xh. fit: whether these are. floats: whether h may also be x, or rmsnorm(x), without
+ * keep. */
 bool sti_cuda_some_fit(const sti_dev *, const sti_cuda_few *f);
+bool sti_cuda_some_floats(const sti_dev *, const sti_cuda_few *f);
 still_status sti_cuda_some_rows(sti_dev *, const sti_cuda_few *f, still_error *err);
 
 /* ---- Rows (rows.cu) ----------------------------------------------------------------
@@ -118,20 +120,25 @@ still_status sti_cuda_turn(sti_dev *, const sti_rope_args *a, const int32_t *pos
 /* y = silu(gate) * up over n floats; y may be gate. */
 still_status sti_cuda_gated(sti_dev *, const float *gate, const float *up, float *y,
                             size_t n, still_error *err);
-/* The same in half over [M, K], K a multiple of 8, into gate; biases [K] or NULL. */
-still_status sti_cuda_gated_half(sti_dev *, sti_half *gate, const sti_half *up,
+/* The same in half over [M, K], K a multiple of 8; biases [K] or NULL; y may be gate.
+ */
+still_status sti_cuda_gated_half(sti_dev *, const sti_half *gate, const sti_half *up,
                                  const float *gate_bias, const float *up_bias, int M,
-                                 int K, still_error *err);
+                                 int K, sti_half *y, still_error *err);
 
 enum { STI_CUDA_PROB_ROWS = 256 };
 typedef struct sti_cuda_prob { /* of one row of logits */
     float logprob;
     int32_t top;
 } sti_cuda_prob;
-/* M <= STI_CUDA_PROB_ROWS rows of logits; target is in the program's memory, out on the
- * device. */
+/* M <= STI_CUDA_PROB_ROWS rows of logits; target is in the program's memory, out where
+ * kernels can write. */
 still_status sti_cuda_probs(sti_dev *, const float *logits, const int32_t *target,
                             int M, int V, sti_cuda_prob *out, still_error *err);
+
+/* Memory of the program that kernels write to (pass.c): what they leave there can be
+ * read once the stream has been waited for, and stays until the next answers. */
+still_status sti_cuda_answers(sti_dev *, size_t bytes, void **out, still_error *err);
 
 /* ---- Products (plans.c) ------------------------------------------------------------
  */
@@ -141,15 +148,17 @@ typedef enum sti_cuda_product {
     STI_CUDA_HALF_TO_HALF,
     STI_CUDA_ALL_FLOAT,
     STI_CUDA_TF32, /* floats, rounded to 10 bits on their way into the tensor cores */
-    STI_CUDA_BF16  /* bfloat16 to float */
+    STI_CUDA_BF16, /* bfloat16 to float */
+    STI_CUDA_BF16_TO_BF16
 } sti_cuda_product;
 
-/* D = scale op(A) op(B) [+ D] + bias by cuBLASLt, in its terms: D is m x n, every
- * matrix column after column, ld apart. bias [m] or NULL; not with half results.
+/* D = scale op(A) op(B) [+ C] + bias by cuBLASLt, in its terms: D and C are m x n,
+ * every matrix column after column, ld apart. bias [m] or NULL; not with half results.
  * parts > 1: so many such products, their matrices one after the other. */
 typedef struct sti_cuda_multiply_args {
     sti_cuda_product type;
     const void *a, *b;
+    const void *c; /* what is added if it accumulates; NULL: D itself */
     void *d;
     int m, n, k, lda, ldb, ldd;
     bool turn_a, turn_b; /* op is the transpose */

@@ -1,5 +1,5 @@
-/* pass.c - passes over the layers: ids and positions on the device, and passes that are
- * recorded as CUDA graphs.
+/* pass.c - passes over the layers: ids and positions on the device, answers back, and
+ * passes that are recorded as CUDA graphs.
  *
  * A decode step queues hundreds of small kernels, each for a microsecond or two: less
  * than it takes to launch one. Passes in which every sequence has one row are therefore
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/kernels.h"
 
 enum { RECORDS = 8, MOST_ROWS = 512, SLOTS = 16 };
 
@@ -42,7 +42,10 @@ struct sti_cuda_passes {
     record record[RECORDS];
     tables other; /* of passes that are not recorded */
     table slot[SLOTS];
-    table ids[2]; /* tok, pos */
+    table ids;     /* tok, then pos */
+    size_t pos_at; /* of ids, in numbers */
+    void *answers; /* the program's memory, which kernels can write to */
+    size_t answers_room;
     uint64_t clock;
     /* The running pass. */
     bool running, recording;
@@ -137,11 +140,11 @@ still_status sti_cuda_ids(sti_dev *dev, const int32_t *host, int n, const int32_
 {
     struct sti_cuda_passes *p = dev->passes;
     if (p->running && host >= p->tok && host + n <= p->tok + p->M) {
-        *out = (const int32_t *)p->ids[0].device.p + (host - p->tok);
+        *out = (const int32_t *)p->ids.device.p + (host - p->tok);
         return STILL_OK;
     }
     if (p->running && host >= p->pos && host + n <= p->pos + p->M) {
-        *out = (const int32_t *)p->ids[1].device.p + (host - p->pos);
+        *out = sti_cuda_pass_positions(dev) + (host - p->pos);
         return STILL_OK;
     }
     const void *at;
@@ -152,7 +155,8 @@ still_status sti_cuda_ids(sti_dev *dev, const int32_t *host, int n, const int32_
 
 const int32_t *sti_cuda_pass_positions(const sti_dev *dev)
 {
-    return dev->passes->running ? dev->passes->ids[1].device.p : NULL;
+    const struct sti_cuda_passes *p = dev->passes;
+    return p->running ? (const int32_t *)p->ids.device.p + p->pos_at : NULL;
 }
 
 bool sti_cuda_recording(const sti_dev *dev)
@@ -223,17 +227,22 @@ static still_status find_record(sti_dev *dev, const sti_pass *p, record **out,
     return STILL_OK;
 }
 
-/* Where ids and positions lie must not change under a recording. */
+/* Ids and positions in one copy. Where they lie must not change under a recording: that
+ * depends on M only. */
 static still_status copy_ids(sti_dev *dev, const sti_pass *p, still_error *err)
 {
-    const int32_t *host[2] = {p->tok, p->pos};
-    const size_t bytes = (size_t)p->M * sizeof(int32_t);
-    for (int i = 0; i < 2; i++) {
-        table *t = &dev->passes->ids[i];
-        if (bytes > t->room) sti_cuda_forget_passes(dev);
-        STI_TRY(make_room(dev, t, bytes, err));
-        STI_TRY(fill_table(dev, t, host[i], bytes, err));
-    }
+    struct sti_cuda_passes *all = dev->passes;
+    table *t = &all->ids;
+    const size_t n = (size_t)p->M, pos_at = sti_cuda_up_to(n, 4),
+                 bytes = (pos_at + n) * sizeof(int32_t);
+    if (bytes > t->room) sti_cuda_forget_passes(dev);
+    STI_TRY(make_room(dev, t, bytes, err));
+    memcpy(t->host, p->tok, n * sizeof(int32_t));
+    memcpy((int32_t *)t->host + pos_at, p->pos, n * sizeof(int32_t));
+    STI_CUDA(cudaMemcpyAsync(t->device.p, t->host, bytes, cudaMemcpyHostToDevice,
+                             dev->stream),
+             "copying ids and positions");
+    all->pos_at = pos_at;
     return STILL_OK;
 }
 
@@ -288,6 +297,21 @@ still_status sti_cuda_pass_end(sti_dev *dev, still_error *err)
     return STILL_OK;
 }
 
+still_status sti_cuda_answers(sti_dev *dev, size_t bytes, void **out, still_error *err)
+{
+    struct sti_cuda_passes *all = dev->passes;
+    if (bytes > all->answers_room) {
+        void *grown = NULL;
+        STI_CUDA(cudaHostAlloc(&grown, bytes, cudaHostAllocMapped),
+                 "allocating memory of the program for answers");
+        if (all->answers) (void)cudaFreeHost(all->answers);
+        all->answers = grown;
+        all->answers_room = bytes;
+    }
+    *out = all->answers;
+    return STILL_OK;
+}
+
 still_status sti_cuda_passes_new(sti_dev *dev, still_error *err)
 {
     dev->passes = sti_alloc(1, sizeof *dev->passes);
@@ -302,7 +326,8 @@ void sti_cuda_passes_free(sti_dev *dev)
     for (int i = 0; i < RECORDS; i++) free_record(dev, &all->record[i]);
     free_tables(dev, &all->other);
     for (int i = 0; i < SLOTS; i++) free_table(dev, &all->slot[i]);
-    for (int i = 0; i < 2; i++) free_table(dev, &all->ids[i]);
+    free_table(dev, &all->ids);
+    if (all->answers) (void)cudaFreeHost(all->answers);
     free(all);
     dev->passes = NULL;
 }

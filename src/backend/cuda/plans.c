@@ -88,12 +88,14 @@ static cublasStatus_t set_op(plan *p, const sti_cuda_multiply_args *a)
 /* A description that is freed with its plan: none of these allocate. */
 static cublasStatus_t describe(plan *p, const sti_cuda_multiply_args *a)
 {
-    const bool half =
-        a->type == STI_CUDA_HALF_TO_FLOAT || a->type == STI_CUDA_HALF_TO_HALF;
-    const cudaDataType in = half                       ? CUDA_R_16F
-                            : a->type == STI_CUDA_BF16 ? CUDA_R_16BF
-                                                       : CUDA_R_32F;
-    const cudaDataType out = a->type == STI_CUDA_HALF_TO_HALF ? CUDA_R_16F : CUDA_R_32F;
+    static const cudaDataType in_type[] = {
+        [STI_CUDA_HALF_TO_FLOAT] = CUDA_R_16F, [STI_CUDA_HALF_TO_HALF] = CUDA_R_16F,
+        [STI_CUDA_ALL_FLOAT] = CUDA_R_32F,     [STI_CUDA_TF32] = CUDA_R_32F,
+        [STI_CUDA_BF16] = CUDA_R_16BF,         [STI_CUDA_BF16_TO_BF16] = CUDA_R_16BF};
+    const cudaDataType in = in_type[a->type];
+    const cudaDataType out = a->type == STI_CUDA_HALF_TO_HALF   ? CUDA_R_16F
+                             : a->type == STI_CUDA_BF16_TO_BF16 ? CUDA_R_16BF
+                                                                : CUDA_R_32F;
     cublasStatus_t e = set_op(p, a);
     if (e == CUBLAS_STATUS_SUCCESS)
         e = lay_out(&p->a, in, a->m, a->k, a->turn_a, a->lda, a->parts);
@@ -165,18 +167,19 @@ static still_status find(sti_dev *dev, const sti_cuda_multiply_args *a, plan **o
         if (!dev->plans) return sti_fail_memory(err, "cuda plans", sizeof *dev->plans);
     }
     struct sti_cuda_plans *all = dev->plans;
-    const plan_key key = {
-        .type = (int)a->type,
-        .m = a->m,
-        .n = a->n,
-        .k = a->k,
-        .lda = a->lda,
-        .ldb = a->ldb,
-        .ldd = a->ldd,
-        .turned = a->turn_a + 2 * a->turn_b,
-        .bias = a->bias != NULL,
-        .parts = a->parts,
-        .align = least(least(alignment(a->a), alignment(a->b)), alignment(a->d))};
+    const void *c = a->c ? a->c : a->d;
+    const plan_key key = {.type = (int)a->type,
+                          .m = a->m,
+                          .n = a->n,
+                          .k = a->k,
+                          .lda = a->lda,
+                          .ldb = a->ldb,
+                          .ldd = a->ldd,
+                          .turned = a->turn_a + 2 * a->turn_b,
+                          .bias = a->bias != NULL,
+                          .parts = a->parts,
+                          .align = least(least(alignment(a->a), alignment(a->b)),
+                                         least(alignment(c), alignment(a->d)))};
     plan *oldest = &all->plan[0];
     for (plan *p = all->plan; p < all->plan + PLANS; p++) {
         if (p->used > 0 && memcmp(&p->key, &key, sizeof key) == 0) {
@@ -201,9 +204,9 @@ still_status sti_cuda_multiply(sti_dev *dev, const sti_cuda_multiply_args *a,
     STI_TRY(find(dev, a, &p, err));
     STI_TRY(sti_cublas_check(set_bias(p, a->bias), "setting a bias", err));
     return sti_cublas_check(cublasLtMatmul(dev->lt, &p->op, &a->scale, a->a, &p->a,
-                                           a->b, &p->b, &beta, a->d, &p->d, a->d, &p->d,
-                                           &p->algo, dev->lt_room.p, dev->lt_room.bytes,
-                                           dev->stream),
+                                           a->b, &p->b, &beta, a->c ? a->c : a->d,
+                                           &p->d, a->d, &p->d, &p->algo, dev->lt_room.p,
+                                           dev->lt_room.bytes, dev->stream),
                             "a product", err);
 }
 

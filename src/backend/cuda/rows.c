@@ -51,14 +51,12 @@ still_status sti_cuda_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error
 static still_status some_rows(sti_dev *dev, const sti_logprob_args *a, int m, int n,
                               still_error *err)
 {
-    sti_cuda_prob result[STI_CUDA_PROB_ROWS];
     void *room;
-    STI_TRY(sti_cuda_scratch(dev, sizeof result, &room, err));
+    STI_TRY(
+        sti_cuda_answers(dev, STI_CUDA_PROB_ROWS * sizeof(sti_cuda_prob), &room, err));
+    const sti_cuda_prob *result = room;
     STI_TRY(sti_cuda_probs(dev, a->logits + (size_t)m * (size_t)a->V, a->target + m, n,
                            a->V, room, err));
-    STI_CUDA(cudaMemcpyAsync(result, room, (size_t)n * sizeof *result,
-                             cudaMemcpyDeviceToHost, dev->stream),
-             "logprob");
     STI_CUDA(cudaStreamSynchronize(dev->stream), "logprob");
     for (int i = 0; i < n; i++) {
         a->logprob[m + i] = result[i].logprob;

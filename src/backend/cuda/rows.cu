@@ -14,30 +14,46 @@ enum { THREADS = STI_ROW_THREADS };
 /* ---- rmsnorm, conversion to half ---------------------------------------------------
  */
 
-/* A block a row. */
+/* A block a row. g is asked for before x is waited for: it comes from far away. */
 __global__ void __launch_bounds__(THREADS)
     norm_rows(const float *x, const float *g, float eps, int K, float *y, __half *yh)
 {
-    __shared__ float part[1][STI_ROW_WARPS];
+    enum { HELD = 4 };
+    __shared__ float part[STI_ROW_WARPS];
     const int64_t at = (int64_t)blockIdx.x * K;
-    const int ld = (K + 7) / 8 * 8;
+    const int ld = (K + 7) / 8 * 8, rest = sti_held<HELD>::column(HELD);
     const bool whole = K % 4 == 0, vec = whole && sti_aligned16(x);
     const bool vec_g = whole && sti_aligned16(g), vec_y = whole && sti_aligned16(y);
+    sti_held<HELD> row, gain;
     float factor = 1;
     sti_lead();
+    if (g) gain.load(g, K, vec_g);
     sti_follow();
+    row.load(x + at, K, vec);
     if (g) {
-        sti_square_parts(x + at, 1, K, vec, part);
+        float s = 0;
+#pragma unroll
+        for (int j = 0; j < HELD; j++) s += sti_square4(row.v[j]);
+        for (int k = rest; k < K; k += 4 * THREADS)
+            s += sti_square4(sti_load4(x + at, k, K, vec));
+        s = sti_warp_sum(s);
+        if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = s;
         __syncthreads();
-        factor = sti_norm_factor(part[0], K, eps);
+        factor = sti_norm_factor(part, K, eps);
     }
-    for (int k = 4 * threadIdx.x; k < ld; k += 4 * THREADS) {
-        float4 v = sti_load4(x + at, k, K, vec);
-        if (g) v = sti_normed4(v, factor, sti_load4(g, k, K, vec_g));
+    const auto put = [&](int k, float4 v) {
         if (y) sti_store4(y + at, k, K, vec_y, v);
         if (yh)
             *(uint2 *)(yh + (int64_t)blockIdx.x * ld + k) =
                 make_uint2(sti_pack_half(v.x, v.y), sti_pack_half(v.z, v.w));
+    };
+#pragma unroll
+    for (int j = 0; j < HELD; j++)
+        if (row.column(j) < ld)
+            put(row.column(j), g ? sti_normed4(row.v[j], factor, gain.v[j]) : row.v[j]);
+    for (int k = rest; k < ld; k += 4 * THREADS) {
+        const float4 v = sti_load4(x + at, k, K, vec);
+        put(k, g ? sti_normed4(v, factor, sti_load4(g, k, K, vec_g)) : v);
     }
 }
 
@@ -57,10 +73,13 @@ __global__ void __launch_bounds__(THREADS)
     const int lane = threadIdx.x % 32;
     const int64_t row = (int64_t)blockIdx.x * STI_ROW_WARPS + threadIdx.x / 32;
     const int ld = (K + 7) / 8 * 8;
-    float4 v[WARP_FOURS];
+    float4 v[WARP_FOURS], gain[WARP_FOURS];
     float factor = 1;
     sti_lead();
     if (row >= M) return;
+#pragma unroll
+    for (int j = 0; j < WARP_FOURS; j++)
+        if (g) gain[j] = sti_load4(g, 4 * (lane + 32 * j), K, true);
     sti_follow();
 #pragma unroll
     for (int j = 0; j < WARP_FOURS; j++)
@@ -69,16 +88,14 @@ __global__ void __launch_bounds__(THREADS)
         float s = 0;
 #pragma unroll
         for (int j = 0; j < WARP_FOURS; j++)
-            if (4 * 32 * j < K)
-                s += sti_warp_sum((v[j].x * v[j].x + v[j].y * v[j].y) +
-                                  (v[j].z * v[j].z + v[j].w * v[j].w));
+            if (4 * 32 * j < K) s += sti_warp_sum(sti_square4(v[j]));
         factor = 1 / sqrtf(s / (float)K + eps);
     }
 #pragma unroll
     for (int j = 0; j < WARP_FOURS; j++) {
         const int k = 4 * (lane + 32 * j);
         if (k >= ld) continue;
-        if (g) v[j] = sti_normed4(v[j], factor, sti_load4(g, k, K, true));
+        if (g) v[j] = sti_normed4(v[j], factor, gain[j]);
         if (y) sti_store4(y + row * K, k, K, true, v[j]);
         if (yh)
             *(uint2 *)(yh + row * ld + k) = make_uint2(sti_pack_half(v[j].x, v[j].y),
@@ -160,9 +177,10 @@ __device__ __forceinline__ float gated_fast(float g, float u)
 }
 
 /* Eight halves a thread; columns: of a row, in eights. */
-__global__ void gated_half(__half *gate, const __half *__restrict__ up,
+__global__ void gated_half(const __half *gate, const __half *__restrict__ up,
                            const float *__restrict__ gate_bias,
-                           const float *__restrict__ up_bias, size_t n, int columns)
+                           const float *__restrict__ up_bias, size_t n, int columns,
+                           __half *out)
 {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -177,13 +195,17 @@ __global__ void gated_half(__half *gate, const __half *__restrict__ up,
         if (up_bias) b.x += up_bias[k + 2 * j], b.y += up_bias[k + 2 * j + 1];
         y[j] = sti_pack_half(gated_fast(a.x, b.x), gated_fast(a.y, b.y));
     }
-    ((uint4 *)gate)[i] = make_uint4(y[0], y[1], y[2], y[3]);
+    ((uint4 *)out)[i] = make_uint4(y[0], y[1], y[2], y[3]);
 }
 
 /* ---- Log probabilities -------------------------------------------------------------
  */
 
-enum { PROB_THREADS = 512, PROB_WARPS = PROB_THREADS / 32 };
+enum {
+    PROB_THREADS = 512,
+    PROB_WARPS = PROB_THREADS / 32,
+    PROB_BLOCKS = 8 /* of a row, where rows are few */
+};
 
 struct targets { /* passed by value: no copy of its own */
     int32_t id[STI_CUDA_PROB_ROWS];
@@ -235,14 +257,15 @@ struct summary {
     }
 };
 
-/* A block a row, read once. */
+/* A cluster of blocks a row, which is read once: of one block where rows are many. */
 __global__ void __launch_bounds__(PROB_THREADS)
     probs(const float *logits, const __grid_constant__ targets target, int V,
           sti_cuda_prob *out)
 {
-    __shared__ summary part[PROB_WARPS];
-    const float *l = logits + (int64_t)blockIdx.x * V;
-    const int t = threadIdx.x;
+    __shared__ __align__(16) summary part[PROB_WARPS];
+    const float *l = logits + (int64_t)blockIdx.y * V;
+    const int t = threadIdx.x, blocks = gridDim.x, by = blocks * PROB_THREADS,
+              first = blockIdx.x * PROB_THREADS + t;
     const summary none = {-FLT_MAX, INT_MAX, 0};
     summary s = none;
     /* Up to three logits before the first multiple of 16 bytes, up to three at the end.
@@ -250,29 +273,42 @@ __global__ void __launch_bounds__(PROB_THREADS)
     const int before = min(V, (int)((16 - ((uintptr_t)l & 15)) % 16 / 4));
     const int fours = (V - before) / 4, after = before + 4 * fours;
     const float4 *l4 = (const float4 *)(l + before);
-    if (t < before) s.add(l[t], t);
-    for (int i = t; i < fours; i += 4 * PROB_THREADS) {
+    sti_lead();
+    sti_follow();
+    if (first < before) s.add(l[first], first);
+    for (int i = first; i < fours; i += 4 * by) {
         float4 v[4]; /* asked for before the first is looked at */
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            if (i + j * PROB_THREADS < fours) v[j] = __ldcs(l4 + i + j * PROB_THREADS);
+            if (i + j * by < fours) v[j] = __ldcs(l4 + i + j * by);
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            if (i + j * PROB_THREADS < fours)
-                s.add4(v[j], before + 4 * (i + j * PROB_THREADS));
+            if (i + j * by < fours) s.add4(v[j], before + 4 * (i + j * by));
     }
-    if (after + t < V) s.add(l[after + t], after + t);
+    if (after + first < V) s.add(l[after + first], after + first);
     s.merge_warp();
     if (t % 32 == 0) part[t / 32] = s;
     __syncthreads();
-    if (t >= 32) return;
-    s = t < PROB_WARPS ? part[t] : none;
-    s.merge_warp();
-    if (t != 0) return;
-    const int id = min(max(target.id[blockIdx.x], 0), V - 1);
+    if (t < 32) {
+        s = t < PROB_WARPS ? part[t] : none;
+        s.merge_warp();
+        if (t == 0) part[0] = s;
+    }
+    sti_meet();
+    if (blockIdx.x == 0 && t < 32) {
+        s = none;
+        if (t < blocks) {
+            const uint4 v = sti_read_peer(&part[0], t);
+            memcpy(&s, &v, sizeof s);
+        }
+        s.merge_warp();
+    }
+    if (blocks > 1) sti_meet(); /* nobody leaves while its part is read */
+    if (blockIdx.x > 0 || t > 0) return;
+    const int id = min(max(target.id[blockIdx.y], 0), V - 1);
     const double others = s.sum - 1; /* the top itself adds 1 */
-    out[blockIdx.x].logprob = (float)((double)l[id] - (double)s.max - log1p(others));
-    out[blockIdx.x].top = s.top < V ? s.top : 0;
+    out[blockIdx.y].logprob = (float)((double)l[id] - (double)s.max - log1p(others));
+    out[blockIdx.y].top = s.top < V ? s.top : 0;
 }
 
 unsigned blocks_of(size_t n, size_t threads)
@@ -334,13 +370,14 @@ still_status sti_cuda_gated(sti_dev *dev, const float *gate, const float *up, fl
     return STILL_OK;
 }
 
-still_status sti_cuda_gated_half(sti_dev *dev, sti_half *gate, const sti_half *up,
+still_status sti_cuda_gated_half(sti_dev *dev, const sti_half *gate, const sti_half *up,
                                  const float *gate_bias, const float *up_bias, int M,
-                                 int K, still_error *err)
+                                 int K, sti_half *y, still_error *err)
 {
     const size_t n = (size_t)M * (size_t)K / 8;
     gated_half<<<blocks_of(n, THREADS), THREADS, 0, dev->stream>>>(
-        (__half *)gate, (const __half *)up, gate_bias, up_bias, n, K / 8);
+        (const __half *)gate, (const __half *)up, gate_bias, up_bias, n, K / 8,
+        (__half *)y);
     STI_CUDA(cudaGetLastError(), "swiglu in half");
     return STILL_OK;
 }
@@ -350,7 +387,11 @@ still_status sti_cuda_probs(sti_dev *dev, const float *logits, const int32_t *ta
 {
     targets t = {};
     for (int m = 0; m < M; m++) t.id[m] = target[m];
-    probs<<<(unsigned)M, PROB_THREADS, 0, dev->stream>>>(logits, t, V, out);
-    STI_CUDA(cudaGetLastError(), "logprob");
+    const int blocks =
+        dev->follows && M * PROB_BLOCKS <= 2 * dev->sms ? PROB_BLOCKS : 1;
+    STI_CUDA(sti_launch_clusters(dev, blocks, probs,
+                                 dim3((unsigned)blocks, (unsigned)M),
+                                 dim3(PROB_THREADS), 0, logits, t, V, out),
+             "logprob");
     return STILL_OK;
 }

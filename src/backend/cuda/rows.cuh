@@ -29,17 +29,35 @@ __device__ __forceinline__ float sti_warp_sum(float v)
     return v;
 }
 
+__device__ __forceinline__ float sti_square4(float4 v)
+{
+    return (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+}
+
 /* This thread's part of a row's sum of squares. */
 __device__ __forceinline__ float sti_squares(const float *x, int K, bool vec)
 {
     float s = 0;
-#pragma unroll 4
-    for (int k = 4 * threadIdx.x; k < K; k += 4 * STI_ROW_THREADS) {
-        float4 v = sti_load4(x, k, K, vec);
-        s += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
-    }
+#pragma unroll 2
+    for (int k = 4 * threadIdx.x; k < K; k += 4 * STI_ROW_THREADS)
+        s += sti_square4(sti_load4(x, k, K, vec));
     return s;
 }
+
+/* The first fours of a row that a thread has, columns 4 tid, + 4 THREADS, ...: asked
+ * for before they are needed. */
+template <int N> struct sti_held {
+    float4 v[N];
+    static __device__ __forceinline__ int column(int j)
+    {
+        return 4 * ((int)threadIdx.x + j * STI_ROW_THREADS);
+    }
+    __device__ __forceinline__ void load(const float *x, int K, bool vec)
+    {
+#pragma unroll
+        for (int j = 0; j < N; j++) v[j] = sti_load4(x, column(j), K, vec);
+    }
+};
 
 /* The warps' parts of the sums of squares of M rows; visible after __syncthreads. Rows
  * are read four at a time, so that one waits for memory once. */

@@ -2,9 +2,10 @@
  *
  *   y_i[M, N_i] = x[M, K] W_i^T       for all matrices that read one x,
  *
- * and up, y[M, N] = [y +] sum_i x_i[M, R_i] W_i. Both are bound by the wide side's way
- * through memory, once, as floats; a library would take it once a matrix, with passes
- * before that round to half.
+ * and up, y[M, N] = [y +] x[M, R] W^T. Both are bound by the wide side's way through
+ * memory, once, as floats; a library would take it once a matrix, with passes before
+ * that round to half. Down may leave x and y behind as halves side by side: see
+ * train_added.c.
  *
  * Down: a block keeps all W as half in shared memory, a warp takes 16 rows. Of 16
  * columns, lane 4 g + t has the four from 4 t on of rows g and g + 8 and takes the same
@@ -50,9 +51,25 @@ __device__ void store(const sti_cuda_thin &a, int tile, int row, int t,
 {
     int column = 8 * tile, i = 0;
     while (column >= a.N[i]) column -= a.N[i++];
-    float *y = a.y[i] + (int64_t)row * a.N[i] + column + 2 * t;
-    if (row < a.M) *(float2 *)y = make_float2(c[0], c[1]);
-    if (row + 8 < a.M) *(float2 *)(y + 8 * a.N[i]) = make_float2(c[2], c[3]);
+#pragma unroll
+    for (int h = 0; h < 2; h++, row += 8) {
+        if (row >= a.M) return;
+        const float2 v = make_float2(a.scale * c[2 * h], a.scale * c[2 * h + 1]);
+        *(float2 *)(a.y[i] + (int64_t)row * a.N[i] + column + 2 * t) = v;
+        if (a.half)
+            *(uint32_t *)(a.half + (int64_t)row * a.ld + a.K + 8 * tile + 2 * t) =
+                sti_pack_half(a.half_scale * v.x, a.half_scale * v.y);
+    }
+}
+
+/* Four columns of x from `column` on, for rows `row` and `row` + 8 as mma wants them.
+ */
+__device__ __forceinline__ void store_x(const sti_cuda_thin &a, int row, int column,
+                                        const uint32_t (&x)[4])
+{
+    uint16_t *y = a.half + (int64_t)row * a.ld + column;
+    if (row < a.M) *(uint2 *)y = make_uint2(x[0], x[2]);
+    if (row + 8 < a.M) *(uint2 *)(y + 8 * a.ld) = make_uint2(x[1], x[3]);
 }
 
 __global__ void __launch_bounds__(THREADS)
@@ -85,6 +102,7 @@ __global__ void __launch_bounds__(THREADS)
                 const uint32_t x[4] = {
                     sti_pack_half(u[j].x, u[j].y), sti_pack_half(v[j].x, v[j].y),
                     sti_pack_half(u[j].z, u[j].w), sti_pack_half(v[j].z, v[j].w)};
+                if (a.half) store_x(a, row0 + g, 16 * (s0 + j) + 4 * t, x);
 #pragma unroll
                 for (int n = 0; n < TILES; n++) {
                     if (8 * n >= columns) continue;
@@ -100,22 +118,14 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-enum { UP_ROWS = 256, UP_MOST = 32 }; /* rows of a block; ranks of all matrices */
+enum { UP_ROWS = 256, UP_MOST = 32 }; /* rows of a block; the highest rank */
 
 template <int V> struct __align__(4 * V) columns
 {
     float v[V];
 };
 
-/* Which matrix has rank j of all; j becomes its own, or past its end. */
-__device__ __forceinline__ int matrix_of(const sti_cuda_up &a, int *j)
-{
-    int i = 0;
-    while (i < a.n - 1 && *j >= a.R[i]) *j -= a.R[i++];
-    return i;
-}
-
-/* R: ranks of all matrices, rounded up; V: columns of a lane. */
+/* R: the rank, rounded up; V: columns of a lane. */
 template <int R, int V>
 __global__ void __launch_bounds__(THREADS) up(const __grid_constant__ sti_cuda_up a)
 {
@@ -124,23 +134,15 @@ __global__ void __launch_bounds__(THREADS) up(const __grid_constant__ sti_cuda_u
     const int c = (int)(blockIdx.x * 32 + threadIdx.x % 32) * V;
     const int m0 = (int)blockIdx.y * UP_ROWS, rows = min((int)UP_ROWS, a.M - m0);
     for (int e = threadIdx.x; e < UP_ROWS * R; e += THREADS) {
-        const int m = e / R;
-        int j = e % R;
-        const int i = matrix_of(a, &j);
-        x[m][e % R] =
-            m < rows && j < a.R[i] ? a.x[i][(int64_t)(m0 + m) * a.R[i] + j] : 0;
+        const int m = e / R, j = e % R;
+        x[m][j] = m < rows && j < a.R ? a.x[(int64_t)(m0 + m) * a.R + j] : 0;
     }
     float w[R][V];
 #pragma unroll
-    for (int k = 0; k < R; k++) {
-        int j = k;
-        const int i = matrix_of(a, &j);
+    for (int j = 0; j < R; j++)
 #pragma unroll
         for (int v = 0; v < V; v++)
-            w[k][v] = c >= a.N || j >= a.R[i] ? 0
-                      : a.turned              ? a.w[i][(int64_t)(c + v) * a.R[i] + j]
-                                              : a.w[i][(int64_t)j * a.N + c + v];
-    }
+            w[j][v] = c < a.N && j < a.R ? a.w[(int64_t)(c + v) * a.R + j] : 0;
     __syncthreads();
     if (c >= a.N) return;
     float *y = a.y + (int64_t)m0 * a.N + c;
@@ -176,18 +178,35 @@ template <int R, int V> void launch_up(const sti_dev *dev, const sti_cuda_up *a)
     up<R, V><<<grid, THREADS, 0, dev->stream>>>(*a);
 }
 
-int ranks_of(const sti_cuda_up *a)
-{
-    int n = 0;
-    for (int i = 0; i < a->n; i++) n += a->R[i];
-    return n;
-}
-
 int columns_of(const sti_cuda_thin *a)
 {
     int n = 0;
     for (int i = 0; i < a->n; i++) n += a->N[i];
     return n;
+}
+
+/* A warp a row of all matrices. */
+__global__ void __launch_bounds__(THREADS)
+    beside(const __grid_constant__ sti_cuda_beside s, int rows)
+{
+    const int lane = threadIdx.x % 32, all = blockIdx.x * WARPS + threadIdx.x / 32;
+    if (all >= rows) return;
+    int row = all, i = 0;
+    while (row >= s.N[i]) row -= s.N[i++];
+    uint16_t *y = s.y + (int64_t)all * s.ld;
+    const uint16_t *half = s.half[i] + (int64_t)row * s.K;
+    const float *w = (const float *)s.w[i] + (int64_t)row * s.K;
+    for (int k = 4 * lane; k < s.K; k += 4 * 32)
+        *(uint2 *)(y + k) = s.half[i] ? *(const uint2 *)(half + k)
+                                      : make_uint2(sti_pack_half(w[k], w[k + 1]),
+                                                   sti_pack_half(w[k + 2], w[k + 3]));
+    const float *b = s.b[i] + (int64_t)row * s.R[i];
+    for (int k = s.K + 2 * lane; k < s.ld; k += 2 * 32) {
+        const int r = k - s.at[i];
+        const bool own = r >= 0 && r < s.R[i];
+        *(uint32_t *)(y + k) =
+            own ? sti_pack_half(s.gain * b[r], s.gain * b[r + 1]) : 0;
+    }
 }
 
 } // namespace
@@ -215,18 +234,28 @@ still_status sti_cuda_thin_rows(sti_dev *dev, const sti_cuda_thin *a, still_erro
 
 bool sti_cuda_up_fits(const sti_cuda_up *a)
 {
-    return ranks_of(a) <= UP_MOST && a->N % 4 == 0 && sti_cuda_aligned(a->y);
+    return a->R <= UP_MOST && a->N % 4 == 0 && sti_cuda_aligned(a->y);
 }
 
 still_status sti_cuda_up_rows(sti_dev *dev, const sti_cuda_up *a, still_error *err)
 {
-    const int ranks = ranks_of(a);
-    if (ranks <= 8)
+    if (a->R <= 8)
         launch_up<8, 4>(dev, a);
-    else if (ranks <= 16)
+    else if (a->R <= 16)
         launch_up<16, 4>(dev, a);
     else
         launch_up<UP_MOST, 2>(dev, a);
     STI_CUDA(cudaGetLastError(), "a product of low rank");
+    return STILL_OK;
+}
+
+still_status sti_cuda_stand_beside(sti_dev *dev, const sti_cuda_beside *a,
+                                   still_error *err)
+{
+    int rows = 0;
+    for (int i = 0; i < a->n; i++) rows += a->N[i];
+    beside<<<(unsigned)((rows + WARPS - 1) / WARPS), THREADS, 0, dev->stream>>>(*a,
+                                                                                rows);
+    STI_CUDA(cudaGetLastError(), "weights and what is added to them");
     return STILL_OK;
 }

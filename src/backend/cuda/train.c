@@ -1,14 +1,12 @@
-/* train.c - entries of training on the GPU.
+/* train.c - entries of training on the GPU; the feed-forward half of a layer is in
+ * train_feed.c.
  *
  * Gradients are float32 in memory. What goes back through weights is multiplied in
  * bfloat16, which has the range of float32 (half would lose the small ones), with
  * float32 sums: gradients become bfloat16 on their way, side by side where several add
- * up to one, so that theirs is one product, and frozen weights are kept in bfloat16
- * from the first time on, since they are asked for in every step. Products down to a
- * low rank and gradients of weights, which are sums over all rows, are bound by reading
- * their inputs and read them as they are, in TF32; those up from one are in float
- * (thin.cu). Results for the program are sums of
- * parts, added here, in order. */
+ * up to one, so that theirs is one product; weights in bfloat16 are in wide.c. Products
+ * down to a low rank and gradients of its matrices (train_grad.cu) are bound by reading
+ * their inputs and read them as they are, in TF32. */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/train_kernels.h"
 
@@ -23,117 +21,16 @@ enum {
     SLOT_PIECES = 8,
     SLOT_WEIGHTS = 9,
     SLOT_TARGETS = 10,
+    SLOT_ADAM = 14,
 };
-
-/* ---- Weights in bfloat16
- * ------------------------------------------------------------- */
-
-/* Weights that are multiplied together, one below the other in bfloat16 [N, ld]. */
-struct sti_cuda_wide {
-    const void *of[STI_MATMUL_MAX]; /* their addresses; NULL: one in training, which is
-                                       copied anew each time */
-    int64_t N[STI_MATMUL_MAX], K;
-    sti_block block;
-};
-
-void sti_cuda_wide_free(sti_dev *dev)
-{
-    for (int i = 0; i < dev->n_wide; i++) sti_cuda_mem_free(dev, &dev->wide[i].block);
-    free(dev->wide);
-    dev->wide = NULL;
-    dev->n_wide = 0;
-}
-
-void sti_cuda_wide_forget(sti_dev *dev, const void *of)
-{
-    if (!of) return;
-    for (int i = dev->n_wide - 1; i >= 0; i--) {
-        struct sti_cuda_wide *c = &dev->wide[i];
-        bool has = false;
-        for (int k = 0; k < STI_MATMUL_MAX; k++) has = has || c->of[k] == of;
-        if (!has) continue;
-        sti_cuda_mem_free(dev, &c->block);
-        *c = dev->wide[--dev->n_wide];
-    }
-}
-
-/* The rows to `out`, ld apart; they become float in scratch first. */
-static still_status convert(sti_dev *dev, const sti_weight *w, sti_bf16 *out,
-                            still_error *err)
-{
-    const sti_cuda_matrix m = sti_cuda_matrix_of(w);
-    const float *rows = m.w;
-    if (m.kind != STI_CUDA_FLOAT) {
-        const size_t ids = sti_cuda_up_to((size_t)m.N * sizeof(int32_t), 256);
-        void *room;
-        STI_TRY(sti_cuda_scratch(dev, ids + (size_t)m.N * (size_t)m.K * sizeof(float),
-                                 &room, err));
-        STI_TRY(sti_cuda_count(dev, room, m.N, err));
-        float *wide = (float *)((char *)room + ids);
-        STI_TRY(sti_cuda_gather(dev, &m, room, m.N, wide, err));
-        rows = wide;
-    }
-    return sti_cuda_to_bf16(dev, &(sti_cuda_columns){.n = 1, .x = {rows}, .N = {m.K}},
-                            m.N, m.ld, out, err);
-}
-
-/* A weight of training is seen where the optimizer changes it, without a copy. */
-static bool is_frozen(const sti_weight *w)
-{
-    return w->own.p != NULL;
-}
-
-static bool is_of(const struct sti_cuda_wide *c, const sti_matmul_back_args *a)
-{
-    bool same = c->K == a->w[0]->K;
-    for (int i = 0; i < STI_MATMUL_MAX; i++) {
-        const sti_weight *w = i < a->n ? a->w[i] : NULL;
-        same = same && c->of[i] == (w ? w->own.p : NULL) && c->N[i] == (w ? w->N : 0);
-    }
-    return same;
-}
-
-/* Copies those weights that are frozen, or those that are not. */
-static still_status copy_weights(sti_dev *dev, const sti_matmul_back_args *a,
-                                 bool frozen, sti_bf16 *out, still_error *err)
-{
-    const size_t ld = sti_cuda_up_to((size_t)a->w[0]->K, 8);
-    for (int i = 0; i < a->n; out += (size_t)a->w[i++]->N * ld)
-        if (is_frozen(a->w[i]) == frozen) STI_TRY(convert(dev, a->w[i], out, err));
-    return STILL_OK;
-}
-
-/* The copy of a call's weights, the frozen ones in it; it is made if there is none. */
-static still_status find_copy(sti_dev *dev, const sti_matmul_back_args *a, size_t bytes,
-                              sti_bf16 **out, still_error *err)
-{
-    for (int i = 0; i < dev->n_wide; i++)
-        if (is_of(&dev->wide[i], a)) {
-            *out = dev->wide[i].block.p;
-            return STILL_OK;
-        }
-    struct sti_cuda_wide *grown =
-        sti_grow(dev->wide, (size_t)dev->n_wide + 1, sizeof *grown);
-    if (!grown) return sti_fail_memory(err, "weights in bfloat16", sizeof *grown);
-    dev->wide = grown;
-    struct sti_cuda_wide c = {.K = a->w[0]->K};
-    for (int i = 0; i < a->n; i++) {
-        c.of[i] = a->w[i]->own.p;
-        c.N[i] = a->w[i]->N;
-    }
-    STI_TRY(sti_cuda_mem_new(dev, bytes, &c.block, err));
-    still_status st = copy_weights(dev, a, true, c.block.p, err);
-    if (st != STILL_OK) {
-        sti_cuda_mem_free(dev, &c.block);
-        return st;
-    }
-    dev->wide[dev->n_wide++] = c;
-    *out = c.block.p;
-    return STILL_OK;
-}
 
 /* ---- Products
  * ------------------------------------------------------------------------ */
+
+static float scale_of(const sti_matmul_back_args *a)
+{
+    return a->scale != 0 ? a->scale : 1;
+}
 
 /* dx[M, K] = [dx +] dy[M, N] W[N, K], W in float, one after the other. */
 static still_status back_thin(sti_dev *dev, const sti_matmul_back_args *a,
@@ -153,29 +50,11 @@ static still_status back_thin(sti_dev *dev, const sti_matmul_back_args *a,
                                       .lda = K,
                                       .ldb = N,
                                       .ldd = K,
-                                      .scale = 1,
+                                      .scale = scale_of(a),
                                       .accumulate = a->accumulate || i > 0},
             err));
     }
     return STILL_OK;
-}
-
-/* The same of matrices in training that lead up from a low rank, if they do. */
-static bool is_up(const sti_matmul_back_args *a, sti_cuda_up *out)
-{
-    *out = (sti_cuda_up){.n = a->n,
-                         .M = a->M,
-                         .N = (int)a->w[0]->K,
-                         .accumulate = a->accumulate,
-                         .y = a->dx};
-    bool trained = true;
-    for (int i = 0; i < a->n; i++) {
-        out->x[i] = a->dy[i];
-        out->w[i] = sti_cuda_matrix_of(a->w[i]).w;
-        out->R[i] = (int)a->w[i]->N;
-        trained = trained && !is_frozen(a->w[i]);
-    }
-    return trained && sti_cuda_up_fits(out);
 }
 
 /* The same as one product: dy side by side [M, sum N], W one below the other. */
@@ -183,39 +62,34 @@ static still_status back_together(sti_dev *dev, const sti_matmul_back_args *a,
                                   still_error *err)
 {
     const int K = (int)a->w[0]->K;
-    const size_t ldw = sti_cuda_up_to((size_t)K, 8);
     sti_cuda_columns dy = {.n = a->n};
     size_t N = 0;
-    bool frozen = false;
     for (int i = 0; i < a->n; i++) {
         dy.x[i] = a->dy[i];
         dy.N[i] = (int)a->w[i]->N;
         N += (size_t)a->w[i]->N;
-        frozen = frozen || is_frozen(a->w[i]);
     }
-    const size_t ld = sti_cuda_up_to(N, 8), weights = N * ldw * sizeof(sti_bf16),
-                 rows = sti_cuda_up_to((size_t)a->M * ld * sizeof(sti_bf16), 256);
-    sti_bf16 *w = NULL;
-    void *room;
-    if (frozen) STI_TRY(find_copy(dev, a, weights, &w, err));
-    STI_TRY(sti_cuda_scratch(dev, rows + (w ? 0 : weights), &room, err));
-    if (!w) w = (sti_bf16 *)((char *)room + rows);
-    STI_TRY(copy_weights(dev, a, false, w, err)); /* floats: this asks for no scratch */
-    STI_TRY(sti_cuda_to_bf16(dev, &dy, a->M, (int)ld, room, err));
-    return sti_cuda_multiply(dev,
-                             &(sti_cuda_multiply_args){.type = STI_CUDA_BF16,
-                                                       .a = w,
-                                                       .b = room,
-                                                       .d = a->dx,
-                                                       .m = K,
-                                                       .n = a->M,
-                                                       .k = (int)N,
-                                                       .lda = (int)ldw,
-                                                       .ldb = (int)ld,
-                                                       .ldd = K,
-                                                       .scale = 1,
-                                                       .accumulate = a->accumulate},
-                             err);
+    const size_t ld = sti_cuda_up_to(N, 8);
+    const sti_bf16 *w;
+    void *rows;
+    STI_TRY(sti_cuda_wide_rows(dev, a->w, a->n, &w, err));
+    STI_TRY(sti_cuda_scratch(dev, (size_t)a->M * ld * sizeof(sti_bf16), &rows, err));
+    STI_TRY(sti_cuda_round_columns(dev, &dy, a->M, (int)ld, rows, err));
+    return sti_cuda_multiply(
+        dev,
+        &(sti_cuda_multiply_args){.type = STI_CUDA_BF16,
+                                  .a = w,
+                                  .b = rows,
+                                  .d = a->dx,
+                                  .m = K,
+                                  .n = a->M,
+                                  .k = (int)ld,
+                                  .lda = (int)sti_cuda_up_to((size_t)K, 8),
+                                  .ldb = (int)ld,
+                                  .ldd = K,
+                                  .scale = scale_of(a),
+                                  .accumulate = a->accumulate},
+        err);
 }
 
 still_status sti_cuda_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
@@ -231,8 +105,6 @@ still_status sti_cuda_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
         thin = thin && a->w[i]->K <= THIN &&
                sti_cuda_matrix_of(a->w[i]).kind == STI_CUDA_FLOAT;
     }
-    sti_cuda_up up;
-    if (is_up(a, &up)) return sti_cuda_up_rows(dev, &up, err);
     return thin ? back_thin(dev, a, err) : back_together(dev, a, err);
 }
 
@@ -249,55 +121,103 @@ static int sum_parts(const sti_dev *dev, const sti_matmul_grad_args *a)
     return parts;
 }
 
-/* dw[N, K] += scale dy[M, N]^T x[M, K]. */
-still_status sti_cuda_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *a,
+/* dw[N, K] += scale dy[M, N]^T x[M, K]. Large ones in bfloat16, both sides rounded side
+ * by side: tensor cores take floats across the sum at a fraction of their speed. */
+static still_status large_grad(sti_dev *dev, const sti_matmul_grad_args *a,
+                               still_error *err)
+{
+    const int parts = sum_parts(dev, a), N = a->N, K = a->K;
+    const bool rounded = N >= SUM_TILE && K >= SUM_TILE && N % 8 == 0 && K % 8 == 0;
+    const size_t size = (size_t)N * (size_t)K,
+                 sums = parts > 1 ? sti_cuda_up_to(4 * (size_t)parts * size, 256) : 0,
+                 rows = rounded ? 2 * (size_t)a->M * (size_t)(N + K) : 0;
+    sti_cuda_multiply_args p = {.type = STI_CUDA_TF32,
+                                .a = a->x,
+                                .b = a->dy,
+                                .d = a->dw,
+                                .m = K,
+                                .n = N,
+                                .k = a->M / parts,
+                                .lda = K,
+                                .ldb = N,
+                                .ldd = K,
+                                .turn_b = true,
+                                .scale = a->scale,
+                                .accumulate = parts == 1,
+                                .parts = parts};
+    void *room = NULL;
+    if (sums + rows > 0) STI_TRY(sti_cuda_scratch(dev, sums + rows, &room, err));
+    if (rounded) {
+        sti_bf16 *both = (sti_bf16 *)((char *)room + sums);
+        const sti_cuda_columns side = {.n = 2, .x = {a->dy, a->x}, .N = {N, K}};
+        STI_TRY(sti_cuda_round_columns(dev, &side, a->M, N + K, both, err));
+        p.type = STI_CUDA_BF16;
+        p.a = both + N;
+        p.b = both;
+        p.lda = p.ldb = N + K;
+    }
+    if (parts > 1) p.d = room;
+    STI_TRY(sti_cuda_multiply(dev, &p, err));
+    return parts > 1 ? sti_cuda_add_parts(dev, room, parts, size, a->dw, err)
+                     : STILL_OK;
+}
+
+/* Where what is added to the gradients of x goes: with those that have it already, or
+ * apart; NULL: there is no place. */
+static sti_cuda_grad *place_of(sti_cuda_grads *all, const float *x, int W, int slots)
+{
+    for (int i = 0; i < all->n; i++) {
+        sti_cuda_grad *g = &all->of[i];
+        if (g->x == x && g->W == W && g->n + slots <= STI_CUDA_GRAD_SLOTS) return g;
+    }
+    if (all->n == STI_CUDA_GRADS_MOST || slots > STI_CUDA_GRAD_SLOTS) return NULL;
+    sti_cuda_grad *g = &all->of[all->n++];
+    *g = (sti_cuda_grad){.x = x, .W = W};
+    return g;
+}
+
+/* Takes a gradient of low rank to the others, if it is one. */
+static bool take_thin(sti_cuda_grads *all, const sti_matmul_grad_args *a)
+{
+    const bool turned = a->N > a->K; /* x is the narrow side */
+    const float *wide = turned ? a->dy : a->x, *narrow = turned ? a->x : a->dy;
+    const int W = turned ? a->N : a->K, R = turned ? a->K : a->N, slots = (R + 7) / 8;
+    if (W % 4 != 0 || !sti_cuda_aligned(wide) || (all->n > 0 && all->M != a->M))
+        return false;
+    sti_cuda_grad *g = place_of(all, wide, W, slots);
+    if (!g) return false;
+    all->M = a->M;
+    for (int r = 0; r < R; r += 8)
+        g->slot[g->n++] =
+            (sti_cuda_slot){.l = narrow + r,
+                            .out = a->dw + (size_t)r * (turned ? 1 : (size_t)W),
+                            .R = R,
+                            .ranks = R - r < 8 ? R - r : 8,
+                            .turned = turned,
+                            .scale = a->scale};
+    return true;
+}
+
+still_status sti_cuda_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *all, int n,
                                   still_error *err)
 {
-    if (a->M < 1) return STILL_OK;
-    const int parts = sum_parts(dev, a);
-    const size_t size = (size_t)a->N * (size_t)a->K;
-    void *part = a->dw;
-    if (parts > 1)
-        STI_TRY(
-            sti_cuda_scratch(dev, (size_t)parts * size * sizeof(float), &part, err));
-    STI_TRY(sti_cuda_multiply(dev,
-                              &(sti_cuda_multiply_args){.type = STI_CUDA_TF32,
-                                                        .a = a->x,
-                                                        .b = a->dy,
-                                                        .d = part,
-                                                        .m = a->K,
-                                                        .n = a->N,
-                                                        .k = a->M / parts,
-                                                        .lda = a->K,
-                                                        .ldb = a->N,
-                                                        .ldd = a->K,
-                                                        .turn_b = true,
-                                                        .scale = a->scale,
-                                                        .accumulate = parts == 1,
-                                                        .parts = parts},
-                              err));
-    if (parts == 1) return STILL_OK;
-    return sti_cuda_add_parts(dev, part, parts, size, a->dw, err);
+    sti_cuda_grads thin = {.n = 0};
+    for (int i = 0; i < n; i++)
+        if (all[i].M > 0 && !take_thin(&thin, &all[i]))
+            STI_TRY(large_grad(dev, &all[i], err));
+    return sti_cuda_thin_grads(dev, &thin, err);
 }
 
-/* ---- Results for the program
- * --------------------------------------------------------- */
+/* ---- Loss, optimizer, sums
+ * ---------------------------------------------------------- */
 
-static still_status fetch(sti_dev *dev, double *to, const double *from, size_t n,
-                          still_error *err)
-{
-    STI_CUDA(
-        cudaMemcpyAsync(to, from, n * sizeof *to, cudaMemcpyDeviceToHost, dev->stream),
-        "fetching sums");
-    STI_CUDA(cudaStreamSynchronize(dev->stream), "waiting for sums");
-    return STILL_OK;
-}
-
+/* With a head the gradient goes into its product in bfloat16 and is never in float. */
 still_status sti_cuda_loss(sti_dev *dev, const sti_loss_args *a, still_error *err)
 {
-    const size_t M = (size_t)a->M;
+    const size_t M = (size_t)a->M, ld = sti_cuda_up_to((size_t)a->V, 8);
     const void *target, *weight;
-    void *sums;
+    const sti_bf16 *head;
+    void *rows;
     if (a->M < 1) return STILL_OK;
     for (int m = 0; m < a->M; m++)
         if (a->weight[m] != 0 && (a->target[m] < 0 || a->target[m] >= a->V))
@@ -307,17 +227,44 @@ still_status sti_cuda_loss(sti_dev *dev, const sti_loss_args *a, still_error *er
                            err));
     STI_TRY(sti_cuda_table(dev, SLOT_WEIGHTS, a->weight, M * sizeof *a->weight, &weight,
                            err));
-    STI_TRY(sti_cuda_scratch(dev, 2 * M * sizeof(double), &sums, err));
-    STI_TRY(sti_cuda_loss_rows(dev, a, target, weight, sums, err));
-    double *pair = sti_alloc(2 * M, sizeof *pair);
-    if (!pair) return sti_fail_memory(err, "loss", 2 * M * sizeof *pair);
-    still_status st = fetch(dev, pair, sums, 2 * M, err);
-    for (size_t m = 0; m < M && st == STILL_OK; m++) {
-        a->loss[m] = pair[2 * m];
-        if (a->kl) a->kl[m] = pair[2 * m + 1];
-    }
-    free(pair);
-    return st;
+    if (!a->head) return sti_cuda_loss_rows(dev, a, target, weight, NULL, err);
+    const int K = (int)a->head->K;
+    STI_TRY(sti_cuda_wide_rows(dev, &a->head, 1, &head, err));
+    STI_TRY(sti_cuda_scratch(dev, M * ld * sizeof(sti_bf16), &rows, err));
+    STI_TRY(sti_cuda_loss_rows(dev, a, target, weight, rows, err));
+    return sti_cuda_multiply(
+        dev,
+        &(sti_cuda_multiply_args){.type = STI_CUDA_BF16,
+                                  .a = head,
+                                  .b = rows,
+                                  .d = a->dx,
+                                  .m = K,
+                                  .n = a->M,
+                                  .k = (int)ld,
+                                  .lda = (int)sti_cuda_up_to((size_t)K, 8),
+                                  .ldb = (int)ld,
+                                  .ldd = K,
+                                  .scale = 1},
+        err);
+}
+
+still_status sti_cuda_adam(sti_dev *dev, const sti_adam_args *all, int n,
+                           still_error *err)
+{
+    const void *there;
+    if (n < 1) return STILL_OK;
+    STI_TRY(sti_cuda_table(dev, SLOT_ADAM, all, (size_t)n * sizeof *all, &there, err));
+    return sti_cuda_adam_step(dev, there, n, err);
+}
+
+static still_status fetch(sti_dev *dev, double *to, const double *from, size_t n,
+                          still_error *err)
+{
+    STI_CUDA(
+        cudaMemcpyAsync(to, from, n * sizeof *to, cudaMemcpyDeviceToHost, dev->stream),
+        "fetching sums");
+    STI_CUDA(cudaStreamSynchronize(dev->stream), "waiting for sums");
+    return STILL_OK;
 }
 
 static size_t pieces_of(const sti_span *span)
@@ -355,15 +302,7 @@ still_status sti_cuda_sum_squares(sti_dev *dev, const float *x, const sti_span *
 
 still_status sti_cuda_compare(sti_dev *dev, const sti_compare_args *a, still_error *err)
 {
-    double part[2 * STI_CUDA_PARTS];
-    void *sums;
-    STI_TRY(sti_cuda_scratch(dev, sizeof part, &sums, err));
-    STI_TRY(sti_cuda_differ(dev, a, sums, err));
-    STI_TRY(fetch(dev, part, sums, 2 * STI_CUDA_PARTS, err));
-    *a->error = *a->size = 0;
-    for (int i = 0; i < STI_CUDA_PARTS; i++) {
-        *a->error += part[i];
-        *a->size += part[STI_CUDA_PARTS + i];
-    }
-    return STILL_OK;
+    void *part;
+    STI_TRY(sti_cuda_scratch(dev, 2 * STI_CUDA_PARTS * sizeof(double), &part, err));
+    return sti_cuda_differ(dev, a, part, err);
 }

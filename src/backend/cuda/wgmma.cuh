@@ -89,6 +89,51 @@ static __device__ __forceinline__ void queue_values(fragment &d, const uint32_t 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
 
+/* ---- Products of 64 columns ---------------------------------------------------------
+ *
+ * The same lanes have the same places; column 8 n + 2 q + e of row h is [n][2 h + e],
+ * as in the fragments of mma.sync. Rows of 64 halves: a tile is one panel of its own
+ * number of rows. */
+typedef float slim[8][4];
+
+#define SLIM_NAMES                                                                     \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SLIM_ROW(c) "+f"((c)[0]), "+f"((c)[1]), "+f"((c)[2]), "+f"((c)[3])
+#define SLIM(c)                                                                        \
+    SLIM_ROW((c)[0]), SLIM_ROW((c)[1]), SLIM_ROW((c)[2]), SLIM_ROW((c)[3]),            \
+        SLIM_ROW((c)[4]), SLIM_ROW((c)[5]), SLIM_ROW((c)[6]), SLIM_ROW((c)[7])
+
+/* c = [c +] a b^T, a and b [64, 16] of tiles. */
+static __device__ __forceinline__ void queue_nt(slim &c, uint64_t a, uint64_t b,
+                                                int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{" SLIM_NAMES "}, %32, %33, p, 1, 1, 0, 0;\n}\n"
+                 : SLIM(c)
+                 : "l"(a), "l"(b), "r"(add));
+}
+/* c += a b, a [64, 16] and b [16, 64] of tiles. */
+static __device__ __forceinline__ void queue_nn(slim &c, uint64_t a, uint64_t b)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{" SLIM_NAMES "}, %32, %33, p, 1, 1, 0, 1;\n}\n"
+                 : SLIM(c)
+                 : "l"(a), "l"(b), "r"(1));
+}
+/* The same with a, 16 rows of which are this warp's, in registers. */
+static __device__ __forceinline__ void queue_rn(slim &c, const uint32_t (&a)[4],
+                                                uint64_t b)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{" SLIM_NAMES "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
+                 : SLIM(c)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
+}
+
 /* What registers hold is what products that are queued next see. */
 static __device__ __forceinline__ void products_begin()
 {
@@ -108,6 +153,25 @@ static __device__ __forceinline__ void pin(fragment &d)
 {
 #pragma unroll
     for (int i = 0; i < 64; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N> static __device__ __forceinline__ void pin(float (&c)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3]));
+}
+template <int N> static __device__ __forceinline__ void pin(uint32_t (&a)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        asm volatile("" : "+r"(a[n][0]), "+r"(a[n][1]), "+r"(a[n][2]), "+r"(a[n][3]));
+}
+/* Registers that will be written: what they hold does not matter. */
+template <int N> static __device__ __forceinline__ void begin_sums(float (&c)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        asm volatile("" : "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3]));
 }
 /* This thread's writes to shared memory are seen by wgmma after the next barrier. */
 static __device__ __forceinline__ void publish()

@@ -228,6 +228,24 @@ static still_status feed_forward(sti_dev *d, const sti_feed_forward_args *a,
     return sti_host_feed_forward(&sti_backend_ref, d, a, err);
 }
 
+static still_status matmul_added(sti_dev *d, const sti_matmul_added_args *a,
+                                 still_error *err)
+{
+    return sti_host_matmul_added(&sti_backend_ref, d, a, err);
+}
+
+static still_status feed_train(sti_dev *d, const sti_feed_train_args *a,
+                               still_error *err)
+{
+    return sti_host_feed_train(&sti_backend_ref, d, a, err);
+}
+
+static still_status feed_back(sti_dev *d, const sti_feed_train_args *a,
+                              still_error *err)
+{
+    return sti_host_feed_back(&sti_backend_ref, d, a, err);
+}
+
 /* ---- Softmax attention ------------------------------------------------------ */
 
 static float cache_get(sti_dtype t, const void *base, size_t i)
@@ -368,6 +386,9 @@ const sti_backend sti_backend_ref = {
     .rope = rope,
     .swiglu = swiglu,
     .feed_forward = feed_forward,
+    .matmul_added = matmul_added,
+    .feed_train = feed_train,
+    .feed_back = feed_back,
     .softmax_attn = softmax_attn,
     .logprob = logprob,
     .matmul_back = sti_ref_matmul_back,

@@ -16,14 +16,15 @@ struct sti_dev {
 
 still_status sti_ref_matmul_back(sti_dev *d, const sti_matmul_back_args *a,
                                  still_error *err);
-still_status sti_ref_matmul_grad(sti_dev *d, const sti_matmul_grad_args *a,
+still_status sti_ref_matmul_grad(sti_dev *d, const sti_matmul_grad_args *all, int n,
                                  still_error *err);
 still_status sti_ref_rmsnorm_back(sti_dev *d, const sti_rmsnorm_back_args *a,
                                   still_error *err);
 still_status sti_ref_swiglu_back(sti_dev *d, const sti_swiglu_back_args *a,
                                  still_error *err);
 still_status sti_ref_loss(sti_dev *d, const sti_loss_args *a, still_error *err);
-still_status sti_ref_adam(sti_dev *d, const sti_adam_args *a, still_error *err);
+still_status sti_ref_adam(sti_dev *d, const sti_adam_args *all, int n,
+                          still_error *err);
 still_status sti_ref_sum_squares(sti_dev *d, const float *x, const sti_span *span,
                                  int n, double *out, still_error *err);
 

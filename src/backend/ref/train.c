@@ -36,6 +36,7 @@ static void matmul_back_work(void *v, int w, int workers)
     const task *t = v;
     const sti_matmul_back_args *a = t->args;
     const int64_t K = a->w[0]->K;
+    const double scale = a->scale != 0 ? a->scale : 1;
     float *row = t->d->row + (size_t)w * (size_t)t->d->p.max_k;
     double *sum = t->sums + (size_t)w * t->room; /* [ROWS, K] */
     int64_t lo, hi;
@@ -50,7 +51,7 @@ static void matmul_back_work(void *v, int w, int workers)
             for (int64_t n = 0; n < W->N; n++) {
                 sti_dequant(W->type, (const char *)W->data + (size_t)n * bytes, row, K);
                 for (int64_t r = 0; r < rows; r++) {
-                    const double dy = a->dy[i][(m0 + r) * W->N + n];
+                    const double dy = scale * a->dy[i][(m0 + r) * W->N + n];
                     for (int64_t k = 0; k < K; k++) sum[r * K + k] += dy * row[k];
                 }
             }
@@ -87,10 +88,12 @@ static void matmul_grad_work(void *v, int w, int workers)
     }
 }
 
-still_status sti_ref_matmul_grad(sti_dev *d, const sti_matmul_grad_args *a,
+still_status sti_ref_matmul_grad(sti_dev *d, const sti_matmul_grad_args *all, int n,
                                  still_error *err)
 {
-    return run_with_sums(d, matmul_grad_work, a, (size_t)a->K, err);
+    for (int i = 0; i < n; i++)
+        STI_TRY(run_with_sums(d, matmul_grad_work, &all[i], (size_t)all[i].K, err));
+    return STILL_OK;
 }
 
 /* ---- Small operators ----------------------------------------------------------------
@@ -192,16 +195,19 @@ still_status sti_ref_loss(sti_dev *d, const sti_loss_args *a, still_error *err)
             return sti_fail(err, STILL_E_ARG, "loss: target %d is not in 0..%d",
                             a->target[m], a->V - 1);
     sti_pool_run(d->pool, loss_work, &(task){.d = d, .args = a});
-    return STILL_OK;
+    if (!a->head) return STILL_OK;
+    return sti_ref_matmul_back(
+        d,
+        &(sti_matmul_back_args){
+            .dy = {a->logits}, .M = a->M, .n = 1, .w = {a->head}, .dx = a->dx},
+        err);
 }
 
 /* ---- Optimizer ----------------------------------------------------------------------
  */
 
-still_status sti_ref_adam(sti_dev *d, const sti_adam_args *a, still_error *err)
+static void adam(const sti_adam_args *a)
 {
-    (void)d;
-    (void)err;
     for (size_t i = 0; i < a->n; i++) {
         const double g = (double)a->scale * a->grad[i], x = a->x[i];
         const double m = (double)a->beta1 * a->m[i] + (1 - (double)a->beta1) * g;
@@ -211,6 +217,13 @@ still_status sti_ref_adam(sti_dev *d, const sti_adam_args *a, still_error *err)
         a->x[i] = (float)(x - a->lr * (m / a->c1 / (sqrt(v / a->c2) + a->eps) +
                                        a->decay * x));
     }
+}
+
+still_status sti_ref_adam(sti_dev *d, const sti_adam_args *all, int n, still_error *err)
+{
+    (void)d;
+    (void)err;
+    for (int i = 0; i < n; i++) adam(&all[i]);
     return STILL_OK;
 }
 
