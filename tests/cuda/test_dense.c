@@ -145,14 +145,14 @@ static void expect(const float *x, const float *w, int64_t K, sti_dtype t, doubl
 enum { NORM = 1, ADD = 2, BIAS = 4, KEEP = 8, MODES = 16 };
 
 /* One call for n matrices [N_i, K] in one of the MODES, checked against double loops;
- * every `every`-th column. */
-static void check_product(sti_dev *dev, source *s, sti_weight *w, int n, int M,
-                          int mode, int64_t every)
+ * every `every`-th column; x up to `size`. */
+static void check_sized(sti_dev *dev, source *s, sti_weight *w, int n, int M, int mode,
+                        int64_t every, float size)
 {
     const int64_t K = w[0].K;
     const float eps = 1e-5f;
     still_error err;
-    float *x = floats(M * K, 2, 7u + (uint32_t)M), *g = floats(K, 1, 8),
+    float *x = floats(M * K, size, 7u + (uint32_t)M), *g = floats(K, 1, 8),
           *h = copy(x, M * K);
     sti_block gx = there(dev, x, M * K), gg = there(dev, g, K),
               room = there(dev, NULL, M * K);
@@ -205,6 +205,12 @@ static void check_product(sti_dev *dev, source *s, sti_weight *w, int n, int M,
     free(x);
     free(g);
     free(h);
+}
+
+static void check_product(sti_dev *dev, source *s, sti_weight *w, int n, int M,
+                          int mode, int64_t every)
+{
+    check_sized(dev, s, w, n, M, mode, every, 2);
 }
 
 static void every_type(void **state)
@@ -327,7 +333,8 @@ static void rows_by_the_dozen(void **state)
                 {256, {576, 192, 192, 576}, 1536},
                 {50, {130, 2, 63, 64}, 2008},
                 {65, {64, 1, 200, 17}, 200},
-                {40, {70, 3, 129, 64}, 5000}};
+                {40, {70, 3, 129, 64}, 5000},
+                {200, {600, 33, 130, 577}, 1544}};
     static const sti_dtype same[][2] = {
         {STI_F16, STI_F16}, {STI_Q4_1, STI_Q8_0}, {STI_F32, STI_F16}};
     sti_dev *dev = gpu(state);
@@ -353,6 +360,37 @@ static void many_tiles(void **state)
                 try_matrices(dev, (const sti_dtype[2]){kind[t], kind[t]}, N, n, 96,
                              rows[r], t + 3 * r + n, 37);
     try_matrices(dev, (const sti_dtype[2]){STI_Q4_1}, head, 1, 576, 1, NORM, 61);
+}
+
+/* Rows short enough for gemv_short.cuh and the first that are not, of sizes that halves
+ * cannot hold before they are normed. */
+static void short_rows(void **state)
+{
+    static const sti_dtype kind[] = {STI_Q4_1, STI_Q8_0, STI_Q5_1, STI_F16};
+    static const int64_t N[STI_MATMUL_MAX] = {64, 17, 5, 160},
+                         K[] = {32, 96, 512, 544, 992, 1024, 1056};
+    static const int rows[] = {1, 2, 8, 9, 16};
+    enum { KINDS = sizeof kind / sizeof *kind, LENGTHS = sizeof K / sizeof *K };
+    sti_dev *dev = gpu(state);
+    for (int t = 0; t < KINDS; t++)
+        for (int k = 0; k < LENGTHS; k++) {
+            source s[STI_MATMUL_MAX];
+            sti_weight w[STI_MATMUL_MAX];
+            for (int i = 0; i < STI_MATMUL_MAX; i++) {
+                s[i] = make_source(kind[t], N[i], K[k] - (kind[t] == STI_F16 ? 4 : 0),
+                                   41 + (uint32_t)i);
+                w[i] = weight(dev, &s[i]);
+            }
+            for (int r = 0; r < 5; r++)
+                check_product(dev, s, w, STI_MATMUL_MAX, rows[r], (t + k + r) % KEEP,
+                              1);
+            check_sized(dev, s, w, STI_MATMUL_MAX, 1, NORM, 1, 1e6f);
+            check_sized(dev, s, w, STI_MATMUL_MAX, 11, NORM | BIAS, 1, 1e-4f);
+            for (int i = 0; i < STI_MATMUL_MAX; i++) {
+                cuda()->weight_free(dev, &w[i]);
+                free_source(&s[i]);
+            }
+        }
 }
 
 /* Rows too long for shared memory. */
@@ -542,11 +580,38 @@ static void feed_forward(void **state)
         }
 }
 
+/* Few rows on the short way, up to the longest, and past it on the way down. */
+static void short_feed_forward(void **state)
+{
+    static const sti_dtype kind[] = {STI_Q4_1, STI_Q8_0, STI_Q5_1, STI_F16};
+    static const int64_t size[][2] = {{64, 96}, {576, 1536}, {1024, 2048}, {96, 2080}};
+    static const int rows[] = {1, 2, 8, 13};
+    sti_dev *dev = gpu(state);
+    for (int t = 0; t < 4; t++)
+        for (int k = 0; k < 4; k++) {
+            const int64_t K = size[k][0], ffn = size[k][1];
+            source s[3];
+            sti_weight w[3];
+            for (int i = 0; i < 3; i++) {
+                s[i] = make_source(kind[t], i == 2 ? K : ffn, i == 2 ? ffn : K,
+                                   51 + (uint32_t)i);
+                w[i] = weight(dev, &s[i]);
+            }
+            for (int r = 0; r < 4; r++)
+                check_feed(dev, s, w, rows[r], (r + t + k) % 2 == 0);
+            for (int i = 0; i < 3; i++) {
+                cuda()->weight_free(dev, &w[i]);
+                free_source(&s[i]);
+            }
+        }
+}
+
 /* Products of rows by the dozen whose tiles clusters share. */
 static void shared_feed_forward(void **state)
 {
     static const sti_dtype some[] = {STI_F16, STI_Q4_1};
-    static const int rows[] = {9, 16, 20, 33, 130};
+    static const int rows[] = {9, 16, 20, 33, 130, 257};
+    enum { N = sizeof rows / sizeof *rows };
     enum { K = 576, FFN = 1536 };
     sti_dev *dev = gpu(state);
     for (int t = 0; t < 2; t++) {
@@ -557,7 +622,7 @@ static void shared_feed_forward(void **state)
                                31 + (uint32_t)i);
             w[i] = weight(dev, &s[i]);
         }
-        for (int r = 0; r < 5; r++) check_feed(dev, s, w, rows[r], r % 2 == 0);
+        for (int r = 0; r < N; r++) check_feed(dev, s, w, rows[r], r % 2 == 0);
         for (int i = 0; i < 3; i++) {
             cuda()->weight_free(dev, &w[i]);
             free_source(&s[i]);
@@ -771,10 +836,12 @@ int main(void)
         cmocka_unit_test(unlike_matrices),
         cmocka_unit_test(rows_by_the_dozen),
         cmocka_unit_test(many_tiles),
+        cmocka_unit_test(short_rows),
         cmocka_unit_test(long_rows),
         cmocka_unit_test(large_matrix),
         cmocka_unit_test(batches_change_nothing),
         cmocka_unit_test(feed_forward),
+        cmocka_unit_test(short_feed_forward),
         cmocka_unit_test(shared_feed_forward),
         cmocka_unit_test(embedding),
         cmocka_unit_test(rmsnorm),

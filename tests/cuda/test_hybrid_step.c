@@ -897,7 +897,7 @@ static void test_batches(void **state)
 
 /* Rows of a pass, which lie in the same place every time. */
 typedef struct pass_rows {
-    sti_block q, k, v, gate, y;
+    sti_block q, k, v, gate, raw, y;
     float inv_freq[64];
 } pass_rows;
 
@@ -908,8 +908,9 @@ static void move_row(gpu *g, const sti_block *to, size_t m, const sti_block *fro
          row * sizeof(float));
 }
 
-/* The next token of every session that has one. */
-static bool feed_pass(run *r, const pass_rows *b)
+/* The next token of every session that has one. rope: a kernel in front turns the rows,
+ * where the step would see at once that it has not waited for it. */
+static bool feed_pass(run *r, const pass_rows *b, bool rope)
 {
     gpu *g = r->g;
     const size_t HD = (size_t)(r->h.H * r->h.D), GD = (size_t)(r->h.G * r->h.D);
@@ -927,6 +928,7 @@ static bool feed_pass(run *r, const pass_rows *b)
         move_row(g, &b->k, m, &x->k, t, GD);
         move_row(g, &b->v, m, &x->v, t, GD);
         move_row(g, &b->gate, m, &x->gate, t, HD);
+        move_row(g, &b->raw, m, &x->q, t, HD);
         a[M] = (sti_hybrid_args){.set = &x->p->set,
                                  .shape = x->p->shape,
                                  .T = 1,
@@ -942,7 +944,8 @@ static bool feed_pass(run *r, const pass_rows *b)
                                         .bias_k = r->in.bias_k.p,
                                         .inv_freq = b->inv_freq,
                                         .interleaved = r->c->interleaved,
-                                        .unrotated = true},
+                                        .q_raw = (float *)b->raw.p + m * HD,
+                                        .unrotated = !rope},
                                  .state = &x->st,
                                  .y = (float *)b->y.p + m * HD};
         x->st.pos = x->past;
@@ -958,16 +961,47 @@ static bool feed_pass(run *r, const pass_rows *b)
                            .n_key = 2,
                            .one_each = true,
                            .chunk = r->h.C};
+    const sti_rope_args turn = {.x = b->q.p,
+                                .also = b->k.p,
+                                .pos = pos,
+                                .inv_freq = b->inv_freq,
+                                .M = M,
+                                .heads = r->h.H,
+                                .also_heads = r->h.G,
+                                .D = r->h.D,
+                                .interleaved = r->c->interleaved};
     bool done;
     still_error err;
     assert_true(g->be->hybrid_turns(a, M));
     if (g->be->pass_begin(g->dev, &pass, &done, &err) != STILL_OK ||
+        (!done && rope && g->be->rope(g->dev, &turn, &err) != STILL_OK) ||
         (!done && g->be->hybrid(g->dev, a, M, &err) != STILL_OK) ||
         g->be->pass_end(g->dev, &err) != STILL_OK)
         fail_msg("%s: %s", r->c->name, err.text);
     for (int m = 0; m < M; m++)
         move_row(g, &who[m]->y, (size_t)who[m]->past++, &b->y, (size_t)m, HD);
     return true;
+}
+
+static void check_passes(gpu *g, const test_case *c, uint64_t seed, bool rope)
+{
+    static run r;
+    open_run(&r, g, c, 2, seed, true);
+    const size_t HD = SESSIONS * (size_t)(r.h.H * r.h.D) * sizeof(float);
+    const size_t GD = SESSIONS * (size_t)(r.h.G * r.h.D) * sizeof(float);
+    pass_rows b = {.q = new_block(g, HD),
+                   .k = new_block(g, GD),
+                   .v = new_block(g, GD),
+                   .gate = new_block(g, HD),
+                   .raw = new_block(g, HD),
+                   .y = new_block(g, HD)};
+    for (int i = 0; i < r.h.D / 2; i++) b.inv_freq[i] = (float)r.p[0].inv_freq[i];
+    while (feed_pass(&r, &b, rope)) {}
+    for (int i = 0; i < SESSIONS; i++) compare_session(&r, i);
+    sti_block *all[] = {&b.q, &b.k, &b.v, &b.gate, &b.raw, &b.y};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        g->be->mem_free(g->dev, all[i]);
+    close_run(&r);
 }
 
 /* Through the entry, in passes that are recorded and replayed, some with a chunk that
@@ -993,27 +1027,58 @@ static void test_passes(void **state)
          NULL,
          false,
          false,
+         2e-3},
+        {"passes, SmolLM2",
+         "still",
+         128,
+         {9, 3, 64, 64},
+         290,
+         NULL,
+         false,
+         false,
+         2e-3},
+        {"passes, swa", "swa", 64, {4, 2, 64, 64}, 150, NULL, false, false, 2e-3},
+        {"passes, narrow",
+         "still",
+         16,
+         {6, 2, 40, 24},
+         60,
+         random_scores,
+         false,
+         false,
+         2e-3},
+        {"passes, per head",
+         "still",
+         16,
+         {4, 2, 128, 128},
+         50,
+         per_head,
+         false,
+         false,
+         2e-3},
+        {"passes, wide group",
+         "still",
+         16,
+         {12, 2, 64, 64},
+         60,
+         NULL,
+         false,
+         false,
+         2e-3},
+        {"passes, received",
+         "still",
+         16,
+         {6, 2, 64, 64},
+         60,
+         received,
+         false,
+         false,
          2e-3}};
     gpu *g = *state;
     if (!g->dev) skip();
-    for (size_t n = 0; n < sizeof c / sizeof *c; n++) {
-        static run r;
-        open_run(&r, g, &c[n], 2, 17 + n, true);
-        const size_t HD = SESSIONS * (size_t)(r.h.H * r.h.D) * sizeof(float);
-        const size_t GD = SESSIONS * (size_t)(r.h.G * r.h.D) * sizeof(float);
-        pass_rows b = {.q = new_block(g, HD),
-                       .k = new_block(g, GD),
-                       .v = new_block(g, GD),
-                       .gate = new_block(g, HD),
-                       .y = new_block(g, HD)};
-        for (int i = 0; i < r.h.D / 2; i++) b.inv_freq[i] = (float)r.p[0].inv_freq[i];
-        while (feed_pass(&r, &b)) {}
-        for (int i = 0; i < SESSIONS; i++) compare_session(&r, i);
-        sti_block *all[] = {&b.q, &b.k, &b.v, &b.gate, &b.y};
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-            g->be->mem_free(g->dev, all[i]);
-        close_run(&r);
-    }
+    for (size_t n = 0; n < sizeof c / sizeof *c; n++)
+        for (int rope = 0; rope < 2; rope++)
+            check_passes(g, &c[n], 17 + 2 * n + (size_t)rope, rope != 0);
 }
 
 int main(void)

@@ -183,6 +183,41 @@ static void backends_agree(void **state)
     still_model_free(ref);
 }
 
+/* bf16 runs the softmax model, rounded (near, not equal), in any pieces alike, and says
+ * that it runs no other method. */
+static void bf16_is_softmax_rounded(void **state)
+{
+    (void)state;
+    still_method all[64];
+    int n = settings(all);
+    int32_t tok[N];
+    make_tokens(tok, N, 22);
+    still_model *exact = open_model("cpu", 2), *rounded = open_model("bf16", 2);
+    still_error e;
+    still_session *want = session(exact, NULL, 64), *got = session(rounded, NULL, 64),
+                  *steps = session(rounded, NULL, 64);
+    must(still_session_feed(want, tok, N, &e), &e);
+    must(still_session_feed(got, tok, N, &e), &e);
+    for (int t = 0; t < N; t++) must(still_session_feed(steps, tok + t, 1, &e), &e);
+    double d = worst(still_session_logits(want), still_session_logits(got));
+    assert_true(d > 0 && d < 0.1);
+    d = worst(still_session_logits(steps), still_session_logits(got));
+    assert_true(d < 0.1);
+    still_session_free(want);
+    still_session_free(got);
+    still_session_free(steps);
+    for (int i = 0; i < n; i++) {
+        if (strcmp(all[i].name, "softmax") == 0) continue;
+        still_session *s = NULL;
+        still_session_params p = {.ctx = N, .method = &all[i]};
+        assert_int_equal(still_session_new(rounded, &p, &s, &e), STILL_E_UNSUPPORTED);
+        assert_null(s);
+        assert_non_null(strstr(e.text, "does not run on backend bf16"));
+    }
+    still_model_free(exact);
+    still_model_free(rounded);
+}
+
 /* Selecting everything without a cap, or a chunk longer than the text, is softmax. */
 static void limits_are_softmax(void **state)
 {
@@ -425,6 +460,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_cut_is_the_same),
         cmocka_unit_test(backends_agree),
+        cmocka_unit_test(bf16_is_softmax_rounded),
         cmocka_unit_test(limits_are_softmax),
         cmocka_unit_test(batching_changes_nothing),
         cmocka_unit_test(the_past_can_be_kept),

@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 
 #include "backend/cuda/dequant.cuh"
+#include "backend/cuda/follow.cuh"
 
 namespace
 {
@@ -239,9 +240,11 @@ __global__ void to_half(sti_cuda_matrix m, __half *__restrict__ out)
     }
 }
 
+/* It follows nobody, since ids come by a copy, but what it leads can prepare itself. */
 __global__ void gather(sti_cuda_matrix m, const int32_t *__restrict__ id,
                        float *__restrict__ y)
 {
+    sti_lead();
     int row = min(max(id[blockIdx.x], 0), m.N - 1);
     float *out = y + (int64_t)blockIdx.x * m.K;
     for (int k = threadIdx.x; k < m.K; k += blockDim.x) out[k] = sti_element(m, row, k);
@@ -295,7 +298,8 @@ still_status sti_cuda_to_half(sti_dev *dev, const sti_cuda_matrix *m, sti_half *
 still_status sti_cuda_gather(sti_dev *dev, const sti_cuda_matrix *m, const int32_t *id,
                              int M, float *y, still_error *err)
 {
-    gather<<<(unsigned)M, m->K >= 512 ? 512 : 128, 0, dev->stream>>>(*m, id, y);
+    const unsigned threads = m->K < 1024 ? (unsigned)(m->K + 31) / 32 * 32 : 1024;
+    gather<<<(unsigned)M, threads, 0, dev->stream>>>(*m, id, y);
     STI_CUDA(cudaGetLastError(), "embed");
     return STILL_OK;
 }

@@ -58,21 +58,6 @@ __device__ __forceinline__ uint4 sti_read_peer(const void *mine, int block)
 #endif
 }
 
-__device__ __forceinline__ float sti_read_peer_float(const float *mine, int block)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    uint32_t at;
-    float v;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(at)
-        : "r"((uint32_t)__cvta_generic_to_shared(mine)), "r"(block));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
-    return v;
-#else
-    return *mine;
-#endif
-}
-
 /* In clusters of so many blocks, next to each other in x; more than one only where
  * dev->follows.
  * dev->follows: the code that runs was made for sm_90; kernels of older code do not

@@ -5,30 +5,111 @@
  * ends before its memory is up to speed. Here one launch takes tiles of all of them
  * (q, k, v and attention's gate; gate and up, with silu(gate) * up as the result).
  * Bounded by latency for small models, by the memory that weights come from for large
- * ones; weights are halves.
+ * ones; weights and x are halves.
  *
  * A block of four warps makes 64 rows of W times BM rows of x. Steps of 64 columns go
  * through a ring of STAGES tiles in shared memory; weights of the first ones are asked
  * for before x is waited for (follow.cuh). Where tiles are fewer than blocks the GPU
  * holds, a cluster of blocks shares one, each with part of the columns: their sums meet
  * in shared memory and are added in the order of the parts. So there are always enough
- * bytes under way to keep memory busy, and no block has many steps to go through. Where
- * parts are that short, x may come in floats, and is normed here: in a small model a
- * kernel that only norms takes as long as a product. */
+ * bytes under way to keep memory busy, and no block has many steps to go through.
+ *
+ * A block that runs for two microseconds reads most of its code for the first time,
+ * from afar: a loop that is unrolled where nothing is won by it takes longer. */
+#include "backend/cuda/dequant.cuh"
 #include "backend/cuda/follow.cuh"
-#include "backend/cuda/gemm_input.cuh"
+#include "backend/cuda/gemm_products.cuh"
+#include "backend/cuda/rows.cuh"
 
 namespace
 {
 
+enum { THREADS = 128, BN = 64 }; /* BN: rows of a tile of W */
 enum {
     MOST_WAVES = 4,       /* tiles of 64 x 64 an SM, beyond which cuBLASLt is faster */
     READ_ONCE = 32,       /* rows of x for which weights are read once */
     MOST_BYTES = 8 << 20, /* of weights that may be read more than once */
     MOST_PARTS = 8,       /* blocks of a cluster: what every GPU that has them allows */
-    LEAST_STEPS = 3,      /* of a part: with fewer, meeting takes longer than adding */
-    FLOAT_BLOCKS = 3,     /* an SM, at most, where x in floats takes more parts */
-    FLOAT_BYTES = 8 << 20 /* that blocks may read in all because x is not half */
+    LEAST_STEPS = 3       /* of a part: with fewer, meeting takes longer than adding */
+};
+
+/* The ring of a block. One fits where 99 KB of shared memory are all there is; here two
+ * to four blocks share an SM. Weights under way a block: 32 KB with BM = 16, the size
+ * for which memory is the bound. */
+template <int BM> struct plan {
+    static constexpr int STAGE = (BN + BM) * ROW;
+    static constexpr int STAGES = BM == 128 ? 4 : 5;
+    static constexpr size_t SHARED = (size_t)STAGES * STAGE;
+    /* Of an SM: those that fit, and those wanted where tiles are shared. */
+    static constexpr int BLOCKS = BM == 16 ? 4 : BM == 32 ? 3 : 2;
+    static constexpr int SHARING = BM == 128 ? 1 : BM == 64 ? 2 : 3;
+};
+
+/* 16 bytes, or zeros: then nothing is read. */
+__device__ __forceinline__ void copy_or_zero(uint32_t to, const void *from, bool some)
+{
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(from), "r"(some ? 16 : 0)
+                 : "memory");
+}
+
+/* Rows that one tile of a matrix makes: GATED tiles hold as many of gate as of up. */
+__host__ __device__ constexpr int rows_of(bool gated)
+{
+    return gated ? BN / 2 : BN;
+}
+
+/* What a thread copies: 16 bytes, unit tid % 8, of rows tid / 8, + 16, ... of a tile.
+ * In a GATED tile rows 16 j .. + 7 are rows 8 j .. of gate, rows 16 j + 8 .. those of
+ * up. */
+template <int BM, bool GATED> struct copier {
+    static constexpr int APART = GATED ? 8 : 16; /* rows of W, from one j to the next */
+    const __half *w, *x;            /* of the first row, at the thread's unit */
+    int ld, column, rows_w, rows_x; /* rows: from the thread's first on */
+    uint32_t to;
+
+    __device__ __forceinline__ copier(const sti_cuda_few &f, int i, int tile, int m0,
+                                      uint32_t stages)
+    {
+        const int row = threadIdx.x / 8, unit = threadIdx.x % 8;
+        const sti_cuda_matrix &m = f.w[GATED ? row / 8 : i];
+        const int n = tile * rows_of(GATED) + (GATED ? row % 8 : row);
+        ld = m.ld;
+        column = 8 * unit;
+        rows_w = m.N - n;
+        rows_x = f.M - m0 - row;
+        w = (const __half *)m.half + (int64_t)n * ld + column;
+        x = (const __half *)f.xh + (int64_t)(m0 + row) * ld + column;
+        to = stages + unit_at<STEP>(row, unit);
+    }
+    /* Columns k .. of the tile. */
+    __device__ __forceinline__ void weights(int slot, int k) const
+    {
+        const uint32_t at = to + slot * plan<BM>::STAGE;
+        const bool in = column + k < ld;
+#pragma unroll
+        for (int j = 0; j < BN / 16; j++)
+            copy_or_zero(at + j * 16 * ROW, w + (int64_t)j * APART * ld + k,
+                         in && j * APART < rows_w);
+    }
+    /* Eight steps from columns k on, one for each unit, will be needed soon. */
+    __device__ __forceinline__ void expect_weights(int k, int end) const
+    {
+        k += column / 8 * STEP;
+        if (k >= end) return;
+#pragma unroll
+        for (int j = 0; j < BN / 16; j++)
+            if (j * APART < rows_w) expect(w - column + (int64_t)j * APART * ld + k);
+    }
+    __device__ __forceinline__ void rows(int slot, int k) const
+    {
+        const uint32_t at = to + slot * plan<BM>::STAGE + BN * ROW;
+        const bool in = column + k < ld;
+#pragma unroll
+        for (int j = 0; j < BM / 16; j++)
+            copy_or_zero(at + j * 16 * ROW, x + (int64_t)j * 16 * ld + k,
+                         in && j * 16 < rows_x);
+    }
 };
 
 /* ---- Sums of a cluster --------------------------------------------------------------
@@ -54,25 +135,37 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b)
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-__device__ __forceinline__ float4 times4(float4 a, float by)
-{
-    return make_float4(a.x * by, a.y * by, a.z * by, a.w * by);
-}
-
-/* Four sums of all parts, where this one's are `mine`, each times the root that its row
- * was divided by, if root. */
-__device__ __forceinline__ float4 total_of(const float *mine, const float *root,
-                                           int parts)
+/* Four sums of all parts, where this one's are `mine`; four parts are asked at once. */
+__device__ __forceinline__ float4 total_of(const float *mine, int parts)
 {
     float4 v = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-    for (int p = 0; p < parts; p++) {
-        const uint4 s = sti_read_peer(mine, p);
-        const float4 of_part = make_float4(__uint_as_float(s.x), __uint_as_float(s.y),
-                                           __uint_as_float(s.z), __uint_as_float(s.w));
-        v = add4(v, root ? times4(of_part, sti_read_peer_float(root, p)) : of_part);
+#pragma unroll 1
+    for (int first = 0; first < parts; first += 4) {
+        uint4 s[4] = {};
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            if (first + p < parts) s[p] = sti_read_peer(mine, first + p);
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            v = add4(v, make_float4(__uint_as_float(s[p].x), __uint_as_float(s[p].y),
+                                    __uint_as_float(s[p].z), __uint_as_float(s[p].w)));
     }
     return v;
+}
+
+/* y += v, by the memory itself: nobody waits for what y was. */
+__device__ __forceinline__ void add_there(float *y, float4 v)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(y), "f"(v.x),
+                 "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+#else
+    atomicAdd(y, v.x);
+    atomicAdd(y + 1, v.y);
+    atomicAdd(y + 2, v.z);
+    atomicAdd(y + 3, v.w);
+#endif
 }
 
 __device__ __forceinline__ float gate_of(float gate, float up)
@@ -80,84 +173,63 @@ __device__ __forceinline__ float gate_of(float gate, float up)
     return __fdividef(gate, 1 + __expf(-gate)) * up;
 }
 
-/* The results that a thread finishes: four columns of a row of x each, all results of
- * the tile in turn over all threads of the cluster. */
+/* The results that a thread finishes: four columns of rows of x that all threads of the
+ * cluster take in turn. */
 template <int BM, bool GATED> struct results {
     static constexpr int FOURS = rows_of(GATED) / 4; /* of a row */
-    static constexpr int EACH = BM * FOURS / THREADS;
     const sti_cuda_few &f;
-    int i, n0, m0, N; /* matrix, first column, first row, columns in all */
-    int part, parts;
-    const row_norms<BM> *norms; /* of this part; NULL: rows are as they are */
-    float4 before[EACH]; /* what is added: the bias, and y where it accumulates */
+    int i, n, m0, N; /* matrix, the thread's first column, first row, columns in all */
+    float4 shift[2]; /* biases; of gate and up */
 
-    __device__ __forceinline__ int at(int u) const
+    __device__ __forceinline__ results(const sti_cuda_few &few, int matrix, int tile,
+                                       int row)
+        : f(few), i(matrix), n(tile * rows_of(GATED) + threadIdx.x % FOURS * 4),
+          m0(row), N(few.w[matrix].N)
     {
-        return (u * parts + part) * THREADS + threadIdx.x;
+        shift[0] = bias(f.bias[i]);
+        if (GATED) shift[1] = bias(f.bias[1]);
     }
-    __device__ __forceinline__ int row(int u) const
+    __device__ __forceinline__ float4 bias(const float *b) const
     {
-        return at(u) / FOURS;
+        return b ? sti_load4(b, n, N, N % 4 == 0 && sti_aligned16(b))
+                 : make_float4(0, 0, 0, 0);
     }
-    __device__ __forceinline__ int column(int u) const
+    __device__ __forceinline__ void store(const float *room, int part, int parts) const
     {
-        return at(u) % FOURS * 4;
+        constexpr int AT_ONCE = THREADS / FOURS;
+        const int c = threadIdx.x % FOURS * 4, rows = min(BM, f.M - m0);
+        const float *at = room + (GATED ? c / 8 * 16 + c % 8 : c);
+        if (n >= N) return;
+#pragma unroll 1
+        for (int r = part * AT_ONCE + threadIdx.x / FOURS; r < rows;
+             r += parts * AT_ONCE) {
+            const float4 v = add4(total_of(at + r * ACROSS, parts), shift[0]);
+            if (GATED)
+                put_gated(m0 + r, v,
+                          add4(total_of(at + r * ACROSS + 8, parts), shift[1]));
+            else
+                put(m0 + r, v);
+        }
     }
-    __device__ __forceinline__ bool mine(int u) const
+    __device__ __forceinline__ void put(int row, float4 v) const
     {
-        return row(u) < BM && m0 + row(u) < f.M && n0 + column(u) < N;
-    }
-    __device__ __forceinline__ float4 shift(int which, int n) const
-    {
-        const float *bias = f.bias[which];
-        return bias ? sti_load4(bias, n, N, N % 4 == 0 && sti_aligned16(bias))
-                    : make_float4(0, 0, 0, 0);
-    }
-    __device__ __forceinline__ void load()
-    {
-        if (GATED) return;
-        const float *y = f.y[i];
-        const bool vec = N % 4 == 0 && sti_aligned16(y);
-#pragma unroll
-        for (int u = 0; u < EACH; u++) {
-            before[u] = make_float4(0, 0, 0, 0);
-            if (!mine(u)) continue;
-            before[u] = shift(i, n0 + column(u));
+        float *y = f.y[i] + (int64_t)row * N + n;
+        if (N % 4 == 0 && sti_aligned16(y)) {
             if (f.accumulate)
-                before[u] = add4(before[u], sti_load4(y + (int64_t)(m0 + row(u)) * N,
-                                                      n0 + column(u), N, vec));
+                add_there(y, v);
+            else
+                *(float4 *)y = v;
+            return;
         }
-    }
-    /* Columns of row r of x, `at` of this part's sums, of all parts and normed. */
-    __device__ __forceinline__ float4 total(const float *at, int r) const
-    {
-        if (!norms) return total_of(at, nullptr, parts);
-        float s = 0;
-        for (int p = 0; p < parts; p++) s += sti_read_peer_float(&norms->squares[r], p);
-        return times4(total_of(at, &norms->root[r], parts),
-                      1 / sqrtf(s / (float)f.K + f.eps));
-    }
-    __device__ __forceinline__ void store(const float *room) const
-    {
+        const float each[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (int u = 0; u < EACH; u++) {
-            if (!mine(u)) continue;
-            const int r = row(u), c = column(u), n = n0 + c;
-            if (GATED) {
-                store_gated(room + r * ACROSS + c / 8 * 16 + c % 8, r, n);
-                continue;
-            }
-            const bool vec = N % 4 == 0 && sti_aligned16(f.y[i]);
-            sti_store4(f.y[i] + (int64_t)(m0 + r) * N, n, N, vec,
-                       add4(total(room + r * ACROSS + c, r), before[u]));
-        }
+        for (int e = 0; e < 4; e++)
+            if (n + e < N) y[e] = f.accumulate ? y[e] + each[e] : each[e];
     }
-    /* gate: where its four sums are; those of up lie 8 after. N is a multiple of 4. */
-    __device__ __forceinline__ void store_gated(const float *gate, int r, int n) const
+    /* N is a multiple of 4. */
+    __device__ __forceinline__ void put_gated(int row, float4 g, float4 u) const
     {
-        const float4 g = add4(total(gate, r), shift(0, n)),
-                     u = add4(total(gate + 8, r), shift(1, n));
-        *(uint2 *)((__half *)f.yh + (int64_t)(m0 + r) * N + n) =
+        *(uint2 *)((__half *)f.yh + (int64_t)row * N + n) =
             make_uint2(sti_pack_half(gate_of(g.x, u.x), gate_of(g.y, u.y)),
                        sti_pack_half(gate_of(g.z, u.z), gate_of(g.w, u.w)));
     }
@@ -168,64 +240,57 @@ template <int BM, bool GATED> struct results {
 
 /* Block (part, tile, rows of x): tiles of all matrices, one after another. The parts of
  * a tile are a cluster. */
-template <int BM, bool GATED, bool FLOATS>
-__global__ void __launch_bounds__(THREADS, (plan<BM, FLOATS>::BLOCKS))
+template <int BM, bool GATED>
+__global__ void __launch_bounds__(THREADS, (plan<BM>::BLOCKS))
     some_rows(const __grid_constant__ sti_cuda_few f)
 {
-    typedef plan<BM, FLOATS> room;
-    constexpr int STAGES = room::STAGES;
+    constexpr int STAGES = plan<BM>::STAGES;
     extern __shared__ __align__(1024) unsigned char shared[];
     const int part = blockIdx.x, parts = gridDim.x, m0 = blockIdx.z * BM;
     const int all = (f.w[0].ld + STEP - 1) / STEP, first = all * part / parts,
-              steps = all * (part + 1) / parts - first;
+              end = all * (part + 1) / parts;
     int i = 0, tile = blockIdx.y;
     if (!GATED)
         for (int n; i + 1 < f.n && tile >= (n = (f.w[i].N + BN - 1) / BN); i++)
             tile -= n;
     const uint32_t base = shared_address(shared);
-    const copier<BM, GATED, FLOATS> copy(f, i, tile, m0, base);
-    row_norms<BM> *norms =
-        FLOATS && f.norm ? (row_norms<BM> *)(shared + room::NORMS) : nullptr;
-    eights gain;
+    const copier<BM, GATED> copy(f, i, tile, m0, base);
     sti_lead();
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
-        if (s < steps) copy.weights(s, (first + s) * STEP); /* they wait for nobody */
-        if (FLOATS) copy_commit();
-    }
-    const int column = first * STEP + copy.column;
-    if (FLOATS) gain.load(f.norm + column, steps, f.norm ? f.K - column : 0, 1);
+    int ahead = first + STAGES - 1; /* the step that is asked for next */
+#pragma unroll 1
+    for (int step = first; step < min(ahead, end); step++)
+        copy.weights(step - first, step * STEP); /* they wait for nobody */
+    /* Where rows are more, weights are few enough to lie in the L2 cache. */
+    if (BM > READ_ONCE) copy.expect_weights(ahead * STEP, end * STEP);
     sti_follow();
-#pragma unroll
-    for (int s = 0; s < STAGES - 1 && !FLOATS; s++) {
-        if (s < steps) copy.rows(s, (first + s) * STEP);
+#pragma unroll 1
+    for (int step = first; step < ahead; step++) {
+        if (step < end) copy.rows(step - first, step * STEP);
         copy_commit();
     }
-    results<BM, GATED> out = {
-        f, i, tile * rows_of(GATED), m0, f.w[GATED ? 0 : i].N, part, parts, norms, {}};
-    if (FLOATS) take_floats<BM>(f, gain, m0, column, steps, shared, norms);
-    out.load();
+    const results<BM, GATED> out(f, i, tile, m0);
 
     sums<BM> s = {};
-    for (int step = 0, slot = 0, next = STAGES - 1; step < steps; step++) {
+#pragma unroll 1
+    for (int step = first, slot = 0, next = STAGES - 1; step < end; step++, ahead++) {
         copy_wait<STAGES - 2>();
         copies_came();
         __syncthreads(); /* the step has come, and the one before it has been used */
-        if (step + STAGES - 1 < steps) {
-            copy.weights(next, (first + step + STAGES - 1) * STEP);
-            if (!FLOATS) copy.rows(next, (first + step + STAGES - 1) * STEP);
+        const uint32_t w = base + slot * plan<BM>::STAGE;
+        begin_step(s, w, w + BN * ROW);
+        if (ahead < end) {
+            copy.weights(next, ahead * STEP);
+            copy.rows(next, ahead * STEP);
         }
         copy_commit();
-        const uint32_t w = base + room::RING + slot * room::STAGE;
-        add_step(s, w, FLOATS ? base + step * room::X_TILE : w + BN * ROW);
+        end_step(s);
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         next = next + 1 == STAGES ? 0 : next + 1;
     }
-    copy_wait<0>();
     __syncthreads(); /* tiles are no longer needed */
     leave_sums(s, (float *)shared);
     sti_meet();
-    out.store((const float *)shared);
+    out.store((const float *)shared, part, parts);
     if (parts > 1) sti_meet(); /* nobody leaves while its sums are read */
 }
 
@@ -238,23 +303,14 @@ int tiles_of(const sti_cuda_few *f)
     return tiles;
 }
 
-int steps_of(const sti_cuda_few *f)
-{
-    return (f->w[0].ld + STEP - 1) / STEP;
-}
-
-/* Parts that x in floats takes. */
-int float_parts(const sti_cuda_few *f)
-{
-    return (steps_of(f) + FLOAT_STEPS - 1) / FLOAT_STEPS;
-}
-
 /* Parts of a tile: as many as SMs have room for, and of these the fewest that leave the
  * longest part as short. */
-int parts_of(const sti_dev *dev, int tiles, int sharing, int steps)
+template <int BM> int parts_of(const sti_dev *dev, const sti_cuda_few *f)
 {
     if (!dev->follows) return 1;
-    int most = sharing * dev->sms / tiles;
+    const int tiles = tiles_of(f) * ((f->M + BM - 1) / BM),
+              steps = (f->w[0].ld + STEP - 1) / STEP;
+    int most = plan<BM>::SHARING * dev->sms / tiles;
     if (most > MOST_PARTS) most = MOST_PARTS;
     if (most > steps / LEAST_STEPS) most = steps / LEAST_STEPS;
     if (most < 2) return 1;
@@ -262,40 +318,38 @@ int parts_of(const sti_dev *dev, int tiles, int sharing, int steps)
     return (steps + longest - 1) / longest;
 }
 
-template <int BM, bool GATED, bool FLOATS>
+template <int BM, bool GATED>
 still_status launch(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 {
-    typedef plan<BM, FLOATS> room;
-    auto kernel = some_rows<BM, GATED, FLOATS>;
-    const int tiles = tiles_of(f), rows = (f->M + BM - 1) / BM;
-    int parts = parts_of(dev, tiles * rows, room::SHARING, steps_of(f));
-    if (FLOATS && parts < float_parts(f)) parts = float_parts(f);
+    auto kernel = some_rows<BM, GATED>;
+    const int parts = parts_of<BM>(dev, f);
     STI_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)room::SHARED),
+                                  (int)plan<BM>::SHARED),
              "matmul of some rows");
     STI_CUDA(sti_launch_clusters(dev, parts, kernel,
-                                 dim3((unsigned)parts, (unsigned)tiles, (unsigned)rows),
-                                 dim3(THREADS), room::SHARED, *f),
+                                 dim3((unsigned)parts, (unsigned)tiles_of(f),
+                                      (unsigned)((f->M + BM - 1) / BM)),
+                                 dim3(THREADS), plan<BM>::SHARED, *f),
              "matmul of some rows");
     return STILL_OK;
 }
 
-template <int BM, bool FLOATS>
+template <int BM>
 still_status launch_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 {
-    return f->yh ? launch<BM, true, FLOATS>(dev, f, err)
-                 : launch<BM, false, FLOATS>(dev, f, err);
+    return f->yh ? launch<BM, true>(dev, f, err) : launch<BM, false>(dev, f, err);
 }
 
-/* Rows of x of a block. Large tiles move fewer bytes; where they would leave SMs idle
- * and cannot be shared, small ones end sooner. */
+/* Rows of x of a block. Large tiles move fewer bytes; where they would leave SMs idle,
+ * shared or not, small ones end sooner. */
 int block_rows(const sti_dev *dev, const sti_cuda_few *f)
 {
-    const int blocks = tiles_of(f) * ((f->M + 63) / 64);
+    const int tiles = tiles_of(f);
     if (f->M <= 16) return 16;
     if (f->M <= 32) return 32;
-    if (!dev->follows) return blocks < dev->sms ? 32 : 64;
-    return f->M <= 64 || blocks < dev->sms ? 64 : 128;
+    if (!dev->follows) return tiles * ((f->M + 63) / 64) < dev->sms ? 32 : 64;
+    const int blocks = tiles * ((f->M + 127) / 128) * parts_of<128>(dev, f);
+    return f->M <= 64 || blocks < dev->sms * 2 / 3 ? 64 : 128;
 }
 
 } // namespace
@@ -312,29 +366,12 @@ bool sti_cuda_some_fit(const sti_dev *dev, const sti_cuda_few *f)
            (f->M <= READ_ONCE || bytes <= MOST_BYTES);
 }
 
-bool sti_cuda_some_floats(const sti_dev *dev, const sti_cuda_few *f)
-{
-    const int BM = block_rows(dev, f), parts = float_parts(f), tiles = tiles_of(f);
-    const int64_t blocks = (int64_t)tiles * ((f->M + BM - 1) / BM) * parts,
-                  more = (int64_t)tiles * f->M * f->K * 2;
-    return f->K % 8 == 0 && sti_cuda_aligned(f->x) && sti_cuda_aligned(f->norm) &&
-           BM <= 64 && more <= FLOAT_BYTES &&
-           (parts == 1 || (dev->follows && parts <= MOST_PARTS &&
-                           blocks <= (int64_t)FLOAT_BLOCKS * dev->sms));
-}
-
 still_status sti_cuda_some_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 {
     switch (block_rows(dev, f)) {
-    case 16:
-        return f->xh ? launch_rows<16, false>(dev, f, err)
-                     : launch_rows<16, true>(dev, f, err);
-    case 32:
-        return f->xh ? launch_rows<32, false>(dev, f, err)
-                     : launch_rows<32, true>(dev, f, err);
-    case 64:
-        return f->xh ? launch_rows<64, false>(dev, f, err)
-                     : launch_rows<64, true>(dev, f, err);
-    default: return launch_rows<128, false>(dev, f, err);
+    case 16: return launch_rows<16>(dev, f, err);
+    case 32: return launch_rows<32>(dev, f, err);
+    case 64: return launch_rows<64>(dev, f, err);
+    default: return launch_rows<128>(dev, f, err);
     }
 }

@@ -65,14 +65,20 @@ static __device__ __forceinline__ void copies_came()
     publish();
 }
 
+/* s += w x^T over a step, once end_step has been called: what lies between the two
+ * overlaps with it. */
 template <int BM>
-static __device__ __forceinline__ void add_step(sums<BM> &s, uint32_t w, uint32_t x)
+static __device__ __forceinline__ void begin_step(sums<BM> &s, uint32_t w, uint32_t x)
 {
     products_begin();
 #pragma unroll
     for (int k = 0; k < STEP / 16; k++)
         queue_step(s, matrix_at(w + 32 * k), matrix_at(x + 32 * k));
     products_commit();
+}
+
+template <int BM> static __device__ __forceinline__ void end_step(sums<BM> &s)
+{
     products_wait<0>();
 #pragma unroll
     for (int j = 0; j < BM / 8; j++) /* sums are not read before this place */
@@ -89,7 +95,7 @@ static __device__ __forceinline__ void copies_came()
 }
 
 template <int BM>
-static __device__ __forceinline__ void add_step(sums<BM> &s, uint32_t w, uint32_t x)
+static __device__ __forceinline__ void begin_step(sums<BM> &s, uint32_t w, uint32_t x)
 {
     const int lane = threadIdx.x % 32, strip = threadIdx.x / 32;
     const auto at_w = lane_address<STEP>::by16(w + strip * 16 * ROW, lane);
@@ -106,6 +112,10 @@ static __device__ __forceinline__ void add_step(sums<BM> &s, uint32_t w, uint32_
             mma(s.c[2 * j + 1], a, b[2], b[3]);
         }
     }
+}
+
+template <int BM> static __device__ __forceinline__ void end_step(sums<BM> &)
+{
 }
 
 #endif

@@ -12,16 +12,14 @@
  * and rounded into shared memory once per block; what does not fit there comes as half
  * and is read from memory.
  *
- * A step of a small model is a chain of these kernels, so what counts is how long x
- * takes to become y. Nothing else waits in line: weights depend on no other kernel, so
- * a warp has its first chunks in registers before it waits for x (follow.cuh), each
- * chunk that has been used makes room for the one AHEAD of it, and what y held before
- * is asked for before the products begin. Matrices of different kinds share a launch:
- * a block finds out what its tile is made of. */
-#include "backend/cuda/dequant.cuh"
-#include "backend/cuda/follow.cuh"
-#include "backend/cuda/mma.cuh"
-#include "backend/cuda/rows.cuh"
+ * Weights depend on no other kernel, so a warp has its first chunks in registers before
+ * it waits for x (follow.cuh), each chunk that has been used makes room for the one
+ * AHEAD of it, and what y held before is asked for before the products begin. Matrices
+ * of different kinds share a launch: a block finds out what its tile is made of.
+ *
+ * Small matrices with short rows, all but the head of a small model, go another way,
+ * on which x becomes y sooner (gemv_short.cuh). */
+#include "backend/cuda/gemv_short.cuh"
 
 namespace
 {
@@ -140,7 +138,7 @@ template <int NB> struct rows_of_x {
 
 /* A warp's chunks of one tile of W: first, first + STEP, ..., AHEAD of them loaded. */
 template <class chunk_t, int STEP> struct chunk_stream {
-    enum { AHEAD = chunk_t::AHEAD, BY = AHEAD * STEP };
+    enum { AHEAD = chunk_t::AHEAD, BY = AHEAD * STEP, FETCHED = 9 };
     typename chunk_t::place place;
     int left; /* chunks from the next one on */
     chunk_t w[AHEAD];
@@ -154,12 +152,13 @@ template <class chunk_t, int STEP> struct chunk_stream {
             if (u * STEP < left) w[u].load(place, u * STEP);
     }
 
-    /* Those after them are asked for, too. */
+    /* Those after them are asked for, too: of a row as short as a small model's head
+     * has all, since its warps have one tile each. */
     __device__ __forceinline__ void fetch(const sti_cuda_matrix &m, int tile,
                                           int first) const
     {
-#pragma unroll
-        for (int u = AHEAD; u < 2 * AHEAD; u++)
+#pragma unroll 1
+        for (int u = AHEAD; u < FETCHED; u++)
             sti_fetch_chunk(m, tile, first + u * STEP, threadIdx.x % 32);
     }
 
@@ -197,19 +196,6 @@ template <class chunk_t, int STEP> struct chunk_stream {
     }
 };
 
-__host__ __device__ int tiles_of(const sti_cuda_matrix &m)
-{
-    return (m.N + TILE - 1) / TILE;
-}
-
-/* Matrix and tile in it of the whole call's tile number. */
-__device__ __forceinline__ int locate(const sti_cuda_few &f, int *tile)
-{
-    int i = 0;
-    while (i + 1 < f.n && *tile >= tiles_of(f.w[i])) *tile -= tiles_of(f.w[i++]);
-    return i;
-}
-
 template <int NB> struct tile_sums {
     float v[WARPS][TILE][8 * NB];
     __device__ __forceinline__ float total(int warp, int n, int row, int m) const
@@ -219,11 +205,6 @@ template <int NB> struct tile_sums {
         return s;
     }
 };
-
-__device__ __forceinline__ float silu(float x)
-{
-    return x / (1 + expf(-x));
-}
 
 /* Tiles blockIdx.x, + gridDim.x, ... of the call, which are all of one kind. GATED:
  * warps 0-3 take the gate's tile, warps 4-7 that of up. */
@@ -267,8 +248,8 @@ __device__ __forceinline__ void take_tiles(const sti_cuda_few &f, int tiles, int
         if (mine) {
             const float v = sums.total(0, STEP, row, m) + shift;
             if (GATED)
-                ((__half *)f.yh)[(int64_t)m * N + n] =
-                    sti_to_half(silu(v) * (sums.total(STEP, STEP, row, m) + before));
+                ((__half *)f.yh)[(int64_t)m * N + n] = sti_to_half(
+                    gated_product(v, sums.total(STEP, STEP, row, m) + before));
             else
                 *y = before + v;
         }
@@ -419,14 +400,11 @@ still_status launch(sti_dev *dev, const sti_cuda_few *f, int tiles, int blocks,
 }
 
 template <int NB, bool STAGED>
-still_status launch_staged(sti_dev *dev, const sti_cuda_few *f, still_error *err)
+still_status launch_staged(sti_dev *dev, const sti_cuda_few *f, int tiles,
+                           still_error *err)
 {
-    int tiles = 0;
     bool alike = true;
-    for (int i = 0; i < (f->yh ? 1 : f->n); i++) {
-        tiles += tiles_of(f->w[i]);
-        alike = alike && f->w[i].kind == f->w[0].kind;
-    }
+    for (int i = 1; i < f->n; i++) alike = alike && f->w[i].kind == f->w[0].kind;
     /* More blocks than the GPU holds at once, so that SMs that are done take another;
      * not one per tile where tiles are many: each block norms x. But a block knows one
      * kind of tile only. */
@@ -442,8 +420,11 @@ still_status launch_staged(sti_dev *dev, const sti_cuda_few *f, still_error *err
 template <int NB>
 still_status launch_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 {
-    return sti_cuda_few_fits(f->M, f->K) ? launch_staged<NB, true>(dev, f, err)
-                                         : launch_staged<NB, false>(dev, f, err);
+    int tiles = 0;
+    for (int i = 0; i < (f->yh ? 1 : f->n); i++) tiles += tiles_of(f->w[i]);
+    if (are_short(dev, f, tiles)) return launch_short_rows<NB>(dev, f, tiles, err);
+    return sti_cuda_few_fits(f->M, f->K) ? launch_staged<NB, true>(dev, f, tiles, err)
+                                         : launch_staged<NB, false>(dev, f, tiles, err);
 }
 
 } // namespace

@@ -33,13 +33,19 @@
 
 /* ---- Arrivals ------------------------------------------------------------------- */
 
-/* Orders what the block wrote before it, to whoever sees what is written after. */
-STI_DEVICE void order_writes()
+/* Counts a unit, and returns the count before. What its block wrote before (the caller
+ * has synchronized with it) is visible to whoever counts after it. */
+STI_DEVICE unsigned long long count_arrival(int64_t *counter)
 {
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    unsigned long long before;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+                 : "=l"(before)
+                 : "l"(counter), "l"(ARRIVED)
+                 : "memory");
+    return before;
 }
 
-/* What the block wrote before is visible to the unit that arrives last. */
+/* Whether all others have arrived: what they wrote is visible. */
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
@@ -48,13 +54,8 @@ STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS, WIDE> &s
     __syncthreads();
     if (threadIdx.x == 0) {
         sh.last = units_of(a.plan) == 1;
-        if (!sh.last) {
-            order_writes(); /* for the block: what it has synchronized with is first */
-            const unsigned long long before =
-                atomicAdd(reinterpret_cast<unsigned long long *>(folded), ARRIVED);
-            sh.last = (int)(before / ARRIVED) == units_of(a.plan) - 1;
-            if (sh.last) order_writes();
-        }
+        if (!sh.last)
+            sh.last = (int)(count_arrival(folded) / ARRIVED) == units_of(a.plan) - 1;
         if (sh.last) *folded = sh.now.folded;
     }
     __syncthreads();

@@ -278,6 +278,7 @@ STI_DEVICE float2 turn_by(float freq, int position)
     turns -= rint(turns);
     float2 t;
     sincospif((float)(2 * turns), &t.y, &t.x);
+    asm volatile("" : "+f"(t.x), "+f"(t.y)); /* here, not after the wait behind it */
     return t;
 }
 

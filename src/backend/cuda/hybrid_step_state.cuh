@@ -422,10 +422,11 @@ STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
             const int r = i * THREADS + (int)threadIdx.x;
             own[i] = r < p.hi - p.lo ? __ldcg(z + r) : 0;
         }
+        const float2 turn = turn_by(h.raw_features ? 0 : token.freq, token.pos);
         sti_follow();
         token_row<HEADS, ROW> rows;
         rows.load(h, q + query_at(a, first), heads);
-        rows.store(h, sh.state.x, turn_by(h.raw_features ? 0 : token.freq, token.pos));
+        rows.store(h, sh.state.x, turn);
 #pragma unroll
         for (int i = 0; i < 2 * WIDE / THREADS; i++)
             sh.state.z[i * THREADS + (int)threadIdx.x] = own[i];

@@ -158,13 +158,13 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     const int listed = __ldcg(s.sal_count + selector());
     moment now;
     now.load(s, selector(), token.pos);
+    const float2 turn = turn_by(token.freq, token.pos);
     sti_follow();
     token_row<HEADS, ROW> q;
     token_row<1, ROW> k, v;
     q.load(h, s.q + query_at(a, 0), min((int)HEADS, h.group));
     k.load(h, s.k + kv, 1);
     v.load(h, s.v + kv, 1);
-    const float2 turn = turn_by(token.freq, token.pos);
     q.store(h, sh.keys.q, turn);
     k.store(h, sh.keys.k, turn);
     v.store(h, sh.keys.v, make_float2(1, 0)); /* as it is */

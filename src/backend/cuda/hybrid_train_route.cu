@@ -98,8 +98,9 @@ size_t sti_train_choose_shared(const sti_cuda_train *p)
 still_status sti_train_choose(sti_dev *dev, const sti_cuda_train *p, still_error *err)
 {
     const char *what = "hybrid training: choice of salient tokens";
+    const int ahead = 4; /* scores that the compiled loop over them may read in vain */
     STI_TRY(launch(dev, what, err, rank_kernel, dim3(p->spans, p->S, p->B), THREADS,
-                   (size_t)p->span * sizeof(float), *p));
+                   (size_t)(p->span + ahead) * sizeof(float), *p));
     if (!sti_train_evicts(p)) return STILL_OK;
     const bool in_shared = p->kept == NULL;
     return launch(dev, what, err, merge_kernel, dim3(p->S, p->B), 2 * THREADS,

@@ -102,10 +102,8 @@ still_status sti_cuda_few_float(sti_dev *, const sti_cuda_few *f, still_error *e
  */
 
 /* The same products for any M where they are small, with weights in half (m.half) and h
- * as xh. fit: whether these are. floats: whether h may also be x, or rmsnorm(x), without
- * keep. */
+ * as xh. fit: whether these are. */
 bool sti_cuda_some_fit(const sti_dev *, const sti_cuda_few *f);
-bool sti_cuda_some_floats(const sti_dev *, const sti_cuda_few *f);
 still_status sti_cuda_some_rows(sti_dev *, const sti_cuda_few *f, still_error *err);
 
 /* ---- Rows (rows.cu) ----------------------------------------------------------------

@@ -2,10 +2,10 @@
  *
  * Few rows: weights are read as they are kept, by kernels of our own (gemv.cu). More
  * rows: x becomes half, weights are half or are made so, and all matrices are
- * multiplied by one launch (gemm.cu, which norms and rounds x itself where it can), or,
- * where each is work enough for the GPU, one by one by cuBLASLt. Weights in float are
- * multiplied in float either way, except those in training by many rows: they change
- * with every step and are made half each time, as quants are. */
+ * multiplied by one launch (gemm.cu), or, where each is work enough for the GPU, one by
+ * one by cuBLASLt. Weights in float are multiplied in float either way, except those in
+ * training by many rows: they change with every step and are made half each time, as
+ * quants are. */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/train_kernels.h"
 
@@ -172,25 +172,18 @@ static bool is_up(const sti_matmul_args *a, const matrices *all, sti_cuda_up *ou
            sti_cuda_up_fits(out);
 }
 
-/* The call as one launch of gemm.cu, if all its matrices are fit for that; xh NULL: so
- * that it norms and rounds x itself. */
+/* The call as one launch of gemm.cu, if all its matrices are fit for that. */
 static bool is_small(const sti_dev *dev, const sti_matmul_args *a, const matrices *all,
                      const sti_half *xh, sti_cuda_few *out)
 {
     *out = (sti_cuda_few){
         .xh = xh, .M = a->M, .K = all->m[0].K, .n = a->n, .accumulate = a->accumulate};
-    if (!xh) {
-        out->x = a->x;
-        out->norm = a->norm;
-        out->eps = a->eps;
-    }
     for (int i = 0; i < a->n; i++) {
         out->w[i] = all->m[i];
         out->bias[i] = a->bias[i];
         out->y[i] = a->y[i];
     }
-    if (all->some_float || !sti_cuda_some_fit(dev, out)) return false;
-    return xh || (!(a->norm && a->keep_normed) && sti_cuda_some_floats(dev, out));
+    return !all->some_float && sti_cuda_some_fit(dev, out);
 }
 
 static still_status many_rows(sti_dev *dev, const sti_matmul_args *a,
@@ -200,9 +193,6 @@ static still_status many_rows(sti_dev *dev, const sti_matmul_args *a,
     sti_cuda_up up;
     if (is_thin(a, all, &thin)) return sti_cuda_thin_rows(dev, &thin, err);
     if (is_up(a, all, &up)) return sti_cuda_up_rows(dev, &up, err);
-    sti_cuda_few small;
-    if (is_small(dev, a, all, NULL, &small))
-        return sti_cuda_some_rows(dev, &small, err);
     size_t more = 0;
     bool want_float = false, want_half = false;
     for (int i = 0; i < a->n; i++) {
@@ -217,6 +207,7 @@ static still_status many_rows(sti_dev *dev, const sti_matmul_args *a,
     }
     input in;
     STI_TRY(prepare(dev, a, want_float, want_half, more, &in, err));
+    sti_cuda_few small;
     if (is_small(dev, a, all, in.xh, &small))
         return sti_cuda_some_rows(dev, &small, err);
     for (int i = 0; i < a->n; i++) {
@@ -282,29 +273,20 @@ static still_status feed_few(sti_dev *dev, const sti_feed_forward_args *a,
     return sti_cuda_few_rows(dev, &second, err);
 }
 
-/* silu(gate) * up of normed rows as half in room: at once, or gate and up side by side
- * first. in: the normed rows, once they have been made. */
+/* silu(gate) * up as half in room: at once, or gate and up side by side first. */
 static still_status gate_many(sti_dev *dev, const sti_feed_forward_args *a,
                               const feed *w, const input *in, still_error *err)
 {
     const int M = a->M, ffn = w->down.K;
-    sti_half *gate = (sti_half *)a->room, *up = gate + (size_t)M * (size_t)ffn,
-             *h = (sti_half *)a->room_h;
-    sti_cuda_few both = {.x = a->x,
-                         .norm = a->norm,
-                         .eps = a->eps,
-                         .M = M,
-                         .K = w->gate.K,
-                         .n = 2,
-                         .w = {w->gate, w->up},
-                         .bias = {a->gate_bias, a->up_bias},
-                         .yh = gate};
-    const bool fit = sti_cuda_some_fit(dev, &both);
-    if (fit && sti_cuda_some_floats(dev, &both))
-        return sti_cuda_some_rows(dev, &both, err);
-    STI_TRY(sti_cuda_norm(dev, a->x, a->norm, a->eps, M, w->gate.K, NULL, h, err));
-    both.xh = h;
-    if (fit) return sti_cuda_some_rows(dev, &both, err);
+    sti_half *gate = (sti_half *)a->room, *up = gate + (size_t)M * (size_t)ffn;
+    const sti_cuda_few both = {.xh = in->xh,
+                               .M = M,
+                               .K = w->gate.K,
+                               .n = 2,
+                               .w = {w->gate, w->up},
+                               .bias = {a->gate_bias, a->up_bias},
+                               .yh = gate};
+    if (sti_cuda_some_fit(dev, &both)) return sti_cuda_some_rows(dev, &both, err);
     STI_TRY(
         multiply(dev, &w->gate, in, M, NULL, false, STI_CUDA_HALF_TO_HALF, gate, err));
     STI_TRY(multiply(dev, &w->up, in, M, NULL, false, STI_CUDA_HALF_TO_HALF, up, err));
@@ -332,6 +314,7 @@ static still_status feed_many(sti_dev *dev, const sti_feed_forward_args *a,
                                .bias = {a->down_bias},
                                .y = {a->x},
                                .accumulate = true};
+    STI_TRY(sti_cuda_norm(dev, a->x, a->norm, a->eps, M, w->gate.K, NULL, h, err));
     STI_TRY(gate_many(dev, a, w, &in, err));
     if (sti_cuda_some_fit(dev, &down)) return sti_cuda_some_rows(dev, &down, err);
     return multiply(dev, &w->down, &second, M, a->down_bias, true,

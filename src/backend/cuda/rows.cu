@@ -238,24 +238,22 @@ struct summary {
         sum += (double)expf(v.z - max);
         sum += (double)expf(v.w - max);
     }
-    __device__ __forceinline__ void merge(const summary &b)
-    {
-        const float most = fmaxf(max, b.max);
-        sum = sum * (double)expf(max - most) + b.sum * (double)expf(b.max - most);
-        if (b.max > max || (b.max == max && b.top < top)) top = b.top;
-        max = most;
-    }
-    __device__ __forceinline__ void merge_warp()
-    {
-        for (int d = 16; d > 0; d /= 2) {
-            summary b;
-            b.max = __shfl_down_sync(0xffffffffu, max, d);
-            b.top = __shfl_down_sync(0xffffffffu, top, d);
-            b.sum = __shfl_down_sync(0xffffffffu, sum, d);
-            merge(b);
-        }
-    }
 };
+
+/* All lanes get the summary of what they have. Code that a step runs once comes from
+ * memory: it is here once. */
+__device__ __noinline__ summary merge_warp(summary s)
+{
+    float max = s.max;
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, d));
+    double sum = s.sum * (double)expf(s.max - max);
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    const int top = __reduce_min_sync(0xffffffffu, s.max == max ? s.top : INT_MAX);
+    return {max, top, sum};
+}
 
 /* A cluster of blocks a row, which is read once: of one block where rows are many. */
 __global__ void __launch_bounds__(PROB_THREADS)
@@ -273,8 +271,10 @@ __global__ void __launch_bounds__(PROB_THREADS)
     const int before = min(V, (int)((16 - ((uintptr_t)l & 15)) % 16 / 4));
     const int fours = (V - before) / 4, after = before + 4 * fours;
     const float4 *l4 = (const float4 *)(l + before);
+    const int id = min(max(target.id[blockIdx.y], 0), V - 1);
     sti_lead();
     sti_follow();
+    const float wanted = first == 0 ? l[id] : 0; /* asked for before it is needed */
     if (first < before) s.add(l[first], first);
     for (int i = first; i < fours; i += 4 * by) {
         float4 v[4]; /* asked for before the first is looked at */
@@ -286,12 +286,11 @@ __global__ void __launch_bounds__(PROB_THREADS)
             if (i + j * by < fours) s.add4(v[j], before + 4 * (i + j * by));
     }
     if (after + first < V) s.add(l[after + first], after + first);
-    s.merge_warp();
+    s = merge_warp(s);
     if (t % 32 == 0) part[t / 32] = s;
     __syncthreads();
     if (t < 32) {
-        s = t < PROB_WARPS ? part[t] : none;
-        s.merge_warp();
+        s = merge_warp(t < PROB_WARPS ? part[t] : none);
         if (t == 0) part[0] = s;
     }
     sti_meet();
@@ -301,14 +300,13 @@ __global__ void __launch_bounds__(PROB_THREADS)
             const uint4 v = sti_read_peer(&part[0], t);
             memcpy(&s, &v, sizeof s);
         }
-        s.merge_warp();
+        s = merge_warp(s);
+        const double others = s.sum - 1; /* the top itself adds 1 */
+        if (t == 0)
+            out[blockIdx.y] = {(float)((double)wanted - (double)s.max - log1p(others)),
+                               s.top < V ? s.top : 0};
     }
     if (blocks > 1) sti_meet(); /* nobody leaves while its part is read */
-    if (blockIdx.x > 0 || t > 0) return;
-    const int id = min(max(target.id[blockIdx.y], 0), V - 1);
-    const double others = s.sum - 1; /* the top itself adds 1 */
-    out[blockIdx.y].logprob = (float)((double)l[id] - (double)s.max - log1p(others));
-    out[blockIdx.y].top = s.top < V ? s.top : 0;
 }
 
 unsigned blocks_of(size_t n, size_t threads)
