@@ -81,11 +81,8 @@ static void multiply(const ff_job *j, const sti_weight *w, const float *bias,
     float c[STI_OWN_ROWS * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
         const int64_t row = g * STI_GROUP, left = w->N - row;
-        const bool sums = M == 1 && !bias && !accumulate && left >= STI_GROUP;
         j->mm->direct((sti_layout)w->layout,
-                      (const uint8_t *)w->own.p + (size_t)g * group, act, M, nb,
-                      sums ? y + row : c);
-        if (sums) continue;
+                      (const uint8_t *)w->own.p + (size_t)g * group, act, M, nb, c);
         j->mm->store(y + row, w->N, c, STI_GROUP, M,
                      left < STI_GROUP ? (int)left : STI_GROUP, bias ? bias + row : NULL,
                      accumulate);

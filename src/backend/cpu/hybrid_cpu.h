@@ -86,7 +86,6 @@ typedef struct sti_hyb_unit {
     bool first, last;
     bool enters;    /* stores the new token, which is in this block and no other */
     int64_t middle; /* cost of the units before and half of its own, in keys */
-    int worker;     /* who runs it */
 } sti_hyb_unit;
 
 /* Results of a unit, [group, ...]. */

@@ -117,27 +117,26 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
 /* ---- Rounds ----------------------------------------------------------------- */
 
 /* Units are given out in order, by the cost up to their middle. */
-static void give_out(sti_hyb *h)
+static int worker_of(const sti_hyb *h, int unit, int workers)
 {
-    for (int i = 0; i < h->n_units; i++)
-        h->unit[i].worker = (int)(h->unit[i].middle * h->workers / h->cost);
+    return (int)(h->unit[unit].middle * workers / h->cost);
 }
 
 /* The units [first, *end) of the row that unit `first` begins, as far as they are in
  * this round. True: several workers run them. */
-static bool row_at(const sti_hyb *h, int first, int *end)
+static bool row_at(const sti_hyb *h, int first, int workers, int *end)
 {
     for (*end = first + 1; *end < h->n_units && !h->unit[*end - 1].last;) ++*end;
-    return h->unit[first].worker != h->unit[*end - 1].worker;
+    return worker_of(h, first, workers) != worker_of(h, *end - 1, workers);
 }
 
-static void run_units(const sti_hyb *h, int w, bool shared)
+static void run_units(const sti_hyb *h, int w, int workers, bool shared)
 {
     for (int first = 0, end; first < h->n_units; first = end) {
-        if (row_at(h, first, &end) != shared) continue;
+        if (row_at(h, first, workers, &end) != shared) continue;
         for (int i = first; i < end; i++) {
-            if (h->unit[i].worker != w) continue;
-            const bool more = i + 1 < h->n_units && h->unit[i + 1].worker == w;
+            if (worker_of(h, i, workers) != w) continue;
+            const bool more = i + 1 < h->n_units && worker_of(h, i + 1, workers) == w;
             const sti_hyb_slot to = slot_at(h, i);
             run_unit(h, &h->worker[w], &h->unit[i], &to,
                      more ? start_of(h, &h->unit[i + 1]) : NULL);
@@ -146,11 +145,11 @@ static void run_units(const sti_hyb *h, int w, bool shared)
 }
 
 /* Joins the rows that worker w has the last unit of. */
-static void join_rows(const sti_hyb *h, int w, bool shared)
+static void join_rows(const sti_hyb *h, int w, int workers, bool shared)
 {
     for (int first = 0, end; first < h->n_units; first = end) {
-        if (row_at(h, first, &end) != shared) continue;
-        for (int i = first; i < end && h->unit[end - 1].worker == w; i++) {
+        if (row_at(h, first, workers, &end) != shared) continue;
+        for (int i = first; i < end && worker_of(h, end - 1, workers) == w; i++) {
             const sti_hyb_slot from = slot_at(h, i);
             join_unit(h, &h->worker[w], &h->unit[i], &from);
         }
@@ -160,18 +159,17 @@ static void join_rows(const sti_hyb *h, int w, bool shared)
 static void unit_work(void *v, int w, int workers)
 {
     sti_hyb *h = v;
-    run_units(h, w, true);
+    run_units(h, w, workers, true);
     atomic_fetch_add_explicit(&h->shared_done, 1, memory_order_release);
-    run_units(h, w, false);
-    join_rows(h, w, false);
+    run_units(h, w, workers, false);
+    join_rows(h, w, workers, false);
     sti_pool_await(&h->shared_done, workers);
-    join_rows(h, w, true);
+    join_rows(h, w, workers, true);
 }
 
 static void run_round(sti_dev *dev, sti_hyb *h)
 {
     atomic_store_explicit(&h->shared_done, 0, memory_order_relaxed);
-    give_out(h);
     if (h->n_units > 0) sti_pool_run(dev->pool, unit_work, h);
     h->n_units = 0;
     h->cost = 0;
@@ -185,7 +183,7 @@ static void add_units(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int ro
     sti_hyb_block next = {0};
     sti_hyb_next_block(h, a, chunk, sel, end, &next);
     for (bool first = true; next.part != STI_HYB_END; first = false) {
-        sti_hyb_unit u = {.a = a, .b = next, .sel = sel, .row = row, .first = first};
+        sti_hyb_unit u = {a, next, sel, row, first, false, false, 0};
         sti_hyb_next_block(h, a, chunk, sel, end, &next);
         u.last = next.part == STI_HYB_END;
         u.enters = enters && u.b.part == STI_HYB_OWN && next.part != STI_HYB_OWN;
@@ -198,23 +196,11 @@ static void add_units(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int ro
     }
 }
 
-/* What units are made of. The weights of a step have driven it out of the caches, so it
- * is asked for at once, not missed line after line. */
-static void ask_for_lists(const sti_hyb *h, const sti_hybrid_state *st)
-{
-    __builtin_prefetch(st->sal_count);
-    __builtin_prefetch(st->folded);
-    const size_t flags = st->sal_far ? (size_t)h->S * (size_t)st->room : 0;
-    for (size_t i = 0; i < flags; i += 64) __builtin_prefetch(st->sal_far + i);
-}
-
 void sti_hyb_decode(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n,
                     bool enters)
 {
     h->n_units = 0;
     h->cost = 0;
-    for (int i = 0; i < n; i++)
-        if (a[i].T == 1) ask_for_lists(h, a[i].state);
     for (int i = 0, row = 0; i < n; row += a[i++].T)
         for (int sel = 0; a[i].T == 1 && sel < h->S; sel++)
             add_units(dev, h, &a[i], row, sel, enters);

@@ -18,11 +18,10 @@ enum { BLOCK = STI_ATTN_BLOCK, TILES_PER_WORKER = 4 };
 /* Far keys lie in front of the list. */
 static int far_keys(const sti_hybrid_state *st, int sel)
 {
-    if (!st->sal_far) return 0;
-    const int count = st->sal_count[sel];
-    const uint8_t *far = st->sal_far + (size_t)sel * (size_t)st->room;
-    const uint8_t *near = memchr(far, 0, (size_t)count);
-    return near ? (int)(near - far) : count;
+    int n = 0;
+    if (st->sal_far)
+        while (n < st->sal_count[sel] && st->sal_far[(size_t)sel * st->room + n]) n++;
+    return n;
 }
 
 /* The next block starts with the key in slot `first`; its panel is read from the

@@ -207,15 +207,12 @@ static void multiply_direct(const mm_job *j, int which, int64_t lo, int64_t hi,
 {
     const sti_weight *w = j->a->w[which];
     const size_t group = (size_t)j->nb * sti_packed_block((sti_layout)w->layout);
-    /* The sums of one row may be what is asked for: then they go where they belong. */
-    const bool sums = j->a->M == 1 && !j->a->bias[which] && !j->a->accumulate;
     float c[STI_TILE_MAX * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
-        const bool whole = sums && (g + 1) * STI_GROUP <= w->N;
         j->mm->direct((sti_layout)w->layout,
                       (const uint8_t *)w->own.p + (size_t)g * group, act, j->a->M,
-                      j->nb, whole ? j->a->y[which] + g * STI_GROUP : c);
-        if (!whole) store(j, which, 0, j->a->M, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
+                      j->nb, c);
+        store(j, which, 0, j->a->M, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
     }
 }
 

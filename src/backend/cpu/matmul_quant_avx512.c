@@ -254,52 +254,11 @@ static void unpack(const uint8_t *w, int nb, const sti_panel *p, int g)
     }
 }
 
-/* One row, as in decoding; its digits then lie side by side. */
-static void quantize_row(const float *x, int nb, uint8_t *act)
-{
-    const __m512i half = _mm512_set1_epi32(1 << (STI_ACT_DIGIT - 1));
-    for (int b = 0; b < nb; b++, x += 32, act += STI_ACT_BYTES) {
-        __m512 v[2], top = _mm512_setzero_ps();
-        STI_UNROLL for (int j = 0; j < 2; j++)
-        {
-            v[j] = _mm512_loadu_ps(x + 16 * j);
-            top = _mm512_max_ps(_mm512_abs_ps(v[j]), top);
-        }
-        const float amax = _mm512_reduce_max_ps(top), d = amax / STI_ACT_MAX;
-        const __m512 inv = _mm512_set1_ps(amax > 1e-30f ? STI_ACT_MAX / amax : 0.0f);
-        int sum[2];
-        STI_UNROLL for (int j = 0; j < 2; j++)
-        {
-            const __m512i n = _mm512_cvtps_epi32(_mm512_mul_ps(v[j], inv));
-            const __m512i hi =
-                _mm512_srai_epi32(_mm512_add_epi32(n, half), STI_ACT_DIGIT);
-            const __m512i lo =
-                _mm512_sub_epi32(n, _mm512_slli_epi32(hi, STI_ACT_DIGIT));
-            sum[j] = _mm512_reduce_add_epi32(n);
-            _mm_storeu_si128((__m128i *)(act + 16 * j), _mm512_cvtepi32_epi8(hi));
-            _mm_storeu_si128((__m128i *)(act + 32 + 16 * j), _mm512_cvtepi32_epi8(lo));
-        }
-        const float f[4] = {d, d * (float)(sum[0] + sum[1]), d * (float)sum[0],
-                            d * (float)sum[1]};
-        const int32_t all = -(sum[0] + sum[1]);
-        memcpy(act + 64, f, sizeof f);
-        memcpy(act + 80, &all, sizeof all);
-    }
-}
-
-static void quantize(const float *x, size_t ldx, int R, int nb, uint8_t *act)
-{
-    if (R == 1)
-        quantize_row(x, nb, act);
-    else
-        sti_quantize_avx2(x, ldx, R, nb, act);
-}
-
 const sti_cpu_mm sti_cpu_mm_avx512 = {
     .tile = TILE,
     .groups = 2,
     .s8_flip = true,
-    .quantize = quantize,
+    .quantize = sti_quantize_avx2,
     .direct = direct_any,
     .unpack = unpack,
     .unpack_k = sti_unpack_k_avx2,
