@@ -16,7 +16,7 @@ typedef enum cli_bench_kind {
 typedef struct cli_bench_column {
     still_method method;
     int stage;      /* of train */
-    char title[32]; /* "still", "still stage 1" */
+    char title[40]; /* "still", "still stage 1" */
 } cli_bench_column;
 
 typedef struct cli_bench_point {
