@@ -92,8 +92,7 @@ static void stream(bench *t, int layer, int tokens)
     }
 }
 
-/* ---- Verify -------------------------------------------------------------------------
- */
+/* ---- Verify -------------------------------------------------------------- */
 
 /* Largest difference to the reference on a state in double, over CHECKED tokens, fed
  * in odd pieces; keys and values as they are stored. */
@@ -136,8 +135,7 @@ static double verify(bench *t)
     return worst;
 }
 
-/* ---- Time ---------------------------------------------------------------------------
- */
+/* ---- Time ---------------------------------------------------------------- */
 
 static void prefill(bench *t, int tokens)
 {

@@ -55,8 +55,7 @@ static float *floats(size_t n, uint32_t seed)
     return x;
 }
 
-/* ---- The peak -----------------------------------------------------------------------
- */
+/* ---- The peak ------------------------------------------------------------ */
 
 enum { CHAINS = 12, STEPS = 20000000 };
 
@@ -122,8 +121,7 @@ static void peak(int threads)
 }
 #endif
 
-/* ---- Timing -------------------------------------------------------------------------
- */
+/* ---- Timing -------------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b)
 {
@@ -171,8 +169,7 @@ static still_status run_adam(const bench *b, const void *a)
     return b->be->adam(b->dev, a, 1, NULL);
 }
 
-/* ---- Matrix products ----------------------------------------------------------------
- */
+/* ---- Matrix products ----------------------------------------------------- */
 
 typedef struct matrix {
     sti_tensor t;
@@ -306,8 +303,7 @@ static void forward(const bench *b, int M, int N, int K)
     free(a.y[0]);
 }
 
-/* ---- The others ---------------------------------------------------------------------
- */
+/* ---- The others ---------------------------------------------------------- */
 
 static still_status run_squares(const bench *b, const void *args)
 {

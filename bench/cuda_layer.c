@@ -71,8 +71,7 @@ static void check(cudaError_t e)
     exit(1);
 }
 
-/* ---- Memory -------------------------------------------------------------------------
- */
+/* ---- Memory -------------------------------------------------------------- */
 
 /* n floats mean + spread * uniform(-1, 1) on the device; diagonal: of matrices [.,D,D],
  * plus 1. */
@@ -122,8 +121,7 @@ static void close_inputs(bench *b)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(b, all[i]);
 }
 
-/* ---- Timing -------------------------------------------------------------------------
- */
+/* ---- Timing -------------------------------------------------------------- */
 
 typedef void action(bench *b, void *what);
 
@@ -194,8 +192,7 @@ static void check_finite(bench *b, size_t n)
     free(y);
 }
 
-/* ---- The hybrid operator ------------------------------------------------------------
- */
+/* ---- The hybrid operator ------------------------------------------------- */
 
 typedef struct states { /* [layers * batch] */
     const char *method;
@@ -392,8 +389,7 @@ static void decode_hybrid(bench *b, const char *method, int batch)
     close_states(b, &s);
 }
 
-/* ---- Softmax ------------------------------------------------------------------------
- */
+/* ---- Softmax ------------------------------------------------------------- */
 
 typedef struct caches { /* [layers * batch] */
     int batch, layers, tokens;
@@ -535,8 +531,7 @@ static void decode_softmax(bench *b, int batch, int most)
     check_finite(b, (size_t)batch * (size_t)b->d.H * (size_t)b->d.D);
 }
 
-/* ---- Products -----------------------------------------------------------------------
- */
+/* ---- Products ------------------------------------------------------------ */
 
 enum { Q, K, V, GATE, O, FFN_GATE, UP, DOWN, N_WEIGHTS };
 
@@ -591,12 +586,12 @@ static void multiply(bench *b, products *p)
          &e);
     must(b->be->feed_forward(b->dev,
                              &(sti_feed_forward_args){.x = p->x.p,
-                                                      .norm = p->norm.p,
-                                                      .eps = 1e-5f,
                                                       .M = p->M,
-                                                      .gate = &p->w[FFN_GATE],
-                                                      .up = &p->w[UP],
-                                                      .down = &p->w[DOWN],
+                                                      .w = {.gate = &p->w[FFN_GATE],
+                                                            .up = &p->w[UP],
+                                                            .down = &p->w[DOWN],
+                                                            .norm = p->norm.p,
+                                                            .eps = 1e-5f},
                                                       .room_h = p->h.p,
                                                       .room = p->room.p},
                              &e),
@@ -658,8 +653,7 @@ static void time_products(bench *b)
     sti_store_close(&s);
 }
 
-/* ---- The program --------------------------------------------------------------------
- */
+/* ---- The program --------------------------------------------------------- */
 
 static void time_prefill(bench *b)
 {

@@ -52,7 +52,7 @@ typedef struct follower {
     sti_block memory;
 } follower;
 
-/* ---- Following --------------------------------------------------------------- */
+/* ---- Following ----------------------------------------------------------- */
 
 static void carve(follower *f, sti_carve *c, size_t tokens)
 {
@@ -181,7 +181,7 @@ static still_status follow(const follower *f, const sti_scratch *x, int64_t c,
     return STILL_OK;
 }
 
-/* ---- Reporting --------------------------------------------------------------- */
+/* ---- Reporting ----------------------------------------------------------- */
 
 /* |a - b| / |b| of n numbers. */
 static double distance(const float *a, const double *b, size_t n)
@@ -227,7 +227,7 @@ static bool report(const follower *f, const still_session *s, int layer, int64_t
     return off_s <= tolerated && off_z <= tolerated; /* NaN is not */
 }
 
-/* ---- The stream --------------------------------------------------------------- */
+/* ---- The stream ---------------------------------------------------------- */
 
 static still_status stream(still_session *s, int layer, const int32_t *ids, int64_t n,
                            bool *good, still_error *err)

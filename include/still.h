@@ -45,7 +45,7 @@ extern "C" {
 #define STILL_VERSION_PATCH 0
 STILL_API const char *still_version(void); /* "0.1.0" */
 
-/* ---- Errors --------------------------------------------------------------- */
+/* ---- Errors -------------------------------------------------------------- */
 
 typedef enum still_status {
     STILL_OK = 0,
@@ -71,7 +71,7 @@ STILL_API const char *still_status_name(still_status s);
  * function documents (total 0: unknown). Return false to cancel. */
 typedef bool (*still_progress_fn)(void *user, uint64_t done, uint64_t total);
 
-/* ---- Tokenizers ----------------------------------------------------------- */
+/* ---- Tokenizers ---------------------------------------------------------- */
 
 typedef struct still_tokenizer still_tokenizer;
 
@@ -119,7 +119,7 @@ STILL_API still_status still_decoder_push(still_decoder *d, int32_t id,
                                           still_error *err);
 STILL_API void still_decoder_flush(still_decoder *d, const char **text, size_t *n);
 
-/* ---- Chat templates -------------------------------------------------------- */
+/* ---- Chat templates ------------------------------------------------------ */
 
 typedef enum still_chat_format {
     STILL_CHAT_NONE = 0,
@@ -149,7 +149,7 @@ STILL_API still_status still_chat_render(const char *chat_template,
                                          bool add_generation_prompt, char **out,
                                          still_error *err);
 
-/* ---- Models ---------------------------------------------------------------- */
+/* ---- Models -------------------------------------------------------------- */
 
 typedef struct still_model still_model;
 typedef struct still_method still_method;
@@ -211,7 +211,7 @@ STILL_API bool still_model_tensor(const still_model *m, size_t i,
 /* The model's tokenizer, borrowed; NULL if its files bring none. */
 STILL_API const still_tokenizer *still_model_tokenizer(const still_model *m);
 
-/* ---- Attention methods ------------------------------------------------------ */
+/* ---- Attention methods --------------------------------------------------- */
 
 typedef enum still_positions {
     STILL_POSITIONS_AUTO = 0, /* absolute up to the trained length, capped beyond */
@@ -244,7 +244,7 @@ STILL_API still_status still_method_init(still_method *out, const char *name, in
 /* Name and one-line summary of the i-th method; NULL past the last. */
 STILL_API const char *still_method_at(int i, const char **summary);
 
-/* ---- Sessions -------------------------------------------------------------- */
+/* ---- Sessions ------------------------------------------------------------ */
 
 typedef struct still_session still_session;
 
@@ -339,7 +339,7 @@ STILL_API still_status still_session_load(still_session *s, const char *path,
 STILL_API still_status still_session_rollback(still_session *s, int length, int *at,
                                               still_error *err);
 
-/* ---- Sampling -------------------------------------------------------------- */
+/* ---- Sampling ------------------------------------------------------------ */
 
 typedef struct still_sampler_params {
     float temperature;    /* 0: greedy */
@@ -361,7 +361,7 @@ STILL_API still_status still_sampler_pick(still_sampler *sp, const float *logits
 /* Tells the sampler a token was emitted (prompt tokens too, for the penalty). */
 STILL_API void still_sampler_accept(still_sampler *sp, int32_t id);
 
-/* ---- Perplexity ------------------------------------------------------------ */
+/* ---- Perplexity ---------------------------------------------------------- */
 
 typedef struct still_perplexity {
     double nll;     /* sum of -log p */
@@ -380,7 +380,7 @@ STILL_API still_status still_perplexity_run(still_session *s, const int32_t *ids
                                             still_progress_fn cb, void *user,
                                             still_perplexity *out, still_error *err);
 
-/* ---- Linearizing ------------------------------------------------------------ */
+/* ---- Linearizing --------------------------------------------------------- */
 
 /* Parts of an adapter that can have a learning rate of their own. */
 typedef enum still_train_group {
@@ -483,7 +483,7 @@ STILL_API still_status still_linearize(still_model *m, const still_train_params 
 STILL_API still_status still_linearize_plan(still_model *m, const still_train_params *p,
                                             still_train_plan *out, still_error *err);
 
-/* ---- Exporting --------------------------------------------------------------- */
+/* ---- Exporting ----------------------------------------------------------- */
 
 /* A zeroed struct is all defaults but for format and path. */
 typedef struct still_export_params {
@@ -514,7 +514,7 @@ typedef struct still_export_params {
 STILL_API still_status still_export(const char *model, const still_export_params *p,
                                     still_error *err);
 
-/* ---- Evaluation --------------------------------------------------------------- */
+/* ---- Evaluation ---------------------------------------------------------- */
 
 /* Figures of one task at one length. */
 typedef struct still_eval_result {
@@ -585,7 +585,7 @@ STILL_API still_status still_eval_freeze(const still_model *m,
 STILL_API const char *still_eval_task_at(int i, const char **summary,
                                          const char **files);
 
-/* ---- Measuring ---------------------------------------------------------------- */
+/* ---- Measuring ----------------------------------------------------------- */
 
 /* What to time. A method runs with all that training would add to the model (feature
  * maps, gates), untrained if the model has no adapter: the time is the same. */
@@ -632,7 +632,7 @@ STILL_API still_status still_bench_decode(still_model *m, const still_bench_para
 STILL_API still_status still_bench_train(still_model *m, const still_bench_params *p,
                                          still_bench_result *out, still_error *err);
 
-/* ---- Saliency ------------------------------------------------------------------ */
+/* ---- Saliency ------------------------------------------------------------ */
 
 /* How far the method's score and another choose the same tokens: means over the chunks
  * that have left the window, but for the first, in which the past is the window. */
@@ -683,7 +683,7 @@ STILL_API still_status still_saliency_run(still_model *m, const int32_t *tok, in
                                           still_saliency **out, still_error *err);
 STILL_API void still_saliency_free(still_saliency *s);
 
-/* ---- Self-tests against golden data ---------------------------------------- */
+/* ---- Self-tests against golden data -------------------------------------- */
 
 /* One measured quantity of one case. passed = value <= limit. */
 typedef struct still_check {
@@ -714,7 +714,7 @@ STILL_API still_status still_selftest_run(const char *suite, const char *dir,
                                           still_check_fn cb, void *user, int *failed,
                                           still_error *err);
 
-/* ---- Reading text ----------------------------------------------------------- */
+/* ---- Reading text -------------------------------------------------------- */
 
 /* Whole text of a file: plain, .jsonl (the "text" fields joined as they are), and
  * either of them gzipped. *out is malloc'd and NUL-terminated; free() it. */

@@ -37,7 +37,7 @@ typedef struct plan {
     uint64_t bytes;
 } plan;
 
-/* ---- The plan ------------------------------------------------------------------ */
+/* ---- The plan ------------------------------------------------------------ */
 
 static still_status add(plan *p, role what, int64_t rows, int64_t cols,
                         still_error *err, const char *fmt, int layer)
@@ -119,7 +119,7 @@ static still_status plan_tensors(plan *p, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Data ------------------------------------------------------------------------ */
+/* ---- Data ---------------------------------------------------------------- */
 
 /* What Llama 3.1 divides each rotary frequency by: 1 for wavelengths below a quarter
  * of the original context, `factor` above all of it, and a smooth way between. */
@@ -181,8 +181,7 @@ static still_status put_items(sti_writer *w, const plan *p, size_t lo, size_t hi
     return status;
 }
 
-/* ---- GGUF --------------------------------------------------------------------------
- */
+/* ---- GGUF ---------------------------------------------------------------- */
 
 static still_status put_meta(sti_writer *w, const plan *p, still_error *err)
 {
@@ -228,8 +227,7 @@ static still_status write_gguf(const plan *p, const char *path, rng *r, progress
     return status;
 }
 
-/* ---- Hugging Face folder -----------------------------------------------------------
- */
+/* ---- Hugging Face folder ------------------------------------------------- */
 
 static json_t *make_config(const plan *p)
 {
@@ -319,8 +317,7 @@ static still_status write_folder(const plan *p, const char *dir, rng *r, progres
                     err); /* last: now it is a model */
 }
 
-/* ---- Command line ------------------------------------------------------------------
- */
+/* ---- Command line -------------------------------------------------------- */
 
 static void usage(FILE *f)
 {

@@ -46,81 +46,74 @@ size_t sti_host_mem_peak(sti_dev *dev, bool restart)
     return sti_peak_rss();
 }
 
+/* gate and up [M, ffn] = W (rmsnorm of x) + bias; room_h [M, K]. */
+static still_status gate_and_up(const sti_backend *be, sti_dev *dev,
+                                const sti_feed_weights *w, const float *x, int M,
+                                float *room_h, float *gate, float *up, still_error *err)
+{
+    return be->matmul(dev,
+                      &(sti_matmul_args){.x = x,
+                                         .M = M,
+                                         .n = 2,
+                                         .norm = w->norm,
+                                         .eps = w->eps,
+                                         .room = room_h,
+                                         .w = {w->gate, w->up},
+                                         .bias = {w->gate_bias, w->up_bias},
+                                         .y = {gate, up}},
+                      err);
+}
+
+/* x[M, K] += W_down (silu(gate) * up) + bias; s [M, ffn] is room and may be gate. */
+static still_status add_down(const sti_backend *be, sti_dev *dev,
+                             const sti_feed_weights *w, const float *gate,
+                             const float *up, int M, float *s, float *x,
+                             still_error *err)
+{
+    const int ffn = (int)w->gate->N;
+    STI_TRY(be->swiglu(
+        dev, &(sti_swiglu_args){.gate = gate, .up = up, .y = s, .M = M, .K = ffn},
+        err));
+    return be->matmul(dev,
+                      &(sti_matmul_args){.x = s,
+                                         .M = M,
+                                         .n = 1,
+                                         .w = {w->down},
+                                         .bias = {w->down_bias},
+                                         .y = {x},
+                                         .accumulate = true},
+                      err);
+}
+
 still_status sti_host_feed_forward(const sti_backend *be, sti_dev *dev,
                                    const sti_feed_forward_args *a, still_error *err)
 {
-    float *gate = a->room, *up = a->room + (size_t)a->M * (size_t)a->gate->N;
-    STI_TRY(be->matmul(dev,
-                       &(sti_matmul_args){.x = a->x,
-                                          .M = a->M,
-                                          .n = 2,
-                                          .norm = a->norm,
-                                          .eps = a->eps,
-                                          .room = a->room_h,
-                                          .w = {a->gate, a->up},
-                                          .bias = {a->gate_bias, a->up_bias},
-                                          .y = {gate, up}},
-                       err));
-    STI_TRY(be->swiglu(
-        dev,
-        &(sti_swiglu_args){
-            .gate = gate, .up = up, .y = gate, .M = a->M, .K = (int)a->gate->N},
-        err));
-    return be->matmul(dev,
-                      &(sti_matmul_args){.x = gate,
-                                         .M = a->M,
-                                         .n = 1,
-                                         .w = {a->down},
-                                         .bias = {a->down_bias},
-                                         .y = {a->x},
-                                         .accumulate = true},
-                      err);
+    float *gate = a->room, *up = gate + (size_t)a->M * (size_t)a->w.gate->N;
+    STI_TRY(gate_and_up(be, dev, &a->w, a->x, a->M, a->room_h, gate, up, err));
+    return add_down(be, dev, &a->w, gate, up, a->M, gate, a->x, err);
 }
 
 still_status sti_host_feed_train(const sti_backend *be, sti_dev *dev,
                                  const sti_feed_train_args *a, still_error *err)
 {
-    const int ffn = (int)a->gate->N;
-    float *gate = a->kept, *up = a->kept + (size_t)a->M * (size_t)ffn;
-    STI_TRY(be->matmul(dev,
-                       &(sti_matmul_args){.x = a->x,
-                                          .M = a->M,
-                                          .n = 2,
-                                          .norm = a->norm,
-                                          .eps = a->eps,
-                                          .room = a->room_h,
-                                          .w = {a->gate, a->up},
-                                          .bias = {a->gate_bias, a->up_bias},
-                                          .y = {gate, up}},
-                       err));
+    float *gate = a->kept, *up = gate + (size_t)a->M * (size_t)a->w.gate->N;
+    STI_TRY(gate_and_up(be, dev, &a->w, a->x, a->M, a->room_h, gate, up, err));
     if (!a->y) return STILL_OK;
-    STI_TRY(be->swiglu(
-        dev,
-        &(sti_swiglu_args){.gate = gate, .up = up, .y = a->room, .M = a->M, .K = ffn},
-        err));
     STI_TRY(be->mem_move(dev, a->y, a->x,
-                         (size_t)a->M * (size_t)a->gate->K * sizeof(float), err));
-    return be->matmul(dev,
-                      &(sti_matmul_args){.x = a->room,
-                                         .M = a->M,
-                                         .n = 1,
-                                         .w = {a->down},
-                                         .bias = {a->down_bias},
-                                         .y = {a->y},
-                                         .accumulate = true},
-                      err);
+                         (size_t)a->M * (size_t)a->w.gate->K * sizeof(float), err));
+    return add_down(be, dev, &a->w, gate, up, a->M, a->room, a->y, err);
 }
 
 still_status sti_host_feed_back(const sti_backend *be, sti_dev *dev,
                                 const sti_feed_train_args *a, still_error *err)
 {
-    const int ffn = (int)a->gate->N;
+    const int ffn = (int)a->w.gate->N;
     const size_t half = (size_t)a->M * (size_t)ffn;
     float *dgate = a->room, *dup = a->room + half;
     STI_TRY(be->matmul_back(
         dev,
         &(sti_matmul_back_args){
-            .dy = {a->dx}, .M = a->M, .n = 1, .w = {a->down}, .dx = dgate},
+            .dy = {a->dx}, .M = a->M, .n = 1, .w = {a->w.down}, .dx = dgate},
         err));
     STI_TRY(be->swiglu_back(dev,
                             &(sti_swiglu_back_args){.gate = a->kept,
@@ -135,17 +128,17 @@ still_status sti_host_feed_back(const sti_backend *be, sti_dev *dev,
                             &(sti_matmul_back_args){.dy = {dgate, dup},
                                                     .M = a->M,
                                                     .n = 2,
-                                                    .w = {a->gate, a->up},
+                                                    .w = {a->w.gate, a->w.up},
                                                     .dx = a->room_h},
                             err));
     return be->rmsnorm_back(dev,
                             &(sti_rmsnorm_back_args){.x = a->x,
-                                                     .g = a->norm,
+                                                     .g = a->w.norm,
                                                      .dy = a->room_h,
                                                      .dx = a->dx,
                                                      .M = a->M,
-                                                     .K = (int)a->gate->K,
-                                                     .eps = a->eps},
+                                                     .K = (int)a->w.gate->K,
+                                                     .eps = a->w.eps},
                             err);
 }
 

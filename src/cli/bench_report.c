@@ -45,8 +45,7 @@ static void title_text(const cli_bench *b, char out[256])
              b->batch == 1 ? "" : "s", device);
 }
 
-/* ---- The table ----------------------------------------------------------------------
- */
+/* ---- The table ----------------------------------------------------------- */
 
 static const char *unit(const cli_bench *b)
 {
@@ -104,8 +103,7 @@ void cli_bench_print_row(const cli_bench *b, int row)
     cli_flush();
 }
 
-/* ---- JSON ---------------------------------------------------------------------------
- */
+/* ---- JSON ---------------------------------------------------------------- */
 
 static json_t *point_json(const cli_bench *b, int row, int column)
 {
@@ -148,8 +146,7 @@ int cli_bench_print_json(const cli_bench *b)
     return cli_print_json(o);
 }
 
-/* ---- Files --------------------------------------------------------------------------
- */
+/* ---- Files --------------------------------------------------------------- */
 
 static int save(const char *path, const sti_buf *text)
 {

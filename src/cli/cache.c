@@ -243,7 +243,7 @@ still_status cli_check_space(const char *folder, uint64_t bytes, still_error *er
                     folder, cli_bytes(need, bytes), cli_bytes(have, left));
 }
 
-/* ---- Notes of verified files ------------------------------------------------ */
+/* ---- Notes of verified files --------------------------------------------- */
 
 static json_t *read_notes(const char *folder)
 {

@@ -61,8 +61,7 @@ static const char *colour_of(const char *name, int i)
     return others[(size_t)i % (sizeof others / sizeof *others)];
 }
 
-/* ---- Axes ---------------------------------------------------------------------------
- */
+/* ---- Axes ---------------------------------------------------------------- */
 
 /* 1, 2 or 5 times a power of ten: the least that is not below x. */
 static double nice(double x)
@@ -151,8 +150,7 @@ static void draw_axes(const cli_chart *c, const cli_panel *p, const scale *x,
     label(out, left, TOP - 12, "start", " font-weight=\"bold\"", p->title);
 }
 
-/* ---- Lines --------------------------------------------------------------------------
- */
+/* ---- Lines --------------------------------------------------------------- */
 
 static void draw_line(const cli_chart *c, const double *y, const scale *sx,
                       const scale *sy, const char *colour, int slot, sti_buf *out)

@@ -17,7 +17,7 @@ enum {
     CLI_INTERRUPTED = 130,
 };
 
-/* ---- Errors: one line "still: ..." on stderr; the return value is the status -- */
+/* ---- Errors: one line "still: ..." on stderr; the return value is the status */
 
 int cli_fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 int cli_usage(const char *command, const char *fmt, ...)
@@ -36,7 +36,7 @@ static inline int cli_status(int printed, int status)
 /* A remark that is not a failure: "still: warning: ...". */
 void cli_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* ---- Standard output ------------------------------------------------------- */
+/* ---- Standard output ----------------------------------------------------- */
 
 void cli_put(const char *text, size_t n);
 /* Hands out what was put. False: nobody reads any more, or the disk is full; the
@@ -51,7 +51,7 @@ int cli_print_json(json_t *object);
 /* A JSON string of n bytes; invalid UTF-8 becomes U+FFFD. */
 json_t *cli_json_text(const char *text, size_t n);
 
-/* ---- Small things ---------------------------------------------------------- */
+/* ---- Small things -------------------------------------------------------- */
 
 /* "98.9 MiB"; returns buf. */
 const char *cli_bytes(char buf[32], uint64_t bytes);
@@ -62,7 +62,7 @@ uint64_t cli_peak_rss(void);
 still_status cli_read(const char *path, size_t cap, char **out, size_t *n,
                       still_error *err);
 
-/* ---- Ctrl-C ---------------------------------------------------------------- */
+/* ---- Ctrl-C -------------------------------------------------------------- */
 
 /* The first SIGINT or SIGTERM sets a flag that loops and callbacks look at; the
  * second ends the process with status 130 at once. SIGPIPE is ignored: a closed

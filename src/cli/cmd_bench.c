@@ -21,8 +21,7 @@ typedef struct job {
     uint64_t done; /* before the running point */
 } job;
 
-/* ---- What to measure ----------------------------------------------------------------
- */
+/* ---- What to measure ----------------------------------------------------- */
 
 static bool is_shape(const char *name)
 {
@@ -146,8 +145,7 @@ static int read_methods(job *j)
     return add_column(j, o->method ? o->method : trained ? trained->name : "still");
 }
 
-/* ---- Measuring ----------------------------------------------------------------------
- */
+/* ---- Measuring ----------------------------------------------------------- */
 
 static bool on_tick(void *user, uint64_t done, uint64_t total)
 {

@@ -46,8 +46,7 @@ typedef struct job {
     int rank;
 } job;
 
-/* ---- Options -----------------------------------------------------------------------
- */
+/* ---- Options ------------------------------------------------------------- */
 
 static int list_tasks(const cli_options *o)
 {
@@ -171,8 +170,7 @@ static int read_options(job *j)
     return j->data ? CLI_OK : cli_fail("out of memory");
 }
 
-/* ---- Progress ----------------------------------------------------------------------
- */
+/* ---- Progress ------------------------------------------------------------ */
 
 static bool on_item(void *user, const still_eval_item *item)
 {
@@ -203,8 +201,7 @@ static bool on_poll(void *user)
     return !cli_interrupted();
 }
 
-/* ---- Results -----------------------------------------------------------------------
- */
+/* ---- Results ------------------------------------------------------------- */
 
 static void set_real(json_t *o, const char *key, double x)
 {
@@ -327,8 +324,7 @@ static void print_remarks(const column *c)
     }
 }
 
-/* ---- The command -------------------------------------------------------------------
- */
+/* ---- The command --------------------------------------------------------- */
 
 static void set_title(column *c, bool with_method)
 {

@@ -27,7 +27,7 @@ typedef struct job {
     still_train_progress last;
 } job;
 
-/* ---- Options -------------------------------------------------------------------- */
+/* ---- Options ------------------------------------------------------------- */
 
 /* FILE or FILE@WEIGHT; an @ without a number behind it belongs to the name. */
 static int read_data(job *j)
@@ -141,7 +141,7 @@ static int read_options(job *j, char **cache)
     return CLI_OK;
 }
 
-/* ---- Progress ------------------------------------------------------------------- */
+/* ---- Progress ------------------------------------------------------------ */
 
 static void print_step(const still_train_progress *p)
 {
@@ -213,7 +213,7 @@ static void on_note(void *user, const char *line)
     cli_warn("%s", line);
 }
 
-/* ---- The plan ------------------------------------------------------------------- */
+/* ---- The plan ------------------------------------------------------------ */
 
 static void print_time(char *out, size_t room, double s)
 {
@@ -259,7 +259,7 @@ static int show_plan(const job *j, const still_train_plan *plan)
                                     (json_int_t)plan->broken, "stages", list));
 }
 
-/* ---- The command ---------------------------------------------------------------- */
+/* ---- The command --------------------------------------------------------- */
 
 static int finish(const job *j, still_status status, const still_error *err)
 {

@@ -18,7 +18,7 @@
 
 enum { TOKEN_MAX = 4096 };
 
-/* ---- Hub ----------------------------------------------------------------------- */
+/* ---- Hub ----------------------------------------------------------------- */
 
 /* The access token, from --token-file or HF_TOKEN; NULL if there is none. */
 static still_status read_token(const cli_options *o, char **token, still_error *err)
@@ -142,7 +142,7 @@ still_status cli_pull_hub(const cli_options *o, const char *repo, const char *fo
     return status;
 }
 
-/* ---- The command --------------------------------------------------------------- */
+/* ---- The command --------------------------------------------------------- */
 
 /* Two pulls of one model would write the same .part file. */
 static still_status lock(const char *folder, int *fd, still_error *err)

@@ -29,8 +29,7 @@ typedef struct collection {
     uint64_t bytes;
 } collection;
 
-/* ---- Names -------------------------------------------------------------------------
- */
+/* ---- Names --------------------------------------------------------------- */
 
 static int find(const collection *c, const char *name, size_t n)
 {
@@ -60,8 +59,7 @@ static int wanted(const collection *c, const char *base)
     return find(c, base, n);
 }
 
-/* ---- Copying -----------------------------------------------------------------------
- */
+/* ---- Copying ------------------------------------------------------------- */
 
 /* Where bytes come from: a file as it is, or an entry of an archive. */
 typedef struct source {
@@ -137,8 +135,7 @@ static still_status take(collection *c, source *s, int file, const char *base,
     return st;
 }
 
-/* ---- A folder ----------------------------------------------------------------------
- */
+/* ---- A folder ------------------------------------------------------------ */
 
 static still_status take_folder(collection *c, const char *dir, still_error *err)
 {
@@ -160,8 +157,7 @@ static still_status take_folder(collection *c, const char *dir, still_error *err
     return st;
 }
 
-/* ---- An archive --------------------------------------------------------------------
- */
+/* ---- An archive ---------------------------------------------------------- */
 
 /* A number in octal digits, up to a space or NUL. */
 static bool octal(const char *p, size_t n, uint64_t *out)
@@ -230,8 +226,7 @@ static still_status take_archive(collection *c, const char *path, still_error *e
     return st;
 }
 
-/* ---- The command -------------------------------------------------------------------
- */
+/* ---- The command --------------------------------------------------------- */
 
 /* Files of earlier pulls count, too. */
 static void look_around(collection *c)

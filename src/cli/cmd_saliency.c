@@ -12,7 +12,7 @@
 
 enum { MOST_TOKENS = 2048 }; /* unless --ctx says otherwise */
 
-/* ---- Standard output --------------------------------------------------------- */
+/* ---- Standard output ----------------------------------------------------- */
 
 static json_t *agreement(const still_agreement *a)
 {
@@ -85,7 +85,7 @@ static int print_table(const still_saliency *s)
     return CLI_OK;
 }
 
-/* ---- The command ------------------------------------------------------------- */
+/* ---- The command --------------------------------------------------------- */
 
 static int measure(const cli_options *o, still_model *m, cli_saliency *r, int n)
 {

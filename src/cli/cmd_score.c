@@ -12,7 +12,7 @@
 
 enum { IDS_MAX = 256 << 20, MOST_WINDOW = 2048 };
 
-/* ---- logprobs --------------------------------------------------------------- */
+/* ---- logprobs ------------------------------------------------------------ */
 
 static int print_logprobs(const cli_options *o, const float *logprob, size_t n)
 {
@@ -67,7 +67,7 @@ int cli_cmd_logprobs(const cli_options *o)
     return status;
 }
 
-/* ---- perplexity ------------------------------------------------------------- */
+/* ---- perplexity ---------------------------------------------------------- */
 
 typedef struct watch {
     cli_progress bar;

@@ -111,7 +111,7 @@ void cli_help_command(const cli_command *c)
         printf("  # %s\n  %s\n", c->example[i][1], c->example[i][0]);
 }
 
-/* ---- Markdown -------------------------------------------------------------- */
+/* ---- Markdown ------------------------------------------------------------ */
 
 /* Text of a table cell: what Markdown would take for markup is escaped. */
 static void markdown_cell(const char *text)
@@ -173,7 +173,7 @@ void cli_help_markdown(void)
     }
 }
 
-/* ---- Manual page ----------------------------------------------------------- */
+/* ---- Manual page --------------------------------------------------------- */
 
 /* Text with roff's own characters escaped. */
 static void roff(const char *text)

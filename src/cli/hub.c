@@ -78,7 +78,7 @@ void cli_listing_free(cli_listing *l)
     *l = (cli_listing){0};
 }
 
-/* ---- Reading the listing ----------------------------------------------------- */
+/* ---- Reading the listing ------------------------------------------------- */
 
 static bool collect(void *user, const cli_response *r, const char *data, size_t n)
 {
@@ -194,7 +194,7 @@ still_status cli_hub_list(cli_http *h, const char *repo, const char *revision,
     return status;
 }
 
-/* ---- Choosing ---------------------------------------------------------------- */
+/* ---- Choosing ------------------------------------------------------------ */
 
 static bool matches(const char *name, const char *const *pattern, int n)
 {

@@ -145,14 +145,14 @@ const char *cli_command_near(const char *name);
  * command's name). Returns CLI_OK, or a status whose line was printed. */
 int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o);
 
-/* ---- help.c ---------------------------------------------------------------- */
+/* ---- help.c -------------------------------------------------------------- */
 
 void cli_help_overview(void);
 void cli_help_command(const cli_command *command);
 void cli_help_markdown(void);
 void cli_help_man(void);
 
-/* ---- The commands ---------------------------------------------------------- */
+/* ---- The commands -------------------------------------------------------- */
 
 int cli_cmd_pull(const cli_options *o);
 int cli_cmd_inspect(const cli_options *o);

@@ -31,7 +31,7 @@
 #define MODEL_SHA256 "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 static const uint64_t WHEEL_BYTES = 92871040, MODEL_BYTES = 98362432;
 
-/* ---- Scratch folder ----------------------------------------------------------- */
+/* ---- Scratch folder ------------------------------------------------------ */
 
 /* Walks a folder: adds up the bytes of its files, and with `erase` removes it all. */
 static uint64_t walk(char *path, bool erase)
@@ -50,7 +50,7 @@ static uint64_t walk(char *path, bool erase)
     return bytes;
 }
 
-/* ---- Child processes ---------------------------------------------------------- */
+/* ---- Child processes ----------------------------------------------------- */
 
 /* This environment with TMPDIR=scratch, which is kept in `own`. free() the list. NULL:
  * no memory. */
@@ -174,7 +174,7 @@ static still_status run(char *const *argv, const char *what, char *scratch,
     return result;
 }
 
-/* ---- The steps ---------------------------------------------------------------- */
+/* ---- The steps ----------------------------------------------------------- */
 
 /* Download, unpack, verify, publish; everything before the last step is in scratch. */
 static still_status bring(const cli_options *o, char *scratch, const char *folder,

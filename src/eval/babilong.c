@@ -20,7 +20,7 @@
 #include "eval/text.h"
 #include "token/utf8.h"
 
-/* ---- Prompts --------------------------------------------------------------------- */
+/* ---- Prompts ------------------------------------------------------------- */
 
 #define GIVE "I will give you context with the facts about "
 #define HIDDEN "hidden in some random text and a question."
@@ -134,7 +134,7 @@ static void put_prompt(sti_buf *out, const task *t, const sti_buf *context,
     sti_buf_put(out, question, sti_text_strip_end(question, strlen(question)));
 }
 
-/* ---- A set ----------------------------------------------------------------------- */
+/* ---- A set --------------------------------------------------------------- */
 
 enum { LEAST_TOKENS = 10, OVERHEAD = 300, FACT_TOKENS = 8, SPARE = 8 };
 
@@ -276,7 +276,7 @@ static uint64_t available(const void *p)
     return json_array_size(((const set *)p)->stories);
 }
 
-/* ---- Noise ----------------------------------------------------------------------- */
+/* ---- Noise --------------------------------------------------------------- */
 
 /* Another excerpt, of ten characters for each token of a context. Its first sentence is
  * left out, being cut. */
@@ -390,7 +390,7 @@ static void cut_last(set *s, uint64_t keep)
     last->n = n ? n - 1 : 0;
 }
 
-/* ---- A sample -------------------------------------------------------------------- */
+/* ---- A sample ------------------------------------------------------------ */
 
 static int by_number(const void *a, const void *b)
 {
@@ -474,7 +474,7 @@ static still_status make_sample(void *p, uint64_t i, sti_sample *out, still_erro
     return STILL_OK;
 }
 
-/* ---- Rows ------------------------------------------------------------------------ */
+/* ---- Rows ---------------------------------------------------------------- */
 
 #define RECIPE(k)                                                                      \
     {                                                                                  \

@@ -114,8 +114,7 @@ static void finish(const bench *b, still_bench_result *out)
     out->state = (size_t)b->p.batch * b->s[0]->state_bytes;
 }
 
-/* ---- Prefill ------------------------------------------------------------------------
- */
+/* ---- Prefill ------------------------------------------------------------- */
 
 /* The first n tokens, in calls between which the caller can stop. */
 static still_status feed(bench *b, still_session *s, int n, bool count,
@@ -173,8 +172,7 @@ still_status still_bench_prefill(still_model *m, const still_bench_params *p,
     return st;
 }
 
-/* ---- Decode -------------------------------------------------------------------------
- */
+/* ---- Decode -------------------------------------------------------------- */
 
 /* One step of all sessions from `length` tokens on. The position is all that tells a
  * method which step begins a chunk, so steps of either kind can be timed by themselves.

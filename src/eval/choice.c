@@ -50,8 +50,7 @@ struct form {
                           still_error *err);
 };
 
-/* ---- Texts of a draft --------------------------------------------------------------
- */
+/* ---- Texts of a draft ---------------------------------------------------- */
 
 /* What is appended between two calls of begin() is one string. */
 static size_t begin(draft *d)
@@ -68,8 +67,7 @@ static void add_option(draft *d, size_t context, const char *choice)
     sti_buf_printf(&d->text, " %s", choice);
 }
 
-/* ---- Fields ------------------------------------------------------------------------
- */
+/* ---- Fields -------------------------------------------------------------- */
 
 /* A whole number from lo to hi. */
 static still_status field_int(const json_t *rec, const char *key, int lo, int hi,
@@ -102,8 +100,7 @@ static const char *choice_at(const json_t *list, size_t i)
     return json_string_value(json_array_get(list, i));
 }
 
-/* ---- The tasks ---------------------------------------------------------------------
- */
+/* ---- The tasks ----------------------------------------------------------- */
 
 static still_status build_piqa(const sti_source *s, const json_t *rec, draft *d,
                                still_error *err)
@@ -208,8 +205,7 @@ static still_status build_lambada(const sti_source *s, const json_t *rec, draft 
     return STILL_OK;
 }
 
-/* ---- MMLU --------------------------------------------------------------------------
- */
+/* ---- MMLU ---------------------------------------------------------------- */
 
 static still_status put_question(const json_t *rec, sti_buf *b, int *gold,
                                  still_error *err)
@@ -285,8 +281,7 @@ static still_status take_shot(void *user, json_t *rec, still_error *err)
     return STILL_OK;
 }
 
-/* ---- A source ----------------------------------------------------------------------
- */
+/* ---- A source ------------------------------------------------------------ */
 
 static const form forms[] = {
     {"piqa", "piqa_valid.jsonl", NULL, 0, build_piqa},
@@ -409,8 +404,7 @@ static uint64_t count_items(const sti_source *s)
     return json_array_size(s->records);
 }
 
-/* ---- Rows of the table -------------------------------------------------------------
- */
+/* ---- Rows of the table --------------------------------------------------- */
 
 #define OPENS(name, i)                                                                 \
     static still_status open_##name(const sti_task_params *p, sti_source **out,        \

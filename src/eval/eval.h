@@ -11,8 +11,7 @@
 
 enum { STI_MOST_OPTIONS = 16, STI_MOST_SESSIONS = 256 };
 
-/* ---- Sessions (runner.c) -----------------------------------------------------------
- */
+/* ---- Sessions (runner.c) ------------------------------------------------- */
 
 typedef struct sti_runner {
     still_model *m;
@@ -47,8 +46,7 @@ typedef still_status sti_runner_fn(void *arg, int i, still_error *err);
 still_status sti_runner_each(sti_runner *r, int n, sti_runner_fn *fn, void *arg,
                              still_error *err);
 
-/* ---- Tokens of items (encode.c) ----------------------------------------------------
- */
+/* ---- Tokens of items (encode.c) ------------------------------------------ */
 
 typedef struct sti_ids {
     int32_t *id;
@@ -66,8 +64,7 @@ still_status sti_encode_options(const still_tokenizer *tk, const sti_option *o, 
 still_status sti_encode_prompt(const still_tokenizer *tk, const sti_item *it, int limit,
                                sti_ids *out, bool *plain, still_error *err);
 
-/* ---- Answers ------------------------------------------------------------------------
- */
+/* ---- Answers ------------------------------------------------------------- */
 
 typedef struct sti_answer {
     double sum[STI_MOST_OPTIONS]; /* log p of each continuation */
@@ -82,8 +79,7 @@ still_status sti_rank(sti_runner *r, const sti_item *item, int n, sti_answer *ou
 still_status sti_write(sti_runner *r, const sti_item *item, int n, sti_answer *out,
                        still_error *err);
 
-/* ---- Records (record.c) -------------------------------------------------------------
- */
+/* ---- Records (record.c) -------------------------------------------------- */
 
 /* Of an answered item. NULL: no memory. */
 json_t *sti_record_make(const char *run, const sti_eval_task *t, const sti_item *it,
@@ -101,8 +97,7 @@ typedef struct sti_tally { /* a result in the making */
 void sti_tally_add(sti_tally *t, const json_t *record);
 void sti_tally_result(const sti_tally *t, still_eval_result *out);
 
-/* ---- The log (log.c)
- * ------------------------------------------------------------------ */
+/* ---- The log (log.c) ----------------------------------------------------- */
 
 typedef struct sti_log sti_log;
 /* Opens or begins a log. A last line without its end is cut off. path NULL: *out is

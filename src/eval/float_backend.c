@@ -77,8 +77,7 @@ static still_status open_device(const sti_suite_run *r, const sti_backend **b,
     return (*b)->dev_new(&params, dev, err);
 }
 
-/* ---- The hybrid operator ------------------------------------------------------------
- */
+/* ---- The hybrid operator ------------------------------------------------- */
 
 static sti_hybrid_parallel_args narrow_hybrid(pairs *p,
                                               const sti_hybrid_parallel_args64 *a)
@@ -183,8 +182,7 @@ still_status sti_float_route(const sti_suite_run *r,
     return status;
 }
 
-/* ---- Liger, SUPRA -------------------------------------------------------------------
- */
+/* ---- Liger, SUPRA -------------------------------------------------------- */
 
 static sti_linear_args narrow_linear(pairs *p, const sti_linear_args64 *a)
 {

@@ -39,7 +39,7 @@ static bool finish_digest(EVP_MD_CTX *sha, char hex[2 * DIGEST + 1])
     return true;
 }
 
-/* ---- Writing --------------------------------------------------------------------- */
+/* ---- Writing ------------------------------------------------------------- */
 
 typedef struct writer {
     FILE *file;
@@ -153,7 +153,7 @@ still_status sti_task_freeze(const sti_eval_task *t, const sti_task_params *p,
     return status;
 }
 
-/* ---- Reading --------------------------------------------------------------------- */
+/* ---- Reading ------------------------------------------------------------- */
 
 struct sti_frozen {
     char *path;

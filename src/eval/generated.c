@@ -19,7 +19,7 @@ struct sti_source {
     sti_sample sample;
 };
 
-/* ---- Draws ----------------------------------------------------------------------- */
+/* ---- Draws --------------------------------------------------------------- */
 
 sti_draws sti_draws_of(uint64_t seed, const char *task, int length, uint64_t stream)
 {
@@ -49,8 +49,7 @@ uint32_t *sti_draw_indices(sti_draws *d, uint32_t n, uint32_t k)
     return a;
 }
 
-/* ---- Samples -----------------------------------------------------------------------
- */
+/* ---- Samples ------------------------------------------------------------- */
 
 void sti_sample_clear(sti_sample *s)
 {
@@ -105,8 +104,7 @@ static still_status make_item(const sti_source *s, sti_item *it, still_error *er
     return STILL_OK;
 }
 
-/* ---- The source --------------------------------------------------------------------
- */
+/* ---- The source ---------------------------------------------------------- */
 
 static still_status fill_source(sti_source *s, const sti_task_params *p, bool frozen,
                                 still_error *err)

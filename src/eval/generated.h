@@ -14,7 +14,7 @@
 #include "base/random.h"
 #include "eval/task.h"
 
-/* ---- Draws ----------------------------------------------------------------------- */
+/* ---- Draws --------------------------------------------------------------- */
 
 typedef struct sti_draws {
     uint64_t key, used;
@@ -41,8 +41,7 @@ void sti_draw_choice(sti_draws *d, uint32_t *a, uint32_t n, uint32_t k);
 /* 0..n-1, with such a choice in front. free() it; NULL: no memory. */
 uint32_t *sti_draw_indices(sti_draws *d, uint32_t n, uint32_t k);
 
-/* ---- Recipes -----------------------------------------------------------------------
- */
+/* ---- Recipes ------------------------------------------------------------- */
 
 typedef struct sti_sample {
     sti_buf prompt;
@@ -84,8 +83,7 @@ void sti_generated_close(sti_source *s);
 still_status sti_generated_tokens(const still_tokenizer *tk, const char *text, size_t n,
                                   uint64_t *tokens, still_error *err);
 
-/* ---- Frozen sets (frozen.c) ---------------------------------------------------------
- */
+/* ---- Frozen sets (frozen.c) ---------------------------------------------- */
 
 /* Makes the items of a task and writes them to path; frozen files are not read for it.
  * The file is there whole or not at all. */

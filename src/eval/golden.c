@@ -25,8 +25,7 @@ void sti_golden_close(sti_golden *g)
     sti_store_close(&g->store);
 }
 
-/* ---- The cases of a folder --------------------------------------------------------
- */
+/* ---- The cases of a folder ----------------------------------------------- */
 
 static int by_name(const void *a, const void *b)
 {
@@ -75,8 +74,7 @@ still_status sti_golden_each(const sti_suite_run *r, sti_golden_fn one,
     return st;
 }
 
-/* ---- Metadata -----------------------------------------------------------------------
- */
+/* ---- Metadata ------------------------------------------------------------ */
 
 static void fail_key(sti_golden *g, const char *key, const char *expected)
 {
@@ -129,8 +127,7 @@ bool sti_golden_is(sti_golden *g, const char *key, const char *word)
     return same;
 }
 
-/* ---- Tensors ------------------------------------------------------------------------
- */
+/* ---- Tensors ------------------------------------------------------------- */
 
 static void *hold(sti_golden *g, size_t n, size_t size)
 {

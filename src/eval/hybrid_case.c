@@ -130,8 +130,7 @@ still_status sti_hybrid_case_read_linear(sti_golden *g, const char *method,
     return g->status;
 }
 
-/* ---- Gradients ----------------------------------------------------------------------
- */
+/* ---- Gradients ----------------------------------------------------------- */
 
 typedef struct grad_field {
     const char *name;

@@ -58,7 +58,7 @@ static still_status open_ingredient(const char *dir, const char *name, sti_buf *
     return sti_lines_open(path->p, out, err);
 }
 
-/* ---- Records --------------------------------------------------------------------- */
+/* ---- Records ------------------------------------------------------------- */
 
 static still_status read_record(char *line, size_t n, sti_record_fn fn, void *user,
                                 still_error *err)
@@ -118,8 +118,7 @@ bool sti_all_strings(const json_t *array)
     return true;
 }
 
-/* ---- Words -------------------------------------------------------------------------
- */
+/* ---- Words --------------------------------------------------------------- */
 
 /* Appends the lines of a file to w->text, each with its NUL. */
 static still_status append_words(const char *dir, const char *name, sti_words *w,

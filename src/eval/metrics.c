@@ -66,8 +66,7 @@ static bool has(span text, const char *what)
     return !*what || find(text, what) < text.end;
 }
 
-/* ---- RULER -------------------------------------------------------------------------
- */
+/* ---- RULER --------------------------------------------------------------- */
 
 /* Control characters and white space around the output do not count. */
 static span strip(span s)
@@ -93,7 +92,7 @@ double sti_match_part(const sti_item *it, const char *output)
     return 0;
 }
 
-/* ---- BABILong -------------------------------------------------------------------- */
+/* ---- BABILong ------------------------------------------------------------ */
 
 static const char *const PLACES[] = {"bathroom", "bedroom", "garden", "hallway",
                                      "kitchen",  "office",  NULL};

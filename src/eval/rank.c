@@ -23,8 +23,7 @@ typedef struct question {
     still_session *s;
 } question;
 
-/* ---- Preparing ---------------------------------------------------------------------
- */
+/* ---- Preparing ----------------------------------------------------------- */
 
 static int common(const int32_t *a, int na, const int32_t *b, int nb)
 {
@@ -102,8 +101,7 @@ static still_status make_room(sti_runner *r, const question *q, int n, still_err
     return sti_runner_need(r, longest, sessions, err);
 }
 
-/* ---- The stem ----------------------------------------------------------------------
- */
+/* ---- The stem ------------------------------------------------------------ */
 
 /* How many tokens of all questions session 0 holds; it may be made to. */
 static still_status find_stem(sti_runner *r, question *const *q, int n, int *stem,
@@ -133,8 +131,7 @@ static still_status find_stem(sti_runner *r, question *const *q, int n, int *ste
     return STILL_OK;
 }
 
-/* ---- Beginnings, then options ------------------------------------------------------
- */
+/* ---- Beginnings, then options -------------------------------------------- */
 
 static void add(question *q, int option, float logprob, int32_t top, int32_t target)
 {
@@ -261,8 +258,7 @@ static still_status run_options(sti_runner *r, question *const *q, int n,
     return STILL_OK;
 }
 
-/* ---- Rounds ------------------------------------------------------------------------
- */
+/* ---- Rounds -------------------------------------------------------------- */
 
 /* Tokens that two questions begin with and that a stem could hold. */
 static int alike(const question *a, const question *b)

@@ -5,8 +5,7 @@
 
 #include "eval/eval.h"
 
-/* ---- Records -----------------------------------------------------------------------
- */
+/* ---- Records ------------------------------------------------------------- */
 
 int sti_record_pick(const double *sum, const int *length, int n)
 {
@@ -74,8 +73,7 @@ json_t *sti_record_make(const char *run, const sti_eval_task *t, const sti_item 
     return o;
 }
 
-/* ---- Results -----------------------------------------------------------------------
- */
+/* ---- Results ------------------------------------------------------------- */
 
 void sti_tally_add(sti_tally *t, const json_t *record)
 {

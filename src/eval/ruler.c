@@ -20,8 +20,7 @@ const char sti_ruler_noise[] =
     "The grass is green. The sky is blue. The sun is yellow. "
     "Here we go. There and back again.";
 
-/* ---- Sizes -------------------------------------------------------------------------
- */
+/* ---- Sizes --------------------------------------------------------------- */
 
 static still_status draw(const sti_ruler *r, uint64_t i, uint64_t n, sti_draws *d,
                          sti_sample *s, uint64_t *tokens, still_error *err)
@@ -95,7 +94,7 @@ static still_status too_short(const sti_ruler *r, const char *what, still_error 
         r->p.length, what, r->max_new);
 }
 
-/* ---- A set: one task at one length ----------------------------------------------- */
+/* ---- A set: one task at one length --------------------------------------- */
 
 typedef struct ruler_detail {
     const sti_ruler_kind *kind;
@@ -172,7 +171,7 @@ static uint64_t available(const void *set)
     return r->kind->available ? r->kind->available(r) : UINT64_MAX;
 }
 
-/* ---- Rows ------------------------------------------------------------------------ */
+/* ---- Rows ---------------------------------------------------------------- */
 
 #define NIAH(haystack, uuid_keys, uuid_values, keys, values, queries)                  \
     {                                                                                  \

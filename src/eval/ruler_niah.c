@@ -22,8 +22,7 @@ typedef struct niah {
     size_t n_words;
 } niah;
 
-/* ---- Ingredients -------------------------------------------------------------------
- */
+/* ---- Ingredients --------------------------------------------------------- */
 
 /* Appends text with runs of white space as one space, none at its ends. */
 static void put_words(sti_buf *b, const char *text, size_t n)
@@ -100,7 +99,7 @@ static uint64_t least(const sti_ruler *r, uint64_t i)
     return v->keys * v->values;
 }
 
-/* ---- Keys, values, needles ------------------------------------------------------- */
+/* ---- Keys, values, needles ----------------------------------------------- */
 
 typedef struct label { /* a key or a value */
     char text[128];
@@ -194,7 +193,7 @@ static still_status draw_needles(const sti_ruler *r, sti_draws *d, needles *h,
     return STILL_OK;
 }
 
-/* ---- Haystacks ------------------------------------------------------------------- */
+/* ---- Haystacks ----------------------------------------------------------- */
 
 static int by_number(const void *a, const void *b)
 {
@@ -303,7 +302,7 @@ static still_status put_essay(const sti_ruler *r, uint32_t n, const needles *h,
     return ok ? STILL_OK : sti_fail_memory(err, r->name, wanted);
 }
 
-/* ---- A sample -------------------------------------------------------------------- */
+/* ---- A sample ------------------------------------------------------------ */
 
 static still_status draw(const sti_ruler *r, uint64_t i, uint64_t n, sti_draws *d,
                          sti_sample *out, still_error *err)

@@ -34,7 +34,7 @@ typedef struct qa {
     bool hotpot;
 } qa;
 
-/* ---- Reading --------------------------------------------------------------------- */
+/* ---- Reading ------------------------------------------------------------- */
 
 /* The array, with room for one more element; NULL, and the old one intact, if there is
  * no memory. */
@@ -142,7 +142,7 @@ static still_status add_record(void *user, json_t *rec, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Documents by their text ----------------------------------------------------- */
+/* ---- Documents by their text --------------------------------------------- */
 
 typedef struct entry {
     const char *text;
@@ -202,7 +202,7 @@ static void free_own(void *p)
     free(own);
 }
 
-/* ---- A sample -------------------------------------------------------------------- */
+/* ---- A sample ------------------------------------------------------------ */
 
 typedef struct choice {
     unsigned char *taken; /* [n_docs] */

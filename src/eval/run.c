@@ -47,8 +47,7 @@ typedef struct course {
     uint64_t fed, counted; /* of the runner when it began */
 } course;
 
-/* ---- What a run is -----------------------------------------------------------------
- */
+/* ---- What a run is ------------------------------------------------------- */
 
 /* SHA-256 of a task's files as they lie in the folder; those that are not there are
  * left out, since frozen sets may stand for them. */
@@ -97,8 +96,7 @@ static still_status describe(const course *c, const sti_task_params *tp, json_t 
     return *out ? STILL_OK : sti_fail_memory(err, "log", 0);
 }
 
-/* ---- Ranks -------------------------------------------------------------------------
- */
+/* ---- Ranks --------------------------------------------------------------- */
 
 /* Text of rank `root` on all ranks; b is what this rank has to say if it is root. */
 static still_status tell(sti_comm *comm, int root, sti_buf *b, still_error *err)
@@ -151,8 +149,7 @@ static still_status begin_log(course *c, const json_t *header, still_error *err)
     return st;
 }
 
-/* ---- A block -----------------------------------------------------------------------
- */
+/* ---- A block ------------------------------------------------------------- */
 
 static still_status read_block(course *c, int *n, still_error *err)
 {
@@ -306,8 +303,7 @@ static still_status run_block(course *c, bool *more, still_error *err)
     return st;
 }
 
-/* ---- A task ------------------------------------------------------------------------
- */
+/* ---- A task -------------------------------------------------------------- */
 
 static still_status begin_course(course *c, int length, still_error *err)
 {

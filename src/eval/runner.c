@@ -67,8 +67,7 @@ void sti_runner_close(sti_runner *r)
     r->pool = NULL;
 }
 
-/* ---- Threads ------------------------------------------------------------------------
- */
+/* ---- Threads ------------------------------------------------------------- */
 
 typedef struct sweep {
     sti_runner_fn *fn;
@@ -114,8 +113,7 @@ still_status sti_runner_each(sti_runner *r, int n, sti_runner_fn *fn, void *arg,
     return d.failed[first].st;
 }
 
-/* ---- Sessions -----------------------------------------------------------------------
- */
+/* ---- Sessions ------------------------------------------------------------ */
 
 static int round_up(int ctx, int limit)
 {

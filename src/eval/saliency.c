@@ -27,8 +27,7 @@ typedef struct run {
     int32_t *fold;  /* [T, S] */
 } run;
 
-/* ---- Settings ----------------------------------------------------------------------
- */
+/* ---- Settings ------------------------------------------------------------ */
 
 /* The method, as a session of the model takes it. */
 static still_status configure(run *r, int n, still_error *err)
@@ -72,8 +71,7 @@ static still_status check_length(const run *r, const int32_t *tok, int n,
     return sti_model_check_tokens(r->m, tok, n, err);
 }
 
-/* ---- Memory ------------------------------------------------------------------------
- */
+/* ---- Memory -------------------------------------------------------------- */
 
 static size_t carve_result(still_saliency *s, unsigned char *base)
 {
@@ -132,8 +130,7 @@ static still_status make_room(run *r, int n, still_error *err)
     return r->m->be->dev_reserve(r->m->dev, n, err);
 }
 
-/* ---- A layer -----------------------------------------------------------------------
- */
+/* ---- A layer ------------------------------------------------------------- */
 
 /* What the method decides: r->score and r->fold, then into the result's rows. */
 static still_status decide(run *r, int layer, size_t at, still_error *err)
@@ -224,8 +221,7 @@ static still_status run_layers(run *r, const int32_t *tok, still_error *err)
     return STILL_OK;
 }
 
-/* ---- The whole ---------------------------------------------------------------------
- */
+/* ---- The whole ----------------------------------------------------------- */
 
 static still_agreement mean(const still_agreement *a, int n)
 {

@@ -17,8 +17,7 @@ static double limit_of(const sti_suite_run *suite)
     return sti_float_asked(suite) ? 2e-5 : 1e-9;
 }
 
-/* ---- Hedgehog, T2R ------------------------------------------------------------------
- */
+/* ---- Hedgehog, T2R ------------------------------------------------------- */
 
 static still_status run_forms(const sti_suite_run *suite, const sti_hybrid_case *c,
                               sti_hybrid_state *st, double *y, double *y_parallel,
@@ -79,8 +78,7 @@ static still_status run_hybrid(const sti_suite_run *suite, const char *name,
     return STILL_OK;
 }
 
-/* ---- Liger, SUPRA -------------------------------------------------------------------
- */
+/* ---- Liger, SUPRA -------------------------------------------------------- */
 
 static still_status run_linear(const sti_suite_run *suite, const char *name, bool liger,
                                sti_golden *g, still_error *err)
@@ -182,8 +180,7 @@ static still_status run_linear(const sti_suite_run *suite, const char *name, boo
     return STILL_OK;
 }
 
-/* ---- Scores -------------------------------------------------------------------------
- */
+/* ---- Scores -------------------------------------------------------------- */
 
 /* The golden s3 is the closed form, ours the definition: they differ by terms of size
  * eps. The golden key norms were rounded to float. */

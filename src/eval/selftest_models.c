@@ -35,7 +35,7 @@ static const tolerance *tolerance_of(const still_model *m)
     return &tolerances[1];
 }
 
-/* ---- Tiny checkpoints: all logits ------------------------------------------------ */
+/* ---- Tiny checkpoints: all logits ---------------------------------------- */
 
 typedef struct expected {
     sti_store store;
@@ -169,8 +169,7 @@ still_status sti_selftest_models(const sti_suite_run *r, still_error *err)
     return st;
 }
 
-/* ---- A real model on a text -------------------------------------------------------
- */
+/* ---- A real model on a text ---------------------------------------------- */
 
 /* A JSON list of numbers as ids or floats; the caller frees. */
 static still_status read_ids(const char *path, const json_t *list, const char *what,

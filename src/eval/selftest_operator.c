@@ -34,8 +34,7 @@ typedef struct engine {
     bool half; /* keys and values are stored, and multiplied, in half precision */
 } engine;
 
-/* ---- The reference ------------------------------------------------------------------
- */
+/* ---- The reference ------------------------------------------------------- */
 
 static still_status ref_run(const sti_suite_run *suite, const sti_hybrid_case *c,
                             results *r, still_error *err)
@@ -85,9 +84,7 @@ static still_status ref_run(const sti_suite_run *suite, const sti_hybrid_case *c
     return status;
 }
 
-/* ---- Backends in float
- * -----------------------------------------------------------------
- */
+/* ---- Backends in float --------------------------------------------------- */
 
 static float *take(sti_carve *c, const void *wanted, size_t n)
 {
@@ -308,7 +305,7 @@ static still_status full_run(const sti_suite_run *suite, const sti_hybrid_case *
     return float_run(suite, c, r, sizeof(float), err);
 }
 
-/* ---- Keys and values in half precision ------------------------------------------- */
+/* ---- Keys and values in half precision ----------------------------------- */
 
 static still_status half_run(const sti_suite_run *suite, const sti_hybrid_case *c,
                              results *r, still_error *err)
@@ -345,8 +342,7 @@ static const engine engines[] = {
     {"cuda", 1e-3, 0, 2e-2, half_run, true},
 };
 
-/* ---- Routing ------------------------------------------------------------------------
- */
+/* ---- Routing ------------------------------------------------------------- */
 
 /* Tokens folded in another chunk than the golden ones. One is excused if a token of its
  * head whose score is within `tie` of its own went elsewhere too. */
@@ -375,8 +371,7 @@ static int count_different(const int32_t *a, const int32_t *b, size_t n)
     return different;
 }
 
-/* ---- A case -------------------------------------------------------------------------
- */
+/* ---- A case -------------------------------------------------------------- */
 
 static void take_results(sti_golden *g, const sti_hybrid_case *c, results *r)
 {

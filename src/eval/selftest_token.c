@@ -15,7 +15,7 @@
 #include "eval/selftest.h"
 #include "file/store.h"
 
-/* ---- Files of a folder ---- */
+/* ---- Files of a folder --------------------------------------------------- */
 
 typedef still_status (*file_fn)(const sti_suite_run *r, const char *name, sti_lines *l,
                                 still_error *err);
@@ -72,7 +72,7 @@ static still_status next_object(const char *name, sti_lines *l, int number,
     return STILL_OK;
 }
 
-/* ---- Vocabularies ---- */
+/* ---- Vocabularies -------------------------------------------------------- */
 
 typedef struct vocabulary {
     const char *name;     /* of the golden file */
@@ -162,7 +162,7 @@ static still_status open_vocabulary(const sti_suite_run *r, const char *name,
                     name, v->place[0], v->package, v->package);
 }
 
-/* ---- Tokenizers ---- */
+/* ---- Tokenizers ---------------------------------------------------------- */
 
 /* Whether decoding must give the text back: SentencePiece reads U+2581 as a space. */
 static bool reversible(const still_tokenizer *tk, const char *text, size_t n)
@@ -261,7 +261,7 @@ still_status sti_selftest_tokenizer(const sti_suite_run *r, still_error *err)
     return each_file(r, tokenizer_file, err);
 }
 
-/* ---- Chat templates ---- */
+/* ---- Chat templates ------------------------------------------------------ */
 
 /* What the models' templates say, as far as it matters for their shape. */
 static const char *template_of(const char *name)

@@ -50,8 +50,7 @@ void sti_text_strip(const char **s, size_t *n)
     *n = sti_text_strip_end(*s, *n);
 }
 
-/* ---- Capitals ----------------------------------------------------------------------
- */
+/* ---- Capitals ------------------------------------------------------------ */
 
 static uint32_t to_lower(uint32_t c)
 {
@@ -86,8 +85,7 @@ void sti_text_capitalize(sti_buf *b, const char *s)
     }
 }
 
-/* ---- HellaSwag ---------------------------------------------------------------------
- */
+/* ---- HellaSwag ----------------------------------------------------------- */
 
 /* Appends s[0..n) with every `what` replaced, left to right. */
 static void replace(sti_buf *b, const char *s, size_t n, const char *what,

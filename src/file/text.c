@@ -20,7 +20,7 @@
 enum { CHUNK = 256 << 10, MAX_LINE = 256 << 20 };
 static const size_t MAX_TEXT = (size_t)16 << 30;
 
-/* ---- The stream: gzip or plain ------------------------------------------------- */
+/* ---- The stream: gzip or plain ------------------------------------------- */
 
 static still_status open_stream(const char *path, gzFile *out, still_error *err)
 {
@@ -59,7 +59,7 @@ static still_status read_stream(gzFile gz, const char *path, void *p, size_t roo
     return STILL_OK;
 }
 
-/* ---- Lines ---------------------------------------------------------------------- */
+/* ---- Lines --------------------------------------------------------------- */
 
 struct sti_lines {
     char *path;
@@ -164,8 +164,7 @@ uint64_t sti_lines_offset(const sti_lines *l)
     return at < 0 ? 0 : (uint64_t)at;
 }
 
-/* ---- Whole texts ------------------------------------------------------------------
- */
+/* ---- Whole texts --------------------------------------------------------- */
 
 static still_status append(sti_buf *b, const char *path, const char *p, size_t n,
                            still_error *err)

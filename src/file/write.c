@@ -40,7 +40,7 @@ struct sti_writer {
     size_t current, done; /* tensor being filled, bytes of it written */
 };
 
-/* ---- The file ---------------------------------------------------------------- */
+/* ---- The file ------------------------------------------------------------ */
 
 static still_status put(sti_writer *w, const void *p, size_t n, still_error *err)
 {
@@ -132,7 +132,7 @@ void sti_writer_abort(sti_writer *w)
     free(w);
 }
 
-/* ---- GGUF metadata ----------------------------------------------------------- */
+/* ---- GGUF metadata ------------------------------------------------------- */
 
 static void put_u32(sti_buf *b, uint32_t v)
 {
@@ -256,7 +256,7 @@ still_status sti_writer_meta_copy(sti_writer *w, const sti_meta *m, still_error 
     return end_pair(w, err);
 }
 
-/* ---- Tensors ----------------------------------------------------------------- */
+/* ---- Tensors ------------------------------------------------------------- */
 
 static const char *safetensors_dtype(sti_dtype t)
 {

@@ -13,8 +13,7 @@ const char *sti_target_name(sti_target t)
     return target_names[t];
 }
 
-/* ---- Entries ----------------------------------------------------------------------
- */
+/* ---- Entries ------------------------------------------------------------- */
 
 typedef struct lister {
     sti_adapter_entry *out; /* NULL: count */
@@ -94,8 +93,7 @@ static void list_all(lister *l, const sti_config *g, const sti_attn_config *cfg,
     }
 }
 
-/* ---- Views ------------------------------------------------------------------------
- */
+/* ---- Views --------------------------------------------------------------- */
 
 still_status sti_adapter_matrix_bind(sti_adapter *a, const sti_adapter_entry *e,
                                      sti_dtype type, const void *data, size_t bytes,
@@ -188,8 +186,7 @@ still_status sti_adapter_bind(sti_adapter *a, bool to_train, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Making -----------------------------------------------------------------------
- */
+/* ---- Making -------------------------------------------------------------- */
 
 static void set_identity(const sti_adapter_entry *e, float *v)
 {
@@ -320,8 +317,7 @@ void sti_adapter_free(sti_adapter *a)
     free(a);
 }
 
-/* ---- Filling ----------------------------------------------------------------------
- */
+/* ---- Filling ------------------------------------------------------------- */
 
 still_status sti_adapter_check(const sti_adapter_entry *e, const sti_tensor *t,
                                still_error *err)

@@ -114,8 +114,7 @@ void sti_adapter_free(sti_adapter *a);
 still_status sti_adapter_fill(sti_adapter *a, const sti_store *s, const char *prefix,
                               size_t *found, still_error *err);
 
-/* ---- Files (adapter_file.c) -------------------------------------------------------
- */
+/* ---- Files (adapter_file.c) ---------------------------------------------- */
 
 bool sti_adapter_is(const char *dir); /* whether the folder holds an adapter */
 still_status sti_adapter_read_spec(const char *dir, sti_adapter_spec *out,
@@ -134,8 +133,7 @@ still_status sti_adapter_write(const sti_adapter *a, const char *dir, still_erro
 json_t *sti_adapter_to_json(const sti_adapter_spec *spec);
 #define STI_ADAPTER_META "still.adapter" /* where a GGUF file has it */
 
-/* ---- Steps of making one -----------------------------------------------------------
- */
+/* ---- Steps of making one ------------------------------------------------- */
 
 /* Entries alone, no values: what an adapter of this description consists of. */
 still_status sti_adapter_outline(const sti_adapter_home *home,

@@ -29,7 +29,7 @@ bool sti_adapter_is(const char *dir)
            is_file(path);
 }
 
-/* ---- The description ------------------------------------------------------------ */
+/* ---- The description ----------------------------------------------------- */
 
 static bool from_hex(const char *hex, unsigned char *out, size_t n)
 {
@@ -138,7 +138,7 @@ static still_status spec_of_json(json_t *j, const char *path, sti_adapter_spec *
     return STILL_OK;
 }
 
-/* ---- Reading -------------------------------------------------------------------- */
+/* ---- Reading ------------------------------------------------------------- */
 
 still_status sti_adapter_open(const char *path, sti_store *out, still_error *err)
 {
@@ -309,7 +309,7 @@ still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
     return STILL_OK;
 }
 
-/* ---- Writing -------------------------------------------------------------------- */
+/* ---- Writing ------------------------------------------------------------- */
 
 still_status sti_adapter_write_spec(const sti_adapter_spec *spec, const char *dir,
                                     still_error *err)

@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 
-/* ---- Tensor names ------------------------------------------------------------ */
+/* ---- Tensor names -------------------------------------------------------- */
 
 static const struct {
     const char *gguf, *hf; /* %d is the layer */
@@ -50,7 +50,7 @@ const sti_tensor *sti_config_tensor(const sti_store *s, sti_part part, int layer
     return sti_store_find(s, name);
 }
 
-/* ---- Rotary frequencies ------------------------------------------------------- */
+/* ---- Rotary frequencies -------------------------------------------------- */
 
 typedef struct rope_scaling {
     enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3 } kind;
@@ -98,7 +98,7 @@ static still_status check_scaling(const char *path, const rope_scaling *r,
     return STILL_OK;
 }
 
-/* ---- GGUF ---------------------------------------------------------------------- */
+/* ---- GGUF ---------------------------------------------------------------- */
 
 typedef struct gguf_reader {
     const sti_store *s;
@@ -246,7 +246,7 @@ static still_status read_gguf(const sti_store *s, sti_config *c, int *window,
     return gguf_rope_factors(s, c, err);
 }
 
-/* ---- config.json ----------------------------------------------------------------- */
+/* ---- config.json --------------------------------------------------------- */
 
 typedef struct json_reader {
     const char *path;
@@ -359,8 +359,7 @@ static still_status read_json(const sti_store *s, sti_config *c, int *window,
     return rope_table(c, &scale, err);
 }
 
-/* ---- Both -------------------------------------------------------------------------
- */
+/* ---- Both ---------------------------------------------------------------- */
 
 static still_status check_numbers(const sti_store *s, const sti_config *c,
                                   still_error *err)

@@ -26,8 +26,7 @@ static const format formats[] = {{"gguf", true, sti_export_gguf},
                                  {"peft", false, sti_export_peft},
                                  {"adapter", false, sti_export_adapter}};
 
-/* ---- Opening ----------------------------------------------------------------------
- */
+/* ---- Opening ------------------------------------------------------------- */
 
 static still_status fingerprint_of(const sti_store *s,
                                    unsigned char out[STI_FINGERPRINT], still_error *err)
@@ -89,8 +88,7 @@ still_status sti_export_own_spec(const sti_export *x, const char *merged,
     return st;
 }
 
-/* ---- Copying ----------------------------------------------------------------------
- */
+/* ---- Copying ------------------------------------------------------------- */
 
 static still_status write_all(int fd, const sti_map *m, const char *path,
                               still_error *err)
@@ -127,8 +125,7 @@ still_status sti_export_copy(const char *from_folder, const char *from,
     return st;
 }
 
-/* ---- Names ------------------------------------------------------------------------
- */
+/* ---- Names --------------------------------------------------------------- */
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -167,8 +164,7 @@ static still_status check_path(const sti_export *x, const format *f, still_error
     return must_not_exist(twin, err);
 }
 
-/* ---- Moving into place ------------------------------------------------------------
- */
+/* ---- Moving into place --------------------------------------------------- */
 
 /* Removes a folder that holds nothing but files. */
 static void remove_folder(const char *folder)

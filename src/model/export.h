@@ -45,8 +45,7 @@ typedef struct sti_export {
     uint64_t done, total; /* bytes */
 } sti_export;
 
-/* ---- Lists (export_list.c) --------------------------------------------------------
- */
+/* ---- Lists (export_list.c) ----------------------------------------------- */
 
 /* What a tensor should be stored as; changed: a low-rank addition was merged. */
 typedef still_status (*sti_export_type_fn)(const sti_export *x, const sti_tensor *src,
@@ -73,8 +72,7 @@ still_status sti_export_low_rank(const sti_export *x, int layer, sti_target targ
                                  const sti_tensor **a, const sti_tensor **b,
                                  still_error *err);
 
-/* ---- Rows (export_rows.c) ---------------------------------------------------------
- */
+/* ---- Rows (export_rows.c) ------------------------------------------------ */
 
 /* Writes headers and data of a list; calls the progress callback. Does not finish w. */
 still_status sti_export_write(sti_export *x, const sti_export_list *l, sti_writer *w,
@@ -85,8 +83,7 @@ still_status sti_export_tensors(sti_export *x, const sti_export_list *l,
 /* Bytes it will write. */
 uint64_t sti_export_bytes(const sti_export_list *l);
 
-/* ---- Settings (export_config.c) ---------------------------------------------------
- */
+/* ---- Settings (export_config.c) ------------------------------------------ */
 
 typedef enum sti_rope_kind {
     STI_ROPE_PLAIN,
@@ -103,8 +100,7 @@ still_status sti_export_config(const sti_export *x, sti_dtype type, const char *
 /* The window of all layers; an error if they differ. */
 still_status sti_export_window(const sti_export *x, int *out, still_error *err);
 
-/* ---- Formats: each writes into an empty folder, which export.c moves into place ----
- */
+/* ---- Formats: each writes into an empty folder, which export.c moves into place */
 
 still_status sti_export_peft(sti_export *x, const char *folder, still_error *err);
 still_status sti_export_safetensors(sti_export *x, const char *folder,

@@ -11,8 +11,7 @@
 
 #include "model/export.h"
 
-/* ---- RoPE -------------------------------------------------------------------------
- */
+/* ---- RoPE ---------------------------------------------------------------- */
 
 static double plain_frequency(const sti_config *c, int i)
 {
@@ -91,8 +90,7 @@ still_status sti_export_window(const sti_export *x, int *out, still_error *err)
     return STILL_OK;
 }
 
-/* ---- config.json ------------------------------------------------------------------
- */
+/* ---- config.json --------------------------------------------------------- */
 
 static const char *torch_name(sti_dtype t)
 {

@@ -9,8 +9,7 @@
 
 #include "model/export.h"
 
-/* ---- Types ------------------------------------------------------------------------
- */
+/* ---- Types --------------------------------------------------------------- */
 
 static bool is_float(sti_dtype t)
 {
@@ -56,8 +55,7 @@ static still_status type_of(const sti_export *x, const sti_tensor *src, bool cha
     return STILL_OK;
 }
 
-/* ---- Metadata ---------------------------------------------------------------------
- */
+/* ---- Metadata ------------------------------------------------------------ */
 
 /* GGUF's number for "mostly this type"; -1: mixed, or the base's own. */
 static int file_type(const sti_export *x)
@@ -140,8 +138,7 @@ static still_status write_meta(const sti_export *x, sti_writer *w, still_error *
     return sti_tokenizer_save_gguf(x->tokenizer, c->vocab, w, err);
 }
 
-/* ---- Tensors ----------------------------------------------------------------------
- */
+/* ---- Tensors ------------------------------------------------------------- */
 
 /* Scaling that differs from frequency to frequency is a tensor of divisors. */
 static still_status add_rope(sti_export *x, sti_export_list *l, still_error *err)

@@ -34,8 +34,7 @@ sti_row_order sti_export_order(const sti_export *x, bool gguf)
     return pairs ? STI_ROWS_TO_PAIRS : STI_ROWS_TO_HALVES;
 }
 
-/* ---- The adapter ------------------------------------------------------------------
- */
+/* ---- The adapter --------------------------------------------------------- */
 
 still_status sti_export_trained(const sti_export *x, const sti_adapter_entry *e,
                                 const sti_tensor **out, still_error *err)
@@ -85,8 +84,7 @@ still_status sti_export_add_own(const sti_export *x, bool gguf, sti_export_list 
     return STILL_OK;
 }
 
-/* ---- The model --------------------------------------------------------------------
- */
+/* ---- The model ----------------------------------------------------------- */
 
 typedef struct shape {
     int64_t rows, cols; /* cols 0: a vector */

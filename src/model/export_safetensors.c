@@ -7,8 +7,7 @@
 
 #include "model/export.h"
 
-/* ---- Types ------------------------------------------------------------------------
- */
+/* ---- Types --------------------------------------------------------------- */
 
 static still_status float_type(const sti_export *x, sti_dtype *out, still_error *err)
 {
@@ -35,8 +34,7 @@ static still_status type_of(const sti_export *x, const sti_tensor *src, bool cha
     return float_type(x, out, err);
 }
 
-/* ---- Tokenizer --------------------------------------------------------------------
- */
+/* ---- Tokenizer ----------------------------------------------------------- */
 
 static still_status write_tokenizer(const sti_export *x, const char *folder,
                                     still_error *err)
@@ -61,8 +59,7 @@ static still_status write_tokenizer(const sti_export *x, const char *folder,
     return STILL_OK;
 }
 
-/* ---- Tensors ----------------------------------------------------------------------
- */
+/* ---- Tensors ------------------------------------------------------------- */
 
 static still_status write_spec(const sti_export *x, const char *folder,
                                still_error *err)

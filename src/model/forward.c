@@ -6,7 +6,7 @@
 
 #include "model/model.h"
 
-/* ---- Scratch ------------------------------------------------------------------- */
+/* ---- Scratch ------------------------------------------------------------- */
 
 static void carve_memory(const still_model *m, int rows, sti_carve *c, sti_scratch *out)
 {
@@ -81,7 +81,7 @@ void sti_model_scratch_free(still_model *m)
     m->scratch = (sti_scratch){0};
 }
 
-/* ---- Layers -------------------------------------------------------------------- */
+/* ---- Layers -------------------------------------------------------------- */
 
 sti_attn_layer sti_model_attn_layer(const still_model *m, int layer)
 {
@@ -94,6 +94,19 @@ sti_attn_layer sti_model_attn_layer(const still_model *m, int layer)
                         .interleaved = m->cfg.rope_interleaved};
     if (m->adapter) l.trained = m->adapter->layer[layer].attn;
     return l;
+}
+
+sti_feed_weights sti_model_feed(const still_model *m, int layer)
+{
+    const sti_layer *L = &m->layer[layer];
+    return (sti_feed_weights){.gate = &L->gate.w,
+                              .up = &L->up.w,
+                              .down = &L->down.w,
+                              .gate_bias = L->gate.bias,
+                              .up_bias = L->up.bias,
+                              .down_bias = L->down.bias,
+                              .norm = L->ffn_norm,
+                              .eps = m->cfg.rms_eps};
 }
 
 still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
@@ -223,18 +236,10 @@ static still_status attention(still_model *m, const sti_attn_config *cfg, int la
 
 static still_status feed_forward(still_model *m, int layer, int M, still_error *err)
 {
-    const sti_layer *L = &m->layer[layer];
     return m->be->feed_forward(m->dev,
                                &(sti_feed_forward_args){.x = m->scratch.x,
-                                                        .norm = L->ffn_norm,
-                                                        .eps = m->cfg.rms_eps,
                                                         .M = M,
-                                                        .gate = &L->gate.w,
-                                                        .up = &L->up.w,
-                                                        .down = &L->down.w,
-                                                        .gate_bias = L->gate.bias,
-                                                        .up_bias = L->up.bias,
-                                                        .down_bias = L->down.bias,
+                                                        .w = sti_model_feed(m, layer),
                                                         .room_h = m->scratch.h,
                                                         .room = m->scratch.ffn},
                                err);

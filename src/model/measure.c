@@ -8,8 +8,7 @@
 #include "model/model.h"
 #include "model/shape.h"
 
-/* ---- Stand-ins ----------------------------------------------------------------------
- */
+/* ---- Stand-ins ----------------------------------------------------------- */
 
 /* Whether the two have the same entries. */
 static bool alike(const still_method *a, const still_method *b)
@@ -112,8 +111,7 @@ void sti_model_stand_ins_free(still_model *m)
     m->n_stand_ins = 0;
 }
 
-/* ---- Memory -------------------------------------------------------------------------
- */
+/* ---- Memory -------------------------------------------------------------- */
 
 static size_t weights_of_adapter(const sti_adapter *a)
 {

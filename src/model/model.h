@@ -62,6 +62,8 @@ static inline const sti_weight *sti_model_head(const still_model *m)
 
 /* What attention methods ask of a layer. */
 sti_attn_layer sti_model_attn_layer(const still_model *m, int layer);
+/* What its feed-forward half multiplies by. */
+sti_feed_weights sti_model_feed(const still_model *m, int layer);
 
 /* Makes passes of `rows` rows possible without allocating; what is enough stays. */
 still_status sti_model_reserve(still_model *m, int rows, still_error *err);
@@ -100,8 +102,7 @@ still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
 
 sti_adapter_home sti_model_home(still_model *m);
 
-/* ---- For measuring (measure.c) ----------------------------------------------------
- */
+/* ---- For measuring (measure.c) ------------------------------------------- */
 
 /* Gives a model without adapter what training for the method would add to it, untrained
  * maps and random gates: time and memory of the two are the same. Kept for the next

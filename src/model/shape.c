@@ -85,8 +85,7 @@ json_t *sti_shape_config(const sti_shape *s, const char *torch_dtype)
     return c;
 }
 
-/* ---- Random numbers ---------------------------------------------------------------
- */
+/* ---- Random numbers ------------------------------------------------------ */
 
 void sti_random_weights(sti_dtype type, double deviation, uint64_t seed, void *out,
                         size_t bytes)
@@ -115,8 +114,7 @@ void sti_random_weights(sti_dtype type, double deviation, uint64_t seed, void *o
     }
 }
 
-/* ---- The store --------------------------------------------------------------------
- */
+/* ---- The store ----------------------------------------------------------- */
 
 /* Where tensors lie: each for itself, or one place for all with rows of a length. */
 typedef struct place {

@@ -20,7 +20,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 
-/* ---- Scores: which tokens stay exact (ops/score.c) --------------------------- */
+/* ---- Scores: which tokens stay exact (ops/score.c) ----------------------- */
 
 typedef enum sti_score_kind {
     STI_SCORE_S3,       /* Self-Saliency Score */
@@ -68,7 +68,7 @@ typedef struct sti_score {
 const sti_score *sti_score_at(sti_score_kind kind); /* NULL: no such score */
 bool sti_score_find(const char *name, sti_score_kind *out);
 
-/* ---- Settings ----------------------------------------------------------------- */
+/* ---- Settings ------------------------------------------------------------ */
 
 typedef enum sti_la_scale {
     STI_SCALE_EXACT, /* one denominator: the linear term weighs exp(alpha) */
@@ -161,7 +161,7 @@ static inline int sti_hybrid_features(const sti_hybrid_settings *set,
     return set->map == STI_MAP_RELU ? shape->F : 2 * shape->F;
 }
 
-/* ---- State of a session, one layer --------------------------------------------- */
+/* ---- State of a session, one layer --------------------------------------- */
 
 /* Element types belong to the backend: `kv` elements hold keys and values (double in
  * the reference; float or half elsewhere), `real` elements everything that is summed
@@ -197,7 +197,7 @@ void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
 void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set,
                             const sti_hybrid_shape *shape); /* back to empty */
 
-/* ---- Arguments ------------------------------------------------------------------ */
+/* ---- Arguments ----------------------------------------------------------- */
 
 /* The structs exist twice: in float for backends, and in double, with a 64 behind the
  * name, for the reference. Token-major, no padding between rows.
@@ -287,7 +287,7 @@ static inline sti_place sti_hybrid_place(const sti_hybrid_settings *set, int64_t
     return fold_chunk >= 0 && fold_chunk <= now ? STI_PLACE_LINEAR : STI_PLACE_SALIENT;
 }
 
-/* ---- The reference, in double (backend/ref) ------------------------------------- */
+/* ---- The reference, in double (backend/ref) ------------------------------ */
 
 /* Golden data and tests call these by name; everything else goes through the table of
  * a backend. They allocate what they need and free it. */

@@ -83,17 +83,23 @@ typedef struct sti_swiglu_args {
     int M, K;
 } sti_swiglu_args;
 
+/* What the feed-forward half of a layer multiplies by: gate and up [ffn, K], down
+ * [K, ffn], biases or NULL, norm [K]. */
+typedef struct sti_feed_weights {
+    const sti_weight *gate, *up, *down;
+    const float *gate_bias, *up_bias, *down_bias;
+    const float *norm;
+    float eps;
+} sti_feed_weights;
+
 /* The feed-forward half of a layer, x += W_down (silu(W_gate h) * (W_up h)), h =
  * rmsnorm(x), biases left out here. One entry so that a backend may keep what lies
  * between in a form of its own: room_h and room are for that. */
 typedef struct sti_feed_forward_args {
-    float *x;          /* [M, K], changed in place */
-    const float *norm; /* [K] */
-    float eps;
+    float *x; /* [M, K], changed in place */
     int M;
-    const sti_weight *gate, *up, *down;           /* [ffn, K], likewise, [K, ffn] */
-    const float *gate_bias, *up_bias, *down_bias; /* or NULL */
-    float *room_h, *room;                         /* [M, K], [2, M, ffn] */
+    sti_feed_weights w;
+    float *room_h, *room; /* [M, K], [2, M, ffn] */
 } sti_feed_forward_args;
 
 /* Softmax attention of rows that belong to several sessions. Segment s is rows
@@ -144,9 +150,10 @@ typedef struct sti_matmul_added_args {
     float scale;
 } sti_matmul_added_args;
 
-/* ---- Backward, for training. Gradients are float; sums over rows that feed one number
- * are made in a fixed order whatever the number of threads. -------------------------
- */
+/* ---- Backward, for training ---------------------------------------------- */
+
+/* Gradients are float; sums over rows that feed one number are made in a fixed order
+ * whatever the number of threads. */
 
 /* dx[M, K] = [dx +] scale sum_i dy_i[M, N_i] W_i: the inputs' gradient of a matmul, and
  * of the low-rank additions that read the same inputs. Bounded by arithmetic: 2 M N K
@@ -182,15 +189,12 @@ typedef struct sti_rmsnorm_back_args {
  * What its backward asks for of what lies between is kept in a form of the backend's
  * own; room_h and room are for one call. */
 typedef struct sti_feed_train_args {
-    const float *x;    /* [M, K] */
-    const float *norm; /* [K] */
-    float eps;
+    const float *x; /* [M, K] */
     int M;
-    const sti_weight *gate, *up, *down;           /* [ffn, K], likewise, [K, ffn] */
-    const float *gate_bias, *up_bias, *down_bias; /* or NULL */
-    float *kept;                                  /* [2, M, ffn] */
-    float *y;  /* forwards: [M, K], no alias; NULL: only what is kept is wanted */
-    float *dx; /* backwards: [M, K], in: gradient of y, out: of x */
+    sti_feed_weights w;
+    float *kept; /* [2, M, ffn] */
+    float *y;    /* forwards: [M, K], no alias; NULL: only what is kept is wanted */
+    float *dx;   /* backwards: [M, K], in: gradient of y, out: of x */
     float *room_h, *room; /* [M, K], [2, M, ffn] */
 } sti_feed_train_args;
 

@@ -32,7 +32,7 @@ still_status srv_encode(const still_tokenizer *tk, const char *text, size_t n,
     return status;
 }
 
-/* ---- One choice ------------------------------------------------------------------ */
+/* ---- One choice ---------------------------------------------------------- */
 
 /* The four lists of "logprobs", as they grow, and the text. */
 typedef struct choice {
@@ -240,7 +240,7 @@ static void put_choice(sti_buf *b, const srv_completion *q, size_t index,
         b->failed = true;
 }
 
-/* ---- All of a request ------------------------------------------------------------ */
+/* ---- All of a request ---------------------------------------------------- */
 
 static still_status encode_prompts(const srv_engine *e, srv_completion *q,
                                    still_error *err)

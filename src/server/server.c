@@ -53,7 +53,7 @@ typedef struct request {
     int fd;
 } request;
 
-/* ---- Headers --------------------------------------------------------------------- */
+/* ---- Headers ------------------------------------------------------------- */
 
 /* Takes as long for a wrong key as for the right one. */
 static bool same_key(const char *a, const char *b)
@@ -109,7 +109,7 @@ static void refuse_size(request *r)
     refuse(r, 413, "body_too_large", message);
 }
 
-/* ---- Answers --------------------------------------------------------------------- */
+/* ---- Answers ------------------------------------------------------------- */
 
 static bool client_gone(void *user)
 {
@@ -181,7 +181,7 @@ static enum MHD_Result act(request *r)
     return send_reply(r);
 }
 
-/* ---- Connections ----------------------------------------------------------------- */
+/* ---- Connections --------------------------------------------------------- */
 
 static void count(srv_server *s, int change)
 {
@@ -243,7 +243,7 @@ static void completed(void *user, struct MHD_Connection *connection, void **cont
     count(user, -1);
 }
 
-/* ---- The server ------------------------------------------------------------------ */
+/* ---- The server ---------------------------------------------------------- */
 
 int srv_port(const srv_server *s)
 {

@@ -23,8 +23,7 @@ typedef struct past {
     sti_block block; /* in the program's memory: random numbers, or a layer's state */
 } past;
 
-/* ---- Numbers ------------------------------------------------------------------------
- */
+/* ---- Numbers ------------------------------------------------------------- */
 
 /* About N(0, 1): the sum of four bytes. */
 static float normal(uint64_t r)
@@ -49,8 +48,7 @@ static void fill(past *p, void *out, size_t n, size_t size, float mean, float de
     }
 }
 
-/* ---- Softmax ------------------------------------------------------------------------
- */
+/* ---- Softmax ------------------------------------------------------------- */
 
 static still_status fill_cache(const past *p, unsigned char *to, size_t bytes,
                                still_error *err)
@@ -77,8 +75,7 @@ static still_status fill_softmax(past *p, int layer, still_error *err)
     return fill_cache(p, m->softmax.v, n, err);
 }
 
-/* ---- States -------------------------------------------------------------------------
- */
+/* ---- States -------------------------------------------------------------- */
 
 /* Tokens that have left the window: all chunks before the last token's and the one
  * before it. */
@@ -172,8 +169,7 @@ static still_status fill_state(past *p, int layer, still_error *err)
     return m->be->mem_move(m->dev, begin, p->block.p, count.used, err);
 }
 
-/* ---- Together -----------------------------------------------------------------------
- */
+/* ---- Together ------------------------------------------------------------ */
 
 /* The block must hold the largest state of a layer, and the seed of a cache. */
 static size_t block_bytes(const still_session *s)

@@ -243,8 +243,7 @@ static still_status check_room(const still_session *s, int n, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Feeding one session ------------------------------------------------------------
- */
+/* ---- Feeding one session ------------------------------------------------- */
 
 typedef struct score_request {
     const int32_t *tok;
@@ -359,8 +358,7 @@ still_status still_session_score_top(still_session *s, const int32_t *tok, int n
     return feed(s, tok, n, &(score_request){tok, n, logprob, top, k, top_logprob}, err);
 }
 
-/* ---- Stepping several ---------------------------------------------------------------
- */
+/* ---- Stepping several ---------------------------------------------------- */
 
 static still_status check_step(still_session **s, const int32_t *tok, int n,
                                still_error *err)
@@ -436,8 +434,7 @@ still_status still_session_step_top(still_session **s, const int32_t *tok, int n
     return step(s, tok, n, top, err);
 }
 
-/* ---- Small questions
- * ------------------------------------------------------------------ */
+/* ---- Small questions ----------------------------------------------------- */
 
 const float *still_session_logits(const still_session *s)
 {
@@ -465,8 +462,7 @@ void still_session_reset(still_session *s)
     s->has_logits = false;
 }
 
-/* ---- The bill
- * ------------------------------------------------------------------------- */
+/* ---- The bill ------------------------------------------------------------ */
 
 /* Code, libraries and tables of a running program; measured, see docs/perf.md. */
 static const size_t RUNTIME_BYTES = 27u << 19; /* 13.5 MiB */

@@ -25,8 +25,7 @@ struct still_snapshot {
     sti_block memory; /* state, then logits */
 };
 
-/* ---- In memory
- * ------------------------------------------------------------------------ */
+/* ---- In memory ----------------------------------------------------------- */
 
 still_status still_session_fork(const still_session *s, still_session **out,
                                 still_error *err)
@@ -105,8 +104,7 @@ still_status still_session_restore(still_session *s, const still_snapshot *p,
                  p->has_logits, err);
 }
 
-/* ---- Chunk boundaries
- * ------------------------------------------------------------------ */
+/* ---- Chunk boundaries ---------------------------------------------------- */
 
 int sti_session_chunk(const still_session *s)
 {
@@ -182,8 +180,7 @@ still_status still_session_rollback(still_session *s, int length, int *at,
     return STILL_OK;
 }
 
-/* ---- In a file
- * --------------------------------------------------------------------------- */
+/* ---- In a file ----------------------------------------------------------- */
 
 static const char MAGIC[8] = "STILLST1";
 enum { VERSION = 1 };

@@ -13,7 +13,7 @@
 enum { SHORT = 48 }; /* symbols; beyond it the heap wins */
 static const uint32_t NO_RANK = UINT32_MAX;
 
-/* ---- Table ---- */
+/* ---- Table --------------------------------------------------------------- */
 
 static inline size_t pair_hash(int32_t left, int32_t right)
 {
@@ -70,7 +70,7 @@ size_t sti_bpe_bytes(const sti_bpe *b, int vocab)
     return (b->slot ? (b->mask + 1) * sizeof *b->slot : 0) + per_token * (size_t)vocab;
 }
 
-/* ---- Short inputs ---- */
+/* ---- Short inputs -------------------------------------------------------- */
 
 static void run_short(const sti_bpe *b, int32_t *sym, size_t *count)
 {
@@ -101,7 +101,7 @@ static void run_short(const sti_bpe *b, int32_t *sym, size_t *count)
     *count = n;
 }
 
-/* ---- Long inputs ---- */
+/* ---- Long inputs --------------------------------------------------------- */
 
 /* The heap holds pairs as rank << 32 | index of the left symbol: smaller goes first. */
 
@@ -213,7 +213,7 @@ still_status sti_bpe_work_symbols(sti_bpe_work *w, size_t n, still_error *err)
     return STILL_OK;
 }
 
-/* ---- From tokens to merges ---- */
+/* ---- From tokens to merges ----------------------------------------------- */
 
 size_t sti_bpe_symbols(const sti_bpe *b, const sti_vocab *v, const char *p, size_t n,
                        int32_t *sym)

@@ -33,7 +33,7 @@ const char *still_chat_format_name(still_chat_format f)
     return "unknown";
 }
 
-/* ---- Reading literals off a template ---- */
+/* ---- Reading literals off a template ------------------------------------- */
 
 /* Appends [p, end) with Jinja's "\n" made newlines. */
 static void put_literal(sti_buf *b, const char *p, const char *end)
@@ -82,7 +82,7 @@ static void put_after(sti_buf *b, const char *t, const char *marker)
     sti_buf_put(b, p, strcspn(p, "\"'\\\n"));
 }
 
-/* ---- Pieces of text ---- */
+/* ---- Pieces of text ------------------------------------------------------ */
 
 static bool is_space(uint32_t c)
 {
@@ -114,7 +114,7 @@ static bool is_role(const still_message *m, const char *role)
     return !strcmp(m->role, role);
 }
 
-/* ---- The three shapes ---- */
+/* ---- The three shapes ---------------------------------------------------- */
 
 static void render_chatml(sti_buf *b, const char *t, const still_message *msg, size_t n,
                           bool prompt)

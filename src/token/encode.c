@@ -34,7 +34,7 @@ static void emit_unknown(encoder *e)
     e->after_unknown = true;
 }
 
-/* ---- Byte-level ---- */
+/* ---- Byte-level ---------------------------------------------------------- */
 
 static still_status encode_piece(void *user, const char *p, size_t n, still_error *err)
 {
@@ -97,7 +97,7 @@ static still_status encode_bytes(encoder *e, const char *p, size_t n, still_erro
     return STILL_OK;
 }
 
-/* ---- SentencePiece ---- */
+/* ---- SentencePiece ------------------------------------------------------- */
 
 /* A character no token covers: its bytes, or the unknown token. */
 static void emit_character(encoder *e, const char *p, size_t n)
@@ -218,7 +218,7 @@ static still_status encode_spm(encoder *e, const char *p, size_t n, bool first,
     return encode_words(e, p + done, n - done, err);
 }
 
-/* ---- Fragments ---- */
+/* ---- Fragments ----------------------------------------------------------- */
 
 static bool blank(char c)
 {

@@ -47,7 +47,7 @@ static const json_t *step(const json_t *o, const char *list, size_t i)
     return is_type(o, "Sequence") ? json_array_get(json_object_get(o, list), i) : o;
 }
 
-/* ---- Tokens ---- */
+/* ---- Tokens -------------------------------------------------------------- */
 
 typedef struct entry {
     const char *text; /* NULL: the id is not used */
@@ -140,7 +140,7 @@ static int32_t id_of(const still_tokenizer *tk, const json_t *vocab, const char 
              : sti_tokenizer_special_id(tk, text, strlen(text));
 }
 
-/* ---- Merges: "left right", or ["left", "right"] ---- */
+/* ---- Merges: "left right", or ["left", "right"] -------------------------- */
 
 static still_status read_merges(still_tokenizer *tk, json_t *merges, still_error *err)
 {
@@ -171,7 +171,7 @@ static still_status read_merges(still_tokenizer *tk, json_t *merges, still_error
     return sti_bpe_mark_whole(&tk->bpe, &tk->v, err);
 }
 
-/* ---- Splitting ---- */
+/* ---- Splitting ----------------------------------------------------------- */
 
 static still_status read_split(still_tokenizer *tk, const json_t *o, still_error *err)
 {
@@ -226,7 +226,7 @@ static bool has_byte_level(const json_t *pre)
     return false;
 }
 
-/* ---- SentencePiece-like ---- */
+/* ---- SentencePiece-like -------------------------------------------------- */
 
 static still_status read_normalizer(still_tokenizer *tk, const json_t *normalizer,
                                     bool *escapes, still_error *err)
@@ -276,7 +276,7 @@ static still_status read_spm(still_tokenizer *tk, const json_t *root, still_erro
                     "ByteLevel, no replacement of spaces)");
 }
 
-/* ---- The whole ---- */
+/* ---- The whole ----------------------------------------------------------- */
 
 /* BOS, where the post-processor puts a token in front. */
 static void read_template(still_tokenizer *tk, const json_t *post)

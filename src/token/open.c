@@ -26,7 +26,7 @@ static still_status open_in(const char *folder, const char *name, sti_map *out,
     return status;
 }
 
-/* ---- Settings beside a tokenizer ---- */
+/* ---- Settings beside a tokenizer ----------------------------------------- */
 
 /* A token in tokenizer_config.json: "text", or {"content": "text"}. */
 static int32_t token_setting(const still_tokenizer *tk, const json_t *o,
@@ -126,7 +126,7 @@ still_status sti_tokenizer_load_settings(still_tokenizer *tk, const char *folder
     return st;
 }
 
-/* ---- Opening ---- */
+/* ---- Opening ------------------------------------------------------------- */
 
 typedef still_status (*bytes_fn)(still_tokenizer *, const char *, size_t,
                                  still_error *);

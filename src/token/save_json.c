@@ -38,7 +38,7 @@ static json_t *token_json(const still_tokenizer *tk, int32_t id, sti_buf *b)
     return b->failed ? NULL : json_stringn(b->p, b->n);
 }
 
-/* ---- The model: vocabulary and merges ---- */
+/* ---- The model: vocabulary and merges ------------------------------------ */
 
 static json_t *vocabulary(const still_tokenizer *tk, bool *ok)
 {
@@ -114,7 +114,7 @@ static json_t *added_tokens(const still_tokenizer *tk)
     return list;
 }
 
-/* ---- What happens before and after it ---- */
+/* ---- What happens before and after it ------------------------------------ */
 
 static json_t *byte_level(bool prefix, bool regex)
 {
@@ -180,7 +180,7 @@ static json_t *post_processor(const still_tokenizer *tk)
     return tk->spm ? json_null() : byte_level(true, true);
 }
 
-/* ---- The files ---- */
+/* ---- The files ----------------------------------------------------------- */
 
 static still_status save_tokenizer(const still_tokenizer *tk, const char *folder,
                                    still_error *err)

@@ -195,7 +195,7 @@ still_status sti_split_walk(const sti_split *s, const char *text, size_t n,
     return st;
 }
 
-/* ---- Names ---- */
+/* ---- Names --------------------------------------------------------------- */
 
 /* Contractions in both cases, digits in runs, spaces before words, digits and line
  * ends, punctuation before line ends, marks, scripts without spaces. */

@@ -11,9 +11,9 @@ still_status sti_tokenizer_from_store(const sti_store *s, still_tokenizer **out,
                                       still_error *err);
 size_t sti_tokenizer_bytes(const still_tokenizer *tk); /* memory it holds */
 
-/* ---- Writing, for other programs (save_json.c, save_gguf.c)
- * --------------------------- Both spell out what the tokenizer holds, whatever file it
- * came from. */
+/* ---- Writing, for other programs (save_json.c, save_gguf.c) -------------- */
+
+/* Both spell out what the tokenizer holds, whatever file it came from. */
 
 /* tokenizer.json, tokenizer_config.json and generation_config.json in a folder. */
 still_status sti_tokenizer_save_json(const still_tokenizer *tk, const char *folder,

@@ -37,7 +37,7 @@ size_t sti_tokenizer_bytes(const still_tokenizer *tk)
            (tk->chat_template ? strlen(tk->chat_template) + 1 : 0);
 }
 
-/* ---- Completing ---- */
+/* ---- Completing ---------------------------------------------------------- */
 
 /* Gives characters that stand in tokens without being tokens an id past the
  * vocabulary, so that merges can start from them. */
@@ -181,7 +181,7 @@ still_status sti_tokenizer_finish(still_tokenizer *tk, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Questions ---- */
+/* ---- Questions ----------------------------------------------------------- */
 
 int still_tokenizer_vocab(const still_tokenizer *tk)
 {

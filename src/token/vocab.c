@@ -71,7 +71,7 @@ still_status sti_vocab_add(sti_vocab *v, const char *p, size_t n, sti_kind kind,
     return STILL_OK;
 }
 
-/* ---- Look-up ---- */
+/* ---- Look-up ------------------------------------------------------------- */
 
 static inline uint64_t mix(uint64_t a, uint64_t b)
 {
@@ -149,7 +149,7 @@ still_status sti_vocab_index_last(sti_vocab *v, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Ways bytes are spelled in vocabulary files ---- */
+/* ---- Ways bytes are spelled in vocabulary files -------------------------- */
 
 /* GPT-2 writes printable Latin-1 bytes as themselves and the other 68, in order, as
  * U+0100 .. U+0143. */

@@ -22,8 +22,7 @@ static float *own_grad(const sti_layer_job *j, int layer, sti_trained kind)
     return sti_grad_of(j, layer, kind, STI_TARGETS);
 }
 
-/* ---- The hybrid operator -----------------------------------------------------------
- */
+/* ---- The hybrid operator ------------------------------------------------- */
 
 enum { OTHER_CHUNK = 64 }; /* of layers that stay softmax beside Liger or SUPRA */
 
@@ -105,8 +104,7 @@ static still_status hybrid_back(const sti_layer_job *j, int layer, const float *
     return inputs ? sti_layer_rotate(j, b->dq, b->dk, true, err) : STILL_OK;
 }
 
-/* ---- Liger and SUPRA ----------------------------------------------------------------
- */
+/* ---- Liger and SUPRA ----------------------------------------------------- */
 
 static sti_linear_args linear_begin(const sti_layer_job *j, int layer, int sequence)
 {
@@ -189,8 +187,7 @@ static still_status linear_back(const sti_layer_job *j, int layer, const float *
     return status;
 }
 
-/* ---- Either -------------------------------------------------------------------------
- */
+/* ---- Either -------------------------------------------------------------- */
 
 static bool is_linear(const sti_layer_job *j, int layer)
 {

@@ -43,7 +43,7 @@ void sti_checkpoint_sweep(const char *dir)
     if (d) closedir(d);
 }
 
-/* ---- Settings ------------------------------------------------------------------- */
+/* ---- Settings ------------------------------------------------------------ */
 
 /* Adds what `from` holds, objects in it as "key.key"; false: no memory. */
 static bool put_parts(json_t *to, const char *prefix, json_t *from)
@@ -107,7 +107,7 @@ static json_t *settings_of(const sti_trainer *t)
     return NULL;
 }
 
-/* ---- Writing -------------------------------------------------------------------- */
+/* ---- Writing ------------------------------------------------------------- */
 
 /* One of the operators' arrays, by way of the program's memory. */
 static still_status write_part(const sti_trainer *t, sti_writer *w, const float *x,
@@ -153,7 +153,7 @@ still_status sti_checkpoint_write(const sti_trainer *t, still_error *err)
     return sti_writer_finish(w, err);
 }
 
-/* ---- Reading -------------------------------------------------------------------- */
+/* ---- Reading ------------------------------------------------------------- */
 
 static still_status compare(const sti_trainer *t, const sti_store *s, still_error *err)
 {

@@ -21,7 +21,7 @@ struct sti_comm {
     int failed_rank; /* by agreement; -1: none */
 };
 
-/* ---- The launcher --------------------------------------------------------------- */
+/* ---- The launcher -------------------------------------------------------- */
 
 /* A count in the environment; 0: none. */
 static int count_of(const char *name)
@@ -90,7 +90,7 @@ still_status sti_comm_new(sti_comm **out, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Calls: alone, or over MPI -------------------------------------------------- */
+/* ---- Calls: alone, or over MPI ------------------------------------------- */
 
 #if STI_HAVE_MPI
 

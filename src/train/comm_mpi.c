@@ -42,7 +42,7 @@ struct sti_mpi {
     void *parts;      /* [BLOCK]: contributions to this rank's slice */
 };
 
-/* ---- Errors --------------------------------------------------------------------- */
+/* ---- Errors -------------------------------------------------------------- */
 
 static still_status fail_mpi(const sti_mpi *m, int code, const char *what,
                              still_error *err)
@@ -87,7 +87,7 @@ static still_status wait_all(sti_mpi *m, int n, const char *what, still_error *e
     }
 }
 
-/* ---- Joining and leaving -------------------------------------------------------- */
+/* ---- Joining and leaving ------------------------------------------------- */
 
 static void end_mpi(void)
 {
@@ -192,7 +192,7 @@ int sti_mpi_size(const sti_mpi *m)
     return m->size;
 }
 
-/* ---- Calls ---------------------------------------------------------------------- */
+/* ---- Calls --------------------------------------------------------------- */
 
 /* Elements of rank r's slice of n: [*first, *first + result). */
 static size_t slice_of(const sti_mpi *m, size_t n, int r, size_t *first)

@@ -35,8 +35,7 @@ struct sti_data {
     sti_data_report report;
 };
 
-/* ---- Opening ------------------------------------------------------------------------
- */
+/* ---- Opening ------------------------------------------------------------- */
 
 static still_status check_params(const still_tokenizer *tk, const sti_data_params *p,
                                  still_error *err)
@@ -266,9 +265,7 @@ void sti_data_free(sti_data *d)
     free(d);
 }
 
-/* ---- Handing out
- * ----------------------------------------------------------------------
- */
+/* ---- Handing out --------------------------------------------------------- */
 
 const sti_data_report *sti_data_get_report(const sti_data *d)
 {

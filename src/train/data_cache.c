@@ -29,8 +29,7 @@ uint32_t sti_cache_head_crc(const sti_cache_header *h)
     return crc_of(0, h, offsetof(sti_cache_header, head_crc));
 }
 
-/* ---- Reading ------------------------------------------------------------------------
- */
+/* ---- Reading ------------------------------------------------------------- */
 
 static still_status check(const sti_cache *c, const unsigned char *key, int vocab,
                           still_error *err)
@@ -82,9 +81,9 @@ void sti_cache_close(sti_cache *c)
     *c = (sti_cache){0};
 }
 
-/* ---- Writing ------------------------------------------------------------------------
- *
- * The entries are streamed behind room for the header, which is written last, when
+/* ---- Writing ------------------------------------------------------------- */
+
+/* The entries are streamed behind room for the header, which is written last, when
  * counts and checksums are known. */
 
 struct sti_cache_writer {

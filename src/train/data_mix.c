@@ -7,9 +7,9 @@
 
 __extension__ typedef unsigned __int128 wide;
 
-/* ---- Files by weight --------------------------------------------------------------
- *
- * Draw j of file f happens at the time (2j + 1) / (2 w_f): each file is drawn evenly,
+/* ---- Files by weight ----------------------------------------------------- */
+
+/* Draw j of file f happens at the time (2j + 1) / (2 w_f): each file is drawn evenly,
  * w_f times in a unit of time. Draw i of the mix is the i-th of all these, earlier
  * files first where times are equal. */
 
@@ -55,9 +55,9 @@ int sti_mix_draw(const uint64_t *weight, int n, uint64_t i, uint64_t *nth)
     __builtin_unreachable(); /* ranks are a permutation of 0, 1, 2, ... */
 }
 
-/* ---- Sequences of a file ------------------------------------------------------------
- *
- * A Feistel network over 2h bits, the fewest with 4^h >= n, permutes 0 .. 4^h - 1.
+/* ---- Sequences of a file ------------------------------------------------- */
+
+/* A Feistel network over 2h bits, the fewest with 4^h >= n, permutes 0 .. 4^h - 1.
  * Applied again and again until the result is below n, it permutes 0 .. n-1: walking
  * along a cycle must come back below n, at the start if nowhere else. Fewer than four
  * rounds of it are needed on average. */

@@ -13,7 +13,7 @@
 #include "base/mem.h"
 #include "train/data.h"
 
-/* ---- Records ------------------------------------------------------------------- */
+/* ---- Records ------------------------------------------------------------- */
 
 typedef struct sti_records sti_records;
 
@@ -33,7 +33,7 @@ still_status sti_records_next(sti_records *r, sti_record *rec, bool *more,
 uint64_t sti_records_offset(const sti_records *r, uint64_t size);
 void sti_records_close(sti_records *r);
 
-/* ---- The cache of a file's tokens ------------------------------------------------ */
+/* ---- The cache of a file's tokens ---------------------------------------- */
 
 enum { STI_CACHE_VERSION = 1 };
 /* Set in an entry whose id belongs to an output; the other bits are the id. */
@@ -74,7 +74,7 @@ void sti_cache_abort(sti_cache_writer *w);
 /* Makes a folder and its parents. */
 still_status sti_cache_folder(const char *path, still_error *err);
 
-/* ---- Tokens ---------------------------------------------------------------------- */
+/* ---- Tokens -------------------------------------------------------------- */
 
 typedef struct sti_data_progress {
     still_progress_fn fn; /* may be NULL */
@@ -93,7 +93,7 @@ still_status sti_tokens_build(const still_tokenizer *tk, const char *path,
                               const char *to, sti_cache_header *h,
                               const sti_data_progress *progress, still_error *err);
 
-/* ---- Order ----------------------------------------------------------------------- */
+/* ---- Order --------------------------------------------------------------- */
 
 /* Part of sti_data_digest: a run must not be resumed under another order. */
 enum { STI_ORDER_VERSION = 1 };

@@ -22,8 +22,7 @@ struct sti_records {
     char broken[200];
 };
 
-/* ---- From a record to a document --------------------------------------------------
- */
+/* ---- From a record to a document ----------------------------------------- */
 
 static sti_str string_of(const json_t *v) /* empty if it is none */
 {
@@ -104,8 +103,7 @@ static still_status make_document(sti_records *r, const json_t *v, sti_record *r
     return STILL_OK;
 }
 
-/* ---- Lines ------------------------------------------------------------------------
- */
+/* ---- Lines --------------------------------------------------------------- */
 
 static still_status next_line(sti_records *r, sti_record *rec, bool *more,
                               still_error *err)
@@ -126,8 +124,7 @@ static still_status next_line(sti_records *r, sti_record *rec, bool *more,
     return status;
 }
 
-/* ---- Whole files --------------------------------------------------------------------
- */
+/* ---- Whole files --------------------------------------------------------- */
 
 static still_status load_whole(sti_records *r, still_error *err)
 {
@@ -182,8 +179,7 @@ static still_status looks_whole(const char *path, bool *whole, bool *certain,
     return status;
 }
 
-/* ---- The reader ---------------------------------------------------------------------
- */
+/* ---- The reader ---------------------------------------------------------- */
 
 static still_status open_records(sti_records *r, still_error *err)
 {

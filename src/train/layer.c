@@ -104,8 +104,7 @@ still_status sti_layer_rotate(const sti_layer_job *j, float *q, float *k, bool b
                        err);
 }
 
-/* ---- Forwards ---------------------------------------------------------------------
- */
+/* ---- Forwards ------------------------------------------------------------ */
 
 static still_status project(const sti_layer_job *j, int layer, const float *x,
                             still_error *err)
@@ -188,18 +187,10 @@ static still_status feed_forward(const sti_layer_job *j, int layer, float *x,
                                  still_error *err)
 {
     still_model *m = j->m;
-    const sti_layer *L = &m->layer[layer];
     return m->be->feed_forward(m->dev,
                                &(sti_feed_forward_args){.x = x,
-                                                        .norm = L->ffn_norm,
-                                                        .eps = m->cfg.rms_eps,
                                                         .M = rows_of(j),
-                                                        .gate = &L->gate.w,
-                                                        .up = &L->up.w,
-                                                        .down = &L->down.w,
-                                                        .gate_bias = L->gate.bias,
-                                                        .up_bias = L->up.bias,
-                                                        .down_bias = L->down.bias,
+                                                        .w = sti_model_feed(m, layer),
                                                         .room_h = j->back->dh,
                                                         .room = j->back->feed},
                                err);
@@ -210,18 +201,9 @@ static still_status feed_forward(const sti_layer_job *j, int layer, float *x,
 static sti_feed_train_args feed_args(const sti_layer_job *j, int layer, float *out,
                                      float *dx)
 {
-    const still_model *m = j->m;
-    const sti_layer *L = &m->layer[layer];
     return (sti_feed_train_args){.x = j->acts->mid,
-                                 .norm = L->ffn_norm,
-                                 .eps = m->cfg.rms_eps,
                                  .M = rows_of(j),
-                                 .gate = &L->gate.w,
-                                 .up = &L->up.w,
-                                 .down = &L->down.w,
-                                 .gate_bias = L->gate.bias,
-                                 .up_bias = L->up.bias,
-                                 .down_bias = L->down.bias,
+                                 .w = sti_model_feed(j->m, layer),
                                  .kept = j->acts->feed,
                                  .y = out,
                                  .dx = dx,
@@ -261,8 +243,7 @@ still_status sti_layer_forward(const sti_layer_job *j, int layer, const float *x
     return sti_layer_finish(j, layer, x, out, err);
 }
 
-/* ---- Backwards --------------------------------------------------------------------
- */
+/* ---- Backwards ----------------------------------------------------------- */
 
 /* dx: of mid -> of the layer's input. */
 static still_status attention_back(const sti_layer_job *j, int layer, const float *x,

@@ -107,8 +107,7 @@ bool sti_layer_converted(const sti_layer_job *j, int layer);
 still_status sti_layer_rotate(const sti_layer_job *j, float *q, float *k, bool back,
                               still_error *err);
 
-/* ---- Attention alone (attend.c) ----------------------------------------------------
- */
+/* ---- Attention alone (attend.c) ------------------------------------------ */
 
 /* y from q, k, v and gate of the acts, as the student attends; route included. */
 still_status sti_student_attend(const sti_layer_job *j, int layer, float *y,
@@ -123,8 +122,7 @@ still_status sti_student_backward(const sti_layer_job *j, int layer, const float
 still_status sti_student_match(const sti_layer_job *j, int layer, float scale,
                                double *loss, still_error *err);
 
-/* ---- Low-rank additions (low_rank.c) ------------------------------------------------
- */
+/* ---- Low-rank additions (low_rank.c) ------------------------------------- */
 
 /* Projections of one input that may have additions. */
 typedef struct sti_low_rank {

@@ -13,7 +13,7 @@
 
 enum { SAVE_SECONDS = 120 };
 
-/* ---- Preparing ------------------------------------------------------------------ */
+/* ---- Preparing ----------------------------------------------------------- */
 
 static still_status open_data(sti_trainer *t, still_error *err)
 {
@@ -93,7 +93,7 @@ static still_status prepare(sti_trainer *t, bool plan_only, still_error *err)
     return st;
 }
 
-/* ---- The run -------------------------------------------------------------------- */
+/* ---- The run ------------------------------------------------------------- */
 
 typedef struct clock_of_stage {
     double start, saved;
@@ -284,7 +284,7 @@ still_status still_linearize(still_model *m, const still_train_params *p,
     return end(&t, run(&t, err), err);
 }
 
-/* ---- Planning ------------------------------------------------------------------- */
+/* ---- Planning ------------------------------------------------------------ */
 
 static uint64_t trained_in(const sti_trainer *t, int stage)
 {

@@ -94,8 +94,7 @@ still_status sti_step_validate(sti_trainer *t, uint64_t most, sti_tally *tally,
 /* Mean over layers of err2 / ref2. */
 double sti_tally_relative(const sti_trainer *t, const sti_tally *tally);
 
-/* ---- optimizer.c -------------------------------------------------------------------
- */
+/* ---- optimizer.c --------------------------------------------------------- */
 
 /* Learning rate of step s of n: warm-up, then a cosine down to a tenth. */
 double sti_schedule(double peak, uint64_t s, uint64_t n, double warmup);
@@ -106,8 +105,7 @@ still_status sti_optimizer_step(sti_trainer *t, double *norm, still_error *err);
 /* Whether an entry is trained in a stage. */
 bool sti_trains(const sti_trainer *t, int stage, const sti_adapter_entry *e);
 
-/* ---- checkpoint.c ------------------------------------------------------------------
- */
+/* ---- checkpoint.c -------------------------------------------------------- */
 
 #define STI_CHECKPOINT "checkpoint.safetensors"
 still_status sti_checkpoint_write(const sti_trainer *t, still_error *err);
@@ -117,8 +115,7 @@ bool sti_checkpoint_there(const char *dir);
 /* Removes what writers that were killed have left in a run's folder. */
 void sti_checkpoint_sweep(const char *dir);
 
-/* ---- report.c ----------------------------------------------------------------------
- */
+/* ---- report.c ------------------------------------------------------------ */
 
 /* Appends a line to train.jsonl. */
 still_status sti_report_step(const sti_trainer *t, const still_train_progress *p,

@@ -7,7 +7,7 @@
 #include "base/random.h"
 #include "train/train.h"
 
-/* ---- Settings ------------------------------------------------------------------- */
+/* ---- Settings ------------------------------------------------------------ */
 
 static void set_defaults(still_train_params *p)
 {
@@ -91,7 +91,7 @@ static void plan_steps(sti_trainer *t)
     t->steps = steps;
 }
 
-/* ---- The adapter ---------------------------------------------------------------- */
+/* ---- The adapter --------------------------------------------------------- */
 
 /* A of every low-rank pair: uniform within 1 / sqrt(inputs), so that B alone, which is
  * 0, decides whether there is an addition. */
@@ -194,7 +194,7 @@ static still_status make_adapter(sti_trainer *t, still_error *err)
     return sti_adapter_push(t->adapter, err);
 }
 
-/* ---- Memory --------------------------------------------------------------------- */
+/* ---- Memory -------------------------------------------------------------- */
 
 /* layers: how many have acts of their own. */
 /* Numbers in t->sums. */
@@ -325,7 +325,7 @@ void sti_trainer_end(sti_trainer *t, still_status st)
     sti_comm_free(t->comm);
 }
 
-/* ---- Together ------------------------------------------------------------------- */
+/* ---- Together ------------------------------------------------------------ */
 
 /* Whether every rank has a device of its own. */
 static still_status alone_with_device(sti_trainer *t, bool *out, still_error *err)

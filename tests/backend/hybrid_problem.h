@@ -13,8 +13,7 @@
 
 #include "backend/ref/hybrid_ref.h"
 
-/* ---- Random problems ----------------------------------------------------------------
- */
+/* ---- Random problems ----------------------------------------------------- */
 
 static inline uint64_t next_random(uint64_t *state)
 {

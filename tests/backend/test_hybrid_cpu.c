@@ -27,8 +27,7 @@ static void free_dev(sti_dev *dev)
     sti_backend_find("cpu")->dev_free(dev);
 }
 
-/* ---- A session of the cpu backend over the inputs of a problem ----------------------
- */
+/* ---- A session of the cpu backend over the inputs of a problem ----------- */
 
 typedef struct session {
     const problem *p;
@@ -164,8 +163,7 @@ static void round_inputs(problem *p, size_t kv_size)
         }
 }
 
-/* ---- Against the reference ----------------------------------------------------------
- */
+/* ---- Against the reference ----------------------------------------------- */
 
 static double error_of(const float *got, const double *want, size_t n)
 {
@@ -353,8 +351,7 @@ static void test_positions(void **state)
     }
 }
 
-/* ---- Against itself -----------------------------------------------------------------
- */
+/* ---- Against itself ------------------------------------------------------ */
 
 /* Everything that later tokens depend on, and everything that came out. */
 static void assert_same(const session *a, const session *b)
@@ -477,8 +474,7 @@ static void test_partition(void **state)
     free_dev(dev);
 }
 
-/* ---- A long stream ------------------------------------------------------------------
- */
+/* ---- A long stream ------------------------------------------------------- */
 
 /* A million tokens that all add to the same side, the worst a sum in float can meet:
  * the state must be that of a sum in double. With a window chunks are added, without

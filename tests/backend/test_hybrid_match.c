@@ -135,8 +135,7 @@ static sti_dev *new_dev(const char *backend, const char *isa, int threads)
     return dev;
 }
 
-/* ---- The reference ----------------------------------------------------------------
- */
+/* ---- The reference ------------------------------------------------------- */
 
 static double loss_at(const batch *x)
 {
@@ -257,8 +256,7 @@ static void test_table_of_ref(void **state)
     drop_batch(&x);
 }
 
-/* ---- cpu ----------------------------------------------------------------------------
- */
+/* ---- cpu ----------------------------------------------------------------- */
 
 static void compare(const batch *x, double limit)
 {

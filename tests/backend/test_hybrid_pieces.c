@@ -2,8 +2,7 @@
  * scores, settings and the size of a state. */
 #include "hybrid_problem.h"
 
-/* ---- Gradients ----------------------------------------------------------------------
- */
+/* ---- Gradients ----------------------------------------------------------- */
 
 /* sum y.dy with the routing, and M, as they are in p. */
 static double loss(problem *p, const double *dy)
@@ -72,8 +71,7 @@ static void test_gradients(void **state)
     }
 }
 
-/* ---- Maps -------------------------------------------------------------------------
- */
+/* ---- Maps ---------------------------------------------------------------- */
 
 static void test_maps(void **state)
 {
@@ -103,8 +101,7 @@ static void test_maps(void **state)
     assert_true(phi[0] == 3.5 && phi[1] == 1e-12);
 }
 
-/* ---- Scores and settings ------------------------------------------------------------
- */
+/* ---- Scores and settings ------------------------------------------------- */
 
 static void test_scores(void **state)
 {

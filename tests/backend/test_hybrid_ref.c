@@ -6,8 +6,7 @@
 
 enum { PROBLEMS = 120 }; /* random ones for each identity */
 
-/* ---- Golden cases -------------------------------------------------------------------
- */
+/* ---- Golden cases -------------------------------------------------------- */
 
 static void count_case(void *user, const still_check_case *c)
 {
@@ -31,8 +30,7 @@ static void test_golden(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* ---- Identities ---------------------------------------------------------------------
- */
+/* ---- Identities ---------------------------------------------------------- */
 
 /* Window, salient cache and state hold every token of the past exactly once. */
 static void test_partition(void **state)
@@ -153,8 +151,7 @@ static void test_batch_is_separate_sequences(void **state)
     drop(&p);
 }
 
-/* ---- Odd sizes and numbers ----------------------------------------------------------
- */
+/* ---- Odd sizes and numbers ----------------------------------------------- */
 
 static void test_odd_sizes(void **state)
 {
@@ -256,8 +253,7 @@ static void test_ties_keep_the_earlier(void **state)
     drop(&p);
 }
 
-/* ---- Positions ----------------------------------------------------------------------
- */
+/* ---- Positions ----------------------------------------------------------- */
 
 /* A cap beyond the sequence changes nothing. */
 static void test_distant_cap(void **state)

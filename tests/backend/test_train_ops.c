@@ -54,16 +54,14 @@ static void assert_near(double y, double want, double rel, double abs, const cha
         fail_msg("%s, element %zu: %.9g, expected %.9g", what, i, y, want);
 }
 
-/* ---- Weights ------------------------------------------------------------------------
- */
+/* ---- Weights ------------------------------------------------------------- */
 
 static const sti_dtype TYPES[] = {STI_F32,  STI_F16,  STI_BF16, STI_Q4_0, STI_Q4_1,
                                   STI_Q5_0, STI_Q5_1, STI_Q8_0, STI_Q2_K, STI_Q3_K,
                                   STI_Q4_K, STI_Q5_K, STI_Q6_K};
 enum { N_TYPES = sizeof TYPES / sizeof *TYPES };
 
-/* ---- matmul_back --------------------------------------------------------------------
- */
+/* ---- matmul_back --------------------------------------------------------- */
 
 typedef struct back_case {
     int M, n;
@@ -207,8 +205,7 @@ static void matmul_back_adds_up_matrices(void **state)
                            .accumulate = true});
 }
 
-/* ---- matmul_grad --------------------------------------------------------------------
- */
+/* ---- matmul_grad --------------------------------------------------------- */
 
 static void matmul_grad_is_the_definition(void **state)
 {
@@ -256,8 +253,7 @@ static void matmul_grad_is_the_definition(void **state)
     }
 }
 
-/* ---- Norm, activation, positions ----------------------------------------------------
- */
+/* ---- Norm, activation, positions ----------------------------------------- */
 
 static double norm_of(const double *x, const float *g, const float *dy, int K,
                       float eps)
@@ -413,8 +409,7 @@ static void rope_turns_back(void **state)
     each_cpu(check_cpu_rope, NULL);
 }
 
-/* ---- Loss ---------------------------------------------------------------------------
- */
+/* ---- Loss ---------------------------------------------------------------- */
 
 static double loss_of(const double *x, const double *t, int V, int target, double kd)
 {
@@ -547,8 +542,7 @@ static void loss_refuses_and_reports(void **state)
     each_cpu(check_bad_loss, NULL);
 }
 
-/* ---- Optimizer ----------------------------------------------------------------------
- */
+/* ---- Optimizer ----------------------------------------------------------- */
 
 enum { WEIGHTS = 20011, STEPS = 5 };
 
@@ -659,8 +653,7 @@ static void squares_are_added_in_one_order(void **state)
     ref()->dev_free(dev);
 }
 
-/* ---- Errors, memory -----------------------------------------------------------------
- */
+/* ---- Errors, memory ------------------------------------------------------ */
 
 /* Pages of address space: scratch is mapped, not taken from malloc. */
 static long mapped_pages(void)

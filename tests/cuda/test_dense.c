@@ -55,8 +55,7 @@ static sti_dev *gpu(void **state)
         if ((call) != STILL_OK) fail_msg("%s: %s", #call, err.text);                   \
     } while (0)
 
-/* ---- Numbers here and there ---------------------------------------------------------
- */
+/* ---- Numbers here and there ---------------------------------------------- */
 
 static float *floats(int64_t n, float gain, uint32_t seed)
 {
@@ -139,8 +138,7 @@ static void expect(const float *x, const float *w, int64_t K, sti_dtype t, doubl
     *tol = part * sqrt(squares) + 1e-6 * sqrt(size) + 1e-6;
 }
 
-/* ---- Products -----------------------------------------------------------------------
- */
+/* ---- Products ------------------------------------------------------------ */
 
 enum { NORM = 1, ADD = 2, BIAS = 4, KEEP = 8, MODES = 16 };
 
@@ -464,8 +462,7 @@ static void batches_change_nothing(void **state)
     }
 }
 
-/* ---- Feed-forward -------------------------------------------------------------------
- */
+/* ---- Feed-forward -------------------------------------------------------- */
 
 /* x += W_down (silu(W_gate h + b) * (W_up h + b)) + b by the entries of ref. */
 static void feed_ref(sti_feed_forward_args a, source s[3])
@@ -477,12 +474,12 @@ static void feed_ref(sti_feed_forward_args a, source s[3])
     int64_t K = s[0].t.dim[1], ffn = s[0].t.dim[0], n = a.M * ffn;
     for (int i = 0; i < 3; i++) OK(ref->weight_new(dev, &s[i].t, &w[i], &err));
     sti_rmsnorm_args norm = {
-        .x = a.x, .g = a.norm, .y = a.room_h, .M = a.M, .K = (int)K, .eps = a.eps};
+        .x = a.x, .g = a.w.norm, .y = a.room_h, .M = a.M, .K = (int)K, .eps = a.w.eps};
     sti_matmul_args both = {.x = a.room_h,
                             .M = a.M,
                             .n = 2,
                             .w = {&w[0], &w[1]},
-                            .bias = {a.gate_bias, a.up_bias},
+                            .bias = {a.w.gate_bias, a.w.up_bias},
                             .y = {a.room, a.room + n}};
     sti_swiglu_args gated = {
         .gate = a.room, .up = a.room + n, .y = a.room, .M = a.M, .K = (int)ffn};
@@ -490,7 +487,7 @@ static void feed_ref(sti_feed_forward_args a, source s[3])
                             .M = a.M,
                             .n = 1,
                             .w = {&w[2]},
-                            .bias = {a.down_bias},
+                            .bias = {a.w.down_bias},
                             .y = {a.x},
                             .accumulate = true};
     OK(ref->rmsnorm(dev, &norm, &err));
@@ -511,20 +508,17 @@ static void check_feed(sti_dev *dev, source s[3], sti_weight w[3], int M, bool b
     sti_block gx = there(dev, x0, M * K), gg = there(dev, g, K),
               gb = there(dev, b, ffn);
     sti_block gh = there(dev, NULL, M * K), groom = there(dev, NULL, 2 * M * ffn);
-    sti_feed_forward_args a = {.x = gx.p,
-                               .norm = gg.p,
-                               .eps = 1e-6f,
-                               .M = M,
-                               .gate = &w[0],
-                               .up = &w[1],
-                               .down = &w[2],
-                               .room_h = gh.p,
-                               .room = groom.p};
+    sti_feed_forward_args a = {
+        .x = gx.p,
+        .M = M,
+        .w = {.gate = &w[0], .up = &w[1], .down = &w[2], .norm = gg.p, .eps = 1e-6f},
+        .room_h = gh.p,
+        .room = groom.p};
     sti_feed_forward_args r = {
-        .x = x, .norm = g, .eps = 1e-6f, .M = M, .room_h = h, .room = room};
+        .x = x, .M = M, .w = {.norm = g, .eps = 1e-6f}, .room_h = h, .room = room};
     if (bias) { /* ffn is not below K: one vector serves all */
-        a.gate_bias = a.up_bias = a.down_bias = gb.p;
-        r.gate_bias = r.up_bias = r.down_bias = b;
+        a.w.gate_bias = a.w.up_bias = a.w.down_bias = gb.p;
+        r.w.gate_bias = r.w.up_bias = r.w.down_bias = b;
     }
     OK(cuda()->feed_forward(dev, &a, &err));
     feed_ref(r, s);
@@ -630,8 +624,7 @@ static void shared_feed_forward(void **state)
     }
 }
 
-/* ---- Rows ---------------------------------------------------------------------------
- */
+/* ---- Rows ---------------------------------------------------------------- */
 
 static void embedding(void **state)
 {

@@ -29,8 +29,7 @@ typedef struct setting {
     bool raw_features, interleaved;
 } setting;
 
-/* ---- Problems ----------------------------------------------------------------------
- */
+/* ---- Problems ------------------------------------------------------------ */
 
 static double to_half(double x)
 {
@@ -150,9 +149,7 @@ static bool clear_cut(problem *p)
     return clear;
 }
 
-/* ---- The GPU's session
- * ---------------------------------------------------------------
- */
+/* ---- The GPU's session --------------------------------------------------- */
 
 typedef struct gpu {
     const sti_backend *be;
@@ -307,9 +304,7 @@ static void feed_gpu(session *x, int n)
     if (x->g->be->hybrid(x->g->dev, &a, 1, &err) != STILL_OK) fail_msg("%s", err.text);
 }
 
-/* ---- Comparing
- * -----------------------------------------------------------------------
- */
+/* ---- Comparing ----------------------------------------------------------- */
 
 static double half_value(uint16_t h)
 {
@@ -506,9 +501,7 @@ static void run(const gpu *g, const setting *s)
     drop(&p);
 }
 
-/* ---- Tests
- * ---------------------------------------------------------------------------
- */
+/* ---- Tests --------------------------------------------------------------- */
 
 static void run_all(void **state, const setting *s, size_t n)
 {
@@ -582,6 +575,9 @@ static void test_settings(void **state)
         CASE("per head, more than a piece", "still", 64, 16, 64, 8, 1, 64, CUT(1100),
              .per_head = true),
         CASE("swa", "swa", 64, -1, -1, 4, 2, 64, CUT(300)),
+        CASE("swa, C 512", "swa", 512, -1, -1, 2, 1, 64, CUT(1200, 7, 400)),
+        CASE("lolcats, C 512", "lolcats", 512, -1, -1, 2, 1, 64, CUT(700, 900)),
+        CASE("lolcats, C 512, D 128", "lolcats", 512, -1, -1, 1, 1, 128, CUT(1300)),
         CASE("window scale", "still", 64, 16, 60, 2, 1, 128, CUT(500),
              .scale = STI_SCALE_WINDOW, .factor = true),
         CASE("window factor", "still", 64, 16, 60, 2, 1, 64, CUT(400), .factor = true),
@@ -730,8 +726,7 @@ static void test_bits(void **state)
     }
 }
 
-/* ---- Many sessions ------------------------------------------------------------------
- */
+/* ---- Many sessions ------------------------------------------------------- */
 
 enum { CROWD = 80 };
 

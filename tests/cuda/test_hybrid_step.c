@@ -34,7 +34,7 @@ static int close_gpu(void **state)
     return 0;
 }
 
-/* ---- Memory of the GPU ---------------------------------------------------------- */
+/* ---- Memory of the GPU --------------------------------------------------- */
 
 static void move(gpu *g, void *to, const void *from, size_t bytes)
 {
@@ -73,7 +73,7 @@ static void *download(gpu *g, const void *p, size_t bytes)
     return x;
 }
 
-/* ---- A case --------------------------------------------------------------------- */
+/* ---- A case -------------------------------------------------------------- */
 
 typedef struct test_case {
     const char *name, *method;
@@ -324,7 +324,7 @@ static void close_run(run *r)
         if (all[i]->p) r->g->be->mem_free(r->g->dev, all[i]);
 }
 
-/* ---- Driving it ----------------------------------------------------------------- */
+/* ---- Driving it ---------------------------------------------------------- */
 
 static const float *from_row(const sti_block *b, size_t at)
 {
@@ -385,7 +385,7 @@ static bool feed_some(run *r, int call, int keep)
     return more;
 }
 
-/* ---- Comparing ------------------------------------------------------------------ */
+/* ---- Comparing ----------------------------------------------------------- */
 
 static void compare(run *r, int i, const char *what, const void *device,
                     const double *want, size_t n, double limit)
@@ -481,7 +481,7 @@ static void check(gpu *g, const test_case *c, uint64_t seed, bool unrotated)
     }
 }
 
-/* ---- Cases ---------------------------------------------------------------------- */
+/* ---- Cases --------------------------------------------------------------- */
 
 static void small_cap(sti_hybrid_settings *s)
 {
@@ -801,7 +801,7 @@ static void test_leaves_again(void **state)
     }
 }
 
-/* ---- Batches -------------------------------------------------------------------- */
+/* ---- Batches ------------------------------------------------------------- */
 
 /* n sessions that are copies of those of the run, before their last token, take it
  * together: as many units as there are for so many. */
@@ -893,7 +893,7 @@ static void test_batches(void **state)
         }
 }
 
-/* ---- Passes --------------------------------------------------------------------- */
+/* ---- Passes -------------------------------------------------------------- */
 
 /* Rows of a pass, which lie in the same place every time. */
 typedef struct pass_rows {

@@ -26,8 +26,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* ---- Batches -----------------------------------------------------------------------
- */
+/* ---- Batches ------------------------------------------------------------- */
 
 enum { Q, K, V, GATE, ALPHA, WINDOW, MAP_Q, MAP_K, BIAS_Q, BIAS_K, FIELDS };
 static const char *const field_name[FIELDS] = {
@@ -123,8 +122,7 @@ static void run_ref(batch *x)
     assert_int_equal(sti_ref_hybrid_backward(&a, &err), STILL_OK);
 }
 
-/* ---- The device --------------------------------------------------------------------
- */
+/* ---- The device ---------------------------------------------------------- */
 
 /* A batch on the GPU, and what came back of it. */
 typedef struct device_batch {
@@ -245,8 +243,7 @@ static void run_cuda(device_batch *d, const batch *x, unsigned wanted)
         d->got[f] = fetch(d->dev, &d->grad[f], x->n[f] * sizeof(float));
 }
 
-/* ---- Comparison --------------------------------------------------------------------
- */
+/* ---- Comparison ---------------------------------------------------------- */
 
 /* |got - want| over |want|; `least`: what an element of want counts for at least. */
 static double error_of(const float *got, const double *want, size_t n, double least)
@@ -330,8 +327,7 @@ static sti_dev *need_gpu(void **state)
     return *state;
 }
 
-/* ---- Tests -------------------------------------------------------------------------
- */
+/* ---- Tests --------------------------------------------------------------- */
 
 typedef struct shape_case {
     const char *method;

@@ -43,8 +43,7 @@ static void ok(still_status st, const still_error *err)
     if (st != STILL_OK) fail_msg("%s", err->text);
 }
 
-/* ---- Problems ----------------------------------------------------------------------
- */
+/* ---- Problems ------------------------------------------------------------ */
 
 enum { Q, K, V, MAP_Q, MAP_K, BIAS_Q, BIAS_K, FIELDS };
 static const char *const field_name[FIELDS] = {"dq",     "dk",      "dv",     "dmap_q",
@@ -283,8 +282,7 @@ static const struct {
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 
-/* ---- Tests -------------------------------------------------------------------------
- */
+/* ---- Tests --------------------------------------------------------------- */
 
 static void test_whole_sequences(void **state)
 {

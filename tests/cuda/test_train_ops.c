@@ -59,8 +59,7 @@ static devices *begin(void **state)
         if ((call) != STILL_OK) fail_msg("%s: %s", #call, err.text);                   \
     } while (0)
 
-/* ---- Numbers here and there ---------------------------------------------------------
- */
+/* ---- Numbers here and there ---------------------------------------------- */
 
 enum { BLOCKS = 24 };
 
@@ -127,8 +126,7 @@ static void hold(double error, double bound, const char *what, int M, int N, int
                  K, error, bound);
 }
 
-/* ---- Products -----------------------------------------------------------------------
- */
+/* ---- Products ------------------------------------------------------------ */
 
 /* A matrix in both memories. trained: floats on the GPU that stay where they are. */
 typedef struct matrix {
@@ -486,8 +484,7 @@ static void test_matmul_added(void **state)
         check_added(d, &addeds[i]);
 }
 
-/* ---- Rows ---------------------------------------------------------------------------
- */
+/* ---- Rows ---------------------------------------------------------------- */
 
 static void test_rows(void **state)
 {
@@ -548,8 +545,7 @@ static void test_rows(void **state)
     }
 }
 
-/* ---- The feed-forward half of a layer -----------------------------------------------
- */
+/* ---- The feed-forward half of a layer ------------------------------------ */
 
 typedef struct feed_case {
     int M, K, ffn;
@@ -564,17 +560,17 @@ static void run_feed(const sti_backend *be, sti_dev *dev, sti_feed_train_args f,
                      const sti_weight *w[FEED], float *const bias[FEED])
 {
     still_error err;
-    f.gate = w[GATE];
-    f.up = w[UP];
-    f.down = w[DOWN];
-    f.gate_bias = bias[GATE];
-    f.up_bias = bias[UP];
-    f.down_bias = bias[DOWN];
+    f.w.gate = w[GATE];
+    f.w.up = w[UP];
+    f.w.down = w[DOWN];
+    f.w.gate_bias = bias[GATE];
+    f.w.up_bias = bias[UP];
+    f.w.down_bias = bias[DOWN];
     OK(be->feed_train(dev, &f, &err));
     OK(be->feed_back(dev, &f, &err));
     /* What is kept does not hang on the output. */
     f.y = NULL;
-    OK(be->mem_clear(dev, f.kept, 8 * (size_t)f.M * (size_t)f.gate->N, &err));
+    OK(be->mem_clear(dev, f.kept, 8 * (size_t)f.M * (size_t)f.w.gate->N, &err));
     OK(be->feed_train(dev, &f, &err));
     OK(be->feed_back(dev, &f, &err));
 }
@@ -602,18 +598,16 @@ static void check_feed(devices *d, const feed_case *c)
         bias[1][i] = c->bias ? on_gpu(&a, b, 0) : NULL;
     }
     const sti_feed_train_args want = {.x = a.here[x],
-                                      .norm = a.here[norm],
-                                      .eps = 1e-5f,
                                       .M = M,
+                                      .w = {.norm = a.here[norm], .eps = 1e-5f},
                                       .kept = a.here[kept],
                                       .y = a.here[y],
                                       .dx = a.here[dx],
                                       .room_h = a.here[room_h],
                                       .room = a.here[room]};
     const sti_feed_train_args got = {.x = on_gpu(&a, x, 0),
-                                     .norm = on_gpu(&a, norm, 0),
-                                     .eps = 1e-5f,
                                      .M = M,
+                                     .w = {.norm = on_gpu(&a, norm, 0), .eps = 1e-5f},
                                      .kept = on_gpu(&a, kept, 0),
                                      .y = on_gpu(&a, y, 0),
                                      .dx = on_gpu(&a, dx, 0),
@@ -641,8 +635,7 @@ static void test_feed(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_feed(d, &cases[i]);
 }
 
-/* ---- Loss, optimizer ----------------------------------------------------------------
- */
+/* ---- Loss, optimizer ----------------------------------------------------- */
 
 enum { LOSS_MOST = 6, HEAD = 64 };
 

@@ -38,8 +38,7 @@ static still_method method(const char *name)
     return m;
 }
 
-/* ---- Shapes -------------------------------------------------------------------------
- */
+/* ---- Shapes -------------------------------------------------------------- */
 
 static void logits_of(const char *backend, float out[VOCAB])
 {
@@ -125,8 +124,7 @@ static void unknown_shapes(void **state)
     assert_null(still_shape_at(-1));
 }
 
-/* ---- Stand-ins ----------------------------------------------------------------------
- */
+/* ---- Stand-ins ----------------------------------------------------------- */
 
 static void stand_ins_have_gates_and_maps(void **state)
 {
@@ -157,8 +155,7 @@ static void stand_ins_have_gates_and_maps(void **state)
     still_model_free(m);
 }
 
-/* ---- Figures ------------------------------------------------------------------------
- */
+/* ---- Figures ------------------------------------------------------------- */
 
 static void check_result(const still_bench_result *r, const char *what)
 {

@@ -44,8 +44,7 @@ static void expect_option(const sti_item *it, int i, const char *context,
     assert_int_equal(it->option[i].length, length);
 }
 
-/* ---- Prompts ------------------------------------------------------------------------
- */
+/* ---- Prompts ------------------------------------------------------------- */
 
 static void piqa(void **state)
 {
@@ -188,8 +187,7 @@ static void mmlu(void **state)
     sti_item_free(&it);
 }
 
-/* ---- Text ---------------------------------------------------------------------------
- */
+/* ---- Text ---------------------------------------------------------------- */
 
 static void expect_clean(const char *text, const char *clean)
 {
@@ -237,8 +235,7 @@ static void capitals_and_lengths(void **state)
     assert_int_equal(sti_text_strip_end(" \t", 2), 0);
 }
 
-/* ---- Bad data -----------------------------------------------------------------------
- */
+/* ---- Bad data ------------------------------------------------------------ */
 
 static char dir[] = "/tmp/still-choice-XXXXXX";
 

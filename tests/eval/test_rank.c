@@ -28,8 +28,7 @@ static void must(still_status st, const still_error *e)
     if (st != STILL_OK) fail_msg("%s", e->text);
 }
 
-/* ---- Tokens -------------------------------------------------------------------------
- */
+/* ---- Tokens -------------------------------------------------------------- */
 
 static sti_ids encode(const still_tokenizer *tk, const char *context,
                       const char *continuation, int limit)
@@ -130,8 +129,7 @@ static void too_long(void **state)
     free(whole.id);
 }
 
-/* ---- Choosing
- * ------------------------------------------------------------------------ */
+/* ---- Choosing ------------------------------------------------------------ */
 
 static void picking(void **state)
 {
@@ -179,8 +177,7 @@ static void figures(void **state)
     assert_true(isnan(r.acc_norm));
 }
 
-/* ---- Ranking
- * --------------------------------------------------------------------------- */
+/* ---- Ranking ------------------------------------------------------------- */
 
 /* Sums of an item's options, each from an empty session: the plain way. */
 static void plain_sums(const sti_item *it, const still_method *method, double *sum)
@@ -292,8 +289,7 @@ static void few_sessions(void **state)
     }
 }
 
-/* ---- Whole runs
- * ------------------------------------------------------------------------ */
+/* ---- Whole runs ---------------------------------------------------------- */
 
 typedef struct watch {
     int seen, resumed, stop_after;
@@ -441,8 +437,7 @@ static void requests(void **state)
     assert_null(still_eval_task_at(-1, NULL, NULL));
 }
 
-/* ---- Written answers ----------------------------------------------------------------
- */
+/* ---- Written answers ----------------------------------------------------- */
 
 static void writing(void **state)
 {
@@ -472,8 +467,9 @@ static void writing(void **state)
     sti_runner_close(&r);
 }
 
-/* ---- Beside a GPU ------------------------------------------------------------------
- * The cpu backend, said to have memory of its own: wide passes, many sessions, threads,
+/* ---- Beside a GPU -------------------------------------------------------- */
+
+/* The cpu backend, said to have memory of its own: wide passes, many sessions, threads,
  * and sessions that stay in a step when they are over. */
 
 enum { MANY = 24 };

@@ -57,7 +57,7 @@ static items some(int t, int n)
     return read_ok(&sti_task_ruler[t], SIZE[t].length, n);
 }
 
-/* ---- Tables ---------------------------------------------------------------------- */
+/* ---- Tables -------------------------------------------------------------- */
 
 static void test_rows(void **state)
 {
@@ -73,7 +73,7 @@ static void test_rows(void **state)
     assert_null(sti_task_ruler[TASKS].name);
 }
 
-/* ---- Needles --------------------------------------------------------------------- */
+/* ---- Needles ------------------------------------------------------------- */
 
 /* What lies between two texts, the first the last of its kind. */
 static void between(const char *text, const char *before, const char *after, char *out,
@@ -253,7 +253,7 @@ static void test_essay_text(void **state)
     free_all(&all);
 }
 
-/* ---- The others ------------------------------------------------------------------ */
+/* ---- The others ---------------------------------------------------------- */
 
 static const char VT_HEAD[] = "Memorize and track the chain(s) of variable assignment "
                               "hidden in the following text.\n\n";
@@ -503,7 +503,7 @@ static void test_questions(void **state)
     free_all(&all);
 }
 
-/* ---- Sizes, repetition ----------------------------------------------------------- */
+/* ---- Sizes, repetition --------------------------------------------------- */
 
 static void test_sizes(void **state)
 {
@@ -545,7 +545,7 @@ static void test_frozen_and_repeated(void **state)
     }
 }
 
-/* ---- Errors ---------------------------------------------------------------------- */
+/* ---- Errors -------------------------------------------------------------- */
 
 static void test_too_short(void **state)
 {

@@ -27,8 +27,7 @@ static void near(double a, double b, double within, const char *what)
     if (!(fabs(a - b) <= within)) fail_msg("%s: %.9g, expected %.9g", what, a, b);
 }
 
-/* ---- Agreement ----------------------------------------------------------------------
- */
+/* ---- Agreement ----------------------------------------------------------- */
 
 static still_agreement agree(const float *a, const float *b, int chunk, int chunks,
                              int select)
@@ -77,8 +76,7 @@ static void agreement_over_chunks(void **state)
     near(agree(a, b, 3, 3, 3).captured, 1, 1e-12, "all are captured");
 }
 
-/* ---- The whole past -----------------------------------------------------------------
- */
+/* ---- The whole past ------------------------------------------------------ */
 
 enum { H = 4, G = 2, D = 6 };
 
@@ -162,8 +160,7 @@ static void past_is_the_definition(void **state)
     sti_pool_free(pool);
 }
 
-/* ---- A run --------------------------------------------------------------------------
- */
+/* ---- A run --------------------------------------------------------------- */
 
 static still_model *open_tiny(const char *backend)
 {

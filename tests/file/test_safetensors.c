@@ -163,7 +163,7 @@ static void every_flip_is_survived(void **state)
     sti_buf_free(&b);
 }
 
-/* ---- Folders ------------------------------------------------------------------- */
+/* ---- Folders ------------------------------------------------------------- */
 
 typedef struct folder {
     char path[32];

@@ -200,7 +200,7 @@ static void families_there_and_back(void **state)
     }
 }
 
-/* ---- PEFT ------------------------------------------------------------------------ */
+/* ---- PEFT ---------------------------------------------------------------- */
 
 static const float *tensor_of(const sti_store *s, const char *name, int64_t d0,
                               int64_t d1)
@@ -270,7 +270,7 @@ static void peft_is_what_the_merge_adds(void **state)
     sti_store_close(&base);
 }
 
-/* ---- The adapter alone ----------------------------------------------------------- */
+/* ---- The adapter alone --------------------------------------------------- */
 
 static off_t size_of(const char *path)
 {
@@ -379,7 +379,7 @@ static void gates_are_rounded_once(void **state)
     assert_true(distance(base, in_scratch("r-q8"), base, in_scratch("r-f16")) <= 1e-2);
 }
 
-/* ---- Types and errors ------------------------------------------------------------ */
+/* ---- Types and errors ---------------------------------------------------- */
 
 static void types(void **state)
 {
@@ -459,7 +459,7 @@ static void errors(void **state)
     assert_false(exists(temp));
 }
 
-/* ---- Tokenizers ------------------------------------------------------------------ */
+/* ---- Tokenizers ---------------------------------------------------------- */
 
 static void same_ids(const char *from, const char *to)
 {

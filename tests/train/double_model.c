@@ -54,8 +54,7 @@ static double *reals(parts *p, size_t n)
     return take(p, n, sizeof(double));
 }
 
-/* ---- Numbers ------------------------------------------------------------------------
- */
+/* ---- Numbers ------------------------------------------------------------- */
 
 static double *read_tensor(parts *p, const sti_tensor *t, int n)
 {
@@ -95,8 +94,7 @@ static matrix trained(const double_model *d, int l, sti_trained kind, sti_target
     return (matrix){0};
 }
 
-/* ---- Operators ----------------------------------------------------------------------
- */
+/* ---- Operators ----------------------------------------------------------- */
 
 /* Four partial sums, so that the processor need not wait for each addition. */
 static double dot(const double *a, const double *b, int n)
@@ -170,8 +168,7 @@ static void add_low_rank(const double_model *d, int l, sti_target target,
     multiply(d->parts, &b, d->parts->low, (double)lora->alpha / lora->rank, true, y);
 }
 
-/* ---- A layer ------------------------------------------------------------------------
- */
+/* ---- A layer ------------------------------------------------------------- */
 
 /* q, k, v and gate from the layer's input; low-rank additions if it is the student. */
 static void project(const double_model *d, int l, const double *x, bool student)
@@ -257,8 +254,7 @@ static void finish(const double_model *d, int l, double *x, bool student)
     multiply(p, &part[STI_PART_DOWN], p->g, 1, true, x);
 }
 
-/* ---- Losses -------------------------------------------------------------------------
- */
+/* ---- Losses -------------------------------------------------------------- */
 
 /* p->x, the residual stream behind the last layer -> log-probabilities. The logits of
  * a tiny model are small. */
@@ -335,8 +331,7 @@ double double_model_loss(double_model *d, int first)
     return next_token_loss(d);
 }
 
-/* ---- Making -------------------------------------------------------------------------
- */
+/* ---- Making -------------------------------------------------------------- */
 
 static void allocate(double_model *d)
 {

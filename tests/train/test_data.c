@@ -186,7 +186,7 @@ static void unknown_characters_keep_the_boundary(void **state)
     still_tokenizer_free(tk);
 }
 
-/* ---- Held out -------------------------------------------------------------------- */
+/* ---- Held out ------------------------------------------------------------ */
 
 static char *numbered_lines(int n)
 {
@@ -254,8 +254,7 @@ static void held_out_is_disjoint(void **state)
     still_tokenizer_free(tk);
 }
 
-/* ---- Broken files ------------------------------------------------------------------
- */
+/* ---- Broken files -------------------------------------------------------- */
 
 static void expect_error(const still_tokenizer *tk, const char *text,
                          still_status status, const char *words)
@@ -370,8 +369,7 @@ static void parameters_are_checked(void **state)
     still_tokenizer_free(tk);
 }
 
-/* ---- Progress
- * ------------------------------------------------------------------------ */
+/* ---- Progress ------------------------------------------------------------ */
 
 typedef struct calls {
     int n, stop_at;

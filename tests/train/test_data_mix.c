@@ -92,8 +92,7 @@ static void mixes_are_exact(void **state)
     expect_even(huge, 2, (huge[0] + huge[1]) * 12345, 2000);
 }
 
-/* ---- Through the object -------------------------------------------------------------
- */
+/* ---- Through the object -------------------------------------------------- */
 
 /* Files of the documents "100000", "100001", ... of which each is a sequence. */
 static sti_data *open_two(const still_tokenizer *tk, double w0, double w1,

@@ -56,8 +56,7 @@ static double uniform(uint64_t key) /* [-1, 1) */
     return (double)(sti_mix64(key) >> 11) * 0x1p-52 - 1;
 }
 
-/* ---- The trainer's side -------------------------------------------------------------
- */
+/* ---- The trainer's side -------------------------------------------------- */
 
 static still_train_params params_of(const problem *c)
 {
@@ -128,8 +127,7 @@ static void end(sti_trainer *t)
     still_model_free(m);
 }
 
-/* ---- Differences --------------------------------------------------------------------
- */
+/* ---- Differences --------------------------------------------------------- */
 
 static int directions_of(const sti_adapter_entry *e)
 {

@@ -32,7 +32,7 @@ static void must(still_status st, const still_error *e)
     if (st != STILL_OK) fail_msg("%s", e->text);
 }
 
-/* ---- Files ---------------------------------------------------------------------- */
+/* ---- Files --------------------------------------------------------------- */
 
 enum { PLACES = 8 };
 /* A path in the test's folder, good for the next PLACES calls. */
@@ -127,7 +127,7 @@ static void write_records(const char *path, uint64_t seed, int records)
     fclose(f);
 }
 
-/* ---- Runs ----------------------------------------------------------------------- */
+/* ---- Runs ---------------------------------------------------------------- */
 
 typedef struct run {
     still_train_params p;
@@ -209,7 +209,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* ---- Learning ------------------------------------------------------------------- */
+/* ---- Learning ------------------------------------------------------------ */
 
 /* The loss at the end of each stage is below that at its start. */
 static void falls(const run *r, const char *what)
@@ -362,7 +362,7 @@ static void some_layers(void **state)
     sti_store_close(&s);
 }
 
-/* ---- Interruption --------------------------------------------------------------- */
+/* ---- Interruption -------------------------------------------------------- */
 
 /* Stopped after every single step and gone on with: the same bits. The last step leaves
  * nothing to go on with, so it is not stopped at. */
@@ -517,7 +517,7 @@ static void sweep(void **state)
     sti_checkpoint_sweep("/nonexistent");
 }
 
-/* ---- Refusals ------------------------------------------------------------------- */
+/* ---- Refusals ------------------------------------------------------------ */
 
 static void refuses(run *r, still_status want, const char *text)
 {

@@ -7,9 +7,11 @@
  * attention alone.
  *
  * The cpu backend computes; here stand the places where Hugging Face's Llama rounds:
- *   norm    r(g r(x / rms))            rope    r(r(u cos) - r(v sin)), cos and sin
- * rounded swiglu  r(r(silu(gate)) up)        linear  r(W x), then r(y + that) if it is
- * added attention and embedding: the result; logits are a linear */
+ *   norm       r(g r(x / rms))
+ *   rope       r(r(u cos) - r(v sin)), cos and sin rounded
+ *   swiglu     r(r(silu(gate)) up)
+ *   linear     r(W x), then r(y + that) if it is added; logits are a linear
+ *   attention  and embedding: the result */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,9 +26,7 @@ struct sti_dev {
     sti_block sum; /* [rows, max_k]: a product, before it is added */
 };
 
-/* ---- Rounding
- * ------------------------------------------------------------------------
- */
+/* ---- Rounding ------------------------------------------------------------ */
 
 /* To the nearest bfloat16, of two equally near ones to the even; NaN and infinity
  * stay. */
@@ -45,9 +45,7 @@ static void round_all(float *x, size_t n)
     for (size_t i = 0; i < n; i++) x[i] = rounded(x[i]);
 }
 
-/* ---- Device
- * --------------------------------------------------------------------------
- */
+/* ---- Device -------------------------------------------------------------- */
 
 static void dev_free(sti_dev *d)
 {
@@ -113,9 +111,9 @@ static size_t mem_peak(sti_dev *d, bool restart)
     return sti_backend_cpu.mem_peak(d->cpu, restart);
 }
 
-/* ---- Weights
- * ------------------------------------------------------------------------- A copy [N,
- * K] in bfloat16, behind the tensor that describes it. */
+/* ---- Weights ------------------------------------------------------------- */
+
+/* A copy [N, K] in bfloat16, behind the tensor that describes it. */
 
 typedef struct copy {
     _Alignas(64) sti_tensor tensor;
@@ -153,21 +151,27 @@ static void narrow(const sti_tensor *t, size_t row_bytes, float *wide, uint16_t 
     }
 }
 
+/* A matrix that sti_dequant can read; the cpu backend says what is wrong with others.
+ */
+static bool to_narrow(const sti_tensor *t, size_t *rows, size_t *all, size_t *row)
+{
+    size_t bytes;
+    return t->type != STI_BF16 && copy_bytes(t, rows, all) &&
+           sti_dtype_bytes(t->type, (uint64_t)t->dim[1], row) &&
+           sti_mul((size_t)t->dim[0], *row, &bytes) && bytes <= t->bytes;
+}
+
 static still_status weight_new(sti_dev *d, const sti_tensor *t, sti_weight *w,
                                still_error *err)
 {
-    /* The cpu backend says what is wrong with a tensor; what it packs is not used. */
-    STI_TRY(sti_backend_cpu.weight_new(d->cpu, t, w, err));
-    if (t->type == STI_BF16) return STILL_OK;
-    sti_backend_cpu.weight_free(d->cpu, w);
     size_t rows, all, row;
+    if (!to_narrow(t, &rows, &all, &row))
+        return sti_backend_cpu.weight_new(d->cpu, t, w, err);
     sti_block own = {0};
     float *wide = sti_alloc((size_t)t->dim[1], sizeof *wide);
-    if (!wide || !copy_bytes(t, &rows, &all) ||
-        !sti_dtype_bytes(t->type, (uint64_t)t->dim[1], &row) ||
-        !sti_block_new(&own, all)) {
+    if (!wide || !sti_block_new(&own, all)) {
         free(wide);
-        return sti_fail_memory(err, t->name, weight_bytes(d, t));
+        return sti_fail_memory(err, t->name, all);
     }
     copy *c = own.p;
     c->tensor = *t;
@@ -184,9 +188,7 @@ static still_status weight_new(sti_dev *d, const sti_tensor *t, sti_weight *w,
     return st;
 }
 
-/* ---- Operators
- * -----------------------------------------------------------------------
- */
+/* ---- Operators ----------------------------------------------------------- */
 
 static still_status rmsnorm(sti_dev *d, const sti_rmsnorm_args *a, still_error *err)
 {

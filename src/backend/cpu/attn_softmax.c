@@ -52,7 +52,7 @@ static const sti_attn_kernels *kernels(const sti_dev *dev)
     return &sti_cpu_attn_portable;
 }
 
-/* ---- Memory ----------------------------------------------------------------- */
+/* ---- Memory -------------------------------------------------------------- */
 
 static int padded(int D)
 {
@@ -106,7 +106,7 @@ static slot slot_at(const job *j, int64_t unit)
     return (slot){p, p + n * (size_t)j->ldo, p + n * (size_t)(j->ldo + 1)};
 }
 
-/* ---- Cache ------------------------------------------------------------------ */
+/* ---- Cache --------------------------------------------------------------- */
 
 static size_t cache_row(const job *j, const sti_attn_segment *s, int g, int token)
 {
@@ -151,7 +151,7 @@ static void store_work(void *v, int w, int workers)
     }
 }
 
-/* ---- Rows and blocks -------------------------------------------------------- */
+/* ---- Rows and blocks ----------------------------------------------------- */
 
 /* The first key token t sees. */
 static int first_key(const sti_attn_args *a, int t)
@@ -172,7 +172,7 @@ static void take_queries(const job *j, const sti_attn_tile *t,
     }
 }
 
-/* ---- Decode: segments of one token ------------------------------------------ */
+/* ---- Decode: segments of one token --------------------------------------- */
 
 /* A unit is one block of keys for one kv head of one session. */
 typedef struct unit {
@@ -262,7 +262,7 @@ static void join_slots(const job *j)
     }
 }
 
-/* ---- Prefill: segments of several tokens ------------------------------------ */
+/* ---- Prefill: segments of several tokens --------------------------------- */
 
 /* Rows of n tokens from `token` on (0: first of the tile) meet keys [lo, hi). */
 static void meet(const job *j, const sti_attn_tile *t, int token, int n, int lo, int hi)
@@ -349,7 +349,7 @@ static void prefill_work(void *v, int w, int workers)
     }
 }
 
-/* ---- Entry ------------------------------------------------------------------ */
+/* ---- Entry --------------------------------------------------------------- */
 
 static still_status check(const sti_dev *dev, const sti_attn_args *a, still_error *err)
 {

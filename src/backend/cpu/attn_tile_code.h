@@ -24,7 +24,7 @@ enum {
     R_MAX = V_REGS / 8 * 3 /* 2 R_MAX accumulators, 2 operands, 1 broadcast */
 };
 
-/* ---- Rows ------------------------------------------------------------------- */
+/* ---- Rows ---------------------------------------------------------------- */
 
 static void scale(float *y, const float *x, float s, int n)
 {
@@ -65,7 +65,7 @@ static void to_f16(uint16_t *y, const float *x, int n)
     for (; i < n; i++) y[i] = sti_f32_to_f16(x[i]);
 }
 
-/* ---- Cache to tile ---------------------------------------------------------- */
+/* ---- Cache to tile ------------------------------------------------------- */
 
 /* Keys [lo, hi) are at most `room` tokens, so their rows wrap around once at most, and
  * one division finds the row of each. */
@@ -237,7 +237,7 @@ static void load_values(const sti_attn_rows *src, int start, int lo, int hi, flo
     }
 }
 
-/* ---- Register tiles --------------------------------------------------------- */
+/* ---- Register tiles ------------------------------------------------------ */
 
 /* s[R, P W] = q[R, D] k[D, P W]; the panels are D W apart. */
 STI_INLINE void score_tile(const int R, const int P, const float *q, const float *k,
@@ -481,7 +481,7 @@ static void weigh_cache(const sti_attn_tile *t, const sti_attn_rows *src, int st
             TWO_PANELS(weigh_tile, n, true, s, v, hi - lo, o + d, ldo, NULL, NULL)
 }
 
-/* ---- Softmax ---------------------------------------------------------------- */
+/* ---- Softmax ------------------------------------------------------------- */
 
 static void soften(const sti_attn_tile *t, int row, int n, int lo, int hi)
 {

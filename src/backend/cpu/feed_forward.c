@@ -67,7 +67,8 @@ static void prepare(const ff_job *j, const own_area *o)
 {
     const sti_feed_forward_args *a = j->a;
     for (int64_t r = 0; r < a->M; r++)
-        j->rows->rmsnorm(a->x + r * j->K, a->norm, o->normed + r * j->K, j->K, a->eps);
+        j->rows->rmsnorm(a->x + r * j->K, a->w.norm, o->normed + r * j->K, j->K,
+                         a->w.eps);
     j->mm->quantize(o->normed, (size_t)j->K, a->M, j->K / STI_BLOCK_K, o->act);
 }
 
@@ -94,8 +95,8 @@ static void hidden(const ff_job *j, const uint8_t *act, int64_t lo, int64_t hi)
 {
     const sti_feed_forward_args *a = j->a;
     float *gate = a->room, *up = a->room + (size_t)a->M * (size_t)j->ffn;
-    multiply(j, a->gate, a->gate_bias, act, gate, lo * GROUPS, hi * GROUPS, false);
-    multiply(j, a->up, a->up_bias, act, up, lo * GROUPS, hi * GROUPS, false);
+    multiply(j, a->w.gate, a->w.gate_bias, act, gate, lo * GROUPS, hi * GROUPS, false);
+    multiply(j, a->w.up, a->w.up_bias, act, up, lo * GROUPS, hi * GROUPS, false);
     gate += lo * STI_BLOCK_K;
     up += lo * STI_BLOCK_K;
     for (int64_t r = 0; r < a->M; r++)
@@ -113,12 +114,12 @@ static void work(void *arg, int worker, int workers)
     const own_area own = carve_area(&at, j->K);
     int64_t lo, hi, first, end;
     sti_split(j->ffn / STI_BLOCK_K, 1, worker, workers, &lo, &hi);
-    sti_split((a->down->N + STI_GROUP - 1) / STI_GROUP, 1, worker, workers, &first,
+    sti_split((a->w.down->N + STI_GROUP - 1) / STI_GROUP, 1, worker, workers, &first,
               &end);
     prepare(j, &own);
     hidden(j, own.act, lo, hi);
     sti_pool_meet(j->pool);
-    multiply(j, a->down, a->down_bias, j->act, a->x, first, end, true);
+    multiply(j, a->w.down, a->w.down_bias, j->act, a->x, first, end, true);
 }
 
 static bool repacked(const sti_weight *w)
@@ -129,17 +130,17 @@ static bool repacked(const sti_weight *w)
 still_status sti_cpu_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
                                   still_error *err)
 {
-    const sti_weight *down = a->down;
-    if (a->M < 1 || a->M > STI_OWN_ROWS || !repacked(a->gate) || !repacked(a->up) ||
-        !repacked(down) || a->gate->N != down->K || a->up->N != down->K ||
-        a->up->K != a->gate->K || a->gate->K > dev->max_k || down->K > dev->max_k)
+    const sti_weight *down = a->w.down;
+    if (a->M < 1 || a->M > STI_OWN_ROWS || !repacked(a->w.gate) || !repacked(a->w.up) ||
+        !repacked(down) || a->w.gate->N != down->K || a->w.up->N != down->K ||
+        a->w.up->K != a->w.gate->K || a->w.gate->K > dev->max_k || down->K > dev->max_k)
         return sti_host_feed_forward(&sti_backend_cpu, dev, a, err);
     STI_TRY(sti_cpu_need(dev, a->M, err));
     ff_job job = {.mm = dev->mm,
                   .rows = sti_cpu_row_kernels(dev),
                   .a = a,
                   .pool = dev->pool,
-                  .K = (int)a->gate->K,
+                  .K = (int)a->w.gate->K,
                   .ffn = (int)down->K};
     sti_carve at = {.base = dev->scratch.p};
     carve(&at, dev, &job);
@@ -147,8 +148,7 @@ still_status sti_cpu_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
     return STILL_OK;
 }
 
-/* ---- In training: by the other entries ----------------------------------------------
- */
+/* ---- In training: by the other entries ----------------------------------- */
 
 still_status sti_cpu_matmul_added(sti_dev *dev, const sti_matmul_added_args *a,
                                   still_error *err)

@@ -9,7 +9,7 @@
 
 #include "backend/cpu/hybrid_cpu.h"
 
-/* ---- Scratch ---------------------------------------------------------------- */
+/* ---- Scratch ------------------------------------------------------------- */
 
 static size_t padded(int n)
 {
@@ -160,7 +160,7 @@ still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set
     return sti_cpu_need_bytes(dev, sti_cpu_hybrid_scratch(dev, rows), err);
 }
 
-/* ---- New keys --------------------------------------------------------------- */
+/* ---- New keys ------------------------------------------------------------ */
 
 void sti_hyb_take_key(const sti_hyb *h, const sti_hybrid_state *st, sti_hyb_key from,
                       void *x)
@@ -243,7 +243,7 @@ static void enter_decode_work(void *v, int w, int workers)
         }
 }
 
-/* ---- Steps ------------------------------------------------------------------ */
+/* ---- Steps --------------------------------------------------------------- */
 
 static void trace_salient(const sti_hyb *h, const sti_hybrid_args *a, int row, int n)
 {
@@ -302,7 +302,7 @@ static void stream(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n)
     }
 }
 
-/* ---- Entry ------------------------------------------------------------------ */
+/* ---- Entry --------------------------------------------------------------- */
 
 static bool alike(const sti_hybrid_args *a, const sti_hybrid_args *b)
 {

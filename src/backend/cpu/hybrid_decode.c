@@ -12,7 +12,7 @@
 
 #include "backend/cpu/hybrid_cpu.h"
 
-/* ---- Units ------------------------------------------------------------------ */
+/* ---- Units --------------------------------------------------------------- */
 
 static sti_hyb_slot slot_at(const sti_hyb *h, int unit)
 {
@@ -73,7 +73,7 @@ static const void *start_of(const sti_hyb *h, const sti_hyb_unit *u)
     return (const char *)K.data + (size_t)u->b.slot * (size_t)h->D * st->kv_size;
 }
 
-/* ---- Rows ------------------------------------------------------------------- */
+/* ---- Rows ---------------------------------------------------------------- */
 
 /* Takes the results of a unit in. The sum of values lives in the output itself until
  * the last unit of the row. */
@@ -114,7 +114,7 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
     if (h->scored) sti_hyb_score_token(h, a, u->sel, 0, a->state->pos, score);
 }
 
-/* ---- Rounds ----------------------------------------------------------------- */
+/* ---- Rounds -------------------------------------------------------------- */
 
 /* Units are given out in order, by the cost up to their middle. */
 static int worker_of(const sti_hyb *h, int unit, int workers)

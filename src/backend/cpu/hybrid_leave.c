@@ -12,7 +12,7 @@
 
 #include "backend/cpu/hybrid_cpu.h"
 
-/* ---- Order ------------------------------------------------------------------ */
+/* ---- Order --------------------------------------------------------------- */
 
 /* Equal scores keep the earlier token. */
 static bool better(const sti_hyb_entry *a, const sti_hyb_entry *b)
@@ -53,7 +53,7 @@ static void best_first(sti_hyb_entry *e, int n, int k)
     }
 }
 
-/* ---- Features --------------------------------------------------------------- */
+/* ---- Features ------------------------------------------------------------ */
 
 /* Turns a key to `position`, or back from it. */
 static void rotate(const sti_hyb *h, const sti_hybrid_in *in, float *key,
@@ -85,7 +85,7 @@ void sti_hyb_map(const sti_hyb *h, const sti_hybrid_settings *set, const float *
     }
 }
 
-/* ---- Folding ---------------------------------------------------------------- */
+/* ---- Folding ------------------------------------------------------------- */
 
 /* Tokens gathered for the next product. */
 typedef struct batch {
@@ -175,7 +175,7 @@ void sti_hyb_fold_token(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_ar
     h->k->add((float *)st->lin_z + first, (float *)st->low_z + first, 1, w->phi, h->P);
 }
 
-/* ---- The salient list ------------------------------------------------------- */
+/* ---- The salient list ---------------------------------------------------- */
 
 typedef struct list {
     const sti_hyb *h;
@@ -263,7 +263,7 @@ static void make_far(const list *l, const batch *b, int64_t c)
             turn_far(l, b, i, far++);
 }
 
-/* ---- Leaving ---------------------------------------------------------------- */
+/* ---- Leaving ------------------------------------------------------------- */
 
 /* likeness [C] of the keys of the chunk at `ring`: see sti_score_end. */
 static void compare_keys(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,

@@ -92,8 +92,7 @@ static void carve(sti_carve *c, worker *w, const sti_train *t)
     w->lane = sti_carve_take(c, LANES * TILE, size);
 }
 
-/* ---- Keys ---------------------------------------------------------------------------
- */
+/* ---- Keys ---------------------------------------------------------------- */
 
 static void load_key(const worker *w, const sti_train *t, int j, float *to)
 {
@@ -123,8 +122,7 @@ static void load_exact(worker *w, const sti_train *t, int c)
     }
 }
 
-/* ---- A tile of queries ------------------------------------------------------------
- */
+/* ---- A tile of queries --------------------------------------------------- */
 
 /* The teacher: logits of all keys, MAX, TOP, SUM_E, MEAN_E; p and SUM_P. */
 static void teach(worker *w, const sti_train *t, int folded)
@@ -247,8 +245,7 @@ static void run_tile(const job *j, worker *w, int first, int n)
     if (folded > 0) pairs(j, w, folded);
 }
 
-/* ---- A head -------------------------------------------------------------------------
- */
+/* ---- A head -------------------------------------------------------------- */
 
 /* From dphi(k) to the map of k. */
 static void map_keys_backward(const job *j, const worker *w)
@@ -308,8 +305,7 @@ static void head_work(void *v, int me, int workers)
         run_head(j, &w, u / j->t.H, u % j->t.H);
 }
 
-/* ---- Sums ---------------------------------------------------------------------------
- */
+/* ---- Sums ---------------------------------------------------------------- */
 
 /* grad [H / per, D, F] += scale times the parts [B,H,D,Fp], `per` query heads to one.
  */

@@ -13,7 +13,7 @@
 
 enum { BLOCK = STI_ATTN_BLOCK, TILES_PER_WORKER = 4 };
 
-/* ---- Blocks ----------------------------------------------------------------- */
+/* ---- Blocks -------------------------------------------------------------- */
 
 /* Far keys lie in front of the list. */
 static int far_keys(const sti_hybrid_state *st, int sel)
@@ -85,7 +85,7 @@ sti_attn_rows sti_hyb_rows(const sti_hyb *h, const sti_hybrid_state *st, int sel
                            sti_hyb_type(st), room, h->D};
 }
 
-/* ---- Queries ---------------------------------------------------------------- */
+/* ---- Queries ------------------------------------------------------------- */
 
 /* q_far = R(position_cap) q_raw: the angle is the same for all. */
 static void turn_query(const sti_hyb *h, const sti_hybrid_in *in, const float *raw,
@@ -137,7 +137,7 @@ void sti_hyb_linear(const sti_hyb *h, const sti_hyb_worker *w, const sti_hybrid_
         den[r] = h->k->dot(w->phi + (size_t)r * h->ldp, z, h->P);
 }
 
-/* ---- Scores ----------------------------------------------------------------- */
+/* ---- Scores -------------------------------------------------------------- */
 
 /* Rows [row, row + n) of the tile have logits of block b in t->s. Token
  * of row 0 of the tile is `offset` in its chunk. Of the previous chunk, the last C
@@ -214,7 +214,7 @@ void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, in
     if (a->trace.score) a->trace.score[(size_t)row * h->S + sel] = (float)sum;
 }
 
-/* ---- Output ----------------------------------------------------------------- */
+/* ---- Output -------------------------------------------------------------- */
 
 /* y of one query from the sums o, M, L of its softmax tokens and, unless lin is NULL,
  * phi s and phi.z. */
@@ -244,7 +244,7 @@ void sti_hyb_finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int hea
     h->k->finish(a->y + at, o, keep, lin, gate, weight, fmaxf(den, FLT_MIN), h->D);
 }
 
-/* ---- Prefill ---------------------------------------------------------------- */
+/* ---- Prefill ------------------------------------------------------------- */
 
 /* Rows [row, row + n) of the tile meet keys [lo, keys) of block b. */
 static void meet(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
@@ -347,7 +347,7 @@ void sti_hyb_prefill_work(void *v, int w, int workers)
         }
 }
 
-/* ---- Weights received ------------------------------------------------------- */
+/* ---- Weights received ---------------------------------------------------- */
 
 /* Rows of tokens [i, i + n) of the step meet block b once more, now that the sums over
  * their window are known. */
@@ -396,7 +396,7 @@ void sti_hyb_receive_work(void *v, int w, int workers)
     }
 }
 
-/* ---- Without a window ------------------------------------------------------- */
+/* ---- Without a window ---------------------------------------------------- */
 
 /* A token is folded, then asks: a chain along the sequence, split over heads. */
 void sti_hyb_stream_work(void *v, int w, int workers)

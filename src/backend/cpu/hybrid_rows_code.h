@@ -41,7 +41,7 @@ static float dot(const float *a, const float *b, int n)
     return vf_hsum(sum);
 }
 
-/* ---- Products --------------------------------------------------------------- */
+/* ---- Products ------------------------------------------------------------ */
 
 /* R_MAX rows times N_MAX vectors fill the register file but for operands. */
 enum { R_MAX = 6, N_MAX = V_REGS / 8 };
@@ -130,7 +130,7 @@ static void product(int n, int K, int N, const float *x, int ldx, const float *B
     }
 }
 
-/* ---- Feature maps ----------------------------------------------------------- */
+/* ---- Feature maps -------------------------------------------------------- */
 
 static void relu_features(const sti_hybrid_features_args *a, const float *u, float *phi)
 {
@@ -179,7 +179,7 @@ static void features(const sti_hybrid_features_args *a, float *u, float *phi)
     normalize(phi + F, F, vf_hsum(sum_minus), a->floor);
 }
 
-/* ---- Rows ------------------------------------------------------------------- */
+/* ---- Rows ---------------------------------------------------------------- */
 
 /* Lanes outside [lo, hi) of the vector at j are -infinity. */
 STI_INLINE vf visible(const float *s, int j, int lo, int hi)

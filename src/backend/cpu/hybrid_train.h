@@ -82,8 +82,7 @@ sti_panel_map sti_train_map_q(const sti_train *t, int h,
 sti_panel_map sti_train_map_k(const sti_train *t, int sel,
                               const sti_panel_map_room *room);
 
-/* ---- The walk of a head (hybrid_train_walk.c) -------------------------------------
- */
+/* ---- The walk of a head (hybrid_train_walk.c) ---------------------------- */
 
 typedef struct sti_train_walk {
     const sti_train *t;
@@ -135,8 +134,7 @@ static inline void sti_train_hide(float *x, int rows, int late, int lanes, float
             x[(size_t)j * STI_TRAIN_TILE + (size_t)i] = value;
 }
 
-/* ---- Backward, the folded keys (hybrid_train_keys.c) --------------------------------
- */
+/* ---- Backward, the folded keys (hybrid_train_keys.c) --------------------- */
 
 /* Tokens by the chunk that folds them (without a window: by their span), each chunk's
  * in order: from order[start[c]] on those of chunk c. order [T], start [n_spans + 1].

@@ -53,8 +53,7 @@ static void carve(sti_carve *c, worker *w, const sti_train *t)
     w->lin = sti_carve_take(c, TILE, size);
 }
 
-/* ---- A tile -------------------------------------------------------------------------
- */
+/* ---- A tile -------------------------------------------------------------- */
 
 /* dn and dn g; rows past n are not written. */
 static void load_gradient(const worker *w, const sti_train *t)
@@ -205,8 +204,7 @@ static void run_tile(const job *j, worker *w, int first, int n)
     write_rows(w, t);
 }
 
-/* ---- A head
- * -------------------------------------------------------------------------- */
+/* ---- A head -------------------------------------------------------------- */
 
 /* Adds the span's dK, dV to the tokens they belong to. */
 static void scatter(const job *j, const worker *w, int keys)
@@ -250,8 +248,7 @@ static void run_head(const job *j, worker *w, int b, int h)
     }
 }
 
-/* ---- Sums
- * ---------------------------------------------------------------------------- */
+/* ---- Sums ---------------------------------------------------------------- */
 
 /* grad[b,t,g] = the heads of g, softmax side, then its selection heads, folded side. */
 static void add_heads(const sti_train *t, float *grad, const float *soft,
@@ -296,8 +293,7 @@ static void add_numbers(const sti_train *t, float *grad, const double *part, int
     }
 }
 
-/* ---- Entry
- * --------------------------------------------------------------------------- */
+/* ---- Entry --------------------------------------------------------------- */
 
 static void query_work(void *v, int me, int workers)
 {

@@ -58,8 +58,7 @@ static void carve(sti_carve *c, worker *w, const job *j)
     w->likeness = sti_carve_take(c, j->score->likeness ? (size_t)t->a->T : 0, size);
 }
 
-/* ---- Scores ------------------------------------------------------------------------
- */
+/* ---- Scores -------------------------------------------------------------- */
 
 /* Queries [first, first + n) of a span whose keys lie in K from row `own` on. */
 typedef struct tile {
@@ -169,8 +168,7 @@ static void score_head(const job *j, const worker *w, int b, int h)
                 j->arrived[head + (size_t)k];
 }
 
-/* ---- Choice ------------------------------------------------------------------------
- */
+/* ---- Choice -------------------------------------------------------------- */
 
 static int by_score(const void *a, const void *b)
 {
@@ -265,8 +263,7 @@ static void route_head(const job *j, worker *w, int b, int sel)
     }
 }
 
-/* ---- Entry -------------------------------------------------------------------------
- */
+/* ---- Entry --------------------------------------------------------------- */
 
 static void score_work(void *v, int me, int workers)
 {

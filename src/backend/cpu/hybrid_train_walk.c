@@ -8,8 +8,7 @@
 
 enum { TILE = STI_TRAIN_TILE };
 
-/* ---- A call ------------------------------------------------------------------------
- */
+/* ---- A call -------------------------------------------------------------- */
 
 still_status sti_train_new(sti_train *t, const sti_dev *dev,
                            const sti_hybrid_parallel_args *a, still_error *err)
@@ -82,8 +81,7 @@ still_status sti_train_count_keys(sti_train *t, sti_dev *dev, still_error *err)
     return STILL_OK;
 }
 
-/* ---- The walk ----------------------------------------------------------------------
- */
+/* ---- The walk ------------------------------------------------------------ */
 
 void sti_train_walk_carve(sti_carve *c, sti_train_walk *w, const sti_train *t,
                           bool backward)
@@ -223,8 +221,7 @@ void sti_train_walk_to(sti_train_walk *w, int c)
     w->own = row - (end - first);
 }
 
-/* ---- A tile of queries --------------------------------------------------------------
- */
+/* ---- A tile of queries --------------------------------------------------- */
 
 void sti_train_tile_carve(sti_carve *c, sti_train_tile *r, const sti_train *t)
 {

@@ -91,8 +91,7 @@ static size_t kv_at(const sti_lin *l, int t, int g)
     return ((size_t)t * (size_t)l->G + (size_t)g) * (size_t)l->D;
 }
 
-/* ---- The window
- * ---------------------------------------------------------------------- */
+/* ---- The window ---------------------------------------------------------- */
 
 /* A row of the ring, as float; and back. Through 16 bits a row is read back as later
  * tiles will see it. */
@@ -194,8 +193,7 @@ static void window_tile(const sti_lin *l, const sti_linear_args *a, const worker
     }
 }
 
-/* ---- The recurrence
- * ------------------------------------------------------------------ */
+/* ---- The recurrence ------------------------------------------------------ */
 
 static void token_gates(const sti_lin *l, const worker *w, const float *k)
 {
@@ -272,8 +270,7 @@ void sti_cpu_liger(sti_dev *dev, const sti_lin *l)
     sti_pool_run(dev->pool, work, &j);
 }
 
-/* ---- Backward
- * ------------------------------------------------------------------------ */
+/* ---- Backward ------------------------------------------------------------ */
 
 /* Row of a head's token in dq, dk and dv. */
 static size_t row_at(const job *j, int head, int t)

@@ -105,8 +105,7 @@ static void map_work(void *v, int me, int workers)
     map_rows(j, &j->k, (int)lo, (int)hi);
 }
 
-/* ---- Forward
- * ------------------------------------------------------------------------- */
+/* ---- Forward ------------------------------------------------------------- */
 
 /* y = (o - mean) r, r = 1 / sqrt(var + eps); returns r. */
 static float norm_row(const float *o, float *y, int D)
@@ -184,8 +183,7 @@ void sti_cpu_supra(sti_dev *dev, const sti_lin *l)
     }
 }
 
-/* ---- Backward
- * ------------------------------------------------------------------------ */
+/* ---- Backward ------------------------------------------------------------ */
 
 /* Memory of a worker: one tile of one head. */
 typedef struct tile {

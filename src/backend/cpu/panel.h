@@ -92,7 +92,7 @@ extern const sti_panel_kernels sti_cpu_panel_avx2, sti_cpu_panel_avx512;
 #endif
 const sti_panel_kernels *sti_cpu_panel(const sti_dev *dev);
 
-/* ---- Panels of callers' arrays (panel.c) --------------------------------------- */
+/* ---- Panels of callers' arrays (panel.c) --------------------------------- */
 
 /* Copies n floats and pads with zeros up to `padded`. */
 static inline void sti_panel_row(float *to, const float *from, int n, int padded)

@@ -8,8 +8,7 @@
 #include "backend/cpu/panel.h"
 #include "backend/cpu/simd.h"
 
-/* ---- Products ----------------------------------------------------------------------
- */
+/* ---- Products ------------------------------------------------------------ */
 
 /* A register tile is ROWS x COLS vectors of C. 32 registers: 6 x 4 sums, 4 of B, one of
  * A; 16 registers: 6 x 2, 2 of B, one of A. DEPTH rows of B, COLS vectors wide, stay in
@@ -101,8 +100,7 @@ static void transpose(const float *x, size_t ldx, int rows, int cols, float scal
     }
 }
 
-/* ---- Lanes -------------------------------------------------------------------------
- */
+/* ---- Lanes --------------------------------------------------------------- */
 
 static void highest(const float *x, int n, size_t ld, int lanes, float *top)
 {
@@ -198,8 +196,7 @@ static void match(float *x, const float *d, int n, size_t ld, int lanes, float f
     }
 }
 
-/* ---- Rows --------------------------------------------------------------------------
- */
+/* ---- Rows ---------------------------------------------------------------- */
 
 STI_INLINE float dot_of(const float *x, const float *y, int n)
 {
@@ -256,8 +253,7 @@ static void decay(float *S, size_t ld, int rows, int n, const float *keep,
     }
 }
 
-/* ---- Feature maps ------------------------------------------------------------------
- */
+/* ---- Feature maps -------------------------------------------------------- */
 
 /* What the norm does to one row: u = scale * raw. */
 typedef struct row_norm {

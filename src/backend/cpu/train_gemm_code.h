@@ -14,8 +14,7 @@ enum {
     DEPTH = STI_GEMM_DEPTH,
 };
 
-/* ---- Products -----------------------------------------------------------------------
- */
+/* ---- Products ------------------------------------------------------------ */
 
 /* One tile, of which the first `vectors` of a strip are wanted. */
 STI_INLINE void tile(const bool across, const int vectors, const float *a, int depth,
@@ -90,8 +89,7 @@ static void sweep(const float *a, bool across, int depth, const float *b, float 
         sweep_strips(false, a, depth, b, C, ldc, rows, cols, scale, add);
 }
 
-/* ---- Copies of B --------------------------------------------------------------------
- */
+/* ---- Copies of B --------------------------------------------------------- */
 
 /* Where column c of row q lies. A vector of columns never straddles strips. */
 STI_INLINE float *place(float *b, int q, int c)

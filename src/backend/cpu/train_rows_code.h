@@ -25,8 +25,7 @@ STI_INLINE void store_some(float *p, vf v, int64_t n)
         vf_store_part(p, v, (int)n);
 }
 
-/* ---- Norm, activation ---------------------------------------------------------------
- */
+/* ---- Norm, activation ---------------------------------------------------- */
 
 /* With r = (mean(x^2) + eps)^-1/2:  dx_i += r (g_i dy_i - x_i r^2 mean(g dy x)). */
 static void rmsnorm_back(const float *x, const float *g, const float *dy, float *dx,
@@ -67,8 +66,7 @@ static void swiglu_back(const float *gate, const float *up, const float *dy,
     }
 }
 
-/* ---- Loss ---------------------------------------------------------------------------
- */
+/* ---- Loss ---------------------------------------------------------------- */
 
 /* Vocabularies have 10^5 entries: float sums are moved into a double every SPAN
  * vectors, so that the result is as good as a sum in double. */
@@ -174,8 +172,7 @@ static void loss(sti_loss_row *r)
         loss_alone(r);
 }
 
-/* ---- Optimizer ----------------------------------------------------------------------
- */
+/* ---- Optimizer ----------------------------------------------------------- */
 
 static void adam(const sti_adam_args *a, size_t lo, size_t hi)
 {

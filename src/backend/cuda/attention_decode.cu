@@ -45,7 +45,7 @@ struct piece {
     int count, D;
 };
 
-/* ---- Copies ---------------------------------------------------------------------- */
+/* ---- Copies -------------------------------------------------------------- */
 
 /* Unit u of a tile's row lies at u ^ swizzle(row). Eight lanes read at once, and must
  * find eight different units modulo 8: of keys, units 4 i + q of rows r, r + 1 (r
@@ -105,7 +105,7 @@ static __device__ void store_new(const piece &p, int row, const float *k,
     }
 }
 
-/* ---- Arithmetic of a warp -------------------------------------------------------- */
+/* ---- Arithmetic of a warp ------------------------------------------------ */
 
 /* Sums over the tiles a warp has seen. Head r: largest logit m, l = sum 2^(logit - m)
  * over this lane's keys. Heads 2q, 2q+1: sum[4 i + j] are dims 64 i + 8 r + 2 j, + 1 as
@@ -227,7 +227,7 @@ static __device__ __forceinline__ void walk(sums<DP> &x, const piece &p,
     copies_wait<0>();
 }
 
-/* ---- Joining the warps of a block ------------------------------------------------ */
+/* ---- Joining the warps of a block ---------------------------------------- */
 
 /* The block's sums in shared memory. */
 template <int DP> struct joined {
@@ -268,7 +268,7 @@ static __device__ __forceinline__ float2 weigh_warps(const joined<DP> &x, int h,
     return make_float2(top, total);
 }
 
-/* ---- Kernels --------------------------------------------------------------------- */
+/* ---- Kernels ------------------------------------------------------------- */
 
 /* first[s] = number of pieces of the segments before s, times kv heads and `chunks`. */
 static __device__ void count_items(const sti_cuda_attn &a, int chunks, int *count,

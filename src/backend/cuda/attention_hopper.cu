@@ -27,7 +27,7 @@ enum { STEP = THREADS / WORDS }; /* rows that a block copies at once */
 
 typedef uint32_t weights[KEYS / 16][4]; /* logits as halves, ready to multiply */
 
-/* ---- Copies ---------------------------------------------------------------------- */
+/* ---- Copies -------------------------------------------------------------- */
 
 /* Keys [KEYS n, KEYS n + KEYS) after `first`, of K or V, to a tile at `to`; those that
  * do not exist are zero. */
@@ -72,7 +72,7 @@ static __device__ __forceinline__ void fetch_queries(const job &b, const float *
     }
 }
 
-/* ---- Arithmetic of a warpgroup --------------------------------------------------- */
+/* ---- Arithmetic of a warpgroup ------------------------------------------- */
 
 /* Queues s = Q K^T; `queries`: the warpgroup's rows. A step is 16 dims, 32 bytes. */
 static __device__ __forceinline__ void multiply_keys(fragment &s, uint32_t queries,
@@ -183,7 +183,7 @@ static __device__ __forceinline__ void write_rows(const fragment &o, const stats
     }
 }
 
-/* ---- Kernel ---------------------------------------------------------------------- */
+/* ---- Kernel -------------------------------------------------------------- */
 
 /* In step n of the loop the next tile's keys and this tile's values are used; meanwhile
  * the keys after those and the next values are copied to where the keys and values of

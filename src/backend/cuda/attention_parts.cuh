@@ -8,7 +8,7 @@
 namespace sti_attn
 {
 
-/* ---- Positions and pieces -------------------------------------------------------- */
+/* ---- Positions and pieces ------------------------------------------------ */
 
 static __device__ __forceinline__ int past_of(const sti_cuda_attn &a, int s)
 {
@@ -49,7 +49,7 @@ static __device__ __forceinline__ int ring_row(int row, int after, int room)
     return at >= room ? at - room : at;
 }
 
-/* ---- Blocks of prefill ----------------------------------------------------------- */
+/* ---- Blocks of prefill --------------------------------------------------- */
 
 /* What a block works on: some rows, from `row` on, of a segment's n; keys [first, end).
  */
@@ -92,7 +92,7 @@ static __device__ __forceinline__ job find_job(const sti_cuda_attn &a, int rows)
  * are rarely scaled. */
 static constexpr float SLACK = 8;
 
-/* ---- Numbers --------------------------------------------------------------------- */
+/* ---- Numbers ------------------------------------------------------------- */
 
 /* To half; what is too large becomes the largest half, NaN stays. */
 static __device__ __forceinline__ float in_range(float x)
@@ -131,7 +131,7 @@ static __device__ __forceinline__ float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* ---- Instructions ---------------------------------------------------------------- */
+/* ---- Instructions -------------------------------------------------------- */
 
 /* Copies 16 bytes to shared memory, or writes zeros if there are none to copy. */
 static __device__ __forceinline__ void copy16(uint32_t to, const void *from, bool some)

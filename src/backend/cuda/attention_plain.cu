@@ -54,7 +54,7 @@ static unsigned blocks_of(unsigned rows, unsigned words)
     return (rows + at_once - 1) / at_once;
 }
 
-/* ---- Store ----------------------------------------------------------------------- */
+/* ---- Store --------------------------------------------------------------- */
 
 /* A block stores the keys and values of one row. */
 template <class T>
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/* ---- Attention ------------------------------------------------------------------- */
+/* ---- Attention ----------------------------------------------------------- */
 
 /* Sums of one query over the keys seen so far; lane has dims lane + 32 e. */
 struct sums {

@@ -38,7 +38,7 @@ static __device__ __forceinline__ void mask_if_needed(logits &s, const job &b, i
     if (j0 + KEYS - 1 > t || j0 < first_key(t + 15, b.window)) mask(s, b, t, j0);
 }
 
-/* ---- Each warp by itself --------------------------------------------------------- */
+/* ---- Each warp by itself ------------------------------------------------- */
 
 /* s = Q K^T. `queries`: the warp's rows; both addresses with this lane's part in them.
  */
@@ -122,7 +122,7 @@ walk_alone(rows<DP> &x, const job &b, uint32_t queries, uint32_t stages, float s
     }
 }
 
-/* ---- All warps together ---------------------------------------------------------- */
+/* ---- All warps together -------------------------------------------------- */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -221,7 +221,7 @@ walk_together(rows<64> &x, const job &b, uint32_t queries, uint32_t stages, floa
 }
 #endif
 
-/* ---- Kernel ---------------------------------------------------------------------- */
+/* ---- Kernel -------------------------------------------------------------- */
 
 template <int DP>
 __global__ void __launch_bounds__(THREADS, DP == 64 ? 3 : 2)

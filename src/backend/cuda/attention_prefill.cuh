@@ -35,7 +35,7 @@ template <int DP> static __device__ __forceinline__ int place(int row, int word)
     return row * plan<DP>::ROW + ((word ^ (row & 7)) << 4);
 }
 
-/* ---- Copies ---------------------------------------------------------------------- */
+/* ---- Copies -------------------------------------------------------------- */
 
 /* Keys [off, off + KEYS) after `first`, of K or V, to a tile at `to`. */
 template <int DP>
@@ -92,7 +92,7 @@ static __device__ __forceinline__ void fetch_queries(const job &b, const float *
     }
 }
 
-/* ---- Arithmetic of a warp -------------------------------------------------------- */
+/* ---- Arithmetic of a warp ------------------------------------------------ */
 
 /* Of lane = 4 r + q: rows ACROSS i + 8 h + r (i, h = 0, 1), at m[i][h], l[i][h] (l:
  * over this lane's keys) and sum[i][n][2 h ..], dims 8 n + 2 q, + 1. */

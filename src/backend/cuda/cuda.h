@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-/* ---- Device (device.c) ---------------------------------------------------------- */
+/* ---- Device (device.c) --------------------------------------------------- */
 
 struct sti_dev {
     int ordinal, sms, major, minor;
@@ -96,8 +96,9 @@ static inline size_t sti_cuda_up_to(size_t n, size_t step)
     return (n + step - 1) / step * step;
 }
 
-/* ---- Operators (matmul.c, rows.c, attention.c, hybrid.c) --------------------------
- */
+/* ---- Operators (matmul.c, rows.c, attention.c, hybrid.c) ----------------- */
+
+extern const sti_backend sti_backend_cuda; /* the table of all below (device.c) */
 
 still_status sti_cuda_weight_new(sti_dev *, const sti_tensor *, sti_weight *,
                                  still_error *);
@@ -152,8 +153,7 @@ void sti_cuda_wide_free(sti_dev *dev);
 /* A weight is gone, and its copy in float with it. */
 void sti_cuda_wide_forget(sti_dev *dev, const void *of);
 
-/* ---- The hybrid operator's kernels ------------------------------------------------
- */
+/* ---- The hybrid operator's kernels --------------------------------------- */
 
 /* Settings and shape as kernels want them. */
 typedef struct sti_cuda_shape {

@@ -15,8 +15,7 @@
 
 enum { LT_ROOM = 32 << 20, HEAD_ROWS = 256, OLDEST_MAJOR = 8 };
 
-/* ---- Errors ------------------------------------------------------------------------
- */
+/* ---- Errors -------------------------------------------------------------- */
 
 still_status sti_cuda_check(cudaError_t e, const char *what, still_error *err)
 {
@@ -32,8 +31,7 @@ still_status sti_cublas_check(cublasStatus_t e, const char *what, still_error *e
     return sti_fail(err, STILL_E_IO, "cuda: %s: %s", what, cublasLtGetStatusString(e));
 }
 
-/* ---- Memory ------------------------------------------------------------------------
- */
+/* ---- Memory -------------------------------------------------------------- */
 
 static still_status no_memory(size_t bytes, still_error *err)
 {
@@ -132,8 +130,7 @@ still_status sti_cuda_scratch(sti_dev *dev, size_t bytes, void **out, still_erro
     return STILL_OK;
 }
 
-/* ---- Device ------------------------------------------------------------------------
- */
+/* ---- Device -------------------------------------------------------------- */
 
 static void dev_free(sti_dev *dev)
 {
@@ -276,7 +273,6 @@ static size_t dev_bytes(const sti_dev *dev, int rows)
     return (will > is ? will : is) + dev->lt_room.bytes;
 }
 
-extern const sti_backend sti_backend_cuda;
 const sti_backend sti_backend_cuda = {
     .name = "cuda",
     .cache = STI_F16,

@@ -112,8 +112,7 @@ template <int BM, bool GATED> struct copier {
     }
 };
 
-/* ---- Sums of a cluster --------------------------------------------------------------
- */
+/* ---- Sums of a cluster --------------------------------------------------- */
 
 /* Floats from one row of x to the next where a block leaves its sums [BM, BN]: lanes of
  * a warp then write to different banks. */
@@ -235,8 +234,7 @@ template <int BM, bool GATED> struct results {
     }
 };
 
-/* ---- The kernel ---------------------------------------------------------------------
- */
+/* ---- The kernel ---------------------------------------------------------- */
 
 /* Block (part, tile, rows of x): tiles of all matrices, one after another. The parts of
  * a tile are a cluster. */

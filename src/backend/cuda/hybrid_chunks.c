@@ -18,11 +18,13 @@ enum {
 bool sti_cuda_chunks_supported(const sti_cuda_shape *h)
 {
     const bool head = h->half_kv && h->F == h->D && (h->D == 64 || h->D == 128);
+    const int most =
+        h->select > 0 && h->cap > 0 ? STI_CHUNKS_MAX_SCORED : STI_CHUNKS_MAX_C;
     if (!h->has_window)
         return head && h->has_linear && h->la_scale == STI_SCALE_EXACT &&
                !h->raw_features && h->position_cap == 0;
     return head && h->score != STI_SCORE_RECEIVED && h->map == STI_MAP_SOFTMAX &&
-           h->C % 16 == 0 && h->C >= 16 && h->C <= STI_CHUNKS_MAX_C && h->cap >= 0 &&
+           h->C % 16 == 0 && h->C >= 16 && h->C <= most && h->cap >= 0 &&
            h->cap <= STI_CHUNKS_MAX_CAP && h->select >= 0 && h->select <= h->C;
 }
 
@@ -44,8 +46,7 @@ static sti_chunks describe(const sti_cuda_shape *h)
                         .room = keeps ? h->cap : 0};
 }
 
-/* ---- Scratch ------------------------------------------------------------------------
- */
+/* ---- Scratch ------------------------------------------------------------- */
 
 /* Both lay scratch out in s, and count if it has no base. Maps belong to the whole
  * call; the rest to a piece of at most T tokens. */
@@ -132,8 +133,7 @@ size_t sti_cuda_chunks_room(const sti_cuda_shape *h, int T)
     return one > many ? one : many;
 }
 
-/* ---- Pieces and groups --------------------------------------------------------------
- */
+/* ---- Pieces and groups --------------------------------------------------- */
 
 /* Where chunks begin and leave in T tokens from pos on. */
 static void lay_out(sti_chunks *c, int pos, int T)

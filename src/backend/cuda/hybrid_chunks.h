@@ -42,7 +42,8 @@ enum {
     STI_CHUNKS_SESSIONS = 64, /* of a group, at most */
     STI_CHUNKS_SCRATCH = 64 << 20, /* bytes of a group of more than one, at most */
     STI_CHUNKS_FOLDED = 32,        /* tokens of a chunk where there is no window */
-    STI_CHUNKS_MAX_C = 256,
+    STI_CHUNKS_MAX_C = 512,
+    STI_CHUNKS_MAX_SCORED = 256, /* where tokens are chosen: keys in shared memory */
     STI_CHUNKS_MAX_CAP = 1024
 };
 
@@ -121,8 +122,7 @@ still_status sti_chunks_folded(const sti_chunks_group *, still_error *);
 
 #ifdef __CUDACC__
 
-/* ---- Whose unit a block has -------------------------------------------------------
- */
+/* ---- Whose unit a block has ---------------------------------------------- */
 
 /* A kernel is made twice: a single piece comes as an argument, where its numbers cost
  * no registers; several wait in memory. find: the piece that `unit` of the launch
@@ -173,8 +173,7 @@ static still_status launch_units(const sti_chunks_group *g, Count units_of,
     return units > 0 ? launch((unsigned)units, m) : STILL_OK;
 }
 
-/* ---- Counting ---------------------------------------------------------------------
- */
+/* ---- Counting ------------------------------------------------------------ */
 
 /* The kv head of a selection head. */
 static __device__ __forceinline__ int kv_head(const sti_chunks &c, int g)

@@ -21,7 +21,7 @@ size_t sti_cuda_leave_room(const sti_cuda_shape *h, int n);
 /* D is at most STI_STEP_MAX_D; there is no such model that is larger. */
 still_status sti_cuda_step_check(const sti_cuda_shape *h, still_error *err);
 
-/* ---- Sums over a warp ----------------------------------------------------------- */
+/* ---- Sums over a warp ---------------------------------------------------- */
 
 STI_DEVICE float warp_sum(float x)
 {
@@ -34,7 +34,7 @@ STI_DEVICE float warp_max(float x)
     return x;
 }
 
-/* ---- Keys and values as they are stored ----------------------------------------- */
+/* ---- Keys and values as they are stored ---------------------------------- */
 
 STI_DEVICE float widen(__half x)
 {
@@ -121,7 +121,7 @@ template <typename KV> struct packed<KV, 1> {
     }
 };
 
-/* ---- Where a session is --------------------------------------------------------- */
+/* ---- Where a session is -------------------------------------------------- */
 
 /* The window of the token at `pos`: [first, pos], first in ring slot `slot`. */
 typedef struct sti_window {
@@ -134,7 +134,7 @@ STI_DEVICE sti_window window_of(int pos, int C)
     return sti_window{first, pos - first + 1, first % (2 * C)};
 }
 
-/* ---- Rotation ------------------------------------------------------------------- */
+/* ---- Rotation ------------------------------------------------------------ */
 
 /* The two elements of pair i. */
 STI_DEVICE int2 pair_at(const sti_cuda_shape &h, int i)
@@ -156,7 +156,7 @@ STI_DEVICE void turn_pair(const sti_cuda_shape &h, int i, int position, float *a
     *b = (float)(y * c + x * s);
 }
 
-/* ---- Feature map ---------------------------------------------------------------- */
+/* ---- Feature map --------------------------------------------------------- */
 
 /* phi [P] from u = x W [F] and |x|^2, by one warp; phi may be u. */
 STI_DEVICE void warp_features(const sti_cuda_shape &h, const float *u, float square,
@@ -217,7 +217,7 @@ STI_DEVICE void add_exactly(float *sum, float *low, float a, float x)
     *low = more - (now - was);
 }
 
-/* ---- Scores --------------------------------------------------------------------- */
+/* ---- Scores -------------------------------------------------------------- */
 
 /* Self-Saliency Score of a token with weight `self` of its own against `others`. */
 STI_DEVICE float saliency(float self, float others, float eps)

@@ -14,8 +14,7 @@
 
 enum { THREADS = 128, TOKENS = STI_CHUNKS_FOLDED, TILE = 16, ROWS = 64 };
 
-/* ---- Features ---------------------------------------------------------------------
- */
+/* ---- Features ------------------------------------------------------------ */
 
 /* u = x W of 16 rows of one head, then phi. W [D, F]; NULL: the first F columns. Heads
  * H.. are those of keys. Grid (tiles, H + S). */
@@ -59,8 +58,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- Fold -------------------------------------------------------------------------
- */
+/* ---- Fold ---------------------------------------------------------------- */
 
 /* ds, dz of 32 tokens and 64 rows of the state. Grid (chunks, S P / 64). */
 template <class Pieces>
@@ -128,8 +126,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- Output -----------------------------------------------------------------------
- */
+/* ---- Output -------------------------------------------------------------- */
 
 /* Shared memory: features of 32 queries and keys, P + 1 numbers apart, then weights
  * [32, 33] and denominators [32]. */
@@ -197,8 +194,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- Entry ------------------------------------------------------------------------
- */
+/* ---- Entry --------------------------------------------------------------- */
 
 static int tiles_of(const sti_chunks &c)
 {

@@ -81,8 +81,7 @@ static __device__ __forceinline__ uint32_t tile_of(const room &r)
     return r.tiles + (uint32_t)r.tile.at * TILE;
 }
 
-/* ---- Fetching ---------------------------------------------------------------------
- */
+/* ---- Fetching ------------------------------------------------------------ */
 
 /* Rows of a tile: row i is number first + i of those at `rows` (of the list, if there
  * is one), at most `last`. */
@@ -235,8 +234,7 @@ static __device__ __forceinline__ void fetch_jobs(const sti_chunks &c, room &r,
     }
 }
 
-/* ---- Taking tiles -----------------------------------------------------------------
- */
+/* ---- Taking tiles -------------------------------------------------------- */
 
 /* The tile at the ring's place is here; returns its address. */
 static __device__ __forceinline__ uint32_t wait_tile(const room &r)

@@ -10,8 +10,7 @@
 namespace
 {
 
-/* ---- Products ---------------------------------------------------------------------
- */
+/* ---- Products ------------------------------------------------------------ */
 
 /* Queues s = Q K^T. A step is 16 dims, 32 bytes. */
 static __device__ __forceinline__ void multiply_keys(fragment &s, uint32_t queries,
@@ -78,8 +77,7 @@ static __device__ __forceinline__ int token_of(const share &s, int h)
     return s.first + 8 * h + (((int)threadIdx.x & 31) >> 2);
 }
 
-/* ---- The linear term ----------------------------------------------------------------
- */
+/* ---- The linear term ----------------------------------------------------- */
 
 /* Exponentials are kept in half times 2^14. */
 static const float feature_unit_log2 = 14;

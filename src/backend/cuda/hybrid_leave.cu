@@ -17,7 +17,7 @@
 #include "backend/cuda/hybrid_distinct.cuh"
 #include "backend/cuda/hybrid_leave_fold.cuh"
 
-/* ---- Select --------------------------------------------------------------------- */
+/* ---- Select -------------------------------------------------------------- */
 
 /* A token as one number: larger is better. Its score, then its position: equal scores
  * keep the earlier one. All numbers have their place, NaN too, and those of a chunk
@@ -224,7 +224,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (tid == 0) *l = leavers{folded + evicted, C - folded, evicted, 0};
 }
 
-/* ---- Settle --------------------------------------------------------------------- */
+/* ---- Settle -------------------------------------------------------------- */
 
 /* Salient keys at distance position_cap or more from the last token of the chunk that
  * begins are kept as they were before RoPE; a pair of a key a thread. */
@@ -292,7 +292,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (s.sal_far) make_far<KV>(a, s, sel, first + 3 * h.C - 1, now);
 }
 
-/* ---- Launch --------------------------------------------------------------------- */
+/* ---- Launch -------------------------------------------------------------- */
 
 static size_t list_bytes(const sti_cuda_shape *h, int n)
 {

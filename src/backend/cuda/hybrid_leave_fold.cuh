@@ -63,7 +63,7 @@ STI_DEVICE int leaving_chunk(const leave_args &a, const sti_cuda_session &s)
     return pos % a.h.C == 0 && pos / a.h.C >= 2 ? pos - 2 * a.h.C : -1;
 }
 
-/* ---- Folded tokens -------------------------------------------------------------- */
+/* ---- Folded tokens ------------------------------------------------------- */
 
 /* A folded token's key or value, and where it came from. */
 template <typename KV>
@@ -79,7 +79,7 @@ STI_DEVICE const KV *token_row(const leave_args &a, const sti_cuda_session &s, i
            ((size_t)sel * s.room + (token - a.h.C)) * D;
 }
 
-/* ---- Features ------------------------------------------------------------------- */
+/* ---- Features ------------------------------------------------------------ */
 
 typedef struct features_shared {
     float x[STI_STEP_MAX_D * LDX]; /* [D, LDX]: keys, transposed */
@@ -183,7 +183,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- Fold ----------------------------------------------------------------------- */
+/* ---- Fold ---------------------------------------------------------------- */
 
 typedef struct fold_shared {
     float phi[STEP][TILE], v[STEP][TILE];

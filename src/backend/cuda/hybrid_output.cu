@@ -22,8 +22,7 @@
  * others. Then z [2 D] and the places of the keys. */
 #include "backend/cuda/hybrid_linear.cuh"
 
-/* ---- A block ------------------------------------------------------------------------
- */
+/* ---- A block ------------------------------------------------------------- */
 
 /* What all threads of a block know lies in shared memory: in registers it would push
  * sums out of them. */
@@ -45,8 +44,7 @@ static __device__ __forceinline__ void part_list(const sti_chunks &c, block_note
     p.tiles = n->far + (p.salient - n->near + KEYS - 1) / KEYS;
 }
 
-/* ---- Window and list ----------------------------------------------------------------
- */
+/* ---- Window and list ----------------------------------------------------- */
 
 /* Logits of the warp's queries and a tile of keys. */
 template <int D>
@@ -202,8 +200,7 @@ softmax_sums(const sti_chunks &c, const block_notes &n, const warp_place &place,
     }
 }
 
-/* ---- Output -------------------------------------------------------------------------
- */
+/* ---- Output -------------------------------------------------------------- */
 
 /* Element offset of column 0 of row i of this lane in q, y and gate, or false. */
 static __device__ __forceinline__ bool output_at(const sti_chunks &c,
@@ -349,8 +346,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     store_output<D>(c, p, place, terms, w, waiting);
 }
 
-/* ---- Entry --------------------------------------------------------------------------
- */
+/* ---- Entry --------------------------------------------------------------- */
 
 static int tiles_of_piece(const sti_chunks &c)
 {

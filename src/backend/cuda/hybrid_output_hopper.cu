@@ -24,8 +24,7 @@ namespace
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* ---- Window and list ----------------------------------------------------------------
- */
+/* ---- Window and list ----------------------------------------------------- */
 
 /* Hides keys of tile j that a row does not see. */
 static __device__ __forceinline__ void mask(fragment &x, const tile_place &p,
@@ -194,8 +193,7 @@ static __device__ __forceinline__ void multiply_job(const sti_chunks &c, room &r
     if ((threadIdx.x & 31) == 0) arrive(&r.n->job_done[r.job.at]);
 }
 
-/* ---- Kernel -----------------------------------------------------------------------
- */
+/* ---- Kernel -------------------------------------------------------------- */
 
 static __device__ __forceinline__ void begin_barriers(notes *n)
 {

@@ -11,8 +11,7 @@ static unsigned blocks_of(int64_t n)
     return (unsigned)((n + THREADS - 1) / THREADS);
 }
 
-/* ---- In ---------------------------------------------------------------------------
- */
+/* ---- In ------------------------------------------------------------------ */
 
 static __device__ __forceinline__ uint4 eight_halves(const float *x)
 {
@@ -170,8 +169,7 @@ extern "C" still_status sti_chunks_pack(const sti_chunks_group *g, still_error *
     return narrow_map(g->stream, c->h.map_k, c->map_k, c->h.S, c->h.D, err);
 }
 
-/* ---- Out --------------------------------------------------------------------------
- */
+/* ---- Out ----------------------------------------------------------------- */
 
 /* Rows of the session that change: the last tokens of the ring, then the list, whose
  * scores and positions the select kernel has written. Grid as in pack. */

@@ -193,8 +193,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-/* ---- Scores without logits --------------------------------------------------------
- */
+/* ---- Scores without logits ----------------------------------------------- */
 
 /* splitmix64's finalizer, as in ops/score.c. */
 static __device__ __forceinline__ uint64_t mix(uint64_t x)
@@ -243,8 +242,7 @@ static __global__ void __launch_bounds__(THREADS)
                                             : random_score(c, g, position);
 }
 
-/* ---- Scores that a chunk must be complete for -------------------------------------
- */
+/* ---- Scores that a chunk must be complete for ---------------------------- */
 
 /* Grid (chunks, selection heads). Tokens of a chunk that is not complete score 0: it is
  * not going to leave. */
@@ -269,8 +267,7 @@ static __global__ void __launch_bounds__(THREADS)
         [&](int i, float x) { score[i] = distinct::score_of(x, first + i); });
 }
 
-/* ---- Entry ------------------------------------------------------------------------
- */
+/* ---- Entry --------------------------------------------------------------- */
 
 static int query_tiles_of(const sti_chunks &c)
 {

@@ -34,8 +34,7 @@ static __device__ __forceinline__ int position_of(token_key key)
     return (int)(uint32_t)key;
 }
 
-/* ---- Rank -------------------------------------------------------------------------
- */
+/* ---- Rank ---------------------------------------------------------------- */
 
 /* Grid (leaves, selection heads), a thread a token. */
 template <class Pieces>
@@ -61,8 +60,7 @@ static __global__ void __launch_bounds__(STI_CHUNKS_MAX_C)
     if (rank >= c.select) c.fold[list * C + rank - c.select] = row;
 }
 
-/* ---- Merge ------------------------------------------------------------------------
- */
+/* ---- Merge --------------------------------------------------------------- */
 
 typedef struct sorted_list {
     token_key key[STI_CHUNKS_MAX_CAP];
@@ -182,8 +180,7 @@ static int merges_of(const sti_chunks &c)
     return c.n_leaves > 0;
 }
 
-/* ---- Order ------------------------------------------------------------------------
- */
+/* ---- Order --------------------------------------------------------------- */
 
 /* With a position cap: near tokens of a list before far ones, both as they were. Grid
  * (lists, selection heads): list n is that after n leaves. */

@@ -21,8 +21,7 @@ enum { THREADS = 256, TOKENS = 128 };
 static const float log2_e = 1.4426950408889634f;
 static const float feature_unit = 4096;
 
-/* ---- Fold -------------------------------------------------------------------------
- */
+/* ---- Fold ---------------------------------------------------------------- */
 
 /* u = x W of 16 rows, and |x|^2 of this lane's two rows, in parts of a quad. */
 template <int D>
@@ -246,8 +245,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     copy_wait<0>();
 }
 
-/* ---- Sum --------------------------------------------------------------------------
- */
+/* ---- Sum ----------------------------------------------------------------- */
 
 /* sum += x, with what rounding takes kept in low. */
 static __device__ __forceinline__ void add_exactly(float &sum, float &low, float x)
@@ -357,8 +355,7 @@ static __global__ void __launch_bounds__(128)
     }
 }
 
-/* ---- Entry ------------------------------------------------------------------------
- */
+/* ---- Entry --------------------------------------------------------------- */
 
 static int fold_blocks(const sti_chunks &c)
 {

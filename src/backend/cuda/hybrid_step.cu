@@ -31,7 +31,7 @@
 #include "backend/cuda/hybrid_step_state.cuh"
 #include "backend/cuda/hybrid_step_unit.cuh"
 
-/* ---- Arrivals ------------------------------------------------------------------- */
+/* ---- Arrivals ------------------------------------------------------------ */
 
 /* Counts a unit, and returns the count before. What its block wrote before (the caller
  * has synchronized with it) is visible to whoever counts after it. */
@@ -62,7 +62,7 @@ STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS, WIDE> &s
     return sh.last;
 }
 
-/* ---- The kernel ----------------------------------------------------------------- */
+/* ---- The kernel ---------------------------------------------------------- */
 
 /* What every unit needs to know. Until sti_follow the kernels before may be writing:
  * only tables are read, which no kernel writes, and of the rest it is said that it will
@@ -129,7 +129,7 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(ROW))
     step<tile_layout<ROW>, true>(a, sh);
 }
 
-/* ---- Launch --------------------------------------------------------------------- */
+/* ---- Launch -------------------------------------------------------------- */
 
 static int at_most(int x, int limit)
 {

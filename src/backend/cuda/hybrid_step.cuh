@@ -199,7 +199,7 @@ STI_DEVICE void copy_or_zero(void *to, const void *from, bool there)
         : "memory");
 }
 
-/* ---- The block's place ---------------------------------------------------------- */
+/* ---- The block's place --------------------------------------------------- */
 
 STI_DEVICE int units_of(const step_plan &p)
 {
@@ -262,7 +262,7 @@ STI_DEVICE bool is_far(const step_shared<KV, HEADS, WIDE> &sh, int i)
            sh.session.sal_far[(size_t)selector() * sh.session.room + slot] != 0;
 }
 
-/* ---- Rows of the new token ------------------------------------------------------ */
+/* ---- Rows of the new token ----------------------------------------------- */
 
 /* What is known before the kernel in front has ended: positions and frequencies come
  * from the program by copies, which no kernel overtakes. */

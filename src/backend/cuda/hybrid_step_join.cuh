@@ -5,7 +5,7 @@
 
 #include "backend/cuda/hybrid_step.cuh"
 
-/* ---- Output --------------------------------------------------------------------- */
+/* ---- Output -------------------------------------------------------------- */
 
 enum { JOINED = 6 }; /* results that are asked for at once */
 
@@ -133,7 +133,7 @@ STI_DEVICE void write_output(const step_args &a, step_shared<KV, HEADS, WIDE> &s
     }
 }
 
-/* ---- Score ---------------------------------------------------------------------- */
+/* ---- Score --------------------------------------------------------------- */
 
 /* Largest of n logits and the sum of 2^(logit - m), by a warp. */
 STI_DEVICE void warp_softmax(const float *logit, int n, float *m, float *l)

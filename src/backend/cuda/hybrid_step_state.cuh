@@ -11,7 +11,7 @@
 
 #include "backend/cuda/hybrid_step.cuh"
 
-/* ---- The stream ----------------------------------------------------------------- */
+/* ---- The stream ---------------------------------------------------------- */
 
 /* How the threads share a matrix with rows of `width` floats: a thread has four of
  * every deep-th row; those that are left over have none. */
@@ -99,7 +99,7 @@ STI_DEVICE void add_scaled(float4 &sum, float a, const float4 &x)
     sum.w = fmaf(a, x.w, sum.w);
 }
 
-/* ---- Features ------------------------------------------------------------------- */
+/* ---- Features ------------------------------------------------------------ */
 
 /* Parts of u = x W of the vectors sh.state.x, [parts, F] each in sh.state.phi; how many
  * parts is returned. No map: the identity. */
@@ -195,7 +195,7 @@ STI_DEVICE void make_features(const sti_cuda_shape &h, const float *x, float bia
     }
 }
 
-/* ---- The state ------------------------------------------------------------------ */
+/* ---- The state ----------------------------------------------------------- */
 
 /* Which heads and rows state unit number `index` has. */
 typedef struct state_part {
@@ -351,7 +351,7 @@ STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     __syncthreads();
 }
 
-/* ---- The unit ------------------------------------------------------------------- */
+/* ---- The unit ------------------------------------------------------------ */
 
 /* Memory is told of n floats, in one piece where it can be. */
 STI_DEVICE void ask_ahead(const float *from, size_t n)

@@ -36,7 +36,7 @@ STI_DEVICE void split_half(float x, __half *high, __half *low)
     narrow(x - widen(*high), low);
 }
 
-/* ---- Queries -------------------------------------------------------------------- */
+/* ---- Queries ------------------------------------------------------------- */
 
 /* Queries as operands: of lane 4 g + t half g % 2 of query g / 2, for the two products
  * of 32 numbers. A thread makes one vector. */
@@ -62,7 +62,7 @@ template <int ROW> struct tile_queries {
     }
 };
 
-/* ---- Products ------------------------------------------------------------------- */
+/* ---- Products ------------------------------------------------------------ */
 
 /* Weights of rows g and g + 8 as an operand. */
 STI_DEVICE void turn_weights(const float *p, uint32_t *weight)
@@ -89,7 +89,7 @@ STI_DEVICE float rows_sum(float x)
     return x;
 }
 
-/* ---- A warp's keys -------------------------------------------------------------- */
+/* ---- A warp's keys ------------------------------------------------------- */
 
 /* Softmax of query t over the keys the warp has seen, l those of this lane, as is
  * `recent`; of o the numbers 32 c + 8 i + g. */

@@ -18,8 +18,7 @@ template <int D> struct warp_sums {
     float den[4]; /* this lane's part of the denominator */
 };
 
-/* ---- Which queries, which keys -----------------------------------------------------
- */
+/* ---- Which queries, which keys ------------------------------------------- */
 
 /* Heads of a selection head that one block takes: whole chunks of them, 32 rows at
  * least. */
@@ -102,8 +101,7 @@ static __device__ __forceinline__ int lane_row(int i, int lane)
     return (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
 }
 
-/* ---- Terms ------------------------------------------------------------------------
- */
+/* ---- Terms --------------------------------------------------------------- */
 
 /* What the settings make of the two terms for one query head, as ops/hybrid.h and the
  * reference have it; exponents in powers of two. */
@@ -135,8 +133,7 @@ static __device__ __forceinline__ head_terms terms_of(const sti_chunks &c, int g
     return t;
 }
 
-/* ---- Loading ------------------------------------------------------------------------
- */
+/* ---- Loading ------------------------------------------------------------- */
 
 /* Where query r of the tile is in q and q_raw, in rows; -1: it is of another piece. */
 static __device__ __forceinline__ int query_row(const sti_chunks &c,

@@ -131,8 +131,7 @@ static still_status describe(const sti_hybrid_parallel_args *a, sti_cuda_train *
     return STILL_OK;
 }
 
-/* ---- Scratch -----------------------------------------------------------------------
- */
+/* ---- Scratch ------------------------------------------------------------- */
 
 typedef void (*layout)(sti_carve *c, sti_cuda_train *p);
 
@@ -256,8 +255,7 @@ static still_status find_room(sti_dev *dev, sti_cuda_train *p, layout carve,
     return STILL_OK;
 }
 
-/* ---- Entries -----------------------------------------------------------------------
- */
+/* ---- Entries ------------------------------------------------------------- */
 
 still_status sti_cuda_hybrid_route(sti_dev *dev, const sti_hybrid_parallel_args *a,
                                    still_error *err)

@@ -56,8 +56,7 @@ STI_DEVICE void load_values(const sti_cuda_train &p, float *to, int b, int g, in
     });
 }
 
-/* ---- Queries -----------------------------------------------------------------------
- */
+/* ---- Queries ------------------------------------------------------------- */
 
 /* a g dn, a step of S, of z; without a window also values and a step of phi(k). */
 template <int DP> static size_t query_shared(bool window)
@@ -141,8 +140,7 @@ still_status sti_train_linear_queries(sti_dev *dev, const sti_cuda_train *p,
     return STI_TRAIN_BY_WIDTH(p->DP, LINEAR_QUERIES);
 }
 
-/* ---- Keys --------------------------------------------------------------------------
- */
+/* ---- Keys ---------------------------------------------------------------- */
 
 /* Values, a step of dS, of dz and of phi(k), tokens; without a window also the queries'
  * a g dn, a step of their phi(q), and a dden. */

@@ -4,8 +4,7 @@
  * where q and k are wanted in half. See hybrid_train_map.cuh. */
 #include "backend/cuda/hybrid_train_map.cuh"
 
-/* ---- Features ----------------------------------------------------------------------
- */
+/* ---- Features ------------------------------------------------------------ */
 
 /* softmax(SIGN u) as stored, to rows g and g + 8 (NULL: there is none). */
 template <int SIGN, int DP, bool FULL>
@@ -112,8 +111,7 @@ still_status sti_train_features(sti_dev *dev, const sti_cuda_train *p, still_err
     return STI_TRAIN_BY_MAP(p, FEATURES);
 }
 
-/* ---- Inputs in half ----------------------------------------------------------------
- */
+/* ---- Inputs in half ------------------------------------------------------ */
 
 /* x [B,T,heads,D] and where it goes, [B,heads,T,DP]. */
 typedef struct half_job {

@@ -63,8 +63,7 @@ static inline dim3 map_grid(const sti_cuda_train *p, const map_sides *s)
        : (p)->F == 128 ? LAUNCH(128, true)                                             \
                      : LAUNCH(128, false))
 
-/* ---- Columns -----------------------------------------------------------------------
- */
+/* ---- Columns ------------------------------------------------------------- */
 
 /* Row d of W stands at this place of a step of 16, whose halves t has: 2t, 2t + 1 and
  * 2t + 8, 2t + 9. */
@@ -97,8 +96,7 @@ STI_DEVICE uint32_t split_half2(float x, float y, uint32_t *low)
     return high;
 }
 
-/* ---- Loading -----------------------------------------------------------------------
- */
+/* ---- Loading ------------------------------------------------------------- */
 
 /* A head's W, identity if there is none, split and in order of places, at the start of
  * shared memory: high parts, then low ones. By all threads of the block. */
@@ -172,8 +170,7 @@ STI_DEVICE void store4(float *row, int e, int cols, bool vec, float4 x)
     if (e + 3 < cols) row[e + 3] = x.w;
 }
 
-/* ---- The map -----------------------------------------------------------------------
- */
+/* ---- The map ------------------------------------------------------------- */
 
 /* Rows g and g + 8 of a warp, in the places of C. */
 template <int DP> struct row_map {

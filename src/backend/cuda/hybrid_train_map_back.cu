@@ -28,8 +28,7 @@ template <int DP> STI_DEVICE back_tiles<DP> back_tiles_of(void)
     return {W, x, draw, unit, unit + ROWS};
 }
 
-/* ---- Rows --------------------------------------------------------------------------
- */
+/* ---- Rows ---------------------------------------------------------------- */
 
 /* Eight numbers side by side; NULL: zeros. */
 STI_DEVICE void read8(float (&to)[8], const float *row)
@@ -144,8 +143,7 @@ STI_DEVICE void draw_in_half(const float (&draw)[DP / 8][4],
                 pack_half2(draw[n][2 * r] * part[r], draw[n][2 * r + 1] * part[r]);
 }
 
-/* ---- dx ----------------------------------------------------------------------------
- */
+/* ---- dx ------------------------------------------------------------------ */
 
 /* Where step k of row `row` of x has its four halves of this lane. */
 template <int DP>
@@ -211,8 +209,7 @@ STI_DEVICE void rows_back(const sti_cuda_train &p, const map_side &side,
                          m.norm_x[r] > 0 ? along[r] / m.norm_x[r] : 0, at);
 }
 
-/* ---- dW ----------------------------------------------------------------------------
- */
+/* ---- dW ------------------------------------------------------------------ */
 
 /* dW [DP][DP] = x^T draw over the rows of a round, added to `to` but in the first. With
  * the largest unit U, dW = 2^U sum of (x_t 2^(unit_t - U))^T draw_t. A warp makes 16
@@ -285,8 +282,7 @@ STI_DEVICE void write_sum(float sum, float *warp_sum, float *to, const lane_plac
     *to = sum;
 }
 
-/* ---- Kernel ------------------------------------------------------------------------
- */
+/* ---- Kernel -------------------------------------------------------------- */
 
 /* dphi of token t; NULL: zeros. */
 STI_DEVICE const float *dphi_row(const sti_cuda_train &p, const map_side &side, int b,

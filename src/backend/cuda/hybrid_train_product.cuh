@@ -184,8 +184,7 @@ STI_DEVICE void multiply_rn(float (&c)[W / 8][4], const float (&A)[K][4], uint32
     half_rn<W / 8, K, W>(c, A, lane_address<W>::by16(B, at.lane).again());
 }
 
-/* ---- Keys of a list -----------------------------------------------------------------
- */
+/* ---- Keys of a list ------------------------------------------------------ */
 
 /* Entries [first, first + 64) of a span's list of `keys` softmax keys and their values,
  * on their way into two tiles; past its end the last one comes again. base: the row of

@@ -27,8 +27,7 @@ template <int DP> static constexpr size_t softmax_shared(void)
     return 6 * ROWS * DP * sizeof(uint16_t) + 6 * ROWS * sizeof(float);
 }
 
-/* ---- Queries -----------------------------------------------------------------------
- */
+/* ---- Queries ------------------------------------------------------------- */
 
 template <int DP>
 static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 4 : 2)
@@ -107,8 +106,7 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 4 : 2)
     }
 }
 
-/* ---- Keys --------------------------------------------------------------------------
- */
+/* ---- Keys ---------------------------------------------------------------- */
 
 /* 64 keys [k0, k0 + 64) of the list of span c, and the tiles of queries that may see
  * them: `tiles` of each head, from token `first` to `end`. */
@@ -282,8 +280,7 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
     }
 }
 
-/* ---- Launchers ---------------------------------------------------------------------
- */
+/* ---- Launchers ----------------------------------------------------------- */
 
 still_status sti_train_softmax_queries(sti_dev *dev, const sti_cuda_train *p,
                                        still_error *err)

@@ -16,9 +16,9 @@ enum {
     OUTER_FEATURES = 128 /* of a block */
 };
 
-/* ---- Tiles of tokens ---------------------------------------------------------------
- *
- * Products are in half. Rows of numbers of any size - a g dn, relu features - are in
+/* ---- Tiles of tokens ----------------------------------------------------- */
+
+/* Products are in half. Rows of numbers of any size - a g dn, relu features - are in
  * units of their largest; others, features as stored and values, have unit 1. */
 
 /* What a block sums over: n tokens, those that leave (state) or those of the span, for
@@ -176,8 +176,7 @@ STI_DEVICE void finish_tile(const sti_cuda_train &p, const outer_sum &o,
     }
 }
 
-/* ---- Sums of outer products --------------------------------------------------------
- */
+/* ---- Sums of outer products ---------------------------------------------- */
 
 /* A warp's 16 features: S and z (column 0 of the high parts of the weights, 1 of the
  * low ones), in unit 2^U, the largest so far. */
@@ -303,8 +302,7 @@ static still_status outer(sti_dev *dev, const sti_cuda_train *p, still_error *er
     return STI_TRAIN_BY_WIDTH(p->DP, OUTER);
 }
 
-/* ---- Sums over spans ---------------------------------------------------------------
- */
+/* ---- Sums over spans ----------------------------------------------------- */
 
 enum { SCAN_THREADS = 256, SCAN_BATCH = 8 };
 
@@ -356,8 +354,7 @@ static still_status scan(sti_dev *dev, const sti_cuda_train *p, float *S, float 
                   (int)p->has_window);
 }
 
-/* ---- Launchers ---------------------------------------------------------------------
- */
+/* ---- Launchers ----------------------------------------------------------- */
 
 still_status sti_train_states(sti_dev *dev, const sti_cuda_train *p, still_error *err)
 {

@@ -4,8 +4,7 @@
  * once. */
 #include "backend/cuda/hybrid_train_tile.cuh"
 
-/* ---- Keys and values ---------------------------------------------------------------
- */
+/* ---- Keys and values ----------------------------------------------------- */
 
 enum { SUM_WARPS = 8 };
 
@@ -100,8 +99,7 @@ still_status sti_train_sum_keys(sti_dev *dev, const sti_cuda_train *p, still_err
     return STI_TRAIN_BY_WIDTH(p->DP, SUM_KEYS);
 }
 
-/* ---- Parameters --------------------------------------------------------------------
- */
+/* ---- Parameters ---------------------------------------------------------- */
 
 enum {
     NUMBER_THREADS = 128,

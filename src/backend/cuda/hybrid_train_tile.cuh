@@ -20,8 +20,7 @@ enum {
 
 static __device__ const float log2_e = 1.4426950408889634f;
 
-/* ---- Launching ---------------------------------------------------------------------
- */
+/* ---- Launching ----------------------------------------------------------- */
 
 /* Runs LAUNCH with DP as a constant. */
 #define STI_TRAIN_BY_WIDTH(width, LAUNCH) ((width) == 64 ? LAUNCH(64) : LAUNCH(128))
@@ -32,8 +31,7 @@ STI_DEVICE float *block_memory(void)
     return sti_train_memory;
 }
 
-/* ---- Places ------------------------------------------------------------------------
- */
+/* ---- Places -------------------------------------------------------------- */
 
 STI_DEVICE int span_end(const sti_cuda_train &p, int c)
 {
@@ -98,8 +96,7 @@ STI_DEVICE int key_token(const sti_cuda_train &p, size_t span, int n_salient, in
     return i < n_salient ? p.salient[span * p.room + i] : start + i - n_salient;
 }
 
-/* ---- Learned numbers of a head -----------------------------------------------------
- */
+/* ---- Learned numbers of a head ------------------------------------------- */
 
 STI_DEVICE float alpha_of(const sti_cuda_train &p, int h)
 {
@@ -111,8 +108,7 @@ STI_DEVICE float factor_of(const sti_cuda_train &p, int h)
     return p.window_logit ? 1 / (1 + expf(-p.window_logit[h])) : 0.1f;
 }
 
-/* ---- Tiles of floats ----------------------------------------------------------------
- */
+/* ---- Tiles of floats ----------------------------------------------------- */
 
 struct rounded {
     __device__ __forceinline__ float operator()(float x) const
@@ -221,9 +217,9 @@ STI_DEVICE lane_place lane_place_of(void)
     return lane_place{lane, (int)threadIdx.x >> 5, lane >> 2, lane & 3};
 }
 
-/* ---- Tiles of halves ----------------------------------------------------------------
- *
- * As mma.cuh has them: rows of W halves, swizzled. */
+/* ---- Tiles of halves ----------------------------------------------------- */
+
+/* As mma.cuh has them: rows of W halves, swizzled. */
 
 /* N rows of W halves on their way into a tile; row(r) points at row r. */
 template <int N, int W, typename Row> STI_DEVICE void copy_tile(uint32_t to, Row row)
@@ -282,9 +278,9 @@ STI_DEVICE void half_rn(float (&c)[N][4], const float (&A)[K][4], lane_address<W
     }
 }
 
-/* ---- Gradients in half --------------------------------------------------------------
- *
- * Numbers of any size, divided by a power of two that brings the largest of a row just
+/* ---- Gradients in half --------------------------------------------------- */
+
+/* Numbers of any size, divided by a power of two that brings the largest of a row just
  * below 1. */
 
 static __device__ const float nothing_log2 = -1000; /* unit of a row of zeros */

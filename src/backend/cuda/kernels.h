@@ -55,8 +55,7 @@ typedef struct sti_cuda_matrix {
 /* weight.c */
 sti_cuda_matrix sti_cuda_matrix_of(const sti_weight *w);
 
-/* ---- Weights (dequant.cu) ----------------------------------------------------------
- */
+/* ---- Weights (dequant.cu) ------------------------------------------------ */
 
 /* Rows [row0, row0 + n) of a matrix, which lie at `raw` as in the file, row_bytes each,
  * to where m keeps them. row0 is a multiple of the tile; the last tile's missing rows
@@ -72,8 +71,7 @@ still_status sti_cuda_to_half(sti_dev *, const sti_cuda_matrix *m, sti_half *out
 still_status sti_cuda_gather(sti_dev *, const sti_cuda_matrix *m, const int32_t *id,
                              int M, float *y, still_error *err);
 
-/* ---- Few rows (gemv.cu) ------------------------------------------------------------
- */
+/* ---- Few rows (gemv.cu) -------------------------------------------------- */
 
 /* y_i[M, N_i] = [y_i +] h W_i^T + bias_i, h = x, or rmsnorm(x), or xh. With yh instead
  * of y: yh[M, N] = silu(h W_0^T + bias_0) * (h W_1^T + bias_1), N = N_0 = N_1. */
@@ -98,16 +96,14 @@ still_status sti_cuda_few_rows(sti_dev *, const sti_cuda_few *f, still_error *er
 /* M <= STI_CUDA_FEW_FLOAT; all matrices of floats; neither xh, keep nor yh. */
 still_status sti_cuda_few_float(sti_dev *, const sti_cuda_few *f, still_error *err);
 
-/* ---- Rows by the dozen (gemm.cu) ---------------------------------------------------
- */
+/* ---- Rows by the dozen (gemm.cu) ----------------------------------------- */
 
 /* The same products for any M where they are small, with weights in half (m.half) and h
  * as xh. fit: whether these are. */
 bool sti_cuda_some_fit(const sti_dev *, const sti_cuda_few *f);
 still_status sti_cuda_some_rows(sti_dev *, const sti_cuda_few *f, still_error *err);
 
-/* ---- Rows (rows.cu) ----------------------------------------------------------------
- */
+/* ---- Rows (rows.cu) ------------------------------------------------------ */
 
 /* rmsnorm(x) [M, K], x itself where g is NULL, as float into y and as half [M, ld] into
  * yh, ld = K rounded up to 8; either may be NULL, y may be x. */
@@ -138,8 +134,7 @@ still_status sti_cuda_probs(sti_dev *, const float *logits, const int32_t *targe
  * read once the stream has been waited for, and stays until the next answers. */
 still_status sti_cuda_answers(sti_dev *, size_t bytes, void **out, still_error *err);
 
-/* ---- Products (plans.c) ------------------------------------------------------------
- */
+/* ---- Products (plans.c) -------------------------------------------------- */
 
 typedef enum sti_cuda_product {
     STI_CUDA_HALF_TO_FLOAT,

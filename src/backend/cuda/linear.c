@@ -23,8 +23,7 @@ typedef struct batch {
     int pass_row[MOST_SEQUENCES]; /* of its first row in the running pass */
 } batch;
 
-/* ---- Checks ------------------------------------------------------------------------
- */
+/* ---- Checks -------------------------------------------------------------- */
 
 static still_status check_state(sti_dev *dev, const sti_linear_args *a,
                                 const sti_linear_args *first, still_error *err)
@@ -46,8 +45,7 @@ static still_status check_state(sti_dev *dev, const sti_linear_args *a,
     return STILL_OK;
 }
 
-/* ---- Batches -----------------------------------------------------------------------
- */
+/* ---- Batches ------------------------------------------------------------- */
 
 /* An empty batch of sequences like a. */
 static void describe(const sti_linear_args *a, batch *b)
@@ -137,8 +135,7 @@ static still_status place(sti_dev *dev, batch *b, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Scratch -----------------------------------------------------------------------
- */
+/* ---- Scratch ------------------------------------------------------------- */
 
 typedef enum form { STEPS, SPANS, BACKWARD } form;
 
@@ -204,8 +201,7 @@ static still_status take_scratch(sti_dev *dev, batch *b, form f, float **part,
     return STILL_OK;
 }
 
-/* ---- SUPRA's maps ------------------------------------------------------------------
- */
+/* ---- SUPRA's maps -------------------------------------------------------- */
 
 /* Sequences i, i + 1, .. that lie behind each other: their number, and of rows. */
 static int stretch(const batch *b, int i, int *rows)
@@ -320,8 +316,7 @@ static still_status maps_back(sti_dev *dev, const batch *b, float *part,
     return STILL_OK;
 }
 
-/* ---- Forward -----------------------------------------------------------------------
- */
+/* ---- Forward ------------------------------------------------------------- */
 
 /* Features, the window, o: what forward and backward begin with. */
 static still_status attend(sti_dev *dev, const batch *b, still_error *err)
@@ -388,8 +383,7 @@ still_status sti_cuda_linear_reserve(sti_dev *dev, const sti_linear_shape *shape
     return take_scratch(dev, &b, form_of(&a), NULL, err);
 }
 
-/* ---- Backward ----------------------------------------------------------------------
- */
+/* ---- Backward ------------------------------------------------------------ */
 
 static still_status run_backward(sti_dev *dev, batch *b, still_error *err)
 {

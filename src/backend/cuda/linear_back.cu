@@ -130,8 +130,7 @@ static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 4 : 2)
     if (threadIdx.x < DP) p.sums[r.at * DP + threadIdx.x] = sum;
 }
 
-/* ---- The scan ----------------------------------------------------------------------
- */
+/* ---- The scan ------------------------------------------------------------ */
 
 enum { SCAN_THREADS = 256, SCAN_AHEAD = 8 };
 
@@ -164,8 +163,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
     }
 }
 
-/* ---- Decays ------------------------------------------------------------------------
- */
+/* ---- Decays -------------------------------------------------------------- */
 
 enum { DECAY_WARPS = 4 };
 
@@ -204,8 +202,7 @@ static __global__ void __launch_bounds__(32 * DECAY_WARPS)
     }
 }
 
-/* ---- Launchers ---------------------------------------------------------------------
- */
+/* ---- Launchers ----------------------------------------------------------- */
 
 still_status sti_linear_dstates(sti_dev *dev, const sti_cuda_linear *p,
                                 still_error *err)

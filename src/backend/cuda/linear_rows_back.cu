@@ -117,8 +117,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
         supra_inputs(p, s, r);
 }
 
-/* ---- Biases ------------------------------------------------------------------------
- */
+/* ---- Biases -------------------------------------------------------------- */
 
 enum { COLUMNS = 128 };
 
@@ -145,8 +144,7 @@ static __global__ void __launch_bounds__(COLUMNS)
     db[c] += sum;
 }
 
-/* ---- Launchers ---------------------------------------------------------------------
- */
+/* ---- Launchers ----------------------------------------------------------- */
 
 still_status sti_linear_begin_back(sti_dev *dev, const sti_cuda_linear *p,
                                    still_error *err)

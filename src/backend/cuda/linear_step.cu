@@ -47,8 +47,7 @@ STI_DEVICE token_memory token_memory_of(float *at, int D)
     return m;
 }
 
-/* ---- Features, a vector a warp -----------------------------------------------------
- */
+/* ---- Features, a vector a warp ------------------------------------------- */
 
 STI_DEVICE void softmax_row(const float *x, float *f, int D, float part)
 {
@@ -114,8 +113,7 @@ STI_DEVICE void make_queries(const sti_cuda_linear &p, const sti_cuda_linear_seq
     }
 }
 
-/* ---- The state ---------------------------------------------------------------------
- */
+/* ---- The state ----------------------------------------------------------- */
 
 /* S [D,D] <- diag(gamma) S + fk v^T (where `move`), o [n][D] = fq^T S. A thread has a
  * column and every groups-th row. */
@@ -155,8 +153,7 @@ STI_DEVICE void use_state(float *S, int D, int n, bool move, const token_memory 
     }
 }
 
-/* ---- The window --------------------------------------------------------------------
- */
+/* ---- The window ---------------------------------------------------------- */
 
 /* Keys [first, t], of which a warp takes KEYS of every SHARE * KEYS: its largest logit,
  * its sum of exp(logit - largest), that sum of values. */
@@ -232,8 +229,7 @@ STI_DEVICE void join(int D, int n, const token_memory &m)
     }
 }
 
-/* ---- The step ----------------------------------------------------------------------
- */
+/* ---- The step ------------------------------------------------------------ */
 
 /* y [n][D] = o, or o normed; a warp a head. */
 STI_DEVICE void write_outputs(float *y, int D, int n, bool norm, const token_memory &m)

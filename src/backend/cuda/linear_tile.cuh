@@ -19,8 +19,7 @@ enum {
     WEIGHT_LD = TILE + 4 /* of [TILE][TILE] */
 };
 
-/* ---- Launching ---------------------------------------------------------------------
- */
+/* ---- Launching ----------------------------------------------------------- */
 
 /* Runs LAUNCH with DP as a constant. */
 #define STI_LINEAR_BY_WIDTH(width, LAUNCH)                                             \
@@ -35,8 +34,7 @@ STI_DEVICE float *block_memory(void)
     return (float *)sti_linear_memory;
 }
 
-/* ---- Numbers of one token ----------------------------------------------------------
- */
+/* ---- Numbers of one token ------------------------------------------------ */
 
 STI_DEVICE float warp_sum(float x)
 {
@@ -130,8 +128,7 @@ STI_DEVICE void norm_of(const float *o, int D, float *mean, float *factor)
     *factor = 1 / sqrtf(warp_sum(squares) / (float)D + 1e-5f);
 }
 
-/* ---- Tiles -------------------------------------------------------------------------
- */
+/* ---- Tiles --------------------------------------------------------------- */
 
 /* The lane's place in C: rows g and g + 8, columns 8 n + 2 t. */
 typedef struct lane_place {
@@ -204,8 +201,7 @@ STI_DEVICE void product_at(float (&c)[N][4], const float *A, int lda, const floa
     }
 }
 
-/* ---- The walks ---------------------------------------------------------------------
- */
+/* ---- The walks ----------------------------------------------------------- */
 
 /* The span of a block: grid is spans of the longest sequence, states, sequences. */
 typedef struct span_place {

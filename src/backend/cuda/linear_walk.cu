@@ -127,8 +127,7 @@ static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 4 : 2)
     }
 }
 
-/* ---- The scan ----------------------------------------------------------------------
- */
+/* ---- The scan ------------------------------------------------------------ */
 
 enum { SCAN_THREADS = 256, SCAN_AHEAD = 8 };
 
@@ -162,8 +161,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
     }
 }
 
-/* ---- Launchers ---------------------------------------------------------------------
- */
+/* ---- Launchers ----------------------------------------------------------- */
 
 still_status sti_linear_states(sti_dev *dev, const sti_cuda_linear *p, still_error *err)
 {

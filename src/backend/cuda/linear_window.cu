@@ -18,8 +18,7 @@ template <int DP> static constexpr size_t window_shared(void)
     return ((size_t)(2 * ROWS + 2 * WALKED) * (DP + 4) + 2 * WALKED) * sizeof(float);
 }
 
-/* ---- Rows --------------------------------------------------------------------------
- */
+/* ---- Rows ---------------------------------------------------------------- */
 
 /* to [WALKED][LD] = keys (or values) [first, first + WALKED) before `end`, of rows
  * [rows,G,DP] or of the ring, rounded. */
@@ -83,8 +82,7 @@ STI_DEVICE void store_rows(const float (&c)[DP / 8][4], float *to, size_t stride
     }
 }
 
-/* ---- Forward -----------------------------------------------------------------------
- */
+/* ---- Forward ------------------------------------------------------------- */
 
 template <int DP>
 static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 3 : 2)
@@ -156,8 +154,7 @@ static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 3 : 2)
                    (size_t)p.H * DP, end - first, at);
 }
 
-/* ---- Backward: whole sequences, no ring --------------------------------------------
- */
+/* ---- Backward: whole sequences, no ring ---------------------------------- */
 
 template <int DP>
 static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 3 : 2)
@@ -276,8 +273,7 @@ static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 3 : 2)
     store_rows<DP>(dv, p.dvr + from, (size_t)p.G * DP, have, at);
 }
 
-/* ---- Launchers ---------------------------------------------------------------------
- */
+/* ---- Launchers ----------------------------------------------------------- */
 
 static dim3 window_grid(const sti_cuda_linear *p, int heads)
 {

@@ -8,6 +8,7 @@
  * quants are. */
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/train_kernels.h"
+#include "backend/host.h"
 
 typedef struct matrices {
     sti_cuda_matrix m[STI_MATMUL_MAX];
@@ -77,8 +78,7 @@ static still_status prepare(sti_dev *dev, const sti_matmul_args *a, bool want_fl
     return STILL_OK;
 }
 
-/* ---- Few rows ----------------------------------------------------------------------
- */
+/* ---- Few rows ------------------------------------------------------------ */
 
 /* One launch for the matrices in float, one for all others. */
 static still_status few_rows(sti_dev *dev, const sti_matmul_args *a,
@@ -113,8 +113,7 @@ static still_status few_rows(sti_dev *dev, const sti_matmul_args *a,
     return STILL_OK;
 }
 
-/* ---- Many rows ---------------------------------------------------------------------
- */
+/* ---- Many rows ----------------------------------------------------------- */
 
 /* y[M, N] = [y +] x W^T + bias for one matrix. */
 static still_status multiply(sti_dev *dev, const sti_cuda_matrix *m, const input *in,
@@ -233,8 +232,7 @@ still_status sti_cuda_matmul(sti_dev *dev, const sti_matmul_args *a, still_error
                : many_rows(dev, a, &all, err);
 }
 
-/* ---- Feed-forward ------------------------------------------------------------------
- */
+/* ---- Feed-forward -------------------------------------------------------- */
 
 typedef struct feed {
     sti_cuda_matrix gate, up, down;
@@ -246,18 +244,18 @@ static still_status feed_few(sti_dev *dev, const sti_feed_forward_args *a,
 {
     sti_half *between = (sti_half *)a->room;
     sti_cuda_few first = {.x = a->x,
-                          .norm = a->norm,
-                          .eps = a->eps,
+                          .norm = a->w.norm,
+                          .eps = a->w.eps,
                           .M = a->M,
                           .K = w->gate.K,
                           .n = 2,
                           .w = {w->gate, w->up},
-                          .bias = {a->gate_bias, a->up_bias},
+                          .bias = {a->w.gate_bias, a->w.up_bias},
                           .yh = between};
     if (!sti_cuda_few_fits(a->M, w->gate.K)) {
         sti_half *h = (sti_half *)a->room_h;
-        STI_TRY(
-            sti_cuda_norm(dev, a->x, a->norm, a->eps, a->M, w->gate.K, NULL, h, err));
+        STI_TRY(sti_cuda_norm(dev, a->x, a->w.norm, a->w.eps, a->M, w->gate.K, NULL, h,
+                              err));
         first.xh = h;
         first.norm = NULL;
     }
@@ -266,7 +264,7 @@ static still_status feed_few(sti_dev *dev, const sti_feed_forward_args *a,
                            .K = w->down.K,
                            .n = 1,
                            .w = {w->down},
-                           .bias = {a->down_bias},
+                           .bias = {a->w.down_bias},
                            .y = {a->x},
                            .accumulate = true};
     STI_TRY(sti_cuda_few_rows(dev, &first, err));
@@ -284,14 +282,14 @@ static still_status gate_many(sti_dev *dev, const sti_feed_forward_args *a,
                                .K = w->gate.K,
                                .n = 2,
                                .w = {w->gate, w->up},
-                               .bias = {a->gate_bias, a->up_bias},
+                               .bias = {a->w.gate_bias, a->w.up_bias},
                                .yh = gate};
     if (sti_cuda_some_fit(dev, &both)) return sti_cuda_some_rows(dev, &both, err);
     STI_TRY(
         multiply(dev, &w->gate, in, M, NULL, false, STI_CUDA_HALF_TO_HALF, gate, err));
     STI_TRY(multiply(dev, &w->up, in, M, NULL, false, STI_CUDA_HALF_TO_HALF, up, err));
-    return sti_cuda_gated_half(dev, gate, up, a->gate_bias, a->up_bias, M, ffn, gate,
-                               err);
+    return sti_cuda_gated_half(dev, gate, up, a->w.gate_bias, a->w.up_bias, M, ffn,
+                               gate, err);
 }
 
 static still_status feed_many(sti_dev *dev, const sti_feed_forward_args *a,
@@ -311,55 +309,29 @@ static still_status feed_many(sti_dev *dev, const sti_feed_forward_args *a,
                                .K = w->down.K,
                                .n = 1,
                                .w = {w->down},
-                               .bias = {a->down_bias},
+                               .bias = {a->w.down_bias},
                                .y = {a->x},
                                .accumulate = true};
-    STI_TRY(sti_cuda_norm(dev, a->x, a->norm, a->eps, M, w->gate.K, NULL, h, err));
+    STI_TRY(sti_cuda_norm(dev, a->x, a->w.norm, a->w.eps, M, w->gate.K, NULL, h, err));
     STI_TRY(gate_many(dev, a, w, &in, err));
     if (sti_cuda_some_fit(dev, &down)) return sti_cuda_some_rows(dev, &down, err);
-    return multiply(dev, &w->down, &second, M, a->down_bias, true,
+    return multiply(dev, &w->down, &second, M, a->w.down_bias, true,
                     STI_CUDA_HALF_TO_FLOAT, a->x, err);
-}
-
-/* Any weights, any shape: the operators one by one. */
-static still_status feed_plain(sti_dev *dev, const sti_feed_forward_args *a,
-                               still_error *err)
-{
-    const int ffn = (int)a->down->K;
-    float *gate = a->room, *up = a->room + (size_t)a->M * (size_t)ffn;
-    const sti_matmul_args first = {.x = a->x,
-                                   .M = a->M,
-                                   .n = 2,
-                                   .norm = a->norm,
-                                   .eps = a->eps,
-                                   .room = a->room_h,
-                                   .w = {a->gate, a->up},
-                                   .bias = {a->gate_bias, a->up_bias},
-                                   .y = {gate, up}};
-    const sti_matmul_args second = {.x = gate,
-                                    .M = a->M,
-                                    .n = 1,
-                                    .w = {a->down},
-                                    .bias = {a->down_bias},
-                                    .y = {a->x},
-                                    .accumulate = true};
-    STI_TRY(sti_cuda_matmul(dev, &first, err));
-    STI_TRY(sti_cuda_gated(dev, gate, up, gate, (size_t)a->M * (size_t)ffn, err));
-    return sti_cuda_matmul(dev, &second, err);
 }
 
 still_status sti_cuda_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
                                    still_error *err)
 {
     if (a->M < 1) return STILL_OK;
-    const feed w = {sti_cuda_matrix_of(a->gate), sti_cuda_matrix_of(a->up),
-                    sti_cuda_matrix_of(a->down)};
+    const feed w = {sti_cuda_matrix_of(a->w.gate), sti_cuda_matrix_of(a->w.up),
+                    sti_cuda_matrix_of(a->w.down)};
     const bool whole = w.gate.K % 8 == 0 && w.down.K % 8 == 0 &&
                        sti_cuda_aligned(a->room) && sti_cuda_aligned(a->room_h);
     if (!whole || w.gate.kind == STI_CUDA_FLOAT || w.up.kind == STI_CUDA_FLOAT ||
         w.down.kind == STI_CUDA_FLOAT)
-        return feed_plain(dev, a, err);
+        return sti_host_feed_forward(&sti_backend_cuda, dev, a, err);
     if (a->M > few(&w.gate)) return feed_many(dev, a, &w, err);
-    return w.gate.kind == w.up.kind ? feed_few(dev, a, &w, err)
-                                    : feed_plain(dev, a, err);
+    return w.gate.kind == w.up.kind
+               ? feed_few(dev, a, &w, err)
+               : sti_host_feed_forward(&sti_backend_cuda, dev, a, err);
 }

@@ -85,8 +85,7 @@ static __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
-/* ---- Places in a tile -------------------------------------------------------------
- */
+/* ---- Places in a tile ---------------------------------------------------- */
 
 /* Bytes from the tile's start to 16-byte unit u of row r. */
 template <int W> static __device__ __forceinline__ uint32_t unit_at(int r, int u)
@@ -123,8 +122,7 @@ template <int W> struct lane_address {
     }
 };
 
-/* ---- Conversions and sums over the four lanes of a row ----------------------------
- */
+/* ---- Conversions and sums over the four lanes of a row ------------------- */
 
 static __device__ __forceinline__ uint32_t pack_half2(float x, float y)
 {

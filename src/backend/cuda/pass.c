@@ -55,8 +55,7 @@ struct sti_cuda_passes {
     int next_table;
 };
 
-/* ---- Tables ------------------------------------------------------------------------
- */
+/* ---- Tables -------------------------------------------------------------- */
 
 static void free_table(sti_dev *dev, table *t)
 {
@@ -164,8 +163,7 @@ bool sti_cuda_recording(const sti_dev *dev)
     return dev->passes && dev->passes->recording;
 }
 
-/* ---- Records -----------------------------------------------------------------------
- */
+/* ---- Records ------------------------------------------------------------- */
 
 static void free_record(sti_dev *dev, record *r)
 {
@@ -246,8 +244,7 @@ static still_status copy_ids(sti_dev *dev, const sti_pass *p, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Passes ------------------------------------------------------------------------
- */
+/* ---- Passes -------------------------------------------------------------- */
 
 still_status sti_cuda_pass_begin(sti_dev *dev, const sti_pass *p, bool *done,
                                  still_error *err)

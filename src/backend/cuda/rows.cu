@@ -11,8 +11,7 @@ namespace
 
 enum { THREADS = STI_ROW_THREADS };
 
-/* ---- rmsnorm, conversion to half ---------------------------------------------------
- */
+/* ---- rmsnorm, conversion to half ----------------------------------------- */
 
 /* A block a row. g is asked for before x is waited for: it comes from far away. */
 __global__ void __launch_bounds__(THREADS)
@@ -103,8 +102,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* ---- rope --------------------------------------------------------------------------
- */
+/* ---- rope ---------------------------------------------------------------- */
 
 enum { TURN_HEADS = 4 }; /* heads that share a thread's sine and cosine */
 
@@ -149,8 +147,7 @@ __global__ void __launch_bounds__(128)
     }
 }
 
-/* ---- swiglu ------------------------------------------------------------------------
- */
+/* ---- swiglu -------------------------------------------------------------- */
 
 __device__ __forceinline__ float gated_float(float g, float u)
 {
@@ -198,8 +195,7 @@ __global__ void gated_half(const __half *gate, const __half *__restrict__ up,
     ((uint4 *)out)[i] = make_uint4(y[0], y[1], y[2], y[3]);
 }
 
-/* ---- Log probabilities -------------------------------------------------------------
- */
+/* ---- Log probabilities --------------------------------------------------- */
 
 enum {
     PROB_THREADS = 512,

@@ -24,8 +24,7 @@
 #define STI_DEVICE static __device__ __forceinline__
 #endif
 
-/* ---- Instructions ------------------------------------------------------------------
- */
+/* ---- Instructions -------------------------------------------------------- */
 
 /* Rounded to nearest, ties away from zero. */
 STI_DEVICE float tf32(float x)
@@ -70,8 +69,7 @@ STI_DEVICE float quad_max_tf32(float x)
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-/* ---- Products of one warp: C has 16 rows, N tiles of 8 columns; K steps of 8 --------
- */
+/* ---- Products of one warp: C has 16 rows, N tiles of 8 columns; K steps of 8 */
 
 /* A of [m][k] at the warp's first row. */
 STI_DEVICE void load_a_tf32(float (&a)[4], const float *A, int lda, int lane)

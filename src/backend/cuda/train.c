@@ -24,8 +24,7 @@ enum {
     SLOT_ADAM = 14,
 };
 
-/* ---- Products
- * ------------------------------------------------------------------------ */
+/* ---- Products ------------------------------------------------------------ */
 
 static float scale_of(const sti_matmul_back_args *a)
 {
@@ -57,6 +56,29 @@ static still_status back_thin(sti_dev *dev, const sti_matmul_back_args *a,
     return STILL_OK;
 }
 
+/* dx[M, K] = [dx +] scale dy[M, ld] W, W as wide.c keeps it: K columns, and as many
+ * rows as dy has columns, those that fill up included. */
+static still_status multiply_wide(sti_dev *dev, const sti_bf16 *w, int K,
+                                  const sti_bf16 *dy, int ld, int M, float scale,
+                                  bool accumulate, float *dx, still_error *err)
+{
+    return sti_cuda_multiply(
+        dev,
+        &(sti_cuda_multiply_args){.type = STI_CUDA_BF16,
+                                  .a = w,
+                                  .b = dy,
+                                  .d = dx,
+                                  .m = K,
+                                  .n = M,
+                                  .k = ld,
+                                  .lda = (int)sti_cuda_up_to((size_t)K, 8),
+                                  .ldb = ld,
+                                  .ldd = K,
+                                  .scale = scale,
+                                  .accumulate = accumulate},
+        err);
+}
+
 /* The same as one product: dy side by side [M, sum N], W one below the other. */
 static still_status back_together(sti_dev *dev, const sti_matmul_back_args *a,
                                   still_error *err)
@@ -75,21 +97,8 @@ static still_status back_together(sti_dev *dev, const sti_matmul_back_args *a,
     STI_TRY(sti_cuda_wide_rows(dev, a->w, a->n, &w, err));
     STI_TRY(sti_cuda_scratch(dev, (size_t)a->M * ld * sizeof(sti_bf16), &rows, err));
     STI_TRY(sti_cuda_round_columns(dev, &dy, a->M, (int)ld, rows, err));
-    return sti_cuda_multiply(
-        dev,
-        &(sti_cuda_multiply_args){.type = STI_CUDA_BF16,
-                                  .a = w,
-                                  .b = rows,
-                                  .d = a->dx,
-                                  .m = K,
-                                  .n = a->M,
-                                  .k = (int)ld,
-                                  .lda = (int)sti_cuda_up_to((size_t)K, 8),
-                                  .ldb = (int)ld,
-                                  .ldd = K,
-                                  .scale = scale_of(a),
-                                  .accumulate = a->accumulate},
-        err);
+    return multiply_wide(dev, w, K, rows, (int)ld, a->M, scale_of(a), a->accumulate,
+                         a->dx, err);
 }
 
 still_status sti_cuda_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
@@ -208,8 +217,7 @@ still_status sti_cuda_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *all,
     return sti_cuda_thin_grads(dev, &thin, err);
 }
 
-/* ---- Loss, optimizer, sums
- * ---------------------------------------------------------- */
+/* ---- Loss, optimizer, sums ----------------------------------------------- */
 
 /* With a head the gradient goes into its product in bfloat16 and is never in float. */
 still_status sti_cuda_loss(sti_dev *dev, const sti_loss_args *a, still_error *err)
@@ -228,24 +236,11 @@ still_status sti_cuda_loss(sti_dev *dev, const sti_loss_args *a, still_error *er
     STI_TRY(sti_cuda_table(dev, SLOT_WEIGHTS, a->weight, M * sizeof *a->weight, &weight,
                            err));
     if (!a->head) return sti_cuda_loss_rows(dev, a, target, weight, NULL, err);
-    const int K = (int)a->head->K;
     STI_TRY(sti_cuda_wide_rows(dev, &a->head, 1, &head, err));
     STI_TRY(sti_cuda_scratch(dev, M * ld * sizeof(sti_bf16), &rows, err));
     STI_TRY(sti_cuda_loss_rows(dev, a, target, weight, rows, err));
-    return sti_cuda_multiply(
-        dev,
-        &(sti_cuda_multiply_args){.type = STI_CUDA_BF16,
-                                  .a = head,
-                                  .b = rows,
-                                  .d = a->dx,
-                                  .m = K,
-                                  .n = a->M,
-                                  .k = (int)ld,
-                                  .lda = (int)sti_cuda_up_to((size_t)K, 8),
-                                  .ldb = (int)ld,
-                                  .ldd = K,
-                                  .scale = 1},
-        err);
+    return multiply_wide(dev, head, (int)a->head->K, rows, (int)ld, a->M, 1, false,
+                         a->dx, err);
 }
 
 still_status sti_cuda_adam(sti_dev *dev, const sti_adam_args *all, int n,

@@ -13,8 +13,7 @@ static int blocks_for(size_t n)
     return (int)(blocks < 65535 ? blocks : 65535);
 }
 
-/* ---- Norm ---------------------------------------------------------------------------
- */
+/* ---- Norm ---------------------------------------------------------------- */
 
 /* dx_i += r g_i dy_i - x_i r^3 / K sum_j g_j dy_j x_j; a block a row. */
 __global__ void norm_back(sti_rmsnorm_back_args a)
@@ -95,8 +94,7 @@ still_status sti_cuda_norm_back(sti_dev *dev, const sti_rmsnorm_back_args *a,
     return STILL_OK;
 }
 
-/* ---- Optimizer ----------------------------------------------------------------------
- */
+/* ---- Optimizer ----------------------------------------------------------- */
 
 enum { ADAM_BLOCKS = 32 }; /* of an array */
 
@@ -125,8 +123,7 @@ still_status sti_cuda_adam_step(sti_dev *dev, const sti_adam_args *all, int n,
     return STILL_OK;
 }
 
-/* ---- Sums ---------------------------------------------------------------------------
- */
+/* ---- Sums ---------------------------------------------------------------- */
 
 __global__ void squares(const float *x, const sti_span *piece, double *part)
 {
@@ -218,8 +215,7 @@ still_status sti_cuda_add_parts(sti_dev *dev, const float *part, int parts, size
     return STILL_OK;
 }
 
-/* ---- Dropout, scaling ---------------------------------------------------------------
- */
+/* ---- Dropout, scaling ---------------------------------------------------- */
 
 /* base/random.h's, for the device. */
 __device__ uint64_t mix64(uint64_t x)

@@ -10,8 +10,6 @@
 #include "backend/cuda/train_kernels.h"
 #include "backend/host.h"
 
-extern const sti_backend sti_backend_cuda;
-
 static const float GAIN = 64;
 
 typedef struct added {

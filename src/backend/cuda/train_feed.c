@@ -10,8 +10,6 @@
 #include "backend/cuda/train_kernels.h"
 #include "backend/host.h"
 
-extern const sti_backend sti_backend_cuda;
-
 static bool fits(const sti_weight *w)
 {
     return sti_cuda_matrix_of(w).kind != STI_CUDA_FLOAT && w->K % 8 == 0;
@@ -20,8 +18,9 @@ static bool fits(const sti_weight *w)
 /* Whether it is computed here; the same for both directions. */
 static bool is_half(const sti_feed_train_args *a)
 {
-    return fits(a->gate) && fits(a->up) && fits(a->down) && sti_cuda_aligned(a->kept) &&
-           sti_cuda_aligned(a->room) && sti_cuda_aligned(a->room_h);
+    return fits(a->w.gate) && fits(a->w.up) && fits(a->w.down) &&
+           sti_cuda_aligned(a->kept) && sti_cuda_aligned(a->room) &&
+           sti_cuda_aligned(a->room_h);
 }
 
 /* y[M, N] = [from +] x[M, K] W^T + bias, x in half; float if `from` is there. */
@@ -64,16 +63,16 @@ still_status sti_cuda_feed_train(sti_dev *dev, const sti_feed_train_args *a,
 {
     if (a->M < 1) return STILL_OK;
     if (!is_half(a)) return sti_host_feed_train(&sti_backend_cuda, dev, a, err);
-    const int M = a->M, K = (int)a->gate->K, ffn = (int)a->gate->N;
+    const int M = a->M, K = (int)a->w.gate->K, ffn = (int)a->w.gate->N;
     sti_half *h = (sti_half *)a->room_h, *gate = (sti_half *)a->kept,
              *up = gate + (size_t)M * (size_t)ffn, *s = (sti_half *)a->room;
-    STI_TRY(sti_cuda_norm(dev, a->x, a->norm, a->eps, M, K, NULL, h, err));
-    STI_TRY(multiply(dev, a->gate, h, M, NULL, NULL, gate, err));
-    STI_TRY(multiply(dev, a->up, h, M, NULL, NULL, up, err));
+    STI_TRY(sti_cuda_norm(dev, a->x, a->w.norm, a->w.eps, M, K, NULL, h, err));
+    STI_TRY(multiply(dev, a->w.gate, h, M, NULL, NULL, gate, err));
+    STI_TRY(multiply(dev, a->w.up, h, M, NULL, NULL, up, err));
     if (!a->y) return STILL_OK;
-    STI_TRY(
-        sti_cuda_gated_half(dev, gate, up, a->gate_bias, a->up_bias, M, ffn, s, err));
-    return multiply(dev, a->down, s, M, a->down_bias, a->x, a->y, err);
+    STI_TRY(sti_cuda_gated_half(dev, gate, up, a->w.gate_bias, a->w.up_bias, M, ffn, s,
+                                err));
+    return multiply(dev, a->w.down, s, M, a->w.down_bias, a->x, a->y, err);
 }
 
 /* y[M, K] = dy[M, N] W[N, K] in bfloat16, W as wide.c keeps it. */
@@ -106,33 +105,33 @@ still_status sti_cuda_feed_back(sti_dev *dev, const sti_feed_train_args *a,
 {
     if (a->M < 1) return STILL_OK;
     if (!is_half(a)) return sti_host_feed_back(&sti_backend_cuda, dev, a, err);
-    const int M = a->M, K = (int)a->gate->K, ffn = (int)a->gate->N;
+    const int M = a->M, K = (int)a->w.gate->K, ffn = (int)a->w.gate->N;
     const size_t size = (size_t)M * (size_t)ffn;
     const sti_half *gate = (const sti_half *)a->kept;
     sti_bf16 *dy = (sti_bf16 *)a->room_h, *ds = (sti_bf16 *)a->room, *d = ds + size;
     STI_TRY(sti_cuda_round_columns(
         dev, &(sti_cuda_columns){.n = 1, .x = {a->dx}, .N = {K}}, M, K, dy, err));
-    STI_TRY(multiply_back(dev, &a->down, 1, dy, M, STI_CUDA_BF16_TO_BF16, ds, err));
-    STI_TRY(
-        sti_cuda_gated_back_half(dev,
-                                 &(sti_cuda_gated_back_args){.gate = gate,
-                                                             .up = gate + size,
-                                                             .gate_bias = a->gate_bias,
-                                                             .up_bias = a->up_bias,
-                                                             .dy = ds,
-                                                             .d = d,
-                                                             .M = M,
-                                                             .K = ffn},
-                                 err));
-    const sti_weight *both[] = {a->gate, a->up};
+    STI_TRY(multiply_back(dev, &a->w.down, 1, dy, M, STI_CUDA_BF16_TO_BF16, ds, err));
+    STI_TRY(sti_cuda_gated_back_half(
+        dev,
+        &(sti_cuda_gated_back_args){.gate = gate,
+                                    .up = gate + size,
+                                    .gate_bias = a->w.gate_bias,
+                                    .up_bias = a->w.up_bias,
+                                    .dy = ds,
+                                    .d = d,
+                                    .M = M,
+                                    .K = ffn},
+        err));
+    const sti_weight *both[] = {a->w.gate, a->w.up};
     STI_TRY(multiply_back(dev, both, 2, d, M, STI_CUDA_BF16, a->room_h, err));
     return sti_cuda_norm_back(dev,
                               &(sti_rmsnorm_back_args){.x = a->x,
-                                                       .g = a->norm,
+                                                       .g = a->w.norm,
                                                        .dy = a->room_h,
                                                        .dx = a->dx,
                                                        .M = M,
                                                        .K = K,
-                                                       .eps = a->eps},
+                                                       .eps = a->w.eps},
                               err);
 }

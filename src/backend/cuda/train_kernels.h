@@ -37,8 +37,7 @@ still_status sti_cuda_count(sti_dev *, int32_t *y, int n, still_error *);
 still_status sti_cuda_add_parts(sti_dev *, const float *part, int parts, size_t n,
                                 float *y, still_error *);
 
-/* ---- Low ranks (thin.cu) --------------------------------------------------------
- */
+/* ---- Low ranks (thin.cu) ------------------------------------------------- */
 
 /* y_i[M, N_i] = scale x[M, K] W_i^T in half, W in float [N_i, K]. */
 typedef struct sti_cuda_thin {
@@ -106,8 +105,7 @@ typedef struct sti_cuda_grads {
 } sti_cuda_grads;
 still_status sti_cuda_thin_grads(sti_dev *, const sti_cuda_grads *, still_error *);
 
-/* ---- bfloat16 ----------------------------------------------------------------------
- */
+/* ---- bfloat16 ------------------------------------------------------------ */
 
 /* Matrices [M, N_i] side by side. */
 typedef struct sti_cuda_columns {

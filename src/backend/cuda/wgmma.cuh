@@ -89,9 +89,9 @@ static __device__ __forceinline__ void queue_values(fragment &d, const uint32_t 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
 
-/* ---- Products of 64 columns ---------------------------------------------------------
- *
- * The same lanes have the same places; column 8 n + 2 q + e of row h is [n][2 h + e],
+/* ---- Products of 64 columns ---------------------------------------------- */
+
+/* The same lanes have the same places; column 8 n + 2 q + e of row h is [n][2 h + e],
  * as in the fragments of mma.sync. Rows of 64 halves: a tile is one panel of its own
  * number of rows. */
 typedef float slim[8][4];
@@ -179,8 +179,7 @@ static __device__ __forceinline__ void publish()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* ---- Barriers in shared memory ------------------------------------------------------
- */
+/* ---- Barriers in shared memory ------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t barrier_at(const uint64_t *b)
 {

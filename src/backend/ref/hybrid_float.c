@@ -60,7 +60,7 @@ static void trace_back(const sti_hybrid_trace *to, const sti_hybrid_trace64 *fro
     sti_wide_back(to->score, from->score, tokens * n->selectors);
 }
 
-/* ---- Recurrent form ------------------------------------------------------------- */
+/* ---- Recurrent form ------------------------------------------------------ */
 
 still_status sti_ref_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set,
                                     const sti_hybrid_shape *shape, int rows,
@@ -103,7 +103,7 @@ still_status sti_ref_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
     return STILL_OK;
 }
 
-/* ---- Parallel form -------------------------------------------------------------- */
+/* ---- Parallel form ------------------------------------------------------- */
 
 /* Gradients of parameters are added to, so they go in as well as out. */
 static sti_hybrid_grad64 widen_grad(sti_wide *w, const sti_hybrid_grad *g,

@@ -133,8 +133,7 @@ static void result(const sequence *s, const query *r, double *y)
     }
 }
 
-/* ---- Backward of one query
- * ----------------------------------------------------------- */
+/* ---- Backward of one query ----------------------------------------------- */
 
 /* With n = num_soft + num_lin * g and y = n / den:
  *   dn = dy / den, dden = -(dy . y) / den
@@ -203,8 +202,7 @@ static void map_tokens_backward(const sequence *s, const sti_hybrid_grad64 *grad
     }
 }
 
-/* ---- Sequences
- * ------------------------------------------------------------------------ */
+/* ---- Sequences ----------------------------------------------------------- */
 
 /* Memory of one sequence and one query, carved from one block. */
 static void carve(sti_carve *c, sequence *s, query *r, double **vec, bool backward)

@@ -53,8 +53,7 @@ static int64_t window_start(const session *s, int64_t t)
     return t / C > 0 ? (t / C - 1) * C : 0;
 }
 
-/* ---- Folding ------------------------------------------------------------------------
- */
+/* ---- Folding ------------------------------------------------------------- */
 
 /* The key that features are made of. raw: it is kept as it was before RoPE. */
 static const double *feature_key(session *s, const double *key, int64_t position,
@@ -183,8 +182,7 @@ static void leave(session *s, int64_t first, int64_t now)
     }
 }
 
-/* ---- Arriving -----------------------------------------------------------------------
- */
+/* ---- Arriving ------------------------------------------------------------ */
 
 /* Token t enters the window with its score; earlier tokens of the window receive the
  * weight it gives them. Row `row` of the call's arrays. */
@@ -229,8 +227,7 @@ static void arrive(session *s, int row, int64_t t)
             trace->score[(size_t)row * d->S + sel] = score[window_at(s, sel, t)];
 }
 
-/* ---- Output -------------------------------------------------------------------------
- */
+/* ---- Output -------------------------------------------------------------- */
 
 /* Logits and values of the softmax tokens of query head h; returns their number. A far
  * key is seen at distance position_cap: q_far = R(position_cap) q_raw. */

@@ -131,8 +131,7 @@ static inline sti_ref_scales sti_ref_scales_of(const sti_hybrid_settings *set, d
     return (sti_ref_scales){M + fmax(alpha, 0), exp(fmin(alpha, 0))};
 }
 
-/* ---- Feature maps (hybrid_map.c) ----------------------------------------------------
- */
+/* ---- Feature maps (hybrid_map.c) ----------------------------------------- */
 
 typedef struct sti_ref_map {
     sti_map_kind kind;
@@ -153,8 +152,7 @@ void sti_ref_map_forward(const sti_ref_map *m, const double *x, double *phi);
 void sti_ref_map_backward(const sti_ref_map *m, const double *x, const double *dphi,
                           double *dx, double *dW, double *dbias);
 
-/* ---- Scores and order (hybrid_route.c) ----------------------------------------------
- */
+/* ---- Scores and order (hybrid_route.c) ----------------------------------- */
 
 /* Score of a token as it arrives, for query head h. logit: those of the last n <= C
  * tokens, its own last; overwritten. */

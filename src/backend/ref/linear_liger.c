@@ -98,8 +98,7 @@ still_status sti_ref_liger_forward(const sti_linear_args64 *a, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Backward
- * ------------------------------------------------------------------------- */
+/* ---- Backward ------------------------------------------------------------ */
 
 typedef struct work {
     double *states;       /* [T + 1, D, D]: S before token t at t */

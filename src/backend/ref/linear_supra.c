@@ -107,8 +107,7 @@ still_status sti_ref_supra_forward(const sti_linear_args64 *a, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Backward
- * ------------------------------------------------------------------------- */
+/* ---- Backward ------------------------------------------------------------ */
 
 typedef struct work {
     double *fq, *fk, *dfq, *dfk; /* features and their gradients, all tokens */

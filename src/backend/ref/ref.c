@@ -97,7 +97,7 @@ static void weight_free(sti_dev *d, sti_weight *w)
     *w = (sti_weight){0};
 }
 
-/* ---- y = x W^T ------------------------------------------------------------- */
+/* ---- y = x W^T ----------------------------------------------------------- */
 
 /* Four partial sums, so that the processor need not wait for each addition. */
 static double dot(const float *a, const float *b, int64_t n)
@@ -182,7 +182,7 @@ static still_status embed(sti_dev *d, const sti_embed_args *a, still_error *err)
     return STILL_OK;
 }
 
-/* ---- Small operators -------------------------------------------------------- */
+/* ---- Small operators ----------------------------------------------------- */
 
 static void turn(const sti_rope_args *a, float *x, int heads)
 {
@@ -246,7 +246,7 @@ static still_status feed_back(sti_dev *d, const sti_feed_train_args *a,
     return sti_host_feed_back(&sti_backend_ref, d, a, err);
 }
 
-/* ---- Softmax attention ------------------------------------------------------ */
+/* ---- Softmax attention --------------------------------------------------- */
 
 static float cache_get(sti_dtype t, const void *base, size_t i)
 {

@@ -28,8 +28,7 @@ static still_status run_with_sums(sti_dev *d, sti_task fn, const void *args,
     return STILL_OK;
 }
 
-/* ---- dx = dy W ----------------------------------------------------------------------
- */
+/* ---- dx = dy W ----------------------------------------------------------- */
 
 static void matmul_back_work(void *v, int w, int workers)
 {
@@ -67,8 +66,7 @@ still_status sti_ref_matmul_back(sti_dev *d, const sti_matmul_back_args *a,
     return run_with_sums(d, matmul_back_work, a, ROWS * (size_t)a->w[0]->K, err);
 }
 
-/* ---- dw += scale dy^T x -------------------------------------------------------------
- */
+/* ---- dw += scale dy^T x -------------------------------------------------- */
 
 static void matmul_grad_work(void *v, int w, int workers)
 {
@@ -96,8 +94,7 @@ still_status sti_ref_matmul_grad(sti_dev *d, const sti_matmul_grad_args *all, in
     return STILL_OK;
 }
 
-/* ---- Small operators ----------------------------------------------------------------
- */
+/* ---- Small operators ----------------------------------------------------- */
 
 /* y_i = r x_i g_i with r = (mean(x^2) + eps)^-1/2, so that
  *   dx_i = r g_i dy_i - x_i r^3 / K sum_j g_j dy_j x_j. */
@@ -137,8 +134,7 @@ still_status sti_ref_swiglu_back(sti_dev *d, const sti_swiglu_back_args *a,
     return STILL_OK;
 }
 
-/* ---- Loss ---------------------------------------------------------------------------
- */
+/* ---- Loss ---------------------------------------------------------------- */
 
 static double highest(const float *x, int n)
 {
@@ -203,8 +199,7 @@ still_status sti_ref_loss(sti_dev *d, const sti_loss_args *a, still_error *err)
         err);
 }
 
-/* ---- Optimizer ----------------------------------------------------------------------
- */
+/* ---- Optimizer ----------------------------------------------------------- */
 
 static void adam(const sti_adam_args *a)
 {
