@@ -66,6 +66,7 @@ void cli_help_overview(void)
          "  still chat\n"
          "  still chat smollm2-still\n\n"
          "'still help COMMAND' explains a command with examples.\n"
+         "Numbers may end in K, 1024, or M, a million: --ctx 64K, --tokens 20M.\n"
          "Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
 }
 
@@ -147,7 +148,8 @@ void cli_help_markdown(void)
         "`MODEL` is a GGUF file, a Hugging Face folder, a folder that `linearize`\n"
         "wrote, a name from the cache, or `smollm2-still`, the linearized `smollm2`\n"
         "that comes with still; where it may be left out, it is `smollm2`. A lone\n"
-        "`--` ends the options.\n\n"
+        "`--` ends the options. Whole numbers may end in K, 1024, or M, a million:\n"
+        "`--ctx 64K`, `--tokens 20M`.\n\n"
         "Exit status: 0 done, 1 failed (one line says what, where and what to do),\n"
         "2 wrong usage, 130 interrupted.\n\n"
         "| command | |\n|---|---|");

@@ -1,9 +1,9 @@
 /* options.c - the parser: argv against the tables of table.c.
  *
- * Numbers are taken whole (no trailing text) and within the range of their row. A
- * mistyped name gets the nearest one as a suggestion. Every error is one line and
- * status 2; a name that belongs to the contract but not to this version is status 1,
- * because the usage was right. */
+ * Numbers are taken whole (no trailing text but K or M) and within the range of their
+ * row. A mistyped name gets the nearest one as a suggestion. Every error is one line
+ * and status 2; a name that belongs to the contract but not to this version is status
+ * 1, because the usage was right. */
 #include "cli/options.h"
 
 #include <errno.h>
@@ -141,19 +141,32 @@ static int set_choice(const cli_command *c, const cli_option *o, const char *val
     return cli_usage(c->name, "--%s: '%s' is none of: %s", o->name, value, o->choices);
 }
 
+/* 8K is a length, 8192; 20M an amount of text, 20 million. */
+static long long unit_of(char letter)
+{
+    switch (letter) {
+    case 'K':
+    case 'k': return 1024;
+    case 'M':
+    case 'm': return 1000000;
+    default: return 1;
+    }
+}
+
 static int set_int(const cli_command *c, const cli_option *o, const char *value,
                    int64_t *out)
 {
     char *end;
     errno = 0;
-    long long v = strtoll(value, &end, 10);
-    bool digit = value[0] >= '0' && value[0] <= '9';
-    if ((!digit && value[0] != '-') || end == value || *end)
+    const long long v = strtoll(value, &end, 10), unit = unit_of(*end);
+    const bool digit = value[0] >= '0' && value[0] <= '9';
+    if ((!digit && value[0] != '-') || end == value || end[unit > 1])
         return cli_usage(c->name, "--%s: '%s' is not a whole number", o->name, value);
-    if (errno == ERANGE || (double)v < o->min || (double)v > o->max)
+    const double all = (double)v * (double)unit; /* every range ends far below 2^53 */
+    if (errno == ERANGE || all < o->min || all > o->max)
         return cli_usage(c->name, "--%s: %s is outside %.0f..%.0f", o->name, value,
                          o->min, o->max);
-    *out = v;
+    *out = v * unit;
     return CLI_OK;
 }
 

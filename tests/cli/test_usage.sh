@@ -24,7 +24,11 @@ done <<'CASES'
 2|'3x' is not a whole number|generate -p x -n 3x
 2|'' is not a whole number|generate -p x -n ''
 2|' 3' is not a whole number|generate -p x -n ' 3'
+2|'3KB' is not a whole number|generate -p x -n 3KB
+2|'K' is not a whole number|generate -p x -n K
 2|-1 is outside|generate -p x -n -1
+2|17M is outside 1..16777216|generate -p x --ctx 17M
+2|9223372036854775807K is outside|generate -p x --ctx 9223372036854775807K
 2|outside 1..1024|generate -p x --threads 0
 2|outside 1..1024|generate -p x --threads 99999999999999999999
 2|outside 1..16777216|generate -p x --ctx 999999999
