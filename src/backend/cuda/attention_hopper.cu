@@ -27,49 +27,21 @@ enum { STEP = THREADS / WORDS }; /* rows that a block copies at once */
 
 typedef uint32_t weights[KEYS / 16][4]; /* logits as halves, ready to multiply */
 
-/* ---- Copies -------------------------------------------------------------- */
+/* As wgmma.cuh has tiles; see fetch_keys. */
+struct tile {
+    static constexpr int KEYS = ::KEYS, ROWS = ::ROWS, WORDS = ::WORDS;
+    static constexpr int STEP = ::STEP, ROW = 128;
+    static __device__ __forceinline__ int place(int row, int word)
+    {
+        return word_at(row, word);
+    }
+};
 
-/* Keys [KEYS n, KEYS n + KEYS) after `first`, of K or V, to a tile at `to`; those that
- * do not exist are zero. */
+/* Keys [KEYS n, KEYS n + KEYS) after `first`, of K or V. */
 static __device__ __forceinline__ void fetch(const job &b, const half *from, int n,
                                              uint32_t to)
 {
-    int word = threadIdx.x % WORDS, row = threadIdx.x / WORDS, off = n * KEYS;
-    int start = ring_row(b.first_row, off, b.room), left = b.end - b.first - off;
-    bool inside = word * 8 < b.D;
-    from += inside ? word * 8 : 0;
-    to += word_at(row, word); /* STEP is a multiple of 8: words swap places alike */
-    if (start + KEYS <= b.room && left >= KEYS) {
-        from += (size_t)(start + row) * b.D;
-#pragma unroll
-        for (int i = 0; i < KEYS / STEP; i++)
-            copy16(to + i * STEP * 128, from + i * STEP * b.D, inside);
-        return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < KEYS / STEP; i++) {
-        bool there = row + i * STEP < left;
-        int at = ring_row(start, there ? row + i * STEP : 0, b.room);
-        copy16(to + i * STEP * 128, from + (size_t)at * b.D, there && inside);
-    }
-}
-
-/* Queries as halves; rows and dims that do not exist are zero. ld: floats between rows.
- */
-static __device__ __forceinline__ void fetch_queries(const job &b, const float *q,
-                                                     size_t ld, char *to)
-{
-    int word = threadIdx.x % WORDS, row = threadIdx.x / WORDS;
-    q += b.row * ld + word * 8;
-#pragma unroll 4
-    for (int i = row; i < ROWS; i += STEP) {
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (word * 8 < b.D && b.row + i < b.n) {
-            const float4 *from = reinterpret_cast<const float4 *>(q + i * ld);
-            x = pack8(from[0], from[1]);
-        }
-        *reinterpret_cast<uint4 *>(to + word_at(i, word)) = x;
-    }
+    fetch_keys<tile>(b, from, n * KEYS, to);
 }
 
 /* ---- Arithmetic of a warpgroup ------------------------------------------- */
@@ -199,7 +171,7 @@ static __device__ __forceinline__ void attend(const sti_cuda_attn &a, char *shar
     int tiles = (b.end - b.first + KEYS - 1) / KEYS;
     fetch(b, b.K, 0, keys);
     copies_commit();
-    fetch_queries(b, a.q + b.out, ld, shared);
+    fetch_queries<tile>(b, a.q + b.out, ld, shared);
     if (tiles > 1) fetch(b, b.K, 1, keys + TILE);
     fetch(b, b.V, 0, values);
     copies_commit();

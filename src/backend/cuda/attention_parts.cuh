@@ -185,6 +185,59 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* ---- Copies -------------------------------------------------------------- */
+
+/* A Tile says how rows of halves lie in shared memory: KEYS and ROWS (of queries),
+ * WORDS of 16 bytes of a row, STEP rows that a block copies at once, ROW bytes from a
+ * row to the next, and place, the byte offset of a word. STEP is a multiple of 8, so
+ * that a thread's words swap places alike in all its rows. */
+
+/* Keys [off, off + KEYS) after `first`, of K or V, to a tile at `to`; those that do not
+ * exist are zero. */
+template <class Tile>
+static __device__ __forceinline__ void fetch_keys(const job &b, const half *from,
+                                                  int off, uint32_t to)
+{
+    constexpr int STEP = Tile::STEP, KEYS = Tile::KEYS;
+    int word = threadIdx.x % Tile::WORDS, row = threadIdx.x / Tile::WORDS;
+    int start = ring_row(b.first_row, off, b.room), left = b.end - b.first - off;
+    bool inside = word * 8 < b.D;
+    from += inside ? word * 8 : 0;
+    to += Tile::place(row, word);
+    if (start + KEYS <= b.room && left >= KEYS) {
+        from += (size_t)(start + row) * b.D;
+#pragma unroll
+        for (int i = 0; i < KEYS / STEP; i++)
+            copy16(to + i * STEP * Tile::ROW, from + i * STEP * b.D, inside);
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < KEYS / STEP; i++) {
+        bool there = row + i * STEP < left;
+        int at = ring_row(start, there ? row + i * STEP : 0, b.room);
+        copy16(to + i * STEP * Tile::ROW, from + (size_t)at * b.D, there && inside);
+    }
+}
+
+/* Queries as halves; rows and dims that do not exist are zero. ld: floats between rows.
+ */
+template <class Tile>
+static __device__ __forceinline__ void fetch_queries(const job &b, const float *q,
+                                                     size_t ld, char *to)
+{
+    int word = threadIdx.x % Tile::WORDS, row = threadIdx.x / Tile::WORDS;
+    q += b.row * ld + word * 8;
+#pragma unroll 4
+    for (int i = row; i < Tile::ROWS; i += Tile::STEP) {
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (word * 8 < b.D && b.row + i < b.n) {
+            const float4 *from = reinterpret_cast<const float4 *>(q + i * ld);
+            x = pack8(from[0], from[1]);
+        }
+        *reinterpret_cast<uint4 *>(to + Tile::place(i, word)) = x;
+    }
+}
+
 } // namespace sti_attn
 
 #endif

@@ -93,9 +93,9 @@ walk_alone(rows<DP> &x, const job &b, uint32_t queries, uint32_t stages, float s
      * lie two rows of matrices high and two wide, in the order the products want. */
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int down = lane / 8 % 2, right = lane / 16, row = lane % 8;
-    queries += place<DP>(warp * 32 + down * 8 + row, right);
-    uint32_t key_at = place<DP>(right * 8 + row, down);
-    uint32_t value_at = place<DP>(down * 8 + row, right) + plan<DP>::PART;
+    queries += plan<DP>::place(warp * 32 + down * 8 + row, right);
+    uint32_t key_at = plan<DP>::place(right * 8 + row, down);
+    uint32_t value_at = plan<DP>::place(down * 8 + row, right) + plan<DP>::PART;
     int last = b.row + warp * 32 < b.n ? fragment_row<DP>(b, 1) + 15 : -1;
     int tiles = (b.end - b.first + KEYS - 1) / KEYS;
     for (int n = 0; n < tiles; n++) {
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(THREADS, DP == 64 ? 3 : 2)
     __syncthreads();
     uint32_t queries = shared_address(shared), stages = queries + plan<DP>::QUERIES;
     fetch_stage<DP>(b, 0, stages);
-    fetch_queries<DP>(b, a.q + b.out, (size_t)a.H * a.D, shared);
+    fetch_queries<plan<DP>>(b, a.q + b.out, (size_t)a.H * a.D, shared);
 
     rows<DP> x;
 #pragma unroll

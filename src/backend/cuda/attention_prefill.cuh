@@ -12,11 +12,16 @@ namespace
 
 enum { WARPS = 4, THREADS = WARPS * 32, ROWS = WARPS * 32, KEYS = 64 };
 
-/* Heads of up to DP dims. */
+/* Heads of up to DP dims; what fetch_keys and fetch_queries ask for comes first. */
 template <int DP> struct plan {
-    static constexpr int ROW = DP * 2;           /* bytes of a row */
+    static constexpr int KEYS = ::KEYS, ROWS = ::ROWS;
+    static constexpr int ROW = DP * 2;           /* bytes from a row to the next */
     static constexpr int WORDS = DP / 8;         /* of 16 bytes, of a row */
     static constexpr int STEP = THREADS / WORDS; /* rows that a block copies at once */
+    static __device__ __forceinline__ int place(int row, int word)
+    {
+        return row * ROW + ((word ^ (row & 7)) << 4);
+    }
     static constexpr int QUERIES = ROWS * ROW, PART = KEYS * ROW, STAGE = 2 * PART;
     static constexpr int STAGES = DP == 64 ? 3 : 2, SHARED = QUERIES + STAGES * STAGE;
     static_assert(STEP % 8 == 0, "a thread's words swap places alike in all its rows");
@@ -29,67 +34,15 @@ template <int DP> struct plan {
     static constexpr int DOWN = TOGETHER ? 16 : 32, ACROSS = TOGETHER ? 64 : 16;
 };
 
-/* Byte offset of a word in a tile. */
-template <int DP> static __device__ __forceinline__ int place(int row, int word)
-{
-    return row * plan<DP>::ROW + ((word ^ (row & 7)) << 4);
-}
-
 /* ---- Copies -------------------------------------------------------------- */
-
-/* Keys [off, off + KEYS) after `first`, of K or V, to a tile at `to`. */
-template <int DP>
-static __device__ __forceinline__ void fetch(const job &b, const half *from, int off,
-                                             uint32_t to)
-{
-    constexpr int STEP = plan<DP>::STEP;
-    int word = threadIdx.x % plan<DP>::WORDS, row = threadIdx.x / plan<DP>::WORDS;
-    int start = ring_row(b.first_row, off, b.room), left = b.end - b.first - off;
-    bool inside = word * 8 < b.D;
-    from += inside ? word * 8 : 0;
-    to += place<DP>(row, word);
-    if (start + KEYS <= b.room && left >= KEYS) {
-        from += (size_t)(start + row) * b.D;
-#pragma unroll
-        for (int i = 0; i < KEYS / STEP; i++)
-            copy16(to + i * STEP * plan<DP>::ROW, from + i * STEP * b.D, inside);
-        return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < KEYS / STEP; i++) {
-        bool there = row + i * STEP < left;
-        int at = ring_row(start, there ? row + i * STEP : 0, b.room);
-        copy16(to + i * STEP * plan<DP>::ROW, from + (size_t)at * b.D, there && inside);
-    }
-}
 
 template <int DP>
 static __device__ __forceinline__ void fetch_stage(const job &b, int n, uint32_t stages)
 {
     uint32_t to = stages + n % plan<DP>::STAGES * plan<DP>::STAGE;
-    fetch<DP>(b, b.K, n * KEYS, to);
-    fetch<DP>(b, b.V, n * KEYS, to + plan<DP>::PART);
+    fetch_keys<plan<DP>>(b, b.K, n * KEYS, to);
+    fetch_keys<plan<DP>>(b, b.V, n * KEYS, to + plan<DP>::PART);
     copies_commit();
-}
-
-/* Queries as halves; rows and dims that do not exist are zero. ld: floats between rows.
- */
-template <int DP>
-static __device__ __forceinline__ void fetch_queries(const job &b, const float *q,
-                                                     size_t ld, char *to)
-{
-    constexpr int STEP = plan<DP>::STEP;
-    int word = threadIdx.x % plan<DP>::WORDS, row = threadIdx.x / plan<DP>::WORDS;
-    q += b.row * ld + word * 8;
-#pragma unroll 4
-    for (int i = row; i < ROWS; i += STEP) {
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (word * 8 < b.D && b.row + i < b.n) {
-            const float4 *from = reinterpret_cast<const float4 *>(q + i * ld);
-            x = pack8(from[0], from[1]);
-        }
-        *reinterpret_cast<uint4 *>(to + place<DP>(i, word)) = x;
-    }
 }
 
 /* ---- Arithmetic of a warp ------------------------------------------------ */
