@@ -3,7 +3,7 @@
  *
  * Sessions that get one token are decoded together (hybrid_decode.c). A session that
  * gets several is taken chunk by chunk: a task in which the oldest chunk leaves and the
- * new keys are stored, split over kv heads, and a task for the outputs. */
+ * new keys are stored, and a task for the outputs. */
 #include <math.h>
 #include <string.h>
 
@@ -16,11 +16,10 @@ static size_t padded(int n)
     return ((size_t)n + STI_ATTN_PAD - 1) / STI_ATTN_PAD * STI_ATTN_PAD;
 }
 
-static sti_hyb_worker carve_worker(sti_carve *c, const sti_hyb *h, int cap)
+static sti_hyb_worker carve_worker(sti_carve *c, const sti_hyb *h)
 {
     const size_t rows = STI_ATTN_ROWS, keys = STI_HYB_KEYS, D = (size_t)h->D;
     const size_t ldo = (size_t)h->ldo, one = sizeof(float);
-    const size_t chunk = (size_t)h->C, list = cap > 0 ? (size_t)cap : 0;
     return (sti_hyb_worker){
         .t = {.q = sti_carve_take(c, rows * STI_ATTN_LDQ, one),
               .s = sti_carve_take(c, rows * STI_ATTN_LDS, one),
@@ -43,13 +42,22 @@ static sti_hyb_worker carve_worker(sti_carve *c, const sti_hyb *h, int cap)
         .x = sti_carve_take(c, keys * D, one),
         .u = sti_carve_take(c, keys * (size_t)h->ldu, one),
         .phi = sti_carve_take(c, keys * (size_t)h->ldp, one),
-        .phi_t = sti_carve_take(c, (size_t)h->P * STI_HYB_LDT, one),
-        .value = sti_carve_take(c, keys * D, one),
         .sum = sti_carve_take(c, (size_t)h->P * D, one),
+    };
+}
+
+static sti_hyb_leaving carve_leaving(sti_carve *c, const sti_hyb *h, int cap)
+{
+    const size_t chunk = (size_t)h->C, list = cap > 0 ? (size_t)cap : 0;
+    const size_t keys = STI_HYB_KEYS, one = sizeof(float);
+    return (sti_hyb_leaving){
         .entry = sti_carve_take(c, chunk + list, sizeof(sti_hyb_entry)),
         .stays = sti_carve_take(c, chunk, 1),
         .evicted = sti_carve_take(c, list, 1),
         .likeness = sti_carve_take(c, chunk, one),
+        .fold = sti_carve_take(c, chunk, sizeof(int32_t)),
+        .phi = sti_carve_take(c, keys * (size_t)h->ldp, one),
+        .value = sti_carve_take(c, keys * (size_t)h->D, one),
     };
 }
 
@@ -59,8 +67,13 @@ static void carve(sti_carve *c, sti_hyb *h, int cap, int rows)
     const size_t states = (size_t)rows * (size_t)h->H, group = (size_t)h->group;
     h->worker = sti_carve_take(c, (size_t)h->workers, sizeof *h->worker);
     for (int w = 0; w < h->workers; w++) {
-        const sti_hyb_worker x = carve_worker(c, h, cap);
+        const sti_hyb_worker x = carve_worker(c, h);
         if (h->worker) h->worker[w] = x;
+    }
+    h->leaving = sti_carve_take(c, (size_t)h->S, sizeof *h->leaving);
+    for (int s = 0; s < h->S; s++) {
+        const sti_hyb_leaving x = carve_leaving(c, h, cap);
+        if (h->leaving) h->leaving[s] = x;
     }
     h->unit = sti_carve_take(c, STI_HYB_SLOTS, sizeof *h->unit);
     h->slots = sti_carve_take(c, STI_HYB_SLOTS * group * (size_t)(h->ldo + 5),
@@ -114,6 +127,7 @@ static sti_hyb describe(const sti_dev *dev, const sti_hybrid_settings *set,
                  .scale = 1.0f / sqrtf((float)shape->D),
                  .received = set->has_window && sti_score_at(set->score)->received,
                  .rotates = sti_hybrid_rotates(set),
+                 .pool = dev->pool,
                  .workers = sti_pool_threads(dev->pool)};
 #if STI_CPU_X86
     if (dev->isa == STI_ISA_AVX512) {
@@ -212,35 +226,31 @@ void sti_hyb_enter(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, i
     }
 }
 
-/* The chunk before the last leaves kv head g if a new one begins. */
-static void leave(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a, int g)
+/* Whether a chunk has to leave before the next token of a session. */
+static bool leaves(const sti_hyb *h, const sti_hybrid_args *a)
 {
     const int64_t pos = a->state->pos;
-    const int heads = h->per_kv / h->group;
-    if (pos % h->C == 0 && pos >= 2 * (int64_t)h->C)
-        for (int s = g * heads; s < (g + 1) * heads; s++)
-            sti_hyb_leave(h, w, a, s, pos / h->C);
+    return pos % h->C == 0 && pos >= 2 * (int64_t)h->C;
 }
 
 static void enter_step_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
-    for (int g = w; g < h->G; g += workers) {
-        leave(h, &h->worker[w], h->a, g);
+    if (leaves(h, h->a)) sti_hyb_leave(h, h->a, w, workers);
+    for (int g = w; g < h->G; g += workers)
         sti_hyb_enter(h, h->a, g, h->row, h->tokens);
-    }
 }
 
 static void enter_decode_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
+    for (int i = 0; i < h->n; i++)
+        if (h->a[i].T == 1 && leaves(h, &h->a[i]))
+            sti_hyb_leave(h, &h->a[i], w, workers);
     int index = 0;
     for (int i = 0; i < h->n; i++)
-        for (int g = 0; h->a[i].T == 1 && g < h->G; g++, index++) {
-            if (index % workers != w) continue;
-            leave(h, &h->worker[w], &h->a[i], g);
-            sti_hyb_enter(h, &h->a[i], g, 0, 1);
-        }
+        for (int g = 0; h->a[i].T == 1 && g < h->G; g++)
+            if (index++ % workers == w) sti_hyb_enter(h, &h->a[i], g, 0, 1);
 }
 
 /* ---- Steps --------------------------------------------------------------- */

@@ -26,9 +26,8 @@
 #include "backend/cpu/ops_rows.h"
 
 enum {
-    STI_HYB_KEYS = STI_ATTN_BLOCK,   /* folded at a time; >= STI_ATTN_ROWS */
-    STI_HYB_LDT = STI_HYB_KEYS + 16, /* row stride of transposed features */
-    STI_HYB_SLOTS = 128              /* partial results of a round of decoding */
+    STI_HYB_KEYS = STI_ATTN_BLOCK, /* folded at a time; >= STI_ATTN_ROWS */
+    STI_HYB_SLOTS = 128            /* partial results of a round of decoding */
 };
 
 /* The log-sum-exp of a query over the last C tokens, as its blocks come in, and the
@@ -39,24 +38,29 @@ typedef struct sti_hyb_score {
 
 /* A candidate for the salient list. */
 typedef struct sti_hyb_entry {
-    float score;
-    int32_t position;
-    int32_t at; /* >= 0: slot of the list; < 0: token -1 - at of the leaving chunk */
+    uint64_t rank; /* the larger the better */
+    int32_t at;    /* >= 0: slot of the list; < 0: token -1 - at of the leaving chunk */
 } sti_hyb_entry;
+
+/* What a chunk that leaves does to one selection head. */
+typedef struct sti_hyb_leaving {
+    sti_hyb_entry *entry;     /* [C + cap] */
+    uint8_t *stays, *evicted; /* [C], [cap] */
+    float *likeness;          /* [C]: of the chunk's keys, where the score asks */
+    int32_t *fold;            /* [C]: tokens to fold, as `at` above; slots come last */
+    int n_fold, n_evicted;    /* of `fold`: all, slots */
+    float *phi, *value;       /* [KEYS, ldp], [KEYS, D]: of those folded together */
+} sti_hyb_leaving;
 
 typedef struct sti_hyb_worker {
     sti_attn_tile t;
-    float *q_far;             /* [ROWS, LDQ]: queries as far keys see them, scaled */
-    float *tail_m, *tail_l;   /* [ROWS]: the part of a block among the last C tokens */
-    float *self;              /* [ROWS]: weight of the query's own token */
-    sti_hyb_score *score;     /* [ROWS] */
-    float *lin, *den;         /* [ROWS, ldo], [ROWS]: phi s, phi.z */
-    float *x, *u, *phi;       /* [KEYS, D], [KEYS, ldu], [KEYS, ldp] */
-    float *phi_t, *value;     /* [P, LDT], [KEYS, D] */
-    float *sum;               /* [max(P, 1), D] */
-    sti_hyb_entry *entry;     /* [C + cap] */
-    uint8_t *stays, *evicted; /* [C], [cap] */
-    float *likeness;          /* [C]: of the leaving keys, where the score asks */
+    float *q_far;           /* [ROWS, LDQ]: queries as far keys see them, scaled */
+    float *tail_m, *tail_l; /* [ROWS]: the part of a block among the last C tokens */
+    float *self;            /* [ROWS]: weight of the query's own token */
+    sti_hyb_score *score;   /* [ROWS] */
+    float *lin, *den;       /* [ROWS, ldo], [ROWS]: phi s, phi.z */
+    float *x, *u, *phi;     /* [KEYS, D], [KEYS, ldu], [KEYS, ldp] */
+    float *sum;             /* [P, D] */
 } sti_hyb_worker;
 
 /* A block of keys of one selection head, or the state. */
@@ -104,10 +108,12 @@ typedef struct sti_hyb {
     int ldo, ldu, ldp; /* row strides: outputs, u, features */
     float scale;       /* 1 / sqrt(D) */
     bool scored, received, rotates;
+    sti_pool *pool;
     int workers;
     const float *turn; /* [2, D/2]: cos, sin of the rotation by position_cap */
     /* Scratch. */
     sti_hyb_worker *worker;     /* [workers] */
+    sti_hyb_leaving *leaving;   /* [S] */
     sti_hyb_unit *unit;         /* [SLOTS] */
     float *slots;               /* [SLOTS, group, ldo + 5] */
     float *M, *L;               /* [rows, H] */
@@ -188,9 +194,8 @@ void sti_hyb_enter(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, i
 
 /* hybrid_leave.c */
 
-/* Chunk c - 2 leaves before the first token of chunk c; selection head `sel`. */
-void sti_hyb_leave(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,
-                   int sel, int64_t c);
+/* The chunk before the last leaves: a new one begins. All workers call this. */
+void sti_hyb_leave(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers);
 /* Folds one token, row `row` of the call, at once (no window). */
 void sti_hyb_fold_token(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,
                         int sel, int row, int64_t position);

@@ -1,12 +1,15 @@
 /* hybrid_leave.c - a chunk leaves the window: its best tokens join the salient list,
  * all others, and what the list cannot keep, are folded into the linear state.
  *
- * The list holds its keys in order of arrival, far ones first (see position_cap in
- * hybrid.h); what is evicted closes up. Tokens are folded in order: those of the chunk
- * by position, then the evicted by slot. Their features and values are gathered,
- * multiplied, and only the product of up to STI_HYB_KEYS tokens is added to the state,
- * with its rounding kept (Kahan): the state of a long stream is as exact as a short
- * one's. */
+ * All workers take each step together, so that three heads keep two of them busy: heads
+ * choose what to fold; the features of those tokens, split over tokens; their product
+ * with the values, split over rows of the state; the others join the list. Tokens are
+ * folded in order: those of the chunk by position, then the evicted by slot. Only the
+ * product of up to STI_HYB_KEYS of them is added to the state, with its rounding kept
+ * (Kahan): the state of a long stream is as exact as a short one's.
+ *
+ * The list holds far keys first (see position_cap in hybrid.h), else in no order: a
+ * token that joins takes the place of an evicted one, since keys are slow to move. */
 #include <math.h>
 #include <string.h>
 
@@ -14,10 +17,14 @@
 
 /* ---- Order --------------------------------------------------------------- */
 
-/* Equal scores keep the earlier token. */
-static bool better(const sti_hyb_entry *a, const sti_hyb_entry *b)
+/* Higher scores first, equal ones by position: a total order. */
+static uint64_t rank_of(float score, int32_t position)
 {
-    return a->score > b->score || (a->score == b->score && a->position < b->position);
+    uint32_t bits;
+    score += 0.0f; /* -0 is 0 */
+    memcpy(&bits, &score, sizeof bits);
+    bits ^= bits >> 31 ? UINT32_MAX : UINT32_C(1) << 31; /* ordered as the floats are */
+    return (uint64_t)bits << 32 | (UINT32_MAX - (uint32_t)position);
 }
 
 static void swap(sti_hyb_entry *a, sti_hyb_entry *b)
@@ -27,29 +34,34 @@ static void swap(sti_hyb_entry *a, sti_hyb_entry *b)
     *b = t;
 }
 
-/* Moves the k best of n to the front, in no order. Positions differ, so this is a total
- * order (NaN scores apart, which no order survives) and the result is a set. */
+/* Moves the middle one of the first, the last and the one halfway to the front. */
+static void pick_pivot(sti_hyb_entry *e, int n)
+{
+    sti_hyb_entry *mid = &e[n / 2], *last = &e[n - 1];
+    if (mid->rank > last->rank) swap(mid, last);
+    if (e->rank > last->rank) swap(e, last);
+    if (mid->rank > e->rank) swap(mid, e);
+}
+
+/* Moves the k best of n to the front, in no order. */
 static void best_first(sti_hyb_entry *e, int n, int k)
 {
-    int lo = 0, hi = n - 1;
-    while (lo < hi) {
-        int mid = lo + (hi - lo) / 2;
-        if (better(&e[mid], &e[lo])) swap(&e[mid], &e[lo]);
-        if (better(&e[hi], &e[lo])) swap(&e[hi], &e[lo]);
-        if (better(&e[hi], &e[mid])) swap(&e[hi], &e[mid]);
-        const sti_hyb_entry pivot = e[mid];
-        int i = lo, j = hi;
-        while (i <= j) {
-            while (i < hi && better(&e[i], &pivot)) i++;
-            while (j > lo && better(&pivot, &e[j])) j--;
-            if (i <= j) swap(&e[i++], &e[j--]);
+    while (k > 0 && k < n) {
+        pick_pivot(e, n);
+        const uint64_t pivot = e[0].rank;
+        int better = 0;               /* e[1 .. better] are */
+        for (int i = 1; i < n; i++) { /* without a branch, which no one could foresee */
+            swap(&e[i], &e[better + 1]);
+            better += e[better + 1].rank > pivot;
         }
-        if (k <= j)
-            hi = j;
-        else if (k > i)
-            lo = i;
-        else
-            return;
+        swap(&e[0], &e[better]);
+        if (k <= better) {
+            n = better;
+        } else {
+            e += better + 1;
+            n -= better + 1;
+            k -= better + 1;
+        }
     }
 }
 
@@ -85,96 +97,6 @@ void sti_hyb_map(const sti_hyb *h, const sti_hybrid_settings *set, const float *
     }
 }
 
-/* ---- Folding ------------------------------------------------------------- */
-
-/* Tokens gathered for the next product. */
-typedef struct batch {
-    const sti_hyb *h;
-    sti_hyb_worker *w;
-    const sti_hybrid_args *a;
-    int sel, n;
-    int32_t chunk; /* that tokens are folded at */
-} batch;
-
-static void key_features(const batch *b)
-{
-    const sti_hyb *h = b->h;
-    const sti_hybrid_in *in = &b->a->in;
-    const float *W = in->map_k ? in->map_k + (size_t)b->sel * h->D * h->F : NULL;
-    sti_hyb_map(h, b->a->set, W, in->bias_k ? in->bias_k[b->sel] : 0, b->w->x, h->D,
-                b->n, 1, b->w->u, b->w->phi);
-}
-
-/* s += phi^T v, z += sum of phi. */
-static void flush(batch *b)
-{
-    const sti_hyb *h = b->h;
-    const sti_hybrid_state *st = b->a->state;
-    sti_hyb_worker *w = b->w;
-    const int n = b->n, P = h->P, D = h->D;
-    if (n == 0 || !st->lin_s) {
-        b->n = 0;
-        return;
-    }
-    key_features(b);
-    for (int j = 0; j < n; j++) {
-        const float *phi = w->phi + (size_t)j * h->ldp;
-        for (int p = 0; p < P; p++) w->phi_t[(size_t)p * STI_HYB_LDT + j] = phi[p];
-    }
-    const size_t row = (size_t)b->sel * P;
-    h->k->product(P, n, D, w->phi_t, STI_HYB_LDT, w->value, D, w->sum, D);
-    h->k->add((float *)st->lin_s + row * D, (float *)st->low_s + row * D, 1, w->sum,
-              P * D);
-    memcpy(w->sum, w->phi, (size_t)P * sizeof(float));
-    for (int j = 1; j < n; j++) h->k->plus(w->sum, w->phi + (size_t)j * h->ldp, P);
-    h->k->add((float *)st->lin_z + row, (float *)st->low_z + row, 1, w->sum, P);
-    b->n = 0;
-}
-
-/* A key in the form its features are made of. `raw`: it is not rotated now. */
-static void key_position(const batch *b, float *key, int64_t position, bool raw)
-{
-    const bool wants_raw = b->a->set->feature_positions == STI_FEATURES_NONE;
-    if (raw == wants_raw) return;
-    rotate(b->h, &b->a->in, key, wants_raw ? -position : position);
-}
-
-static void fold(batch *b, sti_hyb_key key, const void *value, int64_t position,
-                 bool raw)
-{
-    const sti_hyb *h = b->h;
-    const sti_hybrid_state *st = b->a->state;
-    const bool half = st->kv_size == 2;
-    st->folded[b->sel]++;
-    if (b->a->trace.fold_chunk)
-        b->a->trace.fold_chunk[position * h->S + b->sel] = b->chunk;
-    if (!st->lin_s) return;
-    float *x = b->w->x + (size_t)b->n * h->D, stored[STI_ATTN_MAX_D];
-    sti_hyb_take_key(h, st, key, stored);
-    h->k->widen(x, stored, half, h->D);
-    h->k->widen(b->w->value + (size_t)b->n * h->D, value, half, h->D);
-    key_position(b, x, position, raw);
-    if (++b->n == STI_HYB_KEYS) flush(b);
-}
-
-/* One token at a time, no product to wait for. */
-void sti_hyb_fold_token(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,
-                        int sel, int row, int64_t position)
-{
-    const sti_hybrid_state *st = a->state;
-    const size_t at = ((size_t)row * h->G + sti_hyb_kv_of(h, sel)) * h->D;
-    const size_t D = (size_t)h->D, first = (size_t)sel * h->P;
-    batch b = {.h = h, .w = w, .a = a, .sel = sel, .n = 1};
-    st->folded[sel]++;
-    memcpy(w->x, a->in.k + at, D * sizeof *w->x);
-    key_position(&b, w->x, position, false);
-    key_features(&b);
-    float *s = (float *)st->lin_s + first * D, *low = (float *)st->low_s + first * D;
-    for (size_t p = 0; p < (size_t)h->P; p++)
-        h->k->add(s + p * D, low + p * D, w->phi[p], a->in.v + at, h->D);
-    h->k->add((float *)st->lin_z + first, (float *)st->low_z + first, 1, w->phi, h->P);
-}
-
 /* ---- The salient list ---------------------------------------------------- */
 
 typedef struct list {
@@ -185,6 +107,10 @@ typedef struct list {
     int32_t *count;
 } list;
 
+static list list_of(const sti_hyb *h, const sti_hybrid_state *st, int sel)
+{
+    return (list){h, st, sel, (size_t)sel * (size_t)st->room, &st->sal_count[sel]};
+}
 static sti_hyb_key list_key(const list *l, int slot)
 {
     return sti_hyb_key_at(l->h, l->st, l->st->sal_k, l->st->room, l->sel, slot);
@@ -219,157 +145,322 @@ static void move_slot(const list *l, int to, int from)
              l->st->sal_pos[at], is_far(l, from));
 }
 
-/* Folds the slots marked as evicted and closes the gaps. */
-static void evict(const list *l, batch *b, const uint8_t *evicted)
+/* Far keys lie in front. */
+static int far_keys(const list *l)
 {
-    int kept = 0;
-    for (int i = 0; i < *l->count; i++) {
-        if (evicted[i])
-            fold(b, list_key(l, i), list_value(l, i),
-                 l->st->sal_pos[l->first + (size_t)i], is_far(l, i));
-        else
-            move_slot(l, kept++, i);
+    int n = 0;
+    while (n < *l->count && is_far(l, n)) n++;
+    return n;
+}
+
+/* Evicted slots, in order, that lie among the far keys: the last far keys move there,
+ * and their places become free instead. */
+static void close_far(const list *l, int32_t *evicted, int n)
+{
+    int far = far_keys(l);
+    while (n > 0 && evicted[n - 1] >= far) n--;
+    while (n-- > 0) {
+        move_slot(l, evicted[n], --far);
+        evicted[n] = far;
     }
-    *l->count = kept;
 }
 
 /* Slot i trades places with the first near slot and is kept unrotated from now on. */
-static void turn_far(const list *l, const batch *b, int i, int near)
+static void turn_far(const list *l, const sti_hybrid_in *in, int i, int near)
 {
     const sti_hyb *h = l->h;
-    sti_hyb_worker *w = b->w;
-    const bool half = l->st->kv_size == 2;
     const size_t at = l->first + (size_t)i;
     const float score = ((float *)l->st->sal_score)[at];
     const int32_t position = l->st->sal_pos[at];
-    void *key = w->x, *value = w->value;
-    sti_hyb_take_key(h, l->st, list_key(l, i), w->sum);
-    h->k->widen(w->x, w->sum, half, h->D);
-    rotate(h, &b->a->in, w->x, -position);
-    if (half) h->f->to_f16(key = w->sum, w->x, h->D);
+    float stored[STI_ATTN_MAX_D], key[STI_ATTN_MAX_D], value[STI_ATTN_MAX_D];
+    uint16_t half[STI_ATTN_MAX_D];
+    sti_hyb_take_key(h, l->st, list_key(l, i), stored);
+    h->k->widen(key, stored, l->st->kv_size == 2, h->D);
+    rotate(h, in, key, -position);
     memcpy(value, list_value(l, i), (size_t)h->D * l->st->kv_size);
     move_slot(l, i, near);
-    set_slot(l, near, key, value, score, position, true);
+    set_slot(l, near, sti_hyb_narrow(h, l->st, key, half), value, score, position,
+             true);
 }
 
 /* Keys that are far from the last token of chunk c come first in the list. */
-static void make_far(const list *l, const batch *b, int64_t c)
+static void make_far(const list *l, const sti_hybrid_args *a, int64_t c)
 {
     const int64_t last = (c + 1) * l->h->C - 1;
-    int far = 0;
-    while (far < *l->count && is_far(l, far)) far++;
+    int far = far_keys(l);
     for (int i = far; i < *l->count; i++)
-        if (last - l->st->sal_pos[l->first + (size_t)i] >= b->a->set->position_cap)
-            turn_far(l, b, i, far++);
+        if (last - l->st->sal_pos[l->first + (size_t)i] >= a->set->position_cap)
+            turn_far(l, &a->in, i, far++);
 }
 
-/* ---- Leaving ------------------------------------------------------------- */
+/* ---- Choosing ------------------------------------------------------------ */
+
+/* The chunk that leaves when chunk c begins: its first token, and that token's slot in
+ * the window. */
+static int64_t first_token(const sti_hyb *h, int64_t c)
+{
+    return (c - 2) * h->C;
+}
+static int first_slot(const sti_hyb *h, int64_t c)
+{
+    return (int)(first_token(h, c) % (2 * h->C));
+}
 
 /* likeness [C] of the keys of the chunk at `ring`: see sti_score_end. */
-static void compare_keys(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,
-                         int g, int ring)
+static void compare_keys(const sti_hyb *h, const sti_hybrid_state *st, int g, int ring,
+                         float *likeness)
 {
-    const sti_hybrid_state *st = a->state;
     const int D = h->D;
-    float stored[STI_ATTN_MAX_D], mean[STI_ATTN_MAX_D] = {0};
+    float stored[STI_ATTN_MAX_D], x[STI_ATTN_MAX_D], mean[STI_ATTN_MAX_D] = {0};
     for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < h->C; i++) {
             sti_hyb_take_key(h, st, sti_hyb_window_key(h, st, g, ring + i), stored);
-            h->k->widen(w->x, stored, st->kv_size == 2, D);
-            const float norm = sqrtf(h->k->dot(w->x, w->x, D));
+            h->k->widen(x, stored, st->kv_size == 2, D);
+            const float norm = sqrtf(h->k->dot(x, x, D));
             const float per = norm > 0 ? 1 / norm : 0;
             if (pass == 1)
-                w->likeness[i] = h->k->dot(w->x, mean, D) * per;
+                likeness[i] = h->k->dot(x, mean, D) * per;
             else
-                for (int d = 0; d < D; d++) mean[d] += w->x[d] * per;
+                for (int d = 0; d < D; d++) mean[d] += x[d] * per;
         }
     const float norm = sqrtf(h->k->dot(mean, mean, D));
-    for (int i = 0; i < h->C; i++)
-        w->likeness[i] = norm > 0 ? w->likeness[i] / norm : 0;
+    for (int i = 0; i < h->C; i++) likeness[i] = norm > 0 ? likeness[i] / norm : 0;
 }
 
-/* Token i of a chunk that begins at `first`, in the window at `ring`. */
-static float final_score(const sti_hyb *h, const sti_hyb_worker *w,
-                         const sti_hybrid_args *a, int sel, int64_t first, int i)
+/* Token i of the chunk that leaves when chunk c begins. */
+static float final_score(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c,
+                         int i)
 {
     const sti_score *score = sti_score_at(a->set->score);
-    const int ring = (int)(first % (2 * h->C));
-    const size_t at = (size_t)sel * 2 * h->C + (size_t)(ring + i);
+    const size_t at = (size_t)sel * 2 * h->C + (size_t)(first_slot(h, c) + i);
     const float arrived = ((const float *)a->state->win_score)[at];
     if (!score->leave) return arrived;
-    sti_score_end e = {.arrived = arrived, .position = first + i};
+    sti_score_end e = {.arrived = arrived, .position = first_token(h, c) + i};
     if (score->received) {
         const int queries = 2 * h->C - 1 - i; /* that came after the token and saw it */
         const double sum = ((const float *)a->state->win_received)[at];
         e.received = queries > 0 ? sum / queries : 0;
     }
-    if (score->likeness) e.likeness = w->likeness[i];
+    if (score->likeness) e.likeness = h->leaving[sel].likeness[i];
     return (float)score->leave(&e);
 }
 
-/* Marks which tokens of the chunk stay and which of the list go. Returns the number of
- * those that stay. */
-static int select_tokens(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,
-                         const list *l, int sel, int64_t first)
+/* Marks which tokens of the chunk stay and which of the list go. */
+static void select_tokens(const sti_hyb *h, const sti_hybrid_args *a, const list *l,
+                          int64_t c)
 {
     const sti_hybrid_state *st = a->state;
-    const int C = h->C, count = *l->count;
-    const int wanted = st->room > 0 ? a->set->select : 0;
-    sti_hyb_entry *e = w->entry;
-    memset(w->stays, 0, (size_t)C);
-    if (wanted == 0) return 0;
-    for (int i = 0; i < C; i++)
-        e[i] = (sti_hyb_entry){.score = final_score(h, w, a, sel, first, i),
-                               .position = (int32_t)(first + i),
-                               .at = -1 - i};
-    best_first(e, C, wanted);
+    const sti_hyb_leaving *to = &h->leaving[l->sel];
+    const int count = *l->count, wanted = st->room > 0 ? a->set->select : 0;
     int stay = wanted;
-    if (a->set->cap >= 0) memset(w->evicted, 0, (size_t)count);
+    sti_hyb_entry *e = to->entry;
+    memset(to->stays, 0, (size_t)h->C);
+    if (a->set->cap >= 0) memset(to->evicted, 0, (size_t)count);
+    if (wanted == 0) return;
+    for (int i = 0; i < h->C; i++)
+        e[i] = (sti_hyb_entry){
+            rank_of(final_score(h, a, l->sel, c, i), (int32_t)first_token(h, c) + i),
+            -1 - i};
+    best_first(e, h->C, wanted);
     if (count + wanted > st->room) {
+        const float *score = (const float *)st->sal_score + l->first;
+        const int32_t *position = st->sal_pos + l->first;
         for (int i = 0; i < count; i++)
-            e[wanted + i] =
-                (sti_hyb_entry){.score = ((float *)st->sal_score)[l->first + i],
-                                .position = st->sal_pos[l->first + i],
-                                .at = i};
-        best_first(e, count + wanted, st->room);
-        for (int i = st->room; i < count + wanted; i++)
-            if (e[i].at >= 0) w->evicted[e[i].at] = 1;
+            e[wanted + i] = (sti_hyb_entry){rank_of(score[i], position[i]), i};
         stay = st->room;
+        best_first(e, count + wanted, stay);
+        for (int i = stay; i < count + wanted; i++)
+            if (e[i].at >= 0) to->evicted[e[i].at] = 1;
     }
-    int kept = 0;
     for (int i = 0; i < stay; i++)
-        if (e[i].at < 0) {
-            w->stays[-1 - e[i].at] = 1;
-            kept++;
-        }
-    return kept;
+        if (e[i].at < 0) to->stays[-1 - e[i].at] = 1;
 }
 
-void sti_hyb_leave(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,
-                   int sel, int64_t c)
+/* A token to fold, where it is stored. */
+typedef struct source {
+    sti_hyb_key key;
+    const void *value;
+    int64_t position;
+    bool raw; /* the key is not rotated */
+} source;
+
+/* at: as in sti_hyb_entry. */
+static source source_at(const list *l, int64_t c, int at)
+{
+    const sti_hyb *h = l->h;
+    const sti_hybrid_state *st = l->st;
+    if (at >= 0)
+        return (source){list_key(l, at), list_value(l, at),
+                        st->sal_pos[l->first + (size_t)at], is_far(l, at)};
+    const int i = -1 - at, g = sti_hyb_kv_of(h, l->sel), slot = first_slot(h, c) + i;
+    const size_t value = (size_t)g * 2 * h->C + (size_t)slot;
+    return (source){sti_hyb_window_key(h, st, g, slot),
+                    sti_hyb_row(h, st, st->win_v, value), first_token(h, c) + i, false};
+}
+
+/* Decides what is folded: at most C tokens, since no more are evicted than join. */
+static void choose(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c)
 {
     const sti_hybrid_state *st = a->state;
-    const int64_t first = (c - 2) * h->C;
-    const int ring = (int)(first % (2 * h->C)), g = sti_hyb_kv_of(h, sel);
-    const size_t value = (size_t)g * 2 * h->C + (size_t)ring;
-    float key[STI_ATTN_MAX_D];
-    list l = {h, st, sel, (size_t)sel * (size_t)st->room, &st->sal_count[sel]};
-    batch b = {.h = h, .w = w, .a = a, .sel = sel, .chunk = (int32_t)c};
-
-    if (sti_score_at(a->set->score)->likeness) compare_keys(h, w, a, g, ring);
-    const int kept = select_tokens(h, w, a, &l, sel, first);
+    const list l = list_of(h, st, sel);
+    sti_hyb_leaving *to = &h->leaving[sel];
+    if (sti_score_at(a->set->score)->likeness)
+        compare_keys(h, st, sti_hyb_kv_of(h, sel), first_slot(h, c), to->likeness);
+    select_tokens(h, a, &l, c);
+    int n = 0;
     for (int i = 0; i < h->C; i++)
-        if (!w->stays[i])
-            fold(&b, sti_hyb_window_key(h, st, g, ring + i),
-                 sti_hyb_row(h, st, st->win_v, value + (size_t)i), first + i, false);
-    if (kept > 0 && a->set->cap >= 0) evict(&l, &b, w->evicted);
-    flush(&b);
-    for (int i = 0; kept > 0 && i < h->C; i++) {
-        if (!w->stays[i]) continue;
-        sti_hyb_take_key(h, st, sti_hyb_window_key(h, st, g, ring + i), key);
-        set_slot(&l, (*l.count)++, key,
-                 sti_hyb_row(h, st, st->win_v, value + (size_t)i),
-                 final_score(h, w, a, sel, first, i), (int32_t)(first + i), false);
+        if (!to->stays[i]) to->fold[n++] = -1 - i;
+    const int tokens = n;
+    for (int i = 0; a->set->cap >= 0 && i < *l.count; i++)
+        if (to->evicted[i]) to->fold[n++] = i;
+    to->n_fold = n;
+    to->n_evicted = n - tokens;
+    st->folded[sel] += n;
+    for (int i = 0; a->trace.fold_chunk && i < n; i++)
+        a->trace.fold_chunk[source_at(&l, c, to->fold[i]).position * h->S + sel] =
+            (int32_t)c;
+}
+
+/* The tokens that stay join the list. */
+static void join(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c)
+{
+    const list l = list_of(h, a->state, sel);
+    const sti_hyb_leaving *to = &h->leaving[sel];
+    int32_t *gap = to->fold + (to->n_fold - to->n_evicted), *end = gap + to->n_evicted;
+    float key[STI_ATTN_MAX_D];
+    close_far(&l, gap, to->n_evicted);
+    for (int i = 0; i < h->C; i++) {
+        if (!to->stays[i]) continue;
+        const source from = source_at(&l, c, -1 - i);
+        sti_hyb_take_key(h, a->state, from.key, key);
+        set_slot(&l, gap < end ? *gap++ : (*l.count)++, key, from.value,
+                 final_score(h, a, sel, c, i), (int32_t)from.position, false);
     }
-    if (a->set->position_cap > 0) make_far(&l, &b, c);
+    if (a->set->position_cap > 0) make_far(&l, a, c);
+}
+
+/* ---- Folding ------------------------------------------------------------- */
+
+static void key_features(const sti_hyb *h, const sti_hyb_worker *w,
+                         const sti_hybrid_args *a, int sel, int n, float *phi)
+{
+    const sti_hybrid_in *in = &a->in;
+    const float *W = in->map_k ? in->map_k + (size_t)sel * h->D * h->F : NULL;
+    sti_hyb_map(h, a->set, W, in->bias_k ? in->bias_k[sel] : 0, w->x, h->D, n, 1, w->u,
+                phi);
+}
+
+/* A key in the form its features are made of. `raw`: it is not rotated now. */
+static void key_position(const sti_hyb *h, const sti_hybrid_args *a, float *key,
+                         int64_t position, bool raw)
+{
+    const bool wants_raw = a->set->feature_positions == STI_FEATURES_NONE;
+    if (raw == wants_raw) return;
+    rotate(h, &a->in, key, wants_raw ? -position : position);
+}
+
+/* One token at a time, no product to wait for. */
+void sti_hyb_fold_token(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,
+                        int sel, int row, int64_t position)
+{
+    const sti_hybrid_state *st = a->state;
+    const size_t at = ((size_t)row * h->G + sti_hyb_kv_of(h, sel)) * h->D;
+    const size_t D = (size_t)h->D, first = (size_t)sel * h->P;
+    st->folded[sel]++;
+    memcpy(w->x, a->in.k + at, D * sizeof *w->x);
+    key_position(h, a, w->x, position, false);
+    key_features(h, w, a, sel, 1, w->phi);
+    float *s = (float *)st->lin_s + first * D, *low = (float *)st->low_s + first * D;
+    for (size_t p = 0; p < (size_t)h->P; p++)
+        h->k->add(s + p * D, low + p * D, w->phi[p], a->in.v + at, h->D);
+    h->k->add((float *)st->lin_z + first, (float *)st->low_z + first, 1, w->phi, h->P);
+}
+
+/* Tokens of a head that are folded together, at most. */
+static int batch_size(const sti_hyb *h)
+{
+    return h->C < STI_HYB_KEYS ? h->C : STI_HYB_KEYS;
+}
+
+/* Features and values of the tokens [lo, hi) of a batch, which begins at `done`. */
+static void map_tokens(const sti_hyb *h, const sti_hyb_worker *w,
+                       const sti_hybrid_args *a, int sel, int done, int lo, int hi)
+{
+    const list l = list_of(h, a->state, sel);
+    const sti_hyb_leaving *to = &h->leaving[sel];
+    const bool half = a->state->kv_size == 2;
+    const size_t D = (size_t)h->D;
+    float stored[STI_ATTN_MAX_D], *x = w->x;
+    if (hi > to->n_fold - done) hi = to->n_fold - done;
+    for (int j = lo; j < hi; j++, x += D) {
+        const source from = source_at(&l, a->state->pos / h->C, to->fold[done + j]);
+        sti_hyb_take_key(h, a->state, from.key, stored);
+        h->k->widen(x, stored, half, h->D);
+        h->k->widen(to->value + (size_t)j * D, from.value, half, h->D);
+        key_position(h, a, x, from.position, from.raw);
+    }
+    if (hi > lo) key_features(h, w, a, sel, hi - lo, to->phi + (size_t)lo * h->ldp);
+}
+
+/* s += phi^T v, z += sum of phi: rows [lo, hi) of a head's state. */
+static void add_rows(const sti_hyb *h, const sti_hyb_worker *w,
+                     const sti_hybrid_state *st, int sel, int done, int lo, int hi)
+{
+    const sti_hyb_leaving *from = &h->leaving[sel];
+    const int left = from->n_fold - done, rows = hi - lo, D = h->D;
+    const int n = left < batch_size(h) ? left : batch_size(h);
+    const size_t at = (size_t)sel * h->P + (size_t)lo, el = at * (size_t)D;
+    const float *phi = from->phi + lo, one = 1;
+    if (n <= 0) return;
+    h->k->product_t(rows, n, D, phi, h->ldp, from->value, D, w->sum, D);
+    h->k->add((float *)st->lin_s + el, (float *)st->low_s + el, 1, w->sum, rows * D);
+    h->k->product_t(1, n, rows, &one, 0, phi, h->ldp, w->sum, rows);
+    h->k->add((float *)st->lin_z + at, (float *)st->low_z + at, 1, w->sum, rows);
+}
+
+/* ---- Leaving ------------------------------------------------------------- */
+
+/* What worker w does of a step in which every head has `each` items. */
+typedef struct share {
+    int64_t at, end;
+    int each;
+} share;
+
+static share share_of(const sti_hyb *h, int each, int w, int workers)
+{
+    share s = {.each = each};
+    sti_split((int64_t)h->S * each, STI_ATTN_PANEL, w, workers, &s.at, &s.end);
+    return s;
+}
+
+/* The next items [*lo, *hi) of one head; false: no more. */
+static bool next_head(share *s, int *sel, int *lo, int *hi)
+{
+    if (s->at >= s->end) return false;
+    const int64_t left = s->end - s->at;
+    *sel = (int)(s->at / s->each);
+    *lo = (int)(s->at % s->each);
+    *hi = left < s->each - *lo ? *lo + (int)left : s->each;
+    s->at += *hi - *lo;
+    return true;
+}
+
+void sti_hyb_leave(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers)
+{
+    const int64_t c = a->state->pos / h->C;
+    sti_hyb_worker *own = &h->worker[w];
+    for (int sel = w; sel < h->S; sel += workers) choose(h, a, sel, c);
+    sti_pool_meet(h->pool);
+    for (int done = 0; a->state->lin_s && done < h->C; done += batch_size(h)) {
+        int sel, lo, hi;
+        for (share s = share_of(h, batch_size(h), w, workers);
+             next_head(&s, &sel, &lo, &hi);)
+            map_tokens(h, own, a, sel, done, lo, hi);
+        sti_pool_meet(h->pool);
+        for (share s = share_of(h, h->P, w, workers); next_head(&s, &sel, &lo, &hi);)
+            add_rows(h, own, a->state, sel, done, lo, hi);
+        sti_pool_meet(h->pool);
+    }
+    for (int sel = w; sel < h->S; sel += workers) join(h, a, sel, c);
+    sti_pool_meet(h->pool);
 }

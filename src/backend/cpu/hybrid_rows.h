@@ -25,6 +25,9 @@ typedef struct sti_hybrid_kernels {
      * multiply-adds over K in order, whatever n and N are. */
     void (*product)(int n, int K, int N, const float *x, int ldx, const float *B,
                     int ldb, float *y, int ldy);
+    /* y[n,N] = x[K,n]^T B[K,N], else as product; ldx 0: the same row of x K times. */
+    void (*product_t)(int n, int K, int N, const float *x, int ldx, const float *B,
+                      int ldb, float *y, int ldy);
     /* u [F] -> phi [P]. u has room for, and loses, F rounded up to 16. */
     void (*features)(const sti_hybrid_features_args *a, float *u, float *phi);
     /* m = max, l = sum of e^(s_j - m), over lo <= j < hi. */
@@ -33,8 +36,6 @@ typedef struct sti_hybrid_kernels {
     void (*receive)(float *sum, const float *s, float m, float l, int n);
     /* sum += a x [n], with what rounding takes kept in low (Kahan). */
     void (*add)(float *sum, float *low, float a, const float *x, int n);
-    /* y += x [n] */
-    void (*plus)(float *y, const float *x, int n);
     /* y = (keep o + a lin g) / den [n]; g = 2 sigmoid(gate), 1 where gate is NULL;
      * without a linear term lin is NULL. y may be o. */
     void (*finish)(float *y, const float *o, float keep, const float *lin,

@@ -46,9 +46,21 @@ static float dot(const float *a, const float *b, int n)
 /* R_MAX rows times N_MAX vectors fill the register file but for operands. */
 enum { R_MAX = 6, N_MAX = V_REGS / 8 };
 
+/* x[n,K], its rows and the elements of a row any number of floats apart. */
+typedef struct left {
+    const float *x;
+    size_t row, step;
+} left;
+
+STI_INLINE left left_from(left a, int row)
+{
+    a.x += (size_t)row * a.row;
+    return a;
+}
+
 /* R rows, V whole vectors of columns. */
-STI_INLINE void product_tile(const int R, const int V, int K, const float *x, int ldx,
-                             const float *B, int ldb, float *y, int ldy)
+STI_INLINE void product_tile(const int R, const int V, int K, left x, const float *B,
+                             int ldb, float *y, int ldy)
 {
     vf acc[R_MAX][N_MAX];
     STI_UNROLL
@@ -62,7 +74,7 @@ STI_INLINE void product_tile(const int R, const int V, int K, const float *x, in
         for (int i = 0; i < V; i++) b[i] = vf_load(B + i * VL);
         STI_UNROLL
         for (int r = 0; r < R; r++) {
-            vf a = vf_set(x[(size_t)r * (size_t)ldx + (size_t)k]);
+            vf a = vf_set(x.x[(size_t)r * x.row + (size_t)k * x.step]);
             STI_UNROLL
             for (int i = 0; i < V; i++) acc[r][i] = vf_fma(a, b[i], acc[r][i]);
         }
@@ -77,7 +89,7 @@ STI_INLINE void product_tile(const int R, const int V, int K, const float *x, in
 
 #define PRODUCT_CASE(R, V)                                                             \
     case R:                                                                            \
-        product_tile(R, V, K, x, ldx, B, ldb, y, ldy);                                 \
+        product_tile(R, V, K, x, B, ldb, y, ldy);                                      \
         break;
 #define PRODUCT_ROWS(R, V)                                                             \
     switch (R) {                                                                       \
@@ -89,45 +101,55 @@ STI_INLINE void product_tile(const int R, const int V, int K, const float *x, in
         PRODUCT_CASE(6, V)                                                             \
     }
 
-static void wide_columns(int R, int K, const float *x, int ldx, const float *B, int ldb,
-                         float *y, int ldy)
+static void wide_columns(int R, int K, left x, const float *B, int ldb, float *y,
+                         int ldy)
 {
     PRODUCT_ROWS(R, N_MAX)
 }
 
-static void narrow_columns(int R, int K, const float *x, int ldx, const float *B,
-                           int ldb, float *y, int ldy)
+static void narrow_columns(int R, int K, left x, const float *B, int ldb, float *y,
+                           int ldy)
 {
     PRODUCT_ROWS(R, 1)
 }
 
 /* Fewer columns than a vector, one row. */
-static void last_columns(int K, int N, const float *x, const float *B, int ldb,
-                         float *y)
+static void last_columns(int K, int N, left x, const float *B, int ldb, float *y)
 {
     vf acc = vf_set(0);
     for (int k = 0; k < K; k++, B += ldb)
-        acc = vf_fma(vf_set(x[k]), vf_load_part(B, N), acc);
+        acc = vf_fma(vf_set(x.x[(size_t)k * x.step]), vf_load_part(B, N), acc);
     vf_store_part(y, acc, N);
+}
+
+STI_INLINE void product_any(int n, int K, int N, left x, const float *B, int ldb,
+                            float *y, int ldy)
+{
+    for (int r = 0, R; r < n; r += R) {
+        int tiles = (n - r + R_MAX - 1) / R_MAX; /* of rows, as equal as they can be */
+        R = (n - r + tiles - 1) / tiles;
+        const left xr = left_from(x, r);
+        float *yr = y + (size_t)r * (size_t)ldy;
+        int c = 0;
+        for (; c + N_MAX * VL <= N; c += N_MAX * VL)
+            wide_columns(R, K, xr, B + c, ldb, yr + c, ldy);
+        for (; c + VL <= N; c += VL) narrow_columns(R, K, xr, B + c, ldb, yr + c, ldy);
+        for (int i = 0; c < N && i < R; i++)
+            last_columns(K, N - c, left_from(xr, i), B + c, ldb,
+                         yr + (size_t)i * (size_t)ldy + c);
+    }
 }
 
 static void product(int n, int K, int N, const float *x, int ldx, const float *B,
                     int ldb, float *y, int ldy)
 {
-    for (int r = 0, R; r < n; r += R) {
-        int tiles = (n - r + R_MAX - 1) / R_MAX; /* of rows, as equal as they can be */
-        R = (n - r + tiles - 1) / tiles;
-        const float *xr = x + (size_t)r * (size_t)ldx;
-        float *yr = y + (size_t)r * (size_t)ldy;
-        int c = 0;
-        for (; c + N_MAX * VL <= N; c += N_MAX * VL)
-            wide_columns(R, K, xr, ldx, B + c, ldb, yr + c, ldy);
-        for (; c + VL <= N; c += VL)
-            narrow_columns(R, K, xr, ldx, B + c, ldb, yr + c, ldy);
-        for (int i = 0; c < N && i < R; i++)
-            last_columns(K, N - c, xr + (size_t)i * (size_t)ldx, B + c, ldb,
-                         yr + (size_t)i * (size_t)ldy + c);
-    }
+    product_any(n, K, N, (left){x, (size_t)ldx, 1}, B, ldb, y, ldy);
+}
+
+static void product_t(int n, int K, int N, const float *x, int ldx, const float *B,
+                      int ldb, float *y, int ldy)
+{
+    product_any(n, K, N, (left){x, 1, (size_t)ldx}, B, ldb, y, ldy);
 }
 
 /* ---- Feature maps -------------------------------------------------------- */
@@ -224,13 +246,6 @@ static void add(float *sum, float *low, float a, const float *x, int n)
     }
 }
 
-static void plus(float *y, const float *x, int n)
-{
-    for (int i = 0; i < n; i += VL)
-        store_some(y + i, vf_add(load_some(y + i, n - i), load_some(x + i, n - i)),
-                   n - i);
-}
-
 static void finish(float *y, const float *o, float keep, const float *lin,
                    const float *gate, float a, float den, int n)
 {
@@ -251,7 +266,7 @@ static void finish(float *y, const float *o, float keep, const float *lin,
 
 #define STI_HYBRID_TABLE                                                               \
     {                                                                                  \
-        widen, dot, product, features, tail, receive, add, plus, finish                \
+        widen, dot, product, product_t, features, tail, receive, add, finish           \
     }
 
 #endif
