@@ -7,11 +7,8 @@
  * cache bytes that decode has to read. Decode walks over enough copies of the cache
  * ("layers") that none of it is still in L2 when it comes round again. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
+#include "bench.h"
 #include "ops/ops.h"
 
 enum { REPEAT = 9, LAYERS = 8, MAX_ROWS = 4096 };
@@ -24,35 +21,12 @@ typedef struct bench {
     uint16_t *K[LAYERS], *V[LAYERS];
 } bench;
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static void fill(float *x, size_t n, uint32_t seed)
-{
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (float)(seed >> 8) / (1 << 23) - 1;
-    }
-}
-
 static void attend(bench *t, int layer, int n, int past)
 {
     sti_attn_segment s = {0, n, past, t->K[layer], t->V[layer], t->room};
     sti_attn_args a = {t->q, t->k, t->v, t->o, t->H, t->G, t->D, 0, STI_F16, &s, 1};
     still_error err;
-    if (t->b->softmax_attn(t->dev, &a, &err) == STILL_OK) return;
-    fprintf(stderr, "bench_attn: %s\n", err.text);
-    exit(1);
+    must(t->b->softmax_attn(t->dev, &a, &err), &err);
 }
 
 /* Largest error of the last call's rows against a double loop over the cache. */
@@ -96,7 +70,7 @@ static void report(bench *t, const char *what, int n, int past, int calls)
         for (int i = 0; i < calls; i++) attend(t, i % LAYERS, n, past);
         if (r >= 0) s[r] = (now() - from) / calls;
     }
-    qsort(s, REPEAT, sizeof *s, by_value);
+    sort_times(s, REPEAT);
     double mid = s[REPEAT / 2];
     double pairs = (double)t->H * ((double)n * past + 0.5 * n * (n + 1.0));
     double bytes = 4.0 * t->G * t->D * (double)(past + n);
@@ -107,10 +81,9 @@ static void report(bench *t, const char *what, int n, int past, int calls)
 
 int main(int argc, char **argv)
 {
-    const char *isa = argc > 1 && strcmp(argv[1], "best") != 0 ? argv[1] : NULL;
     bench t = {
         .b = sti_backend_find("cpu"), .H = 9, .G = 3, .D = 64, .room = 8192 + 4096};
-    int threads = argc > 2 ? atoi(argv[2]) : 2;
+    const int threads = number_at(2, argc, argv, 2);
     if (argc > 5) {
         t.H = atoi(argv[3]);
         t.G = atoi(argv[4]);
@@ -122,30 +95,23 @@ int main(int argc, char **argv)
     }
     still_error err;
     sti_dev_params p = {.threads = threads,
-                        .isa = isa,
+                        .isa = isa_of(argc, argv),
                         .max_k = 64,
                         .heads = t.H,
                         .kv_heads = t.G,
                         .head_dim = t.D};
-    if (t.b->dev_new(&p, &t.dev, &err) != STILL_OK ||
-        t.b->dev_reserve(t.dev, MAX_ROWS, &err) != STILL_OK) {
-        fprintf(stderr, "bench_attn: %s\n", err.text);
-        return 1;
-    }
+    must(t.b->dev_new(&p, &t.dev, &err), &err);
+    must(t.b->dev_reserve(t.dev, MAX_ROWS, &err), &err);
     size_t nq = (size_t)MAX_ROWS * (size_t)(t.H * t.D);
     size_t nk = (size_t)MAX_ROWS * (size_t)(t.G * t.D);
-    t.q = sti_alloc(nq, sizeof(float));
-    t.o = sti_alloc(nq, sizeof(float));
-    t.k = sti_alloc(nk, sizeof(float));
-    t.v = sti_alloc(nk, sizeof(float));
-    if (!t.q || !t.o || !t.k || !t.v) return 1;
-    fill(t.q, nq, 1);
-    fill(t.k, nk, 2);
-    fill(t.v, nk, 3);
+    t.q = floats(nq, 1, 1);
+    t.o = floats(nq, 0, 0);
+    t.k = floats(nk, 1, 2);
+    t.v = floats(nk, 1, 3);
     for (int l = 0; l < LAYERS; l++) {
         size_t bytes = (size_t)t.G * (size_t)t.room * (size_t)t.D * sizeof(uint16_t);
         sti_block K, V;
-        if (!sti_block_new(&K, bytes) || !sti_block_new(&V, bytes)) return 1;
+        if (!sti_block_new(&K, bytes) || !sti_block_new(&V, bytes)) die("no memory");
         t.K[l] = K.p;
         t.V[l] = V.p;
         for (int past = 0; past < t.room; past += MAX_ROWS)

@@ -10,11 +10,8 @@
  * L2 when its turn comes again, and includes the chunks that leave. The least of a few
  * runs is printed beside the median, since other work on the machine only adds. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
+#include "bench.h"
 #include "ops/ops.h"
 
 enum { REPEAT = 5, LAYERS = 30, PIECE = 512, CHECKED = 1500 };
@@ -28,30 +25,6 @@ typedef struct bench {
     sti_hybrid_state st[LAYERS];
     sti_block block[LAYERS];
 } bench;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static float *random_floats(size_t n, uint32_t seed)
-{
-    float *x = malloc(n * sizeof *x);
-    if (!x) exit(1);
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = 2 * ((float)(seed >> 8) / (1 << 23) - 1);
-    }
-    return x;
-}
 
 static void *new_state(const bench *t, sti_hybrid_state *st, sti_block *block,
                        int64_t tokens, size_t kv, size_t real)
@@ -78,9 +51,7 @@ static void feed(bench *t, int layer, int from, int n)
                          .state = &t->st[layer],
                          .y = t->y + at * q};
     still_error err;
-    if (t->b->hybrid(t->dev, &a, 1, &err) == STILL_OK) return;
-    fprintf(stderr, "bench_hybrid: %s\n", err.text);
-    exit(1);
+    must(t->b->hybrid(t->dev, &a, 1, &err), &err);
 }
 
 /* Feeds layer 0 `tokens` tokens; what comes in repeats every PIECE. */
@@ -124,7 +95,7 @@ static double verify(bench *t)
                                .state = &st,
                                .y = y64};
         still_error err;
-        if (sti_ref_hybrid_forward(&a, &err) != STILL_OK) exit(1);
+        must(sti_ref_hybrid_forward(&a, &err), &err);
         feed(t, 0, 0, n);
         for (size_t i = 0; i < (size_t)n * q; i++)
             worst = fmax(worst, fabs((double)t->y[i] - y64[i]));
@@ -147,7 +118,7 @@ static void prefill(bench *t, int tokens)
         stream(t, 0, tokens);
         s[r] = (now() - from) / tokens;
     }
-    qsort(s, (size_t)repeat, sizeof *s, by_value);
+    sort_times(s, repeat);
     const double P = sti_hybrid_features(&t->set, &t->shape), D = t->shape.D;
     const double keys = 1.5 * t->set.chunk + (t->set.cap > 0 ? t->set.cap : 0);
     const double flop = t->shape.H * (4 * keys * D + 2 * P * D);
@@ -169,36 +140,32 @@ static void decode(bench *t, int depth)
             for (int l = 0; l < LAYERS; l++) feed(t, l, i % PIECE, 1);
         s[r] = (now() - from) / tokens / LAYERS;
     }
-    qsort(s, REPEAT, sizeof *s, by_value);
+    sort_times(s, REPEAT);
     printf("decode @%6d  %8.3f us  median %8.3f  30 layers %.3f ms\n", depth,
            s[0] * 1e6, s[REPEAT / 2] * 1e6, s[0] * 30e3);
 }
 
 int main(int argc, char **argv)
 {
-    const char *isa = argc > 1 && strcmp(argv[1], "best") != 0 ? argv[1] : NULL;
-    const int threads = argc > 2 ? atoi(argv[2]) : 2,
-              chunk = argc > 3 ? atoi(argv[3]) : 128;
+    const int threads = number_at(2, argc, argv, 2);
     bench t = {.b = sti_backend_find("cpu"), .shape = {9, 3, 64, 64}};
     if (argc > 7)
         t.shape = (sti_hybrid_shape){atoi(argv[5]), atoi(argv[6]), atoi(argv[7]),
                                      atoi(argv[7])};
-    sti_hybrid_preset("still", chunk, &t.set);
-    if (argc > 4) t.set.cap = atoi(argv[4]);
+    sti_hybrid_preset("still", number_at(3, argc, argv, 128), &t.set);
+    t.set.cap = number_at(4, argc, argv, t.set.cap);
     still_error err;
-    const sti_dev_params p = {.threads = threads, .isa = isa, .max_k = 64};
-    if (t.b->dev_new(&p, &t.dev, &err) != STILL_OK ||
-        t.b->hybrid_reserve(t.dev, &t.set, &t.shape, PIECE, &err) != STILL_OK) {
-        fprintf(stderr, "bench_hybrid: %s\n", err.text);
-        return 1;
-    }
+    const sti_dev_params p = {
+        .threads = threads, .isa = isa_of(argc, argv), .max_k = 64};
+    must(t.b->dev_new(&p, &t.dev, &err), &err);
+    must(t.b->hybrid_reserve(t.dev, &t.set, &t.shape, PIECE, &err), &err);
     const size_t q = (size_t)PIECE * (size_t)(t.shape.H * t.shape.D);
     const size_t k = (size_t)PIECE * (size_t)(t.shape.G * t.shape.D);
-    t.q = random_floats(q, 1);
-    t.k = random_floats(k, 2);
-    t.v = random_floats(k, 3);
-    t.gate = random_floats(q, 4);
-    t.y = random_floats(q, 5);
+    t.q = floats(q, 2, 1);
+    t.k = floats(k, 2, 2);
+    t.v = floats(k, 2, 3);
+    t.gate = floats(q, 2, 4);
+    t.y = floats(q, 2, 5);
     for (int l = 0; l < LAYERS; l++)
         new_state(&t, &t.st[l], &t.block[l], 1 << 17, 2, sizeof(float));
     printf("%s, %d threads, C %d, select %d, cap %d, H %d G %d D %d; %.1f MB of state "

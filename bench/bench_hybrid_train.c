@@ -9,11 +9,8 @@
  * or 2 D + 2 D if only maps, alpha and gate are trained; maps, folding and reading the
  * state likewise. Work that heads of a group do twice is not counted. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
+#include "bench.h"
 #include "ops/ops.h"
 
 enum { REPEAT = 5, CHUNK = 128, SELECT = 32, CAP = 256, MOST = 16384 };
@@ -25,36 +22,13 @@ typedef struct bench {
     sti_hybrid_parallel_args a;
 } bench;
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
+/* As floats(), on pages of its own. */
 static float *numbers(size_t n, float gain, uint32_t seed)
 {
     sti_block block;
-    if (!sti_block_new(&block, n * sizeof(float))) exit(1);
-    float *x = block.p;
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = gain * ((float)(seed >> 8) / (1 << 23) - 1);
-    }
-    return x;
-}
-
-static void must(still_status st, const still_error *err)
-{
-    if (st == STILL_OK) return;
-    fprintf(stderr, "bench_hybrid_train: %s\n", err->text);
-    exit(1);
+    if (!sti_block_new(&block, n * sizeof(float))) die("no memory");
+    fill(block.p, n, gain, seed);
+    return block.p;
 }
 
 enum { ROUTE, FORWARD, BACKWARD, BACKWARD_MAPS };
@@ -110,7 +84,7 @@ static double report(const bench *t, int what)
         call(t, what);
         s[r] = now() - from;
     }
-    qsort(s, REPEAT, sizeof *s, by_value);
+    sort_times(s, REPEAT);
     const double mid = s[REPEAT / 2];
     printf("%-12s T %6d  %9.2f ms  %7.2f us/token  %7.1f GFLOP/s  (fastest %.2f us, "
            "spread %.0f%%)\n",
@@ -156,8 +130,7 @@ static double check(const bench *t)
 
 int main(int argc, char **argv)
 {
-    const char *isa = argc > 1 && strcmp(argv[1], "best") != 0 ? argv[1] : NULL;
-    const int threads = argc > 2 ? atoi(argv[2]) : 2;
+    const int threads = number_at(2, argc, argv, 2);
     sti_hybrid_shape s = {9, 3, 64, 64};
     if (argc > 5)
         s = (sti_hybrid_shape){atoi(argv[3]), atoi(argv[4]), atoi(argv[5]),
@@ -168,7 +141,8 @@ int main(int argc, char **argv)
     t.set.cap = CAP;
     still_error err;
     must(sti_hybrid_check(&t.set, &s, &err), &err);
-    const sti_dev_params p = {.threads = threads, .isa = isa, .max_k = 64};
+    const sti_dev_params p = {
+        .threads = threads, .isa = isa_of(argc, argv), .max_k = 64};
     must(t.b->dev_new(&p, &t.dev, &err), &err);
 
     const size_t nq = (size_t)MOST * (size_t)(s.H * s.D), H = (size_t)s.H;

@@ -8,12 +8,8 @@
  * multiples of 256, two layers of Llama 3.1 8B. Median and spread over the runs; GB/s
  * are weight bytes as multiplied, GFLOP/s count a multiplication and an addition. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
-#include "ops/ops.h"
+#include "products.h"
 
 typedef struct shape {
     int hidden, ffn, kv, vocab, layers, batch;
@@ -21,21 +17,6 @@ typedef struct shape {
 static const shape SMOLLM2 = {576, 1536, 192, 49152, 30, 512};
 static const shape LLAMA_8B = {4096, 14336, 1024, 8192, 2, 128};
 enum { MAX_LAYERS = 30 };
-
-/* One thread is timed by the processor time it takes, which other programs disturb
- * less; several by the clock. */
-static double now(int threads)
-{
-    struct timespec t;
-    clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void die(const char *what)
-{
-    fprintf(stderr, "bench_matmul: %s\n", what);
-    exit(1);
-}
 
 static uint32_t next(uint32_t *s)
 {
@@ -51,7 +32,7 @@ static float uniform(uint32_t *s)
 }
 
 /* n random elements of type t with standard deviation near 0.03. */
-static void fill(sti_dtype t, void *out, int64_t n, uint32_t seed)
+static void fill_type(sti_dtype t, void *out, int64_t n, uint32_t seed)
 {
     uint32_t s = seed;
     float row[256];
@@ -74,29 +55,12 @@ static void fill(sti_dtype t, void *out, int64_t n, uint32_t seed)
     }
 }
 
-typedef struct matrix {
-    sti_tensor t;
-    sti_block src;
-    sti_weight w;
-} matrix;
-
 static void make(const sti_backend *be, sti_dev *dev, matrix *m, sti_dtype type,
                  int64_t N, int64_t K, uint32_t seed)
 {
-    still_error err;
-    size_t bytes;
-    if (!sti_dtype_bytes(type, (uint64_t)(N * K), &bytes) ||
-        !sti_block_new(&m->src, bytes))
-        die("cannot make a matrix");
-    m->t = (sti_tensor){.name = "bench",
-                        .type = type,
-                        .n_dims = 2,
-                        .dim = {N, K},
-                        .data = m->src.p,
-                        .bytes = bytes,
-                        .path = "memory"};
-    fill(type, m->src.p, N * K, seed);
-    if (be->weight_new(dev, &m->t, &m->w, &err) != STILL_OK) die(err.text);
+    new_source(m, type, N, K);
+    fill_type(type, m->src.p, N * K, seed);
+    bind_source(be, dev, m);
     if (m->w.own.p) sti_block_free(&m->src);
 }
 
@@ -118,13 +82,13 @@ static double verify(const sti_backend *be, sti_dev *dev, sti_dtype type, int M)
     if (!x || !y || !w || !sti_dtype_bytes(type, N * K, &bytes) ||
         !(raw = sti_alloc(bytes, 1)))
         die("no memory");
-    fill(type, raw, (int64_t)N * K, 7);
+    fill_type(type, raw, (int64_t)N * K, 7);
     sti_dequant(type, raw, w, (int64_t)N * K);
     uint32_t s = 99;
     for (int i = 0; i < M * K; i++) x[i] = uniform(&s);
     make(be, dev, &m, type, N, K, 7);
     sti_matmul_args a = {.x = x, .M = M, .n = 1, .w = {&m.w}, .y = {y}};
-    if (be->matmul(dev, &a, &err) != STILL_OK) die(err.text);
+    must(be->matmul(dev, &a, &err), &err);
     double diff = 0, norm = 0;
     for (int i = 0; i < M; i++) {
         for (int j = 0; j < N; j++) {
@@ -134,8 +98,7 @@ static double verify(const sti_backend *be, sti_dev *dev, sti_dtype type, int M)
             norm += sum * sum;
         }
     }
-    be->weight_free(dev, &m.w);
-    sti_block_free(&m.src);
+    discard(be, dev, &m);
     free(x);
     free(y);
     free(w);
@@ -182,27 +145,21 @@ static void run(const sti_backend *be, sti_dev *dev, stack *s, int M, bool outpu
     sti_matmul_args out = {
         .x = s->x, .M = 1, .n = 1, .w = {&s->out.w}, .y = {s->logits}};
     if (output && st == STILL_OK) st = be->matmul(dev, &out, &err);
-    if (st != STILL_OK) die(err.text);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    must(st, &err);
 }
 
 /* Seconds: median, best, worst of n. */
 static void measure(const sti_backend *be, sti_dev *dev, stack *s, int M, bool output,
                     int n, double t[3])
 {
-    double each[1000];
+    double each[10 * MAX_RUNS];
     run(be, dev, s, M, output);
     for (int i = 0; i < n; i++) {
-        double t0 = now(be->dev_threads(dev));
+        double t0 = now_of(be->dev_threads(dev));
         run(be, dev, s, M, output);
-        each[i] = now(be->dev_threads(dev)) - t0;
+        each[i] = now_of(be->dev_threads(dev)) - t0;
     }
-    qsort(each, (size_t)n, sizeof *each, by_value);
+    sort_times(each, n);
     t[0] = each[n / 2];
     t[1] = each[0];
     t[2] = each[n - 1];
@@ -237,13 +194,9 @@ static size_t make_stack(const sti_backend *be, sti_dev *dev, stack *s, sti_dtyp
 static void free_stack(const sti_backend *be, sti_dev *dev, stack *s)
 {
     for (int l = 0; l < s->d.layers; l++) {
-        for (int i = 0; i < 7; i++) {
-            be->weight_free(dev, &s->layer[l][i].w);
-            sti_block_free(&s->layer[l][i].src);
-        }
+        for (int i = 0; i < 7; i++) discard(be, dev, &s->layer[l][i]);
     }
-    be->weight_free(dev, &s->out.w);
-    sti_block_free(&s->out.src);
+    discard(be, dev, &s->out);
     free(s);
 }
 
@@ -287,30 +240,14 @@ static void bench(const sti_backend *be, const char *isa, int threads, int runs,
 
 int main(int argc, char **argv)
 {
-    const char *isa = NULL;
-    int threads = 0, runs = 5, n_types = 0;
-    sti_dtype type[16] = {STI_Q4_1, STI_Q4_0, STI_Q8_0, STI_Q4_K, STI_F16, STI_F32};
-    for (int i = 1; i < argc; i++) {
-        const sti_dtype_info *info = sti_dtype_by_name(argv[i]);
-        if (!strcmp(argv[i], "--isa") && i + 1 < argc)
-            isa = argv[++i];
-        else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
-            threads = atoi(argv[++i]);
-        else if (!strcmp(argv[i], "--runs") && i + 1 < argc)
-            runs = atoi(argv[++i]);
-        else if (info && n_types < 16)
-            type[n_types++] = info->type;
-        else
-            die("usage: bench_matmul [--isa NAME] [--threads N] [--runs N] [TYPE...]");
-    }
-    if (runs < 1 || runs > 100) die("--runs: expected 1 to 100");
-    if (n_types == 0) n_types = 6;
-    static const char *const all[] = {"avx512", "avx2", "portable"};
-    for (int t = 0; t < n_types; t++) {
-        for (int i = 0; i < 3; i++)
-            if (!isa || !strcmp(isa, all[i]))
-                bench(sti_backend_find("cpu"), all[i], threads, runs,
-                      sti_dtype_find((int)type[t]));
-    }
+    options o = {.runs = 5,
+                 .n_types = 6,
+                 .type = {STI_Q4_1, STI_Q4_0, STI_Q8_0, STI_Q4_K, STI_F16, STI_F32}};
+    parse(argc, argv, &o);
+    for (int t = 0; t < o.n_types; t++)
+        for (int i = 0; i < N_ISA; i++)
+            if (is_wanted(&o, all_isas[i]))
+                bench(sti_backend_find("cpu"), all_isas[i], o.threads, o.runs,
+                      sti_dtype_find((int)o.type[t]));
     return 0;
 }

@@ -6,14 +6,9 @@
  * and only the calls of still_session_feed are timed: no sampling, no text. Jobs come
  * from the command line, each repeated and summed up by its median, or one by one from
  * standard input (job "-"), so that another program can alternate two tools. */
-#include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
-#include "still.h"
+#include "bench.h"
 
 enum { MAX_REPEAT = 101, MAX_JOBS = 64 };
 
@@ -30,26 +25,6 @@ static const char usage[] =
     "  JOB        prefill:N, decode:N@DEPTH, or - to read jobs from standard input\n"
     "  --ids      token ids to feed, separated by spaces or commas\n"
     "  --repeat   runs of each job after one that is not counted (default 5)\n";
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* VmHWM, the most memory this process ever held; 0 where /proc does not tell. */
-static uint64_t peak_rss(void)
-{
-    uint64_t kb = 0;
-    char line[256];
-    FILE *f = fopen("/proc/self/status", "r");
-    if (!f) return 0;
-    while (fgets(line, sizeof line, f))
-        if (strncmp(line, "VmHWM:", 6) == 0) kb = strtoull(line + 6, NULL, 10);
-    fclose(f);
-    return kb * 1024;
-}
 
 /* A number in [lo, 2^24] at s; *end is behind it. */
 static int parse_int(const char *s, const char **end, int lo, int *out)
@@ -113,12 +88,6 @@ static int top_of(const bench *b)
     return best;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Runs one job `repeat` times (after one uncounted run if repeat > 1) and prints it. */
 static int run(bench *b, const char *job, int repeat)
 {
@@ -155,7 +124,7 @@ static int run(bench *b, const char *job, int repeat)
         fprintf(stderr, "bench_model: %s: %s\n", job, err.text);
         return 1;
     }
-    qsort(seconds, (size_t)repeat, sizeof *seconds, by_value);
+    sort_times(seconds, repeat);
     double mid = seconds[repeat / 2];
     printf("{\"job\":\"%s\",\"tokens\":%d,\"depth\":%d,\"runs\":%d,\"seconds\":%.6f,"
            "\"tokens_per_s\":%.2f,\"slowest\":%.2f,\"fastest\":%.2f,\"top\":%d,"

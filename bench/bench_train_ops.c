@@ -8,52 +8,21 @@
  * nanosecond. Shapes are SmolLM2-135M's: 1024 rows of 576 and 1536 through the layers,
  * 32 to 128 rows through the head, adapters of rank 16. Median and spread. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "base/pool.h"
-#include "ops/ops.h"
+#include "products.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 enum { HIDDEN = 576, FFN = 1536, KV = 192, VOCAB = 49152, ROWS = 1024, RANK = 16 };
-enum { RUNS_MAX = 100 };
 
 typedef struct bench {
     const sti_backend *be;
     sti_dev *dev;
     int threads, runs;
 } bench;
-
-/* One thread is timed by the processor time it takes, which other programs disturb
- * less; several by the clock. */
-static double now(int threads)
-{
-    struct timespec t;
-    clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void die(const char *what)
-{
-    fprintf(stderr, "bench_train_ops: %s\n", what);
-    exit(1);
-}
-
-static float *floats(size_t n, uint32_t seed)
-{
-    float *x = sti_alloc(n, sizeof *x);
-    if (!x) die("no memory");
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = (float)(seed >> 8) * 0x1p-23f - 1.0f;
-    }
-    return x;
-}
 
 /* ---- The peak ------------------------------------------------------------ */
 
@@ -96,16 +65,16 @@ static void spin_work(void *arg, int worker, int workers)
 static void peak(int threads)
 {
     sti_pool *pool;
-    float *out = floats(16 * 1024, 1);
+    float *out = floats(16 * 1024, 1, 1);
     if (!__builtin_cpu_supports("fma") ||
         sti_pool_new(threads, &pool, NULL) != STILL_OK)
         die("cannot measure the peak");
     const int lanes = __builtin_cpu_supports("avx512f") ? 16 : 8;
     double best = INFINITY;
     for (int i = 0; i < 3; i++) {
-        double t = now(threads);
+        double t = now_of(threads);
         sti_pool_run(pool, spin_work, out);
-        t = now(threads) - t;
+        t = now_of(threads) - t;
         if (t < best) best = t;
     }
     const int n = sti_pool_threads(pool);
@@ -123,26 +92,20 @@ static void peak(int threads)
 
 /* ---- Timing -------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 typedef still_status (*entry)(const bench *, const void *args);
 
 /* Runs it, says how fast: `work` is in units of 1e9 a second. */
 static void measure(const bench *b, const char *what, entry run, const void *args,
                     double work, const char *unit)
 {
-    double t[RUNS_MAX];
+    double t[MAX_RUNS];
     if (run(b, args) != STILL_OK) die(what);
     for (int i = 0; i < b->runs; i++) {
-        t[i] = now(b->threads);
+        t[i] = now_of(b->threads);
         run(b, args);
-        t[i] = now(b->threads) - t[i];
+        t[i] = now_of(b->threads) - t[i];
     }
-    qsort(t, (size_t)b->runs, sizeof *t, by_value);
+    sort_times(t, b->runs);
     printf("  %-34s %7.1f (%.1f..%.1f) %s\n", what, 1e-9 * work / t[b->runs / 2],
            1e-9 * work / t[b->runs - 1], 1e-9 * work / t[0], unit);
     fflush(stdout);
@@ -171,41 +134,17 @@ static still_status run_adam(const bench *b, const void *a)
 
 /* ---- Matrix products ----------------------------------------------------- */
 
-typedef struct matrix {
-    sti_tensor t;
-    sti_block src;
-    sti_weight w;
-} matrix;
-
-/* values: [N,K] where the numbers are wanted too. The backend may take the source's
- * pages away. */
+/* values: [N,K] where the numbers are wanted too. */
 static void make(const bench *b, matrix *m, sti_dtype type, int64_t N, int64_t K,
                  float *values)
 {
-    still_error err;
-    size_t bytes;
-    if (!sti_dtype_bytes(type, (uint64_t)(N * K), &bytes) ||
-        !sti_block_new(&m->src, bytes))
-        die("cannot make a matrix");
-    float *x = floats((size_t)(N * K), 5);
+    new_source(m, type, N, K);
+    float *x = floats((size_t)(N * K), 1, 5);
     if (!sti_quant(type, x, m->src.p, N * K))
         die("TYPE: this one cannot be written; try q4_1, q8_0, f16");
     free(x);
     if (values) sti_dequant(type, m->src.p, values, N * K);
-    m->t = (sti_tensor){.name = "bench",
-                        .type = type,
-                        .n_dims = 2,
-                        .dim = {N, K},
-                        .data = m->src.p,
-                        .bytes = bytes,
-                        .path = "memory"};
-    if (b->be->weight_new(b->dev, &m->t, &m->w, &err) != STILL_OK) die(err.text);
-}
-
-static void discard(const bench *b, matrix *m)
-{
-    b->be->weight_free(b->dev, &m->w);
-    sti_block_free(&m->src);
+    bind_source(b->be, b->dev, m);
 }
 
 /* M rows through the gradient of `n` matrices [N,K]. */
@@ -214,11 +153,12 @@ static void back(const bench *b, const char *name, sti_dtype type, int M, int n,
 {
     matrix m[STI_MATMUL_MAX];
     double work = 0;
-    sti_matmul_back_args a = {.M = M, .n = n, .dx = floats((size_t)M * (size_t)K, 1)};
+    sti_matmul_back_args a = {
+        .M = M, .n = n, .dx = floats((size_t)M * (size_t)K, 1, 1)};
     for (int i = 0; i < n; i++) {
         make(b, &m[i], type, N[i], K, NULL);
         a.w[i] = &m[i].w;
-        a.dy[i] = floats((size_t)M * (size_t)N[i], 2);
+        a.dy[i] = floats((size_t)M * (size_t)N[i], 1, 2);
         work += 2.0 * M * N[i] * K;
     }
     char what[64];
@@ -226,7 +166,7 @@ static void back(const bench *b, const char *name, sti_dtype type, int M, int n,
              name, M);
     measure(b, what, run_matmul_back, &a, work, "GFLOP/s");
     for (int i = 0; i < n; i++) {
-        discard(b, &m[i]);
+        discard(b->be, b->dev, &m[i]);
         free((float *)a.dy[i]);
     }
     free(a.dx);
@@ -237,8 +177,8 @@ static void verify(const bench *b, sti_dtype type)
 {
     enum { M = 37, N = 300, K = 96 };
     matrix m;
-    float *dy = floats((size_t)(M * N), 3), *dx = floats((size_t)(M * K), 4);
-    float *w = floats((size_t)(N * K), 5);
+    float *dy = floats((size_t)(M * N), 1, 3), *dx = floats((size_t)(M * K), 1, 4);
+    float *w = floats((size_t)(N * K), 1, 5);
     make(b, &m, type, N, K, w);
     const sti_matmul_back_args a = {.dy = {dy}, .M = M, .n = 1, .w = {&m.w}, .dx = dx};
     if (run_matmul_back(b, &a) != STILL_OK) die("matmul_back failed");
@@ -251,7 +191,7 @@ static void verify(const bench *b, sti_dtype type)
             norm += sum * sum;
         }
     if (!(diff <= 1e-12 * norm)) die("matmul_back is wrong");
-    discard(b, &m);
+    discard(b->be, b->dev, &m);
     free(dy);
     free(dx);
     free(w);
@@ -270,9 +210,9 @@ static void bench_back(const bench *b, sti_dtype type)
 
 static void grad(const bench *b, int M, int N, int K)
 {
-    const sti_matmul_grad_args a = {.dy = floats((size_t)M * (size_t)N, 1),
-                                    .x = floats((size_t)M * (size_t)K, 2),
-                                    .dw = floats((size_t)N * (size_t)K, 3),
+    const sti_matmul_grad_args a = {.dy = floats((size_t)M * (size_t)N, 1, 1),
+                                    .x = floats((size_t)M * (size_t)K, 1, 2),
+                                    .dw = floats((size_t)N * (size_t)K, 1, 3),
                                     .M = M,
                                     .N = N,
                                     .K = K,
@@ -290,15 +230,15 @@ static void forward(const bench *b, int M, int N, int K)
 {
     matrix m;
     make(b, &m, STI_F32, N, K, NULL);
-    const sti_matmul_args a = {.x = floats((size_t)M * (size_t)K, 1),
+    const sti_matmul_args a = {.x = floats((size_t)M * (size_t)K, 1, 1),
                                .M = M,
                                .n = 1,
                                .w = {&m.w},
-                               .y = {floats((size_t)M * (size_t)N, 2)}};
+                               .y = {floats((size_t)M * (size_t)N, 1, 2)}};
     char what[64];
     snprintf(what, sizeof what, "matmul f32 [%d,%d], %d rows", N, K, M);
     measure(b, what, run_matmul, &a, 2.0 * M * N * K, "GFLOP/s");
-    discard(b, &m);
+    discard(b->be, b->dev, &m);
     free((float *)a.x);
     free(a.y[0]);
 }
@@ -316,8 +256,8 @@ static void bench_rows(const bench *b)
 {
     enum { HEAD_ROWS = 64 };
     const size_t n = (size_t)ROWS * FFN, logits = (size_t)HEAD_ROWS * VOCAB;
-    float *x[5], *l = floats(logits, 6), *t = floats(logits, 7);
-    for (int i = 0; i < 5; i++) x[i] = floats(n, (uint32_t)i);
+    float *x[5], *l = floats(logits, 1, 6), *t = floats(logits, 1, 7);
+    for (int i = 0; i < 5; i++) x[i] = floats(n, 1, (uint32_t)i);
     const char *const unit = "elements/ns";
     const sti_rmsnorm_back_args norm = {x[0], x[1], x[2], x[3], ROWS, HIDDEN, 1e-5f};
     measure(b, "rmsnorm_back [1024,576]", run_rmsnorm_back, &norm,
@@ -372,29 +312,11 @@ static void bench_isa(bench *b, const char *isa, const sti_dtype *type, int n_ty
 
 int main(int argc, char **argv)
 {
-    bench b = {.be = sti_backend_find("cpu"), .runs = 7};
-    const char *isa = NULL;
-    int n_types = 0;
-    sti_dtype type[16] = {STI_Q4_1, STI_Q8_0, STI_F32};
-    for (int i = 1; i < argc; i++) {
-        const sti_dtype_info *info = sti_dtype_by_name(argv[i]);
-        if (!strcmp(argv[i], "--isa") && i + 1 < argc)
-            isa = argv[++i];
-        else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
-            b.threads = atoi(argv[++i]);
-        else if (!strcmp(argv[i], "--runs") && i + 1 < argc)
-            b.runs = atoi(argv[++i]);
-        else if (info && n_types < 16)
-            type[n_types++] = info->type;
-        else
-            die("usage: bench_train_ops [--isa NAME] [--threads N] [--runs N] "
-                "[TYPE...]");
-    }
-    if (b.runs < 1 || b.runs > RUNS_MAX) die("--runs: expected 1 to 100");
-    if (n_types == 0) n_types = 3;
+    options o = {.runs = 7, .n_types = 3, .type = {STI_Q4_1, STI_Q8_0, STI_F32}};
+    parse(argc, argv, &o);
+    bench b = {.be = sti_backend_find("cpu"), .threads = o.threads, .runs = o.runs};
     peak(b.threads);
-    static const char *const all[] = {"avx512", "avx2", "portable"};
-    for (int i = 0; i < 3; i++)
-        if (!isa || !strcmp(isa, all[i])) bench_isa(&b, all[i], type, n_types);
+    for (int i = 0; i < N_ISA; i++)
+        if (is_wanted(&o, all_isas[i])) bench_isa(&b, all_isas[i], o.type, o.n_types);
     return 0;
 }

@@ -17,10 +17,8 @@
  */
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
+#include "bench.h"
 #include "session/session.h"
 
 enum { TENTHS = 10 };
@@ -194,19 +192,6 @@ static double distance(const float *a, const double *b, size_t n)
     return all > 0 ? sqrt(off / all) : sqrt(off);
 }
 
-/* VmHWM, the most memory this process ever held; 0 where /proc does not tell. */
-static uint64_t peak_rss(void)
-{
-    uint64_t kb = 0;
-    char line[256];
-    FILE *f = fopen("/proc/self/status", "r");
-    if (!f) return 0;
-    while (fgets(line, sizeof line, f))
-        if (strncmp(line, "VmHWM:", 6) == 0) kb = strtoull(line + 6, NULL, 10);
-    fclose(f);
-    return kb * 1024;
-}
-
 static bool report(const follower *f, const still_session *s, int layer, int64_t tokens)
 {
     const sti_hybrid_state *st = &s->layer[layer].hybrid;
@@ -330,9 +315,6 @@ int main(int argc, char **argv)
     }
     bool good = false;
     still_error err;
-    if (run(argv[1], argv[2], tokens, (int)layer, (int)threads, &good, &err)) {
-        fprintf(stderr, "stream_state: %s\n", err.text);
-        return 1;
-    }
+    must(run(argv[1], argv[2], tokens, (int)layer, (int)threads, &good, &err), &err);
     return good ? 0 : 1;
 }

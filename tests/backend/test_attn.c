@@ -1,20 +1,7 @@
 /* test_attn.c - softmax attention of the cpu backend, every instruction set here:
  * against a double loop, and bit for bit against itself under other cuts of the prompt,
  * other batches, other thread counts, and a ring instead of a full cache. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "ops/ops.h"
-
-static const char *const isa_name[] = {"portable", "avx2", "avx512"};
-enum { N_ISA = 3 };
+#include "cpu_device.h"
 
 typedef struct shape {
     int T, H, G, D, window;
@@ -30,36 +17,14 @@ typedef struct session {
     void *K, *V;
 } session;
 
-static sti_dev *new_dev(const char *isa, int threads, shape s)
+static sti_dev *dev_for(const char *isa, int threads, shape s)
 {
-    sti_dev_params p = {.threads = threads,
-                        .isa = isa,
-                        .max_k = 64,
-                        .heads = s.H,
-                        .kv_heads = s.G,
-                        .head_dim = s.D};
-    still_error err;
-    sti_dev *dev;
-    still_status st = sti_backend_find("cpu")->dev_new(&p, &dev, &err);
-    if (st == STILL_E_UNSUPPORTED) return NULL; /* this processor lacks it */
-    assert_int_equal(st, STILL_OK);
-    return dev;
-}
-
-static void free_dev(sti_dev *dev)
-{
-    sti_backend_find("cpu")->dev_free(dev);
-}
-
-static float *floats(size_t n, float gain, uint32_t seed)
-{
-    float *x = sti_alloc(n, sizeof *x);
-    assert_non_null(x);
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = gain * ((float)(seed >> 8) / (1 << 23) - 1);
-    }
-    return x;
+    return dev_of(cpu(), (sti_dev_params){.threads = threads,
+                                          .isa = isa,
+                                          .max_k = 64,
+                                          .heads = s.H,
+                                          .kv_heads = s.G,
+                                          .head_dim = s.D});
 }
 
 static session open_session(shape s, int room, uint32_t seed)
@@ -121,7 +86,7 @@ static void feed(sti_dev *dev, session *const *x, const int *n, int count)
                        .seg = seg,
                        .n_seg = count};
     still_error err;
-    still_status st = sti_backend_find("cpu")->softmax_attn(dev, &a, &err);
+    still_status st = cpu()->softmax_attn(dev, &a, &err);
     if (st != STILL_OK) fail_msg("%s", err.text);
     for (int i = 0; i < count; i++) {
         memcpy(x[i]->o + (size_t)x[i]->past * rq, o + (size_t)seg[i].row0 * rq,
@@ -207,7 +172,7 @@ static void matches_the_definition(void **state)
     (void)state;
     for (int i = 0; i < N_ISA; i++)
         for (int k = 0; k < N_SHAPES; k++) {
-            sti_dev *dev = new_dev(isa_name[i], 2, shapes[k]);
+            sti_dev *dev = dev_for(isa_name[i], 2, shapes[k]);
             if (!dev) continue;
             session x = open_session(shapes[k], shapes[k].T, 7);
             feed_all(dev, &x, x.s.T);
@@ -246,13 +211,13 @@ static void cuts_and_threads_change_nothing(void **state)
                {1, 1000, "by one thread"}, {5, 1000, "by five threads"}};
     for (int i = 0; i < N_ISA; i++)
         for (int k = 0; k < N_SHAPES; k++) {
-            sti_dev *dev = new_dev(isa_name[i], 2, shapes[k]);
+            sti_dev *dev = dev_for(isa_name[i], 2, shapes[k]);
             if (!dev) continue;
             session whole = open_session(shapes[k], shapes[k].T, 9);
             feed_all(dev, &whole, shapes[k].T);
             free_dev(dev);
             for (size_t w = 0; w < sizeof way / sizeof *way; w++) {
-                dev = new_dev(isa_name[i], way[w].threads, shapes[k]);
+                dev = dev_for(isa_name[i], way[w].threads, shapes[k]);
                 session x = open_session(shapes[k], shapes[k].T + 5, 9);
                 feed_all(dev, &x, way[w].step);
                 assert_same(&whole, &x, isa_name[i], k, way[w].what);
@@ -271,7 +236,7 @@ static void batches_change_nothing(void **state)
     static const int pieces[][4] = {{129, 1, 40, 3}, {1, 1, 1, 1},    {1, 128, 1, 1},
                                     {1, 1, 1, 1},    {30, 1, 200, 1}, {1, 7, 1, 1}};
     for (int i = 0; i < N_ISA; i++) {
-        sti_dev *dev = new_dev(isa_name[i], 2, s);
+        sti_dev *dev = dev_for(isa_name[i], 2, s);
         if (!dev) continue;
         session x[4], alone[4], *all[4];
         for (int k = 0; k < 4; k++) {
@@ -299,7 +264,7 @@ static void a_ring_is_enough_for_a_window(void **state)
     for (int i = 0; i < N_ISA; i++)
         for (int k = 0; k < 4; k++) {
             shape s = {400, 4, 2, k % 2 ? 64 : 24, windows[k], 3, STI_F16};
-            sti_dev *dev = new_dev(isa_name[i], 2, s);
+            sti_dev *dev = dev_for(isa_name[i], 2, s);
             if (!dev) continue;
             session full = open_session(s, s.T, 3);
             feed_all(dev, &full, s.T);
@@ -321,7 +286,7 @@ static void long_contexts_decode_in_rounds(void **state)
     (void)state;
     static const shape s = {2300, 8, 8, 8, 0, 3, STI_F16};
     for (int i = 0; i < N_ISA; i++) {
-        sti_dev *dev = new_dev(isa_name[i], 2, s);
+        sti_dev *dev = dev_for(isa_name[i], 2, s);
         if (!dev) continue;
         session whole = open_session(s, s.T, 5), x = open_session(s, s.T, 5);
         feed_all(dev, &whole, s.T);
@@ -342,7 +307,7 @@ static void rows_do_not_see_the_future(void **state)
     (void)state;
     static const shape s = {200, 6, 2, 64, 0, 2, STI_F16};
     for (int i = 0; i < N_ISA; i++) {
-        sti_dev *dev = new_dev(isa_name[i], 2, s);
+        sti_dev *dev = dev_for(isa_name[i], 2, s);
         if (!dev) continue;
         session clean = open_session(s, s.T, 5), x = open_session(s, s.T, 5);
         x.v[150 * s.G * s.D] = 1e30f;
@@ -362,9 +327,9 @@ static void impossible_calls_are_refused(void **state)
 {
     (void)state;
     shape s = {4, 6, 2, 64, 0, 1, STI_F16};
-    sti_dev *dev = new_dev(NULL, 1, s);
+    sti_dev *dev = dev_for(NULL, 1, s);
     session x = open_session(s, 8, 1);
-    const sti_backend *b = sti_backend_find("cpu");
+    const sti_backend *b = cpu();
     sti_attn_segment seg = {0, 4, 0, x.K, x.V, 8};
     sti_attn_args good = {.q = x.q,
                           .k = x.k,

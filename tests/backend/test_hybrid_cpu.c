@@ -2,30 +2,8 @@
  * instruction set here: against the reference in double over random settings, and bit
  * for bit against itself under other cuts of the prompt, other batches of sessions and
  * other thread counts. */
+#include "cpu_device.h"
 #include "hybrid_problem.h"
-
-#include <stdio.h>
-
-#include "ops/ops.h"
-
-static const char *const isa_name[] = {"portable", "avx2", "avx512"};
-enum { N_ISA = 3 };
-
-static sti_dev *new_dev(const char *isa, int threads)
-{
-    const sti_dev_params p = {.threads = threads, .isa = isa, .max_k = 64};
-    still_error err;
-    sti_dev *dev;
-    still_status st = sti_backend_find("cpu")->dev_new(&p, &dev, &err);
-    if (st == STILL_E_UNSUPPORTED) return NULL; /* this processor lacks it */
-    assert_int_equal(st, STILL_OK);
-    return dev;
-}
-
-static void free_dev(sti_dev *dev)
-{
-    sti_backend_find("cpu")->dev_free(dev);
-}
 
 /* ---- A session of the cpu backend over the inputs of a problem ----------- */
 
@@ -39,14 +17,6 @@ typedef struct session {
     sti_block block;
     int past;
 } session;
-
-static float *narrow(const double *x, size_t n)
-{
-    float *y = malloc((n ? n : 1) * sizeof *y);
-    assert_non_null(y);
-    for (size_t i = 0; i < n; i++) y[i] = (float)x[i];
-    return y;
-}
 
 static session open_session(const problem *p, size_t kv_size)
 {
@@ -122,8 +92,7 @@ static void feed_cpu(sti_dev *dev, session *const *x, const int *n, int count)
     sti_hybrid_args a[8];
     still_error err;
     for (int i = 0; i < count; i++) a[i] = next_args(x[i], n[i]);
-    if (sti_backend_find("cpu")->hybrid(dev, a, count, &err) != STILL_OK)
-        fail_msg("%s", err.text);
+    if (cpu()->hybrid(dev, a, count, &err) != STILL_OK) fail_msg("%s", err.text);
     for (int i = 0; i < count; i++) {
         x[i]->past += n[i];
         assert_int_equal(x[i]->st.pos, x[i]->past);
@@ -165,17 +134,6 @@ static void round_inputs(problem *p, size_t kv_size)
 
 /* ---- Against the reference ----------------------------------------------- */
 
-static double error_of(const float *got, const double *want, size_t n)
-{
-    double size = 0, worst = 0;
-    for (size_t i = 0; i < n; i++) size = fmax(size, fabs(want[i]));
-    for (size_t i = 0; i < n; i++) {
-        if (!isfinite(got[i])) return INFINITY;
-        worst = fmax(worst, fabs((double)got[i] - want[i]));
-    }
-    return size > 0 ? worst / size : worst;
-}
-
 /* Whether the routes are the same; two tokens whose scores differ by less than rounding
  * may have changed places. */
 static bool same_route(const problem *p, const session *x)
@@ -205,18 +163,18 @@ static int compare(sti_dev *dev, problem *p, size_t kv_size, int step, double li
     feed_all(dev, &x, step);
     int compared = 0;
     if (p->set.has_window && !sti_score_at(p->set.score)->leave) {
-        const double e = error_of(x.score, p->score, T * S);
+        const double e = relative_error(x.score, p->score, T * S, 0);
         if (!(e <= limit)) fail_msg("score: relative error %g", e);
     }
     if (same_route(p, &x)) {
-        double e = error_of(x.y, p->y, outputs(p));
+        double e = relative_error(x.y, p->y, outputs(p), 0);
         if (!(e <= limit)) fail_msg("y: relative error %g", e);
         assert_memory_equal(x.salient, p->salient, T * S * sizeof *x.salient);
         assert_memory_equal(x.st.folded, p->st.folded, S * sizeof *x.st.folded);
         if (p->set.has_linear) {
-            e = error_of(x.st.lin_s, p->st.lin_s, S * (size_t)p->P * D);
+            e = relative_error(x.st.lin_s, p->st.lin_s, S * (size_t)p->P * D, 0);
             if (!(e <= limit)) fail_msg("s: relative error %g", e);
-            e = error_of(x.st.lin_z, p->st.lin_z, S * (size_t)p->P);
+            e = relative_error(x.st.lin_z, p->st.lin_z, S * (size_t)p->P, 0);
             if (!(e <= limit)) fail_msg("z: relative error %g", e);
         }
         compared = 1;
@@ -494,7 +452,7 @@ static void stream_drifts(const char *method)
         sti_hybrid_args a = next_args(&x, PIECE);
         a.trace = (sti_hybrid_trace){0};
         still_error err;
-        assert_int_equal(sti_backend_find("cpu")->hybrid(dev, &a, 1, &err), STILL_OK);
+        assert_int_equal(cpu()->hybrid(dev, &a, 1, &err), STILL_OK);
     }
     double s[P * D] = {0}, z[P] = {0}, phi[P];
     const sti_hybrid_in64 in = inputs(&p);

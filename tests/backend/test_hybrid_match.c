@@ -1,145 +1,85 @@
 /* test_hybrid_match.c - attention weights matched instead of outputs: the reference
  * against an independent sum and finite differences, cpu against the reference on every
  * instruction set here, and the same bits from any number of threads. */
-#include "hybrid_problem.h"
+#include "cpu_device.h"
+#include "hybrid_batch.h"
 
-#include "ops/ops.h"
-
-static const char *const isa_name[] = {"portable", "avx2", "avx512"};
-enum { N_ISA = 3 };
-
-enum { ALPHA, WINDOW, MAP_Q, MAP_K, BIAS_Q, BIAS_K, FIELDS };
-static const char *const field_name[FIELDS] = {"alpha", "window", "map_q",
-                                               "map_k", "bias_q", "bias_k"};
-
-/* A batch, its parameters and their gradients, in double and in float. */
-typedef struct batch {
-    sti_hybrid_settings set;
-    sti_hybrid_shape shape;
-    int B, T;
-    size_t n[FIELDS], n_q, n_k, n_fold;
-    double *q, *k, *in[FIELDS], *grad[FIELDS], loss;
-    float *q_f, *k_f, *in_f[FIELDS], *grad_f[FIELDS];
-    double loss_f;
-    int32_t *fold;
-} batch;
-
-static float *narrow(double *x, size_t n) /* and rounds x, so that both are the same */
-{
-    float *y = calloc(n ? n : 1, sizeof *y);
-    assert_non_null(y);
-    for (size_t i = 0; i < n; i++) x[i] = y[i] = (float)x[i];
-    return y;
-}
-
+/* A match has no part in the fields before ALPHA, but for q and k. */
 #define PARAMETERS(at)                                                                 \
     .alpha = (at)[ALPHA], .window_logit = (at)[WINDOW], .map_q = (at)[MAP_Q],          \
     .map_k = (at)[MAP_K], .bias_q = (at)[BIAS_Q], .bias_k = (at)[BIAS_K]
 
-static sti_hybrid_parallel_args64 args64(const batch *x)
+static sti_hybrid_parallel_args64 match64(const batch *x)
 {
     return (sti_hybrid_parallel_args64){
         .set = &x->set,
         .shape = x->shape,
         .B = x->B,
         .T = x->T,
-        .in = {.q = x->q, .k = x->k, .v = x->k, PARAMETERS(x->in)},
+        .in = {.q = x->in[Q], .k = x->in[K], .v = x->in[K], PARAMETERS(x->in)},
         .fold_chunk = x->fold,
         .grad = {PARAMETERS(x->grad)}};
 }
 
-static sti_hybrid_parallel_args args32(const batch *x)
+static sti_hybrid_parallel_args match32(const batch *x)
 {
     return (sti_hybrid_parallel_args){
         .set = &x->set,
         .shape = x->shape,
         .B = x->B,
         .T = x->T,
-        .in = {.q = x->q_f, .k = x->k_f, .v = x->k_f, PARAMETERS(x->in_f)},
+        .in = {.q = x->in_f[Q], .k = x->in_f[K], .v = x->in_f[K], PARAMETERS(x->in_f)},
         .fold_chunk = x->fold,
         .grad = {PARAMETERS(x->grad_f)}};
 }
 
-static batch make_batch(sti_hybrid_settings set, sti_hybrid_shape shape, int B, int T,
+/* A batch that the reference has routed. */
+static batch make_match(sti_hybrid_settings set, sti_hybrid_shape shape, int B, int T,
                         double gain, uint64_t seed)
 {
-    batch x = {.set = set, .shape = shape, .B = B, .T = T};
-    const size_t rows = (size_t)B * (size_t)T, H = (size_t)shape.H;
-    const size_t S = (size_t)sti_hybrid_selectors(&set, &shape), D = (size_t)shape.D;
-    const size_t map = D * (size_t)shape.F;
-    const double w = 1 / sqrt((double)D);
-    const size_t n[FIELDS] = {H, H, H * map, S * map, H, S};
-    const double size[FIELDS] = {0.5, 1, w, w, 0.3, 0.3};
-    uint64_t rng = seed;
-    x.n_q = rows * H * D;
-    x.n_k = rows * (size_t)shape.G * D;
-    x.n_fold = rows * S;
-    x.q = normals(&rng, x.n_q, gain);
-    x.k = normals(&rng, x.n_k, gain);
-    x.q_f = narrow(x.q, x.n_q);
-    x.k_f = narrow(x.k, x.n_k);
-    for (int f = 0; f < FIELDS; f++) {
-        x.n[f] = n[f];
-        x.in[f] = normals(&rng, n[f], size[f]);
-        /* Relu features that overlap: log f of next to nothing is ill-conditioned. */
-        if (f == BIAS_Q || f == BIAS_K)
-            for (size_t i = 0; i < n[f]; i++) x.in[f][i] += 1.5;
-        x.in_f[f] = narrow(x.in[f], n[f]);
-        x.grad[f] = calloc(n[f], sizeof(double));
-        x.grad_f[f] = calloc(n[f], sizeof(float));
-    }
-    x.fold = calloc(x.n_fold, sizeof *x.fold);
-    const sti_hybrid_parallel_args64 a = args64(&x);
+    static const int seen[] = {Q, K, ALPHA, WINDOW, MAP_Q, MAP_K, BIAS_Q, BIAS_K};
+    batch x = make_batch(set, shape, B, T, gain, seed);
+    for (size_t i = 0; i < sizeof seen / sizeof *seen; i++)
+        draw(&x, seen[i], gain, &seed);
+    /* Relu features that overlap: log f of next to nothing is ill-conditioned. */
+    for (int f = BIAS_Q; f <= BIAS_K; f++)
+        for (size_t i = 0; i < x.n[f]; i++)
+            x.in[f][i] = x.in_f[f][i] = (float)(x.in[f][i] + 1.5);
+    const sti_hybrid_parallel_args64 a = match64(&x);
     still_error err;
     assert_int_equal(sti_ref_hybrid_route(&a, &err), STILL_OK);
     return x;
 }
 
-static void drop_batch(batch *x)
+static bool is_matched(const sti_hybrid_settings *s, int field)
 {
-    void *all[] = {x->q, x->k, x->q_f, x->k_f, x->fold};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
-    for (int f = 0; f < FIELDS; f++) {
-        free(x->in[f]);
-        free(x->grad[f]);
-        free(x->in_f[f]);
-        free(x->grad_f[f]);
-    }
+    return is_read(s, field) && (field != WINDOW || s->window_factor);
 }
 
-static void run_ref(batch *x, double scale)
+static void match_ref(batch *x, double scale)
 {
-    const sti_hybrid_parallel_args64 a = args64(x);
+    const sti_hybrid_parallel_args64 a = match64(x);
     still_error err;
-    for (int f = 0; f < FIELDS; f++) memset(x->grad[f], 0, x->n[f] * sizeof(double));
+    for (int f = ALPHA; f < FIELDS; f++)
+        memset(x->grad[f], 0, x->n[f] * sizeof(double));
     assert_int_equal(sti_ref_hybrid_match(&a, scale, &x->loss, &err), STILL_OK);
 }
 
-static void run_backend(const char *name, sti_dev *dev, batch *x, float scale)
+static void match_on(const sti_backend *b, sti_dev *dev, batch *x, float scale)
 {
-    const sti_hybrid_parallel_args p = args32(x);
+    const sti_hybrid_parallel_args p = match32(x);
     const sti_hybrid_match_args a = {.p = &p, .scale = scale, .loss = &x->loss_f};
     still_error err;
-    for (int f = 0; f < FIELDS; f++) memset(x->grad_f[f], 0, x->n[f] * sizeof(float));
-    assert_int_equal(sti_backend_find(name)->hybrid_match(dev, &a, &err), STILL_OK);
-}
-
-static sti_dev *new_dev(const char *backend, const char *isa, int threads)
-{
-    const sti_dev_params p = {.threads = threads, .isa = isa, .max_k = 64};
-    still_error err;
-    sti_dev *dev;
-    const still_status st = sti_backend_find(backend)->dev_new(&p, &dev, &err);
-    if (st == STILL_E_UNSUPPORTED) return NULL; /* this processor lacks it */
-    assert_int_equal(st, STILL_OK);
-    return dev;
+    for (int f = ALPHA; f < FIELDS; f++)
+        memset(x->grad_f[f], 0, x->n[f] * sizeof(float));
+    assert_int_equal(b->hybrid_match(dev, &a, &err), STILL_OK);
 }
 
 /* ---- The reference ------------------------------------------------------- */
 
 static double loss_at(const batch *x)
 {
-    sti_hybrid_parallel_args64 a = args64(x);
+    sti_hybrid_parallel_args64 a = match64(x);
     a.grad = (sti_hybrid_grad64){0};
     double loss = 0;
     still_error err;
@@ -151,11 +91,9 @@ static double loss_at(const batch *x)
 static void check_differences(batch *x, double scale)
 {
     const double step = 1e-5;
-    run_ref(x, scale);
-    for (int f = 0; f < FIELDS; f++) {
-        if (f == ALPHA && !x->set.alpha) continue; /* not read */
-        if (f == WINDOW && !x->set.window_factor) continue;
-        if ((f == BIAS_Q || f == BIAS_K) && x->set.map != STI_MAP_RELU) continue;
+    match_ref(x, scale);
+    for (int f = ALPHA; f < FIELDS; f++) {
+        if (!is_matched(&x->set, f)) continue;
         double largest = 0, wrong = 0;
         for (size_t i = 0; i < x->n[f]; i++) {
             const double was = x->in[f][i];
@@ -196,7 +134,7 @@ static void test_differences(void **state)
         s.per_head = c[i].per_head;
         if (c[i].window_scale) s.la_scale = STI_SCALE_WINDOW;
         if (c[i].factor) s.window_factor = true;
-        batch x = make_batch(s, (sti_hybrid_shape){c[i].H, c[i].G, c[i].D, c[i].F}, 2,
+        batch x = make_match(s, (sti_hybrid_shape){c[i].H, c[i].G, c[i].D, c[i].F}, 2,
                              c[i].T, 1, i + 1);
         check_differences(&x, 0.25);
         drop_batch(&x);
@@ -210,7 +148,7 @@ static void test_all_exact_is_entropy(void **state)
     (void)state;
     const int T = 19, H = 4, G = 2, D = 6;
     batch x =
-        make_batch(preset("still", 32), (sti_hybrid_shape){H, G, D, D}, 1, T, 1, 3);
+        make_match(preset("still", 32), (sti_hybrid_shape){H, G, D, D}, 1, T, 1, 3);
     double entropy = 0;
     for (int t = 0; t < T; t++)
         for (int h = 0; h < H; h++) {
@@ -218,15 +156,16 @@ static void test_all_exact_is_entropy(void **state)
             for (int j = 0; j <= t; j++) {
                 l[j] = 0;
                 for (int e = 0; e < D; e++)
-                    l[j] += x.q[(t * H + h) * D + e] * x.k[(j * G + h / 2) * D + e];
+                    l[j] +=
+                        x.in[Q][(t * H + h) * D + e] * x.in[K][(j * G + h / 2) * D + e];
                 l[j] /= sqrt(D);
                 sum += exp(l[j]);
             }
             for (int j = 0; j <= t; j++) entropy -= exp(l[j]) / sum * (l[j] - log(sum));
         }
-    run_ref(&x, 1);
+    match_ref(&x, 1);
     assert_true(fabs(x.loss - entropy) <= 1e-12 * entropy);
-    for (int f = 0; f < FIELDS; f++)
+    for (int f = ALPHA; f < FIELDS; f++)
         for (size_t i = 0; i < x.n[f]; i++) assert_true(fabs(x.grad[f][i]) < 1e-12);
     drop_batch(&x);
 }
@@ -236,23 +175,24 @@ static void test_table_of_ref(void **state)
 {
     (void)state;
     batch x =
-        make_batch(preset("still", 3), (sti_hybrid_shape){2, 1, 6, 6}, 1, 20, 1, 4);
-    sti_dev *dev = new_dev("ref", NULL, 1);
-    run_ref(&x, 2);
-    run_backend("ref", dev, &x, 2);
+        make_match(preset("still", 3), (sti_hybrid_shape){2, 1, 6, 6}, 1, 20, 1, 4);
+    const sti_backend *ref = sti_backend_find("ref");
+    sti_dev *dev = dev_of(ref, (sti_dev_params){.threads = 1, .max_k = 64});
+    match_ref(&x, 2);
+    match_on(ref, dev, &x, 2);
     assert_true(fabs(x.loss_f - x.loss) <= 1e-12 * x.loss);
-    sti_hybrid_parallel_args p = args32(&x);
+    sti_hybrid_parallel_args p = match32(&x);
     float q = 7;
     p.grad.q = &q; /* has room for one number only */
     const sti_hybrid_match_args a = {.p = &p, .scale = 2, .loss = &x.loss_f};
     still_error err;
-    assert_int_equal(sti_backend_find("ref")->hybrid_match(dev, &a, &err), STILL_OK);
+    assert_int_equal(ref->hybrid_match(dev, &a, &err), STILL_OK);
     assert_true(q == 7);
-    for (int f = 0; f < FIELDS; f++)
+    for (int f = ALPHA; f < FIELDS; f++)
         for (size_t i = 0; i < x.n[f]; i++)
             assert_true(fabs((double)x.grad_f[f][i] - 2 * x.grad[f][i]) <=
                         1e-6 * (1 + fabs(x.grad[f][i])));
-    sti_backend_find("ref")->dev_free(dev);
+    ref->dev_free(dev);
     drop_batch(&x);
 }
 
@@ -262,30 +202,23 @@ static void compare(const batch *x, double limit)
 {
     if (!(fabs(x->loss_f - x->loss) <= limit * fabs(x->loss)))
         fail_msg("loss %.9g, expected %.9g", x->loss_f, x->loss);
-    for (int f = 0; f < FIELDS; f++) {
-        if (f == ALPHA && !x->set.alpha) continue;
-        if (f == WINDOW && !x->set.window_factor) continue;
-        if ((f == BIAS_Q || f == BIAS_K) && x->set.map != STI_MAP_RELU) continue;
+    for (int f = ALPHA; f < FIELDS; f++) {
+        if (!is_matched(&x->set, f)) continue;
         /* Sums over all queries of numbers near 1 that nearly cancel. */
-        double largest = 0.02 * x->T, wrong = 0;
-        for (size_t i = 0; i < x->n[f]; i++) {
-            assert_true(isfinite(x->grad_f[f][i]));
-            largest = fmax(largest, fabs(x->grad[f][i]));
-            wrong = fmax(wrong, fabs((double)x->grad_f[f][i] - x->grad[f][i]));
-        }
-        if (!(wrong <= limit * largest))
-            fail_msg("%s: off by %g of %g", field_name[f], wrong, largest);
+        const double size = 0.02 * x->T;
+        expect_error(field_name[f], x,
+                     relative_error(x->grad_f[f], x->grad[f], x->n[f], size), limit);
     }
 }
 
 static void check(const char *isa, batch *x, double limit)
 {
-    sti_dev *dev = new_dev("cpu", isa, 2);
+    sti_dev *dev = new_dev(isa, 2);
     if (!dev) return;
-    run_ref(x, 1);
-    run_backend("cpu", dev, x, 1);
+    match_ref(x, 1);
+    match_on(cpu(), dev, x, 1);
     compare(x, limit);
-    sti_backend_find("cpu")->dev_free(dev);
+    free_dev(dev);
 }
 
 static void test_any_settings(void **state)
@@ -295,7 +228,7 @@ static void test_any_settings(void **state)
     for (uint64_t seed = 1; seed <= 240; seed++) {
         problem p = any_problem(seed);
         if (p.set.has_linear) {
-            batch x = make_batch(p.set, p.shape, 1 + (int)(seed % 2), p.T, 1, seed);
+            batch x = make_match(p.set, p.shape, 1 + (int)(seed % 2), p.T, 1, seed);
             /* A relu feature near 0 has few digits, and so has its logarithm. */
             check(isa_name[seed % N_ISA], &x, p.set.map == STI_MAP_RELU ? 2e-4 : 1e-5);
             drop_batch(&x);
@@ -309,28 +242,12 @@ static void test_any_settings(void **state)
 static void test_real_shapes(void **state)
 {
     (void)state;
-    static const struct {
-        const char *method;
-        int C, select, cap, T, H, G, D, F;
-        bool per_head;
-    } c[] = {
-        {"still", 16, 4, 32, 203, 3, 1, 64, 64, false},
-        {"still", 32, 8, 16, 203, 2, 2, 80, 80, true},
-        {"still", 100, 25, 10, 333, 2, 1, 128, 64, false}, /* two tiles to a chunk */
-        {"still", 16, 4, 0, 130, 2, 1, 64, 64, false},
-        {"still", 1, 1, 7, 70, 4, 2, 64, 64, false},
-        {"lolcats", 64, 0, 0, 300, 2, 1, 64, 32, true},
-        {"hedgehog", 64, 0, 0, 300, 2, 1, 64, 64, true},
-        {"t2r", 64, 0, 0, 150, 2, 1, 80, 80, true},
-    };
-    for (size_t i = 0; i < sizeof c / sizeof *c; i++)
+    for (int i = 0; i < N_REAL_SHAPES; i++)
         for (int isa = 0; isa < N_ISA; isa++) {
-            sti_hybrid_settings s = preset(c[i].method, c[i].C);
-            s.select = c[i].select;
-            s.cap = c[i].cap;
-            s.per_head = c[i].per_head;
-            const sti_hybrid_shape shape = {c[i].H, c[i].G, c[i].D, c[i].F};
-            batch x = make_batch(s, shape, 1, c[i].T, 1.5, i + 1);
+            const shape_case *c = &real_shapes[i];
+            const sti_hybrid_settings s = settings_of(c);
+            if (!s.has_linear) continue;
+            batch x = make_match(s, shape_of(c), 1, c->T, 1.5, (uint64_t)i + 1);
             check(isa_name[isa], &x, 1e-5);
             drop_batch(&x);
         }
@@ -339,10 +256,9 @@ static void test_real_shapes(void **state)
 static void test_edges(void **state)
 {
     (void)state;
-    static const int length[] = {1, 7, 8, 9, 15, 16, 17, 24, 25};
-    for (size_t i = 0; i < sizeof length / sizeof *length; i++) {
-        batch x = make_batch(preset("still", 8), (sti_hybrid_shape){2, 1, 16, 16}, 2,
-                             length[i], 1, i);
+    for (int i = 0; i < N_EDGES; i++) {
+        batch x = make_match(preset("still", 8), small_shape, 2, edge_length[i], 1,
+                             (uint64_t)i);
         check(NULL, &x, 1e-5);
         drop_batch(&x);
     }
@@ -355,9 +271,8 @@ static void test_extremes(void **state)
     static const char *const method[] = {"still", "lolcats", "hedgehog", "t2r"};
     for (size_t m = 0; m < sizeof method / sizeof *method; m++)
         for (int far = -1; far <= 1; far++) {
-            batch x = make_batch(preset(method[m], 4), (sti_hybrid_shape){2, 1, 16, 16},
-                                 1, 40, 12, m + 9);
-            for (size_t i = 0; i < x.n_k / 4; i++) x.k[i] = x.k_f[i] = 0;
+            batch x = make_match(preset(method[m], 4), small_shape, 1, 40, 12, m + 9);
+            for (size_t i = 0; i < x.n[K] / 4; i++) x.in[K][i] = x.in_f[K][i] = 0;
             for (size_t i = 0; i < x.n[ALPHA]; i++)
                 x.in[ALPHA][i] = x.in_f[ALPHA][i] = 300.0f * (float)far;
             /* Weights so far apart that float keeps few digits of their products. */
@@ -370,19 +285,19 @@ static void test_threads(void **state)
 {
     (void)state;
     const sti_hybrid_shape shape = {6, 2, 32, 32};
-    batch x = make_batch(preset("still", 32), shape, 2, 210, 1, 3),
-          y = make_batch(preset("still", 32), shape, 2, 210, 1, 3);
-    sti_dev *one = new_dev("cpu", NULL, 1);
-    run_backend("cpu", one, &x, 0.5f);
+    batch x = make_match(preset("still", 32), shape, 2, 210, 1, 3),
+          y = make_match(preset("still", 32), shape, 2, 210, 1, 3);
+    sti_dev *one = new_dev(NULL, 1);
+    match_on(cpu(), one, &x, 0.5f);
     for (int threads = 2; threads <= 5; threads += 3) {
-        sti_dev *many = new_dev("cpu", NULL, threads);
-        run_backend("cpu", many, &y, 0.5f);
+        sti_dev *many = new_dev(NULL, threads);
+        match_on(cpu(), many, &y, 0.5f);
         assert_true(x.loss_f == y.loss_f);
-        for (int f = 0; f < FIELDS; f++)
+        for (int f = ALPHA; f < FIELDS; f++)
             assert_memory_equal(x.grad_f[f], y.grad_f[f], x.n[f] * sizeof(float));
-        sti_backend_find("cpu")->dev_free(many);
+        free_dev(many);
     }
-    sti_backend_find("cpu")->dev_free(one);
+    free_dev(one);
     drop_batch(&x);
     drop_batch(&y);
 }
@@ -391,47 +306,41 @@ static void test_threads(void **state)
 static void test_wanted_alone(void **state)
 {
     (void)state;
-    const sti_backend *b = sti_backend_find("cpu");
-    sti_dev *dev = new_dev("cpu", NULL, 1);
+    sti_dev *dev = new_dev(NULL, 1);
     batch x =
-        make_batch(preset("t2r", 16), (sti_hybrid_shape){4, 2, 16, 16}, 1, 100, 1, 4);
-    run_backend("cpu", dev, &x, 1);
-    for (int f = 0; f <= FIELDS; f++) {
+        make_match(preset("t2r", 16), (sti_hybrid_shape){4, 2, 16, 16}, 1, 100, 1, 4);
+    match_on(cpu(), dev, &x, 1);
+    for (int f = ALPHA; f <= FIELDS; f++) {
         const size_t n = f < FIELDS ? x.n[f] : 1;
-        float *alone = calloc(n, sizeof *alone), *only[FIELDS] = {0};
+        float *alone = zeros(n, sizeof *alone), *only[FIELDS] = {0};
         if (f < FIELDS) only[f] = alone;
-        sti_hybrid_parallel_args p = args32(&x);
+        sti_hybrid_parallel_args p = match32(&x);
         p.grad = (sti_hybrid_grad){PARAMETERS(only)};
         double loss = 0;
         still_error err;
-        assert_int_equal(
-            b->hybrid_match(
-                dev, &(sti_hybrid_match_args){.p = &p, .scale = 1, .loss = &loss},
-                &err),
-            STILL_OK);
+        const sti_hybrid_match_args a = {.p = &p, .scale = 1, .loss = &loss};
+        assert_int_equal(cpu()->hybrid_match(dev, &a, &err), STILL_OK);
         assert_true(loss == x.loss_f);
         if (f < FIELDS) assert_memory_equal(alone, x.grad_f[f], n * sizeof(float));
         free(alone);
     }
     drop_batch(&x);
-    b->dev_free(dev);
+    free_dev(dev);
 }
 
 /* A method that forgets has nothing to match: an error, not an infinite loss. */
 static void test_forgetting_is_refused(void **state)
 {
     (void)state;
-    static const char *const backend[] = {"ref", "cpu"};
-    batch x =
-        make_batch(preset("swa", 4), (sti_hybrid_shape){2, 1, 16, 16}, 1, 9, 1, 5);
+    const sti_backend *const backend[] = {sti_backend_find("ref"), cpu()};
+    batch x = make_match(preset("swa", 4), small_shape, 1, 9, 1, 5);
     for (int i = 0; i < 2; i++) {
-        sti_dev *dev = new_dev(backend[i], NULL, 1);
-        const sti_hybrid_parallel_args p = args32(&x);
+        sti_dev *dev = dev_of(backend[i], (sti_dev_params){.threads = 1, .max_k = 64});
+        const sti_hybrid_parallel_args p = match32(&x);
         const sti_hybrid_match_args a = {.p = &p, .scale = 1, .loss = &x.loss_f};
         still_error err;
-        assert_int_equal(sti_backend_find(backend[i])->hybrid_match(dev, &a, &err),
-                         STILL_E_UNSUPPORTED);
-        sti_backend_find(backend[i])->dev_free(dev);
+        assert_int_equal(backend[i]->hybrid_match(dev, &a, &err), STILL_E_UNSUPPORTED);
+        backend[i]->dev_free(dev);
     }
     drop_batch(&x);
 }

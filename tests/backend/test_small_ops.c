@@ -1,55 +1,7 @@
 /* test_small_ops.c - rmsnorm, rope, swiglu and logprob of the cpu backend, every
  * instruction set here: against double loops, row by row against the batch, and in
  * place. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "ops/ops.h"
-
-static const char *const isa_name[] = {"portable", "avx2", "avx512"};
-enum { N_ISA = 3 };
-
-static const sti_backend *cpu(void)
-{
-    return sti_backend_find("cpu");
-}
-
-static sti_dev *new_dev(const char *isa)
-{
-    sti_dev_params p = {.threads = 2, .isa = isa, .max_k = 64};
-    still_error err;
-    sti_dev *dev;
-    still_status st = cpu()->dev_new(&p, &dev, &err);
-    if (st == STILL_E_UNSUPPORTED) return NULL; /* this processor lacks it */
-    assert_int_equal(st, STILL_OK);
-    return dev;
-}
-
-static float *floats(size_t n, float gain, uint32_t seed)
-{
-    float *x = sti_alloc(n, sizeof *x);
-    assert_non_null(x);
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = gain * ((float)(seed >> 8) / (1 << 23) - 1);
-    }
-    return x;
-}
-
-static float *copy(const float *x, size_t n)
-{
-    float *y = sti_alloc(n, sizeof *y);
-    assert_non_null(y);
-    memcpy(y, x, n * sizeof *y);
-    return y;
-}
+#include "cpu_device.h"
 
 /* |y - want| <= rel |want| + abs, and a NaN never. */
 static void assert_near(float y, double want, double rel, double abs, const char *isa,
@@ -66,7 +18,7 @@ static void rmsnorm_is_the_definition(void **state)
     static const int size[][2] = {{1, 576}, {64, 576}, {3, 1},   {5, 7},
                                   {2, 33},  {1, 8192}, {7, 100}, {40, 1023}};
     for (int i = 0; i < N_ISA; i++) {
-        sti_dev *dev = new_dev(isa_name[i]);
+        sti_dev *dev = new_dev(isa_name[i], 2);
         if (!dev) continue;
         for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
             int M = size[k][0], K = size[k][1];
@@ -94,7 +46,7 @@ static void rmsnorm_is_the_definition(void **state)
             free(y);
             free(z);
         }
-        cpu()->dev_free(dev);
+        free_dev(dev);
     }
 }
 
@@ -103,7 +55,7 @@ static void swiglu_is_the_definition(void **state)
     (void)state;
     static const int size[][2] = {{1, 1536}, {64, 1536}, {1, 1}, {3, 7}, {9, 1000}};
     for (int i = 0; i < N_ISA; i++) {
-        sti_dev *dev = new_dev(isa_name[i]);
+        sti_dev *dev = new_dev(isa_name[i], 2);
         if (!dev) continue;
         for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
             int M = size[k][0], K = size[k][1];
@@ -135,7 +87,7 @@ static void swiglu_is_the_definition(void **state)
         assert_true(y[0] == 0 && y[2] == 0 && y[6] == 0 && y[7] == 0);
         assert_true(fabs((double)y[1]) < 1e-35);
         assert_true(y[3] == 88.8f && y[4] == 1e30f && isnan(y[5]));
-        cpu()->dev_free(dev);
+        free_dev(dev);
     }
 }
 
@@ -192,7 +144,7 @@ static void rope_is_the_definition(void **state)
     static const int size[][3] = {{1, 9, 64}, {100, 3, 64}, {5, 2, 80},  {3, 1, 2},
                                   {4, 2, 34}, {2, 2, 256},  {90, 2, 128}};
     for (int i = 0; i < N_ISA; i++) {
-        sti_dev *dev = new_dev(isa_name[i]);
+        sti_dev *dev = new_dev(isa_name[i], 2);
         if (!dev) continue;
         for (size_t k = 0; k < sizeof size / sizeof *size; k++)
             for (int inter = 0; inter < 2; inter++)
@@ -209,7 +161,7 @@ static void rope_is_the_definition(void **state)
                              .D = 3,
                              .interleaved = false};
         assert_int_equal(cpu()->rope(dev, &odd, &err), STILL_E_ARG);
-        cpu()->dev_free(dev);
+        free_dev(dev);
     }
 }
 
@@ -218,7 +170,7 @@ static void logprob_is_the_definition(void **state)
     (void)state;
     static const int size[][2] = {{1, 49152}, {33, 1000}, {2, 1}, {3, 5}, {1, 130}};
     for (int i = 0; i < N_ISA; i++) {
-        sti_dev *dev = new_dev(isa_name[i]);
+        sti_dev *dev = new_dev(isa_name[i], 2);
         if (!dev) continue;
         for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
             int M = size[k][0], V = size[k][1];
@@ -247,7 +199,7 @@ static void logprob_is_the_definition(void **state)
             free(target);
             free(top);
         }
-        cpu()->dev_free(dev);
+        free_dev(dev);
     }
 }
 

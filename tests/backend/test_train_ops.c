@@ -2,48 +2,21 @@
  * the functions it claims to be the gradients of; the cpu backend against the
  * reference, on every instruction set here, every weight type and odd sizes; and bit
  * for bit against itself with other threads and other rows around. */
+#include "cpu_device.h"
 #include "matrix.h"
 
-#include <math.h>
 #include <stdio.h>
 
-static const char *const ISAS[] = {"portable", "avx2", "avx512"};
-enum { N_ISA = 3, THREADS_MAX = 3, MAX_K = 2048 };
+enum { THREADS_MAX = 3, MAX_K = 2048 };
 
 static const sti_backend *ref(void)
 {
     return sti_backend_find("ref");
 }
 
-static const sti_backend *cpu(void)
+static sti_dev *any_dev(const sti_backend *b, const char *isa, int threads)
 {
-    return sti_backend_find("cpu");
-}
-
-static sti_dev *new_dev(const sti_backend *b, const char *isa, int threads)
-{
-    const sti_dev_params p = {.threads = threads, .isa = isa, .max_k = MAX_K};
-    sti_dev *dev = NULL;
-    const still_status st = b->dev_new(&p, &dev, NULL);
-    if (st == STILL_E_UNSUPPORTED) return NULL; /* not on this processor */
-    assert_int_equal(st, STILL_OK);
-    return dev;
-}
-
-static float *floats(size_t n, float gain, uint32_t seed)
-{
-    float *x = sti_alloc(n, sizeof *x);
-    assert_non_null(x);
-    for (size_t i = 0; i < n; i++) x[i] = gain * uniform(&seed);
-    return x;
-}
-
-static float *copy(const float *x, size_t n)
-{
-    float *y = sti_alloc(n, sizeof *y);
-    assert_non_null(y);
-    memcpy(y, x, n * sizeof *y);
-    return y;
+    return dev_of(b, (sti_dev_params){.threads = threads, .isa = isa, .max_k = MAX_K});
 }
 
 /* |y - want| <= rel |want| + abs, and a NaN never. */
@@ -125,7 +98,7 @@ static void check_back(back_case c)
 {
     fill_case(&c);
     const size_t out = (size_t)(c.M * c.K);
-    sti_dev *dev = new_dev(ref(), NULL, 2);
+    sti_dev *dev = any_dev(ref(), NULL, 2);
     float *want = back(ref(), dev, &c, 0, c.M);
     ref()->dev_free(dev);
     for (int64_t k = 0; k < c.K; k += 1 + c.K / 7) { /* of the last row */
@@ -139,13 +112,14 @@ static void check_back(back_case c)
     for (int isa = 0; isa < N_ISA; isa++) {
         float *first = NULL;
         for (int threads = 1; threads <= THREADS_MAX; threads++) {
-            dev = new_dev(cpu(), ISAS[isa], threads);
+            dev = any_dev(cpu(), isa_name[isa], threads);
             if (!dev) break;
             float *got = back(cpu(), dev, &c, 0, c.M);
             if (!first) {
                 first = got;
                 for (size_t i = 0; i < out; i++)
-                    assert_near(got[i], want[i], 0, 1.5e-6 * c.size[i], ISAS[isa], i);
+                    assert_near(got[i], want[i], 0, 1.5e-6 * c.size[i], isa_name[isa],
+                                i);
                 const int m = c.M / 2;
                 float *row = back(cpu(), dev, &c, m, 1);
                 assert_memory_equal(row, got + m * c.K, (size_t)c.K * sizeof *row);
@@ -154,7 +128,7 @@ static void check_back(back_case c)
                 assert_memory_equal(got, first, out * sizeof *got);
                 free(got);
             }
-            cpu()->dev_free(dev);
+            free_dev(dev);
         }
         free(first);
     }
@@ -219,7 +193,7 @@ static void matmul_grad_is_the_definition(void **state)
         float *dy = floats((size_t)(M * N), 1, 1), *x = floats((size_t)(M * K), 1, 2);
         float *dw = floats(out, 1, 3), *want = copy(dw, out);
         sti_matmul_grad_args a = {dy, x, want, M, N, K, 0.3f};
-        sti_dev *dev = new_dev(ref(), NULL, 2);
+        sti_dev *dev = any_dev(ref(), NULL, 2);
         assert_int_equal(ref()->matmul_grad(dev, &a, 1, NULL), STILL_OK);
         ref()->dev_free(dev);
         double sum = 0; /* the last element by hand */
@@ -229,7 +203,7 @@ static void matmul_grad_is_the_definition(void **state)
         for (int isa = 0; isa < N_ISA; isa++) {
             float *first = NULL;
             for (int threads = 1; threads <= THREADS_MAX; threads++) {
-                dev = new_dev(cpu(), ISAS[isa], threads);
+                dev = any_dev(cpu(), isa_name[isa], threads);
                 if (!dev) break;
                 a.dw = copy(dw, out);
                 assert_int_equal(cpu()->matmul_grad(dev, &a, 1, NULL), STILL_OK);
@@ -239,10 +213,10 @@ static void matmul_grad_is_the_definition(void **state)
                 } else {
                     first = a.dw;
                     for (size_t e = 0; e < out; e++)
-                        assert_near(first[e], want[e], 3e-7, 3e-8 * M + 1e-7, ISAS[isa],
-                                    e);
+                        assert_near(first[e], want[e], 3e-7, 3e-8 * M + 1e-7,
+                                    isa_name[isa], e);
                 }
-                cpu()->dev_free(dev);
+                free_dev(dev);
             }
             free(first);
         }
@@ -268,7 +242,7 @@ static void ref_gradients_are_slopes(void **state)
 {
     (void)state;
     enum { K = 11 };
-    sti_dev *dev = new_dev(ref(), NULL, 1);
+    sti_dev *dev = any_dev(ref(), NULL, 1);
     const double h = 1e-5;
     float *x = floats(K, 2, 1), *g = floats(K, 2, 2), *dy = floats(K, 2, 3);
     float dx[K] = {0}, dgate[K], dup[K];
@@ -307,10 +281,10 @@ static void each_cpu(void (*body)(sti_dev *, const char *, void *), void *arg)
 {
     for (int isa = 0; isa < N_ISA; isa++)
         for (int threads = 1; threads <= THREADS_MAX; threads++) {
-            sti_dev *dev = new_dev(cpu(), ISAS[isa], threads);
+            sti_dev *dev = any_dev(cpu(), isa_name[isa], threads);
             if (!dev) break;
-            body(dev, ISAS[isa], arg);
-            cpu()->dev_free(dev);
+            body(dev, isa_name[isa], arg);
+            free_dev(dev);
         }
 }
 
@@ -352,7 +326,7 @@ static void row_gradients_match_the_reference(void **state)
     (void)state;
     static const int size[][2] = {{1, 1},   {3, 7},     {2, 33},
                                   {1, 576}, {40, 1023}, {9, 1536}};
-    sti_dev *dev = new_dev(ref(), NULL, 2);
+    sti_dev *dev = any_dev(ref(), NULL, 2);
     for (size_t i = 0; i < sizeof size / sizeof *size; i++)
         each_cpu(check_rows, &(rows_case){size[i][0], size[i][1], dev});
     ref()->dev_free(dev);
@@ -403,7 +377,7 @@ static void check_cpu_rope(sti_dev *dev, const char *isa, void *arg)
 static void rope_turns_back(void **state)
 {
     (void)state;
-    sti_dev *dev = new_dev(ref(), NULL, 1);
+    sti_dev *dev = any_dev(ref(), NULL, 1);
     check_rope(ref(), dev, "ref");
     ref()->dev_free(dev);
     each_cpu(check_cpu_rope, NULL);
@@ -427,7 +401,7 @@ static void ref_loss_is_the_definition(void **state)
 {
     (void)state;
     enum { V = 9, TARGET = 4 };
-    sti_dev *dev = new_dev(ref(), NULL, 1);
+    sti_dev *dev = any_dev(ref(), NULL, 1);
     float *l = floats(V, 3, 1), *t = floats(V, 3, 2);
     t[7] = -INFINITY;
     double x[V], y[V], loss, kl;
@@ -512,7 +486,7 @@ static void loss_matches_the_reference(void **state)
         float gain;
     } size[] = {{1, 1, 1},    {1, 2, 1e4f}, {4, 7, 3},      {3, 33, 1e4f},
                 {2, 100, 20}, {4, 5003, 8}, {4, 49152, 10}, {4, 49152, 1e4f}};
-    sti_dev *dev = new_dev(ref(), NULL, 2);
+    sti_dev *dev = any_dev(ref(), NULL, 2);
     for (size_t i = 0; i < sizeof size / sizeof *size; i++)
         for (int teacher = 0; teacher < 2; teacher++)
             each_cpu(check_loss,
@@ -594,7 +568,7 @@ static void check_adam(sti_dev *dev, const char *isa, void *arg)
 static void adam_is_the_definition(void **state)
 {
     (void)state;
-    sti_dev *dev = new_dev(ref(), NULL, 1);
+    sti_dev *dev = any_dev(ref(), NULL, 1);
     /* The first step is the sign of the gradient, whatever its size. */
     float x[2] = {3, 3}, m[2] = {0}, v[2] = {0}, g[2] = {1e-4f, -50};
     const sti_adam_args a = {x,
@@ -624,7 +598,7 @@ static void squares_are_added_in_one_order(void **state)
 {
     (void)state;
     static const size_t size[] = {0, 1, 15, 17, 4095, 4097, 100003};
-    sti_dev *dev = new_dev(ref(), NULL, 1);
+    sti_dev *dev = any_dev(ref(), NULL, 1);
     for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
         float *x = floats(size[k], 1, 9);
         if (size[k] > 3) x[3] = 1e30f; /* its square is no float */
@@ -637,15 +611,15 @@ static void squares_are_added_in_one_order(void **state)
         for (int isa = 0; isa < N_ISA; isa++) {
             double first = 0, got;
             for (int threads = 1; threads <= THREADS_MAX; threads++) {
-                sti_dev *d = new_dev(cpu(), ISAS[isa], threads);
+                sti_dev *d = any_dev(cpu(), isa_name[isa], threads);
                 if (!d) break;
                 assert_int_equal(
                     cpu()->sum_squares(d, x, &(sti_span){0, size[k]}, 1, &got, NULL),
                     STILL_OK);
-                assert_near(got, want, 1e-12, 0, ISAS[isa], size[k]);
+                assert_near(got, want, 1e-12, 0, isa_name[isa], size[k]);
                 if (threads == 1) first = got;
                 assert_true(got == first);
-                cpu()->dev_free(d);
+                free_dev(d);
             }
         }
         free(x);
@@ -668,7 +642,7 @@ static long mapped_pages(void)
 static void products_refuse_and_stay_small(void **state)
 {
     (void)state;
-    sti_dev *dev = new_dev(cpu(), NULL, 2);
+    sti_dev *dev = any_dev(cpu(), NULL, 2);
     source s = make_source(STI_F32, 40, 64, 1), other = make_source(STI_F32, 40, 32, 2);
     sti_weight w, v;
     still_error err;
@@ -689,7 +663,7 @@ static void products_refuse_and_stay_small(void **state)
     assert_int_equal(mapped_pages(), before);
     cpu()->weight_free(dev, &w);
     cpu()->weight_free(dev, &v);
-    cpu()->dev_free(dev);
+    free_dev(dev);
     free(dy);
     free(dx);
     free_source(&s);

@@ -1,41 +1,15 @@
 /* Models of a shape, and the measurements on them: figures that make sense, stops,
  * refusals, and a model that is as it was afterwards. */
+#include "tiny.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-#include "model/model.h"
 #include "model/shape.h"
-
-enum { VOCAB = 512 };
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
-
-static still_model *open_tiny(const char *backend)
-{
-    still_model *m;
-    still_error e;
-    must(still_model_open_shape(
-             "tiny", &(still_model_params){.backend = backend, .threads = 2}, &m, &e),
-         &e);
-    return m;
-}
 
 static still_method method(const char *name)
 {
-    still_method m;
-    still_error e;
-    must(still_method_init(&m, name, 16, &e), &e);
-    return m;
+    return method_of(name, 16);
 }
 
 /* ---- Shapes -------------------------------------------------------------- */

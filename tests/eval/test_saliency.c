@@ -1,26 +1,15 @@
 /* Saliency: the two scores of the whole past against plain loops, agreement against
  * figures worked out by hand, and a run's result against what must hold of it. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tiny.h"
 
-#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "base/random.h"
 #include "eval/saliency.h"
-#include "model/model.h"
 
-enum { VOCAB = 512, TOKENS = 61, CHUNK = 8 };
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
+enum { TOKENS = 61, CHUNK = 8 };
 
 static void near(double a, double b, double within, const char *what)
 {
@@ -162,22 +151,9 @@ static void past_is_the_definition(void **state)
 
 /* ---- A run --------------------------------------------------------------- */
 
-static still_model *open_tiny(const char *backend)
-{
-    still_model *m;
-    still_error e;
-    must(still_model_open_shape(
-             "tiny", &(still_model_params){.backend = backend, .threads = 2}, &m, &e),
-         &e);
-    return m;
-}
-
 static still_method small(const char *name)
 {
-    still_method m;
-    still_error e;
-    must(still_method_init(&m, name, CHUNK, &e), &e);
-    return m;
+    return method_of(name, CHUNK);
 }
 
 static const int32_t *text(void)

@@ -1,34 +1,19 @@
 /* Gradients of both stages against finite differences of the same model in double
  * (double_model.h): every trained tensor, on each backend. */
+#include "gradient_problem.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-#include "base/random.h"
 #include "double_model.h"
 
 /* Derivatives of a tensor are taken along DIRECTIONS vectors of random signs. For the
  * difference d of two gradients the mean of (signs . d)^2 is |d|^2, and an error in a
  * single number shows in each of them. Tensors of few numbers: along each number. */
-enum { B = 2, T = 24, CHUNK = 4, DIRECTIONS = 4, BACKENDS = 2, MAX_ENTRY = 1 << 12 };
+enum { T = 24, DIRECTIONS = 4, BACKENDS = 2, MAX_ENTRY = 1 << 12 };
 static const double STEP = 3e-5;  /* length of a step */
 static const double BOUND = 1e-4; /* of |difference| / |gradient| */
 static const char *const backend[BACKENDS] = {"ref", "cpu"};
-
-typedef struct problem {
-    const char *name, *model, *method;
-    int stage;
-    double kd, dropout;
-    bool match_weights;
-    bool one_layer; /* is converted, the second; the others stay softmax */
-} problem;
 
 static const problem problems[] = {
     {"stage 1, still", "llama3", "still", .stage = 1},
@@ -46,85 +31,11 @@ static const problem problems[] = {
 };
 enum { PROBLEMS = sizeof problems / sizeof *problems };
 
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
-
-static double uniform(uint64_t key) /* [-1, 1) */
-{
-    return (double)(sti_mix64(key) >> 11) * 0x1p-52 - 1;
-}
-
-/* ---- The trainer's side -------------------------------------------------- */
-
-static still_train_params params_of(const problem *c)
-{
-    still_error e;
-    still_train_params p = {.stage = c->stage,
-                            .seq = T,
-                            .batch = B,
-                            .micro = B,
-                            .tokens = 1,
-                            .lora_rank = 4,
-                            .lora_alpha = 8,
-                            .lora_dropout = c->dropout,
-                            .kd = c->kd,
-                            .match_weights = c->match_weights};
-    must(still_method_init(&p.method, c->method, CHUNK, &e), &e);
-    p.method.cap = 2;                            /* some are evicted */
-    if (c->match_weights) p.method.gate = false; /* it has no part in them */
-    if (c->one_layer) p.method.first_layer = p.method.last_layer = 1;
-    return p;
-}
-
-/* Trained numbers away from their start, ids, and which of them count. */
-static void fill(sti_trainer *t)
-{
-    for (size_t i = 0; i < t->adapter->n_values; i++)
-        t->adapter->value[i] += (float)(0.2 * uniform(i));
-    for (int i = 0; i < B * T; i++) {
-        t->ids[i] =
-            (int32_t)(sti_mix64(1000 + (uint64_t)i) % (uint64_t)t->m->cfg.vocab);
-        t->counts[i] = i % 5 != 3;
-    }
-    t->batch.B = B;
-}
-
 static double share_of(const sti_trainer *t)
 {
     int counted = 0;
     for (int i = 0; i < B * T; i++) counted += i % T != 0 && t->counts[i];
     return 1.0 / (t->stage == 1 ? B * T : counted);
-}
-
-/* A trainer with the problem's gradient in t->grad. */
-static double begin(const problem *c, const char *name, sti_trainer *t)
-{
-    char path[512];
-    still_error e;
-    *t = (sti_trainer){.p = params_of(c)};
-    snprintf(path, sizeof path, FIXTURES "/models/%s", c->model);
-    must(still_model_open(path, &(still_model_params){.backend = name, .threads = 1},
-                          &t->m, &e),
-         &e);
-    must(sti_trainer_begin(t, &e), &e);
-    fill(t);
-    double sums[2 * 8] = {0};
-    assert_true(t->m->cfg.layers <= 8);
-    sti_tally tally = {.err2 = sums, .ref2 = sums + 8, .bad_layer = -1};
-    if (t->stage == 1)
-        must(sti_stage1_run(t, share_of(t), true, &tally, &e), &e);
-    else
-        must(sti_stage2_run(t, share_of(t), true, 0, &tally, &e), &e);
-    return tally.loss;
-}
-
-static void end(sti_trainer *t)
-{
-    still_model *m = t->m;
-    sti_trainer_end(t, STILL_OK);
-    still_model_free(m);
 }
 
 /* ---- Differences --------------------------------------------------------- */
@@ -183,7 +94,11 @@ static void check(void **state)
     const problem *c = *state;
     sti_trainer t[BACKENDS];
     double loss[BACKENDS], worst[BACKENDS] = {0};
-    for (int b = 0; b < BACKENDS; b++) loss[b] = begin(c, backend[b], &t[b]);
+    for (int b = 0; b < BACKENDS; b++) {
+        begin(c, params_of(c, T, 4, 2), /* some are evicted */
+              &(still_model_params){.backend = backend[b], .threads = 1}, &t[b]);
+        loss[b] = run(&t[b], share_of(&t[b]), 0);
+    }
     double_model d = double_model_new(&t[0], share_of(&t[0]));
     const double expected = double_model_loss(&d, 0);
     for (int b = 0; b < BACKENDS; b++)
@@ -211,9 +126,6 @@ static void check(void **state)
 int main(void)
 {
     struct CMUnitTest tests[PROBLEMS];
-    for (int i = 0; i < PROBLEMS; i++)
-        tests[i] = (struct CMUnitTest){.name = problems[i].name,
-                                       .test_func = check,
-                                       .initial_state = (void *)&problems[i]};
+    list_tests(tests, problems, PROBLEMS, check);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,118 @@
+/* dense_problem.h - the GPU, numbers and weights of every type on it, for the tests of
+ * the cuda backend's dense operators. */
+#ifndef TESTS_CUDA_DENSE_PROBLEM_H
+#define TESTS_CUDA_DENSE_PROBLEM_H
+
+#include "../backend/matrix.h"
+
+#include <math.h>
+
+static const sti_dtype TYPES[] = {STI_Q4_0, STI_Q4_1, STI_Q5_0, STI_Q5_1, STI_Q8_0,
+                                  STI_Q2_K, STI_Q3_K, STI_Q4_K, STI_Q5_K, STI_Q6_K,
+                                  STI_F32,  STI_F16,  STI_BF16};
+enum { N_TYPES = sizeof TYPES / sizeof *TYPES };
+static const int ROWS[] = {1, 2, 3, 7, 8, 9, 16, 20, 33, 64, 200, 513};
+enum { N_ROWS = sizeof ROWS / sizeof *ROWS };
+
+static inline const sti_backend *cuda(void)
+{
+    return sti_backend_find("cuda");
+}
+
+static inline sti_dev *new_dev(const sti_backend *be)
+{
+    sti_dev *dev = NULL;
+    still_error err;
+    sti_dev_params p = {
+        .threads = 2, .max_k = 16384, .heads = 8, .kv_heads = 4, .head_dim = 64};
+    return be && be->dev_new(&p, &dev, &err) == STILL_OK ? dev : NULL;
+}
+
+static inline int setup(void **state)
+{
+    *state = new_dev(cuda());
+    return 0;
+}
+
+static inline int teardown(void **state)
+{
+    if (*state) cuda()->dev_free(*state);
+    return 0;
+}
+
+static inline sti_dev *gpu(void **state)
+{
+    if (!*state) skip();
+    return *state;
+}
+
+#define OK(call)                                                                       \
+    do {                                                                               \
+        if ((call) != STILL_OK) fail_msg("%s: %s", #call, err.text);                   \
+    } while (0)
+
+/* ---- Numbers here and there ---------------------------------------------- */
+
+static inline float *floats(int64_t n, float gain, uint32_t seed)
+{
+    float *x = malloc(sizeof *x * (size_t)n);
+    assert_non_null(x);
+    for (int64_t i = 0; i < n; i++) x[i] = gain * uniform(&seed);
+    return x;
+}
+
+static inline float *copy(const float *x, int64_t n)
+{
+    float *y = malloc(sizeof *y * (size_t)n);
+    assert_non_null(y);
+    memcpy(y, x, sizeof *y * (size_t)n);
+    return y;
+}
+
+/* n floats on the GPU; NULL: zeros. */
+static inline sti_block there(sti_dev *dev, const float *x, int64_t n)
+{
+    still_error err;
+    sti_block b;
+    OK(cuda()->mem_new(dev, sizeof *x * (size_t)n, &b, &err));
+    if (x) OK(cuda()->mem_move(dev, b.p, x, sizeof *x * (size_t)n, &err));
+    return b;
+}
+
+/* The floats of a block, which is freed. */
+static inline float *back(sti_dev *dev, sti_block *b, int64_t n)
+{
+    still_error err;
+    float *x = malloc(sizeof *x * (size_t)n);
+    assert_non_null(x);
+    OK(cuda()->mem_move(dev, x, b->p, sizeof *x * (size_t)n, &err));
+    cuda()->mem_free(dev, b);
+    return x;
+}
+
+static inline sti_weight weight(sti_dev *dev, const source *s)
+{
+    sti_weight w;
+    still_error err;
+    size_t bytes = cuda()->weight_bytes(dev, &s->t);
+    OK(cuda()->weight_new(dev, &s->t, &w, &err));
+    assert_int_equal(w.own.bytes, bytes);
+    return w;
+}
+
+/* Columns that suit a type, near k. */
+static inline int64_t columns(sti_dtype t, int64_t k)
+{
+    int64_t block = sti_dtype_find((int)t)->block;
+    return block == 1 ? k : (k + block - 1) / block * block;
+}
+
+static inline void near(double y, double want, double tol, const char *what,
+                        sti_dtype t, int M, int64_t i)
+{
+    if (!(fabs(y - want) <= tol))
+        fail_msg("%s of %s, %d rows, element %lld: %.9g, expected %.9g +- %.2g", what,
+                 sti_dtype_find((int)t)->name, M, (long long)i, y, want, tol);
+}
+
+#endif
