@@ -97,7 +97,7 @@ static int read_entry(job *j, char *entry, const group *usual)
     if (limit) {
         char *end;
         *limit++ = 0;
-        const long long n = strtoll(limit, &end, 10);
+        const long long n = strtoll(limit, &end, 10); /* too large: the most there is */
         if (end == limit || *end || n < 1)
             return cli_usage("eval", "--tasks: '%s' is not a number of questions",
                              limit);
@@ -106,6 +106,8 @@ static int read_entry(job *j, char *entry, const group *usual)
     lengths = strchr(entry, '@');
     if (lengths) {
         *lengths++ = 0;
+        if (!*lengths)
+            return cli_usage("eval", "--tasks: '%s@' names no length", entry);
         for (char *c = lengths; *c; c++)
             if (*c == '+') *c = ',';
         memset(g.length, 0, sizeof g.length);

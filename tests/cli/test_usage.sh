@@ -32,6 +32,12 @@ done <<'CASES'
 2|outside 1..1024|generate -p x --threads 0
 2|outside 1..1024|generate -p x --threads 99999999999999999999
 2|outside 1..16777216|generate -p x --ctx 999999999
+2|'0' is not a number of questions|eval --tasks piqa=0
+2|'x' is not a number of questions|eval --tasks piqa=x
+2|'niah_single_1@' names no length|eval --tasks niah_single_1@=5
+2|'1K,,2K' is not a list|eval --tasks niah_single_1@1K++2K=2
+2|an entry has no name|eval --tasks =5
+2|there is no task 'nosuch'|eval --tasks nosuch=3
 2|is not a number|generate -p x --temp hot
 2|is not a number|generate -p x --temp nan
 2|is not a number|generate -p x --temp 0x10
