@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "backend/ref/hybrid_ref.h"
+#include "file/dtype.h"
 
 /* ---- Random problems ----------------------------------------------------- */
 
@@ -255,6 +256,33 @@ static inline problem any_problem(uint64_t seed)
     shape.H = shape.G * (1 + below(&rng, 3));
     shape.F = below(&rng, 3) ? shape.D : 1 + below(&rng, shape.D);
     return make(s, shape, 1 + below(&rng, 48), seed);
+}
+
+/* ---- As backends see it -------------------------------------------------- */
+
+/* The reference sees what a backend in float sees: inputs in float, keys and values as
+ * they are stored. */
+static inline void round_inputs(problem *p, size_t kv_size)
+{
+    const size_t T = (size_t)p->T, H = (size_t)p->shape.H, G = (size_t)p->shape.G;
+    const size_t D = (size_t)p->shape.D, map = D * (size_t)p->shape.F;
+    const struct {
+        double *x;
+        size_t n;
+    } all[] = {{p->q, T * H * D},    {p->k, T * G * D},
+               {p->v, T * G * D},    {p->gate, T * H * D},
+               {p->alpha, H},        {p->window, H},
+               {p->map_q, H * map},  {p->map_k, (size_t)p->S * map},
+               {p->bias_q, H},       {p->bias_k, (size_t)p->S},
+               {p->q_raw, T * H * D}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        for (size_t j = 0; all[i].x && j < all[i].n; j++)
+            all[i].x[j] = (double)(float)all[i].x[j];
+    if (kv_size == 2 && p->set.has_window)
+        for (size_t j = 0; j < T * G * D; j++) {
+            p->k[j] = (double)sti_f16_to_f32(sti_f32_to_f16((float)p->k[j]));
+            p->v[j] = (double)sti_f16_to_f32(sti_f32_to_f16((float)p->v[j]));
+        }
 }
 
 #endif

@@ -252,6 +252,35 @@ static void test_attention_and_special_values(void **state)
     bf16()->dev_free(dev);
 }
 
+/* What the cpu backend does not multiply, this one does not either. */
+static void test_refused_weights(void **state)
+{
+    (void)state;
+    static const double data[64] = {1};
+    const sti_tensor good = {.path = "f",
+                             .name = "t",
+                             .type = STI_F32,
+                             .n_dims = 2,
+                             .dim = {2, 32},
+                             .data = data,
+                             .bytes = 256};
+    sti_tensor bad[] = {good, good, good, good, good};
+    bad[0].type = STI_F64;
+    bad[1].type = STI_I32;
+    bad[2].type = STI_I64;
+    bad[3].n_dims = 1;
+    bad[4].type = STI_Q6_K; /* rows of 32 are no whole blocks */
+    sti_dev *dev = new_dev(32);
+    still_error err;
+    sti_weight w;
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(bf16()->weight_new(dev, &bad[i], &w, &err),
+                         i < 3 ? STILL_E_UNSUPPORTED : STILL_E_FORMAT);
+    assert_int_equal(bf16()->weight_new(dev, &good, &w, &err), STILL_OK);
+    bf16()->weight_free(dev, &w);
+    bf16()->dev_free(dev);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -260,6 +289,7 @@ int main(void)
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_attention_and_special_values),
+        cmocka_unit_test(test_refused_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

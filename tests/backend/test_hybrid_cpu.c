@@ -107,31 +107,6 @@ static void feed_all(sti_dev *dev, session *x, int step)
     }
 }
 
-/* The reference sees what the cpu backend sees: inputs in float, keys and values as
- * they are stored. */
-static void round_inputs(problem *p, size_t kv_size)
-{
-    const size_t T = (size_t)p->T, H = (size_t)p->shape.H, G = (size_t)p->shape.G;
-    const size_t D = (size_t)p->shape.D, map = D * (size_t)p->shape.F;
-    const struct {
-        double *x;
-        size_t n;
-    } all[] = {{p->q, T * H * D},    {p->k, T * G * D},
-               {p->v, T * G * D},    {p->gate, T * H * D},
-               {p->alpha, H},        {p->window, H},
-               {p->map_q, H * map},  {p->map_k, (size_t)p->S * map},
-               {p->bias_q, H},       {p->bias_k, (size_t)p->S},
-               {p->q_raw, T * H * D}};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        for (size_t j = 0; all[i].x && j < all[i].n; j++)
-            all[i].x[j] = (double)(float)all[i].x[j];
-    if (kv_size == 2 && p->set.has_window)
-        for (size_t j = 0; j < T * G * D; j++) {
-            p->k[j] = (double)sti_f16_to_f32(sti_f32_to_f16((float)p->k[j]));
-            p->v[j] = (double)sti_f16_to_f32(sti_f32_to_f16((float)p->v[j]));
-        }
-}
-
 /* ---- Against the reference ----------------------------------------------- */
 
 /* Whether the routes are the same; two tokens whose scores differ by less than rounding

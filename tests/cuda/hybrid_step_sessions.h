@@ -55,35 +55,6 @@ typedef struct run {
     size_t kv_size;
 } run;
 
-static inline double as_half(double x)
-{
-    return (double)sti_f16_to_f32(sti_f32_to_f16((float)x));
-}
-
-/* The reference sees what the GPU sees. */
-static inline void round_problem(problem *p, size_t kv_size)
-{
-    const size_t T = (size_t)p->T, H = (size_t)p->shape.H, G = (size_t)p->shape.G;
-    const size_t D = (size_t)p->shape.D, map = D * (size_t)p->shape.F;
-    const struct {
-        double *x;
-        size_t n;
-    } all[] = {{p->q, T * H * D},    {p->k, T * G * D},
-               {p->v, T * G * D},    {p->gate, T * H * D},
-               {p->alpha, H},        {p->window, H},
-               {p->map_q, H * map},  {p->map_k, (size_t)p->S * map},
-               {p->bias_q, H},       {p->bias_k, (size_t)p->S},
-               {p->q_raw, T * H * D}};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        for (size_t j = 0; all[i].x && j < all[i].n; j++)
-            all[i].x[j] = (double)(float)all[i].x[j];
-    if (kv_size == 2 && p->set.has_window)
-        for (size_t j = 0; j < T * G * D; j++) {
-            p->k[j] = as_half(p->k[j]);
-            p->v[j] = as_half(p->v[j]);
-        }
-}
-
 /* Sessions of one call share what was learned. */
 static inline void share_learned(problem *to, const problem *from)
 {
@@ -223,7 +194,7 @@ static inline void open_run(run *r, const gpu *g, const test_case *c, size_t kv_
         r->p[i] = make(set, c->shape, T < 1 ? 1 : T, seed + 100 * (uint64_t)i);
         if (i > 0) share_learned(&r->p[i], &r->p[0]);
         if (unrotated || sti_hybrid_rotates(&set)) give_positions(r, i);
-        round_problem(&r->p[i], kv_size);
+        round_inputs(&r->p[i], kv_size);
         run_reference(r, &r->p[i]);
         open_session(r, i);
     }
