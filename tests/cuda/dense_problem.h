@@ -1,5 +1,5 @@
-/* dense_problem.h - the GPU, numbers and weights of every type on it, for the tests of
- * the cuda backend's dense operators. */
+/* dense_problem.h - numbers and weights of every type on the GPU, for the tests of the
+ * cuda backend's dense operators. */
 #ifndef TESTS_CUDA_DENSE_PROBLEM_H
 #define TESTS_CUDA_DENSE_PROBLEM_H
 
@@ -7,43 +7,37 @@
 
 #include <math.h>
 
+#include "gpu.h"
+
 static const sti_dtype TYPES[] = {STI_Q4_0, STI_Q4_1, STI_Q5_0, STI_Q5_1, STI_Q8_0,
                                   STI_Q2_K, STI_Q3_K, STI_Q4_K, STI_Q5_K, STI_Q6_K,
                                   STI_F32,  STI_F16,  STI_BF16};
-enum { N_TYPES = sizeof TYPES / sizeof *TYPES };
+enum { N_TYPES = COUNT(TYPES) };
 static const int ROWS[] = {1, 2, 3, 7, 8, 9, 16, 20, 33, 64, 200, 513};
-enum { N_ROWS = sizeof ROWS / sizeof *ROWS };
+enum { N_ROWS = COUNT(ROWS) };
 
 static inline const sti_backend *cuda(void)
 {
     return sti_backend_find("cuda");
 }
 
-static inline sti_dev *new_dev(const sti_backend *be)
+static const sti_dev_params SIZES = {
+    .threads = 2, .max_k = 16384, .heads = 8, .kv_heads = 4, .head_dim = 64};
+
+static inline int open_dense_gpu(void **state)
+{
+    (void)state;
+    return open_gpu(&SIZES);
+}
+
+/* What the GPU is compared with. */
+static inline sti_dev *ref_dev(void)
 {
     sti_dev *dev = NULL;
     still_error err;
-    sti_dev_params p = {
-        .threads = 2, .max_k = 16384, .heads = 8, .kv_heads = 4, .head_dim = 64};
-    return be && be->dev_new(&p, &dev, &err) == STILL_OK ? dev : NULL;
-}
-
-static inline int setup(void **state)
-{
-    *state = new_dev(cuda());
-    return 0;
-}
-
-static inline int teardown(void **state)
-{
-    if (*state) cuda()->dev_free(*state);
-    return 0;
-}
-
-static inline sti_dev *gpu(void **state)
-{
-    if (!*state) skip();
-    return *state;
+    if (sti_backend_find("ref")->dev_new(&SIZES, &dev, &err) != STILL_OK)
+        fail_msg("%s", err.text);
+    return dev;
 }
 
 #define OK(call)                                                                       \

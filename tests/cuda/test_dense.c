@@ -47,7 +47,7 @@ static void check_sized(sti_dev *dev, source *s, sti_weight *w, int n, int M, in
     float *y0[STI_MATMUL_MAX], *bias[STI_MATMUL_MAX];
     sti_matmul_args a = {.x = gx.p, .M = M, .n = n, .accumulate = (mode & ADD) != 0};
     if (mode & NORM) {
-        sti_dev *ref = new_dev(sti_backend_find("ref"));
+        sti_dev *ref = ref_dev();
         sti_rmsnorm_args r = {.x = x, .g = g, .y = h, .M = M, .K = (int)K, .eps = eps};
         OK(sti_backend_find("ref")->rmsnorm(ref, &r, &err));
         sti_backend_find("ref")->dev_free(ref);
@@ -102,8 +102,9 @@ static void check_product(sti_dev *dev, source *s, sti_weight *w, int n, int M,
 
 static void every_type(void **state)
 {
+    (void)state;
     static const int64_t size[][2] = {{1, 7}, {33, 101}, {70, 576}, {48, 1536}};
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     for (int t = 0; t < N_TYPES; t++)
         for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
             source s = make_source(TYPES[t], size[k][0], columns(TYPES[t], size[k][1]),
@@ -118,8 +119,9 @@ static void every_type(void **state)
 
 static void every_mode(void **state)
 {
+    (void)state;
     static const sti_dtype some[] = {STI_Q4_1, STI_Q8_0, STI_F16, STI_F32};
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     for (size_t t = 0; t < sizeof some / sizeof *some; t++) {
         source s = make_source(some[t], 50, 288, 3);
         sti_weight w = weight(dev, &s);
@@ -136,8 +138,9 @@ static void every_mode(void **state)
 /* Up to four matrices of like and unlike types in one call. */
 static void several_matrices(void **state)
 {
+    (void)state;
     static const int64_t N[STI_MATMUL_MAX] = {48, 17, 5, 160};
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     for (int t = 0; t < N_TYPES; t++)
         for (int n = 2; n <= STI_MATMUL_MAX; n++) {
             source s[STI_MATMUL_MAX];
@@ -180,12 +183,13 @@ static void try_matrices(sti_dev *dev, const sti_dtype type[2], const int64_t *N
  * would be. */
 static void unlike_matrices(void **state)
 {
+    (void)state;
     static const sti_dtype kind[] = {STI_Q4_1, STI_Q8_0, STI_Q5_1, STI_Q6_K, STI_F16};
     static const int64_t N[STI_MATMUL_MAX] = {80, 17, 33, 160},
                          many[2] = {24000, 20011};
     static const int rows[] = {1, 5, 8, 16};
     enum { KINDS = sizeof kind / sizeof *kind };
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     for (int i = 0; i < KINDS; i++)
         for (int j = 0; j < KINDS; j++)
             for (int r = 0; r < 4; r++)
@@ -197,50 +201,62 @@ static void unlike_matrices(void **state)
 
 /* Rows by the dozen: few tiles and many, with K of whole steps of 64 and not, up to
  * products so large that cuBLASLt makes them. */
+typedef struct dozen {
+    const char *name;
+    int M;
+    int64_t K, N[STI_MATMUL_MAX];
+} dozen;
+
+#define DOZEN(m, k, ...)                                                               \
+    {                                                                                  \
+        .name = #m " rows of " #k, .M = m, .K = k, .N = { __VA_ARGS__ }                \
+    }
+
+static const dozen dozens[] = {
+    DOZEN(9, 72, 40, 17, 5, 130),
+    DOZEN(12, 576, 576, 192, 192, 576),
+    DOZEN(16, 136, 4200, 1024, 1030, 2300),
+    DOZEN(17, 576, 576, 192, 192, 576),
+    DOZEN(32, 1000, 33, 64, 65, 1),
+    DOZEN(21, 64, 4200, 1024, 1030, 2300),
+    DOZEN(40, 320, 4200, 1024, 1030, 2300),
+    DOZEN(256, 576, 576, 192, 192, 576),
+    DOZEN(100, 776, 2300, 70, 20, 2000),
+    DOZEN(600, 64, 4096, 4100, 8, 200),
+    /* Clusters share tiles: parts alike and not, of all sizes of a tile. */
+    DOZEN(12, 7168, 1030, 64, 7, 3000),
+    DOZEN(9, 3992, 33, 64, 65, 1),
+    DOZEN(20, 1096, 700, 33, 1, 64),
+    DOZEN(32, 4096, 500, 64, 64, 64),
+    DOZEN(256, 1536, 576, 192, 192, 576),
+    DOZEN(50, 2008, 130, 2, 63, 64),
+    DOZEN(65, 200, 64, 1, 200, 17),
+    DOZEN(40, 5000, 70, 3, 129, 64),
+    DOZEN(200, 1544, 600, 33, 130, 577),
+};
+
 static void rows_by_the_dozen(void **state)
 {
-    static const struct {
-        int M;
-        int64_t N[STI_MATMUL_MAX], K;
-    } call[] = {{9, {40, 17, 5, 130}, 72},
-                {12, {576, 192, 192, 576}, 576},
-                {16, {4200, 1024, 1030, 2300}, 136},
-                {17, {576, 192, 192, 576}, 576},
-                {32, {33, 64, 65, 1}, 1000},
-                {21, {4200, 1024, 1030, 2300}, 64},
-                {40, {4200, 1024, 1030, 2300}, 320},
-                {256, {576, 192, 192, 576}, 576},
-                {100, {2300, 70, 20, 2000}, 776},
-                {600, {4096, 4100, 8, 200}, 64},
-                /* Clusters share tiles: parts alike and not, of all sizes of a tile. */
-                {12, {1030, 64, 7, 3000}, 7168},
-                {9, {33, 64, 65, 1}, 3992},
-                {20, {700, 33, 1, 64}, 1096},
-                {32, {500, 64, 64, 64}, 4096},
-                {256, {576, 192, 192, 576}, 1536},
-                {50, {130, 2, 63, 64}, 2008},
-                {65, {64, 1, 200, 17}, 200},
-                {40, {70, 3, 129, 64}, 5000},
-                {200, {600, 33, 130, 577}, 1544}};
     static const sti_dtype same[][2] = {
         {STI_F16, STI_F16}, {STI_Q4_1, STI_Q8_0}, {STI_F32, STI_F16}};
-    sti_dev *dev = gpu(state);
-    for (size_t c = 0; c < sizeof call / sizeof *call; c++)
-        for (int t = 0; t < 3; t++) {
-            if (t == 1 && call[c].K % 32 != 0) continue;
-            for (int n = 1; n <= STI_MATMUL_MAX; n += 3)
-                try_matrices(dev, same[t], call[c].N, n, call[c].K, call[c].M,
-                             (int)c + 5 * t + n, call[c].M > 32 ? 13 : 3);
-        }
+    sti_dev *dev = need_gpu()->dev;
+    const dozen *c = *state;
+    for (int t = 0; t < 3; t++) {
+        if (t == 1 && c->K % 32 != 0) continue;
+        for (int n = 1; n <= STI_MATMUL_MAX; n += 3)
+            try_matrices(dev, same[t], c->N, n, c->K, c->M,
+                         (int)(c - dozens) + 5 * t + n, c->M > 32 ? 13 : 3);
+    }
 }
 
 /* So many rows of W that a warp takes a tile by itself, of one matrix and of two. */
 static void many_tiles(void **state)
 {
+    (void)state;
     static const sti_dtype kind[] = {STI_Q4_1, STI_Q8_0, STI_Q5_1, STI_F16};
     static const int64_t N[2] = {60001, 20017}, head[1] = {70000};
     static const int rows[] = {1, 3, 8, 13};
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     for (int t = 0; t < 4; t++)
         for (int r = 0; r < (kind[t] == STI_F16 ? 3 : 4); r++)
             for (int n = 1; n <= 2; n++)
@@ -253,12 +269,13 @@ static void many_tiles(void **state)
  * cannot hold before they are normed. */
 static void short_rows(void **state)
 {
+    (void)state;
     static const sti_dtype kind[] = {STI_Q4_1, STI_Q8_0, STI_Q5_1, STI_F16};
     static const int64_t N[STI_MATMUL_MAX] = {64, 17, 5, 160},
                          K[] = {32, 96, 512, 544, 992, 1024, 1056};
     static const int rows[] = {1, 2, 8, 9, 16};
     enum { KINDS = sizeof kind / sizeof *kind, LENGTHS = sizeof K / sizeof *K };
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     for (int t = 0; t < KINDS; t++)
         for (int k = 0; k < LENGTHS; k++) {
             source s[STI_MATMUL_MAX];
@@ -283,9 +300,10 @@ static void short_rows(void **state)
 /* Rows too long for shared memory. */
 static void long_rows(void **state)
 {
+    (void)state;
     static const sti_dtype some[] = {STI_Q4_K, STI_Q6_K, STI_Q5_K, STI_F16, STI_F32};
     static const int rows[] = {1, 3, 4, 8, 16, 20};
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     for (size_t t = 0; t < sizeof some / sizeof *some; t++) {
         source s = make_source(some[t], 40, 14336, 5);
         sti_weight w = weight(dev, &s);
@@ -300,7 +318,8 @@ static void long_rows(void **state)
 /* So large that no copy in half is kept, and that blocks take several tiles. */
 static void large_matrix(void **state)
 {
-    sti_dev *dev = gpu(state);
+    (void)state;
+    sti_dev *dev = need_gpu()->dev;
     source s = make_source(STI_Q4_0, 32768, 2048, 6);
     sti_weight w = weight(dev, &s);
     assert_true(w.own.bytes < (size_t)(w.N * w.K));
@@ -313,8 +332,9 @@ static void large_matrix(void **state)
 /* A row's result does not depend on the rows beside it. */
 static void batches_change_nothing(void **state)
 {
+    (void)state;
     enum { M = 16, N = 90, K = 768 };
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     still_error err;
     for (int t = 0; t < N_TYPES; t++) {
         const bool floats_16 = TYPES[t] == STI_F16 || TYPES[t] == STI_BF16;
@@ -353,7 +373,8 @@ static void batches_change_nothing(void **state)
 
 static void refusals(void **state)
 {
-    sti_dev *dev = gpu(state);
+    (void)state;
+    sti_dev *dev = need_gpu()->dev;
     still_error err;
     sti_weight w;
     source s = make_source(STI_F32, 4, 96, 1);
@@ -369,13 +390,12 @@ static void refusals(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type),        cmocka_unit_test(every_mode),
-        cmocka_unit_test(several_matrices),  cmocka_unit_test(unlike_matrices),
-        cmocka_unit_test(rows_by_the_dozen), cmocka_unit_test(many_tiles),
-        cmocka_unit_test(short_rows),        cmocka_unit_test(long_rows),
-        cmocka_unit_test(large_matrix),      cmocka_unit_test(batches_change_nothing),
-        cmocka_unit_test(refusals),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    struct CMUnitTest tests[10 + COUNT(dozens)] = {
+        cmocka_unit_test(every_type),       cmocka_unit_test(every_mode),
+        cmocka_unit_test(several_matrices), cmocka_unit_test(unlike_matrices),
+        cmocka_unit_test(many_tiles),       cmocka_unit_test(short_rows),
+        cmocka_unit_test(long_rows),        cmocka_unit_test(large_matrix),
+        cmocka_unit_test(refusals),         cmocka_unit_test(batches_change_nothing)};
+    add_cases(tests, 10, rows_by_the_dozen, dozens, COUNT(dozens), sizeof *dozens);
+    return cmocka_run_group_tests(tests, open_dense_gpu, close_gpu);
 }

@@ -9,7 +9,7 @@
 static void feed_ref(sti_feed_forward_args a, source s[3])
 {
     const sti_backend *ref = sti_backend_find("ref");
-    sti_dev *dev = new_dev(ref);
+    sti_dev *dev = ref_dev();
     still_error err;
     sti_weight w[3];
     int64_t K = s[0].t.dim[1], ffn = s[0].t.dim[0], n = a.M * ffn;
@@ -91,8 +91,9 @@ static void check_feed(sti_dev *dev, source s[3], sti_weight w[3], int M, bool b
 
 static void feed_forward(void **state)
 {
+    (void)state;
     static const int64_t size[][2] = {{256, 512}, {60, 101}, {64, 2048}};
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     for (int t = 0; t < N_TYPES; t++)
         for (int k = 0; k < 3; k++) { /* the last: products too large for gemm.cu */
             source s[3];
@@ -118,10 +119,11 @@ static void feed_forward(void **state)
 /* Few rows on the short way, up to the longest, and past it on the way down. */
 static void short_feed_forward(void **state)
 {
+    (void)state;
     static const sti_dtype kind[] = {STI_Q4_1, STI_Q8_0, STI_Q5_1, STI_F16};
     static const int64_t size[][2] = {{64, 96}, {576, 1536}, {1024, 2048}, {96, 2080}};
     static const int rows[] = {1, 2, 8, 13};
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     for (int t = 0; t < 4; t++)
         for (int k = 0; k < 4; k++) {
             const int64_t K = size[k][0], ffn = size[k][1];
@@ -144,11 +146,12 @@ static void short_feed_forward(void **state)
 /* Products of rows by the dozen whose tiles clusters share. */
 static void shared_feed_forward(void **state)
 {
+    (void)state;
     static const sti_dtype some[] = {STI_F16, STI_Q4_1};
     static const int rows[] = {9, 16, 20, 33, 130, 257};
     enum { N = sizeof rows / sizeof *rows };
     enum { K = 576, FFN = 1536 };
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     for (int t = 0; t < 2; t++) {
         source s[3];
         sti_weight w[3];
@@ -169,8 +172,9 @@ static void shared_feed_forward(void **state)
 
 static void embedding(void **state)
 {
+    (void)state;
     enum { N = 45, K = 768 };
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     still_error err;
     for (int t = 0; t < N_TYPES; t++) {
         source s = make_source(TYPES[t], N, K, 6);
@@ -201,11 +205,12 @@ static void embedding(void **state)
 
 static void rmsnorm(void **state)
 {
+    (void)state;
     static const int size[][2] = {
         {1, 576},   {64, 576}, {3, 1},    {5, 7},     {2, 33},     {1, 8192}, {7, 100},
         {40, 1023}, {3, 4099}, {2, 5004}, {300, 576}, {257, 1024}, {260, 4}};
     const sti_backend *ref = sti_backend_find("ref");
-    sti_dev *dev = gpu(state), *rd = new_dev(ref);
+    sti_dev *dev = need_gpu()->dev, *rd = ref_dev();
     still_error err;
     for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
         int M = size[k][0], K = size[k][1];
@@ -228,9 +233,10 @@ static void rmsnorm(void **state)
 
 static void swiglu(void **state)
 {
+    (void)state;
     static const int size[][2] = {{1, 1536}, {64, 1536}, {1, 1}, {3, 7}, {9, 1000}};
     const sti_backend *ref = sti_backend_find("ref");
-    sti_dev *dev = gpu(state), *rd = new_dev(ref);
+    sti_dev *dev = need_gpu()->dev, *rd = ref_dev();
     still_error err;
     for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
         int M = size[k][0], K = size[k][1];
@@ -255,7 +261,7 @@ static void check_rope(sti_dev *dev, int M, int heads, int also, int D, bool int
                        bool turn_back)
 {
     const sti_backend *ref = sti_backend_find("ref");
-    sti_dev *rd = new_dev(ref);
+    sti_dev *rd = ref_dev();
     still_error err;
     int n = M * heads * D, k = M * also * D;
     float *x = floats(n, 3, 5), *z = floats(k > 0 ? k : 1, 3, 6),
@@ -300,9 +306,10 @@ static void check_rope(sti_dev *dev, int M, int heads, int also, int D, bool int
 
 static void rope(void **state)
 {
+    (void)state;
     static const int size[][4] = {{1, 9, 3, 64}, {100, 3, 1, 64}, {5, 2, 0, 80},
                                   {3, 1, 1, 2},  {4, 17, 2, 34},  {90, 32, 8, 128}};
-    sti_dev *dev = gpu(state);
+    sti_dev *dev = need_gpu()->dev;
     still_error err;
     for (size_t k = 0; k < sizeof size / sizeof *size; k++)
         for (int way = 0; way < 4; way++)
@@ -316,10 +323,11 @@ static void rope(void **state)
 
 static void logprob(void **state)
 {
+    (void)state;
     static const int size[][2] = {{1, 49152}, {256, 49152}, {33, 1001}, {2, 1},
                                   {3, 5},     {1, 130},     {300, 50},  {2, 256000}};
     const sti_backend *ref = sti_backend_find("ref");
-    sti_dev *dev = gpu(state), *rd = new_dev(ref);
+    sti_dev *dev = need_gpu()->dev, *rd = ref_dev();
     still_error err;
     for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
         int M = size[k][0], V = size[k][1];
@@ -357,5 +365,5 @@ int main(void)
         cmocka_unit_test(rope),
         cmocka_unit_test(logprob),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, open_dense_gpu, close_gpu);
 }

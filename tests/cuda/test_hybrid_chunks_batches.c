@@ -81,10 +81,72 @@ static void assert_same_bits(const char *name, int i, const session *x,
     free(n);
 }
 
+static const crowd crowds[] = {
+    {CASE("two", "still", 64, 16, 50, 4, 2, 64, CUT(0)), 2, {0}, {70, 5}},
+    {CASE("all places", "still", 32, 8, 20, 4, 2, 64, CUT(0)),
+     9,
+     {0, 10, 31, 32, 33, 95, 64, 150, 0},
+     {5, 20, 5, 33, 64, 6, 200, 40, 7}},
+    {CASE("all places, D 128", "still", 64, 16, 40, 4, 2, 128, CUT(0)),
+     8,
+     {0, 130, 63, 64, 0, 200, 127, 128},
+     {20, 5, 66, 64, 300, 7, 130, 128}},
+    {CASE("with steps between", "still", 32, 8, 20, 2, 1, 64, CUT(0)),
+     7,
+     {0, 31, 64, 100, 0, 5, 63},
+     {40, 2, 6, 1, 3, 90, 4}},
+    {CASE("C 128, D 128", "still", 128, 32, 100, 4, 1, 128, CUT(0)),
+     5,
+     {300, 0, 255, 0, 384},
+     {30, 140, 20, 400, 9}},
+    {CASE("more than a launch", "still", 16, 4, 9, 2, 1, 64, CUT(0)),
+     75,
+     {0, 37, 16, 15, 50},
+     {5, 6, 17, 40, 9}},
+    {CASE("more than the scratch", "still", 128, 32, 1024, 8, 8, 128, CUT(0)),
+     10,
+     {0},
+     {6, 9}},
+    {CASE("one longer than a piece", "still", 64, 16, 64, 1, 1, 64, CUT(0)),
+     3,
+     {0, 0, 100},
+     {30, 8200, 20}},
+    {CASE("capped", "still", 32, 8, 40, 4, 2, 64, .position_cap = 100,
+          .raw_features = true, .state_cap = 104),
+     6,
+     {0, 40, 150, 200, 333, 96},
+     {300, 20, 5, 100, 50, 32}},
+    {CASE("hedgehog", "hedgehog", 64, -1, -1, 4, 2, 64, CUT(0)),
+     5,
+     {0, 40, 7, 0, 64},
+     {70, 20, 5, 3, 33}},
+    {CASE("t2r", "t2r", 64, -1, -1, 4, 2, 64, CUT(0)), 2, {0, 40}, {70, 20}},
+    {CASE("lolcats", "lolcats", 64, -1, -1, 4, 2, 64, CUT(0)),
+     3,
+     {0, 100, 170},
+     {30, 80, 25}},
+    {CASE("per head, window scale", "still", 32, 8, 20, 4, 2, 64, .per_head = true,
+          .scale = STI_SCALE_WINDOW),
+     3,
+     {0, 100, 70},
+     {30, 80, 25}},
+    {CASE("swa, random", "swa", 64, -1, -1, 4, 2, 64, .score = STI_SCORE_RANDOM),
+     3,
+     {0, 100, 170},
+     {30, 80, 25}},
+    {CASE("key norm, no maps", "still", 64, 16, 60, 4, 2, 128, .no_maps = true,
+          .score = STI_SCORE_KEYNORM),
+     3,
+     {0, 100, 190},
+     {30, 80, 25}},
+};
+
 /* Sessions that are fed together are as the reference is, and to the bit as they are
  * if each is fed alone. All have the parameters of the first. */
-static void run_crowd(const gpu *g, const crowd *c)
+static void test_crowd(void **state)
 {
+    const crowd *c = *state;
+    const gpu *g = need_gpu();
     static problem p[CROWD];
     static session x[CROWD];
     static sti_hybrid_args a[CROWD];
@@ -134,75 +196,9 @@ static void run_crowd(const gpu *g, const crowd *c)
     }
 }
 
-static void test_crowds(void **state)
-{
-    (void)state;
-    static const crowd all[] = {
-        {CASE("two", "still", 64, 16, 50, 4, 2, 64, CUT(0)), 2, {0}, {70, 5}},
-        {CASE("all places", "still", 32, 8, 20, 4, 2, 64, CUT(0)),
-         9,
-         {0, 10, 31, 32, 33, 95, 64, 150, 0},
-         {5, 20, 5, 33, 64, 6, 200, 40, 7}},
-        {CASE("all places, D 128", "still", 64, 16, 40, 4, 2, 128, CUT(0)),
-         8,
-         {0, 130, 63, 64, 0, 200, 127, 128},
-         {20, 5, 66, 64, 300, 7, 130, 128}},
-        {CASE("with steps between", "still", 32, 8, 20, 2, 1, 64, CUT(0)),
-         7,
-         {0, 31, 64, 100, 0, 5, 63},
-         {40, 2, 6, 1, 3, 90, 4}},
-        {CASE("C 128, D 128", "still", 128, 32, 100, 4, 1, 128, CUT(0)),
-         5,
-         {300, 0, 255, 0, 384},
-         {30, 140, 20, 400, 9}},
-        {CASE("more than a launch", "still", 16, 4, 9, 2, 1, 64, CUT(0)),
-         75,
-         {0, 37, 16, 15, 50},
-         {5, 6, 17, 40, 9}},
-        {CASE("more than the scratch", "still", 128, 32, 1024, 8, 8, 128, CUT(0)),
-         10,
-         {0},
-         {6, 9}},
-        {CASE("one longer than a piece", "still", 64, 16, 64, 1, 1, 64, CUT(0)),
-         3,
-         {0, 0, 100},
-         {30, 8200, 20}},
-        {CASE("capped", "still", 32, 8, 40, 4, 2, 64, .position_cap = 100,
-              .raw_features = true, .state_cap = 104),
-         6,
-         {0, 40, 150, 200, 333, 96},
-         {300, 20, 5, 100, 50, 32}},
-        {CASE("hedgehog", "hedgehog", 64, -1, -1, 4, 2, 64, CUT(0)),
-         5,
-         {0, 40, 7, 0, 64},
-         {70, 20, 5, 3, 33}},
-        {CASE("t2r", "t2r", 64, -1, -1, 4, 2, 64, CUT(0)), 2, {0, 40}, {70, 20}},
-        {CASE("lolcats", "lolcats", 64, -1, -1, 4, 2, 64, CUT(0)),
-         3,
-         {0, 100, 170},
-         {30, 80, 25}},
-        {CASE("per head, window scale", "still", 32, 8, 20, 4, 2, 64, .per_head = true,
-              .scale = STI_SCALE_WINDOW),
-         3,
-         {0, 100, 70},
-         {30, 80, 25}},
-        {CASE("swa, random", "swa", 64, -1, -1, 4, 2, 64, .score = STI_SCORE_RANDOM),
-         3,
-         {0, 100, 170},
-         {30, 80, 25}},
-        {CASE("key norm, no maps", "still", 64, 16, 60, 4, 2, 128, .no_maps = true,
-              .score = STI_SCORE_KEYNORM),
-         3,
-         {0, 100, 190},
-         {30, 80, 25}},
-    };
-    const gpu *g = need_gpu();
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) run_crowd(g, &all[i]);
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits),
-                                       cmocka_unit_test(test_crowds)};
+    struct CMUnitTest tests[1 + COUNT(crowds)] = {cmocka_unit_test(test_bits)};
+    add_cases(tests, 1, test_crowd, crowds, COUNT(crowds), sizeof *crowds);
     return cmocka_run_group_tests(tests, open_chunks_gpu, close_gpu);
 }

@@ -175,6 +175,18 @@ static void test_unrotated(void **state)
     check(need_gpu(), c, 71 + (uint64_t)(c - turned), true);
 }
 
+/* Sizes of real models: lists that fill up, thousands of keys. */
+static const test_case real[] = {
+    {"SmolLM2", "still", 128, {9, 3, 64, 64}, 1100, NULL, false, false, 2e-3},
+    {"8B", "still", 128, {8, 2, 128, 128}, 700, NULL, false, false, 2e-3},
+    {"large chunks", "still", 600, {2, 1, 32, 32}, 1900, NULL, false, false, 0}};
+
+static void test_real_size(void **state)
+{
+    const test_case *c = *state;
+    check(need_gpu(), c, 5 + (uint64_t)(c - real), c->half_limit > 0);
+}
+
 /* ---- Other tests --------------------------------------------------------- */
 
 /* Which calls of the entry may be unrotated. */
@@ -204,19 +216,6 @@ static void test_turns(void **state)
     }
 }
 
-/* Sizes of real models: lists that fill up, thousands of keys. */
-static void test_real_sizes(void **state)
-{
-    (void)state;
-    static const test_case real[] = {
-        {"SmolLM2", "still", 128, {9, 3, 64, 64}, 1100, NULL, false, false, 2e-3},
-        {"8B", "still", 128, {8, 2, 128, 128}, 700, NULL, false, false, 2e-3},
-        {"large chunks", "still", 600, {2, 1, 32, 32}, 1900, NULL, false, false, 0}};
-    const gpu *g = need_gpu();
-    for (size_t i = 0; i < sizeof real / sizeof *real; i++)
-        check(g, &real[i], 5 + i, i < 2);
-}
-
 /* The order in which blocks arrive changes nothing. */
 static void test_repeatable(void **state)
 {
@@ -243,11 +242,11 @@ static void test_repeatable(void **state)
 
 int main(void)
 {
-    struct CMUnitTest tests[COUNT(cases) + COUNT(turned) + 3] = {
-        cmocka_unit_test(test_turns), cmocka_unit_test(test_real_sizes),
-        cmocka_unit_test(test_repeatable)};
-    size_t n = 3;
+    struct CMUnitTest tests[2 + COUNT(cases) + COUNT(turned) + COUNT(real)] = {
+        cmocka_unit_test(test_turns), cmocka_unit_test(test_repeatable)};
+    size_t n = 2;
     n = add_cases(tests, n, test_setting, cases, COUNT(cases), sizeof *cases);
-    add_cases(tests, n, test_unrotated, turned, COUNT(turned), sizeof *turned);
+    n = add_cases(tests, n, test_unrotated, turned, COUNT(turned), sizeof *turned);
+    add_cases(tests, n, test_real_size, real, COUNT(real), sizeof *real);
     return cmocka_run_group_tests(tests, open_step_gpu, close_gpu);
 }

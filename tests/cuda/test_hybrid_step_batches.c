@@ -119,29 +119,28 @@ static void check_batch(run *r, int n)
     free(pos);
 }
 
+static const test_case batches[] = {
+    {"SmolLM2, batch", "still", 16, {9, 3, 64, 64}, 97, NULL, false, false, 0},
+    {"8B, batch", "still", 32, {8, 2, 128, 128}, 200, NULL, false, false, 0},
+    {"per head, batch", "still", 16, {4, 2, 64, 64}, 36, per_head, false, false, 0},
+    {"lolcats, batch", "lolcats", 16, {4, 2, 64, 64}, 65, NULL, false, false, 0},
+    {"hedgehog, batch", "hedgehog", 16, {4, 2, 64, 64}, 30, NULL, false, false, 0},
+    {"swa, batch", "swa", 128, {4, 2, 64, 64}, 300, NULL, false, false, 0}};
+
 /* One session is cut into many units, hundreds into two: the same outputs. Sessions are
  * in their first chunk, in the middle of one, and at its first token. */
-static void test_batches(void **state)
+static void test_batch(void **state)
 {
-    (void)state;
-    static const test_case batches[] = {
-        {"SmolLM2, batch", "still", 16, {9, 3, 64, 64}, 97, NULL, false, false, 0},
-        {"8B, batch", "still", 32, {8, 2, 128, 128}, 200, NULL, false, false, 0},
-        {"per head, batch", "still", 16, {4, 2, 64, 64}, 36, per_head, false, false, 0},
-        {"lolcats, batch", "lolcats", 16, {4, 2, 64, 64}, 65, NULL, false, false, 0},
-        {"hedgehog, batch", "hedgehog", 16, {4, 2, 64, 64}, 30, NULL, false, false, 0},
-        {"swa, batch", "swa", 128, {4, 2, 64, 64}, 300, NULL, false, false, 0}};
     static const int sizes[] = {1, 2, 12, 256};
+    const test_case *c = *state;
     const gpu *g = need_gpu();
-    for (size_t i = 0; i < sizeof batches / sizeof *batches; i++)
-        for (size_t kv_size = 2; kv_size <= 4; kv_size += 2) {
-            static run r;
-            open_run(&r, g, &batches[i], kv_size, 31 + i, false);
-            for (int call = 1; feed_some(&r, call, 1);) call++;
-            for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++)
-                check_batch(&r, sizes[j]);
-            close_run(&r);
-        }
+    for (size_t kv_size = 2; kv_size <= 4; kv_size += 2) {
+        static run r;
+        open_run(&r, g, c, kv_size, 31 + (uint64_t)(c - batches), false);
+        for (int call = 1; feed_some(&r, call, 1);) call++;
+        for (size_t j = 0; j < COUNT(sizes); j++) check_batch(&r, sizes[j]);
+        close_run(&r);
+    }
 }
 
 /* ---- Passes -------------------------------------------------------------- */
@@ -255,87 +254,58 @@ static void check_passes(const gpu *g, const test_case *c, uint64_t seed, bool r
     close_run(&r);
 }
 
+static const test_case passes[] = {
+    {"passes", "still", 16, {6, 2, 64, 64}, 100, small_cap, false, false, 2e-3},
+    {"passes, far", "still", 8, {4, 2, 128, 128}, 90, far_and_raw, true, false, 2e-3},
+    {"passes, lolcats", "lolcats", 16, {4, 2, 64, 64}, 70, NULL, false, false, 2e-3},
+    {"passes, SmolLM2", "still", 128, {9, 3, 64, 64}, 290, NULL, false, false, 2e-3},
+    {"passes, swa", "swa", 64, {4, 2, 64, 64}, 150, NULL, false, false, 2e-3},
+    {"passes, narrow",
+     "still",
+     16,
+     {6, 2, 40, 24},
+     60,
+     random_scores,
+     false,
+     false,
+     2e-3},
+    {"passes, per head",
+     "still",
+     16,
+     {4, 2, 128, 128},
+     50,
+     per_head,
+     false,
+     false,
+     2e-3},
+    {"passes, wide group", "still", 16, {12, 2, 64, 64}, 60, NULL, false, false, 2e-3},
+    {"passes, received",
+     "still",
+     16,
+     {6, 2, 64, 64},
+     60,
+     received,
+     false,
+     false,
+     2e-3}};
+
 /* Through the entry, in passes that are recorded and replayed, some with a chunk that
  * leaves; sessions end one after the other. */
 static void test_passes(void **state)
 {
-    (void)state;
-    static const test_case c[] = {
-        {"passes", "still", 16, {6, 2, 64, 64}, 100, small_cap, false, false, 2e-3},
-        {"passes, far",
-         "still",
-         8,
-         {4, 2, 128, 128},
-         90,
-         far_and_raw,
-         true,
-         false,
-         2e-3},
-        {"passes, lolcats",
-         "lolcats",
-         16,
-         {4, 2, 64, 64},
-         70,
-         NULL,
-         false,
-         false,
-         2e-3},
-        {"passes, SmolLM2",
-         "still",
-         128,
-         {9, 3, 64, 64},
-         290,
-         NULL,
-         false,
-         false,
-         2e-3},
-        {"passes, swa", "swa", 64, {4, 2, 64, 64}, 150, NULL, false, false, 2e-3},
-        {"passes, narrow",
-         "still",
-         16,
-         {6, 2, 40, 24},
-         60,
-         random_scores,
-         false,
-         false,
-         2e-3},
-        {"passes, per head",
-         "still",
-         16,
-         {4, 2, 128, 128},
-         50,
-         per_head,
-         false,
-         false,
-         2e-3},
-        {"passes, wide group",
-         "still",
-         16,
-         {12, 2, 64, 64},
-         60,
-         NULL,
-         false,
-         false,
-         2e-3},
-        {"passes, received",
-         "still",
-         16,
-         {6, 2, 64, 64},
-         60,
-         received,
-         false,
-         false,
-         2e-3}};
+    const test_case *c = *state;
+    const uint64_t seed = 17 + 2 * (uint64_t)(c - passes);
     const gpu *g = need_gpu();
-    for (size_t n = 0; n < sizeof c / sizeof *c; n++)
-        for (int rope = 0; rope < 2; rope++)
-            check_passes(g, &c[n], 17 + 2 * n + (size_t)rope, rope != 0);
+    for (unsigned rope = 0; rope < 2; rope++)
+        check_passes(g, c, seed + rope, rope != 0);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_leaves_again),
-                                       cmocka_unit_test(test_batches),
-                                       cmocka_unit_test(test_passes)};
+    struct CMUnitTest tests[1 + COUNT(batches) + COUNT(passes)] = {
+        cmocka_unit_test(test_leaves_again)};
+    const size_t n =
+        add_cases(tests, 1, test_batch, batches, COUNT(batches), sizeof *batches);
+    add_cases(tests, n, test_passes, passes, COUNT(passes), sizeof *passes);
     return cmocka_run_group_tests(tests, open_step_gpu, close_gpu);
 }
