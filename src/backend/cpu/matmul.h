@@ -33,10 +33,6 @@ enum {
     STI_TILE_MAX = 8,  /* rows of x in a tile, at most */
     STI_PANEL_GROUPS = 2, /* groups in a panel, at most */
     STI_OWN_ROWS = 2,     /* so few rows every worker norms and quantizes for itself */
-    /* Bytes that `direct` asks for before it multiplies them: enough to cross pages,
-     * where the hardware's own prefetching stops, and to cover the way from memory; a
-     * quarter of L1, so that they are still there when their turn comes. */
-    STI_AHEAD = 8192,
 };
 
 /* sti_weight.layout. The first four are repacked copies, see weight.c. */

@@ -65,7 +65,9 @@ STI_INLINE __m256 load_half(const uint8_t *p)
 }
 
 /* One repacked group by R rows, weights unpacked in registers: for R <= TILE, when
- * each weight is used once and memory is the bound. Rows 0-7, then rows 8-15. */
+ * each weight is used once and memory is the bound. A group's blocks follow each other,
+ * as groups do: the hardware fetches them ahead, and better without being told to. Rows
+ * 0-7, then rows 8-15. */
 STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
                        const uint8_t *a, int nb, float *c)
 {
@@ -75,8 +77,6 @@ STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
     __m256 f[TILE][2];
     STI_UNROLL for (int i = 0; i < R; i++) f[i][0] = f[i][1] = _mm256_setzero_ps();
     for (int b = 0; b < nb; b++, w += block, a += STI_ACT_BYTES * R) {
-        for (size_t l = 0; l < block; l += 64)
-            _mm_prefetch((const char *)w + STI_AHEAD + l, _MM_HINT_T0);
         STI_UNROLL for (int v = 0; v < 2; v++)
         {
             __m256i s[TILE], lo[TILE]; /* sums of the high and of the low digits */

@@ -45,7 +45,8 @@ STI_INLINE __m512i next_digit(__m512i sum, const uint8_t *a, int R, int i,
 }
 
 /* One repacked group by R rows, weights unpacked in registers: for R <= TILE, when
- * each weight is used once and memory is the bound. */
+ * each weight is used once and memory is the bound. A group's blocks follow each other,
+ * as groups do: the hardware fetches them ahead, and better without being told to. */
 STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
                        const uint8_t *a, int nb, float *c)
 {
@@ -56,8 +57,6 @@ STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
     __m512 f[TILE];
     STI_UNROLL for (int i = 0; i < R; i++) f[i] = _mm512_setzero_ps();
     for (int b = 0; b < nb; b++, w += block, a += STI_ACT_BYTES * R) {
-        for (size_t l = 0; l < block; l += 64)
-            _mm_prefetch((const char *)w + STI_AHEAD + l, _MM_HINT_T0);
         __m512i s[TILE], lo[TILE]; /* sums of the high and of the low digits */
         STI_UNROLL for (int i = 0; i < R; i++) s[i] = lo[i] = _mm512_setzero_si512();
         STI_UNROLL for (int p = 0; p < 4; p++)
