@@ -139,46 +139,20 @@ static inline void open_session(run *r, int i)
 static inline sti_cuda_shape shape_of(const run *r)
 {
     const problem *p = &r->p[0];
-    const sti_hybrid_settings *set = &p->set;
-    return (sti_cuda_shape){.H = p->shape.H,
-                            .G = p->shape.G,
-                            .D = p->shape.D,
-                            .F = p->shape.F,
-                            .S = p->S,
-                            .P = p->P,
-                            .C = set->chunk,
-                            .group = p->shape.H / p->S,
-                            .per_kv = p->shape.H / p->shape.G,
-                            .select = set->select,
-                            .cap = set->cap,
-                            .score = (int)set->score,
-                            .la_scale = (int)set->la_scale,
-                            .map = (int)set->map,
-                            .per_head = set->per_head,
-                            .has_window = set->has_window,
-                            .has_linear = set->has_linear,
-                            .norm_preserved = set->norm_preserved,
-                            .gate = set->gate,
-                            .window_factor = set->window_factor,
-                            .raw_features = set->feature_positions == STI_FEATURES_NONE,
-                            .interleaved = r->c->interleaved,
-                            .unrotated = r->unrotated,
-                            .half_kv = r->kv_size == 2,
-                            .position_cap = set->position_cap,
-                            .state_cap = set->state_cap,
-                            .feature_floor = (float)set->feature_floor,
-                            .den_eps = (float)set->den_eps,
-                            .eps = (float)set->eps,
-                            .scale = 1 / sqrtf((float)p->shape.D),
-                            .seed = set->seed,
-                            .layer = set->layer,
-                            .alpha = set->alpha ? r->in.alpha.p : NULL,
-                            .window_logit = r->in.window.p,
-                            .map_q = r->in.map_q.p,
-                            .map_k = r->in.map_k.p,
-                            .bias_q = r->in.bias_q.p,
-                            .bias_k = r->in.bias_k.p,
-                            .inv_freq = r->in.inv_freq.p};
+    const sti_hybrid_args args = {.set = &p->set,
+                                  .shape = p->shape,
+                                  .in = {.alpha = r->in.alpha.p,
+                                         .window_logit = r->in.window.p,
+                                         .map_q = r->in.map_q.p,
+                                         .map_k = r->in.map_k.p,
+                                         .bias_q = r->in.bias_q.p,
+                                         .bias_k = r->in.bias_k.p,
+                                         .interleaved = r->c->interleaved,
+                                         .unrotated = r->unrotated},
+                                  .state = (sti_hybrid_state *)&r->x[0].st};
+    sti_cuda_shape h = sti_cuda_shape_of(&args);
+    h.inv_freq = r->in.inv_freq.p;
+    return h;
 }
 
 static inline void open_run(run *r, const gpu *g, const test_case *c, size_t kv_size,

@@ -194,8 +194,9 @@ typedef struct sti_cuda_session {
     int64_t *folded;                      /* [S] */
 } sti_cuda_session;
 
-/* A session's rows and state as kernels see them (hybrid.c); pos: where the position of
- * its first row is. */
+/* A call's settings, without inv_freq, and a session's rows and state as kernels see
+ * them (hybrid.c); pos: where the position of its first row is. */
+sti_cuda_shape sti_cuda_shape_of(const sti_hybrid_args *a);
 sti_cuda_session sti_cuda_session_of(const sti_hybrid_args *a, const int32_t *pos);
 
 /* Recurrent form (hybrid_step.cu, hybrid_leave.cu): token t of each of n sessions

@@ -15,7 +15,7 @@ enum {
     SLOT_FREQUENCIES = 6
 };
 
-static sti_cuda_shape shape_of(const sti_hybrid_args *a)
+sti_cuda_shape sti_cuda_shape_of(const sti_hybrid_args *a)
 {
     const sti_hybrid_settings *set = a->set;
     const sti_hybrid_shape *shape = &a->shape;
@@ -65,7 +65,7 @@ static sti_cuda_shape shape_of(const sti_hybrid_args *a)
 static still_status describe(sti_dev *dev, const sti_hybrid_args *a,
                              sti_cuda_shape *out, still_error *err)
 {
-    *out = shape_of(a);
+    *out = sti_cuda_shape_of(a);
     if (!a->in.inv_freq) return STILL_OK;
     const void *freq;
     STI_TRY(sti_cuda_table(dev, SLOT_FREQUENCIES, a->in.inv_freq,
@@ -183,7 +183,7 @@ static still_status run_chunks(sti_dev *dev, const sti_cuda_shape *h, queue *q,
 bool sti_cuda_hybrid_turns(const sti_hybrid_args *a, int n)
 {
     if (n <= 0) return false;
-    const sti_cuda_shape h = shape_of(a);
+    const sti_cuda_shape h = sti_cuda_shape_of(a);
     const bool chunks = sti_cuda_chunks_supported(&h);
     for (int i = 0; i < n; i++)
         if (chunks && a[i].T > FEW_TOKENS) return false;
