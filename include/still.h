@@ -580,10 +580,11 @@ STILL_API still_status still_eval_run(still_model *m, const still_eval_params *p
 STILL_API still_status still_eval_freeze(const still_model *m,
                                          const still_eval_params *p, const char *dir,
                                          still_error *err);
-/* Name of the i-th task, NULL past the last; what it asks, and its files in the data
- * folder, separated by spaces (each may be NULL). */
+/* Name of the i-th task, NULL past the last; what it asks, its files in the data
+ * folder, separated by spaces, and its own lengths, the last 0, or NULL if it has none
+ * (each of the three may be NULL). */
 STILL_API const char *still_eval_task_at(int i, const char **summary,
-                                         const char **files);
+                                         const char **files, const int **lengths);
 
 /* ---- Measuring ----------------------------------------------------------- */
 

@@ -52,7 +52,7 @@ static int list_tasks(const cli_options *o)
 {
     const char *name, *summary, *files;
     json_t *list = json_array();
-    for (int i = 0; (name = still_eval_task_at(i, &summary, &files)); i++) {
+    for (int i = 0; (name = still_eval_task_at(i, &summary, &files, NULL)); i++) {
         if (!o->json) printf("%-18s %s (%s)\n", name, summary, files ? files : "");
         json_array_append_new(list, json_pack("{s:s,s:s,s:s}", "task", name, "summary",
                                               summary, "files", files ? files : ""));
@@ -62,24 +62,29 @@ static int list_tasks(const cli_options *o)
     return CLI_OK;
 }
 
-/* Adds every task of that name, or all that begin with it and a '_'. */
-static int add_tasks(job *j, const char *word, size_t n)
+/* Adds every task of that name, or all that begin with it and a '_'. at_lengths: the
+ * entry names some, and so each task has to have them. */
+static int add_tasks(job *j, const char *word, bool at_lengths)
 {
     const char *name;
+    const int *lengths;
+    const size_t n = strlen(word);
     int found = 0;
-    for (int i = 0; (name = still_eval_task_at(i, NULL, NULL)); i++) {
+    for (int i = 0; (name = still_eval_task_at(i, NULL, NULL, &lengths)); i++) {
         if (strncmp(name, word, n) != 0 ||
             (name[n] && name[n] != '_' && word[n - 1] != '_'))
             continue;
+        if (at_lengths && !lengths)
+            return cli_usage("eval", "--tasks: %s has no lengths; leave out the @",
+                             name);
         if (j->n_tasks == MOST_TASKS)
             return cli_usage("eval", "--tasks: more than %d tasks", MOST_TASKS);
         j->task[j->n_tasks++] = name;
         found++;
     }
     if (found) return CLI_OK;
-    return cli_usage("eval",
-                     "--tasks: there is no task '%.*s'; `still eval` lists them",
-                     (int)n, word);
+    return cli_usage("eval", "--tasks: there is no task '%s'; `still eval` lists them",
+                     word);
 }
 
 static bool same_group(const group *a, const group *b)
@@ -117,7 +122,7 @@ static int read_entry(job *j, char *entry, const group *usual)
     }
     g.first = j->n_tasks;
     if (!*entry) return cli_usage("eval", "--tasks: an entry has no name");
-    int status = add_tasks(j, entry, strlen(entry));
+    int status = add_tasks(j, entry, lengths != NULL);
     if (status != CLI_OK) return status;
     g.n = j->n_tasks - g.first;
     group *last = j->n_groups ? &j->group[j->n_groups - 1] : NULL;

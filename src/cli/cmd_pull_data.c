@@ -41,7 +41,7 @@ static int find(const collection *c, const char *name, size_t n)
 static void gather(collection *c)
 {
     const char *files = NULL;
-    for (int t = 0; still_eval_task_at(t, NULL, &files); t++)
+    for (int t = 0; still_eval_task_at(t, NULL, &files, NULL); t++)
         for (const char *at = files ? files : ""; *at;) {
             const size_t n = strcspn(at, " ");
             if (n < NAME_ROOM && find(c, at, n) < 0 && c->n < MOST_FILES)
@@ -248,7 +248,7 @@ static int report(const cli_options *o, const collection *c)
         char size[32];
         printf("%d files, %s: %s\n", c->taken, cli_bytes(size, c->bytes), c->out);
     }
-    for (int t = 0; (name = still_eval_task_at(t, NULL, &files)); t++) {
+    for (int t = 0; (name = still_eval_task_at(t, NULL, &files, NULL)); t++) {
         json_t *list = json_array();
         for (const char *at = files ? files : ""; *at;) {
             const size_t n = strcspn(at, " ");

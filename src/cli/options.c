@@ -153,20 +153,30 @@ static long long unit_of(char letter)
     }
 }
 
+bool cli_read_number(const char *text, const char **end, int64_t *out)
+{
+    char *stop;
+    const char first = text[text[0] == '-'];
+    const long long v = strtoll(text, &stop, 10), unit = unit_of(*stop);
+    *end = stop + (unit > 1);
+    if (first < '0' || first > '9') return false;
+    *out = v > INT64_MAX / unit   ? INT64_MAX
+           : v < INT64_MIN / unit ? INT64_MIN
+                                  : v * unit;
+    return true;
+}
+
 static int set_int(const cli_command *c, const cli_option *o, const char *value,
                    int64_t *out)
 {
-    char *end;
-    errno = 0;
-    const long long v = strtoll(value, &end, 10), unit = unit_of(*end);
-    const bool digit = value[0] >= '0' && value[0] <= '9';
-    if ((!digit && value[0] != '-') || end == value || end[unit > 1])
+    const char *end;
+    int64_t v;
+    if (!cli_read_number(value, &end, &v) || *end)
         return cli_usage(c->name, "--%s: '%s' is not a whole number", o->name, value);
-    const double all = (double)v * (double)unit; /* every range ends far below 2^53 */
-    if (errno == ERANGE || all < o->min || all > o->max)
+    if ((double)v < o->min || (double)v > o->max) /* which are far below 2^53 */
         return cli_usage(c->name, "--%s: %s is outside %.0f..%.0f", o->name, value,
                          o->min, o->max);
-    *out = v * unit;
+    *out = v;
     return CLI_OK;
 }
 

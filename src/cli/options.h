@@ -144,6 +144,9 @@ const char *cli_command_near(const char *name);
 /* Fills o with the command's defaults, then with argv[0..argc-1] (what follows the
  * command's name). Returns CLI_OK, or a status whose line was printed. */
 int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o);
+/* A whole number at the start of a text, 512, 8K or 20M; *end is behind it. false:
+ * there is none. One that is too large is the largest. */
+bool cli_read_number(const char *text, const char **end, int64_t *out);
 
 /* ---- help.c -------------------------------------------------------------- */
 

@@ -117,16 +117,14 @@ int cli_read_lengths(const char *command, const char *text, int *out, int most, 
 {
     *n = 0;
     for (const char *at = text; at && *at;) {
-        char *end;
-        const long v = strtol(at, &end, 10);
-        const bool kilo = *end == 'K' || *end == 'k';
-        if (end == at || v < 0 || v > 16777216 >> (kilo ? 10 : 0) ||
-            (end[kilo] && end[kilo] != ',') || *n == most)
+        const char *end;
+        int64_t v;
+        if (!cli_read_number(at, &end, &v) || v < 0 || v > 16777216 ||
+            (*end && *end != ',') || *n == most)
             return cli_usage(command, "--lengths: '%s' is not a list such as 512,1K,4K",
                              text);
-        out[(*n)++] = (int)(kilo ? v * 1024 : v);
-        at = end + kilo;
-        at += *at == ',';
+        out[(*n)++] = (int)v;
+        at = end + (*end == ',');
     }
     return CLI_OK;
 }

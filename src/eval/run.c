@@ -469,10 +469,12 @@ still_status still_eval_freeze(const still_model *m, const still_eval_params *p,
     return STILL_OK;
 }
 
-const char *still_eval_task_at(int i, const char **summary, const char **files)
+const char *still_eval_task_at(int i, const char **summary, const char **files,
+                               const int **lengths)
 {
     const sti_eval_task *t = i < 0 ? NULL : sti_task_at(i);
     if (t && summary) *summary = t->summary;
     if (t && files) *files = t->files;
+    if (t && lengths) *lengths = t->lengths;
     return t ? t->name : NULL;
 }

@@ -62,7 +62,7 @@ json '{t: r["n"] for t, r in x["results"].items()} == {"piqa": 2, "lambada": 1, 
 expect 0 '' "$still" eval "$tiny" --data "$here/../fixtures/eval/ingredients" --json --threads 1 \
     --tasks niah_single_1@4K=2,niah_single_1 --lengths 5K --limit 1
 json '{l: r["n"] for l, r in x["results"]["niah_single_1"]["lengths"].items()} == {"4096": 2, "5120": 1}'
-for bad in piqa=0 piqa=x piqa= niah_single_1@ape =3; do
+for bad in piqa=0 piqa=x piqa= piqa@1K niah_single_1@ape =3; do
     expect 2 '--tasks: \|--lengths: ' "$still" eval "$tiny" --data "$data" --tasks "$bad"
 done
 

@@ -430,11 +430,11 @@ static void requests(void **state)
     must(still_eval_run(model, &p, r, 8, &n, &e), &e);
     assert_true(r[0].perplexity > 1 && isnan(r[0].acc_norm));
     const char *name, *summary, *files;
-    assert_non_null(name = still_eval_task_at(0, &summary, &files));
+    assert_non_null(name = still_eval_task_at(0, &summary, &files, NULL));
     assert_string_equal(name, "piqa");
     assert_string_equal(files, "piqa_valid.jsonl");
-    assert_null(still_eval_task_at(10000, NULL, NULL));
-    assert_null(still_eval_task_at(-1, NULL, NULL));
+    assert_null(still_eval_task_at(10000, NULL, NULL, NULL));
+    assert_null(still_eval_task_at(-1, NULL, NULL, NULL));
 }
 
 /* ---- Written answers ----------------------------------------------------- */
