@@ -31,16 +31,11 @@ typedef struct ff_job {
     size_t area_bytes;
 } ff_job;
 
-static size_t act_bytes(int64_t rows, int64_t K)
-{
-    return (size_t)rows * (size_t)(K / STI_BLOCK_K) * STI_ACT_BYTES;
-}
-
 static own_area carve_area(sti_carve *c, int max_k)
 {
     own_area o;
     o.normed = sti_carve_take(c, STI_OWN_ROWS * (size_t)max_k, sizeof(float));
-    o.act = sti_carve_take(c, act_bytes(STI_OWN_ROWS, max_k), 1);
+    o.act = sti_carve_take(c, sti_act_bytes(STI_OWN_ROWS, max_k), 1);
     sti_carve_take(c, 64, 1); /* the next worker's area on lines of its own */
     return o;
 }
@@ -50,7 +45,7 @@ static void carve(sti_carve *c, const sti_dev *dev, ff_job *j)
     sti_carve count = {0};
     carve_area(&count, dev->max_k);
     j->area_bytes = (count.used + 63) & ~(size_t)63;
-    j->act = sti_carve_take(c, act_bytes(STI_OWN_ROWS, dev->max_k) + 64, 1);
+    j->act = sti_carve_take(c, sti_act_bytes(STI_OWN_ROWS, dev->max_k) + 64, 1);
     j->areas = sti_carve_take(c, (size_t)sti_pool_threads(dev->pool), j->area_bytes);
 }
 

@@ -41,11 +41,6 @@ typedef struct mm_job {
     size_t area_bytes;
 } mm_job;
 
-static size_t act_bytes(int64_t rows, int64_t K)
-{
-    return (size_t)rows * (size_t)(K / STI_BLOCK_K) * STI_ACT_BYTES;
-}
-
 static work_area carve_area(sti_carve *c, int max_k)
 {
     work_area w;
@@ -54,7 +49,7 @@ static work_area carve_area(sti_carve *c, int max_k)
     w.panel_m = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(float));
     w.c = sti_carve_take(c, CHUNK_ROWS * PANEL_COLS, sizeof(float));
     w.normed = sti_carve_take(c, STI_OWN_ROWS * (size_t)max_k, sizeof(float));
-    w.act = sti_carve_take(c, act_bytes(STI_OWN_ROWS, max_k), 1);
+    w.act = sti_carve_take(c, sti_act_bytes(STI_OWN_ROWS, max_k), 1);
     sti_carve_take(c, 64, 1); /* the next worker's area on lines of its own */
     return w;
 }
@@ -69,7 +64,7 @@ static size_t area_size(const sti_dev *dev)
 size_t sti_cpu_matmul_scratch(const sti_dev *dev, int rows)
 {
     sti_carve count = {0};
-    sti_carve_take(&count, act_bytes(rows, dev->max_k), 1);
+    sti_carve_take(&count, sti_act_bytes(rows, dev->max_k), 1);
     sti_carve_take(&count, (size_t)sti_pool_threads(dev->pool), area_size(dev));
     return count.used;
 }
@@ -292,7 +287,7 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
     STI_TRY(sti_cpu_need(dev, a->M, err));
     sti_carve at = {.base = dev->scratch.p};
     job.nb = (int)(a->w[0]->K / STI_BLOCK_K);
-    job.act = sti_carve_take(&at, act_bytes(a->M, a->w[0]->K), 1);
+    job.act = sti_carve_take(&at, sti_act_bytes(a->M, a->w[0]->K), 1);
     job.area_bytes = area_size(dev);
     job.areas =
         sti_carve_take(&at, (size_t)sti_pool_threads(dev->pool), job.area_bytes);
