@@ -1,91 +1,63 @@
 /* bench_read.c - how fast the machine reads memory: what bounds decode.
  *
- *   bench_read [THREADS [SECONDS [MB]]]        (2, 10, 96)
+ *     bench_read [THREADS [SECONDS [MB]]]        (2, 10, 96)
  *
- * Every thread reads its part of one block again and again, all beginning together.
- * Prints GB/s by quarters of a second, then the median: on a shared machine they differ
- * by the hour and by the second. */
-#include <pthread.h>
-#include <stdatomic.h>
-#include <sys/mman.h>
-
+ * The workers of a pool read a part of one block each, again and again, as they read
+ * weights. Prints GB/s by quarters of a second, then the median: on a shared machine
+ * they differ by the hour and by the second. */
+#include "base/mem.h"
+#include "base/pool.h"
 #include "bench.h"
 
-enum { MAX_THREADS = 64, MAX_QUARTERS = 4096 };
-
-typedef struct reader {
-    pthread_t thread;
-    const uint64_t *from;
-    size_t n;
-    struct reading *all;
-    uint64_t sum; /* so that nothing is left out */
-} reader;
+enum { MAX_SECONDS = 1000, MAX_MB = 16384, LINE = 8 };
 
 typedef struct reading {
-    pthread_barrier_t gate;
-    atomic_bool stop;
-    reader reader[MAX_THREADS];
+    const uint64_t *from;
+    int64_t n;
+    atomic_ullong sum; /* so that nothing is left out */
 } reading;
 
-static void *read_part(void *arg)
+static void read_part(void *arg, int worker, int workers)
 {
-    reader *r = arg;
-    for (;;) {
-        pthread_barrier_wait(&r->all->gate); /* begin */
-        if (atomic_load(&r->all->stop)) return NULL;
-        uint64_t s[8] = {0};
-        for (size_t i = 0; i < r->n; i += 8)
-            for (size_t j = 0; j < 8; j++) s[j] ^= r->from[i + j];
-        for (size_t j = 0; j < 8; j++) r->sum += s[j];
-        pthread_barrier_wait(&r->all->gate); /* end */
-    }
+    reading *r = arg;
+    int64_t lo, hi;
+    sti_split(r->n, LINE, worker, workers, &lo, &hi);
+    uint64_t s[LINE] = {0}, sum = 0;
+    for (int64_t i = lo; i < hi; i += LINE)
+        for (int j = 0; j < LINE; j++) s[j] ^= r->from[i + j];
+    for (int j = 0; j < LINE; j++) sum += s[j];
+    atomic_fetch_add(&r->sum, sum);
 }
 
 int main(int argc, char **argv)
 {
-    static reading all;
-    static double rate[MAX_QUARTERS];
+    static double rate[4 * MAX_SECONDS];
     const int threads = number_at(1, argc, argv, 2);
-    const double seconds = number_at(2, argc, argv, 10);
-    const size_t bytes = (size_t)number_at(3, argc, argv, 96) << 20;
-    if (threads < 1 || threads > MAX_THREADS || seconds < 1 || seconds > 1000 ||
-        bytes == 0)
+    const int seconds = number_at(2, argc, argv, 10), mb = number_at(3, argc, argv, 96);
+    if (threads < 1 || seconds < 1 || seconds > MAX_SECONDS || mb < 1 || mb > MAX_MB)
         die("usage: bench_read [THREADS [SECONDS [MB]]]");
-    uint64_t *block =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (block == MAP_FAILED) die("no memory");
-    madvise(block, bytes, MADV_HUGEPAGE);
-    memset(block, 1, bytes);
-    pthread_barrier_init(&all.gate, NULL, (unsigned)threads + 1);
-    const size_t part = bytes / sizeof *block / (size_t)threads / 8 * 8;
-    for (int i = 0; i < threads; i++) {
-        reader *r = &all.reader[i];
-        *r = (reader){.from = block + (size_t)i * part, .n = part, .all = &all};
-        if (pthread_create(&r->thread, NULL, read_part, r))
-            die("cannot start a thread");
-    }
-    const double end = now() + seconds;
-    int quarters = 0;
-    while (now() < end && quarters < MAX_QUARTERS) {
-        double spent = 0, read = 0;
-        while (spent < 0.25) {
-            const double start = now();
-            pthread_barrier_wait(&all.gate);
-            pthread_barrier_wait(&all.gate);
-            spent += now() - start;
-            read += (double)(part * (size_t)threads * sizeof *block);
-        }
-        rate[quarters] = read / spent / 1e9;
-        printf("%s%.0f", quarters ? " " : "", rate[quarters]);
+    const size_t bytes = (size_t)mb << 20;
+    sti_pool *pool;
+    sti_block block;
+    still_error err;
+    must(sti_pool_new(threads, &pool, &err), &err);
+    if (!sti_block_new(&block, bytes)) die("no memory");
+    memset(block.p, 1, bytes);
+    reading all = {.from = block.p, .n = (int64_t)(bytes / sizeof *all.from)};
+    const int quarters = 4 * seconds;
+    for (int q = 0; q < quarters; q++) {
+        double spent = 0;
+        int times = 0;
+        for (const double start = now(); spent < 0.25; spent = now() - start, times++)
+            sti_pool_run(pool, read_part, &all);
+        rate[q] = (double)times * (double)bytes / spent / 1e9;
+        printf("%s%.0f", q ? " " : "", rate[q]);
         fflush(stdout);
-        quarters++;
     }
-    atomic_store(&all.stop, true);
-    pthread_barrier_wait(&all.gate);
-    for (int i = 0; i < threads; i++) pthread_join(all.reader[i].thread, NULL);
     sort_times(rate, quarters);
     printf("\nGB/s, %d threads: median %.1f [%.1f, %.1f]\n", threads,
            rate[quarters / 2], rate[0], rate[quarters - 1]);
-    munmap(block, bytes);
+    sti_block_free(&block);
+    sti_pool_free(pool);
     return 0;
 }

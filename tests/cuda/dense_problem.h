@@ -64,23 +64,18 @@ static inline float *copy(const float *x, int64_t n)
 }
 
 /* n floats on the GPU; NULL: zeros. */
-static inline sti_block there(sti_dev *dev, const float *x, int64_t n)
+static inline sti_block there(const float *x, int64_t n)
 {
-    still_error err;
-    sti_block b;
-    OK(cuda()->mem_new(dev, sizeof *x * (size_t)n, &b, &err));
-    if (x) OK(cuda()->mem_move(dev, b.p, x, sizeof *x * (size_t)n, &err));
+    sti_block b = new_block(&the_gpu, sizeof *x * (size_t)n);
+    if (x) move(&the_gpu, b.p, x, sizeof *x * (size_t)n);
     return b;
 }
 
 /* The floats of a block, which is freed. */
-static inline float *back(sti_dev *dev, sti_block *b, int64_t n)
+static inline float *back(sti_block *b, int64_t n)
 {
-    still_error err;
-    float *x = malloc(sizeof *x * (size_t)n);
-    assert_non_null(x);
-    OK(cuda()->mem_move(dev, x, b->p, sizeof *x * (size_t)n, &err));
-    cuda()->mem_free(dev, b);
+    float *x = download(&the_gpu, b->p, sizeof *x * (size_t)n);
+    the_gpu.be->mem_free(the_gpu.dev, b);
     return x;
 }
 

@@ -41,8 +41,7 @@ static void check_sized(sti_dev *dev, source *s, sti_weight *w, int n, int M, in
     still_error err;
     float *x = floats(M * K, size, 7u + (uint32_t)M), *g = floats(K, 1, 8),
           *h = copy(x, M * K);
-    sti_block gx = there(dev, x, M * K), gg = there(dev, g, K),
-              room = there(dev, NULL, M * K);
+    sti_block gx = there(x, M * K), gg = there(g, K), room = there(NULL, M * K);
     sti_block gy[STI_MATMUL_MAX], gb[STI_MATMUL_MAX];
     float *y0[STI_MATMUL_MAX], *bias[STI_MATMUL_MAX];
     sti_matmul_args a = {.x = gx.p, .M = M, .n = n, .accumulate = (mode & ADD) != 0};
@@ -59,15 +58,15 @@ static void check_sized(sti_dev *dev, source *s, sti_weight *w, int n, int M, in
     for (int i = 0; i < n; i++) {
         y0[i] = floats(M * w[i].N, 3, 9u + (uint32_t)i);
         bias[i] = floats(w[i].N, 5, 10u + (uint32_t)i);
-        gy[i] = there(dev, y0[i], M * w[i].N);
-        gb[i] = there(dev, bias[i], w[i].N);
+        gy[i] = there(y0[i], M * w[i].N);
+        gb[i] = there(bias[i], w[i].N);
         a.w[i] = &w[i];
         a.y[i] = gy[i].p;
         a.bias[i] = mode & BIAS && i != 1 ? gb[i].p : NULL;
     }
     OK(cuda()->matmul(dev, &a, &err));
     for (int i = 0; i < n; i++) {
-        float *y = back(dev, &gy[i], M * w[i].N);
+        float *y = back(&gy[i], M * w[i].N);
         for (int m = 0; m < M; m++)
             for (int64_t j = 0; j < w[i].N; j += every) {
                 double want, tol;
@@ -82,7 +81,7 @@ static void check_sized(sti_dev *dev, source *s, sti_weight *w, int n, int M, in
         free(y0[i]);
         free(bias[i]);
     }
-    float *kept = back(dev, &room, M * K);
+    float *kept = back(&room, M * K);
     if ((mode & NORM) && (mode & KEEP))
         for (int64_t i = 0; i < M * K; i++)
             near(kept[i], h[i], 1e-6 * fabs(h[i]), "normed input", w[0].type, M, i);
@@ -342,9 +341,9 @@ static void batches_change_nothing(void **state)
         source s = make_source(TYPES[t], N, K, 4);
         sti_weight w = weight(dev, &s);
         float *x = floats(M * K, 3, 5), *g = floats(K, 1, 6);
-        sti_block gx = there(dev, x, M * K), gg = there(dev, g, K);
-        sti_block room = there(dev, NULL, M * K), one = there(dev, NULL, M * N);
-        sti_block all = there(dev, NULL, M * N);
+        sti_block gx = there(x, M * K), gg = there(g, K);
+        sti_block room = there(NULL, M * K), one = there(NULL, M * N);
+        sti_block all = there(NULL, M * N);
         sti_matmul_args a = {
             .n = 1, .norm = gg.p, .eps = 1e-5f, .room = room.p, .w = {&w}};
         a.x = gx.p;
@@ -357,7 +356,7 @@ static void batches_change_nothing(void **state)
             a.y[0] = (float *)one.p + m * N;
             OK(cuda()->matmul(dev, &a, &err));
         }
-        float *y = back(dev, &all, M * N), *z = back(dev, &one, M * N);
+        float *y = back(&all, M * N), *z = back(&one, M * N);
         assert_memory_equal(y, z, sizeof *y * (size_t)(most * N));
         cuda()->mem_free(dev, &gx);
         cuda()->mem_free(dev, &gg);

@@ -46,9 +46,8 @@ static void check_feed(sti_dev *dev, source s[3], sti_weight w[3], int M, bool b
     float *x0 = floats(M * K, 4, 3), *x = copy(x0, M * K), *g = floats(K, 0.2f, 4);
     float *b = floats(ffn, 1, 5), *h = floats(M * K, 0, 1),
           *room = floats(2 * M * ffn, 0, 1);
-    sti_block gx = there(dev, x0, M * K), gg = there(dev, g, K),
-              gb = there(dev, b, ffn);
-    sti_block gh = there(dev, NULL, M * K), groom = there(dev, NULL, 2 * M * ffn);
+    sti_block gx = there(x0, M * K), gg = there(g, K), gb = there(b, ffn);
+    sti_block gh = there(NULL, M * K), groom = there(NULL, 2 * M * ffn);
     sti_feed_forward_args a = {
         .x = gx.p,
         .M = M,
@@ -63,7 +62,7 @@ static void check_feed(sti_dev *dev, source s[3], sti_weight w[3], int M, bool b
     }
     OK(cuda()->feed_forward(dev, &a, &err));
     feed_ref(r, s);
-    float *y = back(dev, &gx, M * K);
+    float *y = back(&gx, M * K);
     for (int m = 0; m < M; m++) {
         double squares = 0;
         for (int64_t k = 0; k < K; k++) {
@@ -180,7 +179,7 @@ static void embedding(void **state)
         source s = make_source(TYPES[t], N, K, 6);
         sti_weight w = weight(dev, &s);
         int32_t tok[] = {3, N - 1, 0, 17, 8, 3};
-        sti_block gy = there(dev, NULL, 6 * K);
+        sti_block gy = there(NULL, 6 * K);
         sti_embed_args a = {.w = &w, .tok = tok, .M = 6, .y = gy.p};
         OK(cuda()->embed(dev, &a, &err));
         tok[4] = N;
@@ -188,7 +187,7 @@ static void embedding(void **state)
         tok[4] = -1;
         assert_int_equal(cuda()->embed(dev, &a, &err), STILL_E_ARG);
         tok[4] = 8;
-        float *y = back(dev, &gy, 6 * K);
+        float *y = back(&gy, 6 * K);
         /* Scales of K types are rounded to half, bf16 is; the others are exact. */
         bool rounded =
             sti_dtype_find((int)TYPES[t])->block == 256 || TYPES[t] == STI_BF16;
@@ -215,11 +214,11 @@ static void rmsnorm(void **state)
     for (size_t k = 0; k < sizeof size / sizeof *size; k++) {
         int M = size[k][0], K = size[k][1];
         float *x = floats(M * K, 30, 1), *g = floats(K, 2, 2), *want = copy(x, M * K);
-        sti_block gx = there(dev, x, M * K), gg = there(dev, g, K);
+        sti_block gx = there(x, M * K), gg = there(g, K);
         OK(ref->rmsnorm(rd, &(sti_rmsnorm_args){want, g, want, M, K, 1e-5f}, &err));
         OK(cuda()->rmsnorm(dev, &(sti_rmsnorm_args){gx.p, gg.p, gx.p, M, K, 1e-5f},
                            &err));
-        float *y = back(dev, &gx, M * K);
+        float *y = back(&gx, M * K);
         for (int i = 0; i < M * K; i++)
             near(y[i], want[i], 1e-6 * fabs(want[i]), "rmsnorm", STI_F32, M, i);
         cuda()->mem_free(dev, &gg);
@@ -242,10 +241,10 @@ static void swiglu(void **state)
         int M = size[k][0], K = size[k][1];
         float *x = floats(M * K, k % 2 ? 120 : 8, 3), *u = floats(M * K, 2, 4);
         float *want = copy(x, M * K);
-        sti_block gx = there(dev, x, M * K), gu = there(dev, u, M * K);
+        sti_block gx = there(x, M * K), gu = there(u, M * K);
         OK(ref->swiglu(rd, &(sti_swiglu_args){want, u, want, M, K}, &err));
         OK(cuda()->swiglu(dev, &(sti_swiglu_args){gx.p, gu.p, gx.p, M, K}, &err));
-        float *y = back(dev, &gx, M * K);
+        float *y = back(&gx, M * K);
         for (int i = 0; i < M * K; i++)
             near(y[i], want[i], 1e-6 * fabs(want[i]) + 1e-35, "swiglu", STI_F32, M, i);
         cuda()->mem_free(dev, &gu);
@@ -271,7 +270,7 @@ static void check_rope(sti_dev *dev, int M, int heads, int also, int D, bool int
     for (int i = 0; i < D / 2; i++) freq[i] = (float)pow(1e4, -2.0 * i / D);
     for (int m = 0; m < M; m++)
         pos[m] = m % 3 == 0 ? m : m % 3 == 1 ? 1000003 - 7919 * m : 4096 * m + 11;
-    sti_block gx = there(dev, x, n), gz = there(dev, z, k > 0 ? k : 1);
+    sti_block gx = there(x, n), gz = there(z, k > 0 ? k : 1);
     sti_rope_args a = {.x = gx.p,
                        .also = also ? gz.p : NULL,
                        .pos = pos,
@@ -292,7 +291,7 @@ static void check_rope(sti_dev *dev, int M, int heads, int also, int D, bool int
         a.heads = also;
         OK(ref->rope(rd, &a, &err));
     }
-    float *y = back(dev, &gx, n), *v = back(dev, &gz, k > 0 ? k : 1);
+    float *y = back(&gx, n), *v = back(&gz, k > 0 ? k : 1);
     for (int i = 0; i < n; i++) near(y[i], x[i], 1.5e-6, "rope", STI_F32, M, i);
     for (int i = 0; i < k; i++) near(v[i], z[i], 1.5e-6, "rope, also", STI_F32, M, i);
     ref->dev_free(rd);
@@ -336,7 +335,7 @@ static void logprob(void **state)
         for (int m = 0; m < M; m++) target[m] = (V - 1) * m / M;
         if (V > 4) x[V - 1] = x[V / 2] = 400; /* equal maxima: the first is the top */
         if (V > 40) x[V / 2 + 1] = -INFINITY;
-        sti_block gx = there(dev, x, (int64_t)M * V);
+        sti_block gx = there(x, (int64_t)M * V);
         sti_logprob_args a = {gx.p, target, M, V, p, top},
                          r = {x, target, M, V, want, want_top};
         OK(cuda()->logprob(dev, &a, &err));

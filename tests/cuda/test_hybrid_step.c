@@ -175,7 +175,8 @@ static void test_unrotated(void **state)
     check(need_gpu(), c, 71 + (uint64_t)(c - turned), true);
 }
 
-/* Sizes of real models: lists that fill up, thousands of keys. */
+/* Sizes of real models: lists that fill up, thousands of keys; those with a limit of
+ * their own in rows that come before RoPE. */
 static const test_case real[] = {
     {"SmolLM2", "still", 128, {9, 3, 64, 64}, 1100, NULL, false, false, 2e-3},
     {"8B", "still", 128, {8, 2, 128, 128}, 700, NULL, false, false, 2e-3},

@@ -430,7 +430,9 @@ static void requests(void **state)
     must(still_eval_run(model, &p, r, 8, &n, &e), &e);
     assert_true(r[0].perplexity > 1 && isnan(r[0].acc_norm));
     const char *name, *summary, *files;
-    assert_non_null(name = still_eval_task_at(0, &summary, &files, NULL));
+    const int *lengths = (const int[]){1};
+    assert_non_null(name = still_eval_task_at(0, &summary, &files, &lengths));
+    assert_null(lengths);
     assert_string_equal(name, "piqa");
     assert_string_equal(files, "piqa_valid.jsonl");
     assert_null(still_eval_task_at(10000, NULL, NULL, NULL));

@@ -81,10 +81,12 @@ enum {
     STI_ACT_DIGIT = 7,  /* bits of lo */
     STI_ACT_MAX = 127 << STI_ACT_DIGIT,
 };
+/* Of rows of K. */
 static inline size_t sti_act_bytes(int64_t rows, int64_t K)
 {
     return (size_t)rows * (size_t)(K / STI_BLOCK_K) * STI_ACT_BYTES;
 }
+
 /* The digits of q. |lo| <= 64, so hi fits a byte for |q| <= STI_ACT_MAX. */
 static inline int sti_act_hi(int q)
 {
