@@ -46,10 +46,14 @@ int main(int argc, char **argv)
     reading all = {.from = block.p, .n = (int64_t)(bytes / sizeof *all.from)};
     const int quarters = 4 * seconds;
     for (int q = 0; q < quarters; q++) {
+        const double start = now();
         double spent = 0;
         int times = 0;
-        for (const double start = now(); spent < 0.25; spent = now() - start, times++)
+        while (spent < 0.25) {
             sti_pool_run(pool, read_part, &all);
+            spent = now() - start;
+            times++;
+        }
         rate[q] = (double)times * (double)bytes / spent / 1e9;
         printf("%s%.0f", q ? " " : "", rate[q]);
         fflush(stdout);
