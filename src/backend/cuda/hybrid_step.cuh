@@ -77,6 +77,11 @@ typedef struct sight {
     int tokens, slot; /* of the window; ring slot of the oldest */
     int ring, salient;
 
+    /* Places from here on are not seen. */
+    __device__ __forceinline__ int end() const
+    {
+        return ring + salient;
+    }
     /* How many of the window's tokens are older. */
     __device__ __forceinline__ int age(int i) const
     {

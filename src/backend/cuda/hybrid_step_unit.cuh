@@ -112,7 +112,7 @@ STI_DEVICE void meet_keys(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
 {
     const sight &see = sh.see;
     const int lane = (int)threadIdx.x % 32, apart = next_batch<Layout>(a);
-    const int end = see.ring + see.salient;
+    const int end = see.end();
 #pragma unroll 1
     while (base < end) {
         int next = base + apart;
@@ -193,8 +193,10 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                                      far           ? h.position_cap
                                      : h.unrotated ? sh.now.pos
                                                    : 0);
-                b.load_keys(sh, base, true);
-                b.load_values(sh, base, true);
+                /* with nothing to see here, the first copies may still be on their way */
+                const bool some = base < sh.see.end();
+                b.load_keys(sh, base, some);
+                b.load_values(sh, base, some);
             }
             meet_keys<Layout>(a, sh, base, far != 0, first, b, r);
         }
