@@ -5,6 +5,8 @@
  * The workers of a pool read a part of one block each, again and again, as they read
  * weights. Prints GB/s by quarters of a second, then the median: on a shared machine
  * they differ by the hour and by the second. */
+#include <stdatomic.h>
+
 #include "base/mem.h"
 #include "base/pool.h"
 #include "bench.h"

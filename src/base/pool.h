@@ -6,8 +6,6 @@
 #ifndef STI_BASE_POOL_H
 #define STI_BASE_POOL_H
 
-#include <stdatomic.h>
-
 #include "base/error.h"
 
 typedef struct sti_pool sti_pool;
@@ -21,12 +19,13 @@ int sti_cores(void); /* cores this process may run on */
 /* Runs fn(arg, w, workers) on every worker and returns when all are done. */
 void sti_pool_run(sti_pool *p, sti_task fn, void *arg);
 
-/* Inside a task: waits until all workers of the pool have come here. Cheaper than the
- * end of a task and the start of the next: the caller prepares nothing in between. */
-void sti_pool_meet(sti_pool *p);
-
-/* Inside a task: waits until *count has reached n. */
-void sti_pool_await(const atomic_int *count, int n);
+/* Inside a task, for worker w. It arrives somewhere; it waits until every worker has
+ * arrived as often as itself; or both: a meeting, which is cheaper than the end of a
+ * task and the start of the next, since the caller prepares nothing in between. All
+ * workers of a task arrive equally often; who has nothing to wait for need not. */
+void sti_pool_arrive(sti_pool *p, int w);
+void sti_pool_await(sti_pool *p, int w);
+void sti_pool_meet(sti_pool *p, int w);
 
 /* The part [*lo, *hi) of 0..n-1 that worker w of `workers` does, cut at multiples of
  * grain. Static, so that results do not depend on timing. */

@@ -86,10 +86,12 @@ static sti_hybrid_args next_args(session *x, int n)
                                        .fold_chunk = x->fold}};
 }
 
+enum { MOST_SESSIONS = 24 };
+
 /* Feeds each of several sessions its next n[i] tokens in one call. */
 static void feed_cpu(sti_dev *dev, session *const *x, const int *n, int count)
 {
-    sti_hybrid_args a[8];
+    sti_hybrid_args a[MOST_SESSIONS];
     still_error err;
     for (int i = 0; i < count; i++) a[i] = next_args(x[i], n[i]);
     if (cpu()->hybrid(dev, a, count, &err) != STILL_OK) fail_msg("%s", err.text);
@@ -323,9 +325,10 @@ static void test_cuts_and_threads(void **state)
             session whole = open_session(&p, 2);
             feed_all(dev, &whole, 1000);
             free_dev(dev);
-            static const int step[] = {1, 50, 7, 1000};
-            for (int s = 0; s < 4; s++) {
-                dev = new_dev(isa_name[i], 1 + s % 3);
+            static const int step[] = {1, 50, 7, 1000, 1, 1};
+            static const int threads[] = {1, 2, 3, 1, 2, 7};
+            for (int s = 0; s < 6; s++) {
+                dev = new_dev(isa_name[i], threads[s]);
                 session x = open_session(&p, 2);
                 feed_all(dev, &x, step[s]);
                 assert_same(&whole, &x);
@@ -337,12 +340,14 @@ static void test_cuts_and_threads(void **state)
         }
 }
 
+/* Sessions enough for several rounds of units, of which rows are cut by rounds and by
+ * workers. */
 static void test_batches(void **state)
 {
     (void)state;
-    enum { N = 7 };
+    enum { N = MOST_SESSIONS };
     for (uint64_t seed = 0; seed < 5; seed++) {
-        sti_dev *dev = new_dev(NULL, 2);
+        sti_dev *dev = new_dev(NULL, 2 + (int)seed % 4);
         problem p = large_problem(10 + seed);
         session alone = open_session(&p, 2), batch[N], *x[N];
         feed_all(dev, &alone, 1000);
@@ -350,7 +355,7 @@ static void test_batches(void **state)
         for (int i = 0; i < N; i++) {
             batch[i] = open_session(&p, 2);
             x[i] = &batch[i];
-            int ahead = 23 * i;
+            int ahead = 11 * i;
             feed_cpu(dev, &x[i], &ahead, 1);
         }
         uint64_t rng = seed;

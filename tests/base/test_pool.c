@@ -1,6 +1,7 @@
 /* The thread pool: every worker runs every task once, also after it slept. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <unistd.h>
@@ -40,6 +41,7 @@ typedef struct meeting {
     sti_pool *pool;
     int rounds[MOST]; /* that each worker has begun */
     atomic_int left;  /* workers that are through with the last part */
+    int seen;         /* of them, by the one worker that waits */
 } meeting;
 
 /* Between two meetings all workers have begun the same number of rounds. */
@@ -48,13 +50,15 @@ static void meet(void *arg, int w, int workers)
     meeting *m = arg;
     for (int i = 1; i <= 10; i++) {
         m->rounds[w] = i;
-        sti_pool_meet(m->pool);
+        sti_pool_meet(m->pool, w);
         for (int k = 0; k < workers; k++) assert_int_equal(m->rounds[k], i);
-        sti_pool_meet(m->pool);
+        sti_pool_meet(m->pool, w);
     }
-    atomic_fetch_add(&m->left, 1);
-    sti_pool_await(&m->left, workers);
-    assert_int_equal(atomic_load(&m->left), workers);
+    atomic_fetch_add_explicit(&m->left, 1, memory_order_relaxed);
+    sti_pool_arrive(m->pool, w);
+    if (w + 1 != workers) return;
+    sti_pool_await(m->pool, w);
+    m->seen = atomic_load_explicit(&m->left, memory_order_relaxed);
 }
 
 static void workers_meet_inside_a_task(void **state)
@@ -67,6 +71,7 @@ static void workers_meet_inside_a_task(void **state)
         for (int i = 0; i < 3; i++) {
             atomic_store(&m.left, 0);
             sti_pool_run(m.pool, meet, &m);
+            assert_int_equal(m.seen, threads);
         }
         sti_pool_free(m.pool);
     }

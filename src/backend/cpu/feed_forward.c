@@ -113,7 +113,7 @@ static void work(void *arg, int worker, int workers)
               &end);
     prepare(j, &own);
     hidden(j, own.act, lo, hi);
-    sti_pool_meet(j->pool);
+    sti_pool_meet(j->pool, worker);
     multiply(j, a->w.down, a->w.down_bias, j->act, a->x, first, end, true);
 }
 

@@ -19,7 +19,6 @@
 #define STI_BACKEND_CPU_HYBRID_CPU_H
 
 #include <math.h>
-#include <stdatomic.h>
 
 #include "backend/cpu/attn_tile.h"
 #include "backend/cpu/hybrid_rows.h"
@@ -126,8 +125,6 @@ typedef struct sti_hyb {
     int base;                 /* row of the call that the session's first is */
     int n_units;
     int64_t cost; /* of the units, in keys */
-    /* Workers that have run their units of shared rows; on a line of its own. */
-    _Alignas(64) atomic_int shared_done;
 } sti_hyb;
 
 static inline int sti_hyb_kv_of(const sti_hyb *h, int sel)

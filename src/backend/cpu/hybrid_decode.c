@@ -4,9 +4,9 @@
  * results are joined in the order of hybrid_query.c: the same numbers as there, see
  * attn_tile.h. A step of one session takes microseconds, so it is one task for the
  * pool: workers get runs of units of equal cost, store the new keys with the block
- * they belong to, and join the rows they have units of. Those that several share are
- * begun first: when their turn to be joined comes, everybody's part is there. Bound by
- * memory: each unit asks for what the next one reads. */
+ * they belong to, and join units to their rows as they go. A row that several share
+ * goes from one to the next: begun first by the one, ended last by the other. Bound by
+ * memory: each unit asks for what the worker's next one reads. */
 #include <math.h>
 #include <string.h>
 
@@ -63,9 +63,11 @@ static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
     memcpy(to->self, w->self, bytes);
 }
 
-/* What the unit reads first. */
-static const void *start_of(const sti_hyb *h, const sti_hyb_unit *u)
+/* What unit i reads first; NULL if there is no such unit. */
+static const void *start_of(const sti_hyb *h, int i)
 {
+    if (i >= h->n_units) return NULL;
+    const sti_hyb_unit *u = &h->unit[i];
     const sti_hybrid_state *st = u->a->state;
     if (u->b.part == STI_HYB_LINEAR)
         return (const float *)st->lin_s + (size_t)u->sel * h->P * h->D;
@@ -75,32 +77,56 @@ static const void *start_of(const sti_hyb *h, const sti_hyb_unit *u)
 
 /* ---- Rows ---------------------------------------------------------------- */
 
-/* Takes the results of a unit in. The sum of values lives in the output itself until
- * the last unit of the row. */
+/* The sums of a row are with the worker that joins its units: M, L and score of its
+ * tile, and o in the output itself. */
+static float *sums_at(const sti_hyb *h, const sti_hyb_unit *u)
+{
+    return u->a->y + sti_hyb_query_at(h, 0, u->sel * h->group);
+}
+
+static void begin_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u)
+{
+    for (int i = 0; i < h->group; i++) {
+        w->t.M[i] = -INFINITY;
+        w->t.L[i] = 0;
+        w->score[i] = sti_hyb_no_score();
+    }
+    memset(sums_at(h, u), 0, (size_t)h->group * (size_t)h->D * sizeof(float));
+}
+
+/* For the worker that goes on with the row, and by it. */
+static void leave_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u)
+{
+    const size_t at = (size_t)u->row * h->H + u->sel * h->group, n = (size_t)h->group;
+    memcpy(h->M + at, w->t.M, n * sizeof *h->M);
+    memcpy(h->L + at, w->t.L, n * sizeof *h->L);
+    memcpy(h->score + at, w->score, n * sizeof *h->score);
+}
+static void take_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u)
+{
+    const size_t at = (size_t)u->row * h->H + u->sel * h->group, n = (size_t)h->group;
+    memcpy(w->t.M, h->M + at, n * sizeof *h->M);
+    memcpy(w->t.L, h->L + at, n * sizeof *h->L);
+    memcpy(w->score, h->score + at, n * sizeof *h->score);
+}
+
+/* Takes the results of a unit in; the last one of a row ends it. */
 static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u,
                       const sti_hyb_slot *from)
 {
     const sti_hybrid_args *a = u->a;
     const int group = h->group, D = h->D, first_head = u->sel * group;
     const size_t at = (size_t)u->row * h->H + first_head;
-    float *M = h->M + at, *L = h->L + at,
-          *o = a->y + sti_hyb_query_at(h, 0, first_head);
-    sti_hyb_score *score = h->score + at;
-    if (u->first)
-        for (int i = 0; i < group; i++) {
-            M[i] = -INFINITY;
-            L[i] = 0;
-            score[i] = sti_hyb_no_score();
-            memset(o + (size_t)i * D, 0, (size_t)D * sizeof *o);
-        }
     const bool linear = u->b.part == STI_HYB_LINEAR;
+    float *M = w->t.M, *L = w->t.L, *o = sums_at(h, u);
     if (!linear) {
         h->f->fold(M, L, from->m, from->l, w->t.keep, w->t.add, group);
         for (int i = 0; i < group; i++) {
             h->f->join(o + (size_t)i * D, from->o + (size_t)i * h->ldo, w->t.keep[i],
                        w->t.add[i], D);
             if (h->scored)
-                sti_hyb_see(&score[i], from->tail_m[i], from->tail_l[i], from->self[i]);
+                sti_hyb_see(&w->score[i], from->tail_m[i], from->tail_l[i],
+                            from->self[i]);
             if (!h->received || !sti_hyb_in_window(&u->b)) continue;
             h->window_m[at + (size_t)i] = M[i];
             h->window_l[at + (size_t)i] = L[i];
@@ -111,65 +137,91 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
         sti_hyb_finish(h, a, 0, first_head + i, o + (size_t)i * D, M[i], L[i],
                        linear ? from->o + (size_t)i * h->ldo : NULL,
                        linear ? from->l[i] : 0);
-    if (h->scored) sti_hyb_score_token(h, a, u->sel, 0, a->state->pos, score);
+    if (h->scored) sti_hyb_score_token(h, a, u->sel, 0, a->state->pos, w->score);
 }
 
 /* ---- Rounds -------------------------------------------------------------- */
 
-/* Units are given out in order, by the cost up to their middle. */
-static int worker_of(const sti_hyb *h, int unit, int workers)
+/* Units are given out in order, by the cost up to their middle: worker w has
+ * [*lo, *hi). */
+static void units_of(const sti_hyb *h, int w, int workers, int *lo, int *hi)
 {
-    return (int)(h->unit[unit].middle * workers / h->cost);
+    int i = 0;
+    while (i < h->n_units && h->unit[i].middle * workers < h->cost * w) i++;
+    *lo = i;
+    while (i < h->n_units && h->unit[i].middle * workers < h->cost * (w + 1)) i++;
+    *hi = i;
 }
 
-/* The units [first, *end) of the row that unit `first` begins, as far as they are in
- * this round. True: several workers run them. */
-static bool row_at(const sti_hyb *h, int first, int workers, int *end)
+/* Units [lo, hi), each joined as soon as it is there; unit `then` comes after them, or
+ * none. Rows that begin before `lo` are gone on with, those that do not end left. */
+static void run_joined(const sti_hyb *h, const sti_hyb_worker *w, int lo, int hi,
+                       int then)
 {
-    for (*end = first + 1; *end < h->n_units && !h->unit[*end - 1].last;) ++*end;
-    return worker_of(h, first, workers) != worker_of(h, *end - 1, workers);
-}
-
-static void run_units(const sti_hyb *h, int w, int workers, bool shared)
-{
-    for (int first = 0, end; first < h->n_units; first = end) {
-        if (row_at(h, first, workers, &end) != shared) continue;
-        for (int i = first; i < end; i++) {
-            if (worker_of(h, i, workers) != w) continue;
-            const bool more = i + 1 < h->n_units && worker_of(h, i + 1, workers) == w;
-            const sti_hyb_slot to = slot_at(h, i);
-            run_unit(h, &h->worker[w], &h->unit[i], &to,
-                     more ? start_of(h, &h->unit[i + 1]) : NULL);
-        }
+    for (int i = lo; i < hi; i++) {
+        const sti_hyb_unit *u = &h->unit[i];
+        const sti_hyb_slot to = slot_at(h, lo);
+        if (u->first)
+            begin_row(h, w, u);
+        else if (i == lo)
+            take_row(h, w, u);
+        run_unit(h, w, u, &to, start_of(h, i + 1 < hi ? i + 1 : then));
+        join_unit(h, w, u, &to);
+        if (i + 1 == hi && !u->last) leave_row(h, w, u);
     }
 }
 
-/* Joins the rows that worker w has the last unit of. */
-static void join_rows(const sti_hyb *h, int w, int workers, bool shared)
+/* Units [lo, hi) from the middle of a row: another worker joins them. */
+static void run_apart(const sti_hyb *h, const sti_hyb_worker *w, int lo, int hi)
 {
-    for (int first = 0, end; first < h->n_units; first = end) {
-        if (row_at(h, first, workers, &end) != shared) continue;
-        for (int i = first; i < end && worker_of(h, end - 1, workers) == w; i++) {
-            const sti_hyb_slot from = slot_at(h, i);
-            join_unit(h, &h->worker[w], &h->unit[i], &from);
-        }
+    for (int i = lo; i < hi; i++) {
+        const sti_hyb_slot to = slot_at(h, i);
+        run_unit(h, w, &h->unit[i], &to, start_of(h, i + 1 < hi ? i + 1 : h->n_units));
     }
 }
 
+/* Joins the units of the row of unit `end` that lie before it and were run apart. */
+static void join_apart(const sti_hyb *h, const sti_hyb_worker *w, int end, int workers)
+{
+    int first = end, lo, hi = 0;
+    while (first > 0 && !h->unit[first].first) first--;
+    for (int v = 0; hi <= first; v++)
+        units_of(h, v, workers, &lo, &hi); /* of the worker that began the row */
+    for (int i = hi; i < end; i++) {
+        const sti_hyb_slot from = slot_at(h, i);
+        if (i == hi) take_row(h, w, &h->unit[i]);
+        join_unit(h, w, &h->unit[i], &from);
+        if (i + 1 == end) leave_row(h, w, &h->unit[i]);
+    }
+}
+
+/* Of the worker's units [lo, hi), those before `whole` are of a row that others began,
+ * those from `open` on of one that others end. What others wait for comes first, and
+ * what waits for others last: by then it is there. */
 static void unit_work(void *v, int w, int workers)
 {
-    sti_hyb *h = v;
-    run_units(h, w, workers, true);
-    atomic_fetch_add_explicit(&h->shared_done, 1, memory_order_release);
-    run_units(h, w, workers, false);
-    join_rows(h, w, workers, false);
-    sti_pool_await(&h->shared_done, workers);
-    join_rows(h, w, workers, true);
+    const sti_hyb *h = v;
+    const sti_hyb_worker *own = &h->worker[w];
+    int lo, hi, whole, open;
+    units_of(h, w, workers, &lo, &hi);
+    for (whole = lo; whole < hi && whole > 0 && !h->unit[whole].first;) whole++;
+    for (open = hi; open > whole && open < h->n_units && !h->unit[open - 1].last;)
+        open--;
+    const int tail = lo < whole ? lo : h->n_units;
+    const bool apart =
+        tail == lo && whole == hi && hi < h->n_units && !h->unit[hi - 1].last;
+    if (apart) run_apart(h, own, lo, hi);
+    run_joined(h, own, open, hi, whole < open ? whole : tail);
+    sti_pool_arrive(h->pool, w);
+    run_joined(h, own, whole, open, tail);
+    if (apart || lo == whole) return;
+    sti_pool_await(h->pool, w);
+    join_apart(h, own, lo, workers);
+    run_joined(h, own, lo, whole, h->n_units);
 }
 
 static void run_round(sti_dev *dev, sti_hyb *h)
 {
-    atomic_store_explicit(&h->shared_done, 0, memory_order_relaxed);
     if (h->n_units > 0) sti_pool_run(dev->pool, unit_work, h);
     h->n_units = 0;
     h->cost = 0;

@@ -450,17 +450,17 @@ void sti_hyb_leave(const sti_hyb *h, const sti_hybrid_args *a, int w, int worker
     const int64_t c = a->state->pos / h->C;
     sti_hyb_worker *own = &h->worker[w];
     for (int sel = w; sel < h->S; sel += workers) choose(h, a, sel, c);
-    sti_pool_meet(h->pool);
+    sti_pool_meet(h->pool, w);
     for (int done = 0; a->state->lin_s && done < h->C; done += batch_size(h)) {
         int sel, lo, hi;
         for (share s = share_of(h, batch_size(h), w, workers);
              next_head(&s, &sel, &lo, &hi);)
             map_tokens(h, own, a, sel, done, lo, hi);
-        sti_pool_meet(h->pool);
+        sti_pool_meet(h->pool, w);
         for (share s = share_of(h, h->P, w, workers); next_head(&s, &sel, &lo, &hi);)
             add_rows(h, own, a->state, sel, done, lo, hi);
-        sti_pool_meet(h->pool);
+        sti_pool_meet(h->pool, w);
     }
     for (int sel = w; sel < h->S; sel += workers) join(h, a, sel, c);
-    sti_pool_meet(h->pool);
+    sti_pool_meet(h->pool, w);
 }
