@@ -1,17 +1,19 @@
-/* bench_read.c - how fast the machine reads memory: what bounds decode.
+/* bench_read.c - how fast the machine reads memory and how fast its cores hear of each
+ * other: what bounds decode.
  *
  *     bench_read [THREADS [SECONDS [MB]]]        (2, 10, 96)
  *
  * The workers of a pool read a part of one block each, again and again, as they read
- * weights. Prints GB/s by quarters of a second, then the median: on a shared machine
- * they differ by the hour and by the second. */
+ * weights, and meet after each quarter of a second. Prints GB/s by quarters, then the
+ * median, and that of a meeting in ns: on a shared machine they differ by the hour and
+ * by the second, and cores that share a cache meet sooner but read slower. */
 #include <stdatomic.h>
 
 #include "base/mem.h"
 #include "base/pool.h"
 #include "bench.h"
 
-enum { MAX_SECONDS = 1000, MAX_MB = 16384, LINE = 8 };
+enum { MAX_SECONDS = 1000, MAX_MB = 16384, LINE = 8, MEETINGS = 10000 };
 
 typedef struct reading {
     const uint64_t *from;
@@ -31,9 +33,15 @@ static void read_part(void *arg, int worker, int workers)
     atomic_fetch_add(&r->sum, sum);
 }
 
+static void meet(void *arg, int worker, int workers)
+{
+    (void)workers;
+    for (int i = 0; i < MEETINGS; i++) sti_pool_meet(arg, worker);
+}
+
 int main(int argc, char **argv)
 {
-    static double rate[4 * MAX_SECONDS];
+    static double rate[4 * MAX_SECONDS], meeting[4 * MAX_SECONDS];
     const int threads = number_at(1, argc, argv, 2);
     const int seconds = number_at(2, argc, argv, 10), mb = number_at(3, argc, argv, 96);
     if (threads < 1 || seconds < 1 || seconds > MAX_SECONDS || mb < 1 || mb > MAX_MB)
@@ -59,10 +67,16 @@ int main(int argc, char **argv)
         rate[q] = (double)times * (double)bytes / spent / 1e9;
         printf("%s%.0f", q ? " " : "", rate[q]);
         fflush(stdout);
+        const double before = now();
+        sti_pool_run(pool, meet, pool);
+        meeting[q] = (now() - before) / MEETINGS * 1e9;
     }
     sort_times(rate, quarters);
-    printf("\nGB/s, %d threads: median %.1f [%.1f, %.1f]\n", threads,
-           rate[quarters / 2], rate[0], rate[quarters - 1]);
+    sort_times(meeting, quarters);
+    printf("\nGB/s, %d threads: median %.1f [%.1f, %.1f]; a meeting: %.0f ns [%.0f, "
+           "%.0f]\n",
+           threads, rate[quarters / 2], rate[0], rate[quarters - 1],
+           meeting[quarters / 2], meeting[0], meeting[quarters - 1]);
     sti_block_free(&block);
     sti_pool_free(pool);
     return 0;
