@@ -327,7 +327,8 @@ static void test_cuts_and_threads(void **state)
             free_dev(dev);
             static const int step[] = {1, 50, 7, 1000, 1, 1};
             static const int threads[] = {1, 2, 3, 1, 2, 7};
-            for (int s = 0; s < 6; s++) {
+            const int runs = i == 0 ? 6 : 4; /* who does what is the same for all */
+            for (int s = 0; s < runs; s++) {
                 dev = new_dev(isa_name[i], threads[s]);
                 session x = open_session(&p, 2);
                 feed_all(dev, &x, step[s]);
