@@ -53,6 +53,14 @@ static inline void relax(int spins)
 #endif
 }
 
+/* Waits, without sleeping, until *count has come to n; it may go round. */
+static void wait_for(const atomic_uint *count, unsigned n)
+{
+    for (int spins = 0;
+         (int)(atomic_load_explicit(count, memory_order_acquire) - n) < 0;)
+        relax(spins < SPIN_POLITE ? spins++ : spins);
+}
+
 static void *work(void *v)
 {
     start_arg a = *(start_arg *)v;
@@ -102,11 +110,7 @@ void sti_pool_run(sti_pool *p, sti_task fn, void *arg)
     p->arg = arg;
     const unsigned round = publish(p);
     fn(arg, 0, p->threads);
-    for (int w = 1; w < p->threads; w++) {
-        const atomic_uint *done = &p->own[w].done;
-        for (int spins = 0; atomic_load_explicit(done, memory_order_acquire) != round;)
-            relax(spins < SPIN_POLITE ? spins++ : spins);
-    }
+    for (int w = 1; w < p->threads; w++) wait_for(&p->own[w].done, round);
 }
 
 void sti_pool_arrive(sti_pool *p, int w)
@@ -120,12 +124,7 @@ void sti_pool_await(sti_pool *p, int w)
 {
     const unsigned mine =
         atomic_load_explicit(&p->own[w].arrived, memory_order_relaxed);
-    for (int v = 0; v < p->threads; v++) {
-        const atomic_uint *other = &p->own[v].arrived;
-        for (int spins = 0;
-             (int)(atomic_load_explicit(other, memory_order_acquire) - mine) < 0;)
-            relax(spins < SPIN_POLITE ? spins++ : spins);
-    }
+    for (int v = 0; v < p->threads; v++) wait_for(&p->own[v].arrived, mine);
 }
 
 void sti_pool_meet(sti_pool *p, int w)
