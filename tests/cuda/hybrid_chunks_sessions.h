@@ -123,14 +123,23 @@ static inline int falling(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
+/* How far a score may be off. The closed form of s3 leaves out up to eps for every
+ * token in view (ops/score.c); received weights are small numbers. */
+static inline double score_limit(const problem *p)
+{
+    return p->set.score == STI_SCORE_RECEIVED ? 1e-7
+                                              : 3e-5 + 1.5 * p->set.eps * p->set.chunk;
+}
+
 /* Sorts n scores, keeps the k best of them; false if number k is as good but for
  * rounding. */
-static inline bool keep_best(double *score, int *n, int k)
+static inline bool keep_best(const problem *p, double *score, int *n, int k)
 {
+    const double gap = p->set.score == STI_SCORE_RECEIVED ? 1e-6 : 5e-5;
     qsort(score, (size_t)*n, sizeof *score, falling);
     if (*n <= k) return true;
     *n = k;
-    return k == 0 || score[k - 1] - score[k] > 5e-5;
+    return k == 0 || score[k - 1] - score[k] > gap;
 }
 
 /* Whether no choice of the problem is a matter of rounding. */
@@ -151,9 +160,9 @@ static inline bool clear_cut(problem *p)
             double *leaving = score + kept;
             for (int i = 0; i < C; i++)
                 leaving[i] = p->score_parallel[((now - 2) * C + i) * p->S + sel];
-            clear = keep_best(leaving, &n, select) && clear;
+            clear = keep_best(p, leaving, &n, select) && clear;
             kept += n;
-            clear = keep_best(score, &kept, cap) && clear;
+            clear = keep_best(p, score, &kept, cap) && clear;
         }
     }
     free(score);
@@ -354,12 +363,6 @@ static inline void assert_near(const char *name, const uint16_t *x, const double
         fail_msg("%s: far key: error %g, size %g", name, sqrt(error), sqrt(size));
 }
 
-/* The closed form of s3 leaves out up to eps for every token in view (ops/score.c). */
-static inline double score_limit(const problem *p)
-{
-    return 3e-5 + 1.5 * p->set.eps * p->set.chunk;
-}
-
 static inline void compare_window(const char *name, const problem *p,
                                   const sti_hybrid_state *st)
 {
@@ -378,6 +381,23 @@ static inline void compare_window(const char *name, const problem *p,
                 !(fabs(((float *)st->win_score)[slot] - score) <= score_limit(p)))
                 fail_msg("%s: score of token %d is %.9g, expected %.9g", name, j,
                          (double)((float *)st->win_score)[slot], score);
+        }
+}
+
+/* What the tokens of the window have received so far, sums of up to 2C weights. */
+static inline void compare_received(const char *name, const problem *p,
+                                    const sti_hybrid_state *st)
+{
+    const int window = 2 * p->set.chunk, first = p->T > window ? p->T - window : 0;
+    if (!st->win_received || p->set.select == 0 || p->set.cap == 0) return;
+    for (int s = 0; s < p->S; s++)
+        for (int j = first; j < p->T; j++) {
+            const size_t slot = (size_t)(s * window + j % window);
+            const double sum = ((double *)p->st.win_received)[slot];
+            const float x = ((float *)st->win_received)[slot];
+            if (!(fabs(x - sum) <= 1e-5 * sum + 1e-6))
+                fail_msg("%s: token %d has received %.9g, expected %.9g", name, j,
+                         (double)x, sum);
         }
 }
 
@@ -456,6 +476,7 @@ static inline void compare(const char *name, const session *x)
     }
     sti_hybrid_state_carve(&st, &c, &p->set, &p->shape, p->T, 2, sizeof(float));
     compare_window(name, p, &st);
+    compare_received(name, p, &st);
     compare_list(name, p, &st);
     compare_sums(name, p, &st);
     free(copy);

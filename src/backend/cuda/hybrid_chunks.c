@@ -12,9 +12,8 @@ enum {
     SLACK = 4096     /* more than alignment can add to the scratch of a piece */
 };
 
-/* Not here: the score `received`, which needs the sums of columns of weights; caches
- * without a cap, keys in float, and shapes that do not fill tiles. Without a window,
- * scaling and positions have to be the plain ones. */
+/* Not here: caches without a cap, keys in float, and shapes that do not fill tiles.
+ * Without a window, scaling and positions have to be the plain ones. */
 bool sti_cuda_chunks_supported(const sti_cuda_shape *h)
 {
     const bool head = h->half_kv && h->F == h->D && (h->D == 64 || h->D == 128);
@@ -23,9 +22,9 @@ bool sti_cuda_chunks_supported(const sti_cuda_shape *h)
     if (!h->has_window)
         return head && h->has_linear && h->la_scale == STI_SCALE_EXACT &&
                !h->raw_features && h->position_cap == 0;
-    return head && h->score != STI_SCORE_RECEIVED && h->map == STI_MAP_SOFTMAX &&
-           h->C % 16 == 0 && h->C >= 16 && h->C <= most && h->cap >= 0 &&
-           h->cap <= STI_CHUNKS_MAX_CAP && h->select >= 0 && h->select <= h->C;
+    return head && h->map == STI_MAP_SOFTMAX && h->C % 16 == 0 && h->C >= 16 &&
+           h->C <= most && h->cap >= 0 && h->cap <= STI_CHUNKS_MAX_CAP &&
+           h->select >= 0 && h->select <= h->C;
 }
 
 /* Tokens taken at once: the more selection heads, the fewer, since each has states;
@@ -90,6 +89,10 @@ static void carve_piece(sti_carve *s, sti_chunks *c, int T)
         sti_carve_take(s, c->raw ? S * (size_t)c->rows * D : 0, sizeof *c->k_raw);
     c->fold_k = h->raw_features ? c->k_raw : c->k;
     c->score = sti_carve_take(s, S * (size_t)c->rows, sizeof *c->score);
+    c->norm = sti_carve_take(
+        s,
+        c->select > 0 && h->score == STI_SCORE_RECEIVED ? (size_t)h->H * (size_t)T : 0,
+        sizeof *c->norm);
     c->count = sti_carve_take(s, S, sizeof *c->count);
     c->folded = sti_carve_take(s, S, sizeof *c->folded);
     c->candidate =

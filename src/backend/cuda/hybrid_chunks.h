@@ -6,6 +6,7 @@
  * other on the device's stream:
  *   pack     keys and values, old and new, as half rows in one buffer   hybrid_pack.cu
  *   score    the score of every new token                               hybrid_score.cu
+ *            one that later tokens give it                          hybrid_received.cu
  *   select   the salient list of each chunk, the rows folded at each hybrid_select.cu
  *   state    what each chunk folds, then sums of it along the piece     hybrid_state.cu
  *   output   queries meet window, list and state                     hybrid_output.cu
@@ -69,7 +70,8 @@ typedef struct sti_chunks {
     sti_chunks_half *k, *v;         /* [S, rows, D] */
     sti_chunks_half *k_raw;         /* [S, rows, D], if raw */
     const sti_chunks_half *fold_k;  /* k or k_raw: what features are made of */
-    float *score;                   /* [S, rows] */
+    float *score;                   /* [S, rows]; of `received` sums */
+    float *norm;                    /* [H, T], for `received` */
     sti_chunks_half *map_q, *map_k; /* [H, D, D], [S, D, D] or NULL */
     int32_t *count;                 /* [S]: salient tokens before the piece */
     int64_t *folded;                /* [S]: folded tokens before the piece */
@@ -106,6 +108,7 @@ still_status sti_cuda_chunks_run(sti_dev *, const sti_cuda_shape *h,
 /* Each queues its part of a group. */
 still_status sti_chunks_pack(const sti_chunks_group *, still_error *);
 still_status sti_chunks_score(const sti_chunks_group *, still_error *);
+still_status sti_chunks_received(const sti_chunks_group *, still_error *);
 still_status sti_chunks_select(const sti_chunks_group *, still_error *);
 still_status sti_chunks_state(const sti_chunks_group *, still_error *);
 still_status sti_chunks_output(const sti_chunks_group *, still_error *);

@@ -1,6 +1,6 @@
 /* hybrid_device.cuh - what the kernels of the recurrent hybrid operator share: keys in
- * either precision, rotation, feature maps, scores, and which token a session is at.
- * The meaning of each is in backend/ref/hybrid_ref.h and ops/score.c. */
+ * either precision, rotation, feature maps, and which token a session is at. The
+ * meaning of each is in backend/ref/hybrid_ref.h. */
 #ifndef STI_BACKEND_CUDA_HYBRID_DEVICE_CUH
 #define STI_BACKEND_CUDA_HYBRID_DEVICE_CUH
 
@@ -215,31 +215,6 @@ STI_DEVICE void add_exactly(float *sum, float *low, float a, float x)
     const float was = *sum, more = fmaf(a, x, *low), now = was + more;
     *sum = now;
     *low = more - (now - was);
-}
-
-/* ---- Scores -------------------------------------------------------------- */
-
-/* Self-Saliency Score of a token with weight `self` of its own against `others`. */
-STI_DEVICE float saliency(float self, float others, float eps)
-{
-    const float sum = self + others, p = self / sum, rest = others / sum;
-    return (rest > 0 ? rest * logf(rest) : 0) + p * logf((p + eps) / eps);
-}
-
-STI_DEVICE uint64_t mix(uint64_t x)
-{
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-STI_DEVICE float random_score(const sti_cuda_shape &h, int head, int position)
-{
-    uint64_t x = mix(h.seed);
-    x = mix(x ^ (uint64_t)h.layer);
-    x = mix(x ^ (uint64_t)head);
-    x = mix(x ^ (uint64_t)position);
-    return (float)(x >> 40) / (float)(1 << 24);
 }
 
 #endif

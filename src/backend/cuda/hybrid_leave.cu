@@ -14,8 +14,8 @@
  * kept (Kahan): the state of a long stream is as exact as a short one's. Where a chunk
  * is larger than PIECE, or there are many sessions, features and fold take them in turn
  * so that the room for features stays small. */
-#include "backend/cuda/hybrid_distinct.cuh"
 #include "backend/cuda/hybrid_leave_fold.cuh"
+#include "backend/cuda/hybrid_scores.cuh"
 
 /* ---- Select -------------------------------------------------------------- */
 
@@ -43,8 +43,7 @@ STI_DEVICE float final_score(const sti_cuda_shape &h, const sti_cuda_session &s,
 {
     const size_t at = (size_t)sel * 2 * h.C + slot + i;
     if (h.score != STI_SCORE_RECEIVED) return s.win_score[at];
-    const int queries = 2 * h.C - 1 - i; /* that came after it and saw it */
-    return queries > 0 ? s.win_received[at] / (float)queries : 0;
+    return mean_received(s.win_received[at], h.C, i);
 }
 
 /* The final score where it depends on the whole chunk: it takes the place of what the

@@ -48,9 +48,11 @@ static __global__ void __launch_bounds__(THREADS)
         const size_t at = slot * units + unit;
         k = ((const uint4 *)(listed ? c.s.sal_k : c.s.win_k))[at];
         v = ((const uint4 *)(listed ? c.s.sal_v : c.s.win_v))[at];
+        const float *score =
+            c.h.score == STI_SCORE_RECEIVED ? c.s.win_received : c.s.win_score;
         if (!listed && unit == 0)
             c.score[(size_t)g * c.rows + row] =
-                c.s.win_score[(size_t)g * window + position % window];
+                score[(size_t)g * window + position % window];
     }
     const size_t to = ((size_t)g * c.rows + row) * units + unit;
     ((uint4 *)c.k)[to] = k;
@@ -171,6 +173,12 @@ extern "C" still_status sti_chunks_pack(const sti_chunks_group *g, still_error *
 
 /* ---- Out ----------------------------------------------------------------- */
 
+/* Whether a token has its score when it comes; others are 0 until its chunk leaves. */
+static __device__ __forceinline__ bool known_at_once(int score)
+{
+    return score != STI_SCORE_DISTINCT && score != STI_SCORE_RECEIVED;
+}
+
 /* Rows of the session that change: the last tokens of the ring, then the list, whose
  * scores and positions the select kernel has written. Grid as in pack. */
 template <class Pieces>
@@ -196,8 +204,7 @@ static __global__ void __launch_bounds__(THREADS)
         row = window_row(c, position);
         if (unit == 0 && c.select > 0)
             c.s.win_score[(size_t)g * window + position % window] =
-                c.h.score == STI_SCORE_DISTINCT ? 0 /* until its chunk leaves */
-                                                : c.score[(size_t)g * c.rows + row];
+                known_at_once(c.h.score) ? c.score[(size_t)g * c.rows + row] : 0;
         if (g % (c.h.S / c.h.G) != 0) return; /* one of those that share a window */
         slot = (size_t)kv_head(c, g) * window + position % window;
         k = c.s.win_k;

@@ -9,14 +9,14 @@
  * hide each other's reads); products with key tiles that none of a warp's queries sees
  * are left out. Tiles begin at positions that are multiples of 128
  * wherever the piece does, so a token's score does not depend on how a prompt was cut.
- * Bounded by tensor cores and the read of q. */
+ * Bounded by tensor cores and the read of q.
+ *
+ * received is in hybrid_received.cu. */
 #include "backend/cuda/hybrid_chunks.h"
-#include "backend/cuda/hybrid_distinct.cuh"
-#include "backend/cuda/mma.cuh"
+#include "backend/cuda/hybrid_logits.cuh"
+#include "backend/cuda/hybrid_scores.cuh"
 
-enum { THREADS = 256, QUERIES = 128, KEYS = 64 };
-
-static const float log2_e = 1.4426950408889634f;
+enum { THREADS = 256, QUERIES = 128, KEYS = STI_LOGIT_COLUMNS };
 
 /* Tiles of 64 keys that 128 queries can see. */
 static __host__ __device__ __forceinline__ int key_tiles(int C)
@@ -98,29 +98,7 @@ static __device__ __forceinline__ float finish_score(const row_sums &r, int i,
 {
     const float top = quad_max(r.top[i]); /* the token sees itself: finite */
     const float others = quad_sum(r.others[i] * exp2_fast(r.top[i] - top));
-    const float self = exp2_fast(quad_max(r.self[i]) - top);
-    const float p = self / (others + self), rest = others / (others + self);
-    return (rest > 0 ? rest * logf(rest) : 0) + p * logf((p + eps) / eps);
-}
-
-template <int D>
-static __device__ __forceinline__ void multiply(float (&s)[8][4],
-                                                const uint32_t (&q)[D / 16][4],
-                                                lane_address<D> keys, int tile)
-{
-#pragma unroll
-    for (int nt = 0; nt < 8; nt++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) s[nt][e] = 0;
-#pragma unroll
-    for (int ks = 0; ks < D / 16; ks++)
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            uint32_t b[4];
-            load_squares(b, keys.at(tile * KEYS + n * 16, ks));
-            mma(s[2 * n], q[ks], b[0], b[1]);
-            mma(s[2 * n + 1], q[ks], b[2], b[3]);
-        }
+    return saliency(exp2_fast(quad_max(r.self[i]) - top), others, eps);
 }
 
 /* Shared memory: queries [128, D], keys [64 key_tiles, D]. Grid (query tiles, kv
@@ -168,8 +146,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         copy_wait<0>();
         __syncthreads();
         uint32_t q[D / 16][4];
-#pragma unroll
-        for (int ks = 0; ks < D / 16; ks++) load_squares(q[ks], q_at.at(0, ks));
+        load_rows<D>(q, q_at);
         __syncthreads(); /* the queries are in registers: the next may come */
 
         row_sums sums;
@@ -178,7 +155,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
             const int key = first_key + tile * KEYS;
             if (key > query + 15 || key + KEYS - 1 <= query - C) continue;
             float s[8][4];
-            multiply<D>(s, q, k_at, tile);
+            multiply<D>(s, q, k_at, tile * KEYS);
             add_logits(sums, s, query, key, C, scale, lane);
         }
 #pragma unroll
@@ -195,24 +172,13 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- Scores without logits ----------------------------------------------- */
 
-/* splitmix64's finalizer, as in ops/score.c. */
-static __device__ __forceinline__ uint64_t mix(uint64_t x)
+/* Mean over the heads of a selection head. */
+static __device__ float mean_random(const sti_chunks &c, int g, int position)
 {
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
-static __device__ float random_score(const sti_chunks &c, int g, int position)
-{
-    const uint64_t start = mix(mix(c.h.seed) ^ (uint64_t)c.h.layer);
     double sum = 0;
-    for (int n = 0; n < c.h.group; n++) {
-        const uint64_t x =
-            mix(mix(start ^ (uint64_t)(g * c.h.group + n)) ^ (uint64_t)position);
-        sum += (double)(x >> 40) / (double)(1 << 24) / c.h.group;
-    }
+    for (int n = 0; n < c.h.group; n++)
+        sum += (double)random_score(c.h.seed, c.h.layer, g * c.h.group + n, position) /
+               c.h.group;
     return (float)sum;
 }
 
@@ -239,7 +205,7 @@ static __global__ void __launch_bounds__(THREADS)
     const int position = c.pos + i, row = window_row(c, position);
     c.score[(size_t)g * c.rows + row] = c.h.score == STI_SCORE_KEYNORM
                                             ? keynorm_score(c, g, row)
-                                            : random_score(c, g, position);
+                                            : mean_random(c, g, position);
 }
 
 /* ---- Scores that a chunk must be complete for ---------------------------- */
@@ -302,6 +268,7 @@ extern "C" still_status sti_chunks_score(const sti_chunks_group *g, still_error 
 {
     const sti_chunks *c = g->c;
     if (c->select == 0) return STILL_OK; /* nobody asks */
+    if (c->h.score == STI_SCORE_RECEIVED) return sti_chunks_received(g, err);
     if (c->h.score == STI_SCORE_S3)
         return launch_units(g, query_tiles_of, [&](unsigned units, const auto &pieces) {
             return c->h.D == 128 ? launch<128>(g, units, pieces, err)

@@ -13,6 +13,7 @@
  * falls off the end of the list is folded with the chunk's own; nothing depends on the
  * order in which threads run. */
 #include "backend/cuda/hybrid_chunks.h"
+#include "backend/cuda/hybrid_scores.cuh"
 
 enum { MERGE_THREADS = 512, BATCH = 1024, ORDER_THREADS = 256 };
 
@@ -50,7 +51,9 @@ static __global__ void __launch_bounds__(STI_CHUNKS_MAX_C)
     const size_t list = (size_t)k * c.h.S + g;
     int rank = i;
     if (c.select > 0) {
-        const token_key own = key_of(c.score[(size_t)g * c.rows + row], position);
+        float score = c.score[(size_t)g * c.rows + row];
+        if (c.h.score == STI_SCORE_RECEIVED) score = mean_received(score, C, i);
+        const token_key own = key_of(score, position);
         keys[i] = own;
         __syncthreads();
         rank = 0;

@@ -3,6 +3,7 @@
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_JOIN_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_JOIN_CUH
 
+#include "backend/cuda/hybrid_scores.cuh"
 #include "backend/cuda/hybrid_step.cuh"
 
 /* ---- Output -------------------------------------------------------------- */
@@ -188,7 +189,7 @@ STI_DEVICE float mean_score(const step_args &a, const step_shared<KV, HEADS, WID
 #pragma unroll 1
     for (int n = lane; n < h.group; n += 32)
         sum += h.score == STI_SCORE_RANDOM
-                   ? random_score(h, first_head(a) + n, sh.now.pos)
+                   ? random_score(h.seed, h.layer, first_head(a) + n, sh.now.pos)
                    : own_weight_score(a, n, sh.now.pos);
     return warp_sum(sum) / (float)h.group;
 }

@@ -4,7 +4,7 @@
  * Logits are products of split halves: scores that differ must not change places.
  *
  * Bounded by latency: the whole takes 6 C D operations a query. */
-#include "backend/cuda/hybrid_distinct.cuh"
+#include "backend/cuda/hybrid_scores.cuh"
 #include "backend/cuda/hybrid_train_product.cuh"
 
 /* Tiles come in pairs of [64][DP] halves, high and low parts of what is split. */
@@ -61,12 +61,6 @@ STI_DEVICE void load_rows(const sti_cuda_train &p, int to, const float *x, int h
             if (i < ALL) write_split<DP>(pair, i / UNITS, i % UNITS * 4, part[n]);
         }
     }
-}
-
-STI_DEVICE float saliency(float self, float others, float eps)
-{
-    const float sum = self + others, p = self / sum, rest = others / sum;
-    return (rest > 0 ? rest * logf(rest) : 0) + p * logf((p + eps) / eps);
 }
 
 /* A row's largest logit, times log2 e, and its sums of weights relative to that, over
@@ -235,14 +229,6 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-STI_DEVICE uint64_t mix_bits(uint64_t x)
-{
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
 /* Scores that need no logits; as in ops/score.c. */
 static __global__ void __launch_bounds__(THREADS) plain_kernel(const sti_cuda_train p)
 {
@@ -256,11 +242,7 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const sti_cuda_tr
         for (int e = 0; e < p.D; e++) square += (double)k[e] * k[e];
         score = (float)-sqrt(square);
     } else {
-        uint64_t x = mix_bits(p.seed);
-        x = mix_bits(x ^ (uint64_t)p.layer);
-        x = mix_bits(x ^ (uint64_t)h);
-        x = mix_bits(x ^ (uint64_t)t);
-        score = (float)(x >> 40) / (float)(1 << 24);
+        score = random_score(p.seed, p.layer, h, t);
     }
     p.score_head[row_at(p, p.H, b, h, t)] = score;
 }

@@ -1,11 +1,49 @@
-/* hybrid_distinct.cuh - how like its chunk a key is: the cosine of each of n keys and
- * the mean of their directions (sti_score_end.likeness), by one block. Sums have a
- * fixed order, so that every kernel that needs it finds the same. */
-#ifndef STI_BACKEND_CUDA_HYBRID_DISTINCT_CUH
-#define STI_BACKEND_CUDA_HYBRID_DISTINCT_CUH
+/* hybrid_scores.cuh - what the scores are made of, for every kernel that scores: the
+ * recurrent form, the chunk-parallel one and training. Their meaning is in ops/score.c.
+ * Sums have a fixed order, so that all find the same. */
+#ifndef STI_BACKEND_CUDA_HYBRID_SCORES_CUH
+#define STI_BACKEND_CUDA_HYBRID_SCORES_CUH
 
+extern "C" {
+#include "base/error.h" /* sti_fail is C */
+}
 #include "ops/hybrid.h"
 
+/* s3 of a token with weight `self` of its own against `others`. */
+static __device__ __forceinline__ float saliency(float self, float others, float eps)
+{
+    const float sum = self + others, p = self / sum, rest = others / sum;
+    return (rest > 0 ? rest * logf(rest) : 0) + p * logf((p + eps) / eps);
+}
+
+/* received: the mean of the weights that token i of a chunk of C has got, by the time
+ * the chunk leaves, from all queries behind it in its own chunk and the next. */
+static __device__ __forceinline__ float mean_received(float sum, int C, int i)
+{
+    const int queries = 2 * C - 1 - i;
+    return queries > 0 ? sum / (float)queries : 0;
+}
+
+/* random: splitmix64 of seed, layer, head and position. */
+static __device__ __forceinline__ uint64_t mix(uint64_t x)
+{
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+static __device__ __forceinline__ float random_score(uint64_t seed, int layer, int head,
+                                                     int position)
+{
+    uint64_t x = mix(seed);
+    x = mix(x ^ (uint64_t)layer);
+    x = mix(x ^ (uint64_t)head);
+    x = mix(x ^ (uint64_t)position);
+    return (float)(x >> 40) / (float)(1 << 24);
+}
+
+/* distinct: how like its chunk a key is, the cosine of each of n keys and the mean of
+ * their directions (sti_score_end.likeness), by one block. */
 namespace distinct
 {
 
@@ -23,7 +61,7 @@ static __device__ __forceinline__ float inverse_length(float square)
     return square > 0 ? 1 / sqrtf(square) : 0;
 }
 
-/* The score of the token at `position`; ops/score.c. */
+/* The score of the token at `position`. */
 static __device__ __forceinline__ float score_of(float likeness, int position)
 {
     return position == 0 ? 2 : -likeness;
