@@ -43,7 +43,15 @@ static sti_hyb_worker carve_worker(sti_carve *c, const sti_hyb *h)
         .u = sti_carve_take(c, keys * (size_t)h->ldu, one),
         .phi = sti_carve_take(c, keys * (size_t)h->ldp, one),
         .sum = sti_carve_take(c, (size_t)h->P * D, one),
+        .unit = sti_carve_take(c, STI_HYB_SLOTS, sizeof(sti_hyb_unit)),
+        .behind = sti_carve_take(c, 1, sizeof(sti_hyb_place)),
     };
+}
+
+sti_hyb_worker sti_hyb_own(const sti_hyb *h, int w)
+{
+    sti_carve c = {.base = h->areas + (size_t)w * h->area_bytes};
+    return carve_worker(&c, h);
 }
 
 static sti_hyb_leaving carve_leaving(sti_carve *c, const sti_hyb *h, int cap)
@@ -65,17 +73,15 @@ static sti_hyb_leaving carve_leaving(sti_carve *c, const sti_hyb *h, int cap)
 static void carve(sti_carve *c, sti_hyb *h, int cap, int rows)
 {
     const size_t states = (size_t)rows * (size_t)h->H, group = (size_t)h->group;
-    h->worker = sti_carve_take(c, (size_t)h->workers, sizeof *h->worker);
-    for (int w = 0; w < h->workers; w++) {
-        const sti_hyb_worker x = carve_worker(c, h);
-        if (h->worker) h->worker[w] = x;
-    }
+    sti_carve area = {0};
+    carve_worker(&area, h);
+    h->area_bytes = (area.used + 63) & ~(size_t)63;
+    h->areas = sti_carve_take(c, (size_t)h->workers, h->area_bytes);
     h->leaving = sti_carve_take(c, (size_t)h->S, sizeof *h->leaving);
     for (int s = 0; s < h->S; s++) {
         const sti_hyb_leaving x = carve_leaving(c, h, cap);
-        if (h->leaving) h->leaving[s] = x;
+        if (h->leaving && h->some_leave) h->leaving[s] = x;
     }
-    h->unit = sti_carve_take(c, STI_HYB_SLOTS, sizeof *h->unit);
     h->slots = sti_carve_take(c, STI_HYB_SLOTS * group * (size_t)(h->ldo + 5),
                               sizeof *h->slots);
     h->M = sti_carve_take(c, states, sizeof *h->M);
@@ -154,24 +160,30 @@ size_t sti_cpu_hybrid_scratch(const sti_dev *dev, int rows)
     return dev->hybrid_fixed + dev->hybrid_row * (size_t)rows;
 }
 
+static still_status reserve(sti_dev *dev, const sti_hyb *h, int cap, int rows,
+                            still_error *err)
+{
+    if (h->D > STI_ATTN_MAX_D || h->group > STI_ATTN_ROWS)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "cpu hybrid attention: head size %d and %d query heads per "
+                        "selection, at most %d and %d are supported",
+                        h->D, h->group, STI_ATTN_MAX_D, STI_ATTN_ROWS);
+    /* Pieces are rounded up one by one: `fixed` takes the most that can cost. */
+    const size_t base = scratch_bytes(h, cap, 0) + 5 * 64;
+    const size_t row = (size_t)h->H * (4 * sizeof(float) + sizeof(sti_hyb_score));
+    if (base > dev->hybrid_fixed) dev->hybrid_fixed = base;
+    if (row > dev->hybrid_row) dev->hybrid_row = row;
+    if (rows < dev->rows) rows = dev->rows;
+    return sti_cpu_need_bytes(dev, sti_cpu_hybrid_scratch(dev, rows), err);
+}
+
 still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set,
                                     const sti_hybrid_shape *shape, int rows,
                                     still_error *err)
 {
     STI_TRY(sti_hybrid_check(set, shape, err));
     const sti_hyb h = describe(dev, set, shape);
-    if (h.D > STI_ATTN_MAX_D || h.group > STI_ATTN_ROWS)
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "cpu hybrid attention: head size %d and %d query heads per "
-                        "selection, at most %d and %d are supported",
-                        h.D, h.group, STI_ATTN_MAX_D, STI_ATTN_ROWS);
-    /* Pieces are rounded up one by one: `fixed` takes the most that can cost. */
-    const size_t base = scratch_bytes(&h, set->cap, 0) + 5 * 64;
-    const size_t row = (size_t)h.H * (4 * sizeof(float) + sizeof(sti_hyb_score));
-    if (base > dev->hybrid_fixed) dev->hybrid_fixed = base;
-    if (row > dev->hybrid_row) dev->hybrid_row = row;
-    if (rows < dev->rows) rows = dev->rows;
-    return sti_cpu_need_bytes(dev, sti_cpu_hybrid_scratch(dev, rows), err);
+    return reserve(dev, &h, set->cap, rows, err);
 }
 
 /* ---- New keys ------------------------------------------------------------ */
@@ -281,13 +293,13 @@ static void decode(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n)
 {
     /* New keys can be stored with the units that read them if nobody else reads their
      * panel: one selection head per kv head, and chunks that share no strip. */
-    bool late = h->S == h->G && h->C % STI_ATTN_STRIP == 0;
+    h->enters = h->S == h->G && h->C % STI_ATTN_STRIP == 0;
     h->a = a;
     h->n = n;
     for (int i = 0; i < n; i++)
-        late = late && (a[i].T != 1 || a[i].state->pos % h->C != 0);
-    if (!late) sti_pool_run(dev->pool, enter_decode_work, h);
-    sti_hyb_decode(dev, h, a, n, late);
+        h->enters = h->enters && (a[i].T != 1 || a[i].state->pos % h->C != 0);
+    if (!h->enters) sti_pool_run(dev->pool, enter_decode_work, h);
+    sti_hyb_decode(dev, h);
     h->tokens = 1;
     h->row = h->base = 0;
     for (int i = 0; i < n; h->base += a[i++].T) {
@@ -362,14 +374,16 @@ still_status sti_cpu_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
     if (n < 1) return STILL_OK;
     STI_TRY(check(a, n, err));
     const sti_hybrid_settings *set = a->set;
+    STI_TRY(sti_hybrid_check(set, &a->shape, err));
+    sti_hyb h = describe(dev, set, &a->shape);
     int rows = 0;
     bool one = false;
     for (int i = 0; i < n; i++) {
         rows += a[i].T;
         one = one || a[i].T == 1;
+        h.some_leave = h.some_leave || a[i].T > 1 || leaves(&h, &a[i]);
     }
-    STI_TRY(sti_cpu_hybrid_reserve(dev, set, &a->shape, rows, err));
-    sti_hyb h = describe(dev, set, &a->shape);
+    STI_TRY(reserve(dev, &h, set->cap, rows, err));
     sti_carve c = {.base = dev->scratch.p};
     carve(&c, &h, set->cap, rows);
     h.scored =

@@ -51,15 +51,19 @@ typedef struct sti_hyb_leaving {
     float *phi, *value;       /* [KEYS, ldp], [KEYS, D]: of those folded together */
 } sti_hyb_leaving;
 
+/* One worker's scratch. Each finds its own (sti_hyb_own): what the caller wrote anew
+ * for every step another core would have to wait for, line by line. */
 typedef struct sti_hyb_worker {
     sti_attn_tile t;
-    float *q_far;           /* [ROWS, LDQ]: queries as far keys see them, scaled */
-    float *tail_m, *tail_l; /* [ROWS]: the part of a block among the last C tokens */
-    float *self;            /* [ROWS]: weight of the query's own token */
-    sti_hyb_score *score;   /* [ROWS] */
-    float *lin, *den;       /* [ROWS, ldo], [ROWS]: phi s, phi.z */
-    float *x, *u, *phi;     /* [KEYS, D], [KEYS, ldu], [KEYS, ldp] */
-    float *sum;             /* [P, D] */
+    float *q_far;              /* [ROWS, LDQ]: queries as far keys see them, scaled */
+    float *tail_m, *tail_l;    /* [ROWS]: the part of a block among the last C tokens */
+    float *self;               /* [ROWS]: weight of the query's own token */
+    sti_hyb_score *score;      /* [ROWS] */
+    float *lin, *den;          /* [ROWS, ldo], [ROWS]: phi s, phi.z */
+    float *x, *u, *phi;        /* [KEYS, D], [KEYS, ldu], [KEYS, ldp] */
+    float *sum;                /* [P, D] */
+    struct sti_hyb_unit *unit; /* [SLOTS]: of a round of decoding */
+    struct sti_hyb_place *behind; /* -> where the round after it begins */
 } sti_hyb_worker;
 
 /* A block of keys of one selection head, or the state. */
@@ -91,6 +95,14 @@ typedef struct sti_hyb_unit {
     int64_t middle; /* cost of the units before and half of its own, in keys */
 } sti_hyb_unit;
 
+/* Where in the units of a call a round of decoding begins. */
+typedef struct sti_hyb_place {
+    int session, sel;
+    int row;          /* of the session */
+    sti_hyb_block at; /* of the selection head; START: its first */
+    bool first;       /* nothing of that head has been in a round */
+} sti_hyb_place;
+
 /* Results of a unit, [group, ...]. */
 typedef struct sti_hyb_slot {
     float *o; /* [group, ldo] */
@@ -107,13 +119,14 @@ typedef struct sti_hyb {
     int ldo, ldu, ldp; /* row strides: outputs, u, features */
     float scale;       /* 1 / sqrt(D) */
     bool scored, received, rotates;
+    bool some_leave; /* a chunk may leave in this call */
     sti_pool *pool;
     int workers;
     const float *turn; /* [2, D/2]: cos, sin of the rotation by position_cap */
     /* Scratch. */
-    sti_hyb_worker *worker;     /* [workers] */
-    sti_hyb_leaving *leaving;   /* [S] */
-    sti_hyb_unit *unit;         /* [SLOTS] */
+    char *areas; /* of the workers, area_bytes each */
+    size_t area_bytes;
+    sti_hyb_leaving *leaving;   /* [S]; laid out where a chunk leaves */
     float *slots;               /* [SLOTS, group, ldo + 5] */
     float *M, *L;               /* [rows, H] */
     float *window_m, *window_l; /* [rows, H]: of the window alone */
@@ -123,8 +136,8 @@ typedef struct sti_hyb {
     int n;                    /* sessions in decoding */
     int row, tokens;          /* of the step: rows of a->in */
     int base;                 /* row of the call that the session's first is */
-    int n_units;
-    int64_t cost; /* of the units, in keys */
+    bool enters;              /* units of decoding store the new keys */
+    sti_hyb_place from;       /* where the round begins */
 } sti_hyb;
 
 static inline int sti_hyb_kv_of(const sti_hyb *h, int sel)
@@ -186,6 +199,7 @@ const void *sti_hyb_narrow(const sti_hyb *h, const sti_hybrid_state *st, const f
 
 /* hybrid.c */
 
+sti_hyb_worker sti_hyb_own(const sti_hyb *h, int w);
 /* The new keys and values of kv head g, rows [row, row + n) of the call. */
 void sti_hyb_enter(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, int n);
 
@@ -194,8 +208,8 @@ void sti_hyb_enter(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, i
 /* The chunk before the last leaves: a new one begins. All workers call this. */
 void sti_hyb_leave(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers);
 /* Folds one token, row `row` of the call, at once (no window). */
-void sti_hyb_fold_token(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,
-                        int sel, int row, int64_t position);
+void sti_hyb_fold_token(const sti_hyb *h, const sti_hyb_worker *w,
+                        const sti_hybrid_args *a, int sel, int row, int64_t position);
 /* phi [n, ldp] of rows x, ldx apart; rows of u and phi are `step` apart. */
 void sti_hyb_map(const sti_hyb *h, const sti_hybrid_settings *set, const float *W,
                  float bias, const float *x, int ldx, int n, int step, float *u,
@@ -226,9 +240,8 @@ void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, in
 void sti_hyb_finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
                     const float *o, float M, float L, const float *lin, float den_lin);
 
-/* hybrid_decode.c: the next token of those of n sessions that get one. Chunks that end
- * have left, and the new keys are stored unless `enters`: then units do that. */
-void sti_hyb_decode(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n,
-                    bool enters);
+/* hybrid_decode.c: the next token of those of h->a that get one. Chunks that end have
+ * left, and the new keys are stored unless h->enters: then units do that. */
+void sti_hyb_decode(sti_dev *dev, sti_hyb *h);
 
 #endif

@@ -5,12 +5,24 @@
  * attn_tile.h. A step of one session takes microseconds, so it is one task for the
  * pool: workers get runs of units of equal cost, store the new keys with the block
  * they belong to, and join units to their rows as they go. A row that several share
- * goes from one to the next: begun first by the one, ended last by the other. Bound by
- * memory: each unit asks for what the worker's next one reads. */
+ * goes from one to the next: begun first by the one, ended last by the other. Every
+ * worker lists all units of the round for itself: to find them again is sooner done
+ * than to wait for lines that another core has just written. Bound by multiply-adds
+ * where memory is fast, else by memory: each unit asks for what the worker's next one
+ * reads. */
 #include <math.h>
 #include <string.h>
 
 #include "backend/cpu/hybrid_cpu.h"
+
+/* What a worker knows of a round. */
+typedef struct unit_list {
+    const sti_hyb *h;
+    sti_hyb_worker own;
+    const sti_hyb_unit *unit; /* [n] */
+    int n;
+    int64_t cost; /* of all, in keys */
+} unit_list;
 
 /* ---- Units --------------------------------------------------------------- */
 
@@ -64,10 +76,11 @@ static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
 }
 
 /* What unit i reads first; NULL if there is no such unit. */
-static const void *start_of(const sti_hyb *h, int i)
+static const void *start_of(const unit_list *r, int i)
 {
-    if (i >= h->n_units) return NULL;
-    const sti_hyb_unit *u = &h->unit[i];
+    if (i >= r->n) return NULL;
+    const sti_hyb *h = r->h;
+    const sti_hyb_unit *u = &r->unit[i];
     const sti_hybrid_state *st = u->a->state;
     if (u->b.part == STI_HYB_LINEAR)
         return (const float *)st->lin_s + (size_t)u->sel * h->P * h->D;
@@ -144,55 +157,108 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
 
 /* Units are given out in order, by the cost up to their middle: worker w has
  * [*lo, *hi). */
-static void units_of(const sti_hyb *h, int w, int workers, int *lo, int *hi)
+static void units_of(const unit_list *r, int w, int workers, int *lo, int *hi)
 {
     int i = 0;
-    while (i < h->n_units && h->unit[i].middle * workers < h->cost * w) i++;
+    while (i < r->n && r->unit[i].middle * workers < r->cost * w) i++;
     *lo = i;
-    while (i < h->n_units && h->unit[i].middle * workers < h->cost * (w + 1)) i++;
+    while (i < r->n && r->unit[i].middle * workers < r->cost * (w + 1)) i++;
     *hi = i;
 }
 
 /* Units [lo, hi), each joined as soon as it is there; unit `then` comes after them, or
  * none. Rows that begin before `lo` are gone on with, those that do not end left. */
-static void run_joined(const sti_hyb *h, const sti_hyb_worker *w, int lo, int hi,
-                       int then)
+static void run_joined(const unit_list *r, int lo, int hi, int then)
 {
+    const sti_hyb *h = r->h;
+    const sti_hyb_worker *w = &r->own;
     for (int i = lo; i < hi; i++) {
-        const sti_hyb_unit *u = &h->unit[i];
+        const sti_hyb_unit *u = &r->unit[i];
         const sti_hyb_slot to = slot_at(h, lo);
         if (u->first)
             begin_row(h, w, u);
         else if (i == lo)
             take_row(h, w, u);
-        run_unit(h, w, u, &to, start_of(h, i + 1 < hi ? i + 1 : then));
+        run_unit(h, w, u, &to, start_of(r, i + 1 < hi ? i + 1 : then));
         join_unit(h, w, u, &to);
         if (i + 1 == hi && !u->last) leave_row(h, w, u);
     }
 }
 
 /* Units [lo, hi) from the middle of a row: another worker joins them. */
-static void run_apart(const sti_hyb *h, const sti_hyb_worker *w, int lo, int hi)
+static void run_apart(const unit_list *r, int lo, int hi)
 {
     for (int i = lo; i < hi; i++) {
-        const sti_hyb_slot to = slot_at(h, i);
-        run_unit(h, w, &h->unit[i], &to, start_of(h, i + 1 < hi ? i + 1 : h->n_units));
+        const sti_hyb_slot to = slot_at(r->h, i);
+        run_unit(r->h, &r->own, &r->unit[i], &to,
+                 start_of(r, i + 1 < hi ? i + 1 : r->n));
     }
 }
 
 /* Joins the units of the row of unit `end` that lie before it and were run apart. */
-static void join_apart(const sti_hyb *h, const sti_hyb_worker *w, int end, int workers)
+static void join_apart(const unit_list *r, int end, int workers)
 {
+    const sti_hyb_worker *w = &r->own;
     int first = end, lo, hi = 0;
-    while (first > 0 && !h->unit[first].first) first--;
+    while (first > 0 && !r->unit[first].first) first--;
     for (int v = 0; hi <= first; v++)
-        units_of(h, v, workers, &lo, &hi); /* of the worker that began the row */
+        units_of(r, v, workers, &lo, &hi); /* of the worker that began the row */
     for (int i = hi; i < end; i++) {
-        const sti_hyb_slot from = slot_at(h, i);
-        if (i == hi) take_row(h, w, &h->unit[i]);
-        join_unit(h, w, &h->unit[i], &from);
-        if (i + 1 == end) leave_row(h, w, &h->unit[i]);
+        const sti_hyb_slot from = slot_at(r->h, i);
+        if (i == hi) take_row(r->h, w, &r->unit[i]);
+        join_unit(r->h, w, &r->unit[i], &from);
+        if (i + 1 == end) leave_row(r->h, w, &r->unit[i]);
     }
+}
+
+/* What a unit takes, in keys with their values: a row of the state is as many bytes,
+ * and less work. */
+static int cost_of(const sti_hyb *h, const sti_hyb_block *b)
+{
+    return b->part == STI_HYB_LINEAR ? 5 * h->P / 8 : b->hi - b->lo;
+}
+
+/* The next selection head that decodes, from *p on; false: there is none. */
+static bool next_head(const sti_hyb *h, sti_hyb_place *p)
+{
+    while (p->session < h->n && (h->a[p->session].T != 1 || p->sel == h->S)) {
+        p->row += h->a[p->session++].T;
+        p->sel = 0;
+    }
+    return p->session < h->n;
+}
+
+/* The units of a round, from h->from on: all there are, or as many as have slots. */
+static unit_list list_units(const sti_hyb *h, int w)
+{
+    unit_list r = {.h = h, .own = sti_hyb_own(h, w)};
+    sti_hyb_place p = h->from;
+    while (next_head(h, &p)) {
+        const sti_hybrid_args *a = &h->a[p.session];
+        const int64_t chunk = a->state->pos / h->C;
+        const int end = (int)(a->state->pos % h->C) + 1;
+        if (p.at.part == STI_HYB_START)
+            sti_hyb_next_block(h, a, chunk, p.sel, end, &p.at);
+        while (p.at.part != STI_HYB_END && r.n < STI_HYB_SLOTS) {
+            sti_hyb_unit *u = &r.own.unit[r.n++];
+            *u = (sti_hyb_unit){
+                .a = a, .b = p.at, .sel = p.sel, .row = p.row, .first = p.first};
+            sti_hyb_next_block(h, a, chunk, p.sel, end, &p.at);
+            p.first = false;
+            u->last = p.at.part == STI_HYB_END;
+            u->enters =
+                h->enters && u->b.part == STI_HYB_OWN && p.at.part != STI_HYB_OWN;
+            u->middle = r.cost + cost_of(h, &u->b) / 2;
+            r.cost += cost_of(h, &u->b);
+        }
+        if (p.at.part != STI_HYB_END) break;
+        p.sel++;
+        p.at = (sti_hyb_block){0};
+        p.first = true;
+    }
+    *r.own.behind = p;
+    r.unit = r.own.unit;
+    return r;
 }
 
 /* Of the worker's units [lo, hi), those before `whole` are of a row that others began,
@@ -201,60 +267,29 @@ static void join_apart(const sti_hyb *h, const sti_hyb_worker *w, int end, int w
 static void unit_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
-    const sti_hyb_worker *own = &h->worker[w];
+    const unit_list r = list_units(h, w);
     int lo, hi, whole, open;
-    units_of(h, w, workers, &lo, &hi);
-    for (whole = lo; whole < hi && whole > 0 && !h->unit[whole].first;) whole++;
-    for (open = hi; open > whole && open < h->n_units && !h->unit[open - 1].last;)
-        open--;
-    const int tail = lo < whole ? lo : h->n_units;
-    const bool apart =
-        tail == lo && whole == hi && hi < h->n_units && !h->unit[hi - 1].last;
-    if (apart) run_apart(h, own, lo, hi);
-    run_joined(h, own, open, hi, whole < open ? whole : tail);
+    units_of(&r, w, workers, &lo, &hi);
+    for (whole = lo; whole < hi && whole > 0 && !r.unit[whole].first;) whole++;
+    for (open = hi; open > whole && open < r.n && !r.unit[open - 1].last;) open--;
+    const int tail = lo < whole ? lo : r.n;
+    const bool apart = tail == lo && whole == hi && hi < r.n && !r.unit[hi - 1].last;
+    if (apart) run_apart(&r, lo, hi);
+    run_joined(&r, open, hi, whole < open ? whole : tail);
     sti_pool_arrive(h->pool, w);
-    run_joined(h, own, whole, open, tail);
+    run_joined(&r, whole, open, tail);
     if (apart || lo == whole) return;
     sti_pool_await(h->pool, w);
-    join_apart(h, own, lo, workers);
-    run_joined(h, own, lo, whole, h->n_units);
+    join_apart(&r, lo, workers);
+    run_joined(&r, lo, whole, r.n);
 }
 
-static void run_round(sti_dev *dev, sti_hyb *h)
+void sti_hyb_decode(sti_dev *dev, sti_hyb *h)
 {
-    if (h->n_units > 0) sti_pool_run(dev->pool, unit_work, h);
-    h->n_units = 0;
-    h->cost = 0;
-}
-
-static void add_units(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int row,
-                      int sel, bool enters)
-{
-    const int64_t chunk = a->state->pos / h->C;
-    const int end = (int)(a->state->pos % h->C) + 1;
-    sti_hyb_block next = {0};
-    sti_hyb_next_block(h, a, chunk, sel, end, &next);
-    for (bool first = true; next.part != STI_HYB_END; first = false) {
-        sti_hyb_unit u = {a, next, sel, row, first, false, false, 0};
-        sti_hyb_next_block(h, a, chunk, sel, end, &next);
-        u.last = next.part == STI_HYB_END;
-        u.enters = enters && u.b.part == STI_HYB_OWN && next.part != STI_HYB_OWN;
-        /* A row of the state is floats, a key comes with its value. */
-        const int cost = u.b.part == STI_HYB_LINEAR ? h->P : u.b.hi - u.b.lo;
-        u.middle = h->cost + cost / 2;
-        h->cost += cost;
-        h->unit[h->n_units++] = u;
-        if (h->n_units == STI_HYB_SLOTS) run_round(dev, h);
+    const sti_hyb_place *behind = sti_hyb_own(h, 0).behind;
+    h->from = (sti_hyb_place){.first = true};
+    while (next_head(h, &h->from)) {
+        sti_pool_run(dev->pool, unit_work, h);
+        h->from = *behind;
     }
-}
-
-void sti_hyb_decode(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n,
-                    bool enters)
-{
-    h->n_units = 0;
-    h->cost = 0;
-    for (int i = 0, row = 0; i < n; row += a[i++].T)
-        for (int sel = 0; a[i].T == 1 && sel < h->S; sel++)
-            add_units(dev, h, &a[i], row, sel, enters);
-    run_round(dev, h);
 }

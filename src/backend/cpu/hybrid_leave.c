@@ -360,8 +360,8 @@ static void key_position(const sti_hyb *h, const sti_hybrid_args *a, float *key,
 }
 
 /* One token at a time, no product to wait for. */
-void sti_hyb_fold_token(const sti_hyb *h, sti_hyb_worker *w, const sti_hybrid_args *a,
-                        int sel, int row, int64_t position)
+void sti_hyb_fold_token(const sti_hyb *h, const sti_hyb_worker *w,
+                        const sti_hybrid_args *a, int sel, int row, int64_t position)
 {
     const sti_hybrid_state *st = a->state;
     const size_t at = ((size_t)row * h->G + sti_hyb_kv_of(h, sel)) * h->D;
@@ -448,17 +448,17 @@ static bool next_head(share *s, int *sel, int *lo, int *hi)
 void sti_hyb_leave(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers)
 {
     const int64_t c = a->state->pos / h->C;
-    sti_hyb_worker *own = &h->worker[w];
+    const sti_hyb_worker own = sti_hyb_own(h, w);
     for (int sel = w; sel < h->S; sel += workers) choose(h, a, sel, c);
     sti_pool_meet(h->pool, w);
     for (int done = 0; a->state->lin_s && done < h->C; done += batch_size(h)) {
         int sel, lo, hi;
         for (share s = share_of(h, batch_size(h), w, workers);
              next_head(&s, &sel, &lo, &hi);)
-            map_tokens(h, own, a, sel, done, lo, hi);
+            map_tokens(h, &own, a, sel, done, lo, hi);
         sti_pool_meet(h->pool, w);
         for (share s = share_of(h, h->P, w, workers); next_head(&s, &sel, &lo, &hi);)
-            add_rows(h, own, a->state, sel, done, lo, hi);
+            add_rows(h, &own, a->state, sel, done, lo, hi);
         sti_pool_meet(h->pool, w);
     }
     for (int sel = w; sel < h->S; sel += workers) join(h, a, sel, c);

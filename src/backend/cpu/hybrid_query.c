@@ -335,6 +335,7 @@ static int tile_tokens(const sti_hyb *h)
 void sti_hyb_prefill_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
+    const sti_hyb_worker own = sti_hyb_own(h, w);
     const int step = tile_tokens(h);
     int index = 0;
     for (int i = 0; i < h->tokens; i += step)
@@ -342,8 +343,7 @@ void sti_hyb_prefill_work(void *v, int w, int workers)
             int turn = index % (2 * workers);
             if (turn >= workers) turn = 2 * workers - 1 - turn;
             if (turn != w) continue;
-            run_tile(h, &h->worker[w], sel, i,
-                     h->tokens - i < step ? h->tokens - i : step);
+            run_tile(h, &own, sel, i, h->tokens - i < step ? h->tokens - i : step);
         }
 }
 
@@ -377,6 +377,7 @@ static void receive(const sti_hyb *h, const sti_hyb_worker *w, int sel,
 void sti_hyb_receive_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
+    const sti_hyb_worker own = sti_hyb_own(h, w);
     const sti_hybrid_state *st = h->a->state;
     const int offset = (int)(st->pos % h->C), step = STI_ATTN_ROWS / h->group;
     const int64_t chunk = st->pos / h->C;
@@ -388,9 +389,9 @@ void sti_hyb_receive_work(void *v, int w, int workers)
             if (!sti_hyb_in_window(&b)) break;
             if (index++ % workers != w) continue;
             const sti_attn_rows K = sti_hyb_rows(h, st, sel, &b, true);
-            h->f->load_panels(&K, b.slot, b.lo, b.hi, h->worker[w].t.k);
+            h->f->load_panels(&K, b.slot, b.lo, b.hi, own.t.k);
             for (int i = 0; i < h->tokens; i += step)
-                receive(h, &h->worker[w], sel, &b, i,
+                receive(h, &own, sel, &b, i,
                         h->tokens - i < step ? h->tokens - i : step);
         }
     }
@@ -402,18 +403,18 @@ void sti_hyb_receive_work(void *v, int w, int workers)
 void sti_hyb_stream_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
-    sti_hyb_worker *own = &h->worker[w];
-    memset(own->t.o, 0, (size_t)h->ldo * sizeof(float));
+    const sti_hyb_worker own = sti_hyb_own(h, w);
+    memset(own.t.o, 0, (size_t)h->ldo * sizeof(float));
     int index = 0;
     for (const sti_hybrid_args *a = h->a; a < h->a + h->n; a++)
         for (int sel = 0; sel < h->S; sel++) {
             if (index++ % workers != w) continue;
             for (int row = 0; row < a->T; row++) {
-                sti_hyb_fold_token(h, own, a, sel, row, a->state->pos + row);
-                sti_hyb_linear(h, own, a, sel, row, 1, own->lin, own->den);
+                sti_hyb_fold_token(h, &own, a, sel, row, a->state->pos + row);
+                sti_hyb_linear(h, &own, a, sel, row, 1, own.lin, own.den);
                 for (int i = 0; i < h->group; i++)
-                    sti_hyb_finish(h, a, row, sel * h->group + i, own->t.o, -INFINITY,
-                                   0, own->lin + (size_t)i * h->ldo, own->den[i]);
+                    sti_hyb_finish(h, a, row, sel * h->group + i, own.t.o, -INFINITY, 0,
+                                   own.lin + (size_t)i * h->ldo, own.den[i]);
             }
         }
 }
