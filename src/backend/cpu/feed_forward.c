@@ -23,7 +23,7 @@ typedef struct own_area { /* one worker's */
 typedef struct ff_job {
     const sti_cpu_mm *mm;
     const sti_row_kernels *rows;
-    const sti_feed_forward_args *a;
+    sti_feed_forward_args a; /* here, not elsewhere: see mm_job in matmul.c */
     sti_pool *pool;
     int K, ffn;
     uint8_t *act; /* [M, ffn]: what down multiplies, quantized */
@@ -60,7 +60,7 @@ size_t sti_cpu_feed_forward_scratch(const sti_dev *dev)
 /* All M rows, as gate and up multiply them. */
 static void prepare(const ff_job *j, const own_area *o)
 {
-    const sti_feed_forward_args *a = j->a;
+    const sti_feed_forward_args *a = &j->a;
     for (int64_t r = 0; r < a->M; r++)
         j->rows->rmsnorm(a->x + r * j->K, a->w.norm, o->normed + r * j->K, j->K,
                          a->w.eps);
@@ -72,7 +72,7 @@ static void multiply(const ff_job *j, const sti_weight *w, const float *bias,
                      const uint8_t *act, float *y, int64_t lo, int64_t hi,
                      bool accumulate)
 {
-    const int M = j->a->M, nb = (int)(w->K / STI_BLOCK_K);
+    const int M = j->a.M, nb = (int)(w->K / STI_BLOCK_K);
     const size_t group = (size_t)nb * sti_packed_block((sti_layout)w->layout);
     float c[STI_OWN_ROWS * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
@@ -88,7 +88,7 @@ static void multiply(const ff_job *j, const sti_weight *w, const float *bias,
 /* Blocks [lo, hi) of the hidden layer, quantized. */
 static void hidden(const ff_job *j, const uint8_t *act, int64_t lo, int64_t hi)
 {
-    const sti_feed_forward_args *a = j->a;
+    const sti_feed_forward_args *a = &j->a;
     float *gate = a->room, *up = a->room + (size_t)a->M * (size_t)j->ffn;
     multiply(j, a->w.gate, a->w.gate_bias, act, gate, lo * GROUPS, hi * GROUPS, false);
     multiply(j, a->w.up, a->w.up_bias, act, up, lo * GROUPS, hi * GROUPS, false);
@@ -104,7 +104,7 @@ static void hidden(const ff_job *j, const uint8_t *act, int64_t lo, int64_t hi)
 static void work(void *arg, int worker, int workers)
 {
     const ff_job *j = arg;
-    const sti_feed_forward_args *a = j->a;
+    const sti_feed_forward_args *a = &j->a;
     sti_carve at = {.base = j->areas + (size_t)worker * j->area_bytes};
     const own_area own = carve_area(&at, j->K);
     int64_t lo, hi, first, end;
@@ -133,7 +133,7 @@ still_status sti_cpu_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
     STI_TRY(sti_cpu_need(dev, a->M, err));
     ff_job job = {.mm = dev->mm,
                   .rows = sti_cpu_row_kernels(dev),
-                  .a = a,
+                  .a = *a,
                   .pool = dev->pool,
                   .K = (int)a->w.gate->K,
                   .ffn = (int)down->K};

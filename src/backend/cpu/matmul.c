@@ -29,10 +29,12 @@ typedef struct work_area { /* one worker's */
     uint8_t *act;  /* likewise, quantized */
 } work_area;
 
+/* What a task needs lies side by side: another core then waits for it once, not once
+ * for each pointer on the way. */
 typedef struct mm_job {
     const sti_cpu_mm *mm;
     const sti_row_kernels *rows;
-    const sti_matmul_args *a;
+    sti_matmul_args a;
     int nb;         /* blocks of K */
     uint8_t *act;   /* [M] rows quantized, by all workers */
     bool own;       /* or each worker prepares all rows for itself */
@@ -78,11 +80,11 @@ static int min_int(int a, int b)
 static void store(const mm_job *j, int which, int row0, int n, int64_t col0,
                   const float *c, int ldc, int cols)
 {
-    const int64_t N = j->a->w[which]->N;
-    const float *bias = j->a->bias[which];
+    const int64_t N = j->a.w[which]->N;
+    const float *bias = j->a.bias[which];
     if (cols > N - col0) cols = (int)(N - col0);
-    j->mm->store(j->a->y[which] + row0 * N + col0, N, c, ldc, n, cols,
-                 bias ? bias + col0 : NULL, j->a->accumulate);
+    j->mm->store(j->a.y[which] + row0 * N + col0, N, c, ldc, n, cols,
+                 bias ? bias + col0 : NULL, j->a.accumulate);
 }
 
 /* Tiles are laid one after the other; the last may have fewer rows. */
@@ -95,7 +97,7 @@ static const uint8_t *tile_at(const mm_job *j, const uint8_t *act, int row)
  * be, and quantized to act. */
 static void prepare_rows(const mm_job *j, float *normed, uint8_t *act, int lo, int hi)
 {
-    const sti_matmul_args *a = j->a;
+    const sti_matmul_args *a = &j->a;
     const int64_t K = a->w[0]->K;
     const float *x = a->norm ? normed : a->x;
     for (int64_t r = lo; a->norm && r < hi; r++)
@@ -111,8 +113,8 @@ static void prepare_task(void *arg, int worker, int workers)
 {
     const mm_job *j = arg;
     int64_t lo, hi;
-    sti_split(j->a->M, j->mm->tile, worker, workers, &lo, &hi);
-    prepare_rows(j, j->a->room, j->act, (int)lo, (int)hi);
+    sti_split(j->a.M, j->mm->tile, worker, workers, &lo, &hi);
+    prepare_rows(j, j->a.room, j->act, (int)lo, (int)hi);
 }
 
 static sti_panel_kind panel_kind(const sti_weight *w)
@@ -168,14 +170,14 @@ static int chunk_rows(const mm_job *j)
 static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
                             const uint8_t *act, const work_area *area)
 {
-    const sti_weight *w = j->a->w[which];
+    const sti_weight *w = j->a.w[which];
     const int tile = j->mm->tile, part = panel_blocks(j->nb), chunk = chunk_rows(j);
     sti_panel p = {.kind = panel_kind(w),
                    .q = area->panel_q,
                    .d = area->panel_d,
                    .m = area->panel_m};
-    for (int r0 = 0; r0 < j->a->M; r0 += chunk) {
-        const int rows = min_int(chunk, j->a->M - r0);
+    for (int r0 = 0; r0 < j->a.M; r0 += chunk) {
+        const int rows = min_int(chunk, j->a.M - r0);
         for (int64_t g = lo; g < hi; g += p.ng) {
             p.ng = hi - g < j->mm->groups ? (int)(hi - g) : j->mm->groups;
             const int cols = p.ng * STI_GROUP;
@@ -200,29 +202,29 @@ static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
 static void multiply_direct(const mm_job *j, int which, int64_t lo, int64_t hi,
                             const uint8_t *act)
 {
-    const sti_weight *w = j->a->w[which];
+    const sti_weight *w = j->a.w[which];
     const size_t group = (size_t)j->nb * sti_packed_block((sti_layout)w->layout);
     float c[STI_TILE_MAX * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
         j->mm->direct((sti_layout)w->layout,
-                      (const uint8_t *)w->own.p + (size_t)g * group, act, j->a->M,
-                      j->nb, c);
-        store(j, which, 0, j->a->M, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
+                      (const uint8_t *)w->own.p + (size_t)g * group, act, j->a.M, j->nb,
+                      c);
+        store(j, which, 0, j->a.M, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
     }
 }
 
 static void multiply_float(const mm_job *j, int which, int64_t lo, int64_t hi,
                            const float *x)
 {
-    const sti_weight *w = j->a->w[which];
+    const sti_weight *w = j->a.w[which];
     const size_t stride = (size_t)w->K * (w->type == STI_F32 ? 4 : 2);
     const int tile = j->mm->tile;
     float c[STI_TILE_MAX * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
         int64_t row = g * STI_GROUP;
         int n = w->N - row < STI_GROUP ? (int)(w->N - row) : STI_GROUP;
-        for (int r = 0; r < j->a->M; r += tile) {
-            int R = min_int(tile, j->a->M - r);
+        for (int r = 0; r < j->a.M; r += tile) {
+            int R = min_int(tile, j->a.M - r);
             j->mm->product_float(
                 w->type, (const uint8_t *)w->data + (size_t)row * stride, stride, n,
                 x + (int64_t)r * w->K, (size_t)w->K, R, w->K, c);
@@ -239,7 +241,7 @@ static int64_t groups_of(const sti_weight *w)
 static void multiply_task(void *arg, int worker, int workers)
 {
     const mm_job *j = arg;
-    const sti_matmul_args *a = j->a;
+    const sti_matmul_args *a = &j->a;
     int64_t total = 0, lo, hi;
     for (int i = 0; i < a->n; i++) total += groups_of(a->w[i]);
     sti_split(total, 1, worker, workers, &lo, &hi);
@@ -274,7 +276,7 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
                         STI_MATMUL_MAX);
     mm_job job = {.mm = dev->mm,
                   .rows = sti_cpu_row_kernels(dev),
-                  .a = a,
+                  .a = *a,
                   .own = a->M <= STI_OWN_ROWS};
     for (int i = 0; i < a->n; i++) {
         if (a->w[i]->K != a->w[0]->K || a->w[i]->K > dev->max_k)
