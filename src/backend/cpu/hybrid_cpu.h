@@ -124,7 +124,7 @@ typedef struct sti_hyb {
     int workers;
     const float *turn; /* [2, D/2]: cos, sin of the rotation by position_cap */
     /* Scratch. */
-    char *areas; /* of the workers, area_bytes each */
+    unsigned char *areas; /* of the workers, area_bytes each */
     size_t area_bytes;
     sti_hyb_leaving *leaving;   /* [S]; laid out where a chunk leaves */
     float *slots;               /* [SLOTS, group, ldo + 5] */
