@@ -4,6 +4,10 @@
 
 #include "still.h"
 
+#ifdef __cplusplus /* CUDA C calls it too */
+extern "C" {
+#endif
+
 /* Fills err (may be NULL) and returns code, so that a caller can
  *     return sti_fail(err, STILL_E_FORMAT, "%s: ...", path);
  * Control characters in the finished text become '?': names from files are
@@ -36,5 +40,9 @@ static inline still_status sti_code(still_status same, still_status code)
         still_status sti_try_status_ = (call);                                         \
         if (sti_try_status_ != STILL_OK) return sti_try_status_;                       \
     } while (0)
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

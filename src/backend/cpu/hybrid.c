@@ -44,7 +44,6 @@ static sti_hyb_worker carve_worker(sti_carve *c, const sti_hyb *h)
         .phi = sti_carve_take(c, keys * (size_t)h->ldp, one),
         .sum = sti_carve_take(c, (size_t)h->P * D, one),
         .unit = sti_carve_take(c, STI_HYB_SLOTS, sizeof(sti_hyb_unit)),
-        .behind = sti_carve_take(c, 1, sizeof(sti_hyb_place)),
     };
 }
 
@@ -82,6 +81,7 @@ static void carve(sti_carve *c, sti_hyb *h, int cap, int rows)
         const sti_hyb_leaving x = carve_leaving(c, h, cap);
         if (h->leaving && h->some_leave) h->leaving[s] = x;
     }
+    h->behind = sti_carve_take(c, 1, sizeof *h->behind);
     h->slots = sti_carve_take(c, STI_HYB_SLOTS * group * (size_t)(h->ldo + 5),
                               sizeof *h->slots);
     h->M = sti_carve_take(c, states, sizeof *h->M);

@@ -63,7 +63,6 @@ typedef struct sti_hyb_worker {
     float *x, *u, *phi;        /* [KEYS, D], [KEYS, ldu], [KEYS, ldp] */
     float *sum;                /* [P, D] */
     struct sti_hyb_unit *unit; /* [SLOTS]: of a round of decoding */
-    struct sti_hyb_place *behind; /* -> where the round after it begins */
 } sti_hyb_worker;
 
 /* A block of keys of one selection head, or the state. */
@@ -127,6 +126,7 @@ typedef struct sti_hyb {
     unsigned char *areas; /* of the workers, area_bytes each */
     size_t area_bytes;
     sti_hyb_leaving *leaving;   /* [S]; laid out where a chunk leaves */
+    sti_hyb_place *behind;      /* where the next round begins; worker 0 says so */
     float *slots;               /* [SLOTS, group, ldo + 5] */
     float *M, *L;               /* [rows, H] */
     float *window_m, *window_l; /* [rows, H]: of the window alone */

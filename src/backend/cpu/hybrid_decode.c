@@ -19,8 +19,7 @@
 typedef struct unit_list {
     const sti_hyb *h;
     sti_hyb_worker own;
-    const sti_hyb_unit *unit; /* [n] */
-    int n;
+    int n;        /* units, in own.unit */
     int64_t cost; /* of all, in keys */
 } unit_list;
 
@@ -80,7 +79,7 @@ static const void *start_of(const unit_list *r, int i)
 {
     if (i >= r->n) return NULL;
     const sti_hyb *h = r->h;
-    const sti_hyb_unit *u = &r->unit[i];
+    const sti_hyb_unit *u = &r->own.unit[i];
     const sti_hybrid_state *st = u->a->state;
     if (u->b.part == STI_HYB_LINEAR)
         return (const float *)st->lin_s + (size_t)u->sel * h->P * h->D;
@@ -160,9 +159,9 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
 static void units_of(const unit_list *r, int w, int workers, int *lo, int *hi)
 {
     int i = 0;
-    while (i < r->n && r->unit[i].middle * workers < r->cost * w) i++;
+    while (i < r->n && r->own.unit[i].middle * workers < r->cost * w) i++;
     *lo = i;
-    while (i < r->n && r->unit[i].middle * workers < r->cost * (w + 1)) i++;
+    while (i < r->n && r->own.unit[i].middle * workers < r->cost * (w + 1)) i++;
     *hi = i;
 }
 
@@ -173,7 +172,7 @@ static void run_joined(const unit_list *r, int lo, int hi, int then)
     const sti_hyb *h = r->h;
     const sti_hyb_worker *w = &r->own;
     for (int i = lo; i < hi; i++) {
-        const sti_hyb_unit *u = &r->unit[i];
+        const sti_hyb_unit *u = &r->own.unit[i];
         const sti_hyb_slot to = slot_at(h, lo);
         if (u->first)
             begin_row(h, w, u);
@@ -190,7 +189,7 @@ static void run_apart(const unit_list *r, int lo, int hi)
 {
     for (int i = lo; i < hi; i++) {
         const sti_hyb_slot to = slot_at(r->h, i);
-        run_unit(r->h, &r->own, &r->unit[i], &to,
+        run_unit(r->h, &r->own, &r->own.unit[i], &to,
                  start_of(r, i + 1 < hi ? i + 1 : r->n));
     }
 }
@@ -200,14 +199,14 @@ static void join_apart(const unit_list *r, int end, int workers)
 {
     const sti_hyb_worker *w = &r->own;
     int first = end, lo, hi = 0;
-    while (first > 0 && !r->unit[first].first) first--;
+    while (first > 0 && !r->own.unit[first].first) first--;
     for (int v = 0; hi <= first; v++)
         units_of(r, v, workers, &lo, &hi); /* of the worker that began the row */
     for (int i = hi; i < end; i++) {
         const sti_hyb_slot from = slot_at(r->h, i);
-        if (i == hi) take_row(r->h, w, &r->unit[i]);
-        join_unit(r->h, w, &r->unit[i], &from);
-        if (i + 1 == end) leave_row(r->h, w, &r->unit[i]);
+        if (i == hi) take_row(r->h, w, &r->own.unit[i]);
+        join_unit(r->h, w, &r->own.unit[i], &from);
+        if (i + 1 == end) leave_row(r->h, w, &r->own.unit[i]);
     }
 }
 
@@ -256,8 +255,7 @@ static unit_list list_units(const sti_hyb *h, int w)
         p.at = (sti_hyb_block){0};
         p.first = true;
     }
-    *r.own.behind = p;
-    r.unit = r.own.unit;
+    if (w == 0) *h->behind = p;
     return r;
 }
 
@@ -270,10 +268,11 @@ static void unit_work(void *v, int w, int workers)
     const unit_list r = list_units(h, w);
     int lo, hi, whole, open;
     units_of(&r, w, workers, &lo, &hi);
-    for (whole = lo; whole < hi && whole > 0 && !r.unit[whole].first;) whole++;
-    for (open = hi; open > whole && open < r.n && !r.unit[open - 1].last;) open--;
+    for (whole = lo; whole < hi && whole > 0 && !r.own.unit[whole].first;) whole++;
+    for (open = hi; open > whole && open < r.n && !r.own.unit[open - 1].last;) open--;
     const int tail = lo < whole ? lo : r.n;
-    const bool apart = tail == lo && whole == hi && hi < r.n && !r.unit[hi - 1].last;
+    const bool apart =
+        tail == lo && whole == hi && hi < r.n && !r.own.unit[hi - 1].last;
     if (apart) run_apart(&r, lo, hi);
     run_joined(&r, open, hi, whole < open ? whole : tail);
     sti_pool_arrive(h->pool, w);
@@ -286,10 +285,9 @@ static void unit_work(void *v, int w, int workers)
 
 void sti_hyb_decode(sti_dev *dev, sti_hyb *h)
 {
-    const sti_hyb_place *behind = sti_hyb_own(h, 0).behind;
     h->from = (sti_hyb_place){.first = true};
     while (next_head(h, &h->from)) {
         sti_pool_run(dev->pool, unit_work, h);
-        h->from = *behind;
+        h->from = *h->behind;
     }
 }

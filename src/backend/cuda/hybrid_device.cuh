@@ -6,10 +6,8 @@
 
 #include <float.h>
 
-extern "C" {
-#include "base/error.h" /* sti_fail is C */
-}
 #include "backend/cuda/cuda.h"
+#include "base/error.h"
 
 #define STI_DEVICE static __device__ __forceinline__
 

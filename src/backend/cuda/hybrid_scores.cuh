@@ -4,9 +4,6 @@
 #ifndef STI_BACKEND_CUDA_HYBRID_SCORES_CUH
 #define STI_BACKEND_CUDA_HYBRID_SCORES_CUH
 
-extern "C" {
-#include "base/error.h" /* sti_fail is C */
-}
 #include "ops/hybrid.h"
 
 /* s3 of a token with weight `self` of its own against `others`. */

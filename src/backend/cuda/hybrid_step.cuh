@@ -4,10 +4,9 @@
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_CUH
 
+#include "backend/cuda/follow.cuh"
 #include "backend/cuda/hybrid_device.cuh"
 #include "backend/cuda/mma.cuh"
-
-#include "backend/cuda/follow.cuh" /* after what says that errors are C */
 
 enum {
     THREADS = 128, /* a small block: what a pair needs is cut finely */
