@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "cli/cache.h"
+#include "cli/fetch/cache.h"
 #include "cli/progress.h"
 #include "cli/stream.h"
 

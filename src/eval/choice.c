@@ -11,7 +11,7 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/mem.h"
-#include "eval/ingredients.h"
+#include "eval/generated/sources.h"
 #include "eval/task.h"
 #include "eval/text.h"
 

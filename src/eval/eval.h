@@ -1,6 +1,6 @@
 /* eval.h - running a model on items: sessions, answers, records.
  *
- * run.c takes items from a task, hands them to rank.c or write.c a block at a time, and
+ * run.c takes items from a task, hands them to loglik.c or generate.c a block at a time, and
  * turns answers into records, JSON objects that go to the log and into the results. A
  * record of an earlier run counts as one of this. */
 #ifndef STI_EVAL_EVAL_H

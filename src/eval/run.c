@@ -15,7 +15,7 @@
 #include "base/buf.h"
 #include "base/process.h"
 #include "eval/eval.h"
-#include "eval/generated.h"
+#include "eval/generated/generated.h"
 #include "train/comm.h"
 
 /* Items of a block and rank: what an interruption may cost on a processor; as many as

@@ -2,7 +2,7 @@
 #ifndef SERVER_COMPLETE_H
 #define SERVER_COMPLETE_H
 
-#include "server/past.h"
+#include "server/prefix_cache.h"
 #include "server/reply.h"
 #include "server/request.h"
 

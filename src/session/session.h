@@ -34,7 +34,7 @@ struct still_session {
 /* A session with the settings of another. */
 still_status sti_session_like(const still_session *s, still_session **out,
                               still_error *err);
-/* Makes passes of several sessions (together.h) possible that have up to `rows` rows.
+/* Makes passes of several sessions (feed_batch.h) possible that have up to `rows` rows.
  * What one session takes of a pass stays its batch, which is no more than its context.
  */
 still_status sti_session_widen(still_session *s, int rows, still_error *err);
@@ -50,7 +50,7 @@ still_status sti_session_mark(still_session *s, int length, still_error *err);
 /* Whether its past can be cut to any length because nothing was folded. */
 bool sti_session_keeps_all(const still_session *s);
 
-/* For benchmarks (pretend.c): the session holds `length` tokens that were never fed.
+/* For benchmarks (synthetic.c): the session holds `length` tokens that were never fed.
  * Its memory is as full as they would make it, its numbers are random; there are no
  * logits. After failure it is empty. */
 still_status sti_session_pretend(still_session *s, int length, uint64_t seed,

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "backend/ref/hybrid_ref.h"
+#include "backend/ref/hybrid/hybrid.h"
 #include "file/dtype.h"
 
 /* ---- Random problems ----------------------------------------------------- */

@@ -2,7 +2,7 @@
  * identities that must hold for any settings. */
 #include "hybrid_problem.h"
 
-#include "eval/selftest.h"
+#include "eval/selftest/selftest.h"
 
 enum { PROBLEMS = 120 }; /* random ones for each identity */
 

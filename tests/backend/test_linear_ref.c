@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "backend/ref/hybrid_ref.h"
-#include "backend/ref/linear_ref.h"
+#include "backend/ref/hybrid/hybrid.h"
+#include "backend/ref/linear/linear.h"
 
 enum { T = 21, H = 4, G = 2, D = 6, WINDOW = 5, NQ = T * H * D, NK = T * G * D };
 enum { MQ = H * D * H * D, MK = G * D * G * D };

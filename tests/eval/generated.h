@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "eval/generated.h"
+#include "eval/generated/generated.h"
 
 #define INGREDIENTS FIXTURES "/eval/ingredients"
 #define FROZEN FIXTURES "/eval/frozen"

@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
+#include "eval/generated/sentences.h"
 #include "eval/metrics.h"
-#include "eval/sentences.h"
 
 static double all_of(const char *output, int n, char **expected)
 {

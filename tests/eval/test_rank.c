@@ -17,7 +17,7 @@
 
 #include "base/pool.h"
 #include "eval/eval.h"
-#include "session/together.h"
+#include "session/feed_batch.h"
 
 static const char DATA[] = FIXTURES "/eval/choice";
 static char dir[] = "/tmp/still-rank-XXXXXX", model_path[64], log_path[64];

@@ -2,7 +2,7 @@
  * frozen samples character by character, and files that are missing or wrong. */
 #include "generated.h"
 
-#include "eval/ruler.h"
+#include "eval/generated/ruler.h"
 
 enum { /* rows of sti_task_ruler */
        SINGLE_1,

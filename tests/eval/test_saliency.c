@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/random.h"
-#include "eval/saliency.h"
+#include "eval/saliency/saliency.h"
 
 enum { TOKENS = 61, CHUNK = 8 };
 

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "server/past.h"
+#include "server/prefix_cache.h"
 
 enum { CTX = 96, VOCAB = 384, MOST = 5 };
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cpu/matmul.h"
+#include "backend/cpu/dense/matmul.h"
 #include "backend/host.h"
 
 #if STI_CPU_X86

@@ -27,7 +27,7 @@ extern "C" {
 
 struct sti_dev {
     int ordinal, sms, major, minor;
-    bool follows;  /* the code was made for sm_90: see follow.cuh */
+    bool follows;  /* the code was made for sm_90: see pdl.cuh */
     char name[96]; /* "NVIDIA H200 (sm_90)" */
     int max_k, heads, kv_heads, head_dim;
     cudaStream_t stream;
@@ -37,8 +37,8 @@ struct sti_dev {
     size_t half_room;  /* scratch of the largest matrix that is made half */
     size_t step_room;  /* scratch of a session's step, in the layer that needs most */
     struct sti_cuda_plans *plans;   /* matmul.c: cuBLASLt's choices, by shape */
-    struct sti_cuda_passes *passes; /* pass.c: ids, positions, recorded graphs */
-    struct sti_cuda_wide *wide;     /* wide.c: weights in bfloat16 */
+    struct sti_cuda_passes *passes; /* graph.c: ids, positions, recorded graphs */
+    struct sti_cuda_wide *wide;     /* weight_bf16.c: weights in bfloat16 */
     int n_wide;
     struct ncclComm *ranks; /* ranks.c: GPUs of other processes; NULL: alone */
     int rank, n_ranks;
@@ -96,7 +96,7 @@ static inline size_t sti_cuda_up_to(size_t n, size_t step)
     return (n + step - 1) / step * step;
 }
 
-/* ---- Operators (matmul.c, rows.c, attention.c, hybrid.c) ----------------- */
+/* ---- Operators (matmul.c, norm_rope.c, softmax.c, hybrid.c) ----------------- */
 
 extern const sti_backend sti_backend_cuda; /* the table of all below (device.c) */
 
@@ -119,7 +119,7 @@ still_status sti_cuda_hybrid_reserve(sti_dev *, const sti_hybrid_settings *,
 bool sti_cuda_hybrid_turns(const sti_hybrid_args *, int n);
 still_status sti_cuda_hybrid(sti_dev *, const sti_hybrid_args *, int n, still_error *);
 
-/* Training (train.c, train_added.c, train_feed.c, hybrid_train.c). Results for the
+/* Training (train.c, lora.c, ffn.c, train.c). Results for the
  * program are waited for. */
 still_status sti_cuda_matmul_added(sti_dev *, const sti_matmul_added_args *,
                                    still_error *);
@@ -147,7 +147,7 @@ still_status sti_cuda_linear_forward(sti_dev *, const sti_linear_args *, int n,
                                      still_error *);
 still_status sti_cuda_linear_backward(sti_dev *, const sti_linear_args *, int n,
                                       still_error *);
-/* Whether kernels of this program wait for those before them (follow.cuh). */
+/* Whether kernels of this program wait for those before them (pdl.cuh). */
 still_status sti_cuda_can_follow(bool *out, still_error *err);
 void sti_cuda_wide_free(sti_dev *dev);
 /* A weight is gone, and its copy in float with it. */
@@ -199,12 +199,12 @@ typedef struct sti_cuda_session {
 sti_cuda_shape sti_cuda_shape_of(const sti_hybrid_args *a);
 sti_cuda_session sti_cuda_session_of(const sti_hybrid_args *a, const int32_t *pos);
 
-/* Recurrent form (hybrid_step.cu, hybrid_leave.cu): token t of each of n sessions
+/* Recurrent form (step.cu, retire.cu): token t of each of n sessions
  * (`session` is an array on the device). leave: for sessions whose token begins a
  * chunk, what leaves the window is selected, evicted, folded; for others nothing
  * happens. step: the token enters and its output is written. All settings, any shape.
  * settled: no kernel that was queued since the last copy writes to the states, so that
- * they can be read while those before still run (follow.cuh).
+ * they can be read while those before still run (pdl.cuh).
  * room: scratch of sti_cuda_step_room bytes. */
 size_t sti_cuda_step_room(const sti_dev *dev, const sti_cuda_shape *h, int n);
 bool sti_cuda_step_turns(const sti_cuda_shape *h); /* rows may be unrotated */
@@ -215,7 +215,7 @@ still_status sti_cuda_hybrid_step(sti_dev *, const sti_cuda_shape *h,
                                   const sti_cuda_session *session, int n, int t,
                                   bool settled, void *room, still_error *err);
 
-/* Chunk-parallel form (hybrid_chunks.h). supported: whether these settings and shape
+/* Chunk-parallel form (chunk.h). supported: whether these settings and shape
  * are; the recurrent form runs the others. room: scratch of T rows, of one session or
  * of many. */
 bool sti_cuda_chunks_supported(const sti_cuda_shape *h);

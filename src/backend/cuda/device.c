@@ -3,11 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/attention.h"
 #include "backend/cuda/cuda.h"
-#include "backend/cuda/kernels.h"
+#include "backend/cuda/dense/kernels.h"
 #include "backend/cuda/ranks.h"
-#include "backend/cuda/train_kernels.h"
+#include "backend/cuda/softmax/softmax.h"
+#include "backend/cuda/train/kernels.h"
 
 #ifndef STI_HAVE_NCCL
 #define STI_HAVE_NCCL 0

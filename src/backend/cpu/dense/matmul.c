@@ -1,0 +1,318 @@
+/* matmul.c - the matrix product: who computes what, and in which order.
+ *
+ * One call multiplies up to four matrices by the same rows of x. Their row groups are
+ * numbered through and split once over the workers, so a call is one task (two when a
+ * batch of x is normed and quantized by all workers first). Each worker goes through
+ * its groups:
+ *
+ *   few rows (<= tile)  repacked weights are unpacked in registers, read once
+ *   more rows           a panel of groups is unpacked over up to STI_PANEL_K k, then
+ *                       swept by all tiles of a chunk of rows; sums wait in c
+ *
+ * Either way an element sees the same operations in the same order. */
+#include "backend/cpu/dense/matmul.h"
+
+#include "backend/cpu/dense/norm_rope.h"
+
+enum {
+    CHUNK_ROWS = 192,        /* rows of x swept by one unpacked panel, at most */
+    CHUNK_BYTES = 320 << 10, /* their quantized bytes, which should stay in L2 */
+    PANEL_COLS = STI_PANEL_GROUPS * STI_GROUP,
+    SUB_BLOCKS = STI_PANEL_K / 16,
+};
+
+typedef struct work_area { /* one worker's */
+    uint8_t *panel_q;
+    float *panel_d, *panel_m;
+    float *c;      /* [CHUNK_ROWS][PANEL_COLS] */
+    float *normed; /* [STI_OWN_ROWS] rows */
+    uint8_t *act;  /* likewise, quantized */
+} work_area;
+
+/* What a task needs lies side by side: another core then waits for it once, not once
+ * for each pointer on the way. */
+typedef struct mm_job {
+    const sti_cpu_mm *mm;
+    const sti_row_kernels *rows;
+    sti_matmul_args a;
+    int nb;         /* blocks of K */
+    uint8_t *act;   /* [M] rows quantized, by all workers */
+    bool own;       /* or each worker prepares all rows for itself */
+    bool quantized; /* some matrix is */
+    uint8_t *areas;
+    size_t area_bytes;
+} mm_job;
+
+static work_area carve_area(sti_carve *c, int max_k)
+{
+    work_area w;
+    w.panel_q = sti_carve_take(c, STI_PANEL_K, PANEL_COLS);
+    w.panel_d = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(float));
+    w.panel_m = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(float));
+    w.c = sti_carve_take(c, CHUNK_ROWS * PANEL_COLS, sizeof(float));
+    w.normed = sti_carve_take(c, STI_OWN_ROWS * (size_t)max_k, sizeof(float));
+    w.act = sti_carve_take(c, sti_act_bytes(STI_OWN_ROWS, max_k), 1);
+    sti_carve_take(c, 64, 1); /* the next worker's area on lines of its own */
+    return w;
+}
+
+static size_t area_size(const sti_dev *dev)
+{
+    sti_carve count = {0};
+    carve_area(&count, dev->max_k);
+    return (count.used + 63) & ~(size_t)63;
+}
+
+size_t sti_cpu_matmul_scratch(const sti_dev *dev, int rows)
+{
+    sti_carve count = {0};
+    sti_carve_take(&count, sti_act_bytes(rows, dev->max_k), 1);
+    sti_carve_take(&count, (size_t)sti_pool_threads(dev->pool), area_size(dev));
+    return count.used;
+}
+
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* y[row0 .. +n of x][col0 .. +cols] from c[n][ldc]. */
+static void store(const mm_job *j, int which, int row0, int n, int64_t col0,
+                  const float *c, int ldc, int cols)
+{
+    const int64_t N = j->a.w[which]->N;
+    const float *bias = j->a.bias[which];
+    if (cols > N - col0) cols = (int)(N - col0);
+    j->mm->store(j->a.y[which] + row0 * N + col0, N, c, ldc, n, cols,
+                 bias ? bias + col0 : NULL, j->a.accumulate);
+}
+
+/* Tiles are laid one after the other; the last may have fewer rows. */
+static const uint8_t *tile_at(const mm_job *j, const uint8_t *act, int row)
+{
+    return act + (size_t)row * (size_t)j->nb * STI_ACT_BYTES;
+}
+
+/* Rows [lo, hi) of x as they are multiplied: normed to `normed` [M, K] if they are to
+ * be, and quantized to act. */
+static void prepare_rows(const mm_job *j, float *normed, uint8_t *act, int lo, int hi)
+{
+    const sti_matmul_args *a = &j->a;
+    const int64_t K = a->w[0]->K;
+    const float *x = a->norm ? normed : a->x;
+    for (int64_t r = lo; a->norm && r < hi; r++)
+        j->rows->rmsnorm(a->x + r * K, a->norm, normed + r * K, (int)K, a->eps);
+    for (int r = lo; j->quantized && r < hi; r += j->mm->tile) {
+        int R = min_int(j->mm->tile, hi - r);
+        j->mm->quantize(x + (int64_t)r * K, (size_t)K, R, j->nb,
+                        act + (size_t)r * (size_t)j->nb * STI_ACT_BYTES);
+    }
+}
+
+static void prepare_task(void *arg, int worker, int workers)
+{
+    const mm_job *j = arg;
+    int64_t lo, hi;
+    sti_split(j->a.M, j->mm->tile, worker, workers, &lo, &hi);
+    prepare_rows(j, j->a.room, j->act, (int)lo, (int)hi);
+}
+
+static sti_panel_kind panel_kind(const sti_weight *w)
+{
+    if (w->layout != STI_L_K) return (sti_panel_kind)w->layout;
+    switch (w->type) {
+    case STI_Q4_K: return STI_P_U4_MIN;
+    case STI_Q5_K: return STI_P_U5_MIN;
+    default: return STI_P_U6_SUB;
+    }
+}
+
+/* Groups [g, g + p->ng) over blocks [b, b + nb) into the panel. */
+static void fill_panel(const mm_job *j, const sti_weight *w, int64_t g, int b, int nb,
+                       const sti_panel *p)
+{
+    for (int i = 0; i < p->ng; i++) {
+        if (w->layout == STI_L_K) {
+            size_t size = (size_t)sti_dtype_find((int)w->type)->bytes;
+            size_t stride = (size_t)(w->K / STI_SUPER_K) * size;
+            int64_t row = (g + i) * STI_GROUP;
+            int n = w->N - row < STI_GROUP ? (int)(w->N - row) : STI_GROUP;
+            j->mm->unpack_k(w->type,
+                            (const uint8_t *)w->data + (size_t)row * stride +
+                                (size_t)(b / 8) * size,
+                            stride, n, nb / 8, p, i);
+        } else {
+            size_t size = sti_packed_block((sti_layout)w->layout);
+            const uint8_t *from = (const uint8_t *)w->own.p +
+                                  ((size_t)(g + i) * (size_t)j->nb + (size_t)b) * size;
+            j->mm->unpack(from, nb, p, i);
+        }
+    }
+}
+
+/* Blocks a panel takes of K: equal parts, whole super-blocks. */
+static int panel_blocks(int nb)
+{
+    int most = STI_PANEL_K / STI_BLOCK_K, super = STI_SUPER_K / STI_BLOCK_K;
+    if (nb <= most) return nb;
+    int parts = (nb + most - 1) / most;
+    return ((nb + parts - 1) / parts + super - 1) / super * super;
+}
+
+static int chunk_rows(const mm_job *j)
+{
+    size_t fit = CHUNK_BYTES / ((size_t)j->nb * STI_ACT_BYTES);
+    int rows = fit < CHUNK_ROWS ? (int)fit : CHUNK_ROWS;
+    rows -= rows % j->mm->tile;
+    return rows > j->mm->tile ? rows : j->mm->tile;
+}
+
+static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
+                            const uint8_t *act, const work_area *area)
+{
+    const sti_weight *w = j->a.w[which];
+    const int tile = j->mm->tile, part = panel_blocks(j->nb), chunk = chunk_rows(j);
+    sti_panel p = {.kind = panel_kind(w),
+                   .q = area->panel_q,
+                   .d = area->panel_d,
+                   .m = area->panel_m};
+    for (int r0 = 0; r0 < j->a.M; r0 += chunk) {
+        const int rows = min_int(chunk, j->a.M - r0);
+        for (int64_t g = lo; g < hi; g += p.ng) {
+            p.ng = hi - g < j->mm->groups ? (int)(hi - g) : j->mm->groups;
+            const int cols = p.ng * STI_GROUP;
+            memset(area->c, 0, (size_t)rows * (size_t)cols * sizeof(float));
+            for (int b = 0; b < j->nb; b += part) {
+                const int nb = min_int(part, j->nb - b);
+                fill_panel(j, w, g, b, nb, &p);
+                for (int r = 0; r < rows; r += tile) {
+                    const int R = min_int(tile, rows - r);
+                    j->mm->product(&p,
+                                   tile_at(j, act, r0 + r) +
+                                       (size_t)b * (size_t)R * STI_ACT_BYTES,
+                                   R, nb, area->c + (size_t)r * (size_t)cols);
+                }
+            }
+            store(j, which, r0, rows, g * STI_GROUP, area->c, cols, cols);
+        }
+    }
+}
+
+/* Few rows: straight from the repacked weights. */
+static void multiply_direct(const mm_job *j, int which, int64_t lo, int64_t hi,
+                            const uint8_t *act)
+{
+    const sti_weight *w = j->a.w[which];
+    const size_t group = (size_t)j->nb * sti_packed_block((sti_layout)w->layout);
+    float c[STI_TILE_MAX * STI_GROUP];
+    for (int64_t g = lo; g < hi; g++) {
+        j->mm->direct((sti_layout)w->layout,
+                      (const uint8_t *)w->own.p + (size_t)g * group, act, j->a.M, j->nb,
+                      c);
+        store(j, which, 0, j->a.M, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
+    }
+}
+
+static void multiply_float(const mm_job *j, int which, int64_t lo, int64_t hi,
+                           const float *x)
+{
+    const sti_weight *w = j->a.w[which];
+    const size_t stride = (size_t)w->K * (w->type == STI_F32 ? 4 : 2);
+    const int tile = j->mm->tile;
+    float c[STI_TILE_MAX * STI_GROUP];
+    for (int64_t g = lo; g < hi; g++) {
+        int64_t row = g * STI_GROUP;
+        int n = w->N - row < STI_GROUP ? (int)(w->N - row) : STI_GROUP;
+        for (int r = 0; r < j->a.M; r += tile) {
+            int R = min_int(tile, j->a.M - r);
+            j->mm->product_float(
+                w->type, (const uint8_t *)w->data + (size_t)row * stride, stride, n,
+                x + (int64_t)r * w->K, (size_t)w->K, R, w->K, c);
+            store(j, which, r, R, row, c, STI_GROUP, n);
+        }
+    }
+}
+
+static int64_t groups_of(const sti_weight *w)
+{
+    return (w->N + STI_GROUP - 1) / STI_GROUP;
+}
+
+static void multiply_task(void *arg, int worker, int workers)
+{
+    const mm_job *j = arg;
+    const sti_matmul_args *a = &j->a;
+    int64_t total = 0, lo, hi;
+    for (int i = 0; i < a->n; i++) total += groups_of(a->w[i]);
+    sti_split(total, 1, worker, workers, &lo, &hi);
+    if (lo == hi && worker > 0) return; /* worker 0 may have to leave normed rows */
+
+    sti_carve at = {.base = j->areas + (size_t)worker * j->area_bytes};
+    work_area area = carve_area(&at, (int)a->w[0]->K);
+    const uint8_t *act = j->own ? area.act : j->act;
+    float *normed = j->own && worker > 0 ? area.normed : a->room;
+    if (j->own) prepare_rows(j, normed, area.act, 0, a->M);
+    for (int i = 0; i < a->n; i++) {
+        const int64_t count = groups_of(a->w[i]);
+        const int64_t from = lo > 0 ? lo : 0, to = hi < count ? hi : count;
+        if (from < to) {
+            if (a->w[i]->layout == STI_L_FLOAT)
+                multiply_float(j, i, from, to, a->norm ? normed : a->x);
+            else if (a->w[i]->layout != STI_L_K && a->M <= j->mm->tile)
+                multiply_direct(j, i, from, to, act);
+            else
+                multiply_panels(j, i, from, to, act, &area);
+        }
+        lo -= count;
+        hi -= count;
+    }
+}
+
+still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error *err)
+{
+    if (a->M <= 0) return STILL_OK;
+    if (a->n < 1 || a->n > STI_MATMUL_MAX)
+        return sti_fail(err, STILL_E_ARG, "matmul: %d matrices, expected 1 to %d", a->n,
+                        STI_MATMUL_MAX);
+    mm_job job = {.mm = dev->mm,
+                  .rows = sti_cpu_row_kernels(dev),
+                  .a = *a,
+                  .own = a->M <= STI_OWN_ROWS};
+    for (int i = 0; i < a->n; i++) {
+        if (a->w[i]->K != a->w[0]->K || a->w[i]->K > dev->max_k)
+            return sti_fail(
+                err, STILL_E_ARG,
+                "matmul: matrix %d has K = %lld, expected %lld and at most %d", i,
+                (long long)a->w[i]->K, (long long)a->w[0]->K, dev->max_k);
+        if (a->w[i]->layout != STI_L_FLOAT) job.quantized = true;
+    }
+    STI_TRY(sti_cpu_need(dev, a->M, err));
+    sti_carve at = {.base = dev->scratch.p};
+    job.nb = (int)(a->w[0]->K / STI_BLOCK_K);
+    job.act = sti_carve_take(&at, sti_act_bytes(a->M, a->w[0]->K), 1);
+    job.area_bytes = area_size(dev);
+    job.areas =
+        sti_carve_take(&at, (size_t)sti_pool_threads(dev->pool), job.area_bytes);
+    if (!job.own && (job.quantized || a->norm))
+        sti_pool_run(dev->pool, prepare_task, &job);
+    sti_pool_run(dev->pool, multiply_task, &job);
+    return STILL_OK;
+}
+
+still_status sti_cpu_embed(sti_dev *dev, const sti_embed_args *a, still_error *err)
+{
+    (void)dev;
+    const sti_weight *w = a->w;
+    size_t row;
+    if (!sti_dtype_bytes(w->type, (uint64_t)w->K, &row))
+        return sti_fail(err, STILL_E_ARG, "embed: rows of %lld are no whole blocks",
+                        (long long)w->K);
+    for (int m = 0; m < a->M; m++) {
+        if (a->tok[m] < 0 || a->tok[m] >= w->N)
+            return sti_fail(err, STILL_E_ARG, "embed: token %d is not in 0..%lld",
+                            a->tok[m], (long long)w->N - 1);
+        const uint8_t *from = (const uint8_t *)w->src->data + (size_t)a->tok[m] * row;
+        sti_dequant(w->type, from, a->y + (int64_t)m * w->K, w->K);
+    }
+    return STILL_OK;
+}

@@ -1,0 +1,293 @@
+/* decode.c - one token of each of many sessions.
+ *
+ * Work is split over units (session, selection head, block of keys or the state), whose
+ * results are joined in the order of query.c: the same numbers as there, see
+ * attn_tile.h. A step of one session takes microseconds, so it is one task for the
+ * pool: workers get runs of units of equal cost, store the new keys with the block
+ * they belong to, and join units to their rows as they go. A row that several share
+ * goes from one to the next: begun first by the one, ended last by the other. Every
+ * worker lists all units of the round for itself: to find them again is sooner done
+ * than to wait for lines that another core has just written. Bound by multiply-adds
+ * where memory is fast, else by memory: each unit asks for what the worker's next one
+ * reads. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/hybrid/hybrid.h"
+
+/* What a worker knows of a round. */
+typedef struct unit_list {
+    const sti_hyb *h;
+    sti_hyb_worker own;
+    int n;        /* units, in own.unit */
+    int64_t cost; /* of all, in keys */
+} unit_list;
+
+/* ---- Units --------------------------------------------------------------- */
+
+static sti_hyb_slot slot_at(const sti_hyb *h, int unit)
+{
+    const size_t n = (size_t)h->group, ldo = (size_t)h->ldo;
+    float *p = h->slots + (size_t)unit * n * (ldo + 5);
+    return (sti_hyb_slot){p,
+                          p + n * ldo,
+                          p + n * (ldo + 1),
+                          p + n * (ldo + 2),
+                          p + n * (ldo + 3),
+                          p + n * (ldo + 4)};
+}
+
+static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u,
+                     const sti_hyb_slot *to, const void *ahead)
+{
+    const sti_hybrid_state *st = u->a->state;
+    const sti_hyb_block *b = &u->b;
+    const int group = h->group, offset = (int)(st->pos % h->C);
+    if (b->part == STI_HYB_LINEAR) {
+        sti_hyb_linear(h, w, u->a, u->sel, 0, 1, to->o, to->l);
+        return;
+    }
+    if (u->enters) sti_hyb_enter(h, u->a, u->sel, 0, 1);
+    sti_hyb_queries(h, w, u->a, u->sel, 0, 1, b->part == STI_HYB_FAR);
+    sti_attn_tile t = w->t;
+    if (b->part == STI_HYB_FAR) t.q = w->q_far;
+    const sti_attn_rows K = sti_hyb_rows(h, st, u->sel, b, true);
+    const sti_attn_rows V = sti_hyb_rows(h, st, u->sel, b, false);
+    const size_t first_value = (size_t)(b->slot + b->lo) * (size_t)h->D * st->kv_size;
+    h->f->score_panels(&t, &K, b->slot, group, b->lo, b->hi,
+                       (const char *)V.data + first_value);
+    for (int r = 0; r < group; r++) {
+        w->tail_l[r] = 0;
+        w->self[r] = -1;
+    }
+    if (h->scored && b->part == STI_HYB_PREVIOUS)
+        sti_hyb_tails(h, w, b, 0, group, offset);
+    h->f->soften(&t, 0, group, b->lo, b->hi);
+    if (h->scored && b->part == STI_HYB_OWN)
+        sti_hyb_selves(h, w, b, 0, group, b->hi, offset);
+    h->f->weigh_cache(&t, &V, b->slot, group, b->lo, b->hi, to->o, h->ldo, ahead);
+    const size_t bytes = (size_t)group * sizeof(float);
+    memcpy(to->m, t.m, bytes);
+    memcpy(to->l, t.l, bytes);
+    memcpy(to->tail_m, w->tail_m, bytes);
+    memcpy(to->tail_l, w->tail_l, bytes);
+    memcpy(to->self, w->self, bytes);
+}
+
+/* What unit i reads first; NULL if there is no such unit. */
+static const void *start_of(const unit_list *r, int i)
+{
+    if (i >= r->n) return NULL;
+    const sti_hyb *h = r->h;
+    const sti_hyb_unit *u = &r->own.unit[i];
+    const sti_hybrid_state *st = u->a->state;
+    if (u->b.part == STI_HYB_LINEAR)
+        return (const float *)st->lin_s + (size_t)u->sel * h->P * h->D;
+    const sti_attn_rows K = sti_hyb_rows(h, st, u->sel, &u->b, true);
+    return (const char *)K.data + (size_t)u->b.slot * (size_t)h->D * st->kv_size;
+}
+
+/* ---- Rows ---------------------------------------------------------------- */
+
+/* The sums of a row are with the worker that joins its units: M, L and score of its
+ * tile, and o in the output itself. */
+static float *sums_at(const sti_hyb *h, const sti_hyb_unit *u)
+{
+    return u->a->y + sti_hyb_query_at(h, 0, u->sel * h->group);
+}
+
+static void begin_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u)
+{
+    for (int i = 0; i < h->group; i++) {
+        w->t.M[i] = -INFINITY;
+        w->t.L[i] = 0;
+        w->score[i] = sti_hyb_no_score();
+    }
+    memset(sums_at(h, u), 0, (size_t)h->group * (size_t)h->D * sizeof(float));
+}
+
+/* For the worker that goes on with the row, and by it. */
+static void leave_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u)
+{
+    const size_t at = (size_t)u->row * h->H + u->sel * h->group, n = (size_t)h->group;
+    memcpy(h->M + at, w->t.M, n * sizeof *h->M);
+    memcpy(h->L + at, w->t.L, n * sizeof *h->L);
+    memcpy(h->score + at, w->score, n * sizeof *h->score);
+}
+static void take_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u)
+{
+    const size_t at = (size_t)u->row * h->H + u->sel * h->group, n = (size_t)h->group;
+    memcpy(w->t.M, h->M + at, n * sizeof *h->M);
+    memcpy(w->t.L, h->L + at, n * sizeof *h->L);
+    memcpy(w->score, h->score + at, n * sizeof *h->score);
+}
+
+/* Takes the results of a unit in; the last one of a row ends it. */
+static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u,
+                      const sti_hyb_slot *from)
+{
+    const sti_hybrid_args *a = u->a;
+    const int group = h->group, D = h->D, first_head = u->sel * group;
+    const size_t at = (size_t)u->row * h->H + first_head;
+    const bool linear = u->b.part == STI_HYB_LINEAR;
+    float *M = w->t.M, *L = w->t.L, *o = sums_at(h, u);
+    if (!linear) {
+        h->f->fold(M, L, from->m, from->l, w->t.keep, w->t.add, group);
+        for (int i = 0; i < group; i++) {
+            h->f->join(o + (size_t)i * D, from->o + (size_t)i * h->ldo, w->t.keep[i],
+                       w->t.add[i], D);
+            if (h->scored)
+                sti_hyb_see(&w->score[i], from->tail_m[i], from->tail_l[i],
+                            from->self[i]);
+            if (!h->received || !sti_hyb_in_window(&u->b)) continue;
+            h->window_m[at + (size_t)i] = M[i];
+            h->window_l[at + (size_t)i] = L[i];
+        }
+    }
+    if (!u->last) return;
+    for (int i = 0; i < group; i++)
+        sti_hyb_finish(h, a, 0, first_head + i, o + (size_t)i * D, M[i], L[i],
+                       linear ? from->o + (size_t)i * h->ldo : NULL,
+                       linear ? from->l[i] : 0);
+    if (h->scored) sti_hyb_score_token(h, a, u->sel, 0, a->state->pos, w->score);
+}
+
+/* ---- Rounds -------------------------------------------------------------- */
+
+/* Units are given out in order, by the cost up to their middle: worker w has
+ * [*lo, *hi). */
+static void units_of(const unit_list *r, int w, int workers, int *lo, int *hi)
+{
+    int i = 0;
+    while (i < r->n && r->own.unit[i].middle * workers < r->cost * w) i++;
+    *lo = i;
+    while (i < r->n && r->own.unit[i].middle * workers < r->cost * (w + 1)) i++;
+    *hi = i;
+}
+
+/* Units [lo, hi), each joined as soon as it is there; unit `then` comes after them, or
+ * none. Rows that begin before `lo` are gone on with, those that do not end left. */
+static void run_joined(const unit_list *r, int lo, int hi, int then)
+{
+    const sti_hyb *h = r->h;
+    const sti_hyb_worker *w = &r->own;
+    for (int i = lo; i < hi; i++) {
+        const sti_hyb_unit *u = &r->own.unit[i];
+        const sti_hyb_slot to = slot_at(h, lo);
+        if (u->first)
+            begin_row(h, w, u);
+        else if (i == lo)
+            take_row(h, w, u);
+        run_unit(h, w, u, &to, start_of(r, i + 1 < hi ? i + 1 : then));
+        join_unit(h, w, u, &to);
+        if (i + 1 == hi && !u->last) leave_row(h, w, u);
+    }
+}
+
+/* Units [lo, hi) from the middle of a row: another worker joins them. */
+static void run_apart(const unit_list *r, int lo, int hi)
+{
+    for (int i = lo; i < hi; i++) {
+        const sti_hyb_slot to = slot_at(r->h, i);
+        run_unit(r->h, &r->own, &r->own.unit[i], &to,
+                 start_of(r, i + 1 < hi ? i + 1 : r->n));
+    }
+}
+
+/* Joins the units of the row of unit `end` that lie before it and were run apart. */
+static void join_apart(const unit_list *r, int end, int workers)
+{
+    const sti_hyb_worker *w = &r->own;
+    int first = end, lo, hi = 0;
+    while (first > 0 && !r->own.unit[first].first) first--;
+    for (int v = 0; hi <= first; v++)
+        units_of(r, v, workers, &lo, &hi); /* of the worker that began the row */
+    for (int i = hi; i < end; i++) {
+        const sti_hyb_slot from = slot_at(r->h, i);
+        if (i == hi) take_row(r->h, w, &r->own.unit[i]);
+        join_unit(r->h, w, &r->own.unit[i], &from);
+        if (i + 1 == end) leave_row(r->h, w, &r->own.unit[i]);
+    }
+}
+
+/* What a unit takes, in keys with their values: a row of the state is as many bytes,
+ * and less work. */
+static int cost_of(const sti_hyb *h, const sti_hyb_block *b)
+{
+    return b->part == STI_HYB_LINEAR ? 5 * h->P / 8 : b->hi - b->lo;
+}
+
+/* The next selection head that decodes, from *p on; false: there is none. */
+static bool next_head(const sti_hyb *h, sti_hyb_place *p)
+{
+    while (p->session < h->n && (h->a[p->session].T != 1 || p->sel == h->S)) {
+        p->row += h->a[p->session++].T;
+        p->sel = 0;
+    }
+    return p->session < h->n;
+}
+
+/* The units of a round, from h->from on: all there are, or as many as have slots. */
+static unit_list list_units(const sti_hyb *h, int w)
+{
+    unit_list r = {.h = h, .own = sti_hyb_own(h, w)};
+    sti_hyb_place p = h->from;
+    while (next_head(h, &p)) {
+        const sti_hybrid_args *a = &h->a[p.session];
+        const int64_t chunk = a->state->pos / h->C;
+        const int end = (int)(a->state->pos % h->C) + 1;
+        if (p.at.part == STI_HYB_START)
+            sti_hyb_next_block(h, a, chunk, p.sel, end, &p.at);
+        while (p.at.part != STI_HYB_END && r.n < STI_HYB_SLOTS) {
+            sti_hyb_unit *u = &r.own.unit[r.n++];
+            *u = (sti_hyb_unit){
+                .a = a, .b = p.at, .sel = p.sel, .row = p.row, .first = p.first};
+            sti_hyb_next_block(h, a, chunk, p.sel, end, &p.at);
+            p.first = false;
+            u->last = p.at.part == STI_HYB_END;
+            u->enters =
+                h->enters && u->b.part == STI_HYB_OWN && p.at.part != STI_HYB_OWN;
+            u->middle = r.cost + cost_of(h, &u->b) / 2;
+            r.cost += cost_of(h, &u->b);
+        }
+        if (p.at.part != STI_HYB_END) break;
+        p.sel++;
+        p.at = (sti_hyb_block){0};
+        p.first = true;
+    }
+    if (w == 0) *h->behind = p;
+    return r;
+}
+
+/* Of the worker's units [lo, hi), those before `whole` are of a row that others began,
+ * those from `open` on of one that others end. What others wait for comes first, and
+ * what waits for others last: by then it is there. */
+static void unit_work(void *v, int w, int workers)
+{
+    const sti_hyb *h = v;
+    const unit_list r = list_units(h, w);
+    int lo, hi, whole, open;
+    units_of(&r, w, workers, &lo, &hi);
+    for (whole = lo; whole < hi && whole > 0 && !r.own.unit[whole].first;) whole++;
+    for (open = hi; open > whole && open < r.n && !r.own.unit[open - 1].last;) open--;
+    const int tail = lo < whole ? lo : r.n;
+    const bool apart =
+        tail == lo && whole == hi && hi < r.n && !r.own.unit[hi - 1].last;
+    if (apart) run_apart(&r, lo, hi);
+    run_joined(&r, open, hi, whole < open ? whole : tail);
+    sti_pool_arrive(h->pool, w);
+    run_joined(&r, whole, open, tail);
+    if (apart || lo == whole) return;
+    sti_pool_await(h->pool, w);
+    join_apart(&r, lo, workers);
+    run_joined(&r, lo, whole, r.n);
+}
+
+void sti_hyb_decode(sti_dev *dev, sti_hyb *h)
+{
+    h->from = (sti_hyb_place){.first = true};
+    while (next_head(h, &h->from)) {
+        sti_pool_run(dev->pool, unit_work, h);
+        h->from = *h->behind;
+    }
+}

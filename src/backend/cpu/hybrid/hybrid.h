@@ -1,0 +1,247 @@
+/* hybrid.h - what the files of the recurrent hybrid operator share.
+ *
+ *   hybrid.c        the entry: checks, scratch, a call cut into steps
+ *   retire.c  a chunk leaves the window: selection, eviction, folding
+ *   query.c  queries meet window, salient keys and state
+ *   decode.c one token of many sessions: the same, split over keys
+ *
+ * A step is the part of one chunk that lies in this call: window, salient list and
+ * state are then fixed but for the step's own tokens, and a ring of two chunks is
+ * enough for any prompt. Numbers depend on positions, never on how a prompt was cut:
+ * blocks of keys are cut at fixed slots of the ring or of the list, and every sum has
+ * one order.
+ *
+ * Keys are stored transposed, since a key is read by every token of the next chunks
+ * but written once. For each head, slots are grouped in panels of STI_ATTN_PANEL:
+ *   [room / PANEL, D, PANEL], the last panel as wide as slots are left,
+ * so the room is that of rows. Values are rows [room, D]. */
+#ifndef STI_BACKEND_CPU_HYBRID_HYBRID_H
+#define STI_BACKEND_CPU_HYBRID_HYBRID_H
+
+#include <math.h>
+
+#include "backend/cpu/dense/norm_rope.h"
+#include "backend/cpu/hybrid/rows.h"
+#include "backend/cpu/softmax/attn_tile.h"
+
+enum {
+    STI_HYB_KEYS = STI_ATTN_BLOCK, /* folded at a time; >= STI_ATTN_ROWS */
+    STI_HYB_SLOTS = 128            /* partial results of a round of decoding */
+};
+
+/* The log-sum-exp of a query over the last C tokens, as its blocks come in, and the
+ * weight of its own token relative to e^self_m. */
+typedef struct sti_hyb_score {
+    double m, l, self_m, self;
+} sti_hyb_score;
+
+/* A candidate for the salient list. */
+typedef struct sti_hyb_entry {
+    uint64_t rank; /* the larger the better */
+    int32_t at;    /* >= 0: slot of the list; < 0: token -1 - at of the leaving chunk */
+} sti_hyb_entry;
+
+/* What a chunk that leaves does to one selection head. */
+typedef struct sti_hyb_leaving {
+    sti_hyb_entry *entry;     /* [C + cap] */
+    uint8_t *stays, *evicted; /* [C], [cap] */
+    float *likeness;          /* [C]: of the chunk's keys, where the score asks */
+    int32_t *fold;            /* [C]: tokens to fold, as `at` above; slots come last */
+    int n_fold, n_evicted;    /* of `fold`: all, slots */
+    float *phi, *value;       /* [KEYS, ldp], [KEYS, D]: of those folded together */
+} sti_hyb_leaving;
+
+/* One worker's scratch. Each finds its own (sti_hyb_own): what the caller wrote anew
+ * for every step another core would have to wait for, line by line. */
+typedef struct sti_hyb_worker {
+    sti_attn_tile t;
+    float *q_far;              /* [ROWS, LDQ]: queries as far keys see them, scaled */
+    float *tail_m, *tail_l;    /* [ROWS]: the part of a block among the last C tokens */
+    float *self;               /* [ROWS]: weight of the query's own token */
+    sti_hyb_score *score;      /* [ROWS] */
+    float *lin, *den;          /* [ROWS, ldo], [ROWS]: phi s, phi.z */
+    float *x, *u, *phi;        /* [KEYS, D], [KEYS, ldu], [KEYS, ldp] */
+    float *sum;                /* [P, D] */
+    struct sti_hyb_unit *unit; /* [SLOTS]: of a round of decoding */
+} sti_hyb_worker;
+
+/* A block of keys of one selection head, or the state. */
+typedef enum sti_hyb_part {
+    STI_HYB_START, /* nothing yet */
+    STI_HYB_PREVIOUS,
+    STI_HYB_OWN,
+    STI_HYB_FAR,
+    STI_HYB_NEAR,
+    STI_HYB_LINEAR,
+    STI_HYB_END
+} sti_hyb_part;
+
+/* Keys [lo, hi) from `slot` on, which starts a panel of the ring or of the list. */
+typedef struct sti_hyb_block {
+    sti_hyb_part part;
+    int slot, lo, hi;
+    int offset; /* in the chunk, of key 0 (window) */
+} sti_hyb_block;
+
+/* Decoding: one block for one selection head of one session. */
+typedef struct sti_hyb_unit {
+    const sti_hybrid_args *a;
+    sti_hyb_block b;
+    int sel;
+    int row; /* of the call: where the session's sums are kept */
+    bool first, last;
+    bool enters;    /* stores the new token, which is in this block and no other */
+    int64_t middle; /* cost of the units before and half of its own, in keys */
+} sti_hyb_unit;
+
+/* Where in the units of a call a round of decoding begins. */
+typedef struct sti_hyb_place {
+    int session, sel;
+    int row;          /* of the session */
+    sti_hyb_block at; /* of the selection head; START: its first */
+    bool first;       /* nothing of that head has been in a round */
+} sti_hyb_place;
+
+/* Results of a unit, [group, ...]. */
+typedef struct sti_hyb_slot {
+    float *o; /* [group, ldo] */
+    float *m, *l, *tail_m, *tail_l, *self;
+} sti_hyb_slot;
+
+typedef struct sti_hyb {
+    const sti_attn_kernels *f;
+    const sti_hybrid_kernels *k;
+    const sti_row_kernels *rows;
+    int H, G, D, F, S, P, C;
+    int group;         /* query heads of a selection head */
+    int per_kv;        /* query heads of a kv head */
+    int ldo, ldu, ldp; /* row strides: outputs, u, features */
+    float scale;       /* 1 / sqrt(D) */
+    bool scored, received, rotates;
+    bool some_leave; /* a chunk may leave in this call */
+    sti_pool *pool;
+    int workers;
+    const float *turn; /* [2, D/2]: cos, sin of the rotation by position_cap */
+    /* Scratch. */
+    unsigned char *areas; /* of the workers, area_bytes each */
+    size_t area_bytes;
+    sti_hyb_leaving *leaving;   /* [S]; laid out where a chunk leaves */
+    sti_hyb_place *behind;      /* where the next round begins; worker 0 says so */
+    float *slots;               /* [SLOTS, group, ldo + 5] */
+    float *M, *L;               /* [rows, H] */
+    float *window_m, *window_l; /* [rows, H]: of the window alone */
+    sti_hyb_score *score;       /* [rows, H] */
+    /* The work at hand. */
+    const sti_hybrid_args *a; /* the session of a step; all sessions in decoding */
+    int n;                    /* sessions in decoding */
+    int row, tokens;          /* of the step: rows of a->in */
+    int base;                 /* row of the call that the session's first is */
+    bool enters;              /* units of decoding store the new keys */
+    sti_hyb_place from;       /* where the round begins */
+} sti_hyb;
+
+static inline int sti_hyb_kv_of(const sti_hyb *h, int sel)
+{
+    return sel * h->group / h->per_kv;
+}
+static inline bool sti_hyb_in_window(const sti_hyb_block *b)
+{
+    return b->part == STI_HYB_PREVIOUS || b->part == STI_HYB_OWN;
+}
+/* Row `row` of the call, query head `head`. */
+static inline size_t sti_hyb_query_at(const sti_hyb *h, int row, int head)
+{
+    return ((size_t)row * h->H + head) * (size_t)h->D;
+}
+/* Before any block was seen. */
+static inline sti_hyb_score sti_hyb_no_score(void)
+{
+    return (sti_hyb_score){-INFINITY, 0, -INFINITY, 0};
+}
+static inline sti_dtype sti_hyb_type(const sti_hybrid_state *st)
+{
+    return st->kv_size == 2 ? STI_F16 : STI_F32;
+}
+/* Row `row` of an array of values. */
+static inline void *sti_hyb_row(const sti_hyb *h, const sti_hybrid_state *st,
+                                void *base, size_t row)
+{
+    return (char *)base + row * (size_t)h->D * st->kv_size;
+}
+
+/* A key in its panel: elements `step` apart. */
+typedef struct sti_hyb_key {
+    void *p;
+    int step;
+} sti_hyb_key;
+
+static inline sti_hyb_key sti_hyb_key_at(const sti_hyb *h, const sti_hybrid_state *st,
+                                         void *base, int room, int head, int slot)
+{
+    const int first = slot / STI_ATTN_PANEL * STI_ATTN_PANEL, left = room - first;
+    const size_t at = ((size_t)head * (size_t)room + (size_t)first) * (size_t)h->D;
+    return (sti_hyb_key){(char *)base + (at + (size_t)(slot - first)) * st->kv_size,
+                         left < STI_ATTN_PANEL ? left : STI_ATTN_PANEL};
+}
+static inline sti_hyb_key
+sti_hyb_window_key(const sti_hyb *h, const sti_hybrid_state *st, int g, int slot)
+{
+    return sti_hyb_key_at(h, st, st->win_k, 2 * h->C, g, slot);
+}
+/* Keys [D] as they are stored, out of a panel and into one. */
+void sti_hyb_take_key(const sti_hyb *h, const sti_hybrid_state *st, sti_hyb_key from,
+                      void *x);
+void sti_hyb_put_key(const sti_hyb *h, const sti_hybrid_state *st, sti_hyb_key to,
+                     const void *x);
+/* x [D] in the state's type; `buffer` is for the conversion, [D]. */
+const void *sti_hyb_narrow(const sti_hyb *h, const sti_hybrid_state *st, const float *x,
+                           uint16_t *buffer);
+
+/* hybrid.c */
+
+sti_hyb_worker sti_hyb_own(const sti_hyb *h, int w);
+/* The new keys and values of kv head g, rows [row, row + n) of the call. */
+void sti_hyb_enter(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, int n);
+
+/* retire.c */
+
+/* The chunk before the last leaves: a new one begins. All workers call this. */
+void sti_hyb_leave(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers);
+/* Folds one token, row `row` of the call, at once (no window). */
+void sti_hyb_fold_token(const sti_hyb *h, const sti_hyb_worker *w,
+                        const sti_hybrid_args *a, int sel, int row, int64_t position);
+/* phi [n, ldp] of rows x, ldx apart; rows of u and phi are `step` apart. */
+void sti_hyb_map(const sti_hyb *h, const sti_hybrid_settings *set, const float *W,
+                 float bias, const float *x, int ldx, int n, int step, float *u,
+                 float *phi);
+
+/* query.c; tasks for the pool, arg is a sti_hyb. */
+void sti_hyb_prefill_work(void *h, int w, int workers); /* the step's tokens */
+void sti_hyb_receive_work(void *h, int w, int workers); /* weights keys received */
+void sti_hyb_stream_work(void *h, int w, int workers);  /* sessions without window */
+/* The block after *b for tokens of chunk offset < end; b->part END: no more. */
+void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chunk,
+                        int sel, int end, sti_hyb_block *b);
+
+/* Its parts, for rows of a tile; what they mean is said there. */
+sti_attn_rows sti_hyb_rows(const sti_hyb *h, const sti_hybrid_state *st, int sel,
+                           const sti_hyb_block *b, bool keys);
+void sti_hyb_queries(const sti_hyb *h, const sti_hyb_worker *w,
+                     const sti_hybrid_args *a, int sel, int row, int n, bool far);
+void sti_hyb_linear(const sti_hyb *h, const sti_hyb_worker *w, const sti_hybrid_args *a,
+                    int sel, int row, int n, float *lin, float *den);
+void sti_hyb_tails(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
+                   int row, int n, int offset);
+void sti_hyb_selves(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
+                    int row, int n, int keys, int offset);
+void sti_hyb_see(sti_hyb_score *s, float m, float l, float self);
+void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, int row,
+                         int64_t position, const sti_hyb_score *s);
+void sti_hyb_finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
+                    const float *o, float M, float L, const float *lin, float den_lin);
+
+/* decode.c: the next token of those of h->a that get one. Chunks that end have
+ * left, and the new keys are stored unless h->enters: then units do that. */
+void sti_hyb_decode(sti_dev *dev, sti_hyb *h);
+
+#endif

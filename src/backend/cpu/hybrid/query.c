@@ -1,0 +1,420 @@
+/* query.c - queries of the hybrid operator meet the window, the salient keys and
+ * the linear state of their selection head.
+ *
+ * Blocks come in one order: previous chunk, own chunk, far salient keys, near ones,
+ * state. Several tokens (prefill) are split over (selection head, tile of tokens), and
+ * a tile walks the blocks. All query heads of a selection head go together, so keys,
+ * values and state are read once for them. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/hybrid/hybrid.h"
+
+enum { BLOCK = STI_ATTN_BLOCK, TILES_PER_WORKER = 4 };
+
+/* ---- Blocks -------------------------------------------------------------- */
+
+/* Far keys lie in front of the list. */
+static int far_keys(const sti_hybrid_state *st, int sel)
+{
+    int n = 0;
+    if (st->sal_far)
+        while (n < st->sal_count[sel] && st->sal_far[(size_t)sel * st->room + n]) n++;
+    return n;
+}
+
+/* The next block starts with the key in slot `first`; its panel is read from the
+ * beginning. */
+static void begin(sti_hyb_block *b, sti_hyb_part part, int first)
+{
+    b->part = part;
+    b->lo = first % STI_ATTN_PANEL;
+    b->slot = first - b->lo;
+    b->offset = -b->lo;
+}
+
+/* Cuts the block that starts at b->slot, of keys up to slot `end`. False: none left. */
+static bool cut(sti_hyb_block *b, int end)
+{
+    b->hi = end - b->slot < BLOCK ? end - b->slot : BLOCK;
+    return b->hi > b->lo;
+}
+
+void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chunk,
+                        int sel, int end, sti_hyb_block *b)
+{
+    const sti_hybrid_state *st = a->state;
+    const int own = (int)(chunk % 2) * h->C, previous = h->C - own;
+    b->slot += BLOCK;
+    b->offset += BLOCK;
+    b->lo = 0;
+    for (;;) switch (b->part) {
+        case STI_HYB_START: begin(b, STI_HYB_PREVIOUS, previous); break;
+        case STI_HYB_PREVIOUS:
+            if (chunk > 0 && cut(b, previous + h->C)) return;
+            begin(b, STI_HYB_OWN, own);
+            break;
+        case STI_HYB_OWN:
+            if (cut(b, own + end)) return;
+            begin(b, STI_HYB_FAR, 0);
+            break;
+        case STI_HYB_FAR:
+            if (cut(b, far_keys(st, sel))) return;
+            begin(b, STI_HYB_NEAR, far_keys(st, sel));
+            break;
+        case STI_HYB_NEAR:
+            if (cut(b, st->sal_count[sel])) return;
+            b->part = STI_HYB_LINEAR;
+            if (st->lin_s && st->folded[sel] > 0) return;
+            break;
+        case STI_HYB_LINEAR:
+        case STI_HYB_END: b->part = STI_HYB_END; return;
+        }
+}
+
+/* Keys or values of the rows a block lies in. */
+sti_attn_rows sti_hyb_rows(const sti_hyb *h, const sti_hybrid_state *st, int sel,
+                           const sti_hyb_block *b, bool keys)
+{
+    const int room = sti_hyb_in_window(b) ? 2 * h->C : st->room;
+    const int head = sti_hyb_in_window(b) ? sti_hyb_kv_of(h, sel) : sel;
+    void *base = sti_hyb_in_window(b) ? (keys ? st->win_k : st->win_v)
+                                      : (keys ? st->sal_k : st->sal_v);
+    return (sti_attn_rows){sti_hyb_row(h, st, base, (size_t)head * (size_t)room),
+                           sti_hyb_type(st), room, h->D};
+}
+
+/* ---- Queries ------------------------------------------------------------- */
+
+/* q_far = R(position_cap) q_raw: the angle is the same for all. */
+static void turn_query(const sti_hyb *h, const sti_hybrid_in *in, const float *raw,
+                       float *to)
+{
+    const int half = h->D / 2, step = in->interleaved ? 2 : 1,
+              other = in->interleaved ? 1 : half;
+    const float *c = h->turn, *s = h->turn + half;
+    for (int i = 0; i < half; i++) {
+        const float x = raw[i * step] * h->scale, y = raw[i * step + other] * h->scale;
+        to[i * step] = x * c[i] - y * s[i];
+        to[i * step + other] = y * c[i] + x * s[i];
+    }
+}
+
+/* Queries of rows [row, row + n) of the call to the tile: token-major. */
+void sti_hyb_queries(const sti_hyb *h, const sti_hyb_worker *w,
+                     const sti_hybrid_args *a, int sel, int row, int n, bool far)
+{
+    for (int r = 0; r < n * h->group; r++) {
+        const size_t at =
+            sti_hyb_query_at(h, row + r / h->group, sel * h->group + r % h->group);
+        const size_t to = (size_t)r * STI_ATTN_LDQ;
+        h->f->scale(w->t.q + to, a->in.q + at, h->scale, h->D);
+        if (far) turn_query(h, &a->in, a->in.q_raw + at, w->q_far + to);
+    }
+}
+
+/* lin = phi(q) s, den = phi(q).z for n rows of the call; rows [n group]. */
+void sti_hyb_linear(const sti_hyb *h, const sti_hyb_worker *w, const sti_hybrid_args *a,
+                    int sel, int row, int n, float *lin, float *den)
+{
+    const sti_hybrid_state *st = a->state;
+    const bool raw = a->set->feature_positions == STI_FEATURES_NONE;
+    const float *q = raw ? a->in.q_raw : a->in.q;
+    for (int i = 0; i < h->group; i++) {
+        const int head = sel * h->group + i;
+        const float *W = a->in.map_q ? a->in.map_q + (size_t)head * h->D * h->F : NULL;
+        sti_hyb_map(h, a->set, W, a->in.bias_q ? a->in.bias_q[head] : 0,
+                    q + sti_hyb_query_at(h, row, head), h->H * h->D, n, h->group,
+                    w->u + (size_t)i * h->ldu, w->phi + (size_t)i * h->ldp);
+    }
+    const int rows = n * h->group;
+    const size_t first = (size_t)sel * h->P;
+    const float *s = (const float *)st->lin_s + first * h->D;
+    const float *z = (const float *)st->lin_z + first;
+    h->k->product(rows, h->P, h->D, w->phi, h->ldp, s, h->D, lin, h->ldo);
+    for (int r = 0; r < rows; r++)
+        den[r] = h->k->dot(w->phi + (size_t)r * h->ldp, z, h->P);
+}
+
+/* ---- Scores -------------------------------------------------------------- */
+
+/* Rows [row, row + n) of the tile have logits of block b in t->s. Token
+ * of row 0 of the tile is `offset` in its chunk. Of the previous chunk, the last C
+ * tokens of a query are those behind its own place. */
+void sti_hyb_tails(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
+                   int row, int n, int offset)
+{
+    for (int r = row; r < row + n; r++) {
+        int lo = offset + r / h->group + 1 - b->offset;
+        if (lo < b->lo) lo = b->lo;
+        w->tail_l[r] = 0;
+        if (lo < b->hi)
+            h->k->tail(w->t.s + (size_t)r * STI_ATTN_LDS, lo, b->hi, &w->tail_m[r],
+                       &w->tail_l[r]);
+    }
+}
+
+/* After the softmax of an own block: all of its keys count, the last may be the token
+ * itself. */
+void sti_hyb_selves(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
+                    int row, int n, int keys, int offset)
+{
+    for (int r = row; r < row + n; r++) {
+        const bool last = b->offset + keys - 1 == offset + r / h->group;
+        w->tail_m[r] = w->t.m[r];
+        w->tail_l[r] = w->t.l[r];
+        w->self[r] = last ? w->t.s[(size_t)r * STI_ATTN_LDS + keys - 1] : -1;
+    }
+}
+
+void sti_hyb_see(sti_hyb_score *s, float m, float l, float self)
+{
+    if (!(l > 0)) return;
+    if ((double)m > s->m) {
+        s->l = s->l * exp(s->m - (double)m) + (double)l;
+        s->m = m;
+    } else {
+        s->l += l * exp((double)m - s->m);
+    }
+    if (self >= 0) {
+        s->self_m = m;
+        s->self = self;
+    }
+}
+
+/* The score of row `row` of the call, from those of its query heads. */
+void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, int row,
+                         int64_t position, const sti_hyb_score *s)
+{
+    const sti_hybrid_settings *set = a->set;
+    const sti_score *score = sti_score_at(set->score);
+    const size_t slot = (size_t)(position % (2 * h->C));
+    /* The key as the window has it, without asking for its panel again. */
+    const float *key = a->in.k + ((size_t)row * h->G + sti_hyb_kv_of(h, sel)) * h->D;
+    uint16_t buffer[STI_ATTN_MAX_D];
+    float k[STI_ATTN_MAX_D];
+    h->k->widen(k, sti_hyb_narrow(h, a->state, key, buffer), a->state->kv_size == 2,
+                h->D);
+    sti_score_stats stats = {.key_norm = sqrt((double)h->k->dot(k, k, h->D)),
+                             .eps = set->eps,
+                             .seed = set->seed,
+                             .position = position,
+                             .layer = set->layer};
+    double sum = 0;
+    for (int i = 0; i < h->group; i++) {
+        stats.self = s[i].self * exp(s[i].self_m - s[i].m) / s[i].l;
+        stats.head = sel * h->group + i;
+        const double one = score->arrive ? score->arrive(&stats) : 0;
+        sum += one / h->group;
+        if (a->trace.score_head)
+            a->trace.score_head[(size_t)row * h->H + stats.head] = (float)one;
+    }
+    ((float *)a->state->win_score)[(size_t)sel * 2 * h->C + slot] = (float)sum;
+    if (a->trace.score) a->trace.score[(size_t)row * h->S + sel] = (float)sum;
+}
+
+/* ---- Output -------------------------------------------------------------- */
+
+/* y of one query from the sums o, M, L of its softmax tokens and, unless lin is NULL,
+ * phi s and phi.z. */
+void sti_hyb_finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
+                    const float *o, float M, float L, const float *lin, float den_lin)
+{
+    const sti_hybrid_settings *set = a->set;
+    const sti_hybrid_in *in = &a->in;
+    const size_t at = sti_hyb_query_at(h, row, head);
+    const int64_t folded = lin ? a->state->folded[head / h->group] : 0;
+    const float alpha = (set->alpha && in->alpha ? in->alpha[head] : 0) +
+                        (float)sti_hybrid_state_shift(set, folded);
+    float factor = 1, keep = 1, weight = 0;
+    if (set->window_factor)
+        factor = in->window_logit ? 1 / (1 + expf(-in->window_logit[head])) : 0.1f;
+    if (lin && set->la_scale == STI_SCALE_EXACT) {
+        const float shift = fmaxf(M, alpha);
+        keep = expf(M - shift);
+        weight = expf(alpha - shift);
+    } else if (lin) { /* window: e^alpha, both divided by it where it is above 1 */
+        keep = M > -INFINITY ? expf(-fmaxf(alpha, 0)) : 0;
+        weight = expf(fminf(alpha, 0));
+    }
+    keep *= factor;
+    const float den = (float)set->den_eps + keep * L + weight * den_lin;
+    const float *gate = set->gate && in->gate_logit ? in->gate_logit + at : NULL;
+    h->k->finish(a->y + at, o, keep, lin, gate, weight, fmaxf(den, FLT_MIN), h->D);
+}
+
+/* ---- Prefill ------------------------------------------------------------- */
+
+/* Rows [row, row + n) of the tile meet keys [lo, keys) of block b. */
+static void meet(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
+                 int row, int n, int keys, int offset)
+{
+    sti_attn_tile t = w->t;
+    if (b->part == STI_HYB_FAR) t.q = w->q_far;
+    h->f->score(&t, h->D, row, n, b->lo, keys);
+    const bool scored = h->scored && sti_hyb_in_window(b);
+    if (scored && b->part == STI_HYB_PREVIOUS) {
+        sti_hyb_tails(h, w, b, row, n, offset);
+        for (int r = row; r < row + n; r++) w->self[r] = -1;
+    }
+    h->f->soften(&t, row, n, b->lo, keys);
+    if (scored && b->part == STI_HYB_OWN) sti_hyb_selves(h, w, b, row, n, keys, offset);
+    for (int r = row; scored && r < row + n; r++)
+        sti_hyb_see(&w->score[r], w->tail_m[r], w->tail_l[r], w->self[r]);
+    h->f->fold(t.M + row, t.L + row, t.m + row, t.l + row, t.keep + row, t.add + row,
+               n);
+    h->f->weigh(&t, h->D, row, n, b->lo, keys, t.o + (size_t)row * h->ldo, h->ldo,
+                t.keep + row, t.add + row);
+}
+
+/* Tokens [i, i + n) of the step for selection head sel. A token that does not see the
+ * whole of a block goes alone with exactly its keys, so that no later one can reach
+ * it. */
+static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, int n)
+{
+    const sti_hybrid_args *a = h->a;
+    const sti_hybrid_state *st = a->state;
+    const int64_t pos = st->pos + i, chunk = pos / h->C;
+    const int offset = (int)(pos % h->C), row = h->row + i, group = h->group;
+    sti_hyb_queries(h, w, a, sel, row, n, far_keys(st, sel) > 0);
+    for (int r = 0; r < n * group; r++) {
+        w->t.M[r] = -INFINITY;
+        w->t.L[r] = 0;
+        w->score[r] = sti_hyb_no_score();
+    }
+    memset(w->t.o, 0, (size_t)(n * group) * (size_t)h->ldo * sizeof(float));
+
+    sti_hyb_block b = {0};
+    for (;;) {
+        sti_hyb_next_block(h, a, chunk, sel, offset + n, &b);
+        if (b.part >= STI_HYB_LINEAR) break;
+        const sti_attn_rows K = sti_hyb_rows(h, st, sel, &b, true);
+        const sti_attn_rows V = sti_hyb_rows(h, st, sel, &b, false);
+        h->f->load_panels(&K, b.slot, b.lo, b.hi, w->t.k);
+        h->f->load_values(&V, b.slot, b.lo, b.hi, w->t.v);
+        int alone = 0; /* tokens in front that see part of the block */
+        if (b.part == STI_HYB_OWN) {
+            alone = b.offset + BLOCK - 1 - offset;
+            alone = alone < 0 ? 0 : alone < n ? alone : n;
+        }
+        for (int j = 0; j < alone; j++) {
+            const int keys = offset + j + 1 - b.offset;
+            if (keys > b.lo) meet(h, w, &b, j * group, group, keys, offset);
+        }
+        if (alone < n) meet(h, w, &b, alone * group, (n - alone) * group, b.hi, offset);
+        if (h->received && sti_hyb_in_window(&b))
+            for (int r = 0; r < n * group; r++) {
+                const size_t at = (size_t)(h->base + row + r / group) * h->H +
+                                  sel * group + r % group;
+                h->window_m[at] = w->t.M[r];
+                h->window_l[at] = w->t.L[r];
+            }
+    }
+    const bool linear = b.part == STI_HYB_LINEAR;
+    if (linear) sti_hyb_linear(h, w, a, sel, row, n, w->lin, w->den);
+    for (int r = 0; r < n * group; r++)
+        sti_hyb_finish(h, a, row + r / group, sel * group + r % group,
+                       w->t.o + (size_t)r * h->ldo, w->t.M[r], w->t.L[r],
+                       linear ? w->lin + (size_t)r * h->ldo : NULL,
+                       linear ? w->den[r] : 0);
+    for (int j = 0; h->scored && j < n; j++)
+        sti_hyb_score_token(h, a, sel, row + j, pos + j, w->score + j * group);
+}
+
+/* Tokens of a tile: as many as fit, fewer if that leaves workers without a tile. */
+static int tile_tokens(const sti_hyb *h)
+{
+    const int most = STI_ATTN_ROWS / h->group, least = (12 + h->group - 1) / h->group;
+    const int tiles = (TILES_PER_WORKER * h->workers + h->S - 1) / h->S;
+    const int n = (h->tokens + tiles - 1) / tiles;
+    return n < least ? (least < most ? least : most) : n < most ? n : most;
+}
+
+/* Later tiles see more of their own chunk: workers take them to and fro. */
+void sti_hyb_prefill_work(void *v, int w, int workers)
+{
+    const sti_hyb *h = v;
+    const sti_hyb_worker own = sti_hyb_own(h, w);
+    const int step = tile_tokens(h);
+    int index = 0;
+    for (int i = 0; i < h->tokens; i += step)
+        for (int sel = 0; sel < h->S; sel++, index++) {
+            int turn = index % (2 * workers);
+            if (turn >= workers) turn = 2 * workers - 1 - turn;
+            if (turn != w) continue;
+            run_tile(h, &own, sel, i, h->tokens - i < step ? h->tokens - i : step);
+        }
+}
+
+/* ---- Weights received ---------------------------------------------------- */
+
+/* Rows of tokens [i, i + n) of the step meet block b once more, now that the sums over
+ * their window are known. */
+static void receive(const sti_hyb *h, const sti_hyb_worker *w, int sel,
+                    const sti_hyb_block *b, int i, int n)
+{
+    const int group = h->group, offset = (int)((h->a->state->pos + i) % h->C);
+    float *sum =
+        (float *)h->a->state->win_received + (size_t)sel * 2 * h->C + b->slot + b->lo;
+    sti_hyb_queries(h, w, h->a, sel, h->row + i, n, false);
+    h->f->score(&w->t, h->D, 0, n * group, b->lo, b->hi);
+    for (int j = 0; j < n; j++) {
+        int keys = b->hi; /* those before the token */
+        if (b->part == STI_HYB_OWN && offset + j - b->offset < keys)
+            keys = offset + j - b->offset;
+        for (int g = 0; g < group && keys > b->lo; g++) {
+            const size_t at =
+                (size_t)(h->base + h->row + i + j) * h->H + sel * group + g;
+            h->k->receive(sum, w->t.s + (size_t)(j * group + g) * STI_ATTN_LDS + b->lo,
+                          h->window_m[at], h->window_l[at] * (float)group,
+                          keys - b->lo);
+        }
+    }
+}
+
+/* Keys are independent of each other: the work is split over blocks of them. */
+void sti_hyb_receive_work(void *v, int w, int workers)
+{
+    const sti_hyb *h = v;
+    const sti_hyb_worker own = sti_hyb_own(h, w);
+    const sti_hybrid_state *st = h->a->state;
+    const int offset = (int)(st->pos % h->C), step = STI_ATTN_ROWS / h->group;
+    const int64_t chunk = st->pos / h->C;
+    int index = 0;
+    for (int sel = 0; sel < h->S; sel++) {
+        sti_hyb_block b = {0};
+        for (;;) {
+            sti_hyb_next_block(h, h->a, chunk, sel, offset + h->tokens, &b);
+            if (!sti_hyb_in_window(&b)) break;
+            if (index++ % workers != w) continue;
+            const sti_attn_rows K = sti_hyb_rows(h, st, sel, &b, true);
+            h->f->load_panels(&K, b.slot, b.lo, b.hi, own.t.k);
+            for (int i = 0; i < h->tokens; i += step)
+                receive(h, &own, sel, &b, i,
+                        h->tokens - i < step ? h->tokens - i : step);
+        }
+    }
+}
+
+/* ---- Without a window ---------------------------------------------------- */
+
+/* A token is folded, then asks: a chain along the sequence, split over heads. */
+void sti_hyb_stream_work(void *v, int w, int workers)
+{
+    const sti_hyb *h = v;
+    const sti_hyb_worker own = sti_hyb_own(h, w);
+    memset(own.t.o, 0, (size_t)h->ldo * sizeof(float));
+    int index = 0;
+    for (const sti_hybrid_args *a = h->a; a < h->a + h->n; a++)
+        for (int sel = 0; sel < h->S; sel++) {
+            if (index++ % workers != w) continue;
+            for (int row = 0; row < a->T; row++) {
+                sti_hyb_fold_token(h, &own, a, sel, row, a->state->pos + row);
+                sti_hyb_linear(h, &own, a, sel, row, 1, own.lin, own.den);
+                for (int i = 0; i < h->group; i++)
+                    sti_hyb_finish(h, a, row, sel * h->group + i, own.t.o, -INFINITY, 0,
+                                   own.lin + (size_t)i * h->ldo, own.den[i]);
+            }
+        }
+}

@@ -1,0 +1,466 @@
+/* retire.c - a chunk leaves the window: its best tokens join the salient list,
+ * all others, and what the list cannot keep, are folded into the linear state.
+ *
+ * All workers take each step together, so that three heads keep two of them busy: heads
+ * choose what to fold; the features of those tokens, split over tokens; their product
+ * with the values, split over rows of the state; the others join the list. Tokens are
+ * folded in order: those of the chunk by position, then the evicted by slot. Only the
+ * product of up to STI_HYB_KEYS of them is added to the state, with its rounding kept
+ * (Kahan): the state of a long stream is as exact as a short one's.
+ *
+ * The list holds far keys first (see position_cap in hybrid.h), else in no order: a
+ * token that joins takes the place of an evicted one, since keys are slow to move. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/hybrid/hybrid.h"
+
+/* ---- Order --------------------------------------------------------------- */
+
+/* Higher scores first, equal ones by position: a total order. */
+static uint64_t rank_of(float score, int32_t position)
+{
+    uint32_t bits;
+    score += 0.0f; /* -0 is 0 */
+    memcpy(&bits, &score, sizeof bits);
+    bits ^= bits >> 31 ? UINT32_MAX : UINT32_C(1) << 31; /* ordered as the floats are */
+    return (uint64_t)bits << 32 | (UINT32_MAX - (uint32_t)position);
+}
+
+static void swap(sti_hyb_entry *a, sti_hyb_entry *b)
+{
+    const sti_hyb_entry t = *a;
+    *a = *b;
+    *b = t;
+}
+
+/* Moves the middle one of the first, the last and the one halfway to the front. */
+static void pick_pivot(sti_hyb_entry *e, int n)
+{
+    sti_hyb_entry *mid = &e[n / 2], *last = &e[n - 1];
+    if (mid->rank > last->rank) swap(mid, last);
+    if (e->rank > last->rank) swap(e, last);
+    if (mid->rank > e->rank) swap(mid, e);
+}
+
+/* Moves the k best of n to the front, in no order. */
+static void best_first(sti_hyb_entry *e, int n, int k)
+{
+    while (k > 0 && k < n) {
+        pick_pivot(e, n);
+        const uint64_t pivot = e[0].rank;
+        int better = 0;               /* e[1 .. better] are */
+        for (int i = 1; i < n; i++) { /* without a branch, which no one could foresee */
+            swap(&e[i], &e[better + 1]);
+            better += e[better + 1].rank > pivot;
+        }
+        swap(&e[0], &e[better]);
+        if (k <= better) {
+            n = better;
+        } else {
+            e += better + 1;
+            n -= better + 1;
+            k -= better + 1;
+        }
+    }
+}
+
+/* ---- Features ------------------------------------------------------------ */
+
+/* Turns a key to `position`, or back from it. */
+static void rotate(const sti_hyb *h, const sti_hybrid_in *in, float *key,
+                   int64_t position)
+{
+    h->rows->rope(key, (int)position, in->inv_freq, 1, h->D, in->interleaved);
+}
+
+void sti_hyb_map(const sti_hyb *h, const sti_hybrid_settings *set, const float *W,
+                 float bias, const float *x, int ldx, int n, int step, float *u,
+                 float *phi)
+{
+    const float smallest_norm = 1e-6f;
+    const int D = h->D, F = h->F, ldu = step * h->ldu;
+    if (W) h->k->product(n, D, F, x, ldx, W, F, u, ldu);
+    sti_hybrid_features_args f = {.kind = set->map,
+                                  .F = F,
+                                  .scale = 1,
+                                  .bias = set->map == STI_MAP_RELU ? bias : 0,
+                                  .floor = (float)set->feature_floor};
+    for (int i = 0; i < n; i++, x += ldx, u += ldu, phi += step * h->ldp) {
+        if (!W) memcpy(u, x, (size_t)F * sizeof *u);
+        /* The identity keeps the norm by itself. */
+        if (set->norm_preserved && (W || F < D)) {
+            const float norm = sqrtf(h->k->dot(u, u, F));
+            f.scale = sqrtf(h->k->dot(x, x, D)) / fmaxf(norm, smallest_norm);
+        }
+        h->k->features(&f, u, phi);
+    }
+}
+
+/* ---- The salient list ---------------------------------------------------- */
+
+typedef struct list {
+    const sti_hyb *h;
+    const sti_hybrid_state *st;
+    int sel;
+    size_t first; /* slot 0 in the arrays of all selection heads */
+    int32_t *count;
+} list;
+
+static list list_of(const sti_hyb *h, const sti_hybrid_state *st, int sel)
+{
+    return (list){h, st, sel, (size_t)sel * (size_t)st->room, &st->sal_count[sel]};
+}
+static sti_hyb_key list_key(const list *l, int slot)
+{
+    return sti_hyb_key_at(l->h, l->st, l->st->sal_k, l->st->room, l->sel, slot);
+}
+static void *list_value(const list *l, int slot)
+{
+    return sti_hyb_row(l->h, l->st, l->st->sal_v, l->first + (size_t)slot);
+}
+static bool is_far(const list *l, int slot)
+{
+    return l->st->sal_far && l->st->sal_far[l->first + (size_t)slot];
+}
+
+static void set_slot(const list *l, int slot, const void *key, const void *value,
+                     float score, int32_t position, bool far)
+{
+    const size_t bytes = (size_t)l->h->D * l->st->kv_size, at = l->first + (size_t)slot;
+    sti_hyb_put_key(l->h, l->st, list_key(l, slot), key);
+    memcpy(list_value(l, slot), value, bytes);
+    ((float *)l->st->sal_score)[at] = score;
+    l->st->sal_pos[at] = position;
+    if (l->st->sal_far) l->st->sal_far[at] = far;
+}
+
+static void move_slot(const list *l, int to, int from)
+{
+    if (to == from) return;
+    const size_t at = l->first + (size_t)from;
+    float key[STI_ATTN_MAX_D];
+    sti_hyb_take_key(l->h, l->st, list_key(l, from), key);
+    set_slot(l, to, key, list_value(l, from), ((float *)l->st->sal_score)[at],
+             l->st->sal_pos[at], is_far(l, from));
+}
+
+/* Far keys lie in front. */
+static int far_keys(const list *l)
+{
+    int n = 0;
+    while (n < *l->count && is_far(l, n)) n++;
+    return n;
+}
+
+/* Evicted slots, in order, that lie among the far keys: the last far keys move there,
+ * and their places become free instead. */
+static void close_far(const list *l, int32_t *evicted, int n)
+{
+    int far = far_keys(l);
+    while (n > 0 && evicted[n - 1] >= far) n--;
+    while (n-- > 0) {
+        move_slot(l, evicted[n], --far);
+        evicted[n] = far;
+    }
+}
+
+/* Slot i trades places with the first near slot and is kept unrotated from now on. */
+static void turn_far(const list *l, const sti_hybrid_in *in, int i, int near)
+{
+    const sti_hyb *h = l->h;
+    const size_t at = l->first + (size_t)i;
+    const float score = ((float *)l->st->sal_score)[at];
+    const int32_t position = l->st->sal_pos[at];
+    float stored[STI_ATTN_MAX_D], key[STI_ATTN_MAX_D], value[STI_ATTN_MAX_D];
+    uint16_t half[STI_ATTN_MAX_D];
+    sti_hyb_take_key(h, l->st, list_key(l, i), stored);
+    h->k->widen(key, stored, l->st->kv_size == 2, h->D);
+    rotate(h, in, key, -position);
+    memcpy(value, list_value(l, i), (size_t)h->D * l->st->kv_size);
+    move_slot(l, i, near);
+    set_slot(l, near, sti_hyb_narrow(h, l->st, key, half), value, score, position,
+             true);
+}
+
+/* Keys that are far from the last token of chunk c come first in the list. */
+static void make_far(const list *l, const sti_hybrid_args *a, int64_t c)
+{
+    const int64_t last = (c + 1) * l->h->C - 1;
+    int far = far_keys(l);
+    for (int i = far; i < *l->count; i++)
+        if (last - l->st->sal_pos[l->first + (size_t)i] >= a->set->position_cap)
+            turn_far(l, &a->in, i, far++);
+}
+
+/* ---- Choosing ------------------------------------------------------------ */
+
+/* The chunk that leaves when chunk c begins: its first token, and that token's slot in
+ * the window. */
+static int64_t first_token(const sti_hyb *h, int64_t c)
+{
+    return (c - 2) * h->C;
+}
+static int first_slot(const sti_hyb *h, int64_t c)
+{
+    return (int)(first_token(h, c) % (2 * h->C));
+}
+
+/* likeness [C] of the keys of the chunk at `ring`: see sti_score_end. */
+static void compare_keys(const sti_hyb *h, const sti_hybrid_state *st, int g, int ring,
+                         float *likeness)
+{
+    const int D = h->D;
+    float stored[STI_ATTN_MAX_D], x[STI_ATTN_MAX_D], mean[STI_ATTN_MAX_D] = {0};
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < h->C; i++) {
+            sti_hyb_take_key(h, st, sti_hyb_window_key(h, st, g, ring + i), stored);
+            h->k->widen(x, stored, st->kv_size == 2, D);
+            const float norm = sqrtf(h->k->dot(x, x, D));
+            const float per = norm > 0 ? 1 / norm : 0;
+            if (pass == 1)
+                likeness[i] = h->k->dot(x, mean, D) * per;
+            else
+                for (int d = 0; d < D; d++) mean[d] += x[d] * per;
+        }
+    const float norm = sqrtf(h->k->dot(mean, mean, D));
+    for (int i = 0; i < h->C; i++) likeness[i] = norm > 0 ? likeness[i] / norm : 0;
+}
+
+/* Token i of the chunk that leaves when chunk c begins. */
+static float final_score(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c,
+                         int i)
+{
+    const sti_score *score = sti_score_at(a->set->score);
+    const size_t at = (size_t)sel * 2 * h->C + (size_t)(first_slot(h, c) + i);
+    const float arrived = ((const float *)a->state->win_score)[at];
+    if (!score->leave) return arrived;
+    sti_score_end e = {.arrived = arrived, .position = first_token(h, c) + i};
+    if (score->received) {
+        const int queries = 2 * h->C - 1 - i; /* that came after the token and saw it */
+        const double sum = ((const float *)a->state->win_received)[at];
+        e.received = queries > 0 ? sum / queries : 0;
+    }
+    if (score->likeness) e.likeness = h->leaving[sel].likeness[i];
+    return (float)score->leave(&e);
+}
+
+/* Marks which tokens of the chunk stay and which of the list go. */
+static void select_tokens(const sti_hyb *h, const sti_hybrid_args *a, const list *l,
+                          int64_t c)
+{
+    const sti_hybrid_state *st = a->state;
+    const sti_hyb_leaving *to = &h->leaving[l->sel];
+    const int count = *l->count, wanted = st->room > 0 ? a->set->select : 0;
+    int stay = wanted;
+    sti_hyb_entry *e = to->entry;
+    memset(to->stays, 0, (size_t)h->C);
+    if (a->set->cap >= 0) memset(to->evicted, 0, (size_t)count);
+    if (wanted == 0) return;
+    for (int i = 0; i < h->C; i++)
+        e[i] = (sti_hyb_entry){
+            rank_of(final_score(h, a, l->sel, c, i), (int32_t)first_token(h, c) + i),
+            -1 - i};
+    best_first(e, h->C, wanted);
+    if (count + wanted > st->room) {
+        const float *score = (const float *)st->sal_score + l->first;
+        const int32_t *position = st->sal_pos + l->first;
+        for (int i = 0; i < count; i++)
+            e[wanted + i] = (sti_hyb_entry){rank_of(score[i], position[i]), i};
+        stay = st->room;
+        best_first(e, count + wanted, stay);
+        for (int i = stay; i < count + wanted; i++)
+            if (e[i].at >= 0) to->evicted[e[i].at] = 1;
+    }
+    for (int i = 0; i < stay; i++)
+        if (e[i].at < 0) to->stays[-1 - e[i].at] = 1;
+}
+
+/* A token to fold, where it is stored. */
+typedef struct source {
+    sti_hyb_key key;
+    const void *value;
+    int64_t position;
+    bool raw; /* the key is not rotated */
+} source;
+
+/* at: as in sti_hyb_entry. */
+static source source_at(const list *l, int64_t c, int at)
+{
+    const sti_hyb *h = l->h;
+    const sti_hybrid_state *st = l->st;
+    if (at >= 0)
+        return (source){list_key(l, at), list_value(l, at),
+                        st->sal_pos[l->first + (size_t)at], is_far(l, at)};
+    const int i = -1 - at, g = sti_hyb_kv_of(h, l->sel), slot = first_slot(h, c) + i;
+    const size_t value = (size_t)g * 2 * h->C + (size_t)slot;
+    return (source){sti_hyb_window_key(h, st, g, slot),
+                    sti_hyb_row(h, st, st->win_v, value), first_token(h, c) + i, false};
+}
+
+/* Decides what is folded: at most C tokens, since no more are evicted than join. */
+static void choose(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c)
+{
+    const sti_hybrid_state *st = a->state;
+    const list l = list_of(h, st, sel);
+    sti_hyb_leaving *to = &h->leaving[sel];
+    if (sti_score_at(a->set->score)->likeness)
+        compare_keys(h, st, sti_hyb_kv_of(h, sel), first_slot(h, c), to->likeness);
+    select_tokens(h, a, &l, c);
+    int n = 0;
+    for (int i = 0; i < h->C; i++)
+        if (!to->stays[i]) to->fold[n++] = -1 - i;
+    const int tokens = n;
+    for (int i = 0; a->set->cap >= 0 && i < *l.count; i++)
+        if (to->evicted[i]) to->fold[n++] = i;
+    to->n_fold = n;
+    to->n_evicted = n - tokens;
+    st->folded[sel] += n;
+    for (int i = 0; a->trace.fold_chunk && i < n; i++)
+        a->trace.fold_chunk[source_at(&l, c, to->fold[i]).position * h->S + sel] =
+            (int32_t)c;
+}
+
+/* The tokens that stay join the list. */
+static void join(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c)
+{
+    const list l = list_of(h, a->state, sel);
+    const sti_hyb_leaving *to = &h->leaving[sel];
+    int32_t *gap = to->fold + (to->n_fold - to->n_evicted), *end = gap + to->n_evicted;
+    float key[STI_ATTN_MAX_D];
+    close_far(&l, gap, to->n_evicted);
+    for (int i = 0; i < h->C; i++) {
+        if (!to->stays[i]) continue;
+        const source from = source_at(&l, c, -1 - i);
+        sti_hyb_take_key(h, a->state, from.key, key);
+        set_slot(&l, gap < end ? *gap++ : (*l.count)++, key, from.value,
+                 final_score(h, a, sel, c, i), (int32_t)from.position, false);
+    }
+    if (a->set->position_cap > 0) make_far(&l, a, c);
+}
+
+/* ---- Folding ------------------------------------------------------------- */
+
+static void key_features(const sti_hyb *h, const sti_hyb_worker *w,
+                         const sti_hybrid_args *a, int sel, int n, float *phi)
+{
+    const sti_hybrid_in *in = &a->in;
+    const float *W = in->map_k ? in->map_k + (size_t)sel * h->D * h->F : NULL;
+    sti_hyb_map(h, a->set, W, in->bias_k ? in->bias_k[sel] : 0, w->x, h->D, n, 1, w->u,
+                phi);
+}
+
+/* A key in the form its features are made of. `raw`: it is not rotated now. */
+static void key_position(const sti_hyb *h, const sti_hybrid_args *a, float *key,
+                         int64_t position, bool raw)
+{
+    const bool wants_raw = a->set->feature_positions == STI_FEATURES_NONE;
+    if (raw == wants_raw) return;
+    rotate(h, &a->in, key, wants_raw ? -position : position);
+}
+
+/* One token at a time, no product to wait for. */
+void sti_hyb_fold_token(const sti_hyb *h, const sti_hyb_worker *w,
+                        const sti_hybrid_args *a, int sel, int row, int64_t position)
+{
+    const sti_hybrid_state *st = a->state;
+    const size_t at = ((size_t)row * h->G + sti_hyb_kv_of(h, sel)) * h->D;
+    const size_t D = (size_t)h->D, first = (size_t)sel * h->P;
+    st->folded[sel]++;
+    memcpy(w->x, a->in.k + at, D * sizeof *w->x);
+    key_position(h, a, w->x, position, false);
+    key_features(h, w, a, sel, 1, w->phi);
+    float *s = (float *)st->lin_s + first * D, *low = (float *)st->low_s + first * D;
+    for (size_t p = 0; p < (size_t)h->P; p++)
+        h->k->add(s + p * D, low + p * D, w->phi[p], a->in.v + at, h->D);
+    h->k->add((float *)st->lin_z + first, (float *)st->low_z + first, 1, w->phi, h->P);
+}
+
+/* Tokens of a head that are folded together, at most. */
+static int batch_size(const sti_hyb *h)
+{
+    return h->C < STI_HYB_KEYS ? h->C : STI_HYB_KEYS;
+}
+
+/* Features and values of the tokens [lo, hi) of a batch, which begins at `done`. */
+static void map_tokens(const sti_hyb *h, const sti_hyb_worker *w,
+                       const sti_hybrid_args *a, int sel, int done, int lo, int hi)
+{
+    const list l = list_of(h, a->state, sel);
+    const sti_hyb_leaving *to = &h->leaving[sel];
+    const bool half = a->state->kv_size == 2;
+    const size_t D = (size_t)h->D;
+    float stored[STI_ATTN_MAX_D], *x = w->x;
+    if (hi > to->n_fold - done) hi = to->n_fold - done;
+    for (int j = lo; j < hi; j++, x += D) {
+        const source from = source_at(&l, a->state->pos / h->C, to->fold[done + j]);
+        sti_hyb_take_key(h, a->state, from.key, stored);
+        h->k->widen(x, stored, half, h->D);
+        h->k->widen(to->value + (size_t)j * D, from.value, half, h->D);
+        key_position(h, a, x, from.position, from.raw);
+    }
+    if (hi > lo) key_features(h, w, a, sel, hi - lo, to->phi + (size_t)lo * h->ldp);
+}
+
+/* s += phi^T v, z += sum of phi: rows [lo, hi) of a head's state. */
+static void add_rows(const sti_hyb *h, const sti_hyb_worker *w,
+                     const sti_hybrid_state *st, int sel, int done, int lo, int hi)
+{
+    const sti_hyb_leaving *from = &h->leaving[sel];
+    const int left = from->n_fold - done, rows = hi - lo, D = h->D;
+    const int n = left < batch_size(h) ? left : batch_size(h);
+    const size_t at = (size_t)sel * h->P + (size_t)lo, el = at * (size_t)D;
+    const float *phi = from->phi + lo, one = 1;
+    if (n <= 0) return;
+    h->k->product_t(rows, n, D, phi, h->ldp, from->value, D, w->sum, D);
+    h->k->add((float *)st->lin_s + el, (float *)st->low_s + el, 1, w->sum, rows * D);
+    h->k->product_t(1, n, rows, &one, 0, phi, h->ldp, w->sum, rows);
+    h->k->add((float *)st->lin_z + at, (float *)st->low_z + at, 1, w->sum, rows);
+}
+
+/* ---- Leaving ------------------------------------------------------------- */
+
+/* What worker w does of a step in which every head has `each` items. */
+typedef struct share {
+    int64_t at, end;
+    int each;
+} share;
+
+static share share_of(const sti_hyb *h, int each, int w, int workers)
+{
+    share s = {.each = each};
+    sti_split((int64_t)h->S * each, STI_ATTN_PANEL, w, workers, &s.at, &s.end);
+    return s;
+}
+
+/* The next items [*lo, *hi) of one head; false: no more. */
+static bool next_head(share *s, int *sel, int *lo, int *hi)
+{
+    if (s->at >= s->end) return false;
+    const int64_t left = s->end - s->at;
+    *sel = (int)(s->at / s->each);
+    *lo = (int)(s->at % s->each);
+    *hi = left < s->each - *lo ? *lo + (int)left : s->each;
+    s->at += *hi - *lo;
+    return true;
+}
+
+void sti_hyb_leave(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers)
+{
+    const int64_t c = a->state->pos / h->C;
+    const sti_hyb_worker own = sti_hyb_own(h, w);
+    for (int sel = w; sel < h->S; sel += workers) choose(h, a, sel, c);
+    sti_pool_meet(h->pool, w);
+    for (int done = 0; a->state->lin_s && done < h->C; done += batch_size(h)) {
+        int sel, lo, hi;
+        for (share s = share_of(h, batch_size(h), w, workers);
+             next_head(&s, &sel, &lo, &hi);)
+            map_tokens(h, &own, a, sel, done, lo, hi);
+        sti_pool_meet(h->pool, w);
+        for (share s = share_of(h, h->P, w, workers); next_head(&s, &sel, &lo, &hi);)
+            add_rows(h, &own, a->state, sel, done, lo, hi);
+        sti_pool_meet(h->pool, w);
+    }
+    for (int sel = w; sel < h->S; sel += workers) join(h, a, sel, c);
+    sti_pool_meet(h->pool, w);
+}

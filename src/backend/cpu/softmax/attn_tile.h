@@ -1,0 +1,96 @@
+/* attn_tile.h - the parts softmax attention is made of, for any operator that needs
+ * exact attention over some keys: scores of a block, its softmax, the weighted sum of
+ * values, and the state that joins blocks.
+ *
+ * Keys are cut at positions that are multiples of STI_ATTN_BLOCK. For a query row and a
+ * block with visible keys [lo, hi):
+ *   s_j = sum_d q_d k_jd, d in order             score
+ *   m = max s_j,  p_j = e^(s_j - m),  l = sum    soften
+ *   y = sum_j p_j v_j, j in order                weigh
+ * and blocks are joined in order of position:
+ *   m' = max(M, m), keep = e^(M - m'), add = e^(m - m')
+ *   M = m',  L = keep L + add l,  O = keep O + add y      fold, weigh or join
+ * Nothing here depends on which rows share a tile, so one row decoded alone, a prompt
+ * in one piece and a prompt in many give the same bits.
+ *
+ * A tile is rows of queries that share one kv head, against one block at a time. Keys
+ * come out of the cache once per tile, as float and transposed: a vector then holds one
+ * dimension of many keys, and no sum crosses lanes.
+ *
+ * An operator whose keys live long may keep them transposed in its cache: panels of
+ * STI_ATTN_PANEL keys, one dimension of all of them after the other. Blocks then start
+ * at a panel, and a few rows read the cache itself (score_panels). */
+#ifndef STI_BACKEND_CPU_SOFTMAX_ATTN_TILE_H
+#define STI_BACKEND_CPU_SOFTMAX_ATTN_TILE_H
+
+#include "backend/cpu/cpu.h"
+
+enum {
+    STI_ATTN_BLOCK = 128, /* keys: q, k, v and scores of a tile stay in L2 */
+    STI_ATTN_ROWS = 96,   /* query rows of a tile; a multiple of every register tile */
+    STI_ATTN_MAX_D = 256,
+    STI_ATTN_PANEL = 16, /* keys of a panel in a cache; the last may have fewer */
+    STI_ATTN_STRIP = 64, /* keys that are read at once at most, from a multiple of it */
+    /* Row strides, constant so that a register tile needs one pointer, and no power of
+     * two so that its rows fall into different cache sets. */
+    STI_ATTN_LDQ = STI_ATTN_MAX_D + 16,
+    STI_ATTN_LDS = STI_ATTN_BLOCK + 16,
+    STI_ATTN_PAD = 32 /* values and outputs are padded to multiples of this */
+};
+
+typedef struct sti_attn_tile {
+    float *q;          /* [ROWS, LDQ], times 1 / sqrt(D) */
+    float *s;          /* [ROWS, LDS], scores, then weights */
+    float *k;          /* [BLOCK / W, D, W]: panels of W keys, W = 2 vectors */
+    float *v;          /* [D / W, BLOCK, W]: panels of W dimensions */
+    float *o;          /* [ROWS, D padded]: O, not yet divided by L */
+    float *M, *L;      /* [ROWS] state */
+    float *m, *l;      /* [ROWS] of the block */
+    float *keep, *add; /* [ROWS] */
+} sti_attn_tile;
+
+/* Where a kv head's rows lie: token j at row j % room. */
+typedef struct sti_attn_rows {
+    const void *data; /* [room, D] */
+    sti_dtype type;   /* STI_F16 or STI_F32 */
+    int room, D;
+} sti_attn_rows;
+
+typedef struct sti_attn_kernels {
+    /* y = x s; y = x / s; y = keep y + add x. n floats. */
+    void (*scale)(float *y, const float *x, float s, int n);
+    void (*divide)(float *y, const float *x, float s, int n);
+    void (*join)(float *y, const float *x, float keep, float add, int n);
+    void (*to_f16)(uint16_t *y, const float *x, int n);
+
+    /* Keys, values [lo, hi) of the block that starts at token `start`. */
+    void (*load_keys)(const sti_attn_rows *src, int start, int lo, int hi, float *k);
+    void (*load_values)(const sti_attn_rows *src, int start, int lo, int hi, float *v);
+    /* The same of keys in panels: src->data is [room / PANEL, D, PANEL], the keys are
+     * inside the room, start is a multiple of PANEL. */
+    void (*load_panels)(const sti_attn_rows *src, int start, int lo, int hi, float *k);
+
+    /* Rows [row, row + n) of the tile against keys [lo, hi) of the loaded block. */
+    void (*score)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi);
+    /* Rows [0, n) against keys in panels (load_panels not needed). `ahead`, here and
+     * below, is memory that will be read next and is asked for meanwhile; or NULL. */
+    void (*score_panels)(const sti_attn_tile *t, const sti_attn_rows *src, int start,
+                         int n, int lo, int hi, const void *ahead);
+    void (*soften)(const sti_attn_tile *t, int row, int n, int lo, int hi);
+    /* o [n, ldo]: y if keep is NULL, else keep o + add y. */
+    void (*weigh)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
+                  float *o, int ldo, const float *keep, const float *add);
+    /* Rows [0, n): y, with values read from the cache (load_values not needed). */
+    void (*weigh_cache)(const sti_attn_tile *t, const sti_attn_rows *src, int start,
+                        int n, int lo, int hi, float *o, int ldo, const void *ahead);
+    /* State of n rows takes a block in; keep and add come out. */
+    void (*fold)(float *M, float *L, const float *m, const float *l, float *keep,
+                 float *add, int n);
+} sti_attn_kernels;
+
+extern const sti_attn_kernels sti_cpu_attn_portable;
+#if STI_CPU_X86
+extern const sti_attn_kernels sti_cpu_attn_avx2, sti_cpu_attn_avx512;
+#endif
+
+#endif

@@ -1,5 +1,0 @@
-/* train_gemm_portable.c - the matrix product of training for any processor; see
- * train_gemm_code.h. */
-#include "backend/cpu/train_gemm_code.h"
-
-const sti_gemm_kernels sti_cpu_gemm_portable = STI_GEMM_TABLE;

@@ -1,9 +1,0 @@
-/* train_rows_avx512.c - the row operators of training with AVX-512; see
- * train_rows_code.h. */
-#include "backend/cpu/train_rows.h"
-
-#if STI_CPU_X86
-#include "backend/cpu/train_rows_code.h"
-
-const sti_train_kernels sti_cpu_train_avx512 = STI_TRAIN_TABLE;
-#endif

@@ -1,0 +1,337 @@
+/* matmul.c - products with weights, and the feed-forward half of a layer.
+ *
+ * Few rows: weights are read as they are kept, by kernels of our own (gemv.cu). More
+ * rows: x becomes half, weights are half or are made so, and all matrices are
+ * multiplied by one launch (gemm.cu), or, where each is work enough for the GPU, one by
+ * one by cuBLASLt. Weights in float are multiplied in float either way, except those in
+ * training by many rows: they change with every step and are made half each time, as
+ * quants are. */
+#include "backend/cuda/dense/kernels.h"
+#include "backend/cuda/train/kernels.h"
+#include "backend/host.h"
+
+typedef struct matrices {
+    sti_cuda_matrix m[STI_MATMUL_MAX];
+    bool trained[STI_MATMUL_MAX]; /* floats, read where the optimizer changes them */
+    bool some_float, some_other;
+} matrices;
+
+/* x as the products want it. */
+typedef struct input {
+    const float *x;     /* normed if it was to be */
+    const sti_half *xh; /* the same as half [M, ld] */
+    sti_half *room;     /* for a weight in half */
+} input;
+
+/* Rows up to which our own kernels read this matrix. */
+static int few(const sti_cuda_matrix *m)
+{
+    return m->kind == STI_CUDA_HALF ? STI_CUDA_FEW_HALF : STI_CUDA_FEW;
+}
+
+/* Bytes of scratch that a product of many rows needs for a weight. */
+static size_t room_for(const sti_cuda_matrix *m)
+{
+    if (m->kind == STI_CUDA_FLOAT || m->half) return 0;
+    return (size_t)m->N * (size_t)m->ld * sizeof(sti_half);
+}
+
+static still_status open_matrices(const sti_matmul_args *a, matrices *all,
+                                  still_error *err)
+{
+    *all = (matrices){0};
+    for (int i = 0; i < a->n; i++) {
+        if (a->w[i]->K != a->w[0]->K)
+            return sti_fail(err, STILL_E_ARG,
+                            "matmul of a matrix of %lld columns with rows of %lld",
+                            (long long)a->w[i]->K, (long long)a->w[0]->K);
+        all->m[i] = sti_cuda_matrix_of(a->w[i]);
+        if (all->m[i].kind == STI_CUDA_FLOAT)
+            all->some_float = true;
+        else
+            all->some_other = true;
+        all->trained[i] = all->m[i].kind == STI_CUDA_FLOAT && !a->w[i]->own.p;
+    }
+    return STILL_OK;
+}
+
+/* Norms x and rounds it to half, as far as that is wanted, into a->room or scratch; the
+ * latter has `more` bytes for in->room too. */
+static still_status prepare(sti_dev *dev, const sti_matmul_args *a, bool want_float,
+                            bool want_half, size_t more, input *in, still_error *err)
+{
+    const size_t K = (size_t)a->w[0]->K, ld = sti_cuda_up_to(K, 8);
+    float *normed = a->norm && (want_float || a->keep_normed) ? a->room : NULL;
+    const bool in_room = a->norm && !normed && ld <= 2 * K && sti_cuda_aligned(a->room);
+    const size_t half = want_half && !in_room
+                            ? sti_cuda_up_to((size_t)a->M * ld * sizeof(sti_half), 256)
+                            : 0;
+    void *scratch = NULL;
+    if (half + more > 0) STI_TRY(sti_cuda_scratch(dev, half + more, &scratch, err));
+    sti_half *xh = !want_half ? NULL : in_room ? (sti_half *)a->room : scratch;
+    if (normed || xh)
+        STI_TRY(
+            sti_cuda_norm(dev, a->x, a->norm, a->eps, a->M, (int)K, normed, xh, err));
+    *in = (input){.x = normed ? normed : a->x,
+                  .xh = xh,
+                  .room = more > 0 ? (sti_half *)((char *)scratch + half) : NULL};
+    return STILL_OK;
+}
+
+/* ---- Few rows ------------------------------------------------------------ */
+
+/* One launch for the matrices in float, one for all others. */
+static still_status few_rows(sti_dev *dev, const sti_matmul_args *a,
+                             const matrices *all, still_error *err)
+{
+    const int K = all->m[0].K;
+    const bool fits = sti_cuda_few_fits(a->M, K);
+    /* A kernel of its own norms x where no block can, or where its result is wanted
+     * and not every matrix is read by a kernel that would write it. */
+    const bool apart = !fits || (a->norm && a->keep_normed && all->some_float);
+    input in = {.x = a->x};
+    if (apart) STI_TRY(prepare(dev, a, all->some_float, all->some_other, 0, &in, err));
+    for (int wide = 0; wide < 2; wide++) {
+        sti_cuda_few f = {.x = in.x,
+                          .xh = in.xh,
+                          .norm = apart ? NULL : a->norm,
+                          .eps = a->eps,
+                          .keep = !apart && a->keep_normed && a->norm ? a->room : NULL,
+                          .M = a->M,
+                          .K = K,
+                          .accumulate = a->accumulate};
+        for (int i = 0; i < a->n; i++) {
+            if ((all->m[i].kind == STI_CUDA_FLOAT) != (wide == 1)) continue;
+            f.w[f.n] = all->m[i];
+            f.bias[f.n] = a->bias[i];
+            f.y[f.n++] = a->y[i];
+        }
+        if (f.n == 0) continue;
+        STI_TRY(wide ? sti_cuda_few_float(dev, &f, err)
+                     : sti_cuda_few_rows(dev, &f, err));
+    }
+    return STILL_OK;
+}
+
+/* ---- Many rows ----------------------------------------------------------- */
+
+/* y[M, N] = [y +] x W^T + bias for one matrix. */
+static still_status multiply(sti_dev *dev, const sti_cuda_matrix *m, const input *in,
+                             int M, const float *bias, bool accumulate,
+                             sti_cuda_product type, void *y, still_error *err)
+{
+    sti_cuda_gemm_args g = {.type = type,
+                            .x = in->xh,
+                            .w = m->half,
+                            .y = y,
+                            .bias = bias,
+                            .M = M,
+                            .N = m->N,
+                            .K = m->ld,
+                            .ld = m->ld,
+                            .accumulate = accumulate};
+    if (m->kind == STI_CUDA_FLOAT) {
+        g.type = STI_CUDA_ALL_FLOAT;
+        g.x = in->x;
+        g.w = m->w;
+        g.K = g.ld = m->K;
+    } else if (!m->half) {
+        STI_TRY(sti_cuda_to_half(dev, m, in->room, err));
+        g.w = in->room;
+    }
+    return sti_cuda_gemm(dev, &g, err);
+}
+
+/* The call as one thin product, if that is what it is: all in training, of low rank. */
+static bool is_thin(const sti_matmul_args *a, const matrices *all, sti_cuda_thin *out)
+{
+    *out =
+        (sti_cuda_thin){.x = a->x, .M = a->M, .K = all->m[0].K, .n = a->n, .scale = 1};
+    bool plain = !a->norm && !a->accumulate;
+    for (int i = 0; i < a->n; i++) {
+        out->w[i] = all->m[i].w;
+        out->y[i] = a->y[i];
+        out->N[i] = all->m[i].N;
+        plain = plain && all->trained[i] && !a->bias[i];
+    }
+    return plain && sti_cuda_thin_fits(out);
+}
+
+/* The same of one that leads up from a low rank. */
+static bool is_up(const sti_matmul_args *a, const matrices *all, sti_cuda_up *out)
+{
+    *out = (sti_cuda_up){.x = a->x,
+                         .w = all->m[0].w,
+                         .M = a->M,
+                         .N = all->m[0].N,
+                         .R = all->m[0].K,
+                         .accumulate = a->accumulate,
+                         .y = a->y[0]};
+    return a->n == 1 && all->trained[0] && !a->norm && !a->bias[0] &&
+           sti_cuda_up_fits(out);
+}
+
+/* The call as one launch of gemm.cu, if all its matrices are fit for that. */
+static bool is_small(const sti_dev *dev, const sti_matmul_args *a, const matrices *all,
+                     const sti_half *xh, sti_cuda_few *out)
+{
+    *out = (sti_cuda_few){
+        .xh = xh, .M = a->M, .K = all->m[0].K, .n = a->n, .accumulate = a->accumulate};
+    for (int i = 0; i < a->n; i++) {
+        out->w[i] = all->m[i];
+        out->bias[i] = a->bias[i];
+        out->y[i] = a->y[i];
+    }
+    return !all->some_float && sti_cuda_some_fit(dev, out);
+}
+
+static still_status many_rows(sti_dev *dev, const sti_matmul_args *a,
+                              const matrices *all, still_error *err)
+{
+    sti_cuda_thin thin;
+    sti_cuda_up up;
+    if (is_thin(a, all, &thin)) return sti_cuda_thin_rows(dev, &thin, err);
+    if (is_up(a, all, &up)) return sti_cuda_up_rows(dev, &up, err);
+    size_t more = 0;
+    bool want_float = false, want_half = false;
+    for (int i = 0; i < a->n; i++) {
+        const sti_cuda_matrix *m = &all->m[i];
+        const size_t room = all->trained[i]
+                                ? (size_t)m->N * (size_t)m->ld * sizeof(sti_half)
+                                : room_for(m);
+        const bool as_float = m->kind == STI_CUDA_FLOAT && !all->trained[i];
+        if (room > more) more = room;
+        want_float = want_float || as_float;
+        want_half = want_half || !as_float;
+    }
+    input in;
+    STI_TRY(prepare(dev, a, want_float, want_half, more, &in, err));
+    sti_cuda_few small;
+    if (is_small(dev, a, all, in.xh, &small))
+        return sti_cuda_some_rows(dev, &small, err);
+    for (int i = 0; i < a->n; i++) {
+        sti_cuda_matrix m = all->m[i];
+        if (all->trained[i]) {
+            STI_TRY(sti_cuda_norm(dev, m.w, NULL, 0, m.N, m.K, NULL, in.room, err));
+            m.kind = STI_CUDA_HALF;
+            m.half = in.room;
+        }
+        STI_TRY(multiply(dev, &m, &in, a->M, a->bias[i], a->accumulate,
+                         STI_CUDA_HALF_TO_FLOAT, a->y[i], err));
+    }
+    return STILL_OK;
+}
+
+still_status sti_cuda_matmul(sti_dev *dev, const sti_matmul_args *a, still_error *err)
+{
+    matrices all;
+    STI_TRY(open_matrices(a, &all, err));
+    if (a->M < 1 || a->n < 1) return STILL_OK;
+    return a->M <= (all.some_float ? STI_CUDA_FEW_FLOAT : few(&all.m[0]))
+               ? few_rows(dev, a, &all, err)
+               : many_rows(dev, a, &all, err);
+}
+
+/* ---- Feed-forward -------------------------------------------------------- */
+
+typedef struct feed {
+    sti_cuda_matrix gate, up, down;
+} feed;
+
+/* Two launches; what lies between is half [M, ffn] in room. */
+static still_status feed_few(sti_dev *dev, const sti_feed_forward_args *a,
+                             const feed *w, still_error *err)
+{
+    sti_half *between = (sti_half *)a->room;
+    sti_cuda_few first = {.x = a->x,
+                          .norm = a->w.norm,
+                          .eps = a->w.eps,
+                          .M = a->M,
+                          .K = w->gate.K,
+                          .n = 2,
+                          .w = {w->gate, w->up},
+                          .bias = {a->w.gate_bias, a->w.up_bias},
+                          .yh = between};
+    if (!sti_cuda_few_fits(a->M, w->gate.K)) {
+        sti_half *h = (sti_half *)a->room_h;
+        STI_TRY(sti_cuda_norm(dev, a->x, a->w.norm, a->w.eps, a->M, w->gate.K, NULL, h,
+                              err));
+        first.xh = h;
+        first.norm = NULL;
+    }
+    sti_cuda_few second = {.xh = between,
+                           .M = a->M,
+                           .K = w->down.K,
+                           .n = 1,
+                           .w = {w->down},
+                           .bias = {a->w.down_bias},
+                           .y = {a->x},
+                           .accumulate = true};
+    STI_TRY(sti_cuda_few_rows(dev, &first, err));
+    return sti_cuda_few_rows(dev, &second, err);
+}
+
+/* silu(gate) * up as half in room: at once, or gate and up side by side first. */
+static still_status gate_many(sti_dev *dev, const sti_feed_forward_args *a,
+                              const feed *w, const input *in, still_error *err)
+{
+    const int M = a->M, ffn = w->down.K;
+    sti_half *gate = (sti_half *)a->room, *up = gate + (size_t)M * (size_t)ffn;
+    const sti_cuda_few both = {.xh = in->xh,
+                               .M = M,
+                               .K = w->gate.K,
+                               .n = 2,
+                               .w = {w->gate, w->up},
+                               .bias = {a->w.gate_bias, a->w.up_bias},
+                               .yh = gate};
+    if (sti_cuda_some_fit(dev, &both)) return sti_cuda_some_rows(dev, &both, err);
+    STI_TRY(
+        multiply(dev, &w->gate, in, M, NULL, false, STI_CUDA_HALF_TO_HALF, gate, err));
+    STI_TRY(multiply(dev, &w->up, in, M, NULL, false, STI_CUDA_HALF_TO_HALF, up, err));
+    return sti_cuda_gated_half(dev, gate, up, a->w.gate_bias, a->w.up_bias, M, ffn,
+                               gate, err);
+}
+
+static still_status feed_many(sti_dev *dev, const sti_feed_forward_args *a,
+                              const feed *w, still_error *err)
+{
+    const int M = a->M;
+    sti_half *h = (sti_half *)a->room_h, *between = (sti_half *)a->room;
+    size_t more = room_for(&w->gate);
+    if (room_for(&w->up) > more) more = room_for(&w->up);
+    if (room_for(&w->down) > more) more = room_for(&w->down);
+    void *scratch = NULL;
+    if (more > 0) STI_TRY(sti_cuda_scratch(dev, more, &scratch, err));
+    const input in = {.xh = h, .room = scratch},
+                second = {.xh = between, .room = scratch};
+    const sti_cuda_few down = {.xh = between,
+                               .M = M,
+                               .K = w->down.K,
+                               .n = 1,
+                               .w = {w->down},
+                               .bias = {a->w.down_bias},
+                               .y = {a->x},
+                               .accumulate = true};
+    STI_TRY(sti_cuda_norm(dev, a->x, a->w.norm, a->w.eps, M, w->gate.K, NULL, h, err));
+    STI_TRY(gate_many(dev, a, w, &in, err));
+    if (sti_cuda_some_fit(dev, &down)) return sti_cuda_some_rows(dev, &down, err);
+    return multiply(dev, &w->down, &second, M, a->w.down_bias, true,
+                    STI_CUDA_HALF_TO_FLOAT, a->x, err);
+}
+
+still_status sti_cuda_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
+                                   still_error *err)
+{
+    if (a->M < 1) return STILL_OK;
+    const feed w = {sti_cuda_matrix_of(a->w.gate), sti_cuda_matrix_of(a->w.up),
+                    sti_cuda_matrix_of(a->w.down)};
+    const bool whole = w.gate.K % 8 == 0 && w.down.K % 8 == 0 &&
+                       sti_cuda_aligned(a->room) && sti_cuda_aligned(a->room_h);
+    if (!whole || w.gate.kind == STI_CUDA_FLOAT || w.up.kind == STI_CUDA_FLOAT ||
+        w.down.kind == STI_CUDA_FLOAT)
+        return sti_host_feed_forward(&sti_backend_cuda, dev, a, err);
+    if (a->M > few(&w.gate)) return feed_many(dev, a, &w, err);
+    return w.gate.kind == w.up.kind
+               ? feed_few(dev, a, &w, err)
+               : sti_host_feed_forward(&sti_backend_cuda, dev, a, err);
+}

@@ -1,0 +1,202 @@
+/* weight.c - weights on the device, in the layouts of kernels.h.
+ *
+ * One allocation a weight: what it is multiplied from, its scales, and, where the
+ * matrix is small next to the memory that is free, a copy in half for products of many
+ * rows. Without that copy the half matrix is made in scratch before each such product,
+ * which below a few hundred rows costs more than the product. Sources go over the bus
+ * in slabs; their pages are given back. */
+#include "backend/cuda/dense/kernels.h"
+
+enum {
+    SLAB = 32 << 20,    /* bytes on the bus at a time */
+    COPY_MAX = 64 << 20 /* elements of the largest matrix with a copy in half */
+};
+
+/* sti_weight.layout: kind, and these. */
+enum { KIND = 7, FINE = 8, COPY = 16 }; /* FINE: groups of 16, else of 32 */
+
+/* Where the parts of `own` begin. */
+typedef struct parts {
+    size_t scale, half, total;
+} parts;
+
+/* Kind and groups of a type; -1: not supported. */
+static int layout_of(sti_dtype t)
+{
+    switch (t) {
+    case STI_F32: return STI_CUDA_FLOAT;
+    case STI_F16:
+    case STI_BF16: return STI_CUDA_HALF;
+    case STI_Q4_0:
+    case STI_Q4_1:
+    case STI_Q4_K: return STI_CUDA_U4;
+    case STI_Q2_K:
+    case STI_Q3_K: return STI_CUDA_U4 | FINE;
+    case STI_Q5_0:
+    case STI_Q8_0: return STI_CUDA_S8;
+    case STI_Q6_K: return STI_CUDA_S8 | FINE;
+    case STI_Q5_1:
+    case STI_Q5_K: return STI_CUDA_S8_MIN;
+    default: return -1;
+    }
+}
+
+/* a * b, or so much that no allocation succeeds. */
+static size_t product(size_t a, size_t b)
+{
+    size_t n;
+    return sti_mul(a, b, &n) && n < SIZE_MAX / 16 ? n : SIZE_MAX / 16;
+}
+
+static parts parts_of(int64_t N, int64_t K, int layout)
+{
+    const size_t n = (size_t)N, k = (size_t)K;
+    const size_t half = product(n, product(sti_cuda_up_to(k, 8), sizeof(sti_half)));
+    parts p = {0};
+    switch (layout & KIND) {
+    case STI_CUDA_FLOAT: p.total = product(n, product(k, sizeof(float))); return p;
+    case STI_CUDA_HALF: p.total = half; return p;
+    default: break;
+    }
+    const int kind = layout & KIND;
+    size_t tiles = product(sti_cuda_up_to(n, STI_CUDA_TILE) / STI_CUDA_TILE,
+                           sti_cuda_up_to(k, STI_CUDA_CHUNK) / STI_CUDA_CHUNK);
+    size_t numbers = product(tiles, STI_CUDA_TILE * STI_CUDA_CHUNK);
+    size_t groups = numbers / (layout & FINE ? 16 : 32);
+    p.scale = sti_cuda_up_to(kind == STI_CUDA_U4 ? numbers / 2 : numbers, 256);
+    p.half =
+        sti_cuda_up_to(p.scale + product(groups, kind == STI_CUDA_S8 ? 2 : 4), 256);
+    p.total = p.half + (layout & COPY ? half : 0);
+    return p;
+}
+
+/* With a copy in half if the matrix is small and much memory is free. */
+static int choose_layout(const sti_tensor *t)
+{
+    int layout = layout_of(t->type);
+    if (layout < 0 || layout == STI_CUDA_FLOAT || layout == STI_CUDA_HALF)
+        return layout;
+    size_t numbers = product((size_t)t->dim[0], (size_t)t->dim[1]), free_bytes, all;
+    if (numbers >= COPY_MAX) return layout;
+    if (cudaMemGetInfo(&free_bytes, &all) != cudaSuccess) return layout;
+    return free_bytes / 4 >= numbers * sizeof(sti_half) ? layout | COPY : layout;
+}
+
+size_t sti_cuda_weight_bytes(const sti_dev *dev, const sti_tensor *t)
+{
+    (void)dev;
+    if (layout_of(t->type) < 0 || t->n_dims != 2 || t->dim[0] < 1 || t->dim[1] < 1)
+        return 0;
+    return parts_of(t->dim[0], t->dim[1], choose_layout(t)).total;
+}
+
+sti_cuda_matrix sti_cuda_matrix_of(const sti_weight *w)
+{
+    const parts p = parts_of(w->N, w->K, w->layout);
+    unsigned char *own = w->own.p ? w->own.p : (unsigned char *)w->data;
+    sti_cuda_matrix m = {
+        .w = own,
+        .N = (int)w->N,
+        .K = (int)w->K,
+        .ld = (int)sti_cuda_up_to((size_t)w->K, 8),
+        .chunks = (int)(sti_cuda_up_to((size_t)w->K, STI_CUDA_CHUNK) / STI_CUDA_CHUNK),
+        .groups = w->layout & FINE ? 4 : 2,
+        .kind = (sti_cuda_kind)(w->layout & KIND)};
+    if (m.kind == STI_CUDA_HALF) m.half = w->own.p;
+    if (p.scale) m.scale = own + p.scale;
+    if (w->layout & COPY) m.half = (const sti_half *)(own + p.half);
+    return m;
+}
+
+static still_status check(const sti_tensor *t, const sti_dtype_info *info,
+                          still_error *err)
+{
+    if (!info || layout_of(t->type) < 0)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "%s: tensor '%s' has type %s, which the cuda backend cannot "
+                        "multiply",
+                        t->path, t->name, info ? info->name : "unknown");
+    if (t->n_dims != 2 || t->dim[0] < 1 || t->dim[1] < 1 || t->dim[0] > INT32_MAX / 2 ||
+        t->dim[1] > INT32_MAX / 8 || t->dim[1] % info->block != 0)
+        return sti_fail(
+            err, STILL_E_FORMAT,
+            "%s: tensor '%s' is no matrix of whole rows of %s (%d dimensions, last "
+            "%lld, "
+            "block %d)",
+            t->path, t->name, info->name, t->n_dims,
+            (long long)(t->n_dims > 0 && t->n_dims <= 4 ? t->dim[t->n_dims - 1] : 0),
+            info->block);
+    return STILL_OK;
+}
+
+/* The source to the device, slab by slab, and into its layout there. */
+static still_status upload(sti_dev *dev, const sti_tensor *t, const sti_weight *w,
+                           still_error *err)
+{
+    const sti_cuda_matrix m = sti_cuda_matrix_of(w);
+    if (m.kind == STI_CUDA_FLOAT) {
+        STI_CUDA(cudaMemcpyAsync(w->own.p, t->data, t->bytes, cudaMemcpyHostToDevice,
+                                 dev->stream),
+                 t->name);
+        return STILL_OK;
+    }
+    const size_t row = t->bytes / (size_t)w->N;
+    int step = row * STI_CUDA_TILE > SLAB
+                   ? STI_CUDA_TILE
+                   : (int)(SLAB / row / STI_CUDA_TILE) * STI_CUDA_TILE;
+    if (step > m.N) step = m.N;
+    void *room;
+    STI_TRY(sti_cuda_scratch(dev, row * (size_t)step, &room, err));
+    for (int r = 0; r < m.N; r += step) {
+        int n = m.N - r < step ? m.N - r : step;
+        STI_CUDA(cudaMemcpyAsync(room, (const char *)t->data + (size_t)r * row,
+                                 row * (size_t)n, cudaMemcpyHostToDevice, dev->stream),
+                 t->name);
+        STI_TRY(sti_cuda_pack(dev, &m, t->type, room, row, r, n, err));
+    }
+    if (w->layout & COPY) STI_TRY(sti_cuda_to_half(dev, &m, (sti_half *)m.half, err));
+    return STILL_OK;
+}
+
+still_status sti_cuda_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w,
+                                 still_error *err)
+{
+    *w = (sti_weight){0};
+    STI_TRY(check(t, sti_dtype_find((int)t->type), err));
+    sti_weight v = {.src = t,
+                    .N = t->dim[0],
+                    .K = t->dim[1],
+                    .type = t->type,
+                    .layout = choose_layout(t)};
+    /* Training's matrices are there already, and change: they are read where they are.
+     */
+    if (t->type == STI_F32 && sti_cuda_on_device(t->data)) {
+        v.data = t->data;
+        *w = v;
+        return STILL_OK;
+    }
+    still_status st =
+        sti_cuda_mem_new(dev, parts_of(v.N, v.K, v.layout).total, &v.own, err);
+    if (st == STILL_OK) st = upload(dev, t, &v, err);
+    if (st == STILL_OK)
+        st = sti_cuda_check(cudaStreamSynchronize(dev->stream), t->name, err);
+    if (st != STILL_OK) {
+        sti_cuda_weight_free(dev, &v);
+        return sti_fail_prefix(err, st, "%s: tensor '%s'", t->path, t->name);
+    }
+    const sti_cuda_matrix m = sti_cuda_matrix_of(&v);
+    const size_t half = (size_t)m.N * (size_t)m.ld * sizeof(sti_half);
+    if (m.kind != STI_CUDA_FLOAT && !m.half && half > dev->half_room)
+        dev->half_room = half;
+    sti_map_drop(t->data, t->bytes);
+    *w = v;
+    return STILL_OK;
+}
+
+void sti_cuda_weight_free(sti_dev *dev, sti_weight *w)
+{
+    if (!w) return;
+    sti_cuda_wide_forget(dev, w->own.p);
+    sti_cuda_mem_free(dev, &w->own);
+    *w = (sti_weight){0};
+}

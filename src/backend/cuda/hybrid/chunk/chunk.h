@@ -1,0 +1,235 @@
+/* chunk.h - what the kernels of the chunk-parallel hybrid operator share.
+ *
+ * A piece is T tokens of a session, from position pos on; it may begin and end inside a
+ * chunk. Pieces of many sessions are a group and share launches: a kernel's units of
+ * work (tiles, chunks, leaves) are counted over all of them. Kernels run one after the
+ * other on the device's stream:
+ *   pack     keys and values, old and new, as half rows in one buffer   pack.cu
+ *   score    the score of every new token                               score.cu
+ *            one that later tokens give it                          received.cu
+ *   select   the salient list of each chunk, the rows folded at each select.cu
+ *   state    what each chunk folds, then sums of it along the piece     state.cu
+ *   output   queries meet window, list and state                     output.cu
+ *            the same on Hopper                              output_hopper.cu
+ *   tail     window and list of the sessions after the pieces          pack.cu
+ * Methods without a window have kernels of their own: no_window.cu.
+ *
+ * A selection head (S of them: kv heads, or with per_head query heads, which then each
+ * have a copy of their keys) has rows of keys, values and scores: first the salient
+ * list as the session brought it ([0, room)), then tokens in order, position `base` at
+ * row `room`. base begins a chunk, the oldest that the piece needs: the chunk before
+ * that of token pos - 1, and the session's ring holds all from there on.
+ *
+ * Chunk c leaves somebody if its first token is in the piece and c >= 2: leave number k
+ * happens at the start of chunk first_leave + k, and chunk first_leave + k - 2 leaves.
+ * How many tokens are then salient or folded follows from the counts the session
+ * brought, which are known to the device alone.
+ *
+ * Where keys are wanted as they were before RoPE (sti_hybrid_rotates) they are rows of
+ * a second buffer, k_raw, made from the others. With a position cap the list that the
+ * queries of a chunk see is ordered: those near enough first, then those that are seen
+ * at the capped distance; which is which follows from position and chunk. */
+#ifndef STI_BACKEND_CUDA_HYBRID_CHUNK_CHUNK_H
+#define STI_BACKEND_CUDA_HYBRID_CHUNK_CHUNK_H
+
+#include "backend/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    STI_CHUNKS_PIECE = 8192,  /* tokens taken at once, at most; bounds the scratch */
+    STI_CHUNKS_SESSIONS = 64, /* of a group, at most */
+    STI_CHUNKS_SCRATCH = 64 << 20, /* bytes of a group of more than one, at most */
+    STI_CHUNKS_FOLDED = 32,        /* tokens of a chunk where there is no window */
+    STI_CHUNKS_MAX_C = 512,
+    STI_CHUNKS_MAX_SCORED = 256, /* where tokens are chosen: keys in shared memory */
+    STI_CHUNKS_MAX_CAP = 1024
+};
+
+#ifdef __cplusplus
+typedef __half sti_chunks_half;
+#else
+typedef uint16_t sti_chunks_half; /* C has no such type; it only hands them on */
+#endif
+
+typedef struct sti_chunks {
+    sti_cuda_shape h;
+    sti_cuda_session s; /* q, k, v, gate and y begin at the piece */
+    int major, sms;     /* of the device */
+    int pos, T;
+    bool first; /* piece of a call: maps are still to be made halves */
+    bool raw;   /* there is k_raw */
+    int base;
+    int first_chunk, n_chunks; /* those that queries are in */
+    int first_leave, n_leaves;
+    int select, room; /* both 0 if one of them is */
+    int rows; /* of a selection head: room for the list and the tokens from base on */
+    /* Scratch. L leaves, N chunks, both at most. */
+    sti_chunks_half *k, *v;         /* [S, rows, D] */
+    sti_chunks_half *k_raw;         /* [S, rows, D], if raw */
+    const sti_chunks_half *fold_k;  /* k or k_raw: what features are made of */
+    float *score;                   /* [S, rows]; of `received` sums */
+    float *norm;                    /* [H, T], for `received` */
+    sti_chunks_half *map_q, *map_k; /* [H, D, D], [S, D, D] or NULL */
+    int32_t *count;                 /* [S]: salient tokens before the piece */
+    int64_t *folded;                /* [S]: folded tokens before the piece */
+    uint64_t *candidate;            /* [L, S, select]: selected tokens, best first */
+    int32_t *salient; /* [L, S, room]: rows of the list after a leave, best first */
+    int32_t *fold;    /* [L, S, C]: rows folded at a leave */
+    /* With a position cap: */
+    float *cap_turn;   /* [D/2, 2]: cosine and sine of a turn by that many positions */
+    int32_t *position; /* [S, room]: of the list as the session brought it */
+    int32_t *order;    /* [L + 1, S, room]: rows of the list after so many leaves, those
+                          near first */
+    int32_t *near;     /* [L + 1, S]: how many those are */
+    float *ds, *dz;    /* [L, S, P, D], [L, S, P]: what a leave adds to the state */
+    sti_chunks_half *mean; /* [N, S, P, D]: s / z, for the queries of a chunk */
+    float *z;              /* [N, S, P]: z times state_scale */
+    float *phi_q, *phi_k;  /* [T, H, P], [T, S, P] without a window; ds, dz of every
+                              chunk are then the only others, and become sums */
+} sti_chunks;
+
+/* Pieces that share launches; settings and shape are those of all. */
+typedef struct sti_chunks_group {
+    cudaStream_t stream;
+    const sti_chunks *c;     /* [n], the program's */
+    const sti_chunks *table; /* the same on the device; NULL if there is one */
+    int n;
+} sti_chunks_group;
+
+/* The next tokens (T of them) of n sessions, from positions pos on (any position, any
+ * T). Sessions are on the host. */
+still_status sti_cuda_chunks_run(sti_dev *, const sti_cuda_shape *h,
+                                 const sti_cuda_session *session, const int64_t *pos,
+                                 int n, still_error *err);
+
+/* Each queues its part of a group. */
+still_status sti_chunks_pack(const sti_chunks_group *, still_error *);
+still_status sti_chunks_score(const sti_chunks_group *, still_error *);
+still_status sti_chunks_received(const sti_chunks_group *, still_error *);
+still_status sti_chunks_select(const sti_chunks_group *, still_error *);
+still_status sti_chunks_state(const sti_chunks_group *, still_error *);
+still_status sti_chunks_output(const sti_chunks_group *, still_error *);
+/* The same on Hopper, where it runs. */
+bool sti_chunks_output_hopper_runs(const sti_chunks *);
+still_status sti_chunks_output_hopper(const sti_chunks_group *, still_error *);
+still_status sti_chunks_tail(const sti_chunks_group *, still_error *);
+/* All of it, for methods without a window. */
+still_status sti_chunks_folded(const sti_chunks_group *, still_error *);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef __CUDACC__
+
+/* ---- Whose unit a block has ---------------------------------------------- */
+
+/* A kernel is made twice: a single piece comes as an argument, where its numbers cost
+ * no registers; several wait in memory. find: the piece that `unit` of the launch
+ * belongs to; unit then counts from that piece's first, and it has `units`. */
+struct one_piece {
+    sti_chunks c;
+    __device__ __forceinline__ const sti_chunks &find(int &, int &) const
+    {
+        return c;
+    }
+};
+struct many_pieces {
+    const sti_chunks *table;
+    int n;
+    int first[STI_CHUNKS_SESSIONS + 1]; /* units of piece i: first[i] .. first[i + 1] */
+    __device__ __forceinline__ const sti_chunks &find(int &unit, int &units) const
+    {
+        int lo = 0, hi = n; /* the last whose first is not behind the unit */
+        while (hi - lo > 1) {
+            const int mid = (lo + hi) / 2;
+            if (first[mid] <= unit)
+                lo = mid;
+            else
+                hi = mid;
+        }
+        unit -= first[lo];
+        units = first[lo + 1] - first[lo];
+        return table[lo];
+    }
+};
+
+/* launch(units, pieces) of a group in which a piece has units_of(piece) of them; none:
+ * nothing is launched. */
+template <class Count, class Launch>
+static still_status launch_units(const sti_chunks_group *g, Count units_of,
+                                 Launch launch)
+{
+    if (g->n == 1) {
+        const int units = units_of(g->c[0]);
+        return units > 0 ? launch((unsigned)units, one_piece{g->c[0]}) : STILL_OK;
+    }
+    many_pieces m;
+    m.table = g->table;
+    m.n = g->n;
+    m.first[0] = 0;
+    for (int i = 0; i < g->n; i++) m.first[i + 1] = m.first[i] + units_of(g->c[i]);
+    const int units = m.first[g->n];
+    return units > 0 ? launch((unsigned)units, m) : STILL_OK;
+}
+
+/* ---- Counting ------------------------------------------------------------ */
+
+/* The kv head of a selection head. */
+static __device__ __forceinline__ int kv_head(const sti_chunks &c, int g)
+{
+    return g / (c.h.S / c.h.G);
+}
+/* Leaves that a query of this chunk has behind it. */
+static __device__ __forceinline__ int leaves_until(const sti_chunks &c, int chunk)
+{
+    return min(max(chunk - c.first_leave + 1, 0), c.n_leaves);
+}
+/* Salient tokens of selection head g after n leaves. */
+static __device__ __forceinline__ int salient_after(const sti_chunks &c, int g, int n)
+{
+    const int64_t wanted = c.count[g] + (int64_t)c.select * n;
+    return wanted < c.room ? (int)wanted : c.room;
+}
+static __device__ __forceinline__ int64_t folded_after(const sti_chunks &c, int g,
+                                                       int n)
+{
+    return c.folded[g] + (int64_t)c.h.C * n - (salient_after(c, g, n) - c.count[g]);
+}
+/* Rows folded at leave k. */
+static __device__ __forceinline__ int fold_count(const sti_chunks &c, int g, int k)
+{
+    return c.h.C - (salient_after(c, g, k + 1) - salient_after(c, g, k));
+}
+static __device__ __forceinline__ int window_row(const sti_chunks &c, int position)
+{
+    return c.room + position - c.base;
+}
+/* Position of a row, where there is a position cap. */
+static __device__ __forceinline__ int position_of_row(const sti_chunks &c, int g,
+                                                      int row)
+{
+    return row < c.room ? c.position[(size_t)g * c.room + row] : c.base + row - c.room;
+}
+/* Whether a salient token is far for queries that have n leaves behind them: as far
+ * from the last token of their chunk as the cap, or more. */
+static __device__ __forceinline__ bool is_far(const sti_chunks &c, int n, int position)
+{
+    return (c.first_leave + n) * c.h.C - 1 - position >= c.h.position_cap;
+}
+
+/* A power of two that keeps phi z of n folded tokens in half's range: features are at
+ * most max(1, floor), so z is at most n times that, and the product below 2^15. */
+static __device__ __forceinline__ float state_scale(const sti_chunks &c, int64_t n)
+{
+    const float top = fmaxf(1.0f, c.h.feature_floor), most = (float)n * top * top;
+    const int e = (int)(__float_as_uint(most) >> 23) - 127;
+    return __uint_as_float((uint32_t)(127 + 14 - e) << 23);
+}
+
+#endif
+
+#endif

@@ -1,0 +1,282 @@
+/* step.cu - one token of each of n sessions: it enters, gets its score, and
+ *   y = (sum_j w_j v_j + a (phi(q) s) * g) / (sum_j w_j + a phi(q).z)
+ * over window and salient tokens j. One kernel, grid (units, selection heads,
+ * sessions). Rows of q and k that come before RoPE are turned on their way to shared
+ * memory.
+ *
+ * A unit is some of the keys, for all query heads of the selection head, so that keys
+ * are read once; or a run of rows of the state, for some of the heads: the map of a
+ * query head is half as large as a state, so sharing the maps out saves more than
+ * reading a state twice costs. The result of a unit goes to the room; the unit that
+ * arrives last joins them in the order of the units, whoever it is: the same numbers
+ * every time. How many units there are depends on the number of sessions alone, never
+ * on positions: a recorded launch stays right, and a unit may well find that it has
+ * nothing to do.
+ *
+ * Bound by memory: at the 8B shape a selection head reads 256 KB of keys and values and
+ * 128 KB of state from DRAM, and 256 KB of maps, which all sessions share, from L2. A
+ * block has 32 KB of copies to shared memory under way before it uses the first, and
+ * there are 5 blocks a multiprocessor (6 of small heads): 160 KB in flight, more than
+ * the memory's latency needs. For few sessions the time is that of a chain of waits,
+ * kept short: while the kernel before still runs the table of sessions is read, and
+ * what the state holds is asked for unless that kernel writes to it; keys before it is
+ * known which of them count, the state before the features that weigh it. Instructions
+ * are read from memory too, 16 bytes each, and between two runs of the kernel a layer's
+ * weights have passed through the caches: what runs once is written as short loops, not
+ * unrolled, and what the host can divide it divides. Half keys meet queries on tensor
+ * cores: without, instructions take longer than bytes.
+ *
+ * Logits are kept in units of log 2. */
+#include "backend/cuda/hybrid/step/join.cuh"
+#include "backend/cuda/hybrid/step/state.cuh"
+#include "backend/cuda/hybrid/step/unit.cuh"
+
+/* ---- Arrivals ------------------------------------------------------------ */
+
+/* Counts a unit, and returns the count before. What its block wrote before (the caller
+ * has synchronized with it) is visible to whoever counts after it. */
+STI_DEVICE unsigned long long count_arrival(int64_t *counter)
+{
+    unsigned long long before;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+                 : "=l"(before)
+                 : "l"(counter), "l"(ARRIVED)
+                 : "memory");
+    return before;
+}
+
+/* Whether all others have arrived: what they wrote is visible. */
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
+{
+    int64_t *folded = sh.session.folded + selector();
+    sti_follow(); /* a unit that had nothing to do has not waited yet */
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        sh.last = units_of(a.plan) == 1;
+        if (!sh.last)
+            sh.last = (int)(count_arrival(folded) / ARRIVED) == units_of(a.plan) - 1;
+        if (sh.last) *folded = sh.now.folded;
+    }
+    __syncthreads();
+    return sh.last;
+}
+
+/* ---- The kernel ---------------------------------------------------------- */
+
+/* What every unit needs to know. Until sti_follow the kernels before may be writing:
+ * only tables are read, which no kernel writes, and of the rest it is said that it will
+ * be needed. States that are settled units read before they call it themselves. */
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE foreseen begin(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
+{
+    const int tid = (int)threadIdx.x, unit = this_unit();
+    const sti_cuda_session *from = a.session + this_session();
+    for (int i = tid; i < (int)(sizeof(sti_cuda_session) / 4); i += THREADS)
+        reinterpret_cast<uint32_t *>(&sh.session)[i] =
+            reinterpret_cast<const uint32_t *>(from)[i];
+    const float freq = a.h.unrotated ? token_row<1, Layout::ROW>::frequency(a.h) : 0;
+    __syncthreads();
+    const int pos = __ldcg(sh.session.pos) + a.t;
+    if (unit < a.plan.state_units) {
+        if (a.plan.early) expect_state(a, sh, unit);
+    } else {
+        if (tid == 0) {
+            sh.keys_at = rows_of(a, sh, sh.session.win_k, sh.session.sal_k);
+            sh.values_at = rows_of(a, sh, sh.session.win_v, sh.session.sal_v);
+            sh.logits = logits_at(a, 0);
+        }
+        __syncthreads();
+        if (a.plan.early) expect_keys<Layout>(a, sh, unit - a.plan.state_units);
+    }
+    if (!a.settled) sti_follow();
+    return foreseen{pos, freq};
+}
+
+template <typename Layout, bool WINDOW, typename KV, int HEADS, int WIDE>
+STI_DEVICE void step(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
+{
+    sti_lead();
+    const foreseen token = begin<Layout>(a, sh);
+    const int unit = this_unit();
+    if (sh.session.T <= a.t) { /* it has no token t */
+        sti_follow(); /* or the kernel behind would not wait for those before */
+        return;
+    }
+    if (unit < a.plan.state_units)
+        state_unit<WINDOW, Layout::ROW>(a, sh, token, unit);
+    else
+        key_unit<Layout>(a, sh, token, unit - a.plan.state_units);
+    if (!arrives_last(a, sh)) return;
+    write_output<Layout::OUTPUT>(a, sh);
+    if (a.h.has_window && (a.h.select > 0 || a.h.score == STI_SCORE_RECEIVED))
+        write_score(a, sh);
+}
+
+template <typename KV, int VEC, int LANES, int CHUNKS, int HEADS>
+static __global__ void __launch_bounds__(THREADS)
+    step_kernel(const __grid_constant__ step_args a)
+{
+    __shared__ step_shared<KV, HEADS, MAX_D> sh;
+    step<key_layout<KV, VEC, LANES, CHUNKS, HEADS>, false>(a, sh);
+}
+
+template <int ROW>
+static __global__ void __launch_bounds__(THREADS, blocks_of(ROW))
+    tile_step_kernel(const __grid_constant__ step_args a)
+{
+    __shared__ tile_shared<ROW> sh;
+    step<tile_layout<ROW>, true>(a, sh);
+}
+
+/* ---- Launch -------------------------------------------------------------- */
+
+static int at_most(int x, int limit)
+{
+    return x < limit ? x : limit;
+}
+static int at_least(int x, int limit)
+{
+    return x > limit ? x : limit;
+}
+
+/* Rows of keys that vectors of 16 bytes fill. */
+static bool in_vectors(const sti_cuda_shape *h)
+{
+    return h->D % (h->half_kv ? 8 : 4) == 0;
+}
+
+/* Keys that tensor cores are for. */
+static bool in_tiles(const sti_cuda_shape *h)
+{
+    return h->half_kv && h->has_window && in_vectors(h) && h->D <= HALF_D;
+}
+
+/* As many units as run at once, so that none waits for others to end, but none smaller
+ * than what a block asks for before it first waits: joining one more would cost more
+ * than it brings. */
+static step_plan plan_of(const sti_dev *dev, const sti_cuda_shape *h, int n)
+{
+    const int no_cap = 1 << 12, pairs = at_least(n * h->S, 1);
+    const int least_keys = (h->D <= 64 ? 32 : 16) * WARPS;
+    const int least_rows = at_least(THREADS * 4 * GROUP / 2 * 4 / h->D, 1);
+    /* A lane has more of a wide row of floats: fewer heads fit its registers. */
+    const int most = h->half_kv || h->D <= 64 ? MAX_HEADS : MAX_HEADS / 2;
+    const int passes = (h->group + most - 1) / most;
+    const int at_once = (in_tiles(h) ? blocks_of(h->D) : 2) * dev->sms;
+    const int units = at_least(at_once / pairs, 2);
+    const int keys = 2 * h->C + (h->select == 0 ? 0 : h->cap < 0 ? no_cap : h->cap);
+    step_plan p = {};
+    p.heads = in_vectors(h) ? (h->group + passes - 1) / passes : 1;
+    p.head_parts = 1;
+    p.part_heads = at_least(h->group, 1);
+    if (h->has_linear) {
+        const int state = h->has_window ? units / 2 : units;
+        if (h->has_window)
+            p.head_parts =
+                at_most(state >= h->group ? h->group : (h->group + 1) / 2, state);
+        p.row_parts = at_least(at_most(state / p.head_parts, h->P / least_rows), 1);
+        p.state_units = p.head_parts * p.row_parts;
+        p.part_heads = (h->group + p.head_parts - 1) / p.head_parts;
+        p.part_rows = (h->P + p.row_parts - 1) / p.row_parts;
+        p.map_deep = at_least(THREADS * 4 / at_least(h->F, 4), 1);
+        p.state_deep = at_least(THREADS * 4 / at_least(h->D, 4), 1);
+    }
+    if (h->has_window)
+        p.key_units = at_most(at_least(units - p.state_units, 1),
+                              (keys + least_keys - 1) / least_keys);
+    p.early = pairs * (p.state_units + p.key_units) <= at_once;
+    return p;
+}
+
+static size_t part_floats(const sti_cuda_shape *h, const step_plan *p, int n)
+{
+    const size_t units = (size_t)(p->state_units + p->key_units);
+    return (size_t)n * (size_t)h->S * units * (size_t)h->group * (size_t)part_row(h->D);
+}
+
+/* Fewer sessions may be cut into more units, and a room is used for any number. */
+size_t sti_cuda_step_room(const sti_dev *dev, const sti_cuda_shape *h, int n)
+{
+    size_t most = 0;
+    for (int i = 1; i <= n; i++) {
+        const step_plan p = plan_of(dev, h, i);
+        const size_t one = part_floats(h, &p, i);
+        if (one > most) most = one;
+    }
+    const size_t logits =
+        h->has_window ? (size_t)n * (size_t)h->H * (2 * (size_t)h->C + 2) : 0;
+    const size_t step = (most + logits) * sizeof(float);
+    const size_t leave = sti_cuda_leave_room(h, n);
+    return step > leave ? step : leave;
+}
+
+/* Without a window, and for norms of keys as they are kept, keys are wanted turned. */
+bool sti_cuda_step_turns(const sti_cuda_shape *h)
+{
+    return h->has_window && h->score != STI_SCORE_KEYNORM && h->D % 2 == 0;
+}
+
+still_status sti_cuda_step_check(const sti_cuda_shape *h, still_error *err)
+{
+    if (h->D <= STI_STEP_MAX_D) return STILL_OK;
+    return sti_fail(err, STILL_E_UNSUPPORTED,
+                    "cuda: hybrid attention with heads of %d numbers, expected at most "
+                    "%d",
+                    h->D, (int)STI_STEP_MAX_D);
+}
+
+template <typename KV, int VEC, int LANES, int CHUNKS, int HEADS>
+static void launch_one(const step_args &a, dim3 grid, cudaStream_t stream)
+{
+    step_kernel<KV, VEC, LANES, CHUNKS, HEADS><<<grid, THREADS, 0, stream>>>(a);
+}
+
+template <typename KV, int VEC, int LANES, int CHUNKS, int MOST>
+static void launch(const step_args &a, dim3 grid, cudaStream_t stream)
+{
+    switch (a.plan.heads) {
+    case 1: launch_one<KV, VEC, LANES, CHUNKS, 1>(a, grid, stream); return;
+    case 2:
+        launch_one < KV, VEC, LANES, CHUNKS, MOST<2 ? MOST : 2>(a, grid, stream);
+        return;
+    case 3:
+        launch_one < KV, VEC, LANES, CHUNKS, MOST<3 ? MOST : 3>(a, grid, stream);
+        return;
+    default: launch_one<KV, VEC, LANES, CHUNKS, MOST>(a, grid, stream); return;
+    }
+}
+
+extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev, const sti_cuda_shape *h,
+                                             const sti_cuda_session *session, int n,
+                                             int t, bool settled, void *room,
+                                             still_error *err)
+{
+    if (n <= 0) return STILL_OK;
+    STI_TRY(sti_cuda_step_check(h, err));
+    step_args a = {
+        *h, session, t, settled, plan_of(dev, h, n), static_cast<float *>(room), NULL};
+    a.logit = a.part + part_floats(h, &a.plan, n);
+    const dim3 grid((unsigned)(a.plan.state_units + a.plan.key_units), (unsigned)h->S,
+                    (unsigned)n);
+    cudaStream_t stream = dev->stream;
+    if (!in_vectors(h)) {
+        if (h->half_kv)
+            launch<__half, 1, 32, 8, 1>(a, grid, stream);
+        else
+            launch<float, 1, 32, 8, 1>(a, grid, stream);
+    } else if (in_tiles(h)) {
+        if (h->D <= 64)
+            (void)sti_launch(dev, tile_step_kernel<64>, grid, dim3(THREADS), 0, a);
+        else
+            (void)sti_launch(dev, tile_step_kernel<HALF_D>, grid, dim3(THREADS), 0, a);
+    } else if (h->half_kv) {
+        launch<__half, 8, 32, 1, MAX_HEADS>(a, grid, stream);
+    } else if (h->D <= 64) {
+        launch<float, 4, 16, 1, MAX_HEADS>(a, grid, stream);
+    } else {
+        launch<float, 4, 32, 2, MAX_HEADS / 2>(a, grid, stream);
+    }
+    STI_CUDA(cudaGetLastError(), "hybrid attention, a step");
+    return STILL_OK;
+}

@@ -1,0 +1,340 @@
+/* step.cuh - what the parts of the step kernel share: its arguments, the shared
+ * memory of a block, and which session, heads and unit a block works for. Included by
+ * step.cu alone, which says how the kernel works. */
+#ifndef STI_BACKEND_CUDA_HYBRID_STEP_STEP_CUH
+#define STI_BACKEND_CUDA_HYBRID_STEP_STEP_CUH
+
+#include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/hybrid/device.cuh"
+#include "backend/cuda/ptx/mma.cuh"
+
+enum {
+    THREADS = 128, /* a small block: what a pair needs is cut finely */
+    WARPS = THREADS / 32,
+    MAX_D = STI_STEP_MAX_D,
+    MAX_P = STI_STEP_MAX_P,
+    HALF_D = MAX_D / 2, /* heads of tensor cores are at most as large */
+    MAX_HEADS = 4,      /* query heads that meet keys at once */
+    KEYS_AHEAD = 4,
+    GROUP = 4,    /* vectors of maps and state that a thread asks for at once */
+    PART_HEAD = 4 /* floats of a unit's result before those of the output */
+};
+#define LOG2_E 1.4426950408889634f
+
+/* Groups that a thread is ahead, for heads of up to `wide` numbers, and blocks of a
+ * multiprocessor, of the kernel for tensor cores. */
+static constexpr int ring_of(int wide)
+{
+    return wide <= 64 ? 3 : 4;
+}
+static constexpr int blocks_of(int wide)
+{
+    return wide <= 64 ? 6 : 5;
+}
+
+typedef struct step_plan {
+    int heads;                 /* at once */
+    int head_parts, row_parts; /* state units: (part of the heads, part of the rows) */
+    int part_heads, part_rows; /* in each but the last */
+    int map_deep,
+        state_deep;  /* rows of a map, of the state, that a vector a thread is */
+    int state_units; /* the first ones: they take longest */
+    int key_units;
+    bool early; /* all run at once: units begin while the kernel before still runs */
+} step_plan;
+
+typedef struct step_args {
+    sti_cuda_shape h;
+    const sti_cuda_session *session;
+    int t;
+    bool settled; /* no kernel in front writes states: they are read before it ends */
+    step_plan plan;
+    float *part;  /* [n, S, units, group, part_row]: maximum and sum of the weights,
+                     maximum and sum of those that the score looks at, sum of values;
+                     of state units: phi.z, three zeros, phi s */
+    float *logit; /* [n, H, 2C + 2]: of the window's tokens, oldest first, those that
+                     are wanted; then maximum and sum of all of them */
+} step_args;
+
+/* Keys, or values, of a selection head by place: the slots of the ring, then those of
+ * the list. Where they lie depends on no position, so that they can be asked for before
+ * it is known which of them the token sees. Places behind the last are the first one.
+ */
+template <typename KV> struct token_rows {
+    const KV *window, *salient; /* where place 0 is, or would be */
+    int ring, places, D;
+
+    __device__ __forceinline__ const KV *at(int i) const
+    {
+        const int place = i < places ? i : 0;
+        return (place < ring ? window : salient) + (int64_t)place * D;
+    }
+};
+
+/* Which places the token at `pos` sees. */
+typedef struct sight {
+    int tokens, slot; /* of the window; ring slot of the oldest */
+    int ring, salient;
+
+    /* Places from here on are not seen. */
+    __device__ __forceinline__ int end() const
+    {
+        return ring + salient;
+    }
+    /* How many of the window's tokens are older. */
+    __device__ __forceinline__ int age(int i) const
+    {
+        return i < slot ? i - slot + ring : i - slot;
+    }
+    __device__ __forceinline__ bool in_window(int i) const
+    {
+        return i < ring && age(i) < tokens;
+    }
+    __device__ __forceinline__ bool sees(int i) const
+    {
+        return i < ring ? age(i) < tokens : i - ring < salient;
+    }
+    /* The slot of the new token: the ring does not have it yet. */
+    __device__ __forceinline__ int fresh() const
+    {
+        const int i = slot + tokens - 1;
+        return i < ring ? i : i - ring;
+    }
+    /* One of the n tokens before the new one. */
+    __device__ __forceinline__ bool recent(int i, int n) const
+    {
+        return i < ring && age(i) < tokens - 1 && age(i) >= tokens - 1 - n;
+    }
+} sight;
+
+/* Maximum m of logits, and the sum of 2^(logit - m). */
+typedef struct logit_sum {
+    float m, l;
+
+    __device__ __forceinline__ void clear()
+    {
+        m = -INFINITY;
+        l = 0;
+    }
+    __device__ __forceinline__ void join(float other_m, float other_l)
+    {
+        const float top = fmaxf(m, other_m), base = top > -INFINITY ? top : 0;
+        l = l * exp2_fast(m - base) + other_l * exp2_fast(other_m - base);
+        m = top;
+    }
+    /* A logit of -infinity is none. */
+    template <int N> __device__ __forceinline__ void add(const float (&x)[N])
+    {
+        float top = m;
+#pragma unroll
+        for (int i = 0; i < N; i++) top = fmaxf(top, x[i]);
+        const float base = top > -INFINITY ? top : 0;
+        l *= exp2_fast(m - base);
+#pragma unroll
+        for (int i = 0; i < N; i++) l += exp2_fast(x[i] - base);
+        m = top;
+    }
+    /* With what the lane `apart` lanes away has. */
+    __device__ __forceinline__ void join_lane(int apart)
+    {
+        join(__shfl_xor_sync(~0u, m, apart), __shfl_xor_sync(~0u, l, apart));
+    }
+} logit_sum;
+
+/* Units that have arrived are counted in the top bits of folded[sel], whose count of
+ * tokens is far from them: a counter that is zero before every launch and needs no
+ * memory of its own. The last unit to arrive puts it back. */
+#define ARRIVED ((unsigned long long)1 << 48)
+
+/* Where a session is: as memory has it, and what it means for the new token. */
+typedef struct moment {
+    int pos;
+    int64_t folded;
+
+    __device__ __forceinline__ void load(const sti_cuda_session &s, int sel, int pos_)
+    {
+        pos = pos_;
+        folded = __ldcg(reinterpret_cast<const long long *>(s.folded + sel));
+    }
+    __device__ __forceinline__ moment of_token(bool has_window) const
+    {
+        const int64_t tokens = folded & (int64_t)(ARRIVED - 1);
+        /* without a window the new token is one of them */
+        return moment{pos, tokens + (has_window ? 0 : 1)};
+    }
+} moment;
+
+/* WIDE: numbers of the largest heads. */
+template <typename KV, int HEADS, int WIDE> struct step_shared {
+    enum { RING = ring_of(WIDE) };
+    sti_cuda_session session;
+    moment now;
+    sight see;
+    bool last;
+    token_rows<KV> keys_at, values_at;
+    float *logits; /* of the first head */
+    union {
+        struct {
+            alignas(16) KV k[1][WIDE]; /* the new token, as the window keeps it */
+            alignas(16) KV v[1][WIDE];
+            alignas(16) uint4 operand[HALF_D]; /* queries as tensor cores want them */
+            alignas(16) float q[HEADS][WIDE];
+            union {
+                alignas(256) uint4 staged[2][256]; /* keys, values: rows of a tile */
+                float o[HEADS][WIDE + 2];
+            } warp[WARPS];
+            logit_sum all[WARPS][HEADS], recent[WARPS][HEADS];
+        } keys;
+        struct {
+            float4 ring[RING][GROUP][THREADS]; /* of each thread its own vectors */
+            alignas(16) float x[HEADS][WIDE];  /* queries, turned if features are */
+            alignas(16) float phi[HEADS][MAX_P];
+            float z[2 * WIDE];
+        } state;
+    };
+};
+
+/* 16 bytes from global to shared memory in the background, or as many zeros. */
+STI_DEVICE void copy_or_zero(void *to, const void *from, bool there)
+{
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
+        "l"(from), "r"(there ? 16 : 0)
+        : "memory");
+}
+
+/* ---- The block's place --------------------------------------------------- */
+
+STI_DEVICE int units_of(const step_plan &p)
+{
+    return p.state_units + p.key_units;
+}
+STI_DEVICE int selector()
+{
+    return (int)blockIdx.y;
+}
+STI_DEVICE int this_session()
+{
+    return (int)blockIdx.z;
+}
+STI_DEVICE int this_unit()
+{
+    return (int)blockIdx.x;
+}
+STI_DEVICE int first_head(const step_args &a)
+{
+    return selector() * a.h.group;
+}
+/* Where the query of head `head` of the selection head begins. */
+STI_DEVICE size_t query_at(const step_args &a, int head)
+{
+    return ((size_t)a.t * a.h.H + first_head(a) + head) * a.h.D;
+}
+STI_DEVICE int kv_head(const step_args &a)
+{
+    return first_head(a) / a.h.per_kv;
+}
+/* Floats of a result; what is of the output begins at a vector of 16 bytes. */
+static __host__ __device__ __forceinline__ int part_row(int D)
+{
+    return PART_HEAD + (D + 3) / 4 * 4;
+}
+/* Result of a unit for query head `head` of the selection head. */
+STI_DEVICE float *part_at(const step_args &a, int unit, int head)
+{
+    const size_t pair = (size_t)this_session() * a.h.S + selector();
+    return a.part +
+           ((pair * units_of(a.plan) + unit) * a.h.group + head) * part_row(a.h.D);
+}
+STI_DEVICE float *logits_at(const step_args &a, int head)
+{
+    return a.logit +
+           ((size_t)this_session() * a.h.H + first_head(a) + head) * (2 * a.h.C + 2);
+}
+/* Whether the score is that of the weight the new token gives itself. */
+STI_DEVICE bool looks_at_itself(const sti_cuda_shape &h)
+{
+    return h.score == STI_SCORE_S3 && h.select > 0;
+}
+
+/* Whether the key at place i, which is seen, is kept as it was before RoPE. */
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE bool is_far(const step_shared<KV, HEADS, WIDE> &sh, int i)
+{
+    const int slot = i - sh.keys_at.ring;
+    return slot >= 0 &&
+           sh.session.sal_far[(size_t)selector() * sh.session.room + slot] != 0;
+}
+
+/* ---- Rows of the new token ----------------------------------------------- */
+
+/* What is known before the kernel in front has ended: positions and frequencies come
+ * from the program by copies, which no kernel overtakes. */
+typedef struct foreseen {
+    int pos;    /* of the token */
+    float freq; /* by how much the thread's pair turns a position; 0: it has turned */
+} foreseen;
+
+/* Cosine and sine of position * freq, a product in double. */
+STI_DEVICE float2 turn_by(float freq, int position)
+{
+    double turns = (double)position * (double)freq * 0.15915494309189535; /* / 2 pi */
+    turns -= rint(turns);
+    float2 t;
+    sincospif((float)(2 * turns), &t.y, &t.x);
+    asm volatile("" : "+f"(t.x), "+f"(t.y)); /* here, not after the wait behind it */
+    return t;
+}
+
+/* Up to ROWS rows of D numbers on their way to shared memory, where they arrive turned;
+ * zero up to ROW, and where there is no row. A thread has pair() of every AT_ONCE-th
+ * row. */
+template <int ROWS, int ROW> struct token_row {
+    enum { PAIRS = ROW / 2, AT_ONCE = THREADS / PAIRS };
+    enum { EACH = (ROWS + AT_ONCE - 1) / AT_ONCE };
+    float2 x[EACH];
+
+    static __device__ __forceinline__ int pair()
+    {
+        return (int)threadIdx.x % PAIRS;
+    }
+    static __device__ __forceinline__ int row(int k)
+    {
+        return (int)threadIdx.x / PAIRS + k * AT_ONCE;
+    }
+    static __device__ __forceinline__ float frequency(const sti_cuda_shape &h)
+    {
+        return pair() < h.D / 2 ? h.inv_freq[pair()] : 0;
+    }
+    /* Behind the last pair: any two that no other thread has. */
+    static __device__ __forceinline__ int2 place(const sti_cuda_shape &h)
+    {
+        return pair() < h.D / 2 ? pair_at(h, pair())
+                                : make_int2(2 * pair(), 2 * pair() + 1);
+    }
+    __device__ __forceinline__ void load(const sti_cuda_shape &h, const float *from,
+                                         int rows)
+    {
+        const int2 at = place(h);
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            const float *p = from + (int64_t)row(k) * h.D;
+            x[k].x = row(k) < rows && at.x < h.D ? p[at.x] : 0;
+            x[k].y = row(k) < rows && at.y < h.D ? p[at.y] : 0;
+        }
+    }
+    template <typename T, int WIDE>
+    __device__ __forceinline__ void store(const sti_cuda_shape &h, T (*to)[WIDE],
+                                          float2 turn) const
+    {
+        const int2 at = place(h);
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            if (row(k) >= ROWS) continue;
+            narrow(x[k].x * turn.x - x[k].y * turn.y, &to[row(k)][at.x]);
+            narrow(x[k].y * turn.x + x[k].x * turn.y, &to[row(k)][at.y]);
+        }
+    }
+};
+
+#endif

@@ -1,0 +1,207 @@
+/* unit.cuh - a key unit: the queries of a selection head meet keys of the
+ * window and of the salient list. Layout says how: on tensor cores
+ * (tiles.cuh) or without (keys.cuh).
+ *
+ * The warps of all key units take batches of places in turn. Each asks for its first
+ * one before anything else: where it lies depends on neither position nor query. It has
+ * a running softmax of its own, and asks for the next keys as soon as it has used these
+ * and for the next values likewise: it meets the others of its block once, at the end.
+ */
+#ifndef STI_BACKEND_CUDA_HYBRID_STEP_UNIT_CUH
+#define STI_BACKEND_CUDA_HYBRID_STEP_UNIT_CUH
+
+#include "backend/cuda/hybrid/step/keys.cuh"
+#include "backend/cuda/hybrid/step/tiles.cuh"
+
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE token_rows<KV> rows_of(const step_args &a,
+                                  const step_shared<KV, HEADS, WIDE> &sh,
+                                  const void *window, const void *salient)
+{
+    const int64_t D = a.h.D, ring = 2 * a.h.C, room = sh.session.room;
+    return token_rows<KV>{static_cast<const KV *>(window) + kv_head(a) * ring * D,
+                          static_cast<const KV *>(salient) +
+                              (selector() * room - ring) * D,
+                          (int)ring, (int)(ring + room), a.h.D};
+}
+
+/* The first batch of places of this warp, and from one to its next. */
+template <typename Layout> STI_DEVICE int first_batch(int index)
+{
+    return (index * WARPS + (int)threadIdx.x / 32) * Layout::BATCH;
+}
+template <typename Layout> STI_DEVICE int next_batch(const step_args &a)
+{
+    return a.plan.key_units * WARPS * Layout::BATCH;
+}
+
+/* Memory is told of a warp's first batch; of the second if the first is asked for. */
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE void expect_keys(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh,
+                            int index)
+{
+    enum { LINE = 64 / sizeof(KV) };
+    const int first = first_batch<Layout>(index), D = sh.keys_at.D;
+    const int base = a.settled ? first + next_batch<Layout>(a) : first;
+    if (base >= sh.keys_at.places) return;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x % 32; i < Layout::BATCH; i += 32) {
+        const KV *k = sh.keys_at.at(base + i), *v = sh.values_at.at(base + i);
+#pragma unroll 1
+        for (int e = 0; e < D; e += LINE) {
+            expect(k + e);
+            expect(v + e);
+        }
+    }
+}
+
+/* Joins the warps into the unit's result. */
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                           int first, typename Layout::running &r)
+{
+    const int D = a.h.D;
+    leave_to_join<Layout>(typename Layout::kind(), sh, r);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < HEADS * Layout::ROW; i += THREADS) {
+        const int n = i / Layout::ROW, e = i % Layout::ROW;
+        if (e >= D || first + n >= a.h.group) continue;
+        float top = -INFINITY, l = 0, o = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) top = fmaxf(top, sh.keys.all[w][n].m);
+        const float base = top > -INFINITY ? top : 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float keep = exp2_fast(sh.keys.all[w][n].m - base);
+            l += keep * sh.keys.all[w][n].l;
+            o += keep * sh.keys.warp[w].o[n][e];
+        }
+        float *to = part_at(a, this_unit(), first + n);
+        to[PART_HEAD + e] = o;
+        if (e > 0) continue;
+        logit_sum recent = sh.keys.recent[0][n];
+#pragma unroll
+        for (int w = 1; w < WARPS; w++)
+            recent.join(sh.keys.recent[w][n].m, sh.keys.recent[w][n].l);
+        *reinterpret_cast<float4 *>(to) = make_float4(top, l, recent.m, recent.l);
+    }
+}
+
+/* The new token goes to the ring. Selection heads may share a kv head: one of them.
+ * Others may read the slot meanwhile: what they read there they do not use. */
+template <typename KV, int HEADS, int WIDE>
+STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh,
+                      int slot)
+{
+    if (first_head(a) % a.h.per_kv != 0) return;
+    const size_t at = ((size_t)kv_head(a) * 2 * a.h.C + slot) * a.h.D;
+#pragma unroll 1
+    for (int e = (int)threadIdx.x; e < a.h.D; e += THREADS) {
+        static_cast<KV *>(sh.session.win_k)[at + e] = sh.keys.k[0][e];
+        static_cast<KV *>(sh.session.win_v)[at + e] = sh.keys.v[0][e];
+    }
+}
+
+/* Queries that are ready meet the keys, those that are far or those that are not. b has
+ * asked for the warp's first batch. */
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE void meet_keys(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                          int base, bool far, int first, typename Layout::batch &b,
+                          typename Layout::running &r)
+{
+    const sight &see = sh.see;
+    const int lane = (int)threadIdx.x % 32, apart = next_batch<Layout>(a);
+    const int end = see.end();
+#pragma unroll 1
+    while (base < end) {
+        int next = base + apart;
+        while (next < end && !__any_sync(~0u, see.sees(next + lane % Layout::BATCH)))
+            next += apart;
+        b.dot(sh, see, base);
+        b.load_keys(sh, next, next < end);
+        b.find_seen(a, sh, see, base, far);
+        b.keep_logits(a, sh, see, base, first, r);
+        b.soften(sh, see, base, r);
+        b.load_values(sh, next, next < end);
+        base = next;
+    }
+}
+
+/* Other queries, turned by `position`, in the place of those that nobody needs any
+ * more. */
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE void take_queries(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                             const float *from, int heads, int position)
+{
+    token_row<HEADS, Layout::ROW> q;
+    q.load(a.h, from, heads);
+    __syncthreads();
+    q.store(a.h, sh.keys.q, turn_by(position > 0 ? q.frequency(a.h) : 0, position));
+    __syncthreads();
+    Layout::queries::make(sh);
+    __syncthreads();
+}
+
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                         const foreseen &token, int index)
+{
+    enum { ROW = Layout::ROW };
+    const sti_cuda_shape &h = a.h;
+    const sti_cuda_session &s = sh.session;
+    const int base = first_batch<Layout>(index);
+    const size_t kv = ((size_t)a.t * h.G + kv_head(a)) * h.D;
+    typename Layout::batch b;
+    b.load_keys(sh, base, true);
+    b.load_values(sh, base, true);
+    const int listed = __ldcg(s.sal_count + selector());
+    moment now;
+    now.load(s, selector(), token.pos);
+    const float2 turn = turn_by(token.freq, token.pos);
+    sti_follow();
+    token_row<HEADS, ROW> q;
+    token_row<1, ROW> k, v;
+    q.load(h, s.q + query_at(a, 0), min((int)HEADS, h.group));
+    k.load(h, s.k + kv, 1);
+    v.load(h, s.v + kv, 1);
+    q.store(h, sh.keys.q, turn);
+    k.store(h, sh.keys.k, turn);
+    v.store(h, sh.keys.v, make_float2(1, 0)); /* as it is */
+    now = now.of_token(true);
+    if (threadIdx.x == 0) {
+        const sti_window w = window_of(now.pos, h.C);
+        sh.now = now;
+        sh.see = sight{w.tokens, w.slot, 2 * h.C, min(listed, s.room)};
+    }
+    __syncthreads();
+    Layout::queries::make(sh);
+    if (index == 0) enter(a, sh, sh.see.fresh());
+    __syncthreads();
+#pragma unroll 1
+    for (int first = 0; first < h.group; first += HEADS) {
+        const int heads = min((int)HEADS, h.group - first);
+        typename Layout::running r;
+        r.clear();
+        const bool meets_far = h.position_cap > 0 && sh.see.salient > 0;
+#pragma unroll 1
+        for (int far = 0; far <= (int)meets_far; far++) {
+            if (first + far > 0) {
+                /* far keys are as before RoPE: they see R(position_cap) q */
+                const float *q_from = (far ? s.q_raw : s.q) + query_at(a, first);
+                take_queries<Layout>(a, sh, q_from, heads,
+                                     far           ? h.position_cap
+                                     : h.unrotated ? sh.now.pos
+                                                   : 0);
+                /* with nothing to see here, the first copies may still be on their way */
+                const bool some = base < sh.see.end();
+                b.load_keys(sh, base, some);
+                b.load_values(sh, base, some);
+            }
+            meet_keys<Layout>(a, sh, base, far != 0, first, b, r);
+        }
+        store_part<Layout>(a, sh, first, r);
+    }
+}
+
+#endif

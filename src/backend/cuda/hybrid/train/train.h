@@ -1,0 +1,142 @@
+/* train.h - the hybrid operator over whole sequences on the GPU: what its
+ * kernels share.
+ *
+ * A sequence is cut into spans: chunks, or tiles of 64 tokens where there is no window.
+ * Everything a span's queries need is made ready first, each in a kernel of its own:
+ *
+ *   lists     salient tokens a span sees, tokens it folds       (.._lists.cu)
+ *   features  phi(q), phi(k); q, k, v in half                   (.._map.cu)
+ *   states    S_c = sum of phi(k)^T v, z_c = sum of phi(k)      (.._state.cu)
+ *
+ * after which queries are independent. A block takes 64 queries of a span and one head
+ * (4 warps of 16 rows) and walks over the keys they see with softmax: the salient
+ * tokens, the span before, the span itself, one list of ascending tokens gathered tile
+ * by tile. Backward, with n = f sum w_j v_j + a (phi(q) S) g, y = n / den:
+ *
+ *   rows      the forward again, for what belongs to queries:  (.._forward.cu)
+ *             P = f w / den, dy.y, dn = dy / den, dden = -dy.y / den, a g dn, a dden,
+ *             gate, alpha, factor
+ *   softmax   ds = P (dy.v - dy.y): dq = ds K by queries;       (.._softmax.cu)
+ *             by keys, each span's share of dK = ds^T Q and dV = P^T dy, at the key's
+ *             slot in the span's list
+ *   linear    dphi(q) = a (S (dn g) + dden z);                  (.._linear.cu)
+ *             dS_c = sum over the queries of c and later of phi(q)^T (a g dn);
+ *             dphi(k) = dS v + dz, dv = dS^T phi(k), dS at the span that folded k
+ *   maps      from dphi to q, k, W and the bias                 (.._map_back.cu)
+ *   sums      over spans, heads and sequences, in a fixed order (.._sums.cu)
+ *
+ * Products run on tensor cores with 11 bits of mantissa and float32 sums: in half
+ * (mma.cuh) where the range is known - inputs, weights P, softmax features, means of
+ * the state - or made known by a unit for each row (dy, ds, draw, what is summed over
+ * tokens); in TF32 (tf32.cuh) where it is not: what is multiplied with the state and
+ * its gradient. Those that decide something (scores, x W) take halves in three parts
+ * that make nearly float32 of it. Columns are padded to DP, a multiple of 64, and
+ * features to PP = 2 DP (relu: DP), with zeros. */
+#ifndef STI_BACKEND_CUDA_HYBRID_TRAIN_TRAIN_H
+#define STI_BACKEND_CUDA_HYBRID_TRAIN_TRAIN_H
+
+#include "backend/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    STI_TRAIN_ROWS = 64,       /* queries, or keys, of a block */
+    STI_TRAIN_THREADS = 128,   /* 4 warps of 16 rows */
+    STI_TRAIN_FEATURES = 32,   /* features of a step in TF32: PP is a multiple */
+    STI_TRAIN_MAX_D = 128,     /* what the tiles are made for */
+    STI_TRAIN_MAP_TOKENS = 256 /* of a block that runs a map, or sums its dW */
+};
+
+/* A token kept in order of its score. */
+typedef struct sti_train_entry {
+    float score;
+    int32_t token;
+} sti_train_entry;
+
+/* A call, all pointers on the device. What is not needed is NULL. */
+typedef struct sti_cuda_train {
+    int B, T, H, G, D, F, S; /* letters of ops/hybrid.h */
+    int per_kv, per_sel;     /* query heads of a kv head, of a selection head */
+    int DP, PP;              /* D and the features, padded */
+    int span, spans, tiles; /* tokens of a span, spans of a sequence, tiles of a span */
+    int select, cap;        /* cap < 0: none */
+    int room, slots;        /* salient tokens of a span at most; keys at most */
+    int score, layer;
+    uint64_t seed;
+    bool has_window, has_linear, exact, relu, norm_preserved, window_factor;
+    bool vec; /* rows of inputs and outputs are aligned to 16 bytes */
+    float scale, den_eps, feature_floor, score_eps, phi_unit;
+
+    const float *q, *k, *v, *gate_logit; /* inputs; NULL: the start value */
+    const float *alpha, *window_logit, *map_q, *map_k, *bias_q, *bias_k;
+    const float *dy;
+    int32_t *fold; /* [B,T,S] */
+    float *y;
+    sti_hybrid_grad grad;
+
+    /* Routing. */
+    float *score_head;        /* [B,H,T] */
+    float *row_max, *row_sum; /* [B,H,T]: of the window's softmax, for received weights;
+                                 the maximum times log2 e */
+    sti_train_entry *best;    /* [B,S,spans,select] of each span, best first */
+    sti_train_entry *kept;    /* [B,S,2,room]: lists too long for shared memory */
+
+    /* Lists, states. */
+    int32_t *salient, *n_salient; /* [B,S,spans,room], [B,S,spans] */
+    int32_t *folds, *n_folds;     /* [B,S,spans,span], [B,S,spans] */
+    int32_t *n_folded;            /* [B,S,spans]: folded then or before */
+    uint16_t *half_q;             /* [B,H,T,DP]: inputs in half */
+    uint16_t *half_k, *half_v;    /* [B,G,T,DP] */
+    uint16_t *phi_q, *phi_k;      /* [B,H,T,PP], [B,S,T,PP]: half, times phi_unit; of a
+                                     relu map, which may be of any size, floats */
+    float *state, *state_z;       /* [B,S,spans,PP,DP], [B,S,spans,PP] */
+    uint16_t *mean;               /* as state: over n_folded, half; not of a relu map */
+
+    /* Backward. */
+    float *shift; /* [B,H,T]: P = f exp(l - M) / den = 2^(l log2 e - shift) */
+    float *unit;  /* [B,H,T]: log2 of the unit of a row of half_dy and of delta */
+    float *delta, *adden;             /* [B,H,T]: -dy.y; a dden */
+    uint16_t *half_dy;                /* [B,H,T,DP] */
+    float *adng;                      /* [B,H,T,DP]: a g dn, rounded to TF32 */
+    float *dstate, *dstate_z;         /* as state */
+    float *dphi_q, *dphi_k;           /* [B,H,T,PP], [B,S,T,PP] */
+    float *dk_fold, *dv_fold;         /* [B,S,T,DP] */
+    float *part_k, *part_v;           /* [B,S,spans,slots,DP] */
+    float *part_alpha, *part_window;  /* [B spans tiles, H] */
+    float *part_bias_q, *part_bias_k; /* [B map_parts, H], likewise S */
+    float *part_map_q, *part_map_k;   /* [B map_parts, H, DP, DP], likewise S */
+    int map_parts;                    /* of a sequence */
+} sti_cuda_train;
+
+/* Launchers; each queues its kernels on the device's stream. */
+still_status sti_train_scores(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_train_choose(sti_dev *, const sti_cuda_train *, still_error *);
+/* Bytes of shared memory that a merge of two lists takes. */
+size_t sti_train_choose_shared(const sti_cuda_train *);
+bool sti_train_evicts(const sti_cuda_train *);
+
+still_status sti_train_lists(sti_dev *, const sti_cuda_train *, still_error *);
+/* What is read in half; q and k only where there are no features to make of them. */
+still_status sti_train_halves(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_train_features(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_train_states(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_train_attend(sti_dev *, const sti_cuda_train *, still_error *);
+
+still_status sti_train_rows(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_train_softmax_queries(sti_dev *, const sti_cuda_train *,
+                                       still_error *);
+still_status sti_train_softmax_keys(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_train_linear_queries(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_train_dstates(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_train_linear_keys(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_train_maps(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_train_sum_keys(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_train_sum_parameters(sti_dev *, const sti_cuda_train *, still_error *);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

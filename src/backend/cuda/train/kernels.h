@@ -1,0 +1,153 @@
+/* kernels.h - launchers of the operators of training (train*.cu, lora_gemm.cu); the
+ * entries in train.c, lora.c and ffn.c say what is computed by which. */
+#ifndef STI_BACKEND_CUDA_TRAIN_KERNELS_H
+#define STI_BACKEND_CUDA_TRAIN_KERNELS_H
+
+#include "backend/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef uint16_t sti_bf16; /* the bits of one: C has no name for it */
+
+still_status sti_cuda_norm_back(sti_dev *, const sti_rmsnorm_back_args *,
+                                still_error *);
+still_status sti_cuda_gated_back(sti_dev *, const sti_swiglu_back_args *,
+                                 still_error *);
+/* Target and weight on the device. `rounded` [M, V up to 8] receives the gradient, with
+ * zeros at the end of rows; NULL: the logits do. */
+still_status sti_cuda_loss_rows(sti_dev *, const sti_loss_args *, const int32_t *target,
+                                const float *weight, sti_bf16 *rounded, still_error *);
+/* `all` [n] is on the device. */
+still_status sti_cuda_adam_step(sti_dev *, const sti_adam_args *all, int n,
+                                still_error *);
+/* part[i] = sum of squares of piece i of x, for n pieces. */
+still_status sti_cuda_squares(sti_dev *, const float *x, const sti_span *piece, int n,
+                              double *part, still_error *);
+/* part [2, STI_CUDA_PARTS] is room. */
+enum { STI_CUDA_PARTS = 528 };
+still_status sti_cuda_differ(sti_dev *, const sti_compare_args *, double *part,
+                             still_error *);
+still_status sti_cuda_drop(sti_dev *, const sti_dropout_args *, still_error *);
+still_status sti_cuda_times(sti_dev *, float *x, size_t n, float by, still_error *);
+/* y[i] = i. */
+still_status sti_cuda_count(sti_dev *, int32_t *y, int n, still_error *);
+/* y += sum of `parts` arrays of n numbers, which follow each other, in order. */
+still_status sti_cuda_add_parts(sti_dev *, const float *part, int parts, size_t n,
+                                float *y, still_error *);
+
+/* ---- Low ranks (lora_gemm.cu) ------------------------------------------------- */
+
+/* y_i[M, N_i] = scale x[M, K] W_i^T in half, W in float [N_i, K]. */
+typedef struct sti_cuda_thin {
+    const float *x;
+    int M, K, n;
+    const float *w[STI_MATMUL_MAX];
+    float *y[STI_MATMUL_MAX];
+    int N[STI_MATMUL_MAX];
+    float scale;
+    uint16_t *half; /* [M, ld] or NULL: x, then half_scale y_0, y_1, .. as halves */
+    int ld;         /* K + sum N */
+    float half_scale;
+} sti_cuda_thin;
+
+/* Whether it can be computed here: eight columns or a few of eight. */
+bool sti_cuda_thin_fits(const sti_cuda_thin *);
+still_status sti_cuda_thin_rows(sti_dev *, const sti_cuda_thin *, still_error *);
+
+/* y[M, N] = [y +] x[M, R] W[N, R]^T in float. */
+typedef struct sti_cuda_up {
+    const float *x, *w;
+    int M, N, R;
+    bool accumulate;
+    float *y;
+} sti_cuda_up;
+
+bool sti_cuda_up_fits(const sti_cuda_up *);
+still_status sti_cuda_up_rows(sti_dev *, const sti_cuda_up *, still_error *);
+
+/* Weights and what is added to them, as halves [sum N, ld], one below the other:
+ * W_i[N_i, K], then zeros but for gain B_i[N_i, R_i] from column at_i on. K is a
+ * multiple of 4, at_i and R_i are even. */
+typedef struct sti_cuda_beside {
+    int n, K, ld;
+    const uint16_t *half[STI_MATMUL_MAX]; /* W_i; NULL: in float, w_i */
+    const void *w[STI_MATMUL_MAX];
+    const float *b[STI_MATMUL_MAX];
+    int N[STI_MATMUL_MAX], R[STI_MATMUL_MAX], at[STI_MATMUL_MAX];
+    float gain;
+    uint16_t *y;
+} sti_cuda_beside;
+still_status sti_cuda_stand_beside(sti_dev *, const sti_cuda_beside *, still_error *);
+
+/* Gradients of low-rank matrices (lora_grad.cu): out[ranks, W] += scale l[M, ranks]^T
+ * x[M, W] for eight or less columns of l, which is [M, R]; turned: out is [W, ranks] of
+ * [W, R]. */
+enum { STI_CUDA_GRAD_SLOTS = 4, STI_CUDA_GRADS_MOST = 2 * STI_MATMUL_MAX };
+typedef struct sti_cuda_slot {
+    const float *l;
+    float *out;
+    int R, ranks;
+    bool turned;
+    float scale;
+} sti_cuda_slot;
+
+/* All that one x is part of: W is a multiple of 4, x of 16 bytes. */
+typedef struct sti_cuda_grad {
+    const float *x;
+    int W, n;
+    sti_cuda_slot slot[STI_CUDA_GRAD_SLOTS];
+} sti_cuda_grad;
+typedef struct sti_cuda_grads {
+    int M, n;
+    sti_cuda_grad of[STI_CUDA_GRADS_MOST];
+} sti_cuda_grads;
+still_status sti_cuda_thin_grads(sti_dev *, const sti_cuda_grads *, still_error *);
+
+/* ---- bfloat16 ------------------------------------------------------------ */
+
+/* Matrices [M, N_i] side by side. */
+typedef struct sti_cuda_columns {
+    int n;
+    const float *x[STI_BACK_MAX];
+    int N[STI_BACK_MAX];
+} sti_cuda_columns;
+
+/* y[M, ld] = the columns, rounded, then zeros; ld is a multiple of 8, y of 16 bytes. */
+still_status sti_cuda_round_columns(sti_dev *, const sti_cuda_columns *, int M, int ld,
+                                    sti_bf16 *y, still_error *);
+
+/* Matrices [N_i, K]. */
+typedef struct sti_cuda_stack {
+    int n, K;
+    const float *x[STI_BACK_MAX];
+    int N[STI_BACK_MAX];
+    sti_bf16 *y[STI_BACK_MAX]; /* multiples of 16 bytes */
+} sti_cuda_stack;
+
+/* y_i[N_i, K up to 8] = x_i, rounded, then zeros. */
+still_status sti_cuda_round_rows(sti_dev *, const sti_cuda_stack *, still_error *);
+
+/* Weights of equal K one below the other in bfloat16, [sum N up to 8, K up to 8], the
+ * rest zeros (weight_bf16.c). May ask for scratch. */
+still_status sti_cuda_wide_rows(sti_dev *, const sti_weight *const *w, int n,
+                                const sti_bf16 **out, still_error *);
+
+/* d[M, 2 K] = gradients of gate and of up, side by side, of silu(gate + gate_bias) *
+ * (up + up_bias), all [M, K], K a multiple of 8. */
+typedef struct sti_cuda_gated_back_args {
+    const uint16_t *gate, *up;        /* halves */
+    const float *gate_bias, *up_bias; /* [K] or NULL */
+    const sti_bf16 *dy;
+    sti_bf16 *d;
+    int M, K;
+} sti_cuda_gated_back_args;
+still_status sti_cuda_gated_back_half(sti_dev *, const sti_cuda_gated_back_args *,
+                                      still_error *);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,212 @@
+/* inspect.c - still inspect: what a model is and where its memory goes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/run.h"
+
+enum { MOST_TYPES = 32 };
+
+/* Tensors of one type, together. */
+typedef struct type_sum {
+    const char *dtype;
+    size_t count;
+    uint64_t bytes;
+} type_sum;
+
+static int sum_types(const still_model *m, type_sum sum[MOST_TYPES])
+{
+    int n = 0;
+    still_tensor_info t;
+    for (size_t i = 0; i < still_model_tensors(m); i++) {
+        if (!still_model_tensor(m, i, &t)) continue;
+        int k = 0;
+        while (k < n && strcmp(sum[k].dtype, t.dtype) != 0) k++;
+        if (k == MOST_TYPES) continue;
+        if (k == n) sum[n++] = (type_sum){.dtype = t.dtype};
+        sum[k].count++;
+        sum[k].bytes += t.bytes;
+    }
+    return n;
+}
+
+static json_t *bill_object(const still_bill *b, int64_t ctx)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "ctx", (json_int_t)ctx,
+                     "weights_mapped", (json_int_t)b->weights_mapped,
+                     "weights_resident", (json_int_t)b->weights_resident, "cache",
+                     (json_int_t)b->cache, "rollback", (json_int_t)b->rollback,
+                     "scratch", (json_int_t)b->scratch, "runtime",
+                     (json_int_t)b->runtime, "total", (json_int_t)b->total);
+}
+
+static json_t *tensor_list(const still_model *m)
+{
+    json_t *list = json_array();
+    still_tensor_info t;
+    for (size_t i = 0; i < still_model_tensors(m); i++) {
+        if (!still_model_tensor(m, i, &t)) continue;
+        json_t *shape = json_array();
+        for (int d = 0; d < t.n_dims; d++)
+            json_array_append_new(shape, json_integer(t.dim[d]));
+        json_array_append_new(list, json_pack("{s:o, s:s, s:o, s:I}", "name",
+                                              cli_json_text(t.name, strlen(t.name)),
+                                              "dtype", t.dtype, "shape", shape, "bytes",
+                                              (json_int_t)t.bytes));
+    }
+    return list;
+}
+
+/* The same context kept two ways: by softmax, and by the method asked for. */
+typedef struct bills {
+    int64_t ctx;
+    still_method method;
+    bool two; /* the method is not softmax */
+    still_bill softmax, of_method;
+} bills;
+
+static int print_object(const cli_options *o, const still_model *m, const bills *b)
+{
+    const still_model_info *i = still_model_get_info(m);
+    type_sum sum[MOST_TYPES];
+    int n = sum_types(m, sum);
+    json_t *types = json_object();
+    for (int k = 0; k < n; k++)
+        json_object_set_new(types, sum[k].dtype,
+                            json_pack("{s:I, s:I}", "tensors", (json_int_t)sum[k].count,
+                                      "bytes", (json_int_t)sum[k].bytes));
+    const char *name = i->name ? i->name : "";
+    json_t *object =
+        json_pack("{s:o, s:o, s:s, s:s, s:s?, s:i, s:I, s:I}", "path",
+                  cli_json_text(i->path, strlen(i->path)), "name",
+                  cli_json_text(name, strlen(name)), "arch", i->arch, "backend",
+                  i->backend, "isa", i->isa, "threads", i->threads, "params",
+                  (json_int_t)i->params, "file_bytes", (json_int_t)i->file_bytes);
+    json_t *shape =
+        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b}", "layers",
+                  i->layers, "hidden", i->hidden, "ffn", i->ffn, "heads", i->heads,
+                  "kv_heads", i->kv_heads, "head_dim", i->head_dim, "vocab", i->vocab,
+                  "ctx_train", i->ctx_train, "sliding_window", i->sliding_window,
+                  "rope_theta", i->rope_theta, "tied", (int)i->tied);
+    json_object_update_missing(object, shape);
+    json_decref(shape);
+    json_object_set_new(object, "tensors",
+                        json_integer((json_int_t)still_model_tensors(m)));
+    json_object_set_new(object, "dtypes", types);
+    json_object_set_new(object, "memory", bill_object(&b->softmax, b->ctx));
+    if (b->two) {
+        json_t *of_method = bill_object(&b->of_method, b->ctx);
+        json_object_set_new(of_method, "method", json_string(b->method.name));
+        json_object_set_new(object, "memory_method", of_method);
+    }
+    if (o->tensors) json_object_set_new(object, "tensor_list", tensor_list(m));
+    return cli_print_json(object);
+}
+
+static void row(const bills *b, const char *name, uint64_t softmax, uint64_t of_method,
+                const char *remark)
+{
+    char one[32], other[32] = "";
+    if (b->two) cli_bytes(other, of_method);
+    printf("  %-18s %10s", name, cli_bytes(one, softmax));
+    if (b->two) printf(" %10s", other);
+    printf("  %s\n", remark);
+}
+
+static void print_model(const still_model_info *i)
+{
+    char size[32];
+    printf("%s\n", i->name && *i->name ? i->name : i->path);
+    printf("  %-18s %s\n", "file", i->path);
+    printf("  %-18s %s, %.1f M weights, %s\n", "architecture", i->arch,
+           (double)i->params / 1e6, cli_bytes(size, i->file_bytes));
+    printf("  %-18s %d layers, hidden %d, ffn %d\n", "shape", i->layers, i->hidden,
+           i->ffn);
+    printf("  %-18s %d heads, %d kv heads, head size %d", "attention", i->heads,
+           i->kv_heads, i->head_dim);
+    if (i->sliding_window) printf(", window %d", i->sliding_window);
+    printf("\n  %-18s %d tokens%s\n", "vocabulary", i->vocab,
+           i->tied ? ", output tied to the embedding" : "");
+    printf("  %-18s %d tokens, RoPE base %g\n", "trained context", i->ctx_train,
+           i->rope_theta);
+}
+
+static void print_tensors(const still_model *m, bool all)
+{
+    char size[32];
+    type_sum sum[MOST_TYPES];
+    int n = sum_types(m, sum);
+    printf("\nTensors: %zu\n", still_model_tensors(m));
+    for (int k = 0; k < n; k++)
+        printf("  %-18s %10s  in %zu tensors\n", sum[k].dtype,
+               cli_bytes(size, sum[k].bytes), sum[k].count);
+    if (!all) return;
+    putchar('\n');
+    still_tensor_info t;
+    for (size_t i = 0; i < still_model_tensors(m); i++) {
+        if (!still_model_tensor(m, i, &t)) continue;
+        printf("  %-6s %10s  %s [", t.dtype, cli_bytes(size, t.bytes), t.name);
+        for (int d = 0; d < t.n_dims; d++)
+            printf("%s%lld", d ? ", " : "", (long long)t.dim[d]);
+        puts("]");
+    }
+}
+
+static void print_bills(const still_model *m, const bills *b)
+{
+    const still_model_info *i = still_model_get_info(m);
+    const still_bill *s = &b->softmax, *t = &b->of_method;
+    printf("\nMemory at context %lld, %s%s%s backend, %d thread%s:\n",
+           (long long)b->ctx, i->backend, i->isa ? " " : "", i->isa ? i->isa : "",
+           i->threads, i->threads == 1 ? "" : "s");
+    if (b->two) printf("  %-18s %10s %10s\n", "", "softmax", b->method.name);
+    row(b, "weights, mapped", s->weights_mapped, t->weights_mapped,
+        "used in place, shared with the file cache");
+    row(b, "weights, repacked", s->weights_resident, t->weights_resident,
+        "copies in the backend's own layout");
+    row(b, "attention", s->cache, t->cache,
+        b->two ? "what is kept of the past" : "keys and values of every token");
+    if (t->rollback)
+        row(b, "rollback", s->rollback, t->rollback, "states it can go back to");
+    row(b, "scratch", s->scratch, t->scratch, "activations and logits");
+    row(b, "runtime", s->runtime, t->runtime, "tokenizer, tables, code");
+    row(b, "total", s->total, t->total, "");
+}
+
+static int make_bills(const cli_options *o, const still_model *m, bills *b)
+{
+    still_error err;
+    still_method softmax;
+    int status = cli_read_method(o, m, &b->method);
+    if (status != CLI_OK) return status;
+    if (still_method_init(&softmax, "softmax", 0, &err)) return cli_fail_error(&err);
+    b->ctx = o->ctx ? o->ctx : still_model_get_info(m)->ctx_train;
+    b->two = strcmp(b->method.name, softmax.name) != 0;
+    still_session_params params = {.ctx = (int)b->ctx,
+                                   .batch = (int)o->batch,
+                                   .cache = o->cache,
+                                   .method = &softmax};
+    if (still_model_bill(m, &params, &b->softmax, &err)) return cli_fail_error(&err);
+    params.method = &b->method;
+    params.rollback = (int)o->rollback;
+    if (still_model_bill(m, &params, &b->of_method, &err)) return cli_fail_error(&err);
+    return CLI_OK;
+}
+
+int cli_cmd_inspect(const cli_options *o)
+{
+    still_model *m;
+    bills b;
+    int status = cli_open_model(o, o->arg[0], &m);
+    if (status != CLI_OK) return status;
+    status = make_bills(o, m, &b);
+    if (status == CLI_OK && o->json) {
+        status = print_object(o, m, &b);
+    } else if (status == CLI_OK) {
+        print_model(still_model_get_info(m));
+        print_tensors(m, o->tensors);
+        print_bills(m, &b);
+    }
+    still_model_free(m);
+    return status;
+}

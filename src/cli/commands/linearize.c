@@ -1,0 +1,331 @@
+/* linearize.c - still linearize: options into a training run, and its progress. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "cli/fetch/cache.h"
+#include "cli/progress.h"
+#include "cli/run.h"
+
+static const char *const group_names[STILL_GROUPS] = {
+    [STILL_GROUP_MAPS] = "maps",
+    [STILL_GROUP_SCALARS] = "scalars",
+    [STILL_GROUP_GATE] = "gate",
+    [STILL_GROUP_LORA] = "lora",
+};
+
+typedef struct job {
+    const cli_options *o;
+    still_train_data data[CLI_LIST_MAX];
+    char *path[CLI_LIST_MAX]; /* of data given with a weight */
+    still_train_params p;
+    cli_progress bar;
+    int stage; /* the bar is for */
+    still_train_progress last;
+} job;
+
+/* ---- Options ------------------------------------------------------------- */
+
+/* FILE or FILE@WEIGHT; an @ without a number behind it belongs to the name. */
+static int read_data(job *j)
+{
+    const cli_list *list = &j->o->data;
+    for (int i = 0; i < list->n; i++) {
+        const char *text = list->item[i], *at = strrchr(text, '@');
+        char *end = NULL;
+        const double w = at ? strtod(at + 1, &end) : 0;
+        j->data[i] = (still_train_data){.path = text};
+        if (!at || end == at + 1 || *end) continue;
+        if (!(w > 0) || !isfinite(w))
+            return cli_usage("linearize",
+                             "--data: '%s': the weight must be more than 0", text);
+        j->path[i] = sti_strndup(text, (size_t)(at - text));
+        if (!j->path[i]) return cli_fail("out of memory");
+        j->data[i] = (still_train_data){.path = j->path[i], .weight = w};
+    }
+    j->p.data = j->data;
+    j->p.n_data = list->n;
+    return CLI_OK;
+}
+
+static int read_scales(job *j)
+{
+    const cli_list *list = &j->o->lr_scale;
+    for (int i = 0; i < list->n; i++) {
+        const char *text = list->item[i], *eq = strchr(text, '=');
+        char *end = NULL;
+        const double x = eq ? strtod(eq + 1, &end) : 0;
+        int g = 0;
+        while (eq && g < STILL_GROUPS &&
+               (strlen(group_names[g]) != (size_t)(eq - text) ||
+                strncmp(text, group_names[g], (size_t)(eq - text)) != 0))
+            g++;
+        if (!eq || g == STILL_GROUPS || end == eq + 1 || *end || !(x >= 0) ||
+            !isfinite(x))
+            return cli_usage("linearize",
+                             "--lr-scale: '%s' is not maps=X, scalars=X, gate=X or "
+                             "lora=X",
+                             text);
+        j->p.lr_scale[g] = x == 0 ? -1 : x;
+    }
+    return CLI_OK;
+}
+
+static int read_targets(job *j)
+{
+    static const char *const names[] = {"q", "k", "v", "o", "gate"};
+    for (const char *at = j->o->lora_targets; *at;) {
+        const size_t n = strcspn(at, ",");
+        size_t t = 0;
+        while (t < 5 && (strlen(names[t]) != n || strncmp(at, names[t], n) != 0)) t++;
+        if (t == 5)
+            return cli_usage("linearize",
+                             "--lora-targets: '%s' is not a list of q, k, v, o, gate",
+                             j->o->lora_targets);
+        j->p.lora_targets |= 1u << t;
+        at += n + (at[n] == ',');
+    }
+    return CLI_OK;
+}
+
+/* How the adapter should call its base: a name of the cache as it is, a path so that it
+ * is found from anywhere. */
+static char *base_name(const char *model)
+{
+    char *whole = realpath(model, NULL);
+    return whole ? whole : sti_strdup(model);
+}
+
+static int read_options(job *j, char **cache)
+{
+    const cli_options *o = j->o;
+    still_error err;
+    still_train_params *p = &j->p;
+    *cache = NULL;
+    if (o->data.n == 0) return cli_usage("linearize", "--data FILE is missing");
+    if (!o->out && !o->dry_run) return cli_usage("linearize", "--out DIR is missing");
+    int status = read_data(j);
+    if (status == CLI_OK) status = read_scales(j);
+    if (status == CLI_OK) status = read_targets(j);
+    if (status != CLI_OK) return status;
+    if (cli_cache_place("tokens", "", cache, &err) || cli_make_folders(*cache, &err))
+        return cli_fail_error(&err);
+    p->cache_dir = *cache;
+    p->out = o->out;
+    p->start = o->start;
+    p->resume = o->resume;
+    p->stage = strcmp(o->stage, "both") == 0 ? 0 : o->stage[0] - '0';
+    p->tokens = (uint64_t)o->tokens;
+    p->seq = (int)o->seq;
+    p->batch = (int)o->batch;
+    p->micro = (int)o->micro;
+    p->mask_prompt = o->mask_prompt;
+    p->held_out = o->held_out > 0 ? o->held_out : -1;
+    p->seed = o->seed;
+    p->lr[1] = o->lr1;
+    p->lr[2] = o->lr2;
+    p->warmup = o->warmup;
+    p->clip = o->clip;
+    p->decay = o->decay;
+    p->lora_rank = (int)o->lora_rank;
+    p->lora_alpha = o->lora_alpha;
+    p->lora_dropout = o->lora_dropout;
+    p->kd = o->kd;
+    p->match_weights = strcmp(o->loss, "weights") == 0;
+    p->freeze_maps = o->freeze_maps;
+    p->save_every = (uint64_t)o->save_every;
+    p->validate_every = (uint64_t)o->validate_every;
+    return CLI_OK;
+}
+
+/* ---- Progress ------------------------------------------------------------ */
+
+static void print_step(const still_train_progress *p)
+{
+    json_t *o =
+        json_pack("{s:i,s:I,s:I,s:I,s:f,s:f,s:f}", "stage", p->stage, "step",
+                  (json_int_t)p->step, "steps", (json_int_t)p->steps, "tokens",
+                  (json_int_t)p->tokens, "loss", p->loss, "norm", p->norm, "lr", p->lr);
+    if (isfinite(p->relative))
+        json_object_set_new(o, "relative", json_real(p->relative));
+    if (isfinite(p->valid_loss))
+        json_object_set_new(o, "valid_loss", json_real(p->valid_loss));
+    if (isfinite(p->valid_relative))
+        json_object_set_new(o, "valid_relative", json_real(p->valid_relative));
+    json_object_set_new(o, "tokens_per_s", json_real(p->tokens_per_s));
+    json_object_set_new(o, "seconds_left", json_real(p->seconds_left));
+    json_object_set_new(o, "peak_rss", json_integer((json_int_t)p->peak_rss));
+    cli_print_json(o);
+}
+
+static bool on_step(void *user, const still_train_progress *p)
+{
+    job *j = user;
+    if (p->stage != j->stage) {
+        cli_progress_end(&j->bar);
+        const uint64_t step = p->tokens / p->step;
+        cli_progress_begin(&j->bar, j->o->quiet, p->stage == 1 ? "stage 1" : "stage 2",
+                           "tok", p->tokens - step, step * p->steps);
+        j->bar.start -= (double)step / p->tokens_per_s; /* the step is over already */
+        j->stage = p->stage;
+    }
+    if (p->stage == 1)
+        snprintf(j->bar.note, sizeof j->bar.note, "loss %.4f  rel %.4f", p->loss,
+                 p->relative);
+    else
+        snprintf(j->bar.note, sizeof j->bar.note, "loss %.4f", p->loss);
+    cli_progress_update(&j->bar, p->tokens);
+    if (j->o->json) print_step(p);
+    if (!j->o->json && isfinite(p->valid_loss)) {
+        cli_progress_end(&j->bar);
+        printf("stage %d  step %llu of %llu  loss %.4f", p->stage,
+               (unsigned long long)p->step, (unsigned long long)p->steps, p->loss);
+        if (p->stage == 1)
+            printf("  relative error %.5f  held out %.5f", p->relative,
+                   p->valid_relative);
+        else
+            printf("  held out %.4f", p->valid_loss);
+        printf("  %.0f tokens/s\n", p->tokens_per_s);
+        cli_flush();
+    }
+    j->last = *p;
+    return !cli_interrupted();
+}
+
+static bool on_read(void *user, uint64_t done, uint64_t total)
+{
+    job *j = user;
+    if (j->stage == 0) {
+        cli_progress_begin(&j->bar, j->o->quiet, "tokenizing", NULL, 0, total);
+        j->stage = -1;
+    }
+    cli_progress_update(&j->bar, done);
+    return !cli_interrupted();
+}
+
+static void on_note(void *user, const char *line)
+{
+    job *j = user;
+    cli_progress_end(&j->bar);
+    cli_warn("%s", line);
+}
+
+/* ---- The plan ------------------------------------------------------------ */
+
+static void print_time(char *out, size_t room, double s)
+{
+    if (s < 120)
+        snprintf(out, room, "%.0f s", s);
+    else if (s < 7200)
+        snprintf(out, room, "%.0f min", s / 60);
+    else
+        snprintf(out, room, "%.1f h", s / 3600);
+}
+
+static int show_plan(const job *j, const still_train_plan *plan)
+{
+    json_t *list = j->o->json ? json_array() : NULL;
+    if (!list)
+        printf("%llu records of training data, %llu left out%s%s\n",
+               (unsigned long long)plan->records, (unsigned long long)plan->broken,
+               plan->broken ? ": " : "", plan->first_broken);
+    for (int s = 1; s <= 2; s++) {
+        char bytes[32], time[32];
+        if (!plan->steps[s]) continue;
+        if (list) {
+            json_array_append_new(list,
+                                  json_pack("{s:i,s:I,s:I,s:I,s:I,s:f}", "stage", s,
+                                            "steps", (json_int_t)plan->steps[s],
+                                            "tokens", (json_int_t)plan->tokens[s],
+                                            "trained", (json_int_t)plan->trained[s],
+                                            "peak_bytes", (json_int_t)plan->bytes[s],
+                                            "seconds", plan->seconds[s]));
+            continue;
+        }
+        print_time(time, sizeof time, plan->seconds[s]);
+        printf("stage %d  %llu steps, %llu tokens, %.2f million numbers trained, "
+               "%s of memory, about %s (%.0f tokens/s)\n",
+               s, (unsigned long long)plan->steps[s],
+               (unsigned long long)plan->tokens[s], (double)plan->trained[s] / 1e6,
+               cli_bytes(bytes, plan->bytes[s]), time,
+               (double)plan->tokens[s] / plan->seconds[s]);
+    }
+    if (!list) return CLI_OK;
+    return cli_print_json(json_pack("{s:I,s:I,s:o}", "records",
+                                    (json_int_t)plan->records, "broken",
+                                    (json_int_t)plan->broken, "stages", list));
+}
+
+/* ---- The command --------------------------------------------------------- */
+
+static int finish(const job *j, still_status status, const still_error *err)
+{
+    const bool first = j->last.step > 0; /* of the ranks: it alone hears of steps */
+    if (status == STILL_E_CANCELLED) {
+        if (first) fprintf(stderr, "still: %s; go on with --resume\n", err->text);
+        return CLI_INTERRUPTED;
+    }
+    /* Also when interrupted: a launcher that lost a rank signals the others. An error
+     * without text is told by another rank. */
+    if (status != STILL_OK) return *err->text ? cli_fail("%s", err->text) : CLI_FAILED;
+    if (!first) return CLI_OK;
+    if (j->o->json)
+        return cli_print_json(
+            json_pack("{s:s,s:f}", "done", j->o->out, "loss", j->last.loss));
+    printf("%s is a model now: still chat %s\n", j->o->out, j->o->out);
+    return CLI_OK;
+}
+
+static int run(job *j, still_model *m)
+{
+    still_error err;
+    if (j->o->dry_run) {
+        still_train_plan plan;
+        still_status status = still_linearize_plan(m, &j->p, &plan, &err);
+        cli_progress_end(&j->bar);
+        if (status != STILL_OK) return finish(j, status, &err);
+        return plan.rank == 0 ? show_plan(j, &plan) : CLI_OK;
+    }
+    still_status status = still_linearize(m, &j->p, &err);
+    cli_progress_end(&j->bar);
+    return finish(j, status, &err);
+}
+
+/* An adapter as the model to train: says what its user may have wanted. */
+static int refuse(const char *name)
+{
+    char base[1024];
+    if (still_adapter_base(name, base, sizeof base, NULL))
+        strcpy(base, "its base model");
+    return cli_fail(
+        "%s: is already linearized: train %s, with --start %s to go on from "
+        "this one",
+        name, base, name);
+}
+
+int cli_cmd_linearize(const cli_options *given)
+{
+    cli_options o = *given;
+    job j = {.o = &o, .p = {.each = on_step, .reading = on_read, .note = on_note}};
+    const char *name = o.arg[0] ? o.arg[0] : CLI_DEFAULT_MODEL;
+    char *cache = NULL, *base = NULL;
+    still_model *m = NULL;
+    if (!o.method) o.method = "still";
+    j.p.user = &j;
+    int status = read_options(&j, &cache);
+    if (status == CLI_OK) status = cli_open_model(&o, name, &m);
+    if (status == CLI_OK && still_model_get_info(m)->method) status = refuse(name);
+    if (status == CLI_OK) status = cli_read_method(&o, m, &j.p.method);
+    if (status == CLI_OK && !(base = base_name(name)))
+        status = cli_fail("out of memory");
+    j.p.base_name = base;
+    if (status == CLI_OK) status = run(&j, m);
+    still_model_free(m);
+    free(base);
+    free(cache);
+    for (int i = 0; i < CLI_LIST_MAX; i++) free(j.path[i]);
+    return status;
+}

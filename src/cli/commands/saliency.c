@@ -1,0 +1,138 @@
+/* saliency.c - still saliency: which tokens of a text stay exact, and whether a
+ * score that sees a window alone chooses those that matter later. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/fetch/cache.h"
+#include "cli/progress.h"
+#include "cli/report/saliency.h"
+#include "cli/run.h"
+
+enum { MOST_TOKENS = 2048 }; /* unless --ctx says otherwise */
+
+/* ---- Standard output ----------------------------------------------------- */
+
+static json_t *agreement(const still_agreement *a)
+{
+    return json_pack("{s:f, s:o, s:f}", "overlap", a->overlap, "correlation",
+                     isnan(a->correlation) ? json_null() : json_real(a->correlation),
+                     "captured", a->captured);
+}
+
+static json_t *pair(const still_agreement *whole, const still_agreement *received)
+{
+    return json_pack("{s:o, s:o}", "whole", agreement(whole), "received",
+                     agreement(received));
+}
+
+/* A layer's means, and its heads. */
+static json_t *of_layer(const still_saliency *s, int l)
+{
+    json_t *layer = pair(&s->layer_whole[l], &s->layer_received[l]),
+           *heads = json_array();
+    for (int i = l * s->heads; i < (l + 1) * s->heads; i++)
+        json_array_append_new(heads, pair(&s->with_whole[i], &s->with_received[i]));
+    json_object_set_new(layer, "layer", json_integer(s->first_layer + l));
+    json_object_set_new(layer, "heads", heads);
+    return layer;
+}
+
+static int print_json(const cli_saliency *r, double seconds)
+{
+    const still_saliency *s = r->s;
+    const still_method *m = &s->method;
+    json_t *all = json_pack(
+        "{s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:f}", "model",
+        cli_json_text(r->model, strlen(r->model)), "method", m->name, "score", m->score,
+        "tokens", s->tokens, "chunk", m->chunk, "select", m->select, "cap", m->cap,
+        "chunks", s->left / m->chunk - 1, "chance", (double)m->select / m->chunk,
+        "exact", cli_saliency_exact(s), "seconds", seconds);
+    json_t *mean = pair(&s->mean_whole, &s->mean_received), *layers = json_array();
+    for (int l = 0; l < s->layers; l++) json_array_append_new(layers, of_layer(s, l));
+    if (m->caps[0]) json_object_set_new(all, "caps", json_string(m->caps));
+    json_object_update(all, mean);
+    json_object_set_new(all, "layers", layers);
+    json_decref(mean);
+    return cli_print_json(all);
+}
+
+static void print_row(const char *name, const still_agreement *whole,
+                      const still_agreement *received)
+{
+    printf("| %s | %.3f | %.3f | %.3f | %.3f | %.3f |\n", name, whole->overlap,
+           whole->correlation, received->overlap, received->correlation,
+           received->captured);
+}
+
+static int print_table(const still_saliency *s)
+{
+    const still_method *m = &s->method;
+    printf("%d tokens, %.1f%% exact at the end; of a chunk of %d, %d are chosen by %s "
+           "(overlap by chance %.3f)\n\n",
+           s->tokens, 100 * cli_saliency_exact(s), m->chunk, m->select, m->score,
+           (double)m->select / m->chunk);
+    puts("| layer | whole past: overlap | rank | received later: overlap | rank | "
+         "captured |");
+    puts("|-:|-:|-:|-:|-:|-:|");
+    for (int l = 0; l < s->layers; l++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", s->first_layer + l);
+        print_row(name, &s->layer_whole[l], &s->layer_received[l]);
+    }
+    print_row("all", &s->mean_whole, &s->mean_received);
+    return CLI_OK;
+}
+
+/* ---- The command --------------------------------------------------------- */
+
+static int measure(const cli_options *o, still_model *m, cli_saliency *r, int n)
+{
+    still_error err;
+    still_method method;
+    still_saliency *s = NULL;
+    cli_progress bar;
+    cli_options asked = *o; /* softmax, what plain models run, chooses nothing */
+    if (!o->method && !still_model_get_info(m)->method) asked.method = "still";
+    int status = cli_read_method(&asked, m, &method);
+    if (status != CLI_OK) return status;
+    const double start = cli_now();
+    cli_progress_begin(&bar, o->quiet, "saliency", "layers", 0, 0);
+    const still_saliency_params p = {
+        .method = &method, .progress = cli_progress_tick, .user = &bar};
+    const still_status ran = still_saliency_run(m, r->ids, n, &p, &s, &err);
+    cli_progress_end(&bar);
+    if (ran != STILL_OK) return cli_fail_error(&err);
+    r->s = s;
+    if (o->out) status = cli_saliency_write(r, o->out);
+    if (status == CLI_OK)
+        status = o->json ? print_json(r, cli_now() - start) : print_table(s);
+    still_saliency_free(s);
+    return status;
+}
+
+static int run(const cli_options *o, still_model *m, const char *text, size_t n_text)
+{
+    int32_t *ids = NULL;
+    size_t n = 0;
+    cli_saliency r = {.model = o->n_args == 2 ? o->arg[0] : CLI_DEFAULT_MODEL,
+                      .file = o->arg[o->n_args - 1]};
+    const int64_t trained = still_model_get_info(m)->ctx_train;
+    int64_t most = trained && trained < MOST_TOKENS ? trained : MOST_TOKENS;
+    if (o->ctx) most = o->ctx;
+    int status = cli_need_tokenizer(m, &r.tk);
+    if (status == CLI_OK)
+        status = cli_encode(r.tk, text, n_text, STILL_ENCODE_BOS, &ids, &n);
+    if (status == CLI_OK && n == 0) status = cli_fail("%s: holds no text", r.file);
+    r.ids = ids;
+    if (status == CLI_OK)
+        status = measure(o, m, &r, (int)(n < (size_t)most ? n : (size_t)most));
+    free(ids);
+    return status;
+}
+
+int cli_cmd_saliency(const cli_options *o)
+{
+    return cli_run_on_text(o, run);
+}

@@ -1,0 +1,183 @@
+/* score.c - still logprobs and still perplexity: how likely a model finds a text.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "cli/ids.h"
+#include "cli/progress.h"
+#include "cli/run.h"
+
+enum { IDS_MAX = 256 << 20, MOST_WINDOW = 2048 };
+
+/* ---- logprobs ------------------------------------------------------------ */
+
+static int print_logprobs(const cli_options *o, const float *logprob, size_t n)
+{
+    if (!o->json) {
+        for (size_t i = 0; i < n; i++) printf("%.6f\n", (double)logprob[i]);
+        return CLI_OK;
+    }
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(list, json_real((double)logprob[i]));
+    return cli_print_json(json_pack("{s:o}", "logprobs", list));
+}
+
+static int score(const cli_options *o, still_model *m, const int32_t *ids, size_t n)
+{
+    still_error err;
+    still_session *session = NULL;
+    int64_t ctx = o->ctx ? o->ctx : (int64_t)n;
+    if (n < 2) return cli_fail("%s: has %zu ids, at least 2 are needed", o->ids, n);
+    if ((int64_t)n > ctx || n > INT32_MAX)
+        return cli_fail("%s: has %zu ids, the context holds %lld: raise --ctx", o->ids,
+                        n, (long long)ctx);
+    float *logprob = sti_alloc(n, sizeof *logprob);
+    if (!logprob) return cli_fail("out of memory: %zu ids", n);
+    int status = cli_open_session(o, m, ctx, &session);
+    if (status == CLI_OK &&
+        still_session_score(session, ids, (int)n, logprob, NULL, &err))
+        status = cli_fail_error(&err);
+    if (status == CLI_OK) status = print_logprobs(o, logprob, n - 1);
+    still_session_free(session);
+    free(logprob);
+    return status;
+}
+
+int cli_cmd_logprobs(const cli_options *o)
+{
+    still_error err;
+    still_model *m = NULL;
+    char *text = NULL;
+    int32_t *ids = NULL;
+    size_t n;
+    if (!o->ids) return cli_usage("logprobs", "'logprobs' needs --ids FILE");
+    if (cli_read(o->ids, IDS_MAX, &text, &n, &err)) return cli_fail_error(&err);
+    int status = cli_open_model(o, o->arg[0], &m);
+    if (status == CLI_OK &&
+        cli_parse_ids(text, still_model_get_info(m)->vocab, &ids, &n, &err))
+        status = cli_fail_error(&err);
+    if (status == CLI_OK) status = score(o, m, ids, n);
+    still_model_free(m);
+    free(text);
+    free(ids);
+    return status;
+}
+
+/* ---- perplexity ---------------------------------------------------------- */
+
+typedef struct watch {
+    cli_progress bar;
+    still_perplexity running; /* kept up to date by the library */
+} watch;
+
+static bool tick(void *user, uint64_t done, uint64_t total)
+{
+    watch *w = user;
+    if (w->running.n)
+        snprintf(w->bar.note, sizeof w->bar.note, "perplexity %.4f", w->running.value);
+    return cli_progress_tick(&w->bar, done, total);
+}
+
+/* Mean negative log-probability by position in the window, in `parts` equal parts. */
+static json_t *by_position(const float *each, size_t n, int64_t ctx, int64_t parts)
+{
+    json_t *list = json_array();
+    for (int64_t p = 0; p < parts; p++) {
+        int64_t lo = ctx * p / parts, hi = ctx * (p + 1) / parts;
+        double sum = 0;
+        int64_t count = 0;
+        for (size_t i = 0; i < n; i++) {
+            int64_t at = (int64_t)(i % (size_t)ctx);
+            if (at < lo || at >= hi || isnan(each[i])) continue;
+            sum -= (double)each[i];
+            count++;
+        }
+        if (count == 0) continue;
+        json_array_append_new(list, json_pack("{s:I, s:I, s:I, s:f}", "from",
+                                              (json_int_t)lo, "to", (json_int_t)hi,
+                                              "tokens", (json_int_t)count, "perplexity",
+                                              exp(sum / (double)count)));
+    }
+    return list;
+}
+
+static int print_perplexity(const cli_options *o, const still_perplexity *p,
+                            int64_t ctx, double seconds, json_t *positions)
+{
+    if (o->json) {
+        json_t *object = json_pack("{s:f, s:f, s:f, s:I, s:i, s:I, s:f}", "perplexity",
+                                   p->value, "stderr", p->stderr_, "nll", p->nll,
+                                   "tokens", (json_int_t)p->n, "windows", p->windows,
+                                   "ctx", (json_int_t)ctx, "seconds", seconds);
+        if (positions) json_object_set_new(object, "by_position", positions);
+        return cli_print_json(object);
+    }
+    size_t i;
+    json_t *part;
+    json_array_foreach(positions, i, part)
+    {
+        long long from, to, tokens;
+        double value;
+        json_unpack(part, "{s:I, s:I, s:I, s:F}", "from", &from, "to", &to, "tokens",
+                    &tokens, "perplexity", &value);
+        printf("tokens %8lld to %8lld  perplexity %9.4f  (%lld)\n", from, to, value,
+               tokens);
+    }
+    json_decref(positions);
+    printf("perplexity %.4f +- %.4f  (%llu tokens in %d windows of %lld)\n", p->value,
+           p->stderr_, (unsigned long long)p->n, p->windows, (long long)ctx);
+    return CLI_OK;
+}
+
+static int measure(const cli_options *o, still_model *m, const char *text,
+                   size_t n_text)
+{
+    still_error err;
+    const still_tokenizer *tk;
+    still_session *session = NULL;
+    int32_t *ids = NULL;
+    size_t n = 0;
+    int64_t trained = still_model_get_info(m)->ctx_train;
+    int64_t ctx = o->ctx                             ? o->ctx
+                  : trained && trained < MOST_WINDOW ? trained
+                                                     : MOST_WINDOW;
+    int status = cli_need_tokenizer(m, &tk);
+    if (status == CLI_OK)
+        status = cli_encode(tk, text, n_text, STILL_ENCODE_BOS, &ids, &n);
+    if (status == CLI_OK && n < 2)
+        status = cli_fail("%s: has %zu tokens, at least 2 are needed",
+                          o->arg[o->n_args - 1], n);
+    if (status == CLI_OK) status = cli_open_session(o, m, ctx, &session);
+    if (status == CLI_OK) {
+        watch w = {0};
+        float *each = o->by_position ? sti_alloc(n, sizeof *each) : NULL;
+        if (o->by_position && !each) {
+            still_session_free(session);
+            free(ids);
+            return cli_fail("out of memory: %zu tokens", n);
+        }
+        double start = cli_now();
+        cli_progress_begin(&w.bar, o->quiet, "perplexity", "tok", 0, n);
+        still_status ran = still_perplexity_run(session, ids, n, (int)ctx, each, tick,
+                                                &w, &w.running, &err);
+        cli_progress_end(&w.bar);
+        json_t *positions =
+            each && ran == STILL_OK ? by_position(each, n, ctx, o->by_position) : NULL;
+        status = ran == STILL_OK ? print_perplexity(o, &w.running, ctx,
+                                                    cli_now() - start, positions)
+                                 : cli_fail_error(&err);
+        free(each);
+    }
+    still_session_free(session);
+    free(ids);
+    return status;
+}
+
+int cli_cmd_perplexity(const cli_options *o)
+{
+    return cli_run_on_text(o, measure);
+}

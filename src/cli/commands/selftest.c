@@ -1,0 +1,100 @@
+/* selftest.c - still selftest: a line per golden case with its largest errors. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "cli/fetch/cache.h"
+#include "cli/options.h"
+
+typedef struct report {
+    bool json;
+    int cases;
+} report;
+
+static json_t *case_object(const still_check_case *c)
+{
+    json_t *checks = json_array();
+    for (int i = 0; i < c->n_checks; i++) {
+        const still_check *k = &c->check[i];
+        json_array_append_new(checks, json_pack("{s:s, s:f, s:f, s:b}", "name", k->name,
+                                                "value", k->value, "limit", k->limit,
+                                                "passed", (int)k->passed));
+    }
+    return json_pack("{s:s, s:s, s:b, s:o}", "suite", c->suite, "case", c->name,
+                     "passed", (int)c->passed, "checks", checks);
+}
+
+static void on_case(void *user, const still_check_case *c)
+{
+    report *r = user;
+    r->cases++;
+    if (r->json) {
+        cli_print_json(case_object(c));
+        return;
+    }
+    printf("%-4s  %s/%-28s", c->passed ? "ok" : "FAIL", c->suite, c->name);
+    for (int i = 0; i < c->n_checks; i++)
+        printf("  %s %.3g%s%.3g", c->check[i].name, c->check[i].value,
+               c->check[i].passed ? " <= " : " > ", c->check[i].limit);
+    putchar('\n');
+    cli_flush();
+}
+
+/* The model of end-to-end; one that was asked for must exist, the default need not for
+ * the suites that do not use it. */
+static int find_model(const cli_options *o, const char *suite, char **path)
+{
+    still_error err;
+    *path = NULL;
+    if (strcmp(suite, "end-to-end") != 0) return CLI_OK;
+    return cli_resolve_model(o->model, path, NULL, &err) ? cli_fail_error(&err)
+                                                         : CLI_OK;
+}
+
+static int check_suite(const char *suite)
+{
+    static const char *const here[] = {"models",     "tokenizer", "chat",
+                                       "end-to-end", "operator",  "baselines"};
+    for (size_t i = 0; i < sizeof here / sizeof *here; i++)
+        if (!strcmp(suite, here[i])) return CLI_OK;
+    return cli_usage(
+        "selftest",
+        "unknown suite '%s': models, tokenizer, chat, end-to-end, operator "
+        "or baselines",
+        suite);
+}
+
+int cli_cmd_selftest(const cli_options *o)
+{
+    const char *suite = o->arg[0], *folder = o->arg[1];
+    still_selftest_params params = {
+        .model = {.backend = o->backend, .threads = (int)o->threads, .isa = o->isa}};
+    int most = (int)(sizeof params.tokenizer / sizeof *params.tokenizer);
+    int status = check_suite(suite);
+    if (status != CLI_OK) return status;
+    if (o->tokenizers.n > most)
+        return cli_usage("selftest", "--tokenizer given more than %d times", most);
+    for (int i = 0; i < o->tokenizers.n; i++)
+        params.tokenizer[i] = o->tokenizers.item[i];
+    char *model;
+    status = find_model(o, suite, &model);
+    if (status != CLI_OK) return status;
+    params.model_path = model;
+
+    still_error err;
+    int failed = 0;
+    report r = {.json = o->json};
+    still_status ran =
+        still_selftest_run(suite, folder, &params, on_case, &r, &failed, &err);
+    free(model);
+    if (ran != STILL_OK) return cli_fail_error(&err);
+    if (o->json)
+        cli_print_json(json_pack("{s:s, s:i, s:i, s:b}", "suite", suite, "cases",
+                                 r.cases, "failed", failed, "passed",
+                                 (int)(failed == 0)));
+    else
+        printf("%s: %d cases, %d out of tolerance\n", suite, r.cases, failed);
+    if (r.cases == 0) return cli_fail("%s: no golden data of '%s' here", folder, suite);
+    return failed ? CLI_FAILED : CLI_OK;
+}

@@ -1,0 +1,138 @@
+/* tokenize.c - still tokenize: text to ids and back. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "cli/fetch/cache.h"
+#include "cli/ids.h"
+#include "cli/run.h"
+
+enum { TEXT_MAX = 1 << 30 };
+
+typedef struct source {
+    const char *model, *text; /* arguments; NULL: not given */
+} source;
+
+/* One argument is the model, unless --tokenizer takes its place; a second is text. */
+static int read_arguments(const cli_options *o, source *s)
+{
+    int next = 0;
+    if (!o->tokenizer && o->n_args) s->model = o->arg[next++];
+    if (next < o->n_args) s->text = o->arg[next++];
+    if (next < o->n_args)
+        return cli_usage("tokenize",
+                         "--tokenizer takes the place of MODEL: '%s' is one "
+                         "argument too many",
+                         o->arg[next]);
+    if (s->text && o->file)
+        return cli_usage("tokenize", "TEXT and --file exclude each other");
+    return CLI_OK;
+}
+
+static int open_tokenizer(const cli_options *o, const char *model,
+                          still_tokenizer **out)
+{
+    still_error err;
+    char *path = NULL;
+    if (!o->tokenizer &&
+        cli_resolve_model(model ? model : CLI_DEFAULT_MODEL, &path, NULL, &err))
+        return cli_fail_error(&err);
+    still_status status = still_tokenizer_open(path ? path : o->tokenizer, out, &err);
+    free(path);
+    return status == STILL_OK ? CLI_OK : cli_fail_error(&err);
+}
+
+static int print_ids(const cli_options *o, const int32_t *ids, size_t n)
+{
+    if (o->json) {
+        json_t *list = json_array();
+        for (size_t i = 0; i < n; i++)
+            json_array_append_new(list, json_integer(ids[i]));
+        return cli_print_json(json_pack("{s:o}", "ids", list));
+    }
+    for (size_t i = 0; i < n; i++) printf("%s%d", i ? " " : "", (int)ids[i]);
+    putchar('\n');
+    return CLI_OK;
+}
+
+static int encode(const cli_options *o, const still_tokenizer *tk, const char *text,
+                  size_t n)
+{
+    int32_t *ids;
+    size_t n_ids;
+    unsigned flags =
+        (o->bos ? STILL_ENCODE_BOS : 0u) | (o->special ? STILL_ENCODE_SPECIAL : 0u);
+    int status = cli_encode(tk, text, n, flags, &ids, &n_ids);
+    if (status == CLI_OK) status = print_ids(o, ids, n_ids);
+    free(ids);
+    return status;
+}
+
+static still_status decode_all(const still_tokenizer *tk, bool special,
+                               const int32_t *ids, size_t n, sti_buf *text,
+                               still_error *err)
+{
+    still_decoder *decoder;
+    const char *part;
+    size_t n_part;
+    still_status status = still_decoder_new(tk, special, &decoder, err);
+    for (size_t i = 0; i < n && status == STILL_OK; i++) {
+        status = still_decoder_push(decoder, ids[i], &part, &n_part, err);
+        if (status == STILL_OK) sti_buf_put(text, part, n_part);
+    }
+    if (status == STILL_OK) {
+        still_decoder_flush(decoder, &part, &n_part);
+        sti_buf_put(text, part, n_part);
+    }
+    still_decoder_free(decoder);
+    return status;
+}
+
+static int decode(const cli_options *o, const still_tokenizer *tk, const char *text)
+{
+    still_error err;
+    int32_t *ids;
+    size_t n;
+    sti_buf out = {0};
+    if (cli_parse_ids(text, still_tokenizer_vocab(tk), &ids, &n, &err))
+        return cli_fail_error(&err);
+    int status = CLI_OK;
+    if (decode_all(tk, o->special, ids, n, &out, &err)) {
+        status = cli_fail_error(&err);
+    } else if (out.failed) {
+        status = cli_fail("out of memory: text of %zu tokens", n);
+    } else if (o->json) {
+        status =
+            cli_print_json(json_pack("{s:o}", "text", cli_json_text(out.p, out.n)));
+    } else {
+        cli_put(out.n ? out.p : "", out.n);
+        cli_put("\n", 1);
+    }
+    sti_buf_free(&out);
+    free(ids);
+    return status;
+}
+
+int cli_cmd_tokenize(const cli_options *o)
+{
+    still_error err;
+    source s = {0};
+    still_tokenizer *tk = NULL;
+    char *text = NULL;
+    size_t n = 0;
+    int status = read_arguments(o, &s);
+    if (status == CLI_OK) status = open_tokenizer(o, s.model, &tk);
+    if (status != CLI_OK) return status;
+    if (!s.text && cli_read(o->file ? o->file : "-", TEXT_MAX, &text, &n, &err))
+        status = cli_fail_error(&err);
+    if (s.text) n = strlen(s.text);
+    const char *input = s.text ? s.text : text;
+    if (status == CLI_OK)
+        status = o->decode ? decode(o, tk, input) : encode(o, tk, input, n);
+    free(text);
+    still_tokenizer_free(tk);
+    return status;
+}

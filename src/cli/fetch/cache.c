@@ -1,0 +1,373 @@
+/* cache.c - see cache.h. Sums are trusted as long as size and modification time of a
+ * file are those noted when it was verified. */
+#include "cli/fetch/cache.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/error.h"
+#include "base/mem.h"
+#include "cli/cli.h"
+
+static const char NOTES[] = ".still.json";
+
+static still_status take(sti_buf *b, char **out, still_error *err)
+{
+    if (b->failed) {
+        sti_buf_free(b);
+        return sti_fail_memory(err, "path", b->n);
+    }
+    *out = b->p;
+    return STILL_OK;
+}
+
+still_status cli_cache_place(const char *kind, const char *name, char **out,
+                             still_error *err)
+{
+    *out = NULL;
+    sti_buf path = {0};
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (cache && cache[0] == '/') {
+        sti_buf_puts(&path, cache);
+    } else {
+        if (!home || home[0] != '/') {
+            const struct passwd *me = getpwuid(getuid());
+            home = me ? me->pw_dir : NULL;
+        }
+        if (!home)
+            return sti_fail(err, STILL_E_IO,
+                            "no cache folder: neither XDG_CACHE_HOME nor HOME is set");
+        sti_buf_printf(&path, "%s/.cache", home);
+    }
+    sti_buf_printf(&path, "/still/%s%s%s", kind, *name ? "/" : "", name);
+    return take(&path, out, err);
+}
+
+still_status cli_cache_folder(const char *name, char **out, still_error *err)
+{
+    return cli_cache_place("models", name, out, err);
+}
+
+static bool exists(const char *folder, const char *name)
+{
+    sti_buf path = {0};
+    sti_buf_printf(&path, "%s/%s", folder, name);
+    bool there = !path.failed && access(path.p, F_OK) == 0;
+    sti_buf_free(&path);
+    return there;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), k = strlen(end);
+    return n > k && strcmp(text + n - k, end) == 0;
+}
+
+/* The one GGUF of a folder without config.json, else the folder itself. An adapter
+ * beside it does not count, and an adapter's folder is one. */
+static still_status entry_of(char *folder, char **out, still_error *err)
+{
+    const bool whole = exists(folder, "config.json") || exists(folder, "still.json");
+    DIR *dir = whole ? NULL : opendir(folder);
+    if (!dir) {
+        *out = folder;
+        return STILL_OK;
+    }
+    int found = 0;
+    sti_buf path = {0};
+    for (struct dirent *e; (e = readdir(dir));) {
+        if (!ends_with(e->d_name, ".gguf") || ends_with(e->d_name, ".still.gguf"))
+            continue;
+        if (found++ == 0) sti_buf_printf(&path, "%s/%s", folder, e->d_name);
+    }
+    closedir(dir);
+    if (found > 1) {
+        still_status status =
+            sti_fail(err, STILL_E_ARG, "%s: holds %d GGUF files; name one of them",
+                     folder, found);
+        sti_buf_free(&path);
+        free(folder);
+        return status;
+    }
+    if (!found) {
+        *out = folder;
+        return STILL_OK;
+    }
+    free(folder);
+    return take(&path, out, err);
+}
+
+/* org/name or name, made of letters, digits, '.', '_' and '-'. */
+static bool could_be_cached(const char *name)
+{
+    int slashes = 0;
+    for (const char *c = name; *c; c++) {
+        if (*c == '/') slashes++;
+        if ((c == name || c[-1] == '/') && (*c == '.' || *c == '/')) return false;
+    }
+    return *name && slashes <= 1 && name[strlen(name) - 1] != '/';
+}
+
+/* An adapter's folder that came with the program, found from where the program is:
+ * PREFIX/bin/still and PREFIX/share/still/models, or a build folder (build/,
+ * build/asan/) and models/ of the source tree. NULL: there is none of this name. */
+static char *shipped(const char *name)
+{
+    static const struct {
+        int up; /* folders above the program's */
+        const char *models;
+    } place[] = {{1, "share/still/models"}, {1, "models"}, {2, "models"}};
+    char program[4096];
+    if (strchr(name, '/')) return NULL;
+    for (size_t i = 0; i < sizeof place / sizeof *place; i++) {
+        const ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+        if (n <= 0) return NULL;
+        program[n] = 0;
+        for (int cut = 0; cut <= place[i].up; cut++) {
+            char *slash = strrchr(program, '/');
+            if (slash) *slash = 0;
+        }
+        sti_buf folder = {0};
+        sti_buf_printf(&folder, "%s/%s/%s", program, place[i].models, name);
+        if (!folder.failed && exists(folder.p, "still.json")) return folder.p;
+        sti_buf_free(&folder);
+    }
+    return NULL;
+}
+
+/* A model without regard to adapters. */
+static still_status resolve_plain(const char *name, char **out, still_error *err)
+{
+    *out = NULL;
+    if (!*name) return sti_fail(err, STILL_E_ARG, "the model's name is empty");
+    struct stat st;
+    if (stat(name, &st) == 0) {
+        char *path = sti_strdup(name);
+        if (!path) return sti_fail_memory(err, "path", strlen(name));
+        if (!S_ISDIR(st.st_mode)) {
+            *out = path;
+            return STILL_OK;
+        }
+        return entry_of(path, out, err);
+    }
+    if (!could_be_cached(name))
+        return sti_fail(err, STILL_E_IO, "%s: %s", name, strerror(errno));
+    char *folder;
+    STI_TRY(cli_cache_folder(name, &folder, err));
+    bool is_default = !strcmp(name, CLI_DEFAULT_MODEL);
+    bool here = is_default ? exists(folder, CLI_SMOLLM2_FILE)
+                           : stat(folder, &st) == 0 && S_ISDIR(st.st_mode);
+    if (here) return entry_of(folder, out, err);
+    free(folder);
+    *out = shipped(name);
+    if (*out) return STILL_OK;
+    if (is_default || strchr(name, '/'))
+        return sti_fail(
+            err, STILL_E_IO,
+            "model '%s' is neither a path nor in the cache: run `still pull "
+            "%s`",
+            name, name);
+    return sti_fail(err, STILL_E_IO,
+                    "no model '%s': no such file or folder, and no such name in the "
+                    "cache (`still pull " CLI_DEFAULT_MODEL
+                    "` or `still pull org/name` brings one)",
+                    name);
+}
+
+still_status cli_make_folders(const char *path, still_error *err)
+{
+    char *copy = sti_strdup(path);
+    if (!copy) return sti_fail_memory(err, "path", strlen(path));
+    still_status status = STILL_OK;
+    for (char *c = copy + 1; status == STILL_OK; c++) {
+        if (*c && *c != '/') continue;
+        char was = *c;
+        *c = 0;
+        if (mkdir(copy, 0777) && errno != EEXIST)
+            status = sti_fail(err, STILL_E_IO, "cannot make folder %s: %s", copy,
+                              strerror(errno));
+        *c = was;
+        if (!was) break;
+    }
+    free(copy);
+    return status;
+}
+
+static bool sync_path(const char *path, int flags)
+{
+    int fd = open(path, flags | O_CLOEXEC);
+    if (fd < 0) return false;
+    bool done = fsync(fd) == 0;
+    return close(fd) == 0 && done;
+}
+
+still_status cli_publish(const char *temporary, const char *path, still_error *err)
+{
+    if (!sync_path(temporary, O_RDONLY))
+        return sti_fail(err, STILL_E_IO, "%s: cannot be written to disk: %s", temporary,
+                        strerror(errno));
+    if (rename(temporary, path))
+        return sti_fail(err, STILL_E_IO, "%s: cannot be renamed to %s: %s", temporary,
+                        path, strerror(errno));
+    char *folder = sti_strdup(path);
+    if (folder) {
+        char *slash = strrchr(folder, '/');
+        if (slash) *slash = 0;
+        sync_path(folder,
+                  O_RDONLY | O_DIRECTORY); /* best effort: some systems refuse */
+    }
+    free(folder);
+    return STILL_OK;
+}
+
+still_status cli_check_space(const char *folder, uint64_t bytes, still_error *err)
+{
+    struct statvfs fs;
+    if (statvfs(folder, &fs)) return STILL_OK; /* unknown is not an error yet */
+    uint64_t left = (uint64_t)fs.f_bavail * fs.f_frsize;
+    char need[32], have[32];
+    if (left >= bytes) return STILL_OK;
+    return sti_fail(err, STILL_E_IO,
+                    "%s: needs %s, the disk has %s free; make room or set "
+                    "XDG_CACHE_HOME",
+                    folder, cli_bytes(need, bytes), cli_bytes(have, left));
+}
+
+/* ---- Notes of verified files --------------------------------------------- */
+
+static json_t *read_notes(const char *folder)
+{
+    sti_buf path = {0};
+    sti_buf_printf(&path, "%s/%s", folder, NOTES);
+    json_t *notes = path.failed ? NULL : json_load_file(path.p, 0, NULL);
+    sti_buf_free(&path);
+    return notes;
+}
+
+static bool stat_in(const char *folder, const char *name, struct stat *st)
+{
+    sti_buf path = {0};
+    sti_buf_printf(&path, "%s/%s", folder, name);
+    bool there = !path.failed && stat(path.p, st) == 0;
+    sti_buf_free(&path);
+    return there;
+}
+
+bool cli_verified(const char *folder, const char *name, const char *sum)
+{
+    struct stat st;
+    json_t *notes = read_notes(folder);
+    const json_t *note = json_object_get(notes, name);
+    const char *noted = json_string_value(json_object_get(note, "sum"));
+    bool same = noted && !strcmp(noted, sum) && stat_in(folder, name, &st) &&
+                json_integer_value(json_object_get(note, "size")) == st.st_size &&
+                json_integer_value(json_object_get(note, "mtime")) == st.st_mtime;
+    json_decref(notes);
+    return same;
+}
+
+still_status cli_set_verified(const char *folder, const char *name, const char *sum,
+                              still_error *err)
+{
+    struct stat st;
+    if (!stat_in(folder, name, &st))
+        return sti_fail(err, STILL_E_IO, "%s/%s: %s", folder, name, strerror(errno));
+    json_t *notes = read_notes(folder);
+    if (!json_is_object(notes)) {
+        json_decref(notes);
+        notes = json_object();
+    }
+    sti_buf path = {0}, part = {0};
+    sti_buf_printf(&path, "%s/%s", folder, NOTES);
+    sti_buf_printf(&part, "%s/%s.part", folder, NOTES);
+    still_status status = STILL_OK;
+    json_t *note = json_pack("{s:s, s:I, s:I}", "sum", sum, "size",
+                             (json_int_t)st.st_size, "mtime", (json_int_t)st.st_mtime);
+    if (path.failed || part.failed || !notes || json_object_set_new(notes, name, note))
+        status = sti_fail_memory(err, NOTES, 0);
+    else if (json_dump_file(notes, part.p, JSON_INDENT(1)))
+        status =
+            sti_fail(err, STILL_E_IO, "cannot write %s: %s", part.p, strerror(errno));
+    else
+        status = cli_publish(part.p, path.p, err);
+    json_decref(notes);
+    sti_buf_free(&path);
+    sti_buf_free(&part);
+    return status;
+}
+
+/* NAME.gguf and NAME.still.gguf: which of the two `path` is not; NULL if it is neither,
+ * or the other is not there. */
+static char *twin_of(const char *path, bool *is_adapter)
+{
+    *is_adapter = ends_with(path, ".still.gguf");
+    if (!*is_adapter && !ends_with(path, ".gguf")) return NULL;
+    size_t stem = strlen(path) - strlen(*is_adapter ? ".still.gguf" : ".gguf");
+    sti_buf twin = {0};
+    sti_buf_printf(&twin, "%.*s%s", (int)stem, path,
+                   *is_adapter ? ".gguf" : ".still.gguf");
+    struct stat st;
+    if (!twin.failed && stat(twin.p, &st) == 0) return twin.p;
+    sti_buf_free(&twin);
+    return NULL;
+}
+
+/* *path is an adapter: it becomes the base model, and *adapter what it was. A folder
+ * that is a model, too (an export), is its own base. */
+static still_status resolve_base(char **path, char **adapter, still_error *err)
+{
+    char base[1024], *found;
+    still_error why;
+    if (exists(*path, "config.json")) {
+        found = sti_strdup(*path);
+        if (!found) return sti_fail_memory(err, "path", strlen(*path));
+    } else {
+        STI_TRY(still_adapter_base(*path, base, sizeof base, err));
+        if (resolve_plain(base, &found, &why))
+            return sti_fail(err, STILL_E_IO,
+                            "%s: is an adapter of base model '%s': %s (or correct the "
+                            "name in its still.json)",
+                            *path, base, why.text);
+    }
+    if (adapter)
+        *adapter = *path;
+    else
+        free(*path);
+    *path = found;
+    return STILL_OK;
+}
+
+still_status cli_resolve_model(const char *name, char **out, char **adapter,
+                               still_error *err)
+{
+    if (adapter) *adapter = NULL;
+    STI_TRY(resolve_plain(name, out, err));
+    if (exists(*out, "still.json")) {
+        still_status status = resolve_base(out, adapter, err);
+        if (status != STILL_OK) {
+            free(*out);
+            *out = NULL;
+        }
+        return status;
+    }
+    bool is_adapter;
+    char *twin = twin_of(*out, &is_adapter);
+    if (!twin) return STILL_OK;
+    char *first = is_adapter ? twin : *out, *second = is_adapter ? *out : twin;
+    *out = first;
+    if (adapter)
+        *adapter = second;
+    else
+        free(second);
+    return STILL_OK;
+}

@@ -1,0 +1,43 @@
+/* prefix_cache.h - the server's one session, and what was measured while it was fed.
+ *
+ * Requests often begin alike: the choices of a question, the turns of a conversation.
+ * What a session already holds of a prompt is kept and the rest rolled back, with the
+ * log-probabilities of what is kept, so that a shared beginning is computed once. */
+#ifndef STI_SERVER_PREFIX_CACHE_H
+#define STI_SERVER_PREFIX_CACHE_H
+
+#include "still.h"
+
+typedef struct srv_past {
+    still_session *session;
+    int limit, vocab;
+    int n;          /* tokens the session holds */
+    int32_t *id;    /* [limit] */
+    int scored;     /* of the first so many, what follows is known */
+    int k;          /* alternatives per token; 0: nothing was scored yet */
+    float *logprob; /* [limit]: log p(id[i] | before); undefined at 0 */
+    int32_t *top;   /* [limit, k]: the most likely instead of id[i], best first */
+    float *top_logprob;
+    uint64_t fed, reused; /* tokens computed, tokens found in the session */
+} srv_past;
+
+/* Returns true when the work should be given up, for nobody waits for it. */
+typedef bool (*srv_gone_fn)(void *user);
+
+still_status srv_past_new(still_model *m, still_session *s, srv_past *out,
+                          still_error *err);
+void srv_past_free(srv_past *p); /* not the session */
+
+/* Makes the session hold exactly these ids, and its logits be there. With k > 0,
+ * logprob, top and top_logprob are then filled for ids 1 to n-1; the stride of the last
+ * two is p->k >= k. A failure leaves what was fed until then. */
+still_status srv_past_set(srv_past *p, const int32_t *id, int n, int k,
+                          srv_gone_fn gone, void *user, still_error *err);
+/* One more token. */
+still_status srv_past_add(srv_past *p, int32_t id, still_error *err);
+
+/* log p of a token and the k most likely of a row of logits, best first. */
+void srv_rank(const float *logits, int vocab, int32_t id, int k, float *logprob,
+              int32_t *top, float *top_logprob);
+
+#endif
