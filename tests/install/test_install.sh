@@ -19,6 +19,8 @@ lib=$(dirname "$(dirname "$pc")")
 check "${lib#"$root/usr/"}/libstill.so"
 check "${lib#"$root/usr/"}/libstill.a"
 
+bash "$source/tests/install/test_elf.sh" "$root/usr/bin" "$lib"
+
 # Moved elsewhere, everything still fits together.
 mv "$root/usr" "$root/moved"
 lib=$root/moved/${lib#"$root/usr/"}
