@@ -81,9 +81,7 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
         return sti_fail(err, STILL_E_ARG,
                         "hybrid attention: without a window there is nothing to select "
                         "from and the linear term must stay");
-    if (!sti_score_at(set->score))
-        return sti_fail(err, STILL_E_ARG, "hybrid attention: no score number %d",
-                        (int)set->score);
+    STI_TRY(sti_score_check(set->score, ~0u, "ref", err)); /* any of the table */
     if (!(set->eps > 0) || !(set->feature_floor >= 0) || !(set->den_eps >= 0))
         return sti_fail(err, STILL_E_ARG,
                         "hybrid attention: eps %g, floor %g, denominator eps %g, "

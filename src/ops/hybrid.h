@@ -68,6 +68,13 @@ typedef struct sti_score {
 const sti_score *sti_score_at(sti_score_kind kind); /* NULL: no such score */
 bool sti_score_find(const char *name, sti_score_kind *out);
 
+/* Refuses a score that a backend has no code for, and names it. known: bit 1 << kind of
+ * each score it computes. sti_hybrid_check refuses what is not in the table, which is
+ * enough for a backend that runs the table's functions; one with kernels of its own
+ * calls this as well, on the way into every form. */
+still_status sti_score_check(sti_score_kind kind, unsigned known, const char *backend,
+                             still_error *err);
+
 /* ---- Settings ------------------------------------------------------------ */
 
 typedef enum sti_la_scale {

@@ -4,6 +4,7 @@
  * sti_score_kind): every backend reads the table. A score is compared, never summed
  * with others, so only its order matters; equal scores keep the earlier token. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "ops/hybrid.h"
@@ -87,13 +88,33 @@ static const sti_score table[STI_SCORE_COUNT] = {
 
 const sti_score *sti_score_at(sti_score_kind kind)
 {
-    return (unsigned)kind < STI_SCORE_COUNT ? &table[kind] : NULL;
+    return (unsigned)kind < STI_SCORE_COUNT && table[kind].name ? &table[kind] : NULL;
+}
+
+still_status sti_score_check(sti_score_kind kind, unsigned known, const char *backend,
+                             still_error *err)
+{
+    const sti_score *score = sti_score_at(kind);
+    if (!score)
+        return sti_fail(err, STILL_E_ARG, "hybrid attention: no score number %d",
+                        (int)kind);
+    if (known >> kind & 1) return STILL_OK;
+    char others[256] = "";
+    for (int i = 0; i < STI_SCORE_COUNT; i++) {
+        const size_t n = strlen(others);
+        if (known >> i & 1)
+            snprintf(others + n, sizeof others - n, "%s%s", n ? ", " : "",
+                     table[i].name);
+    }
+    return sti_fail(err, STILL_E_UNSUPPORTED,
+                    "hybrid attention: the %s backend has no score '%s' (it has %s)",
+                    backend, score->name, others);
 }
 
 bool sti_score_find(const char *name, sti_score_kind *out)
 {
     for (int i = 0; i < STI_SCORE_COUNT; i++)
-        if (strcmp(table[i].name, name) == 0) {
+        if (table[i].name && strcmp(table[i].name, name) == 0) {
             *out = (sti_score_kind)i;
             return true;
         }
