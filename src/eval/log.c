@@ -6,7 +6,6 @@
  * one call; what a crash leaves of one is cut off when the file is opened again. */
 #include <errno.h>
 #include <fcntl.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/sha256.h"
 #include "eval/eval.h"
 
 struct sti_log {
@@ -95,13 +95,11 @@ void sti_log_close(sti_log *l)
 
 static still_status name_run(const json_t *header, char run[17], still_error *err)
 {
-    unsigned char digest[EVP_MAX_MD_SIZE];
+    unsigned char digest[STI_SHA256];
     char *text = json_dumps(header, JSON_COMPACT | JSON_SORT_KEYS);
     if (!text) return sti_fail_memory(err, "log", 0);
-    const int ok = EVP_Digest(text, strlen(text), digest, NULL, EVP_sha256(), NULL);
+    sti_sha256_of(text, strlen(text), digest);
     free(text);
-    if (ok != 1)
-        return sti_fail(err, STILL_E_IO, "SHA-256 is not to be had from OpenSSL");
     sti_hex(digest, 8, run);
     return STILL_OK;
 }

@@ -7,13 +7,13 @@
  * loses at most one. */
 #include <limits.h>
 #include <math.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/buf.h"
 #include "base/process.h"
+#include "base/sha256.h"
 #include "eval/eval.h"
 #include "eval/generated/generated.h"
 #include "train/comm.h"
@@ -54,28 +54,28 @@ typedef struct course {
 static still_status digest_data(const sti_eval_task *t, const char *dir, char hex[65],
                                 still_error *err)
 {
-    EVP_MD_CTX *ctx = EVP_MD_CTX_new();
-    bool ok = ctx && EVP_DigestInit_ex(ctx, EVP_sha256(), NULL) == 1;
-    for (const char *at = t->files ? t->files : ""; *at && ok;) {
+    sti_sha256 sha;
+    sti_sha256_start(&sha);
+    for (const char *at = t->files ? t->files : ""; *at;) {
         const int n = (int)strcspn(at, " ");
         static const char *const end[] = {"", ".gz"};
         for (int e = 0; e < 2; e++) {
             char path[STI_PATH_ROOM];
             sti_map map;
             snprintf(path, sizeof path, "%s/%.*s%s", dir, n, at, end[e]);
-            if (sti_map_open(path, &map, NULL) != STILL_OK) continue;
-            ok = ok && EVP_DigestUpdate(ctx, map.data, map.size) == 1;
+            still_status st = sti_map_open(path, &map, err);
+            if (st == STILL_E_MEMORY) return st;
+            if (st != STILL_OK) continue;
+            sti_sha256_add(&sha, map.data, map.size);
             sti_map_close(&map);
             break;
         }
         at += n;
         at += strspn(at, " ");
     }
-    unsigned char digest[EVP_MAX_MD_SIZE];
-    ok = ok && EVP_DigestFinal_ex(ctx, digest, NULL) == 1;
-    EVP_MD_CTX_free(ctx);
-    if (!ok) return sti_fail(err, STILL_E_IO, "SHA-256 is not to be had from OpenSSL");
-    sti_hex(digest, 32, hex);
+    unsigned char digest[STI_SHA256];
+    sti_sha256_end(&sha, digest);
+    sti_hex(digest, STI_SHA256, hex);
     return STILL_OK;
 }
 
@@ -86,7 +86,7 @@ static still_status describe(const course *c, const sti_task_params *tp, json_t 
     const job *j = c->j;
     unsigned char print[STI_FINGERPRINT];
     char model[2 * STI_FINGERPRINT + 1], data[65];
-    STI_TRY(sti_model_fingerprint(j->m, true, print, err));
+    sti_model_fingerprint(j->m, true, print);
     sti_hex(print, STI_FINGERPRINT, model);
     STI_TRY(digest_data(c->task, tp->data_dir, data, err));
     *out = json_pack("{s:s,s:s,s:i,s:s,s:i,s:i,s:i,s:I,s:s}", "model", model,

@@ -35,8 +35,8 @@ static still_status map_fd(int fd, const char *path, sti_map *out, still_error *
     size_t size = (size_t)st.st_size;
     void *p = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p == MAP_FAILED)
-        return sti_fail(err, STILL_E_IO, "%s: cannot map %zu bytes: %s", path, size,
-                        strerror(errno));
+        return sti_fail(err, errno == ENOMEM ? STILL_E_MEMORY : STILL_E_IO,
+                        "%s: cannot map %zu bytes: %s", path, size, strerror(errno));
     char *name = sti_strdup(path);
     if (!name) {
         munmap(p, size);

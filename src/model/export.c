@@ -28,11 +28,10 @@ static const format formats[] = {{"gguf", true, sti_export_gguf},
 
 /* ---- Opening ------------------------------------------------------------- */
 
-static still_status fingerprint_of(const sti_store *s,
-                                   unsigned char out[STI_FINGERPRINT], still_error *err)
+static void fingerprint_of(const sti_store *s, unsigned char out[STI_FINGERPRINT])
 {
     const still_model shell = {.store = *s};
-    return sti_model_fingerprint(&shell, false, out, err);
+    sti_model_fingerprint(&shell, false, out);
 }
 
 static still_status open_adapter(sti_export *x, still_error *err)
@@ -42,7 +41,7 @@ static still_status open_adapter(sti_export *x, still_error *err)
     const sti_adapter_home home = {.cfg = &x->cfg};
     if (!path) return STILL_OK;
     STI_TRY(sti_adapter_read_spec(path, &x->spec, err));
-    STI_TRY(fingerprint_of(&x->store, base, err));
+    fingerprint_of(&x->store, base);
     if (memcmp(base, x->spec.base, sizeof base) != 0)
         return sti_fail(
             err, STILL_E_FORMAT,
@@ -83,7 +82,7 @@ still_status sti_export_own_spec(const sti_export *x, const char *merged,
     out->lora = (sti_lora_spec){0};
     snprintf(out->base_name, sizeof out->base_name, "%s", name);
     still_status st = sti_store_open(merged, &s, err);
-    if (st == STILL_OK) st = fingerprint_of(&s, out->base, err);
+    if (st == STILL_OK) fingerprint_of(&s, out->base);
     sti_store_close(&s);
     return st;
 }

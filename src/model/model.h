@@ -119,8 +119,7 @@ size_t sti_model_peak(still_model *m, bool restart);
 /* SHA-256 of what the model is: names, types and shapes of its tensors and the ends of
  * their data; `with_adapter`: and of its adapter's numbers. Files made for one model
  * are bound to it by this. */
-still_status sti_model_fingerprint(const still_model *m, bool with_adapter,
-                                   unsigned char out[STI_FINGERPRINT],
-                                   still_error *err);
+void sti_model_fingerprint(const still_model *m, bool with_adapter,
+                           unsigned char out[STI_FINGERPRINT]);
 
 #endif

@@ -194,7 +194,7 @@ typedef struct file_head {
 } file_head;
 _Static_assert(sizeof(file_head) == 80, "the file header has no holes");
 
-static still_status make_head(const still_session *s, file_head *head, still_error *err)
+static void make_head(const still_session *s, file_head *head)
 {
     *head = (file_head){.version = VERSION,
                         .line_bytes = (uint32_t)strlen(s->settings),
@@ -203,7 +203,7 @@ static still_status make_head(const still_session *s, file_head *head, still_err
                         .vocab = (uint64_t)s->model->cfg.vocab,
                         .has_logits = s->has_logits};
     memcpy(head->magic, MAGIC, sizeof MAGIC);
-    return sti_model_fingerprint(s->model, true, head->fingerprint, err);
+    sti_model_fingerprint(s->model, true, head->fingerprint);
 }
 
 typedef struct part {
@@ -255,7 +255,7 @@ still_status still_session_save(const still_session *s, const char *path,
 {
     file_head head;
     sti_block copy;
-    STI_TRY(make_head(s, &head, err));
+    make_head(s, &head);
     if (s->model->be->host_memory) return write_file(s, &head, s->state, path, err);
     if (!sti_block_new(&copy, s->state_bytes))
         return sti_fail_memory(err, "the session's past", s->state_bytes);
@@ -278,7 +278,7 @@ static still_status check_head(const still_session *s, const sti_map *map,
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "%s: saved in version %u of the format, this program reads %d",
                         path, got->version, VERSION);
-    STI_TRY(make_head(s, &want, err));
+    make_head(s, &want);
     if (memcmp(got->fingerprint, want.fingerprint, STI_FINGERPRINT) != 0)
         return sti_fail(err, STILL_E_ARG, "%s: saved with another model than %s", path,
                         s->model->store.path);

@@ -8,13 +8,13 @@
 
 #include <assert.h>
 #include <math.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "base/random.h"
+#include "base/sha256.h"
 #include "train/data_parts.h"
 
 enum { MAX_SEQ = 1 << 20, MAX_SOURCES = 1024 };
@@ -75,16 +75,14 @@ static still_status make_key(const char *path, const unsigned char *tokenizer,
     static const uint32_t version = STI_CACHE_VERSION;
     sti_map map;
     STI_TRY(sti_map_open(path, &map, err));
-    EVP_MD_CTX *ctx = EVP_MD_CTX_new();
-    bool ok = ctx && EVP_DigestInit_ex(ctx, EVP_sha256(), NULL) == 1 &&
-              EVP_DigestUpdate(ctx, &version, sizeof version) == 1 &&
-              EVP_DigestUpdate(ctx, tokenizer, STI_DATA_DIGEST) == 1 &&
-              EVP_DigestUpdate(ctx, map.data, map.size) == 1 &&
-              EVP_DigestFinal_ex(ctx, key, NULL) == 1;
-    EVP_MD_CTX_free(ctx);
+    sti_sha256 sha;
+    sti_sha256_start(&sha);
+    sti_sha256_add(&sha, &version, sizeof version);
+    sti_sha256_add(&sha, tokenizer, STI_DATA_DIGEST);
+    sti_sha256_add(&sha, map.data, map.size);
+    sti_sha256_end(&sha, key);
     sti_map_close(&map);
-    if (ok) return STILL_OK;
-    return sti_fail(err, STILL_E_IO, "%s: SHA-256 is not to be had from OpenSSL", path);
+    return STILL_OK;
 }
 
 /* "dir/0123...ef.tokens" */
@@ -186,8 +184,8 @@ static still_status make_digest(sti_data *d, still_error *err)
     still_status status = STILL_OK;
     if (b.failed)
         status = sti_fail_memory(err, "data", b.n);
-    else if (EVP_Digest(b.p, b.n, d->digest, NULL, EVP_sha256(), NULL) != 1)
-        status = sti_fail(err, STILL_E_IO, "SHA-256 is not to be had from OpenSSL");
+    else
+        sti_sha256_of(b.p, b.n, d->digest);
     sti_buf_free(&b);
     return status;
 }

@@ -3,10 +3,10 @@
  * Prompt and output are encoded as one text, as the model will meet them. A token
  * belongs to the output if it begins at or after the end of the prompt: one that
  * straddles the two cannot be predicted from the prompt alone, and counts as prompt. */
-#include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sha256.h"
 #include "train/data_parts.h"
 
 typedef struct document {
@@ -181,8 +181,8 @@ still_status sti_tokens_digest_tokenizer(const still_tokenizer *tk,
         sti_buf_put(&all, d.ids, d.n * sizeof *d.ids);
         if (joined.failed || all.failed)
             status = sti_fail_memory(err, "tokenizer digest", all.n);
-        else if (EVP_Digest(all.p, all.n, out, NULL, EVP_sha256(), NULL) != 1)
-            status = sti_fail(err, STILL_E_IO, "SHA-256 is not to be had from OpenSSL");
+        else
+            sti_sha256_of(all.p, all.n, out);
     }
     sti_buf_free(&joined);
     sti_buf_free(&all);

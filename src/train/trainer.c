@@ -177,7 +177,7 @@ static still_status make_adapter(sti_trainer *t, still_error *err)
     if (snprintf(spec.base_name, sizeof spec.base_name, "%s", name) >=
         (int)sizeof spec.base_name)
         return sti_fail(err, STILL_E_ARG, "%s: the name is too long", name);
-    STI_TRY(sti_model_fingerprint(t->m, false, spec.base, err));
+    sti_model_fingerprint(t->m, false, spec.base);
     /* Training sees sequences from their beginning: positions are what they are. */
     spec.method.positions = STILL_POSITIONS_AUTO;
     still_method absolute = spec.method;

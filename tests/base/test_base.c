@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/sha256.h"
 
 static void errors_are_one_safe_line(void **state)
 {
@@ -28,6 +29,44 @@ static void errors_are_one_safe_line(void **state)
     assert_int_equal(strlen(e.text), sizeof e.text - 1);
     for (int s = 0; s <= STILL_E_CANCELLED; s++)
         assert_string_not_equal(still_status_name((still_status)s), "unknown status");
+}
+
+/* The examples of FIPS 180-4, whole and in pieces that end at every place of a block. */
+static void sha256_is_the_standards(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int times;
+        const char *hex;
+    } known[] = {
+        {"", 1, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+        {"abc", 1, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+        {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", 1,
+         "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
+        {"a", 1000000,
+         "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"}};
+    unsigned char sum[STI_SHA256], whole[STI_SHA256];
+    char hex[2 * STI_SHA256 + 1], bytes[200];
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        sti_sha256 s;
+        sti_sha256_start(&s);
+        for (int k = 0; k < known[i].times; k++)
+            sti_sha256_add(&s, known[i].text, strlen(known[i].text));
+        sti_sha256_end(&s, sum);
+        sti_hex(sum, sizeof sum, hex);
+        assert_string_equal(hex, known[i].hex);
+    }
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (char)(7 * i);
+    sti_sha256_of(bytes, sizeof bytes, whole);
+    for (size_t cut = 0; cut <= sizeof bytes; cut++) {
+        sti_sha256 s;
+        sti_sha256_start(&s);
+        sti_sha256_add(&s, bytes, cut);
+        sti_sha256_add(&s, bytes + cut, sizeof bytes - cut);
+        sti_sha256_end(&s, sum);
+        assert_memory_equal(sum, whole, sizeof sum);
+    }
 }
 
 static void buffers_grow(void **state)
@@ -90,6 +129,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(errors_are_one_safe_line),
+        cmocka_unit_test(sha256_is_the_standards),
         cmocka_unit_test(buffers_grow),
         cmocka_unit_test(carving_counts_what_it_gives),
         cmocka_unit_test(large_blocks_are_aligned_and_zero),

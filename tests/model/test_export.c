@@ -64,7 +64,7 @@ static void make_adapter(const char *base, const char *method, const char *dir,
         spec.method.cap = 8;
     }
     spec.method.first_layer = first_layer;
-    must(sti_model_fingerprint(m, false, spec.base, &e), &e);
+    sti_model_fingerprint(m, false, spec.base);
     const sti_adapter_home home = sti_model_home(m);
     must(sti_adapter_new(&home, &spec, &a, &e), &e);
     for (size_t i = 0; i < a->n_entries; i++) {

@@ -9,7 +9,6 @@
  *
  * Reading goes over the file twice: once to check all of it, once for the samples. */
 #include <errno.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +16,12 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/sha256.h"
 #include "eval/generated/generated.h"
 #include "eval/generated/sources.h"
 
 static const char FORMAT[] = "still-eval-1";
-enum { DIGEST = 32 };
+enum { DIGEST = STI_SHA256 };
 
 char *sti_frozen_path(const char *dir, const char *task, int length)
 {
@@ -31,19 +31,18 @@ char *sti_frozen_path(const char *dir, const char *task, int length)
     return b.p;
 }
 
-static bool finish_digest(EVP_MD_CTX *sha, char hex[2 * DIGEST + 1])
+static void finish_digest(sti_sha256 *sha, char hex[2 * DIGEST + 1])
 {
-    unsigned char sum[EVP_MAX_MD_SIZE];
-    if (EVP_DigestFinal_ex(sha, sum, NULL) != 1) return false;
+    unsigned char sum[DIGEST];
+    sti_sha256_end(sha, sum);
     sti_hex(sum, DIGEST, hex);
-    return true;
 }
 
 /* ---- Writing ------------------------------------------------------------- */
 
 typedef struct writer {
     FILE *file;
-    EVP_MD_CTX *sha;
+    sti_sha256 sha;
     const char *path;
 } writer;
 
@@ -55,9 +54,9 @@ static still_status put_line(writer *w, json_t *v, bool counted, still_error *er
     if (!line) return sti_fail_memory(err, w->path, 0);
     const size_t n = strlen(line);
     line[n] = '\n'; /* over its NUL */
-    bool ok = fwrite(line, 1, n + 1, w->file) == n + 1;
+    const bool ok = fwrite(line, 1, n + 1, w->file) == n + 1;
     const int why = errno;
-    if (ok && counted) ok = EVP_DigestUpdate(w->sha, line, n + 1) == 1;
+    if (counted) sti_sha256_add(&w->sha, line, n + 1);
     free(line);
     if (!ok)
         return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", w->path,
@@ -96,7 +95,7 @@ static still_status put_items(writer *w, const sti_recipe *r, const sti_task_par
         STI_TRY(put_line(w, v, true, err));
     }
     char hex[2 * DIGEST + 1];
-    if (!finish_digest(w->sha, hex)) return sti_fail_memory(err, w->path, DIGEST);
+    finish_digest(&w->sha, hex);
     return put_line(w, json_pack("{s:I, s:s}", "samples", (json_int_t)n, "sha256", hex),
                     false, err);
 }
@@ -105,16 +104,14 @@ static still_status write_file(const char *path, const sti_recipe *r,
                                const sti_task_params *p, sti_source *s,
                                still_error *err)
 {
-    writer w = {.file = fopen(path, "wb"), .sha = EVP_MD_CTX_new(), .path = path};
+    writer w = {.file = fopen(path, "wb"), .path = path};
+    sti_sha256_start(&w.sha);
     still_status status;
     if (!w.file)
         status =
             sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path, strerror(errno));
-    else if (!w.sha || EVP_DigestInit_ex(w.sha, EVP_sha256(), NULL) != 1)
-        status = sti_fail_memory(err, path, DIGEST);
     else
         status = put_items(&w, r, p, s, err);
-    EVP_MD_CTX_free(w.sha);
     if (status == STILL_OK && (fflush(w.file) != 0 || fsync(fileno(w.file)) != 0))
         status =
             sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path, strerror(errno));
@@ -216,7 +213,7 @@ static still_status check_tail(const json_t *v, uint64_t n, const char *hex,
 /* All lines: head, samples, tail. Samples are hashed one line late, since only the end
  * of the file tells that a line was the tail. */
 static still_status check_lines(sti_frozen *f, const sti_recipe *r,
-                                const sti_task_params *p, EVP_MD_CTX *sha,
+                                const sti_task_params *p, sti_sha256 *sha,
                                 sti_buf *held, still_error *err)
 {
     char *line, hex[2 * DIGEST + 1];
@@ -233,8 +230,7 @@ static still_status check_lines(sti_frozen *f, const sti_recipe *r,
             continue;
         }
         if (f->line > 1) {
-            if (EVP_DigestUpdate(sha, held->p, held->n) != 1)
-                return sti_fail_memory(err, f->path, held->n);
+            sti_sha256_add(sha, held->p, held->n);
             f->n++;
         }
         sti_buf_clear(held);
@@ -246,7 +242,7 @@ static still_status check_lines(sti_frozen *f, const sti_recipe *r,
         return sti_fail(err, STILL_E_FORMAT,
                         "ends early, expected a line with a checksum");
     f->line--;
-    if (!finish_digest(sha, hex)) return sti_fail_memory(err, f->path, DIGEST);
+    finish_digest(sha, hex);
     STI_TRY(parse(held->p, held->n, &v, err));
     still_status status = check_tail(v, f->n, hex, err);
     json_decref(v);
@@ -266,11 +262,9 @@ static still_status check_file(sti_frozen *f, const sti_recipe *r,
 {
     sti_buf held = {0};
     STI_TRY(reopen(f, err));
-    EVP_MD_CTX *sha = EVP_MD_CTX_new();
-    still_status status = sha && EVP_DigestInit_ex(sha, EVP_sha256(), NULL) == 1
-                              ? check_lines(f, r, p, sha, &held, err)
-                              : sti_fail_memory(err, f->path, DIGEST);
-    EVP_MD_CTX_free(sha);
+    sti_sha256 sha;
+    sti_sha256_start(&sha);
+    still_status status = check_lines(f, r, p, &sha, &held, err);
     sti_buf_free(&held);
     if (status != STILL_OK)
         return sti_fail_prefix(err, status, "%s:%zu", f->path, f->line + 1);
