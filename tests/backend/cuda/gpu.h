@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "../../skip.h"
 #include "ops/ops.h"
 
 typedef struct gpu {
@@ -39,7 +40,7 @@ static inline int close_gpu(void **state)
 /* The GPU, for a test that is skipped where there is none. */
 static inline const gpu *need_gpu(void)
 {
-    if (!the_gpu.dev) skip();
+    if (!the_gpu.dev) skip_because("no GPU");
     return &the_gpu;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "../../skip.h"
 #include "ops/ops.h"
 
 enum { MAX_SEG = 70 };
@@ -266,7 +267,7 @@ enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
 static void one_row_each(void **state)
 {
-    if (!*state) skip();
+    if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
         {.n = 1, .past = 0, .room = 1},     {.n = 1, .past = 15, .room = 400},
         {.n = 1, .past = 16, .room = 17},   {.n = 1, .past = 319, .room = 330},
@@ -278,7 +279,7 @@ static void one_row_each(void **state)
 
 static void many_rows(void **state)
 {
-    if (!*state) skip();
+    if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
         {.n = 2, .past = 0, .room = 2},    {.n = 130, .past = 0, .room = 130},
         {.n = 33, .past = 63, .room = 96}, {.n = 5, .past = 200, .room = 300},
@@ -289,7 +290,7 @@ static void many_rows(void **state)
 
 static void both_kinds_at_once(void **state)
 {
-    if (!*state) skip();
+    if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
         {.n = 40, .past = 10, .room = 50}, {.n = 1, .past = 150, .room = 160},
         {.n = 0, .past = 3, .room = 3},    {.n = 17, .past = 0, .room = 20},
@@ -302,7 +303,7 @@ static void both_kinds_at_once(void **state)
 /* Rings just large enough, that have been overwritten once and several times. */
 static void rings(void **state)
 {
-    if (!*state) skip();
+    if (!*state) skip_because("no GPU");
     static const int windows[] = {1, 5, 64, 340, 700};
     for (int i = 0; i < N_SHAPES; i++)
         for (int w = 0; w < 5; w++) {
@@ -322,7 +323,7 @@ static void rings(void **state)
 /* Whole sequences, many tiles of keys long, of heads of up to 64 dims. */
 static void whole_sequences(void **state)
 {
-    if (!*state) skip();
+    if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
         {.n = 450, .past = 0, .room = 450},
         {.n = 257, .past = 0, .room = 300},
@@ -337,7 +338,7 @@ static void whole_sequences(void **state)
 /* As many pieces as there are, and pieces longer than the shortest. */
 static void long_pasts(void **state)
 {
-    if (!*state) skip();
+    if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
         {.n = 1, .past = 10559, .room = 10560},
         {.n = 1, .past = 10560, .room = 11000},
@@ -352,7 +353,7 @@ static void long_pasts(void **state)
 /* So many rows that their keys are cut into longer pieces. */
 static void crowds(void **state)
 {
-    if (!*state) skip();
+    if (!*state) skip_because("no GPU");
     enum { SESSIONS = 12 };
     static const int past[SESSIONS] = {0,   319, 320,  321,  639,   640,
                                        700, 959, 1024, 3000, 10559, 11000};
@@ -367,7 +368,7 @@ static void crowds(void **state)
 /* More segments than a launch takes. */
 static void many_sessions(void **state)
 {
-    if (!*state) skip();
+    if (!*state) skip_because("no GPU");
     sti_attn_segment seg[MAX_SEG];
     for (int n = 1; n < 3; n++) {
         for (int i = 0; i < MAX_SEG; i++)
@@ -379,7 +380,7 @@ static void many_sessions(void **state)
 /* A row is the same, bit for bit, whoever shares the call with it, short of a crowd. */
 static void batches_change_nothing(void **state)
 {
-    if (!*state) skip();
+    if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
         {.n = 1, .past = 900, .room = 1000},
         {.n = 1, .past = 300, .room = 400},
@@ -413,7 +414,7 @@ static void batches_change_nothing(void **state)
  * replayed, at positions that the recording has not seen. */
 static void recorded_passes(void **state)
 {
-    if (!*state) skip();
+    if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
         {.n = 1, .past = 125, .room = 300},
         {.n = 1, .past = 0, .room = 300},
@@ -448,7 +449,7 @@ static void recorded_passes(void **state)
 
 static void impossible_calls_are_refused(void **state)
 {
-    if (!*state) skip();
+    if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {{.n = 4, .past = 0, .room = 8}};
     shape s = {6, 2, 64, 0, 1, STI_F16};
     side ref = open_side("ref", NULL), cuda = open_side("cuda", *state);

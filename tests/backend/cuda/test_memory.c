@@ -12,6 +12,7 @@
 
 #include <cuda_runtime.h>
 
+#include "../../skip.h"
 #include "ops/ops.h"
 #include "still.h"
 
@@ -126,7 +127,7 @@ static void test_sessions_survive(void **state)
     (void)state;
     int n = 0;
     if (!sti_backend_find("cuda") || cudaGetDeviceCount(&n) != cudaSuccess || n == 0)
-        skip();
+        skip_because("no GPU");
     check_method("softmax");
     check_method("still");
     check_method("lolcats");

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "../../skip.h"
 #include "ops/ops.h"
 
 enum { N = 100003, DOZENS = 40 << 20 };
@@ -44,7 +45,8 @@ static sti_dev *joined(void **state)
     const sti_backend *be = cuda();
     still_error err;
     uint8_t place[STI_MEETING];
-    if (!*state || !be->ranks_sum) skip();
+    if (!*state) skip_because("no GPU");
+    if (!be->ranks_sum) skip_because("this build has no NCCL");
     OK(be->ranks_meet(place, &err));
     OK(be->ranks_join(*state, place, 0, 1, &err));
     return *state;
@@ -82,7 +84,8 @@ static void test_name(void **state)
     const sti_backend *be = cuda();
     still_error err;
     uint8_t a[STI_DEVICE_NAME] = {0}, b[STI_DEVICE_NAME], none[STI_DEVICE_NAME] = {0};
-    if (!*state || !be->ranks_name) skip();
+    if (!*state) skip_because("no GPU");
+    if (!be->ranks_name) skip_because("this build has no NCCL");
     OK(be->ranks_name(*state, a, &err));
     OK(be->ranks_name(*state, b, &err));
     assert_memory_equal(a, b, sizeof a);

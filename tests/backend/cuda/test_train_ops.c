@@ -5,6 +5,7 @@
  * or to half or TF32 (2^-11), which on average over a sum is about a third of that on
  * each side: bounds are two to three times what follows, of the norm of the result.
  * Everything else is float, and sums in another order. */
+#include "../../skip.h"
 #include "../matrix.h"
 
 #include <math.h>
@@ -50,7 +51,7 @@ static int teardown(void **state)
 static devices *begin(void **state)
 {
     devices *d = *state;
-    if (!d->gpu) skip();
+    if (!d->gpu) skip_because("no GPU");
     return d;
 }
 
