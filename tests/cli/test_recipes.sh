@@ -104,7 +104,7 @@ has '- `still` is ahead of `lolcats` in 2 of 3 cells, level in 1 (by more than t
 has '- `still` is ahead of `softmax` in 0 of 2 cells, behind in 2 (by more than two standard errors: ahead 0, behind 1).'
 has '| STILL 256~512 | 100 | 99.6 | 89 | 86.2 | 100 | 92.6 | 73.8 | 37.4 | 100 | 67.6 | 21.6 | 12.2 |'
 has '| `saliency`: teacher, score s3 | - | 70 | 80 | 41.7 | - | 44.2 |' # no correlation
-grep -q 'behind `still` in 2 of 3 long-context cells .* not reached' "$scratch/out" ||
+grep -q '`still` is ahead of `lolcats` in 2 of 3 long-context cells .* not reached' "$scratch/out" ||
     fail "no verdict on lolcats"
 "$recipes/report" "$scratch/data" >/dev/null 2>"$scratch/err" && fail "a report of no run"
 grep -q 'holds no run' "$scratch/err" || fail "report of no run: $(cat "$scratch/err")"
