@@ -222,11 +222,13 @@ typedef enum still_positions {
 /* How layers remember the past. Start from still_method_init and change what you mean;
  * docs/methods.md has the equations. Fields a method has no use for are ignored. */
 struct still_method {
-    char name[16];  /* "softmax", "still", "lolcats", ... */
-    int chunk;      /* C: the window is 1 to 2 chunks */
-    int select;     /* lambda: tokens of a chunk that stay exact when it leaves */
-    int cap;        /* exact tokens kept in all; -1: no cap. Budget = 2 chunk + cap */
-    char caps[96];  /* layers with another cap, "17-18:768,23:512"; "": none */
+    char name[16]; /* "softmax", "still", "lolcats", ... */
+    int chunk;     /* C: the window is 1 to 2 chunks */
+    int select;    /* lambda: tokens of a chunk that stay exact when it leaves */
+    int cap;       /* exact tokens kept in all; -1: no cap. Budget = 2 chunk + cap */
+    /* Layers, or heads of a layer, with another cap: "17-18:768,23/0:512"; "": none. A
+     * head is one that chooses for itself: a kv head, or, per_head, a query head. */
+    char caps[2048];
     char score[16]; /* what chooses them: "s3", "distinct", "received", ... */
     bool per_head;  /* choose and fold per query head instead of per kv head */
     bool

@@ -97,30 +97,43 @@ static bool read_number(const char **at, int *out)
     return v <= 1 << 24;
 }
 
-/* "17-18:768" or "23:512" at *at, which moves past it. */
-static bool read_cap(const char **at, sti_attn_cap *out)
+/* "17-18" or "23" at *at, which moves past it; all below n. */
+static bool read_range(const char **at, int n, int *first, int *last)
 {
-    if (!read_number(at, &out->first)) return false;
-    out->last = out->first;
-    if (**at == '-' && (++*at, !read_number(at, &out->last))) return false;
+    if (!read_number(at, first)) return false;
+    *last = *first;
+    if (**at == '-' && (++*at, !read_number(at, last))) return false;
+    return *first <= *last && *last < n;
+}
+
+/* "17-18:768", "23:512" or "18/2:3840" at *at, which moves past it. */
+static bool read_cap(const char **at, int layers, int heads, sti_attn_cap *out)
+{
+    out->first_head = 0;
+    out->last_head = heads - 1;
+    if (!read_range(at, layers, &out->first, &out->last)) return false;
+    if (**at == '/' &&
+        (++*at, !read_range(at, heads, &out->first_head, &out->last_head)))
+        return false;
     return *(*at)++ == ':' && read_number(at, &out->cap) && (!**at || **at == ',');
 }
 
-/* "17-18:768,23:512": layers, or one, and their cap. */
-static still_status read_caps(const char *text, int n_layers, sti_attn_config *out,
-                              still_error *err)
+/* "17-18:768,23/0-1:512": layers, or heads of them, and their cap. */
+static still_status read_caps(const char *text, int n_layers, int heads,
+                              sti_attn_config *out, still_error *err)
 {
     out->n_caps = 0;
     for (const char *at = text; *at; at += *at == ',') {
         const char *from = at;
         sti_attn_cap c;
-        if (!read_cap(&at, &c) || c.last < c.first || c.last >= n_layers)
-            return sti_fail(err, STILL_E_ARG,
-                            "caps '%s': '%s' is not layers of 0-%d and their cap, such "
-                            "as 17-18:768",
-                            text, from, n_layers - 1);
+        if (!read_cap(&at, n_layers, heads, &c))
+            return sti_fail(
+                err, STILL_E_ARG,
+                "caps '%.100s': '%.60s' is not layers of 0-%d, or heads of "
+                "0-%d in them, and their cap, such as 17-18:768 or 18/2:3840",
+                text, from, n_layers - 1, heads - 1);
         if (out->n_caps == STI_ATTN_CAPS)
-            return sti_fail(err, STILL_E_ARG, "caps '%s': more than %d", text,
+            return sti_fail(err, STILL_E_ARG, "caps '%.100s': more than %d rules", text,
                             STI_ATTN_CAPS);
         out->caps[out->n_caps++] = c;
     }
@@ -178,7 +191,8 @@ still_status sti_attn_configure(const still_method *m, const sti_attn_layer *lay
         out->window = strcmp(m->name, "liger") == 0 ? m->chunk : 0;
         return STILL_OK;
     }
-    STI_TRY(read_caps(m->caps, n_layers, out, err));
+    STI_TRY(read_caps(m->caps, n_layers, m->per_head ? layer->heads : layer->kv_heads,
+                      out, err));
     return hybrid_settings(m, layer, out->ctx, ctx_train, &out->hybrid, err);
 }
 

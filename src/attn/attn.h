@@ -19,10 +19,11 @@ typedef struct sti_attn_method {
 const sti_attn_method *sti_attn_find(const char *name); /* NULL: unknown */
 const sti_attn_method *sti_attn_at(int i); /* i-th row; NULL past the end */
 
-/* Layers [first, last] keep so many salient tokens. */
-enum { STI_ATTN_CAPS = 16 };
+/* Selection heads [first_head, last_head] of layers [first, last] keep so many salient
+ * tokens. */
+enum { STI_ATTN_CAPS = 256 };
 typedef struct sti_attn_cap {
-    int first, last, cap;
+    int first, last, first_head, last_head, cap;
 } sti_attn_cap;
 
 /* A session's method with its settings, checked against the model. Sessions that are
@@ -32,7 +33,8 @@ typedef struct sti_attn_config {
     int first, last;            /* layers that use it; the others are softmax */
     sti_hybrid_settings hybrid; /* of a hybrid method; sti_attn_hybrid_settings has a
                                    layer's own */
-    sti_attn_cap caps[STI_ATTN_CAPS]; /* layers whose lists have another size */
+    sti_attn_cap caps[STI_ATTN_CAPS]; /* heads whose lists have another size; the first
+                                         that names a head counts */
     int n_caps;
     int window;      /* of liger */
     sti_dtype cache; /* type of stored keys and values */

@@ -6,6 +6,18 @@ sti_hybrid_shape sti_attn_hybrid_shape(const sti_attn_layer *l)
     return (sti_hybrid_shape){l->heads, l->kv_heads, l->head_dim, l->head_dim};
 }
 
+/* The cap of a selection head. */
+static int cap_of(const sti_attn_config *cfg, int layer, int sel)
+{
+    for (int i = 0; i < cfg->n_caps; i++) {
+        const sti_attn_cap *c = &cfg->caps[i];
+        if (layer >= c->first && layer <= c->last && sel >= c->first_head &&
+            sel <= c->last_head)
+            return c->cap;
+    }
+    return cfg->hybrid.cap;
+}
+
 /* The random score draws other numbers in every layer. A state that is held to the
  * weight of the exact tokens follows their number. */
 sti_hybrid_settings sti_attn_hybrid_settings(const sti_attn_config *cfg,
@@ -13,12 +25,17 @@ sti_hybrid_settings sti_attn_hybrid_settings(const sti_attn_config *cfg,
 {
     sti_hybrid_settings s = cfg->hybrid;
     s.layer = l->index;
-    for (int i = 0; i < cfg->n_caps; i++)
-        if (l->index >= cfg->caps[i].first && l->index <= cfg->caps[i].last) {
-            if (s.state_cap > 0) s.state_cap += cfg->caps[i].cap - s.cap;
-            s.cap = cfg->caps[i].cap;
-            break;
-        }
+    if (cfg->n_caps == 0) return s;
+    const sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
+    const int S = sti_hybrid_selectors(&s, &shape), first = cap_of(cfg, l->index, 0);
+    int most = first;
+    for (int i = 0; i < S && i < STI_UNEVEN_HEADS_MAX; i++) {
+        s.head_cap[i] = cap_of(cfg, l->index, i);
+        s.uneven = s.uneven || s.head_cap[i] != first;
+        if (s.head_cap[i] > most) most = s.head_cap[i];
+    }
+    if (s.state_cap > 0) s.state_cap += most - s.cap;
+    s.cap = most;
     return s;
 }
 
@@ -107,12 +124,14 @@ static bool sound(const sti_attn_config *cfg, const sti_attn_layer *l,
 {
     const sti_hybrid_state *st = &m->hybrid;
     sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
-    int S = sti_hybrid_selectors(&cfg->hybrid, &shape);
+    const sti_hybrid_settings set = sti_attn_hybrid_settings(cfg, l);
+    int S = sti_hybrid_selectors(&set, &shape);
     for (int s = 0; st->sal_count && s < S; s++) {
+        const sti_hybrid_list list = sti_hybrid_list_of(&set, st, s);
         int n = st->sal_count[s];
-        if (n < 0 || n > st->room) return false;
+        if (n < 0 || n > list.room) return false;
         for (int i = 0; i < n; i++) {
-            int32_t pos = st->sal_pos[(int64_t)s * st->room + i];
+            int32_t pos = st->sal_pos[list.first + (size_t)i];
             if (pos < 0 || pos >= length) return false;
         }
     }

@@ -67,7 +67,8 @@ int cli_read_method(const cli_options *o, const still_model *m, still_method *ou
                         snprintf(out->caps, sizeof out->caps, "%s",
                                  at + (*at == ',')) >= (int)sizeof out->caps))
         return cli_fail("--cap: '%s' is neither a number of tokens, nor one with those "
-                        "of single layers (153,17-18:768), nor 'none'",
+                        "of layers or heads that differ (96,17-18:768,23/0:3840), nor "
+                        "'none'",
                         o->cap);
     if (o->score && snprintf(out->score, sizeof out->score, "%s", o->score) >=
                         (int)sizeof out->score)

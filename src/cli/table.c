@@ -330,8 +330,9 @@ const cli_option cli_option_table[] = {
              "quarter of the chunk; -1 stands for the default)."},
     {"cap", 0, "M|none", CLI_STRING, AT(cap), METHOD, CLI_G_METHOD,
      .help = "Exact tokens kept beyond the window (default: two chunks). The budget of a "
-             "setting is 2C + M; with none it grows with the text. Layers may differ: "
-             "153,17-18:768 gives layers 17 and 18 768, all others 153."},
+             "setting is 2C + M; with none it grows with the text. Layers, and kv heads of a layer, may "
+             "differ: 96,17-18:768,23/0:3840 gives layers 17 and 18 768, kv head 0 of layer 23 "
+             "3840, all others 96."},
     {"score", 0, "NAME", CLI_STRING, AT(score), METHOD, CLI_G_METHOD,
      .help = "What makes a token salient: s3 (the Self-Saliency Score, default), distinct (a "
              "key unlike the others of its chunk), received, keynorm or random."},

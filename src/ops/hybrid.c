@@ -77,6 +77,18 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
         return sti_fail(err, STILL_E_ARG,
                         "hybrid attention: cap %d, expected 0 to %d, or none", set->cap,
                         1 << 24);
+    const int S = sti_hybrid_selectors(set, shape);
+    if (set->uneven && S > STI_UNEVEN_HEADS_MAX)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "hybrid attention: caps of %d heads in a layer, at most %d can "
+                        "differ",
+                        S, STI_UNEVEN_HEADS_MAX);
+    for (int s = 0; set->uneven && s < S; s++)
+        if (set->head_cap[s] < 0 || set->head_cap[s] > set->cap)
+            return sti_fail(err, STILL_E_ARG,
+                            "hybrid attention: cap %d of head %d, expected 0 to the "
+                            "largest, %d",
+                            set->head_cap[s], s, set->cap);
     if (!set->has_window && (set->select != 0 || !set->has_linear))
         return sti_fail(err, STILL_E_ARG,
                         "hybrid attention: without a window there is nothing to select "
@@ -98,6 +110,14 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
                         "hybrid attention: head size %d is odd and cannot be rotated",
                         D);
     return STILL_OK;
+}
+
+bool sti_hybrid_same_caps(const sti_hybrid_settings *a, const sti_hybrid_settings *b,
+                          int S)
+{
+    if (a->cap != b->cap || a->uneven != b->uneven) return false;
+    return !a->uneven ||
+           memcmp(a->head_cap, b->head_cap, (size_t)S * sizeof *a->head_cap) == 0;
 }
 
 still_status sti_hybrid_match_check(const sti_hybrid_settings *set, still_error *err)
@@ -143,12 +163,13 @@ void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
             st->win_received = sti_carve_take(c, S * window, real_size);
     }
     if (room) {
-        st->sal_k = sti_carve_take(c, S * room * D, kv_size);
-        st->sal_v = sti_carve_take(c, S * room * D, kv_size);
-        st->sal_score = sti_carve_take(c, S * room, real_size);
-        st->sal_pos = sti_carve_take(c, S * room, sizeof *st->sal_pos);
+        const size_t slots = sti_hybrid_list_of(set, st, (int)S).first;
+        st->sal_k = sti_carve_take(c, slots * D, kv_size);
+        st->sal_v = sti_carve_take(c, slots * D, kv_size);
+        st->sal_score = sti_carve_take(c, slots, real_size);
+        st->sal_pos = sti_carve_take(c, slots, sizeof *st->sal_pos);
         if (set->position_cap > 0)
-            st->sal_far = sti_carve_take(c, S * room, sizeof *st->sal_far);
+            st->sal_far = sti_carve_take(c, slots, sizeof *st->sal_far);
     }
     st->sal_count = sti_carve_take(c, S, sizeof *st->sal_count);
     if (set->has_linear) {

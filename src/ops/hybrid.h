@@ -93,12 +93,14 @@ typedef enum sti_feature_positions {
     STI_FEATURES_NONE      /* q and k before RoPE */
 } sti_feature_positions;
 
-enum { STI_CAP_NONE = -1, STI_HEAD_DIM_MAX = 512 };
+enum { STI_CAP_NONE = -1, STI_HEAD_DIM_MAX = 512, STI_UNEVEN_HEADS_MAX = 128 };
 
 typedef struct sti_hybrid_settings {
-    int chunk;  /* C */
-    int select; /* lambda: tokens of a leaving chunk that join the salient cache */
-    int cap;    /* salient tokens kept; STI_CAP_NONE: all (no longer linear) */
+    int chunk;   /* C */
+    int select;  /* lambda: tokens of a leaving chunk that join the salient cache */
+    int cap;     /* salient tokens kept; STI_CAP_NONE: all (no longer linear) */
+    bool uneven; /* selection heads have caps of their own, and cap is the largest */
+    int32_t head_cap[STI_UNEVEN_HEADS_MAX]; /* [S], if uneven */
     sti_score_kind score;
     bool per_head;   /* selection, map of k and state per query head, not per kv head */
     bool has_window; /* off: a token is folded before its own output */
@@ -121,8 +123,8 @@ typedef struct sti_hybrid_settings {
     int position_cap;
     sti_feature_positions feature_positions;
     /* Tokens the linear state may weigh as: with n folded tokens and n > state_cap the
-     * linear term is multiplied by state_cap / n. 0: as many as were folded. Recurrent
-     * form only. */
+     * linear term is multiplied by state_cap / n. 0: as many as were folded. A head
+     * whose own cap is smaller than `cap` has that much less. Recurrent form only. */
     int state_cap;
 } sti_hybrid_settings;
 
@@ -136,12 +138,21 @@ static inline bool sti_hybrid_rotates(const sti_hybrid_settings *set)
     return set->position_cap > 0 || set->feature_positions == STI_FEATURES_NONE;
 }
 
-/* What state_cap adds to alpha when n tokens are folded: log of the factor. */
-static inline double sti_hybrid_state_shift(const sti_hybrid_settings *set, int64_t n)
+/* Salient tokens that selection head `sel` keeps. */
+static inline int sti_hybrid_cap(const sti_hybrid_settings *set, int sel)
 {
-    return set->state_cap > 0 && n > set->state_cap
-               ? log((double)set->state_cap / (double)n)
-               : 0;
+    return set->uneven ? set->head_cap[sel] : set->cap;
+}
+bool sti_hybrid_same_caps(const sti_hybrid_settings *a, const sti_hybrid_settings *b,
+                          int S);
+
+/* What state_cap adds to alpha of selection head `sel` when n tokens are folded there:
+ * log of the factor. */
+static inline double sti_hybrid_state_shift(const sti_hybrid_settings *set, int sel,
+                                            int64_t n)
+{
+    const int most = set->state_cap - (set->cap - sti_hybrid_cap(set, sel));
+    return set->state_cap > 0 && n > most ? log((double)most / (double)n) : 0;
 }
 
 /* Settings of a method by its name: still, lolcats, hedgehog, t2r, swa, softmax, all
@@ -178,22 +189,41 @@ static inline int sti_hybrid_features(const sti_hybrid_settings *set,
 typedef struct sti_hybrid_state {
     int64_t pos;        /* tokens seen */
     int64_t max_tokens; /* what `room` was made for if there is no cap */
-    int room;           /* tokens a salient list can hold */
+    int room;           /* tokens the largest salient list can hold */
     size_t kv_size, real_size;
     void *win_k, *win_v; /* kv   [G, 2C, D]: token j at slot j % 2C */
     void *win_score;     /* real [S, 2C] */
     void *win_received;  /* real [S, 2C]: sum, for scores that ask for it */
-    void *sal_k, *sal_v; /* kv   [S, room, D], in no order */
-    void *sal_score;     /* real [S, room] */
-    int32_t *sal_pos;    /* [S, room] */
-    uint8_t *sal_far;    /* [S, room], with a position cap: 1 if the key is far, and
-                            then kept as it was before RoPE */
+    /* Salient lists, one behind the other: sti_hybrid_list_of has a head's slots. */
+    void *sal_k, *sal_v; /* kv   [slots, D], a list in no order */
+    void *sal_score;     /* real [slots] */
+    int32_t *sal_pos;    /* [slots] */
+    uint8_t *sal_far;    /* [slots], with a position cap: 1 if the key is far, and then
+                            kept as it was before RoPE */
     int32_t *sal_count;  /* [S] */
     void *lin_s, *lin_z; /* real [S, P, D], [S, P] */
     void *low_s, *low_z; /* float states: what rounding took from lin_s and lin_z, so
                             that a sum of millions of tokens does not drift */
     int64_t *folded;     /* [S]: tokens in the state (or forgotten) */
 } sti_hybrid_state;
+
+/* A salient list: its slots are [first, first + room) of the arrays of all lists. */
+typedef struct sti_hybrid_list {
+    size_t first;
+    int room;
+} sti_hybrid_list;
+
+/* The list of selection head `sel`; that of head S begins where the last one ends. */
+static inline sti_hybrid_list sti_hybrid_list_of(const sti_hybrid_settings *set,
+                                                 const sti_hybrid_state *st, int sel)
+{
+    sti_hybrid_list l = {(size_t)sel * (size_t)st->room, st->room};
+    if (!set->uneven || st->room == 0) return l;
+    l.first = 0;
+    for (int i = 0; i < sel; i++) l.first += (size_t)set->head_cap[i];
+    l.room = sel < STI_UNEVEN_HEADS_MAX ? set->head_cap[sel] : 0;
+    return l;
+}
 
 /* Lays the state out in c; with c->base NULL it only counts. max_tokens bounds the
  * session and sizes the salient lists where there is no cap. Settings were checked. */

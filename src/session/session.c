@@ -101,14 +101,30 @@ static void carve_tables(still_session *s, sti_carve *c)
     s->logits = sti_carve_take(c, (size_t)g->vocab, sizeof *s->logits);
 }
 
+/* ",17-18:768,23-23/0-0:512": layers, heads unless they are all, and their cap. */
+static void describe_caps(const still_session *s, char *out, size_t size)
+{
+    const sti_attn_config *c = &s->cfg;
+    const sti_config *g = &s->model->cfg;
+    const int heads = c->hybrid.per_head ? g->heads : g->kv_heads;
+    size_t n = 0;
+    out[0] = 0;
+    for (int i = 0; i < c->n_caps && n < size; i++) {
+        const sti_attn_cap *cap = &c->caps[i];
+        char some[32] = "";
+        if (cap->first_head > 0 || cap->last_head < heads - 1)
+            snprintf(some, sizeof some, "/%d-%d", cap->first_head, cap->last_head);
+        n += (size_t)snprintf(out + n, size - n, ",%d-%d%s:%d", cap->first, cap->last,
+                              some, cap->cap);
+    }
+}
+
 static void describe(still_session *s)
 {
     const sti_attn_config *c = &s->cfg;
     const sti_hybrid_settings *h = &c->hybrid;
-    char caps[STI_ATTN_CAPS * 24] = "";
-    for (int i = 0, n = 0; i < c->n_caps; i++)
-        n += snprintf(caps + n, sizeof caps - (size_t)n, ",%d-%d:%d", c->caps[i].first,
-                      c->caps[i].last, c->caps[i].cap);
+    char caps[STI_SETTINGS_LINE - 768];
+    describe_caps(s, caps, sizeof caps);
     snprintf(s->settings, sizeof s->settings,
              "method=%s backend=%s cache=%s layers=%d-%d chunk=%d select=%d cap=%d%s "
              "score=%d per_head=%d window_scale=%d map=%d norm=%d gate=%d factor=%d "

@@ -9,7 +9,7 @@ typedef struct sti_boundary { /* the past as it was at a chunk boundary */
     unsigned char *state;     /* operators' memory */
 } sti_boundary;
 
-enum { STI_SETTINGS_LINE = 1024 };
+enum { STI_SETTINGS_LINE = 4096 };
 
 struct still_session {
     still_model *model;

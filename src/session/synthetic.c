@@ -87,23 +87,24 @@ static int64_t tokens_left(const sti_hybrid_settings *set, int64_t length)
 }
 
 /* Salient tokens of one list: as many as were chosen, or as fit. */
-static int64_t salient(const sti_hybrid_settings *set, const sti_hybrid_state *st,
+static int64_t salient(const sti_hybrid_settings *set, sti_hybrid_list list,
                        int64_t left)
 {
     const int64_t chosen = left / set->chunk * set->select;
-    return chosen < st->room ? chosen : st->room;
+    return chosen < list.room ? chosen : list.room;
 }
 
 static void fill_salient(past *p, const sti_hybrid_settings *set, sti_hybrid_state *st,
                          int64_t left, size_t S)
 {
-    const int64_t n = salient(set, st, left);
     const int64_t end = ((int64_t)p->length - 1) / set->chunk * set->chunk + set->chunk;
     for (size_t s = 0; s < S; s++) {
+        const sti_hybrid_list list = sti_hybrid_list_of(set, st, (int)s);
+        const int64_t n = salient(set, list, left);
         st->sal_count[s] = (int32_t)n;
         st->folded[s] = left - n;
         for (int64_t i = 0; i < n; i++) {
-            const size_t at = s * (size_t)st->room + (size_t)i;
+            const size_t at = list.first + (size_t)i;
             const int64_t pos = i * left / n;
             st->sal_pos[at] = (int32_t)pos;
             if (st->sal_far) st->sal_far[at] = end - 1 - pos >= set->position_cap;
@@ -114,12 +115,13 @@ static void fill_salient(past *p, const sti_hybrid_settings *set, sti_hybrid_sta
 /* A feature is about 1 / D a token: z is their sum, s that of products with values. */
 static void fill_hybrid(past *p, const sti_attn_layer *l, sti_hybrid_state *st)
 {
-    const sti_hybrid_settings *set = &p->s->cfg.hybrid;
+    const sti_hybrid_settings own = sti_attn_hybrid_settings(&p->s->cfg, l),
+                              *set = &own;
     const sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
     const size_t S = (size_t)sti_hybrid_selectors(set, &shape),
                  P = (size_t)sti_hybrid_features(set, &shape), D = (size_t)shape.D,
                  window = 2 * (size_t)set->chunk, keys = (size_t)shape.G * window * D,
-                 list = S * (size_t)st->room;
+                 list = sti_hybrid_list_of(set, st, (int)S).first;
     const int64_t left = tokens_left(set, p->length);
     fill(p, st->win_k, keys, st->kv_size, 0, 1);
     fill(p, st->win_v, keys, st->kv_size, 0, 1);

@@ -232,6 +232,15 @@ static inline sti_hybrid_settings preset(const char *method, int chunk)
     return s;
 }
 
+/* Selection heads with caps of their own: from nothing to the largest. */
+static inline void make_uneven(sti_hybrid_settings *s, uint64_t *rng)
+{
+    s->uneven = true;
+    for (int i = 0; i < STI_UNEVEN_HEADS_MAX; i++)
+        s->head_cap[i] = below(rng, s->cap + 1);
+    s->head_cap[below(rng, 2)] = s->cap;
+}
+
 /* Any settings the operator allows, of any method. */
 static inline problem any_problem(uint64_t seed)
 {
@@ -245,6 +254,8 @@ static inline problem any_problem(uint64_t seed)
         s.score = (sti_score_kind)below(&rng, STI_SCORE_COUNT);
         s.la_scale = below(&rng, 2) ? STI_SCALE_EXACT : STI_SCALE_WINDOW;
         s.window_factor = below(&rng, 2);
+        uint64_t caps = seed; /* drawn apart */
+        if (s.cap > 0 && seed % 2) make_uneven(&s, &caps);
     }
     s.per_head = below(&rng, 2);
     s.norm_preserved = below(&rng, 2);

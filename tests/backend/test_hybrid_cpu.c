@@ -308,6 +308,8 @@ static problem large_problem(uint64_t seed)
         set.cap = seed % 5 == 1 ? STI_CAP_NONE : 40;
         set.score = seed % 5 == 2 ? STI_SCORE_RECEIVED : STI_SCORE_S3;
         set.per_head = seed % 5 == 3;
+        uint64_t rng = seed;
+        if (seed % 5 == 3) make_uneven(&set, &rng);
     }
     problem p = make(set, (sti_hybrid_shape){6, 2, 64, 64}, 300, seed);
     if (set.position_cap) rotate(&p);
@@ -398,7 +400,8 @@ static void test_partition(void **state)
             const int C = p.set.chunk;
             const int window = !p.set.has_window ? 0 : t < C ? t + 1 : t % C + C + 1;
             for (int s = 0; s < p.S; s++) {
-                const int32_t *pos = x.st.sal_pos + s * x.st.room;
+                const int32_t *pos =
+                    x.st.sal_pos + sti_hybrid_list_of(&p.set, &x.st, s).first;
                 assert_int_equal(window + x.st.sal_count[s] + x.st.folded[s], t + 1);
                 for (int i = 0; i < x.st.sal_count[s]; i++) {
                     assert_in_range(pos[i], 0, t - window);

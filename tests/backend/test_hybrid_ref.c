@@ -53,15 +53,17 @@ static void test_partition(void **state)
                                        p.fold_parallel[j * p.S + s])]++;
             assert_int_equal(place[STI_PLACE_SALIENT], p.st.sal_count[s]);
             assert_int_equal(place[STI_PLACE_LINEAR], p.st.folded[s]);
+            const int32_t *at =
+                p.st.sal_pos + sti_hybrid_list_of(&p.set, &p.st, s).first;
             for (int i = 0; i < p.st.sal_count[s]; i++) {
-                const int32_t j = p.st.sal_pos[s * p.st.room + i];
+                const int32_t j = at[i];
                 assert_int_equal(
                     sti_hybrid_place(&p.set, p.T - 1, j, p.fold_parallel[j * p.S + s]),
                     STI_PLACE_SALIENT);
-                for (int l = 0; l < i; l++)
-                    assert_int_not_equal(p.st.sal_pos[s * p.st.room + l], j);
+                for (int l = 0; l < i; l++) assert_int_not_equal(at[l], j);
             }
-            if (p.set.cap >= 0) assert_in_range(p.st.sal_count[s], 0, p.set.cap);
+            if (p.set.cap >= 0)
+                assert_in_range(p.st.sal_count[s], 0, sti_hybrid_cap(&p.set, s));
         }
         drop(&p);
     }

@@ -98,6 +98,8 @@ static int settings(still_method out[64])
     out[n++].cap = 0;
     out[n] = method("still", 8);
     snprintf(out[n++].caps, sizeof out->caps, "0:3,1-2:9");
+    out[n] = method("still", 8); /* heads of a layer differ; the first rule counts */
+    snprintf(out[n++].caps, sizeof out->caps, "0/1:30,0-1/0:2,0:7,2/0-1:0");
     out[n] = method("still", 8); /* a capped state follows the caps */
     out[n].positions = STILL_POSITIONS_CAPPED;
     snprintf(out[n++].caps, sizeof out->caps, "1:40");
@@ -440,9 +442,10 @@ static void impossible_settings(void **state)
     still_error e;
     assert_int_equal(still_method_init(&how, "mamba", 0, &e), STILL_E_ARG);
     assert_non_null(strstr(e.text, "still, lolcats"));
-    const char *caps[] = {"x",       "1",    "1:",   "2-1:5", "3:5",
-                          "-1:4",    "1:5 ", "1:5;", "1:-3",  "1:99999999999999",
-                          "1:5,,2:4"};
+    const char *caps[] = {"x",        "1",     "1:",   "2-1:5",   "3:5",
+                          "-1:4",     "1:5 ",  "1:5;", "1:-3",    "1:99999999999999",
+                          "1:5,,2:4", "1/9:5", "1/:5", "1/1-0:5", "/1:5",
+                          "1/0/1:5"};
     for (size_t i = 0; i < sizeof caps / sizeof *caps; i++) {
         still_session *s;
         how = method("still", 8);

@@ -115,7 +115,8 @@ static sti_hyb describe(const sti_dev *dev, const sti_hybrid_settings *set,
                         const sti_hybrid_shape *shape)
 {
     const int S = sti_hybrid_selectors(set, shape), P = sti_hybrid_features(set, shape);
-    sti_hyb h = {.f = &sti_cpu_attn_portable,
+    sti_hyb h = {.set = set,
+                 .f = &sti_cpu_attn_portable,
                  .k = &sti_cpu_hybrid_portable,
                  .rows = sti_cpu_row_kernels(dev),
                  .H = shape->H,
@@ -334,7 +335,8 @@ static bool alike(const sti_hybrid_args *a, const sti_hybrid_args *b)
            (x == y ||
             (x->chunk == y->chunk && x->per_head == y->per_head && x->map == y->map &&
              x->has_window == y->has_window && x->score == y->score &&
-             x->cap == y->cap && x->position_cap == y->position_cap &&
+             sti_hybrid_same_caps(x, y, sti_hybrid_selectors(x, &a->shape)) &&
+             x->position_cap == y->position_cap &&
              x->feature_positions == y->feature_positions &&
              x->state_cap == y->state_cap));
 }

@@ -109,6 +109,7 @@ typedef struct sti_hyb_slot {
 } sti_hyb_slot;
 
 typedef struct sti_hyb {
+    const sti_hybrid_settings *set; /* of the call; all its sessions have these */
     const sti_attn_kernels *f;
     const sti_hybrid_kernels *k;
     const sti_row_kernels *rows;
@@ -169,6 +170,12 @@ static inline void *sti_hyb_row(const sti_hyb *h, const sti_hybrid_state *st,
     return (char *)base + row * (size_t)h->D * st->kv_size;
 }
 
+/* The window of kv head g, as a list. */
+static inline sti_hybrid_list sti_hyb_ring(const sti_hyb *h, int g)
+{
+    return (sti_hybrid_list){(size_t)g * 2 * (size_t)h->C, 2 * h->C};
+}
+
 /* A key in its panel: elements `step` apart. */
 typedef struct sti_hyb_key {
     void *p;
@@ -176,17 +183,17 @@ typedef struct sti_hyb_key {
 } sti_hyb_key;
 
 static inline sti_hyb_key sti_hyb_key_at(const sti_hyb *h, const sti_hybrid_state *st,
-                                         void *base, int room, int head, int slot)
+                                         void *base, sti_hybrid_list l, int slot)
 {
-    const int first = slot / STI_ATTN_PANEL * STI_ATTN_PANEL, left = room - first;
-    const size_t at = ((size_t)head * (size_t)room + (size_t)first) * (size_t)h->D;
+    const int first = slot / STI_ATTN_PANEL * STI_ATTN_PANEL, left = l.room - first;
+    const size_t at = (l.first + (size_t)first) * (size_t)h->D;
     return (sti_hyb_key){(char *)base + (at + (size_t)(slot - first)) * st->kv_size,
                          left < STI_ATTN_PANEL ? left : STI_ATTN_PANEL};
 }
 static inline sti_hyb_key
 sti_hyb_window_key(const sti_hyb *h, const sti_hybrid_state *st, int g, int slot)
 {
-    return sti_hyb_key_at(h, st, st->win_k, 2 * h->C, g, slot);
+    return sti_hyb_key_at(h, st, st->win_k, sti_hyb_ring(h, g), slot);
 }
 /* Keys [D] as they are stored, out of a panel and into one. */
 void sti_hyb_take_key(const sti_hyb *h, const sti_hybrid_state *st, sti_hyb_key from,

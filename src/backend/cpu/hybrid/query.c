@@ -16,11 +16,12 @@ enum { BLOCK = STI_ATTN_BLOCK, TILES_PER_WORKER = 4 };
 /* ---- Blocks -------------------------------------------------------------- */
 
 /* Far keys lie in front of the list. */
-static int far_keys(const sti_hybrid_state *st, int sel)
+static int far_keys(const sti_hyb *h, const sti_hybrid_state *st, int sel)
 {
     int n = 0;
-    if (st->sal_far)
-        while (n < st->sal_count[sel] && st->sal_far[(size_t)sel * st->room + n]) n++;
+    if (!st->sal_far) return 0;
+    const uint8_t *far = st->sal_far + sti_hybrid_list_of(h->set, st, sel).first;
+    while (n < st->sal_count[sel] && far[n]) n++;
     return n;
 }
 
@@ -60,8 +61,8 @@ void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chun
             begin(b, STI_HYB_FAR, 0);
             break;
         case STI_HYB_FAR:
-            if (cut(b, far_keys(st, sel))) return;
-            begin(b, STI_HYB_NEAR, far_keys(st, sel));
+            if (cut(b, far_keys(h, st, sel))) return;
+            begin(b, STI_HYB_NEAR, far_keys(h, st, sel));
             break;
         case STI_HYB_NEAR:
             if (cut(b, st->sal_count[sel])) return;
@@ -77,12 +78,13 @@ void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chun
 sti_attn_rows sti_hyb_rows(const sti_hyb *h, const sti_hybrid_state *st, int sel,
                            const sti_hyb_block *b, bool keys)
 {
-    const int room = sti_hyb_in_window(b) ? 2 * h->C : st->room;
-    const int head = sti_hyb_in_window(b) ? sti_hyb_kv_of(h, sel) : sel;
+    const sti_hybrid_list l = sti_hyb_in_window(b)
+                                  ? sti_hyb_ring(h, sti_hyb_kv_of(h, sel))
+                                  : sti_hybrid_list_of(h->set, st, sel);
     void *base = sti_hyb_in_window(b) ? (keys ? st->win_k : st->win_v)
                                       : (keys ? st->sal_k : st->sal_v);
-    return (sti_attn_rows){sti_hyb_row(h, st, base, (size_t)head * (size_t)room),
-                           sti_hyb_type(st), room, h->D};
+    return (sti_attn_rows){sti_hyb_row(h, st, base, l.first), sti_hyb_type(st), l.room,
+                           h->D};
 }
 
 /* ---- Queries ------------------------------------------------------------- */
@@ -226,7 +228,7 @@ void sti_hyb_finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int hea
     const size_t at = sti_hyb_query_at(h, row, head);
     const int64_t folded = lin ? a->state->folded[head / h->group] : 0;
     const float alpha = (set->alpha && in->alpha ? in->alpha[head] : 0) +
-                        (float)sti_hybrid_state_shift(set, folded);
+                        (float)sti_hybrid_state_shift(set, head / h->group, folded);
     float factor = 1, keep = 1, weight = 0;
     if (set->window_factor)
         factor = in->window_logit ? 1 / (1 + expf(-in->window_logit[head])) : 0.1f;
@@ -277,7 +279,7 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
     const sti_hybrid_state *st = a->state;
     const int64_t pos = st->pos + i, chunk = pos / h->C;
     const int offset = (int)(pos % h->C), row = h->row + i, group = h->group;
-    sti_hyb_queries(h, w, a, sel, row, n, far_keys(st, sel) > 0);
+    sti_hyb_queries(h, w, a, sel, row, n, far_keys(h, st, sel) > 0);
     for (int r = 0; r < n * group; r++) {
         w->t.M[r] = -INFINITY;
         w->t.L[r] = 0;

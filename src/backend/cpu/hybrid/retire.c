@@ -104,16 +104,19 @@ typedef struct list {
     const sti_hybrid_state *st;
     int sel;
     size_t first; /* slot 0 in the arrays of all selection heads */
+    int room;
     int32_t *count;
 } list;
 
 static list list_of(const sti_hyb *h, const sti_hybrid_state *st, int sel)
 {
-    return (list){h, st, sel, (size_t)sel * (size_t)st->room, &st->sal_count[sel]};
+    const sti_hybrid_list l = sti_hybrid_list_of(h->set, st, sel);
+    return (list){h, st, sel, l.first, l.room, &st->sal_count[sel]};
 }
 static sti_hyb_key list_key(const list *l, int slot)
 {
-    return sti_hyb_key_at(l->h, l->st, l->st->sal_k, l->st->room, l->sel, slot);
+    return sti_hyb_key_at(l->h, l->st, l->st->sal_k,
+                          (sti_hybrid_list){l->first, l->room}, slot);
 }
 static void *list_value(const list *l, int slot)
 {
@@ -251,7 +254,7 @@ static void select_tokens(const sti_hyb *h, const sti_hybrid_args *a, const list
 {
     const sti_hybrid_state *st = a->state;
     const sti_hyb_leaving *to = &h->leaving[l->sel];
-    const int count = *l->count, wanted = st->room > 0 ? a->set->select : 0;
+    const int count = *l->count, wanted = l->room > 0 ? a->set->select : 0;
     int stay = wanted;
     sti_hyb_entry *e = to->entry;
     memset(to->stays, 0, (size_t)h->C);
@@ -262,12 +265,12 @@ static void select_tokens(const sti_hyb *h, const sti_hybrid_args *a, const list
             rank_of(final_score(h, a, l->sel, c, i), (int32_t)first_token(h, c) + i),
             -1 - i};
     best_first(e, h->C, wanted);
-    if (count + wanted > st->room) {
+    if (count + wanted > l->room) {
         const float *score = (const float *)st->sal_score + l->first;
         const int32_t *position = st->sal_pos + l->first;
         for (int i = 0; i < count; i++)
             e[wanted + i] = (sti_hyb_entry){rank_of(score[i], position[i]), i};
-        stay = st->room;
+        stay = l->room;
         best_first(e, count + wanted, stay);
         for (int i = stay; i < count + wanted; i++)
             if (e[i].at >= 0) to->evicted[e[i].at] = 1;

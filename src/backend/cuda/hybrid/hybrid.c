@@ -65,6 +65,11 @@ sti_cuda_shape sti_cuda_shape_of(const sti_hybrid_args *a)
 static still_status describe(sti_dev *dev, const sti_hybrid_args *a,
                              sti_cuda_shape *out, still_error *err)
 {
+    if (a->set->uneven)
+        return sti_fail(
+            err, STILL_E_UNSUPPORTED,
+            "cuda hybrid attention: caps that differ between the heads of a "
+            "layer run on the cpu: use --backend cpu");
     *out = sti_cuda_shape_of(a);
     if (!a->in.inv_freq) return STILL_OK;
     const void *freq;

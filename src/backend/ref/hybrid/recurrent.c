@@ -92,7 +92,8 @@ static void fold(session *s, int sel, const double *key, bool raw, const double 
 static void keep(session *s, int sel, int64_t j, double score, int64_t now)
 {
     sti_hybrid_state *st = s->st;
-    const size_t D = (size_t)s->d.D, first = (size_t)sel * (size_t)st->room;
+    const sti_hybrid_list list = sti_hybrid_list_of(s->set, st, sel);
+    const size_t D = (size_t)s->d.D, first = list.first;
     const int g = sti_ref_kv_of(&s->d, sel);
     double *scores = (double *)st->sal_score + first;
     int32_t *positions = st->sal_pos + first;
@@ -101,7 +102,7 @@ static void keep(session *s, int sel, int64_t j, double score, int64_t now)
            *values = (double *)st->sal_v + first * D;
 
     size_t at = (size_t)st->sal_count[sel];
-    if (at == (size_t)st->room) {
+    if (at == (size_t)list.room) {
         size_t worst = 0;
         for (size_t i = 1; i < at; i++)
             if (sti_ref_better(scores[worst], positions[worst], scores[i],
@@ -132,7 +133,7 @@ static void make_far(session *s, int64_t now)
     const int64_t last = now + s->set->chunk - 1;
     for (int sel = 0; sel < s->d.S; sel++)
         for (int i = 0; i < st->sal_count[sel]; i++) {
-            const size_t at = (size_t)sel * (size_t)st->room + (size_t)i;
+            const size_t at = sti_hybrid_list_of(s->set, st, sel).first + (size_t)i;
             if (st->sal_far[at] || last - st->sal_pos[at] < s->set->position_cap)
                 continue;
             sti_ref_turn((double *)st->sal_k + at * (size_t)s->d.D, s->d.D,
@@ -174,7 +175,8 @@ static void leave(session *s, int64_t first, int64_t now)
             int better = 0;
             for (int64_t j = first; j < end; j++)
                 better += sti_ref_better(final_score(s, sel, j), j, score, i);
-            if (better < s->set->select && s->st->room > 0)
+            if (better < s->set->select &&
+                sti_hybrid_list_of(s->set, s->st, sel).room > 0)
                 keep(s, sel, i, score, now);
             else
                 fold(s, sel, key_at(s, g, i), false, value_at(s, g, i), i, now);
@@ -248,7 +250,7 @@ static int softmax_tokens(session *s, const double *q, const double *q_raw, int6
     }
     const int sel = h / d->per_sel;
     for (int i = 0; i < st->sal_count[sel]; i++, n++) {
-        const size_t slot = (size_t)sel * (size_t)st->room + (size_t)i;
+        const size_t slot = sti_hybrid_list_of(s->set, st, sel).first + (size_t)i;
         const size_t at = slot * (size_t)d->D;
         const bool far = st->sal_far && st->sal_far[slot];
         s->logit[n] = sti_ref_logit(far ? s->q_far : q, (double *)st->sal_k + at, d->D);
@@ -269,7 +271,7 @@ static void output(session *s, int row, int64_t t, int h)
     const int n = softmax_tokens(s, q, q_raw, t, h);
     const bool folded = s->set->has_linear && s->st->folded[sel] > 0;
     const double alpha = sti_ref_alpha(s->set, in, h) +
-                         sti_hybrid_state_shift(s->set, s->st->folded[sel]);
+                         sti_hybrid_state_shift(s->set, sel, s->st->folded[sel]);
     const double M = sti_ref_max(s->set, s->logit, n, alpha, folded);
     const sti_ref_scales scale = sti_ref_scales_of(s->set, M, alpha, folded);
     const double factor = sti_ref_window_factor(s->set, in, h);

@@ -136,7 +136,7 @@ static void score_tokens(const sequence *s, double *received)
  * tokens, of which only the `cap` best stay; all others are folded then. */
 static void route_head(const sequence *s, int sel)
 {
-    const int C = s->set->chunk, S = s->d.S, cap = s->set->cap;
+    const int C = s->set->chunk, S = s->d.S, cap = sti_hybrid_cap(s->set, sel);
     const double *score = s->score + sel; /* stride S */
     int32_t *fold = s->fold_chunk + sel;  /* stride S */
     for (int j = 0; j < s->T; j++) fold[(size_t)j * S] = -1;

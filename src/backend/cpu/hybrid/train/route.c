@@ -226,7 +226,7 @@ static float final_score(const job *j, const worker *w, int b, int sel, int k)
 static void route_head(const job *j, worker *w, int b, int sel)
 {
     const sti_train *t = &j->t;
-    const int cap = t->set->cap, C = t->span;
+    const int cap = sti_hybrid_cap(t->set, sel), C = t->span;
     int32_t *fold = t->a->fold_chunk + sti_train_row(t, b, 0, t->S, sel);
     const size_t S = (size_t)t->S;
     for (int k = 0; k < t->a->T; k++) fold[(size_t)k * S] = -1;

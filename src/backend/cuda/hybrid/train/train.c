@@ -25,6 +25,11 @@ static still_status check(const sti_hybrid_parallel_args *a, still_error *err)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "hybrid attention: capped positions and features before RoPE "
                         "exist in sessions only, not for whole sequences");
+    if (a->set->uneven)
+        return sti_fail(
+            err, STILL_E_UNSUPPORTED,
+            "cuda hybrid attention: caps that differ between the heads of a "
+            "layer are trained on the cpu: use --backend cpu");
     if (a->max_in || a->max_out)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "cuda hybrid attention: the maximum of whole sequences is "
