@@ -550,7 +550,8 @@ const cli_command cli_command_table[] = {
        "two models, resumable"},
       {"still eval smollm2 --method still --against softmax,lolcats,swa --tasks "
        "niah_single --lengths 512,1K --samples 50", "four methods in one table"},
-      {"mpirun -np 4 still eval smollm2 --tasks hellaswag --threads 8", "four processes"}},
+      {"mpirun -np 4 --bind-to none still eval smollm2 --tasks hellaswag --threads 8",
+       "four processes"}},
      0, CLI_ARGS_MAX, NULL, cli_cmd_eval},
     {"pull-data", PULL_DATA, "bring benchmark files into the cache",
      "DIR|ARCHIVE [options]",

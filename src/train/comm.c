@@ -1,7 +1,7 @@
 /* comm.c - joining a job of several processes, and the job of one; see comm.h.
  *
- * Launchers leave their mark in the environment. Without one MPI is never started, so a
- * plain run pays nothing for it. A mark that this build or its MPI cannot follow is an
+ * Launchers leave their mark in the environment. Without one MPI is never loaded, so a
+ * plain run pays nothing for it. A mark that this still or its MPI cannot follow is an
  * error: N processes that each believe to be alone would write one folder N times. */
 #include "train/comm.h"
 
@@ -11,11 +11,8 @@
 #include "base/mem.h"
 #include "train/comm_mpi.h"
 
-#ifndef STI_HAVE_MPI
-#define STI_HAVE_MPI 0
-#endif
-
 struct sti_comm {
+    const sti_mpi_module *module;
     sti_mpi *mpi; /* NULL: one rank */
     bool failed;
     int failed_rank; /* by agreement; -1: none */
@@ -63,16 +60,9 @@ static still_status join(sti_comm *c, still_error *err)
                         "other; use srun --mpi=pmix, or mpirun",
                         l.ranks);
     if (!l.mpi) return STILL_OK;
-#if STI_HAVE_MPI
-    return sti_mpi_join(l.ranks, &c->mpi, err);
-#else
-    (void)c;
-    if (l.ranks == 1) return STILL_OK;
-    return sti_fail(
-        err, STILL_E_UNSUPPORTED,
-        "started as one of several processes, but this still was built "
-        "without MPI; install its headers (libopenmpi-dev) and build again");
-#endif
+    const still_status st = sti_mpi_load(&c->module, err);
+    if (st != STILL_OK) return l.ranks == 1 ? STILL_OK : st; /* alone it needs no MPI */
+    return c->module->join(l.ranks, &c->mpi, err);
 }
 
 still_status sti_comm_new(sti_comm **out, still_error *err)
@@ -92,8 +82,6 @@ still_status sti_comm_new(sti_comm **out, still_error *err)
 
 /* ---- Calls: alone, or over MPI ------------------------------------------- */
 
-#if STI_HAVE_MPI
-
 static void add_floats(void *y, const void *x, size_t n)
 {
     float *to = y;
@@ -110,37 +98,37 @@ static void add_doubles(void *y, const void *x, size_t n)
 
 void sti_comm_free(sti_comm *c)
 {
-    if (c) sti_mpi_leave(c->mpi, c->failed);
+    if (c && c->mpi) c->module->leave(c->mpi, c->failed);
     free(c);
 }
 
 int sti_comm_rank(const sti_comm *c)
 {
-    return c->mpi ? sti_mpi_rank(c->mpi) : 0;
+    return c->mpi ? c->module->rank(c->mpi) : 0;
 }
 
 int sti_comm_size(const sti_comm *c)
 {
-    return c->mpi ? sti_mpi_size(c->mpi) : 1;
+    return c->mpi ? c->module->size(c->mpi) : 1;
 }
 
 still_status sti_comm_sum(sti_comm *c, float *x, size_t n, still_error *err)
 {
     if (!c->mpi) return STILL_OK;
-    return sti_mpi_sum(c->mpi, x, n, sizeof *x, add_floats, err);
+    return c->module->sum(c->mpi, x, n, sizeof *x, add_floats, err);
 }
 
 still_status sti_comm_sum_doubles(sti_comm *c, double *x, size_t n, still_error *err)
 {
     if (!c->mpi) return STILL_OK;
-    return sti_mpi_sum(c->mpi, x, n, sizeof *x, add_doubles, err);
+    return c->module->sum(c->mpi, x, n, sizeof *x, add_doubles, err);
 }
 
 still_status sti_comm_tell(sti_comm *c, int root, void *x, size_t bytes,
                            still_error *err)
 {
     if (!c->mpi) return STILL_OK;
-    return sti_mpi_tell(c->mpi, root, x, bytes, err);
+    return c->module->tell(c->mpi, root, x, bytes, err);
 }
 
 still_status sti_comm_agree(sti_comm *c, int root, still_status st, still_error *err)
@@ -151,58 +139,12 @@ still_status sti_comm_agree(sti_comm *c, int root, still_status st, still_error 
         still_error error;
     } said = {.status = st};
     if (st != STILL_OK && err) said.error = *err;
-    STI_TRY(sti_mpi_tell(c->mpi, root, &said, sizeof said, err));
+    STI_TRY(c->module->tell(c->mpi, root, &said, sizeof said, err));
     if (said.status == STILL_OK) return STILL_OK;
     if (err) *err = said.error;
     c->failed_rank = root;
     return said.status;
 }
-
-#else
-
-void sti_comm_free(sti_comm *c)
-{
-    free(c);
-}
-
-int sti_comm_rank(const sti_comm *c)
-{
-    (void)c;
-    return 0;
-}
-
-int sti_comm_size(const sti_comm *c)
-{
-    (void)c;
-    return 1;
-}
-
-still_status sti_comm_sum(sti_comm *c, float *x, size_t n, still_error *err)
-{
-    (void)c, (void)x, (void)n, (void)err;
-    return STILL_OK;
-}
-
-still_status sti_comm_sum_doubles(sti_comm *c, double *x, size_t n, still_error *err)
-{
-    (void)c, (void)x, (void)n, (void)err;
-    return STILL_OK;
-}
-
-still_status sti_comm_tell(sti_comm *c, int root, void *x, size_t bytes,
-                           still_error *err)
-{
-    (void)c, (void)root, (void)x, (void)bytes, (void)err;
-    return STILL_OK;
-}
-
-still_status sti_comm_agree(sti_comm *c, int root, still_status st, still_error *err)
-{
-    (void)c, (void)root, (void)err;
-    return st;
-}
-
-#endif
 
 still_status sti_comm_settle(sti_comm *c, still_status st, still_error *err)
 {

@@ -1,4 +1,4 @@
-/* comm_mpi.c - ranks over MPI. Compiled where CMake found one.
+/* comm_mpi.c - ranks over MPI: the module libstill-mpi.so, built where CMake found MPI.
  *
  * Sums: a block of at most BLOCK bytes is cut into a slice per rank. Everybody sends
  * every slice to its owner, who adds them in the order of the ranks, and sends the
@@ -131,7 +131,7 @@ static still_status find_places(sti_mpi *m, still_error *err)
     return code == MPI_SUCCESS ? STILL_OK : fail_mpi(m, code, "meeting", err);
 }
 
-static still_status join(sti_mpi *m, int expected, still_error *err)
+static still_status enter(sti_mpi *m, int expected, still_error *err)
 {
     STI_TRY(start_mpi(&m->ours, err));
     MPI_Comm_rank(MPI_COMM_WORLD, &m->rank);
@@ -154,22 +154,7 @@ static still_status join(sti_mpi *m, int expected, still_error *err)
     return find_places(m, err);
 }
 
-still_status sti_mpi_join(int expected, sti_mpi **out, still_error *err)
-{
-    *out = NULL;
-    sti_mpi *m = sti_alloc(1, sizeof *m);
-    if (!m) return sti_fail_memory(err, "ranks", sizeof *m);
-    m->comm = MPI_COMM_NULL;
-    const still_status st = join(m, expected, err);
-    if (st != STILL_OK) {
-        sti_mpi_leave(m, true);
-        return st;
-    }
-    *out = m;
-    return STILL_OK;
-}
-
-void sti_mpi_leave(sti_mpi *m, bool failed)
+static void leave(sti_mpi *m, bool failed)
 {
     if (!m) return;
     /* A program that started MPI itself also ends its job itself. */
@@ -182,12 +167,27 @@ void sti_mpi_leave(sti_mpi *m, bool failed)
     free(m);
 }
 
-int sti_mpi_rank(const sti_mpi *m)
+static still_status join(int expected, sti_mpi **out, still_error *err)
+{
+    *out = NULL;
+    sti_mpi *m = sti_alloc(1, sizeof *m);
+    if (!m) return sti_fail_memory(err, "ranks", sizeof *m);
+    m->comm = MPI_COMM_NULL;
+    const still_status st = enter(m, expected, err);
+    if (st != STILL_OK) {
+        leave(m, true);
+        return st;
+    }
+    *out = m;
+    return STILL_OK;
+}
+
+static int rank_of(const sti_mpi *m)
 {
     return m->rank;
 }
 
-int sti_mpi_size(const sti_mpi *m)
+static int size_of(const sti_mpi *m)
 {
     return m->size;
 }
@@ -247,8 +247,8 @@ static still_status sum_block(sti_mpi *m, unsigned char *x, size_t n, size_t siz
     return wait_all(m, n_req, what, err);
 }
 
-still_status sti_mpi_sum(sti_mpi *m, void *x, size_t n, size_t size, sti_mpi_add add,
-                         still_error *err)
+static still_status sum(sti_mpi *m, void *x, size_t n, size_t size, sti_mpi_add add,
+                        still_error *err)
 {
     if (m->size == 1) return STILL_OK;
     /* Slices are rounded up, so a block leaves room for one element a rank. */
@@ -259,7 +259,7 @@ still_status sti_mpi_sum(sti_mpi *m, void *x, size_t n, size_t size, sti_mpi_add
     return STILL_OK;
 }
 
-still_status sti_mpi_tell(sti_mpi *m, int root, void *x, size_t bytes, still_error *err)
+static still_status tell(sti_mpi *m, int root, void *x, size_t bytes, still_error *err)
 {
     int n_req = 0, code = MPI_SUCCESS;
     if (m->rank != root)
@@ -269,4 +269,22 @@ still_status sti_mpi_tell(sti_mpi *m, int root, void *x, size_t bytes, still_err
             if (r != root) code = send_to(m, x, bytes, r, &n_req);
     if (code != MPI_SUCCESS) return fail_mpi(m, code, "agreeing", err);
     return wait_all(m, n_req, "agreeing", err);
+}
+
+/* ---- The table ----------------------------------------------------------- */
+
+STILL_API const sti_mpi_module *sti_mpi_module_v1(void);
+
+const sti_mpi_module *sti_mpi_module_v1(void)
+{
+    static const sti_mpi_module table = {
+        .version = still_version,
+        .join = join,
+        .leave = leave,
+        .rank = rank_of,
+        .size = size_of,
+        .sum = sum,
+        .tell = tell,
+    };
+    return &table;
 }

@@ -95,7 +95,9 @@ expect 1 'ends early\|not a whole' "$still" pull-data "$scratch/cut.tar.gz" --ou
 [ -z "$(ls "$scratch/cut" | grep part)" ] || fail "pieces of a file are left"
 
 # Ranks share the items; figures and log are those of one process.
-if command -v mpirun >/dev/null && "$still" help eval | grep -q mpirun; then
+if ! command -v mpirun >/dev/null; then
+    echo "skipped: no mpirun for several ranks"
+else
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
         OMPI_MCA_rmaps_base_oversubscribe=1 \
         PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe ASAN_OPTIONS=detect_leaks=0
@@ -106,7 +108,9 @@ if command -v mpirun >/dev/null && "$still" help eval | grep -q mpirun; then
         --threads 1 --log "$log.mpi" >"$scratch/out" 2>"$scratch/err"; then
         cmp -s "$scratch/out" "$scratch/alone" || fail "two ranks give another table"
         cmp -s "$log" "$log.mpi" || fail "two ranks write another log"
-    elif ! grep -q 'without MPI' "$scratch/err"; then
+    elif grep -q 'libstill-mpi.so, is neither' "$scratch/err"; then
+        echo "skipped: built without MPI"
+    else
         fail "mpirun: $(head -c 300 "$scratch/err")"
     fi
 fi

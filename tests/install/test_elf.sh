@@ -27,6 +27,16 @@ check_search_path() { # FILE DYNAMIC_SECTION
     done < <(sed -n 's/.*(R\(UN\)\?PATH).*\[\(.*\)\]$/\2/p' <<<"$2")
 }
 
+# MPI is needed by its module alone, so that still runs where MPI is not installed.
+check_libraries() { # FILE DYNAMIC_SECTION
+    local of_mpi
+    of_mpi=$(grep -E 'NEEDED.*\[lib(mpi|open-(rte|pal)|pmi)' <<<"$2" || true)
+    case $1 in
+    */libstill-mpi.so) [ -n "$of_mpi" ] || fail "$1 does not link MPI" ;;
+    *) [ -z "$of_mpi" ] || fail "$1 needs MPI:$of_mpi" ;;
+    esac
+}
+
 failed=0
 fail() {
     echo "$*" >&2
@@ -38,6 +48,7 @@ while read -r file; do
     dynamic=$(readelf -d "$file")
     [[ $dynamic == *NEEDED* ]] || fail "$file: readelf shows no libraries"
     check_search_path "$file" "$dynamic"
+    check_libraries "$file" "$dynamic"
     seen=$((seen + 1))
 done < <(binaries "$@")
 [ "$seen" -gt 0 ] || fail "no ELF files in $*"

@@ -34,6 +34,21 @@ said=$(XDG_CACHE_HOME=$root "$root/moved/bin/still" inspect smollm2-still 2>&1) 
 [[ $said == *moved/share/still/models/smollm2-still*pull\ smollm2* ]] ||
     { echo "smollm2-still: $said" >&2; exit 1; }
 
+# So is the module for MPI: it sees that no launcher stands behind PMI_SIZE.
+ranks() { # ranks PATTERN: what a process that takes itself for one of two says
+    local said
+    said=$(PMI_SIZE=2 "$root/moved/bin/still" linearize "$root/tiny.gguf" --out "$root/run" \
+        --data "$source/README.md" --tokens 64 --seq 16 2>&1) || true
+    [[ $said == *$1* ]] || { echo "as one of two ranks: $said" >&2; exit 1; }
+}
+"$build/tools/make-model" tiny "$root/tiny.gguf" >/dev/null 2>&1
+if [ -e "$build/modules/libstill-mpi.so" ]; then
+    ranks 'started 2 processes, but MPI sees one'
+    rm "$lib/still/libstill-mpi.so"
+fi
+# Where it is not installed, one that lies in the current directory is not taken.
+(cd "$root" && echo >libstill-mpi.so && ranks "libstill-mpi.so, is neither in $root/moved")
+
 run() { # the example must fail for the right reason: there is no such model
     local said
     said=$("$@" "$root/none.gguf" prompt 2>&1) && { echo "opened nothing: $*" >&2; exit 1; }

@@ -1,6 +1,7 @@
 /* test_comm.c - ranks: run alone, and by mpirun as several processes.
  *
- *   test_comm            sums, flags and errors shared by all ranks
+ *   test_comm            everything that can be tested by one process
+ *   test_comm ranks      sums, flags and errors shared by all ranks
  *   test_comm killed     rank 1 dies in a job of two: rank 0 must notice
  *   test_comm gives-up   rank 1 leaves with an error: likewise */
 #include <math.h>
@@ -141,10 +142,10 @@ static void test_again(void **state)
 }
 
 /* A launcher this process cannot follow: refused, because each of the tasks would take
- * itself for the only one. Alone only: under mpirun there is a better mark. */
+ * itself for the only one. */
 static void test_lost_tasks(void **state)
 {
-    if (sti_comm_size(*state) > 1) return;
+    (void)state;
     sti_comm *c;
     still_error err;
     setenv("SLURM_STEP_NUM_TASKS", "4", 1);
@@ -154,6 +155,34 @@ static void test_lost_tasks(void **state)
     assert_int_equal(sti_comm_new(&c, &err), STILL_OK);
     sti_comm_free(c);
     unsetenv("SLURM_STEP_NUM_TASKS");
+}
+
+/* A module that is named and does not load; a process that is alone needs none. */
+static void test_module(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *module, *said;
+        still_status status;
+    } bad[] = {
+        {"libstill-mpi.so", "not an absolute path", STILL_E_ARG},
+        {"/nowhere/libstill-mpi.so", "/nowhere/libstill-mpi.so", STILL_E_UNSUPPORTED},
+        {FIXTURES "/chat", FIXTURES, STILL_E_UNSUPPORTED},
+    };
+    sti_comm *c;
+    still_error err;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        setenv("STILL_MPI_MODULE", bad[i].module, 1);
+        setenv("PMI_SIZE", "2", 1);
+        assert_int_equal(sti_comm_new(&c, &err), bad[i].status);
+        assert_non_null(strstr(err.text, bad[i].said));
+        setenv("PMI_SIZE", "1", 1);
+        assert_int_equal(sti_comm_new(&c, &err), STILL_OK);
+        assert_int_equal(sti_comm_size(c), 1);
+        sti_comm_free(c);
+    }
+    unsetenv("PMI_SIZE");
+    unsetenv("STILL_MPI_MODULE");
 }
 
 /* A job of two that rank 1 leaves early; both return what a failed command does. */
@@ -180,12 +209,19 @@ static int lose_rank(bool killed)
 
 int main(int argc, char **argv)
 {
-    if (argc > 1) return lose_rank(strcmp(argv[1], "killed") == 0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sum),        cmocka_unit_test(test_sum_doubles),
-        cmocka_unit_test(test_any),        cmocka_unit_test(test_agree),
-        cmocka_unit_test(test_settle),     cmocka_unit_test(test_again),
-        cmocka_unit_test(test_lost_tasks),
+    const char *job = argc > 1 ? argv[1] : "";
+    const struct CMUnitTest ranks[] = {
+        cmocka_unit_test(test_sum),    cmocka_unit_test(test_sum_doubles),
+        cmocka_unit_test(test_any),    cmocka_unit_test(test_agree),
+        cmocka_unit_test(test_settle), cmocka_unit_test(test_again),
     };
-    return cmocka_run_group_tests(tests, join, leave);
+    const struct CMUnitTest alone[] = {
+        cmocka_unit_test(test_lost_tasks),
+        cmocka_unit_test(test_module),
+    };
+    if (strcmp(job, "killed") == 0 || strcmp(job, "gives-up") == 0)
+        return lose_rank(strcmp(job, "killed") == 0);
+    const int failed = cmocka_run_group_tests(ranks, join, leave);
+    if (strcmp(job, "ranks") == 0) return failed;
+    return failed + cmocka_run_group_tests(alone, NULL, NULL);
 }
