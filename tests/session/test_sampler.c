@@ -79,6 +79,130 @@ static void filters_cut_where_they_should(void **state)
     assert_int_equal(count[1], DRAWS);
 }
 
+/* ---- Exactly at the boundary --------------------------------------------- */
+
+/* The tokens that can be drawn, a bit each. No weight below is under 1/40 of the sum, so
+ * a token that 2000 draws miss is one that was cut. */
+static unsigned drawn(still_sampler_params p, const float x[V])
+{
+    unsigned seen = 0;
+    still_sampler *s = sampler(p);
+    for (int i = 0; i < 2000; i++) {
+        int32_t id;
+        assert_int_equal(still_sampler_pick(s, x, &id, NULL), STILL_OK);
+        seen |= 1u << id;
+    }
+    still_sampler_free(s);
+    return seen;
+}
+
+enum { ALL = (1 << V) - 1 };
+/* Four of weight 1, in the odd places, and four that cannot be drawn: sums are exact. */
+static const float four[V] = {-INFINITY, 0, -INFINITY, 0, -INFINITY, 0, -INFINITY, 0};
+enum { FOUR = 1 << 1 | 1 << 3 | 1 << 5 | 1 << 7 };
+
+/* The smallest set of at least the mass asked for: at equality nothing more. */
+static void top_p_stops_at_the_mass(void **state)
+{
+    (void)state;
+    const still_sampler_params p = {.temperature = 1, .seed = 21};
+    still_sampler_params q = p;
+    q.top_p = 0.5f;
+    assert_int_equal(drawn(q, four), 1 << 1 | 1 << 3); /* equals: the lower ids */
+    q.top_p = nextafterf(0.5f, 1);
+    assert_int_equal(drawn(q, four), 1 << 1 | 1 << 3 | 1 << 5);
+    q.top_p = nextafterf(0.5f, 0);
+    assert_int_equal(drawn(q, four), 1 << 1 | 1 << 3);
+    q.top_p = 1e-30f; /* never none */
+    assert_int_equal(drawn(q, four), 1 << 1);
+    q.top_p = nextafterf(1, 0);
+    assert_int_equal(drawn(q, four), FOUR);
+    q.top_p = 1;
+    assert_int_equal(drawn(q, four), FOUR);
+    q.temperature = 4; /* so that every token is likely enough to be seen */
+    assert_int_equal(drawn(q, logits), ALL);
+    q.top_p = 0; /* not asked for */
+    assert_int_equal(drawn(q, logits), ALL);
+}
+
+/* A weight relative to the best's that is the bound itself stays. */
+static void min_p_keeps_the_bound(void **state)
+{
+    (void)state;
+    const float x[V] = {2, 1, 0, 2, 1, 0, -INFINITY, 1.5f};
+    still_sampler_params p = {.temperature = 1, .seed = 22};
+    p.min_p = expf(-1);
+    assert_int_equal(drawn(p, x), 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 7);
+    p.min_p = nextafterf(expf(-1), 1);
+    assert_int_equal(drawn(p, x), 1 << 0 | 1 << 3 | 1 << 7);
+    p.min_p = 1; /* the best, all of them */
+    assert_int_equal(drawn(p, x), 1 << 0 | 1 << 3);
+    p.min_p = expf(-2);
+    assert_int_equal(drawn(p, x), ALL & ~(1 << 6));
+    /* It is temperature that makes logits weights: e^(-1 / 0.5) is below e^-1. */
+    p.temperature = 0.5f;
+    p.min_p = expf(-1);
+    assert_int_equal(drawn(p, x), 1 << 0 | 1 << 3 | 1 << 7);
+}
+
+static void top_k_of_equals(void **state)
+{
+    (void)state;
+    const float x[V] = {1, 2, 1, 2, 1, 2, 1, 0};
+    still_sampler_params p = {.temperature = 2, .seed = 23};
+    static const struct {
+        int k;
+        unsigned set;
+    } c[] = {{1, 1 << 1},
+             {2, 1 << 1 | 1 << 3},
+             {3, 1 << 1 | 1 << 3 | 1 << 5},
+             {4, 1 << 1 | 1 << 3 | 1 << 5 | 1 << 0},
+             {6, 1 << 1 | 1 << 3 | 1 << 5 | 1 << 0 | 1 << 2 | 1 << 4},
+             {7, ALL & ~(1 << 7)},
+             {8, ALL},
+             {9, ALL},
+             {0, ALL}};
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        p.top_k = c[i].k;
+        assert_int_equal(drawn(p, x), c[i].set);
+    }
+    /* Top-p is of the mass that top-k left: 3 of 3, not 3 of 7.1. */
+    p.temperature = 1;
+    p.top_k = 3;
+    p.top_p = 0.9f;
+    assert_int_equal(drawn(p, x), 1 << 1 | 1 << 3 | 1 << 5);
+}
+
+/* ---- Repetition ---------------------------------------------------------- */
+
+static int32_t greedy_after(float penalty, const int32_t *seen, int n, const float x[V])
+{
+    still_sampler *s = sampler((still_sampler_params){.repeat_penalty = penalty});
+    int32_t id;
+    for (int i = 0; i < n; i++) still_sampler_accept(s, seen[i]);
+    assert_int_equal(still_sampler_pick(s, x, &id, NULL), STILL_OK);
+    still_sampler_free(s);
+    return id;
+}
+
+/* A penalty makes a token less likely whatever its logit's sign, once however often it
+ * was seen; below 1 it is a reward; ids that are no tokens are no place to write to. */
+static void penalty_by_sign(void **state)
+{
+    (void)state;
+    const float minus[V] = {-2, -3, -5, -6, -7, -8, -9, -9};
+    const float mixed[V] = {0.5f, 0, -1, -1, -1, -1, -1, -1};
+    const float often[V] = {6, 2, 1, 1, 1, 1, 1, 1};
+    assert_int_equal(greedy_after(2, (int32_t[]){0}, 1, minus), 1);    /* -4 */
+    assert_int_equal(greedy_after(1.4f, (int32_t[]){0}, 1, minus), 0); /* -2.8 */
+    assert_int_equal(greedy_after(0.5f, (int32_t[]){1}, 1, minus), 1); /* -1.5 */
+    assert_int_equal(greedy_after(1e9f, (int32_t[]){0}, 1, mixed), 0); /* still > 0 */
+    assert_int_equal(greedy_after(1e9f, (int32_t[]){1}, 1, mixed), 0);
+    assert_int_equal(greedy_after(2, (int32_t[]){0, 0, 0}, 3, often), 0); /* 3 > 2 */
+    assert_int_equal(greedy_after(2, (int32_t[]){-1, V, INT32_MIN}, 3, often), 0);
+    assert_int_equal(greedy_after(1, (int32_t[]){0}, 1, often), 0);
+}
+
 static void penalty_moves_on(void **state)
 {
     (void)state;
@@ -145,6 +269,10 @@ int main(void)
         cmocka_unit_test(greedy_takes_the_first_of_equals),
         cmocka_unit_test(temperature_gives_softmax),
         cmocka_unit_test(filters_cut_where_they_should),
+        cmocka_unit_test(top_p_stops_at_the_mass),
+        cmocka_unit_test(min_p_keeps_the_bound),
+        cmocka_unit_test(top_k_of_equals),
+        cmocka_unit_test(penalty_by_sign),
         cmocka_unit_test(penalty_moves_on),
         cmocka_unit_test(same_seed_same_draws),
         cmocka_unit_test(bad_settings_and_logits),

@@ -235,16 +235,6 @@ static void session_is_the_student(void **state)
     }
 }
 
-static void schedule(void **state)
-{
-    (void)state;
-    assert_true(fabs(sti_schedule(1, 0, 40, 0.05) - 0.5) < 1e-12);
-    assert_true(fabs(sti_schedule(1, 1, 40, 0.05) - 1) < 1e-12);
-    assert_true(fabs(sti_schedule(1, 21, 40, 0.05) - 0.55) < 1e-12);
-    assert_true(sti_schedule(1, 39, 40, 0.05) < 0.11);
-    assert_true(sti_schedule(1, 0, 1, 0.05) == 1);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -252,7 +242,6 @@ int main(void)
         cmocka_unit_test(cases_on_ref),
         cmocka_unit_test(threads_change_nothing),
         cmocka_unit_test(session_is_the_student),
-        cmocka_unit_test(schedule),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
