@@ -279,7 +279,8 @@ STILL_API still_status still_session_new(still_model *m, const still_session_par
 STILL_API void still_session_free(still_session *s);
 
 /* Append n tokens; the last one's logits are then in still_session_logits().
- * tok is read, not kept. On error the session is as it was before. */
+ * tok is read, not kept. On error the session is as it was before; after STILL_E_NUMERIC,
+ * which names the layer whose output is not finite, reset it. */
 STILL_API still_status still_session_feed(still_session *s, const int32_t *tok, int n,
                                           still_error *err);
 

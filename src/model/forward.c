@@ -2,6 +2,8 @@
  *
  * Rows of several sequences are computed together: everything but attention treats
  * them alike, and attention is told which rows belong to which sequence. */
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "model/model.h"
@@ -245,9 +247,25 @@ static still_status feed_forward(still_model *m, int layer, int M, still_error *
                                err);
 }
 
+typedef struct nan_search {
+    float *copy; /* [M, hidden] of a layer's output, in the program's memory */
+    int bad;     /* first layer with a number that is not finite; cfg.layers: none */
+} nan_search;
+
+static still_status search_output(const still_model *m, int M, int layer, nan_search *s,
+                                  still_error *err)
+{
+    const size_t n = (size_t)M * (size_t)m->cfg.hidden;
+    STI_TRY(m->be->mem_move(m->dev, s->copy, m->scratch.x, n * sizeof *s->copy, err));
+    for (size_t i = 0; i < n && s->bad == m->cfg.layers; i++)
+        if (!isfinite(s->copy[i])) s->bad = layer;
+    return STILL_OK;
+}
+
+/* With `search` the pass ends at the first layer whose output is not finite. */
 static still_status layers(still_model *m, const sti_attn_config *cfg,
                            const int32_t *tok, int M, const sti_sequence *seq,
-                           int n_seq, still_error *err)
+                           int n_seq, nan_search *search, still_error *err)
 {
     STI_TRY(m->be->embed(
         m->dev,
@@ -255,6 +273,8 @@ static still_status layers(still_model *m, const sti_attn_config *cfg,
     for (int l = 0; l < m->cfg.layers; l++) {
         STI_TRY(attention(m, cfg, l, M, seq, n_seq, err));
         STI_TRY(feed_forward(m, l, M, err));
+        if (search) STI_TRY(search_output(m, M, l, search, err));
+        if (search && search->bad == l) break;
     }
     return STILL_OK;
 }
@@ -277,9 +297,9 @@ static sti_pass describe(still_model *m, const sti_attn_config *cfg, const int32
     return p;
 }
 
-still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
-                               const int32_t *tok, const sti_sequence *seq, int n_seq,
-                               still_error *err)
+static still_status run_pass(still_model *m, const sti_attn_config *cfg,
+                             const int32_t *tok, const sti_sequence *seq, int n_seq,
+                             nan_search *search, still_error *err)
 {
     const int M = place(&m->scratch, seq, n_seq);
     bool done = false;
@@ -287,12 +307,32 @@ still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
         const sti_pass pass = describe(m, cfg, tok, M, seq, n_seq);
         STI_TRY(m->be->pass_begin(m->dev, &pass, &done, err));
     }
-    still_status st = done ? STILL_OK : layers(m, cfg, tok, M, seq, n_seq, err);
+    still_status st = done ? STILL_OK : layers(m, cfg, tok, M, seq, n_seq, search, err);
     if (m->be->pass_end) {
         still_error ignored;
         still_status end = m->be->pass_end(m->dev, st == STILL_OK ? err : &ignored);
         if (st == STILL_OK) st = end;
     }
+    return st;
+}
+
+still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
+                               const int32_t *tok, const sti_sequence *seq, int n_seq,
+                               still_error *err)
+{
+    return run_pass(m, cfg, tok, seq, n_seq, NULL, err);
+}
+
+still_status sti_model_find_nan_layer(still_model *m, const sti_attn_config *cfg,
+                                      const int32_t *tok, const sti_sequence *seq,
+                                      int *layer, still_error *err)
+{
+    const size_t n = (size_t)seq->n * (size_t)m->cfg.hidden;
+    nan_search search = {.copy = sti_alloc(n, sizeof(float)), .bad = m->cfg.layers};
+    if (!search.copy) return sti_fail_memory(err, "residual stream", n * sizeof(float));
+    const still_status st = run_pass(m, cfg, tok, seq, 1, &search, err);
+    *layer = search.bad;
+    free(search.copy);
     return st;
 }
 

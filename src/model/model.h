@@ -86,6 +86,12 @@ still_status sti_model_forward(still_model *m, const sti_attn_config *cfg,
                                const int32_t *tok, const sti_sequence *seq, int n_seq,
                                still_error *err);
 
+/* The first layer whose output for the tokens of one sequence holds a number that is not
+ * finite; cfg.layers: none does. A pass like sti_model_forward, which ends there. */
+still_status sti_model_find_nan_layer(still_model *m, const sti_attn_config *cfg,
+                                      const int32_t *tok, const sti_sequence *seq,
+                                      int *layer, still_error *err);
+
 /* Logits [n, vocab] of rows row0 .. row0+n-1 of the last pass into scratch.logits (n <=
  * scratch.head_rows). */
 still_status sti_model_logits(still_model *m, int row0, int n, still_error *err);

@@ -112,7 +112,12 @@ static still_status score_rows(pass *p, still_error *err)
                                                    .logprob = value,
                                                    .top = top},
                                err));
-        for (int j = 0; j < n; j++) take_score(&p->row[j], k, value[j], top[j]);
+        for (int j = 0; j < n; j++) {
+            const wanted *w = &p->row[j];
+            STI_TRY(sti_session_check(w->piece->s, w->piece->tok, w->at + 1, value[j],
+                                      err));
+            take_score(w, k, value[j], top[j]);
+        }
     }
     for (int j = 0; j < n; j++) {
         still_session *s = p->row[j].piece->s;

@@ -3,7 +3,8 @@
  * A session is one block of memory, made and touched when it is created: the bill that
  * still_model_bill states is paid up front, and a decode step allocates nothing.
  * Everything a call could object to is checked before the first row is computed, so a
- * call that fails leaves the session as it was. */
+ * call that fails leaves the session as it was; numbers that are not finite are found
+ * afterwards, and its past is then lost. */
 #include "session/session.h"
 
 #include <stdio.h>
@@ -214,11 +215,12 @@ still_status still_session_new(still_model *m, const still_session_params *p,
     return make(&draft, out, err);
 }
 
-still_status sti_session_like(const still_session *s, still_session **out,
+still_status sti_session_like(const still_session *s, int ctx, still_session **out,
                               still_error *err)
 {
     *out = NULL;
     still_session draft = {.model = s->model, .cfg = s->cfg, .rollback = s->rollback};
+    draft.cfg.ctx = ctx;
     return make(&draft, out, err);
 }
 
@@ -308,6 +310,8 @@ static still_status score_rows(still_session *s, const score_request *r, int at,
                                                .logprob = r->logprob + at + i,
                                                .top = one ? r->top + at + i : own_top},
                            err));
+        for (int j = at + i; j < at + i + n; j++)
+            STI_TRY(sti_session_check(s, r->tok, j + 1, r->logprob[j], err));
         for (int j = 0; j < n && r->top && r->top_logprob; j++) {
             size_t row = (size_t)(at + i + j), k = (size_t)r->k;
             STI_TRY(sti_session_take_logits(s, j, err));
@@ -347,6 +351,7 @@ static still_status feed(still_session *s, const int32_t *tok, int n,
         STI_TRY(sti_session_mark(s, past + rows, err));
     }
     STI_TRY(make_logits(s, rows - 1, err));
+    STI_TRY(sti_session_check(s, tok, n, s->logits[0], err));
     s->length += n;
     s->has_logits = true;
     return STILL_OK;
@@ -397,25 +402,32 @@ static still_status step_rows(still_session **s, const int32_t *tok, int rows,
 {
     still_model *m = s[0]->model;
     sti_sequence seq[MOST_HEAD_ROWS];
-    float unused[MOST_HEAD_ROWS];
+    float logprob[MOST_HEAD_ROWS];
     for (int i = 0; i < rows; i++)
         seq[i] = (sti_sequence){.n = 1,
                                 .past = s[i]->length,
                                 .memory = s[i]->layer,
                                 .session = s[i]->number};
     STI_TRY(sti_model_forward(m, &s[0]->cfg, tok, seq, rows, err));
-    if (rows == 1 && !top) return make_logits(s[0], 0, err);
+    if (rows == 1 && !top) {
+        STI_TRY(make_logits(s[0], 0, err));
+        return sti_session_check(s[0], tok, 1, s[0]->logits[0], err);
+    }
     STI_TRY(sti_model_logits(m, 0, rows, err));
     if (top)
-        return m->be->logprob(m->dev,
-                              &(sti_logprob_args){.logits = m->scratch.logits,
-                                                  .target = tok,
-                                                  .M = rows,
-                                                  .V = m->cfg.vocab,
-                                                  .logprob = unused,
-                                                  .top = top},
-                              err);
-    for (int i = 0; i < rows; i++) STI_TRY(sti_session_take_logits(s[i], i, err));
+        STI_TRY(m->be->logprob(m->dev,
+                               &(sti_logprob_args){.logits = m->scratch.logits,
+                                                   .target = tok,
+                                                   .M = rows,
+                                                   .V = m->cfg.vocab,
+                                                   .logprob = logprob,
+                                                   .top = top},
+                               err));
+    for (int i = 0; i < rows; i++) {
+        if (!top) STI_TRY(sti_session_take_logits(s[i], i, err));
+        STI_TRY(sti_session_check(s[i], tok + i, 1, top ? logprob[i] : s[i]->logits[0],
+                                  err));
+    }
     return STILL_OK;
 }
 

@@ -31,9 +31,13 @@ struct still_session {
     float *logits;          /* [vocab] after the last token */
 };
 
-/* A session with the settings of another. */
-still_status sti_session_like(const still_session *s, still_session **out,
+/* An empty session with the settings of another and a context of its own. */
+still_status sti_session_like(const still_session *s, int ctx, still_session **out,
                               still_error *err);
+/* Fails with STILL_E_NUMERIC, naming the layer, unless `result`, a logit or a
+ * log-probability after the last of n tokens, is finite (check.c). */
+still_status sti_session_check(const still_session *s, const int32_t *tok, int n,
+                               float result, still_error *err);
 /* Makes passes of several sessions (feed_batch.h) possible that have up to `rows` rows.
  * What one session takes of a pass stays its batch, which is no more than its context.
  */

@@ -30,7 +30,7 @@ struct still_snapshot {
 still_status still_session_fork(const still_session *s, still_session **out,
                                 still_error *err)
 {
-    STI_TRY(sti_session_like(s, out, err));
+    STI_TRY(sti_session_like(s, s->cfg.ctx, out, err));
     still_session *f = *out;
     memcpy(f->logits, s->logits, (size_t)s->model->cfg.vocab * sizeof(float));
     for (int i = 0; i < s->rollback; i++) f->boundary[i].length = s->boundary[i].length;

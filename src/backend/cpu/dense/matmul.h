@@ -22,6 +22,8 @@
 #ifndef STI_BACKEND_CPU_DENSE_MATMUL_H
 #define STI_BACKEND_CPU_DENSE_MATMUL_H
 
+#include <float.h>
+
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/simd.h"
 
@@ -85,6 +87,18 @@ enum {
 static inline size_t sti_act_bytes(int64_t rows, int64_t K)
 {
     return (size_t)rows * (size_t)(K / STI_BLOCK_K) * STI_ACT_BYTES;
+}
+
+/* The scale of a block whose largest magnitude is `top`, and what its numbers are
+ * multiplied by before they are rounded. A block with an infinity or a NaN has the scale
+ * NaN and quants of 0: every product with it is NaN, and nothing is converted that does
+ * not fit an integer. */
+static inline float sti_act_scale(float top, float *inv)
+{
+    *inv = 0;
+    if (!(top <= FLT_MAX)) return NAN;
+    if (top > 1e-30f) *inv = STI_ACT_MAX / top;
+    return top / STI_ACT_MAX;
 }
 
 /* The digits of q. |lo| <= 64, so hi fits a byte for |q| <= STI_ACT_MAX. */

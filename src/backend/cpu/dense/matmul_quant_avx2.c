@@ -310,26 +310,33 @@ STI_INLINE void put_bytes(const __m256i n[4], uint32_t *out, int R)
     STI_UNROLL for (int k = 0; k < 8; k++) out[k * R] = w[k];
 }
 
+/* The largest magnitude of a block. Bits of magnitudes order as the numbers do, with
+ * infinity and NaN on top, which a comparison of floats would lose. */
+STI_INLINE float top_of(const __m256 v[4])
+{
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i top = _mm256_setzero_si256();
+    STI_UNROLL for (int j = 0; j < 4; j++) top =
+        _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v[j]), magnitude));
+    __m128i t =
+        _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+    t = _mm_max_epi32(t, _mm_shuffle_epi32(t, 0x4e));
+    t = _mm_max_epi32(t, _mm_shuffle_epi32(t, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(t));
+}
+
 void sti_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *act)
 {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
     for (int i = 0; i < R; i++) {
         const float *row = x + (size_t)i * ldx;
         uint8_t *a = act;
         for (int b = 0; b < nb; b++, row += 32, a += STI_ACT_BYTES * R) {
-            __m256 v[4], top = _mm256_setzero_ps();
-            STI_UNROLL for (int j = 0; j < 4; j++)
-            {
-                v[j] = _mm256_loadu_ps(row + 8 * j);
-                top = _mm256_max_ps(_mm256_andnot_ps(sign, v[j]), top);
-            }
-            __m128 t =
-                _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
-            t = _mm_max_ps(t, _mm_movehl_ps(t, t));
-            t = _mm_max_ss(t, _mm_movehdup_ps(t));
-            float amax = _mm_cvtss_f32(t);
-            float d = amax / STI_ACT_MAX;
-            float inv = amax > 1e-30f ? STI_ACT_MAX / amax : 0.0f;
+            __m256 v[4];
+            STI_UNROLL for (int j = 0; j < 4; j++) v[j] = _mm256_loadu_ps(row + 8 * j);
+            float amax = top_of(v), inv;
+            const float d = sti_act_scale(amax, &inv);
+            if (isnan(d))
+                STI_UNROLL for (int j = 0; j < 4; j++) v[j] = _mm256_setzero_ps();
 
             __m256i n[4];
             STI_UNROLL for (int j = 0; j < 4; j++) n[j] =

@@ -102,23 +102,34 @@ static void direct(sti_layout l, const uint8_t *w, const uint8_t *act, int R, in
     }
 }
 
+/* The largest magnitude of 32 numbers, found by its bits: infinity and NaN are above
+ * all others. */
+static float top_of(const float *x)
+{
+    uint32_t top = 0;
+    for (int j = 0; j < STI_BLOCK_K; j++) {
+        uint32_t bits;
+        memcpy(&bits, x + j, sizeof bits);
+        bits &= 0x7fffffff;
+        top = bits > top ? bits : top;
+    }
+    float out;
+    memcpy(&out, &top, sizeof out);
+    return out;
+}
+
 static void quantize(const float *x, size_t ldx, int R, int nb, uint8_t *act)
 {
     for (int i = 0; i < R; i++) {
         const float *row = x + (size_t)i * ldx;
         uint8_t *a = act;
         for (int b = 0; b < nb; b++, row += 32, a += STI_ACT_BYTES * (size_t)R) {
-            float top = 0;
-            for (int j = 0; j < 32; j++)
-                top = fabsf(row[j]) > top ? fabsf(row[j]) : top;
-            float d = top / STI_ACT_MAX, inv = top > 1e-30f ? STI_ACT_MAX / top : 0.0f;
+            float inv;
+            const float d = sti_act_scale(top_of(row), &inv);
             int32_t sum[2] = {0, 0};
             for (int j = 0; j < 32; j++) {
-                /* |x inv| <= the largest up to rounding, or NaN, which must not be
-                 * converted. */
-                float v = row[j] * inv;
-                bool fits = v >= -STI_ACT_MAX - 0.5f && v <= STI_ACT_MAX + 0.5f;
-                int q = fits ? (int)lrintf(v) : 0, hi = sti_act_hi(q);
+                /* |x inv| <= STI_ACT_MAX up to rounding. */
+                int q = isnan(d) ? 0 : (int)lrintf(row[j] * inv), hi = sti_act_hi(q);
                 sum[j / 16] += q;
                 uint8_t *out = a + (j / 4 * R + i) * 4 + j % 4;
                 out[0] = (uint8_t)(int8_t)hi;

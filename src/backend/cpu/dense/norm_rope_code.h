@@ -3,10 +3,19 @@
 #ifndef STI_BACKEND_CPU_DENSE_NORM_ROPE_CODE_H
 #define STI_BACKEND_CPU_DENSE_NORM_ROPE_CODE_H
 
+#include <float.h>
 #include <math.h>
 
 #include "backend/cpu/dense/norm_rope.h"
 #include "backend/cpu/simd.h"
+
+/* The sum of squares where it leaves the range of float, though the numbers do not. */
+static double sum_squares_large(const float *x, int K)
+{
+    double sum = 0;
+    for (int i = 0; i < K; i++) sum += (double)x[i] * x[i];
+    return sum;
+}
 
 /* Squares are added in 4 VL columns, so the longest chain of float sums is K / (4 VL):
  * short enough that double would change nothing a float result can show. */
@@ -25,6 +34,7 @@ static void rmsnorm(const float *x, const float *g, float *y, int K, float eps)
     }
     float ss = vf_hsum(vf_add(vf_add(sum[0], sum[1]), vf_add(sum[2], sum[3])));
     float r = 1.0f / sqrtf(ss / (float)K + eps);
+    if (!(ss <= FLT_MAX)) r = (float)(1 / sqrt(sum_squares_large(x, K) / K + eps));
     for (i = 0; i + VL <= K; i += VL)
         vf_store(y + i, vf_mul(vf_mul(vf_load(x + i), vf_set(r)), vf_load(g + i)));
     for (; i < K; i++) y[i] = x[i] * r * g[i];

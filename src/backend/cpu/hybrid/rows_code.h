@@ -152,14 +152,14 @@ static void product_t(int n, int K, int N, const float *x, int ldx, const float 
     product_any(n, K, N, (left){x, 1, (size_t)ldx}, B, ldb, y, ldy);
 }
 
-/* ---- Feature maps -------------------------------------------------------- */
+/* ---- Feature maps: a NaN stays one, it is no small feature --------------- */
 
 static void relu_features(const sti_hybrid_features_args *a, const float *u, float *phi)
 {
     for (int i = 0; i < a->F; i += VL) {
         vf x = vf_fma(load_some(u + i, a->F - i), vf_set(a->scale), vf_set(a->bias));
-        x = vf_max(x, vf_set(0));
-        store_some(phi + i, vf_max(x, vf_set(a->floor)), a->F - i);
+        x = vf_max(vf_set(0), x);
+        store_some(phi + i, vf_max(vf_set(a->floor), x), a->F - i);
     }
 }
 
@@ -168,7 +168,7 @@ STI_INLINE void normalize(float *phi, int n, float sum, float floor)
 {
     for (int i = 0; i < n; i += VL) {
         vf x = vf_div(load_some(phi + i, n - i), vf_set(sum));
-        store_some(phi + i, vf_max(x, vf_set(floor)), n - i);
+        store_some(phi + i, vf_max(vf_set(floor), x), n - i);
     }
 }
 

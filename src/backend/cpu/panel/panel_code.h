@@ -253,7 +253,7 @@ static void decay(float *S, size_t ld, int rows, int n, const float *keep,
     }
 }
 
-/* ---- Feature maps -------------------------------------------------------- */
+/* ---- Feature maps: a NaN stays one, it is no small feature --------------- */
 
 /* What the norm does to one row: u = scale * raw. */
 typedef struct row_norm {
@@ -301,7 +301,7 @@ STI_INLINE void row_features(const sti_panel_map *m, const float *raw, float sca
     if (m->kind == STI_MAP_RELU) {
         for (int i = 0; i < m->Fp; i += VL) {
             vf u = vf_fma(vf_load(raw + i), vf_set(scale), vf_set(m->bias));
-            vf_store(phi + i, vf_max(vf_add(u, vf_load(m->edge + i)), vf_set(0)));
+            vf_store(phi + i, vf_max(vf_set(0), vf_add(u, vf_load(m->edge + i))));
         }
         return;
     }
@@ -317,7 +317,7 @@ static void features(const sti_panel_map *m, const float *x, const float *raw, i
         for (int half = 0; half < m->Pp; half += m->Fp)
             for (int i = 0; i < m->Fp; i += VL)
                 vf_store(phi + half + i,
-                         vf_max(vf_load(phi + half + i), vf_load(m->floor_at + i)));
+                         vf_max(vf_load(m->floor_at + i), vf_load(phi + half + i)));
     }
 }
 
