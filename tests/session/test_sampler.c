@@ -119,6 +119,12 @@ static void top_p_stops_at_the_mass(void **state)
     assert_int_equal(drawn(q, four), FOUR);
     q.top_p = 1;
     assert_int_equal(drawn(q, four), FOUR);
+    /* Close to 1 it cuts all the same: 7 of 7.2 is 0.97. */
+    const float tail[V] = {0, 0, 0, 0, 0, 0, 0, -1.5f};
+    q.top_p = 0.96f;
+    assert_int_equal(drawn(q, tail), ALL & ~(1 << 7));
+    q.top_p = 0.98f;
+    assert_int_equal(drawn(q, tail), ALL);
     q.temperature = 4; /* so that every token is likely enough to be seen */
     assert_int_equal(drawn(q, logits), ALL);
     q.top_p = 0; /* not asked for */
