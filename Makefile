@@ -9,7 +9,7 @@ export JOBS FUZZ_SECONDS SAN
 CONFIGURED = build/build.ninja
 C_FILES    = $(shell find include src tests tools bench fuzz examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all demo test gpu-test bench bench-peer lint format docs fuzz install clean help
+.PHONY: all cuda demo test gpu-test bench bench-peer lint format docs fuzz install clean help
 
 all: $(CONFIGURED)
 	@cmake --build build -j $(JOBS)
@@ -17,6 +17,15 @@ all: $(CONFIGURED)
 $(CONFIGURED):
 	@scripts/install-deps build
 	@cmake --preset release -DSTILL_TESTS=OFF
+
+# nvcc may be installed and not be in the path.
+cuda: export PATH := $(PATH):/usr/local/cuda/bin
+cuda: build/cuda/build.ninja
+	@cmake --build build/cuda -j $(JOBS)
+
+build/cuda/build.ninja:
+	@scripts/install-deps build cuda
+	@cmake --preset cuda -DSTILL_TESTS=OFF
 
 demo: ; @scripts/demo
 test: ; @scripts/test
@@ -45,6 +54,7 @@ clean:
 
 help:
 	@echo 'make             the optimized build, build/still'
+	@echo 'make cuda        the same with the CUDA backend, build/cuda/still'
 	@echo 'make demo        packages, build, default model, a short run with its figures'
 	@echo 'make test        every test: release, sanitizers, fuzz targets, real model'
 	@echo '                 SAN=address,undefined or SAN=thread: that build alone'

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Configuring on a machine without cmocka: a build without tests, unless they are asked
+# for.
+#
+#   test_configure.sh SOURCE_FOLDER
+set -euo pipefail
+source=$1
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+
+# A pkg-config that does not know cmocka.
+cat >"$root/pkg-config" <<'EOF'
+#!/bin/sh
+case "$*" in *cmocka*) echo "Package cmocka was not found" >&2; exit 1 ;; esac
+exec pkg-config "$@"
+EOF
+chmod +x "$root/pkg-config"
+
+configure() {
+    cmake -G Ninja -S "$source" -B "$root/build" -DPKG_CONFIG_EXECUTABLE="$root/pkg-config" \
+        -DSTILL_MPI=OFF "$@" >"$root/log" 2>&1
+}
+says() { grep -q "$1" "$root/log" || { cat "$root/log" >&2; exit 1; }; }
+configure || { cat "$root/log" >&2; exit 1; }
+says 'cmocka is not installed: building without tests'
+if configure -DSTILL_TESTS=ON; then
+    echo "STILL_TESTS=ON configures without cmocka" >&2
+    exit 1
+fi
+says 'required package'
+says cmocka
+echo "configured without cmocka"
