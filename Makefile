@@ -66,6 +66,6 @@ help:
 	@echo 'make lint        clang-tidy, cppcheck, clang-format, include order, exports'
 	@echo 'make format      clang-format over all C files'
 	@echo 'make docs        docs/cli.md from the command'"'"'s own tables'
-	@echo 'make install     binary, libraries, header, still.pc, man page, smollm2-still'
+	@echo 'make install     binary, libraries, header, still.pc, CMake package, man page, smollm2-still'
 	@echo '                 PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
 	@echo 'make clean       removes build/'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What `make install` leaves: every file, and a library that a program of a user finds
-# through pkg-config, compiles with, and runs with, shared and static.
+# through CMake and pkg-config, compiles with, and runs with, shared and static.
 #
 #   test_install.sh BUILD_FOLDER SOURCE_FOLDER
 set -euo pipefail
@@ -54,6 +54,19 @@ run() { # the example must fail for the right reason: there is no such model
     said=$("$@" "$root/none.gguf" prompt 2>&1) && { echo "opened nothing: $*" >&2; exit 1; }
     [[ $said == *none.gguf* ]] || { echo "$*: $said" >&2; exit 1; }
 }
+user() { # user VERSION: CMake's find_package of that version, and the program
+    cmake -G Ninja -S "$source/tests/install/user" -B "$root/user" -DSTILL_WANTED="$1" \
+        -DEXAMPLE="$source/examples/generate.c" -DCMAKE_C_FLAGS='-std=c11 -Wall -Werror' \
+        -DCMAKE_PREFIX_PATH="$root/moved" >"$root/log" 2>&1 &&
+        cmake --build "$root/user" >>"$root/log" 2>&1
+}
+user "${version#still }" || { cat "$root/log" >&2; exit 1; }
+run "$root/user/user"
+if user 99.0; then
+    echo "find_package(still 99.0) finds $version" >&2
+    exit 1
+fi
+
 read -ra flags <<<"$(pkg-config --cflags --libs still)"
 cc -std=c11 -Wall -Werror "$source/examples/generate.c" -o "$root/shared" "${flags[@]}"
 LD_LIBRARY_PATH=$lib run "$root/shared"
