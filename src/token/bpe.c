@@ -15,17 +15,15 @@ static const uint32_t NO_RANK = UINT32_MAX;
 
 /* ---- Table --------------------------------------------------------------- */
 
-static inline size_t pair_hash(int32_t left, int32_t right)
+static inline size_t first_slot(const sti_bpe *b, int32_t left, int32_t right)
 {
-    uint64_t h =
-        ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9E3779B97F4A7C15u;
-    return (size_t)(h >> 32 ^ h >> 15);
+    return sti_hash_pair(&b->key, (uint32_t)left, (uint32_t)right) & b->mask;
 }
 
 static inline const sti_pair *find(const sti_bpe *b, int32_t left, int32_t right)
 {
     if ((left | right) < 0) return NULL;
-    for (size_t i = pair_hash(left, right) & b->mask;; i = (i + 1) & b->mask) {
+    for (size_t i = first_slot(b, left, right);; i = (i + 1) & b->mask) {
         const sti_pair *s = &b->slot[i];
         if (s->left == left && s->right == right) return s;
         if (s->left < 0) return NULL;
@@ -39,13 +37,14 @@ still_status sti_bpe_reserve(sti_bpe *b, size_t n, still_error *err)
     b->slot = sti_alloc(room, sizeof *b->slot);
     if (!b->slot) return sti_fail_memory(err, "merges", room * sizeof *b->slot);
     b->mask = room - 1;
+    b->key = sti_hash_key_new();
     for (size_t i = 0; i < room; i++) b->slot[i].left = -1;
     return STILL_OK;
 }
 
 void sti_bpe_put(sti_bpe *b, int32_t left, int32_t right, uint32_t rank, int32_t id)
 {
-    size_t i = pair_hash(left, right) & b->mask;
+    size_t i = first_slot(b, left, right);
     for (; b->slot[i].left >= 0; i = (i + 1) & b->mask) {
         sti_pair *s = &b->slot[i];
         if (s->left != left || s->right != right) continue;

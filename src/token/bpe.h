@@ -19,6 +19,7 @@ typedef struct sti_pair {
 typedef struct sti_bpe {
     sti_pair *slot; /* [mask+1] open hash table */
     size_t mask, n;
+    sti_hash_key key;
     unsigned char *whole; /* [vocab] text equal to the token becomes just the token */
     int32_t (*parts)[2];  /* [vocab] the merge that makes it, {-1,-1}: none */
     bool by_char;         /* first symbols are characters (SentencePiece), not bytes */

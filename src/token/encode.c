@@ -17,7 +17,8 @@ typedef struct encoder {
     size_t cap, n; /* n counts on past cap */
     bool after_unknown;
     sti_bpe_work work;
-    sti_buf text; /* SentencePiece: the fragment with spaces in place */
+    sti_buf text;                /* SentencePiece: the fragment with spaces in place */
+    sti_trie_hits special, user; /* places of tokens in the text, in the fragment */
 } encoder;
 
 static inline void emit(encoder *e, int32_t id)
@@ -207,13 +208,13 @@ static still_status encode_spm(encoder *e, const char *p, size_t n, bool first,
     STI_TRY(normalize(e, p, n, first, err));
     p = e->text.p;
     n = e->text.n;
-    size_t done = 0, start, end;
-    int32_t id;
-    while ((id = sti_trie_find(&tk->user, &tk->v, p, n, done, true, &start, &end)) >=
-           0) {
-        STI_TRY(encode_words(e, p + done, start - done, err));
-        emit(e, id);
-        done = end;
+    size_t done = 0, len;
+    STI_TRY(sti_trie_scan(&tk->user, p, n, true, &e->user, err));
+    for (const sti_trie_hit *at; (at = sti_trie_next(&e->user, done));) {
+        STI_TRY(encode_words(e, p + done, at->start - done, err));
+        emit(e, at->id);
+        sti_vocab_piece(&tk->v, at->id, &len);
+        done = at->start + len;
     }
     return encode_words(e, p + done, n - done, err);
 }
@@ -229,11 +230,13 @@ static still_status encode_text(encoder *e, const char *p, size_t n, bool contro
                                 still_error *err)
 {
     const still_tokenizer *tk = e->tk;
-    size_t done = 0, start = n, end = n;
+    size_t done = 0, end, len;
+    STI_TRY(sti_trie_scan(&tk->special, p, n, control, &e->special, err));
     for (int32_t id = 0; id >= 0; done = end) {
-        id = sti_trie_find(&tk->special, &tk->v, p, n, done, control, &start, &end);
-        if (id < 0) start = end = n;
-        size_t stop = start;
+        const sti_trie_hit *at = sti_trie_next(&e->special, done);
+        id = at ? at->id : -1;
+        size_t stop = end = at ? at->start : n;
+        if (at) sti_vocab_piece(&tk->v, id, &len), end += len;
         unsigned strip = id >= 0 && tk->strip ? tk->strip[id] : 0;
         if (strip & STI_STRIP_LEFT)
             while (stop > done && blank(p[stop - 1])) stop--;
@@ -259,6 +262,8 @@ still_status still_tokenizer_encode(const still_tokenizer *tk, const char *text,
         encode_text(&e, text, n, (flags & STILL_ENCODE_SPECIAL) != 0, err);
     sti_bpe_work_free(&e.work);
     sti_buf_free(&e.text);
+    sti_trie_hits_free(&e.special);
+    sti_trie_hits_free(&e.user);
     if (st == STILL_OK) *n_ids = e.n;
     return st;
 }

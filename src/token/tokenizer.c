@@ -31,9 +31,9 @@ void still_tokenizer_free(still_tokenizer *tk)
 
 size_t sti_tokenizer_bytes(const still_tokenizer *tk)
 {
-    size_t nodes = (size_t)tk->special.room + (size_t)tk->user.room;
     return sizeof *tk + sti_vocab_bytes(&tk->v) + sti_bpe_bytes(&tk->bpe, tk->v.n) +
-           nodes * sizeof(sti_trie_node) + (tk->strip ? (size_t)tk->n : 0) +
+           sti_trie_bytes(&tk->special) + sti_trie_bytes(&tk->user) +
+           (tk->strip ? (size_t)tk->n : 0) +
            (tk->chat_template ? strlen(tk->chat_template) + 1 : 0);
 }
 
@@ -77,12 +77,13 @@ static still_status build_tries(still_tokenizer *tk, still_error *err)
         const char *p = sti_vocab_piece(&tk->v, id, &n);
         sti_kind kind = tk->v.kind[id];
         if (kind == STI_KIND_USER && tk->user_inside)
-            STI_TRY(sti_trie_add(&tk->user, p, n, id, err));
+            STI_TRY(sti_trie_add(&tk->user, p, n, id, true, err));
         else if (kind == STI_KIND_USER || kind == STI_KIND_CONTROL ||
                  kind == STI_KIND_UNKNOWN)
-            STI_TRY(sti_trie_add(&tk->special, p, n, id, err));
+            STI_TRY(sti_trie_add(&tk->special, p, n, id, kind == STI_KIND_USER, err));
     }
-    return STILL_OK;
+    STI_TRY(sti_trie_finish(&tk->user, err));
+    return sti_trie_finish(&tk->special, err);
 }
 
 still_status sti_tokenizer_index(still_tokenizer *tk, still_error *err)
@@ -139,14 +140,18 @@ still_status sti_tokenizer_merges_by_score(still_tokenizer *tk, const float *sco
 
 int32_t sti_tokenizer_special_id(const still_tokenizer *tk, const char *text, size_t n)
 {
-    size_t start, end;
-    int32_t id = sti_trie_find(&tk->special, &tk->v, text, n, 0, true, &start, &end);
-    return id >= 0 && start == 0 && end == n ? id : -1;
+    size_t len = 0;
+    const int32_t id = sti_trie_find(&tk->special, text, n);
+    if (id >= 0) sti_vocab_piece(&tk->v, id, &len);
+    return id >= 0 && len == n ? id : -1;
 }
 
 still_status sti_tokenizer_add_end(still_tokenizer *tk, int32_t id, still_error *err)
 {
+    enum { MOST = 1024 }; /* they are compared one by one; models have up to five */
     if (id < 0 || id >= tk->n || still_tokenizer_is_end(tk, id)) return STILL_OK;
+    if (tk->n_end >= MOST)
+        return sti_fail(err, STILL_E_LIMIT, "more than %d tokens end a text", MOST);
     int32_t *end = sti_grow(tk->end, tk->n_end + 1, sizeof *end);
     if (!end) return sti_fail_memory(err, "end tokens", sizeof *end);
     tk->end = end;

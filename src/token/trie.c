@@ -3,76 +3,184 @@
 
 #include <stdlib.h>
 
-static int32_t step(const sti_trie *t, int32_t at, unsigned char byte)
+/* ---- Nodes --------------------------------------------------------------- */
+
+static inline size_t first_slot(const sti_trie *t, int32_t parent, unsigned char byte)
 {
-    int32_t k = t->node[at].child;
-    while (k >= 0 && t->node[k].byte != byte) k = t->node[k].sibling;
-    return k;
+    return sti_hash_pair(&t->key, (uint32_t)parent, byte) & t->mask;
 }
 
-static int32_t new_node(sti_trie *t, unsigned char byte, int32_t sibling)
+/* The node that a byte leads to, 0: none. */
+static inline int32_t step(const sti_trie *t, int32_t at, unsigned char byte)
 {
-    if (t->n == t->room) {
-        int room = t->room ? 2 * t->room : 64;
-        sti_trie_node *node = sti_grow(t->node, (size_t)room, sizeof *node);
-        if (!node) return -1;
-        t->node = node;
-        t->room = room;
+    for (size_t i = first_slot(t, at, byte);; i = (i + 1) & t->mask) {
+        const int32_t k = t->slot[i];
+        if (!k || (t->node[k].parent == at && t->node[k].byte == byte)) return k;
     }
-    t->node[t->n] = (sti_trie_node){-1, sibling, -1, byte};
+}
+
+static void put(sti_trie *t, int32_t k)
+{
+    size_t i = first_slot(t, t->node[k].parent, t->node[k].byte);
+    while (t->slot[i]) i = (i + 1) & t->mask;
+    t->slot[i] = k;
+}
+
+/* Room for twice as many nodes, at least 64, in a table half as full again. */
+static bool grow(sti_trie *t)
+{
+    const size_t room = t->room ? 2 * (size_t)t->room : 64;
+    sti_trie_node *node = sti_grow(t->node, room, sizeof *node);
+    if (node) t->node = node;
+    int32_t *slot = node ? sti_alloc(2 * room, sizeof *slot) : NULL;
+    if (!slot) return false;
+    if (!t->room) t->key = sti_hash_key_new();
+    free(t->slot);
+    t->slot = slot;
+    t->mask = 2 * room - 1;
+    t->room = (int)room;
+    for (int32_t k = 1; k < t->n; k++) put(t, k);
+    return true;
+}
+
+static int32_t new_node(sti_trie *t, int32_t parent, unsigned char byte)
+{
+    if (t->n == t->room && !grow(t)) return -1;
+    t->node[t->n] = (sti_trie_node){parent, 0, -1, -1, byte};
+    if (t->n) put(t, t->n);
     return t->n++;
 }
 
-still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id,
+still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id, bool user,
                           still_error *err)
 {
     if (!n) return STILL_OK;
-    if (n > STI_MAX_PIECE || t->n > INT32_MAX / 4)
+    if (t->n > INT32_MAX / 4)
         return sti_fail(err, STILL_E_LIMIT, "special tokens are too long (%zu bytes)",
                         n);
-    if (!t->n && new_node(t, 0, -1) < 0)
-        return sti_fail_memory(err, "special tokens", sizeof *t->node);
-    int32_t at = 0;
-    for (size_t i = 0; i < n; i++) {
-        int32_t next = step(t, at, (unsigned char)p[i]);
-        if (next < 0) {
-            next = new_node(t, (unsigned char)p[i], t->node[at].child);
-            if (next < 0)
-                return sti_fail_memory(err, "special tokens", sizeof *t->node);
-            t->node[at].child = next;
-        }
-        at = next;
+    int32_t at = t->n ? 0 : new_node(t, 0, 0);
+    for (size_t i = n; at >= 0 && i-- > 0;) {
+        const unsigned char byte = (unsigned char)p[i];
+        const int32_t next = step(t, at, byte);
+        at = next ? next : new_node(t, at, byte);
     }
-    if (t->node[at].id < 0) t->node[at].id = id;
-    t->starts[(unsigned char)p[0]] = true;
+    if (at < 0)
+        return sti_fail_memory(err, "special tokens",
+                               2 * (size_t)t->room * sizeof *t->node);
+    if (t->node[at].any < 0) {
+        t->node[at].any = id;
+        t->node[at].user = user ? id : -1;
+        t->users |= user;
+    }
+    t->ends[(unsigned char)p[n - 1]] = true;
     return STILL_OK;
 }
 
 void sti_trie_free(sti_trie *t)
 {
     free(t->node);
+    free(t->slot);
     *t = (sti_trie){0};
 }
 
-int32_t sti_trie_find(const sti_trie *t, const sti_vocab *v, const char *p, size_t n,
-                      size_t from, bool control, size_t *start, size_t *end)
+size_t sti_trie_bytes(const sti_trie *t)
 {
-    if (!t->n) return -1;
-    for (size_t i = from; i < n; i++) {
-        if (!t->starts[(unsigned char)p[i]]) continue;
-        int32_t found = -1, at = 0;
-        for (size_t k = i; k < n; k++) {
-            at = step(t, at, (unsigned char)p[k]);
-            if (at < 0) break;
-            int32_t id = t->node[at].id;
-            if (id < 0 || (v->kind[id] != STI_KIND_USER && !control)) continue;
-            found = id;
-            *end = k + 1;
-        }
-        if (found >= 0) {
-            *start = i;
-            return found;
-        }
+    return (size_t)t->room * (sizeof *t->node + 2 * sizeof *t->slot);
+}
+
+/* ---- Where to go on when a byte leads nowhere ----------------------------- */
+
+/* Nodes from the root outwards: depth[k] is known from the parent, made before k. */
+static void order_by_depth(const sti_trie *t, int32_t *depth, int32_t *first,
+                           int32_t *order)
+{
+    int32_t deepest = 0;
+    depth[0] = 0;
+    for (int32_t k = 1; k < t->n; k++) {
+        depth[k] = depth[t->node[k].parent] + 1;
+        if (depth[k] > deepest) deepest = depth[k];
     }
-    return -1;
+    for (int32_t k = 0; k < t->n; k++) first[depth[k] + 1]++;
+    for (int32_t d = 0; d <= deepest; d++) first[d + 1] += first[d];
+    for (int32_t k = 0; k < t->n; k++) order[first[depth[k]]++] = k;
+}
+
+static void link_node(sti_trie *t, int32_t k)
+{
+    sti_trie_node *node = &t->node[k];
+    int32_t at = t->node[node->parent].fail, next = 0;
+    if (node->parent) {
+        while (!(next = step(t, at, node->byte)) && at) at = t->node[at].fail;
+        node->fail = next;
+    }
+    if (node->any < 0) node->any = t->node[node->fail].any;
+    if (node->user < 0) node->user = t->node[node->fail].user;
+}
+
+still_status sti_trie_finish(sti_trie *t, still_error *err)
+{
+    if (!t->n) return STILL_OK;
+    const size_t n = (size_t)t->n;
+    int32_t *work = sti_alloc(3 * n + 2, sizeof *work);
+    if (!work) return sti_fail_memory(err, "special tokens", 3 * n * sizeof *work);
+    int32_t *order = work, *depth = work + n, *first = work + 2 * n;
+    order_by_depth(t, depth, first, order);
+    for (size_t i = 1; i < n; i++) link_node(t, order[i]);
+    free(work);
+    return STILL_OK;
+}
+
+/* ---- Text ---------------------------------------------------------------- */
+
+static bool push(sti_trie_hits *h, size_t start, int32_t id)
+{
+    if (h->n == h->room) {
+        const size_t room = h->room ? 2 * h->room : 64;
+        sti_trie_hit *hit = sti_grow(h->hit, room, sizeof *hit);
+        if (!hit) return false;
+        h->hit = hit;
+        h->room = room;
+    }
+    h->hit[h->n++] = (sti_trie_hit){start, id};
+    return true;
+}
+
+still_status sti_trie_scan(const sti_trie *t, const char *p, size_t n, bool control,
+                           sti_trie_hits *out, still_error *err)
+{
+    int32_t at = 0, next;
+    out->n = 0;
+    if (!t->n || (!control && !t->users)) return STILL_OK;
+    for (size_t i = n; i-- > 0;) {
+        const unsigned char byte = (unsigned char)p[i];
+        if (!at && !t->ends[byte]) continue;
+        while (!(next = step(t, at, byte)) && at) at = t->node[at].fail;
+        at = next;
+        const int32_t id = control ? t->node[at].any : t->node[at].user;
+        if (id >= 0 && !push(out, i, id))
+            return sti_fail_memory(err, "places of special tokens",
+                                   2 * out->room * sizeof *out->hit);
+    }
+    return STILL_OK;
+}
+
+const sti_trie_hit *sti_trie_next(sti_trie_hits *h, size_t from)
+{
+    while (h->n && h->hit[h->n - 1].start < from) h->n--;
+    return h->n ? &h->hit[--h->n] : NULL;
+}
+
+void sti_trie_hits_free(sti_trie_hits *h)
+{
+    free(h->hit);
+    *h = (sti_trie_hits){0};
+}
+
+int32_t sti_trie_find(const sti_trie *t, const char *p, size_t n)
+{
+    int32_t at = 0;
+    if (!t->n || !n) return -1;
+    for (size_t i = n; i-- > 0;)
+        if (!(at = step(t, at, (unsigned char)p[i]))) return -1;
+    return t->node[at].any;
 }

@@ -1,31 +1,67 @@
 /* trie.h - finding the tokens that are matched in text before anything is split.
  *
- * There are a few to a few thousand of them, and most texts hold none: a table of
- * first bytes lets the search run over text at a byte a cycle. */
+ * At the first place where tokens stand the longest counts, and the search goes on
+ * behind it. Trying every place would take the length of the text times that of the
+ * longest token, which a file may choose. So tokens are kept back to front in an
+ * automaton after Aho and Corasick, and the text is read once from its end: each step
+ * then knows the longest token that starts there. That is linear in the text for any
+ * set of tokens, and so is building in the tokens. Most texts hold none: a table of
+ * last bytes lets the search run over them at a byte a cycle. */
 #ifndef STI_TOKEN_TRIE_H
 #define STI_TOKEN_TRIE_H
 
-#include "token/vocab.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/mem.h"
 
 typedef struct sti_trie_node {
-    int32_t child, sibling; /* -1: none */
-    int32_t id;             /* token that ends here, -1: none */
+    int32_t parent;
+    int32_t fail; /* the node of the longest proper suffix of what was read; root: 0 */
+    int32_t any;  /* the longest token that starts here, -1: none */
+    int32_t user; /* the same among those to be matched always */
     unsigned char byte;
 } sti_trie_node;
 
 typedef struct sti_trie {
-    sti_trie_node *node; /* node 0 is the root */
+    sti_trie_node *node; /* [n] node 0 is the root */
     int n, room;
-    bool starts[256];
+    int32_t *slot; /* [mask+1] nodes by parent and byte, 0: empty */
+    size_t mask;
+    sti_hash_key key;
+    bool ends[256]; /* last bytes of tokens */
+    bool users;     /* some token is matched always */
 } sti_trie;
 
-still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id,
+/* Adds a token of n <= STI_MAX_PIECE bytes; of equal ones the first counts. user: it is
+ * found even where control tokens are not asked for. */
+still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id, bool user,
                           still_error *err);
+/* After the last sti_trie_add, before the first scan. */
+still_status sti_trie_finish(sti_trie *t, still_error *err);
 void sti_trie_free(sti_trie *t);
+size_t sti_trie_bytes(const sti_trie *t);
 
-/* The first place at or after `from` where a token stands, the longest there. Tokens
- * other than those of kind USER count only if `control`. Returns its id, or -1. */
-int32_t sti_trie_find(const sti_trie *t, const sti_vocab *v, const char *p, size_t n,
-                      size_t from, bool control, size_t *start, size_t *end);
+/* Places where tokens stand, the last one first. */
+typedef struct sti_trie_hit {
+    size_t start;
+    int32_t id;
+} sti_trie_hit;
+
+typedef struct sti_trie_hits {
+    sti_trie_hit *hit;
+    size_t n, room;
+} sti_trie_hits;
+
+/* All places of p[0..n), in memory kept from one call to the next. Tokens that are not
+ * `user` count only if `control`. */
+still_status sti_trie_scan(const sti_trie *t, const char *p, size_t n, bool control,
+                           sti_trie_hits *out, still_error *err);
+/* Takes the first place at or after `from`, and drops those before. NULL: none. */
+const sti_trie_hit *sti_trie_next(sti_trie_hits *h, size_t from);
+void sti_trie_hits_free(sti_trie_hits *h);
+
+/* The token p[0..n) if it is one; if it only ends tokens, one that it begins with or -1;
+ * else -1. */
+int32_t sti_trie_find(const sti_trie *t, const char *p, size_t n);
 
 #endif

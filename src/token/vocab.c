@@ -73,40 +73,10 @@ still_status sti_vocab_add(sti_vocab *v, const char *p, size_t n, sti_kind kind,
 
 /* ---- Look-up ------------------------------------------------------------- */
 
-static inline uint64_t mix(uint64_t a, uint64_t b)
-{
-    uint64_t h = (a ^ b) * 0x9E3779B97F4A7C15u;
-    return h ^ h >> 29;
-}
-
-static inline uint64_t load(const char *p, size_t n)
-{
-    uint64_t w = 0;
-    if (n >= 8) {
-        memcpy(&w, p, 8);
-    } else if (n >= 4) { /* two overlapping halves cover 4..7 bytes */
-        uint32_t a, b;
-        memcpy(&a, p, 4);
-        memcpy(&b, p + n - 4, 4);
-        w = (uint64_t)a << 32 | b;
-    } else if (n) { /* first, middle and last byte cover 1..3 */
-        const unsigned char *s = (const unsigned char *)p;
-        w = (uint64_t)s[0] << 16 | (uint64_t)s[n / 2] << 8 | s[n - 1];
-    }
-    return w;
-}
-
-static inline uint64_t hash(const char *p, size_t n)
-{
-    uint64_t h = n;
-    for (; n > 8; p += 8, n -= 8) h = mix(h, load(p, 8));
-    return mix(mix(h, load(p, n)), 0xD6E8FEB86659FD93u);
-}
-
 int32_t sti_vocab_find(const sti_vocab *v, const char *p, size_t n)
 {
     if (!v->slot) return -1;
-    uint64_t h = hash(p, n);
+    uint64_t h = sti_hash_bytes(&v->key, p, n);
     for (size_t i = h & v->mask;; i = (i + 1) & v->mask) {
         sti_vocab_slot s = v->slot[i];
         if (s.id < 0) return -1;
@@ -122,7 +92,7 @@ static void put(sti_vocab *v, int32_t id)
     size_t n;
     const char *p = sti_vocab_piece(v, id, &n);
     if (!sti_kind_merges(v->kind[id]) || !n || sti_vocab_find(v, p, n) >= 0) return;
-    uint64_t h = hash(p, n);
+    uint64_t h = sti_hash_bytes(&v->key, p, n);
     size_t i = h & v->mask;
     while (v->slot[i].id >= 0) i = (i + 1) & v->mask;
     v->slot[i] = (sti_vocab_slot){(uint32_t)(h >> 32), id};
@@ -136,6 +106,7 @@ still_status sti_vocab_index(sti_vocab *v, still_error *err)
     if (!slot) return sti_fail_memory(err, "vocabulary index", room * sizeof *slot);
     free(v->slot);
     v->slot = slot;
+    v->key = sti_hash_key_new();
     v->mask = room - 1;
     for (size_t i = 0; i < room; i++) slot[i].id = -1;
     for (int32_t id = 0; id < v->n; id++) put(v, id);

@@ -7,6 +7,7 @@
 #define STI_TOKEN_VOCAB_H
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/mem.h"
 
 /* SentencePiece's piece types; GGUF uses the same numbers. */
@@ -40,6 +41,7 @@ typedef struct sti_vocab {
     unsigned char *kind;  /* [n] sti_kind */
     sti_vocab_slot *slot; /* [mask+1] tokens that text can become */
     size_t mask;
+    sti_hash_key key;
     int32_t byte_id[256]; /* token of a single byte, -1: none */
 } sti_vocab;
 
