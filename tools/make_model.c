@@ -241,11 +241,13 @@ static still_status put_json(const char *dir, const char *name, json_t *v,
 {
     sti_buf path = {0};
     sti_buf_printf(&path, "%s/%s", dir, name);
-    bool ok = v && !path.failed &&
-              json_dump_file(v, path.p, JSON_INDENT(2) | JSON_PRESERVE_ORDER) == 0;
+    char *text = v ? json_dumps(v, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
+    still_status status = text && !path.failed ? sti_write_text(path.p, text, err)
+                                               : sti_fail_memory(err, dir, 0);
+    free(text);
     sti_buf_free(&path);
     json_decref(v);
-    return ok ? STILL_OK : sti_fail(err, STILL_E_IO, "%s/%s: cannot write", dir, name);
+    return status;
 }
 
 static still_status remove_in(const char *dir, const char *name, still_error *err)

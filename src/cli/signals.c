@@ -1,4 +1,4 @@
-/* signals.c - Ctrl-C as a flag.
+/* signals.c - Ctrl-C as a flag, and failing writes as errors.
  *
  * The flag is the one mutable global of the program: a signal handler takes no
  * argument. Handlers are installed without SA_RESTART, so a read that waits for the
@@ -24,6 +24,7 @@ void cli_signals_install(void)
     sigaction(SIGINT, &on, NULL);
     sigaction(SIGTERM, &on, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file past `ulimit -f` is an error like a full disk */
 }
 
 bool cli_interrupted(void)

@@ -110,14 +110,9 @@ static still_status put_line(sti_log *l, const json_t *o, still_error *err)
     if (!text) return sti_fail_memory(err, l->path, 0);
     size_t n = strlen(text);
     text[n++] = '\n'; /* over the NUL: it goes out by its length */
-    ssize_t written;
-    size_t at = 0;
-    do {
-        written = write(l->fd, text + at, n - at);
-        if (written > 0) at += (size_t)written;
-    } while (at < n && (written > 0 || (written < 0 && errno == EINTR)));
+    const bool written = sti_write_all(l->fd, text, n);
     free(text);
-    return at == n ? STILL_OK : fail_io(l, "written", err);
+    return written ? STILL_OK : sti_fail_write(err, l->path, errno);
 }
 
 /* A line of the log that belongs to the run. A broken one is as if it were not there:

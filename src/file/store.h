@@ -7,7 +7,10 @@
 #define STI_FILE_STORE_H
 
 #include <jansson.h>
+#include <stdio.h>
+#include <string.h>
 
+#include "base/new_file.h"
 #include "file/dtype.h"
 
 typedef struct sti_map { /* a read-only mapping of one file */
@@ -88,7 +91,7 @@ bool sti_meta_float(const sti_meta *m, double *out); /* any number */
 bool sti_meta_elem_int(const sti_meta *m, uint64_t i, int64_t *out);
 bool sti_meta_elem_float(const sti_meta *m, uint64_t i, double *out);
 
-/* ---- Writing (file/write.c): streaming, to a temporary name, renamed at the end */
+/* ---- Writing (file/write.c): streaming, as base/new_file.h says */
 typedef struct sti_writer sti_writer;
 /* GGUF v3. Add all metadata, then all tensor headers, then tensor data in order. */
 still_status sti_writer_gguf(const char *path, sti_writer **out, still_error *err);
@@ -117,14 +120,21 @@ still_status sti_writer_data(sti_writer *w, const void *p, size_t n, still_error
  * sti_writer_abort the file that was at path is untouched. */
 still_status sti_writer_finish(sti_writer *w, still_error *err);
 void sti_writer_abort(sti_writer *w);
-/* A whole text file, in the same way (file/write_text.c). */
-still_status sti_write_text(const char *path, const char *text, still_error *err);
-/* dir/name; fails if that is longer than any path can be (file/write_text.c). */
+/* A whole text file, in the same way. */
+static inline still_status sti_write_text(const char *path, const char *text,
+                                          still_error *err)
+{
+    return sti_write_file(path, text, strlen(text), err);
+}
+/* dir/name; fails if that is longer than any path can be. */
 enum { STI_PATH_ROOM = 4096 };
-still_status sti_path_join(char out[STI_PATH_ROOM], const char *dir, const char *name,
-                           still_error *err);
-/* Makes a file's new name itself durable; best effort, as some file systems refuse. */
-void sti_sync_folder_of(const char *path);
+static inline still_status sti_path_join(char out[STI_PATH_ROOM], const char *dir,
+                                         const char *name, still_error *err)
+{
+    if (snprintf(out, STI_PATH_ROOM, "%s/%s", dir, name) >= STI_PATH_ROOM)
+        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", dir);
+    return STILL_OK;
+}
 
 /* Whether parsing failed for want of memory: jansson then often says nothing. */
 static inline bool sti_json_no_memory(const json_error_t *e)

@@ -1,22 +1,19 @@
 /* write.c - streaming writers of GGUF v3 and safetensors.
  *
  * Headers are gathered in memory and written when the first data come: sizes and
- * offsets follow from types and shapes alone. Data go straight to a temporary file
- * beside the target, which takes the target's name only when everything is on disk; a
- * reader therefore never sees half a model. The two formats differ only in how the
- * header is encoded and in the padding between tensors. */
-#include <errno.h>
-#include <fcntl.h>
+ * offsets follow from types and shapes alone. The file takes
+ * its name only when everything is on disk; a reader therefore never sees half a model.
+ * The two formats differ only in how the header is encoded and in the padding between
+ * tensors. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/buf.h"
 #include "base/mem.h"
 #include "file/parse.h"
 
-enum { GGUF_ALIGNMENT = 32, SAFETENSORS_ALIGNMENT = 8, TEMP_TRIES = 100 };
+enum { GGUF_ALIGNMENT = 32, SAFETENSORS_ALIGNMENT = 8 };
 
 typedef struct entry {
     char *name;
@@ -28,8 +25,8 @@ typedef struct entry {
 } entry;
 
 struct sti_writer {
-    char *path, *temp;
-    int fd;
+    char *path;
+    sti_new_file *file;
     bool is_gguf, started; /* started: the header is written */
     sti_buf pairs;         /* GGUF: metadata, encoded */
     uint64_t n_pairs;
@@ -44,17 +41,7 @@ struct sti_writer {
 
 static still_status put(sti_writer *w, const void *p, size_t n, still_error *err)
 {
-    const unsigned char *at = p;
-    while (n > 0) {
-        ssize_t k = write(w->fd, at, n);
-        if (k < 0 && errno == EINTR) continue;
-        if (k < 0)
-            return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", w->temp,
-                            strerror(errno));
-        at += k;
-        n -= (size_t)k;
-    }
-    return STILL_OK;
+    return sti_new_file_put(w->file, p, n, err);
 }
 
 static still_status put_zeros(sti_writer *w, size_t n, still_error *err)
@@ -68,36 +55,16 @@ static size_t padding(uint64_t at, size_t alignment)
     return (size_t)(-at & (alignment - 1));
 }
 
-/* A new file "path.PID.N.tmp" with ordinary permissions. */
-static still_status open_temp(sti_writer *w, still_error *err)
-{
-    size_t room = strlen(w->path) + 48;
-    w->temp = sti_alloc(room, 1);
-    if (!w->temp) return sti_fail_memory(err, w->path, room);
-    for (int i = 0; i < TEMP_TRIES; i++) {
-        snprintf(w->temp, room, "%s.%ld.%d.tmp", w->path, (long)getpid(), i);
-        w->fd = open(w->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (w->fd >= 0) return STILL_OK;
-        if (errno != EEXIST) break;
-    }
-    still_status status =
-        sti_fail(err, STILL_E_IO, "%s: cannot create: %s", w->temp, strerror(errno));
-    free(w->temp);
-    w->temp = NULL;
-    return status;
-}
-
 static still_status writer_new(const char *path, bool is_gguf, sti_writer **out,
                                still_error *err)
 {
     *out = NULL;
     sti_writer *w = sti_alloc(1, sizeof *w);
     if (!w) return sti_fail_memory(err, path, sizeof *w);
-    w->fd = -1;
     w->is_gguf = is_gguf;
     w->path = sti_strdup(path);
-    still_status status =
-        w->path ? open_temp(w, err) : sti_fail_memory(err, path, strlen(path) + 1);
+    still_status status = w->path ? sti_new_file_open(path, &w->file, err)
+                                  : sti_fail_memory(err, path, strlen(path) + 1);
     if (status != STILL_OK)
         sti_writer_abort(w);
     else
@@ -121,13 +88,11 @@ still_status sti_writer_safetensors(const char *path, json_t *metadata,
 void sti_writer_abort(sti_writer *w)
 {
     if (!w) return;
-    if (w->fd >= 0) close(w->fd);
-    if (w->temp) unlink(w->temp);
+    sti_new_file_abort(w->file);
     for (size_t i = 0; i < w->n_tensors; i++) free(w->tensor[i].name);
     free(w->tensor);
     sti_buf_free(&w->pairs);
     json_decref(w->metadata);
-    free(w->temp);
     free(w->path);
     free(w);
 }
@@ -424,18 +389,9 @@ static still_status finish(sti_writer *w, still_error *err)
         return sti_fail(
             err, STILL_E_ARG, "%s: tensor '%s' has %zu bytes, only %zu were written",
             w->path, w->tensor[w->current].name, w->tensor[w->current].bytes, w->done);
-    if (fsync(w->fd) != 0)
-        return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", w->temp,
-                        strerror(errno));
-    int closed = close(w->fd);
-    w->fd = -1;
-    if (closed != 0 || rename(w->temp, w->path) != 0)
-        return sti_fail(err, STILL_E_IO, "%s: cannot rename to it: %s", w->path,
-                        strerror(errno));
-    free(w->temp); /* there is none any more */
-    w->temp = NULL;
-    sti_sync_folder_of(w->path);
-    return STILL_OK;
+    sti_new_file *file = w->file;
+    w->file = NULL;
+    return sti_new_file_finish(file, err);
 }
 
 still_status sti_writer_finish(sti_writer *w, still_error *err)

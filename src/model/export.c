@@ -6,7 +6,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,21 +88,6 @@ still_status sti_export_own_spec(const sti_export *x, const char *merged,
 
 /* ---- Copying ------------------------------------------------------------- */
 
-static still_status write_all(int fd, const sti_map *m, const char *path,
-                              still_error *err)
-{
-    for (size_t at = 0; at < m->size;) {
-        const ssize_t k = write(fd, m->data + at, m->size - at);
-        if (k < 0 && errno == EINTR) continue;
-        if (k < 0)
-            return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path,
-                            strerror(errno));
-        at += (size_t)k;
-    }
-    if (fsync(fd) == 0) return STILL_OK;
-    return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path, strerror(errno));
-}
-
 still_status sti_export_copy(const char *from_folder, const char *from,
                              const char *folder, const char *to, still_error *err)
 {
@@ -115,11 +99,7 @@ still_status sti_export_copy(const char *from_folder, const char *from,
     if (stat(source, &info) != 0 || info.st_size == 0 || access(path, F_OK) == 0)
         return STILL_OK;
     STI_TRY(sti_map_open(source, &m, err));
-    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    still_status st = fd < 0 ? sti_fail(err, STILL_E_IO, "%s: cannot create: %s", path,
-                                        strerror(errno))
-                             : write_all(fd, &m, path, err);
-    if (fd >= 0) close(fd);
+    const still_status st = sti_write_file(path, m.data, m.size, err);
     sti_map_close(&m);
     return st;
 }
@@ -201,18 +181,14 @@ static still_status move_files(const sti_export *x, const char *temp, still_erro
 
 static still_status write_and_move(sti_export *x, const format *f, still_error *err)
 {
-    char temp[STI_PATH_ROOM];
-    if (snprintf(temp, sizeof temp, "%s.%ld.tmp", x->path, (long)getpid()) >=
-        STI_PATH_ROOM)
-        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", x->path);
-    if (mkdir(temp, 0777) != 0)
-        return sti_fail(err, STILL_E_IO, "%s: cannot make folder: %s", temp,
-                        strerror(errno));
+    char *temp;
+    STI_TRY(sti_new_folder(x->path, &temp, err));
     still_status st = f->write(x, temp, err);
     if (st == STILL_OK)
         st = f->file ? move_files(x, temp, err) : move(temp, x->path, err);
     if (st != STILL_OK || f->file) remove_folder(temp);
     if (st == STILL_OK) sti_sync_folder_of(x->path);
+    free(temp);
     return st;
 }
 

@@ -7,11 +7,9 @@
  *   "STILLST1"  u32 version  u32 bytes of the settings line
  *   fingerprint [32]  u64 length  u64 state bytes  u64 vocabulary  u32 has logits
  *   settings line  logits [vocabulary]  state  u32 CRC-32 of all before it */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include "session/session.h"
@@ -221,33 +219,20 @@ static uint32_t checksum(const part *parts, int n)
 static still_status write_file(const still_session *s, file_head *head, void *state,
                                const char *path, still_error *err)
 {
-    char temporary[4096];
     part parts[] = {{head, sizeof *head},
                     {(void *)s->settings, head->line_bytes},
                     {s->logits, (size_t)head->vocab * sizeof(float)},
                     {state, s->state_bytes}};
     uint32_t crc = checksum(parts, 4);
-    if (snprintf(temporary, sizeof temporary, "%s.%ld.part", path, (long)getpid()) >=
-        (int)sizeof temporary)
-        return sti_fail(err, STILL_E_ARG, "%s: the path is too long", path);
-    FILE *f = fopen(temporary, "wb");
-    bool ok = f != NULL;
-    for (int i = 0; i < 4 && ok; i++)
-        ok = fwrite(parts[i].p, 1, parts[i].n, f) == parts[i].n;
-    ok = ok && fwrite(&crc, sizeof crc, 1, f) == 1 && fflush(f) == 0 &&
-         fsync(fileno(f)) == 0;
-    int why = errno;
-    if (f && fclose(f) != 0 && ok) {
-        ok = false;
-        why = errno;
-    }
-    if (ok && rename(temporary, path) != 0) {
-        ok = false;
-        why = errno;
-    }
-    if (ok) return STILL_OK;
-    unlink(temporary);
-    return sti_fail(err, STILL_E_IO, "%s: cannot be written: %s", path, strerror(why));
+    sti_new_file *f;
+    STI_TRY(sti_new_file_open(path, &f, err));
+    still_status st = STILL_OK;
+    for (int i = 0; i < 4 && st == STILL_OK; i++)
+        st = sti_new_file_put(f, parts[i].p, parts[i].n, err);
+    if (st == STILL_OK) st = sti_new_file_put(f, &crc, sizeof crc, err);
+    if (st == STILL_OK) return sti_new_file_finish(f, err);
+    sti_new_file_abort(f);
+    return st;
 }
 
 still_status still_session_save(const still_session *s, const char *path,

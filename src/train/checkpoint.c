@@ -24,7 +24,7 @@ bool sti_checkpoint_there(const char *dir)
            stat(path, &st) == 0;
 }
 
-/* The sweep takes regular files only that our writers name so: FILE.PID[.N].tmp. */
+/* The sweep takes regular files only that our writers name so: FILE.NUMBER.tmp. */
 void sti_checkpoint_sweep(const char *dir)
 {
     static const char *const ours[] = {STI_CHECKPOINT ".", STI_ADAPTER_TENSORS ".",

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include "train/data_parts.h"
@@ -87,40 +86,10 @@ void sti_cache_close(sti_cache *c)
  * counts and checksums are known. */
 
 struct sti_cache_writer {
-    char *path, *temp;
-    FILE *file;
+    sti_new_file *file;
     uint64_t tokens;
     uint32_t crc;
 };
-
-static still_status cannot(const sti_cache_writer *w, const char *what,
-                           still_error *err)
-{
-    return sti_fail(err, STILL_E_IO, "%s: cannot %s: %s", w->temp, what,
-                    strerror(errno));
-}
-
-/* A new file "path.PID.N.tmp": another run may be making the same cache. */
-static still_status open_temp(sti_cache_writer *w, still_error *err)
-{
-    enum { TRIES = 100 };
-    size_t room = strlen(w->path) + 48;
-    char *name = sti_alloc(room, 1);
-    if (!name) return sti_fail_memory(err, w->path, room);
-    for (int i = 0; i < TRIES && !w->file; i++) {
-        snprintf(name, room, "%s.%ld.%d.tmp", w->path, (long)getpid(), i);
-        w->file = fopen(name, "wbxe");
-        if (!w->file && errno != EEXIST) break;
-    }
-    if (!w->file) {
-        still_status status =
-            sti_fail(err, STILL_E_IO, "%s: cannot create: %s", name, strerror(errno));
-        free(name);
-        return status;
-    }
-    w->temp = name;
-    return STILL_OK;
-}
 
 still_status sti_cache_create(const char *path, sti_cache_writer **out,
                               still_error *err)
@@ -129,11 +98,9 @@ still_status sti_cache_create(const char *path, sti_cache_writer **out,
     *out = NULL;
     sti_cache_writer *w = sti_alloc(1, sizeof *w);
     if (!w) return sti_fail_memory(err, path, sizeof *w);
-    w->path = sti_strdup(path);
-    still_status status =
-        w->path ? open_temp(w, err) : sti_fail_memory(err, path, strlen(path) + 1);
-    if (status == STILL_OK && fwrite(&later, sizeof later, 1, w->file) != 1)
-        status = cannot(w, "write", err);
+    still_status status = sti_new_file_open(path, &w->file, err);
+    if (status == STILL_OK)
+        status = sti_new_file_put(w->file, &later, sizeof later, err);
     if (status != STILL_OK)
         sti_cache_abort(w);
     else
@@ -144,36 +111,25 @@ still_status sti_cache_create(const char *path, sti_cache_writer **out,
 still_status sti_cache_put(sti_cache_writer *w, const uint32_t *entry, size_t n,
                            still_error *err)
 {
-    if (fwrite(entry, sizeof *entry, n, w->file) != n) return cannot(w, "write", err);
+    STI_TRY(sti_new_file_put(w->file, entry, n * sizeof *entry, err));
     w->crc = crc_of(w->crc, entry, n * sizeof *entry);
     w->tokens += n;
-    return STILL_OK;
-}
-
-static still_status finish(sti_cache_writer *w, sti_cache_header *h, still_error *err)
-{
-    memcpy(h->magic, MAGIC, sizeof MAGIC);
-    h->version = STI_CACHE_VERSION;
-    h->tokens = w->tokens;
-    h->body_crc = w->crc;
-    h->head_crc = sti_cache_head_crc(h);
-    if (fseek(w->file, 0, SEEK_SET) != 0 || fwrite(h, sizeof *h, 1, w->file) != 1 ||
-        fflush(w->file) != 0 || fsync(fileno(w->file)) != 0)
-        return cannot(w, "write", err);
-    int closed = fclose(w->file);
-    w->file = NULL;
-    if (closed != 0) return cannot(w, "write", err);
-    if (rename(w->temp, w->path) != 0) return cannot(w, "rename", err);
-    free(w->temp); /* there is none any more */
-    w->temp = NULL;
-    sti_sync_folder_of(w->path);
     return STILL_OK;
 }
 
 still_status sti_cache_finish(sti_cache_writer *w, sti_cache_header *h,
                               still_error *err)
 {
-    still_status status = finish(w, h, err);
+    memcpy(h->magic, MAGIC, sizeof MAGIC);
+    h->version = STI_CACHE_VERSION;
+    h->tokens = w->tokens;
+    h->body_crc = w->crc;
+    h->head_crc = sti_cache_head_crc(h);
+    still_status status = sti_new_file_put_at(w->file, 0, h, sizeof *h, err);
+    if (status == STILL_OK) {
+        status = sti_new_file_finish(w->file, err);
+        w->file = NULL;
+    }
     sti_cache_abort(w); /* frees; removes what is left of a failure */
     return status;
 }
@@ -181,10 +137,7 @@ still_status sti_cache_finish(sti_cache_writer *w, sti_cache_header *h,
 void sti_cache_abort(sti_cache_writer *w)
 {
     if (!w) return;
-    if (w->file) fclose(w->file);
-    if (w->temp) unlink(w->temp);
-    free(w->temp);
-    free(w->path);
+    sti_new_file_abort(w->file);
     free(w);
 }
 

@@ -1,6 +1,7 @@
 /* report.c - what a run tells: train.jsonl, a line a step, and the README card of the
  * folder it writes. */
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,13 +46,16 @@ still_status sti_report_step(const sti_trainer *t, const still_train_progress *p
     char *line = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
     json_decref(o);
     if (!line) return sti_fail_memory(err, path, 0);
-    FILE *f = fopen(path, "a");
-    bool ok = f && fprintf(f, "%s\n", line) > 0;
-    if (f && fclose(f) != 0) ok = false;
+    const size_t n = strlen(line);
+    line[n] = '\n'; /* over the NUL: it goes out by its length */
+    int fd;
+    still_status st = sti_open_own(path, O_WRONLY | O_APPEND, &fd, err);
+    if (st == STILL_OK && !sti_write_all(fd, line, n + 1))
+        st = sti_fail_write(err, path, errno);
+    if (fd >= 0 && close(fd) != 0 && st == STILL_OK)
+        st = sti_fail_write(err, path, errno);
     free(line);
-    if (!ok)
-        return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path, strerror(errno));
-    return STILL_OK;
+    return st;
 }
 
 /* Whether a line belongs to what the checkpoint holds. */

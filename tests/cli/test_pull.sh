@@ -76,6 +76,14 @@ pull 0 downloaded --include 'model.safetensors'
 logged 'range=bytes=[1-9]'
 has_files "./.still.json ./model.safetensors "
 
+# A part that is a link, or a file somebody else has too, is not written to.
+for planted in 'ln -s' ln; do
+    fresh; mkdir -p "$model"; printf precious >"$model/own"
+    $planted "$model/own" "$model/model.safetensors.part"
+    pull 1 'remove it' --include 'model.safetensors'
+    [ "$(cat "$model/own")" = precious ] || fail "a planted link was written through"
+done
+
 # Ranges ignored, the file changed meanwhile, a stall, a busy server, a simple mirror.
 fresh; serve no-ranges; pull 0 downloaded
 fresh; serve changed; pull 0 downloaded; logged 'if-range="an older version"'

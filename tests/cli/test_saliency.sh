@@ -35,7 +35,7 @@ done <<CASES
 1|method lolcats chooses no tokens|$tiny $text --method lolcats --chunk 16
 1|method softmax chooses no tokens|$tiny $text --method softmax --chunk 16
 1|score 'best' is|$tiny $text --chunk 16 --score best
-1|/no/such/folder/x.html.part: cannot be written|$tiny $text --chunk 16 --out /no/such/folder/x.html --quiet
+1|/no/such/folder/x.html: cannot write|$tiny $text --chunk 16 --out /no/such/folder/x.html --quiet
 CASES
 
 # Figures, as a table and as JSON.

@@ -442,7 +442,7 @@ static void errors(void **state)
             "'bf16' is not one of q8_0, f16, f32");
     refuses(FOLDER, NULL, "safetensors", NULL, scratch, "exists already");
     refuses(FOLDER, NULL, "safetensors", NULL, in_scratch("no/such/place"),
-            "cannot make folder");
+            "its folder is not there");
     refuses(FIXTURES "/models/llama3", in_scratch("a-adapter"), "safetensors", NULL,
             folder, "another base model");
     refuses(in_scratch("a-hf"), in_scratch("a-hf"), "peft", NULL, folder,

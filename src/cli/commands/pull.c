@@ -149,7 +149,8 @@ static still_status lock(const char *folder, int *fd, still_error *err)
 {
     sti_buf path = {0};
     sti_buf_printf(&path, "%s/.lock", folder);
-    *fd = path.failed ? -1 : open(path.p, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    *fd = path.failed ? -1
+                      : open(path.p, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     still_status status = STILL_OK;
     if (*fd < 0)
         status = sti_fail(err, STILL_E_IO, "%s: %s", folder, strerror(errno));

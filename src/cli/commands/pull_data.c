@@ -9,11 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include "base/buf.h"
-#include "base/error.h"
+#include "base/new_file.h"
 #include "cli/fetch/cache.h"
 #include "cli/options.h"
 
@@ -88,7 +87,7 @@ static still_status read_some(source *s, void *p, size_t room, size_t *got,
     return STILL_OK;
 }
 
-static still_status pour(source *s, FILE *to, const char *name, uint64_t *total,
+static still_status pour(source *s, sti_new_file *to, const char *name, uint64_t *total,
                          still_error *err)
 {
     char part[1 << 14];
@@ -98,8 +97,7 @@ static still_status pour(source *s, FILE *to, const char *name, uint64_t *total,
         *total += n;
         if (*total > MOST_BYTES)
             return sti_fail(err, STILL_E_LIMIT, "%s: larger than 4 GiB", name);
-        if (fwrite(part, 1, n, to) != n)
-            return sti_fail(err, STILL_E_IO, "%s: %s", name, strerror(errno));
+        STI_TRY(sti_new_file_put(to, part, n, err));
         if (cli_interrupted()) return sti_fail(err, STILL_E_CANCELLED, "interrupted");
     } while (n > 0);
     return STILL_OK;
@@ -108,30 +106,23 @@ static still_status pour(source *s, FILE *to, const char *name, uint64_t *total,
 static still_status take(collection *c, source *s, int file, const char *base,
                          still_error *err)
 {
-    sti_buf path = {0}, part = {0};
+    sti_buf path = {0};
     sti_buf_printf(&path, "%s/%s", c->out, base);
-    sti_buf_printf(&part, "%s/%s.part", c->out, base);
-    still_status st = STILL_OK;
-    FILE *to = NULL;
+    sti_new_file *to = NULL;
     uint64_t total = 0;
-    if (path.failed || part.failed)
-        st = sti_fail_memory(err, "path", path.n);
-    else if (!(to = fopen(part.p, "wb")))
-        st = sti_fail(err, STILL_E_IO, "%s: %s", part.p, strerror(errno));
-    if (to) {
-        st = pour(s, to, part.p, &total, err);
-        if (fclose(to) != 0 && st == STILL_OK)
-            st = sti_fail(err, STILL_E_IO, "%s: %s", part.p, strerror(errno));
-        if (st == STILL_OK) st = cli_publish(part.p, path.p, err);
-        if (st != STILL_OK) unlink(part.p);
-    }
+    still_status st = path.failed ? sti_fail_memory(err, "path", path.n)
+                                  : sti_new_file_open(path.p, &to, err);
+    if (st == STILL_OK) st = pour(s, to, path.p, &total, err);
+    if (st == STILL_OK)
+        st = sti_new_file_finish(to, err);
+    else
+        sti_new_file_abort(to);
     if (st == STILL_OK) {
         c->taken += !c->here[file];
         c->here[file] = true;
         c->bytes += total;
     }
     sti_buf_free(&path);
-    sti_buf_free(&part);
     return st;
 }
 

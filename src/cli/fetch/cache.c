@@ -4,7 +4,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -17,6 +16,7 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/new_file.h"
 #include "cli/cli.h"
 
 static const char NOTES[] = ".still.json";
@@ -203,33 +203,6 @@ still_status cli_make_folders(const char *path, still_error *err)
     return status;
 }
 
-static bool sync_path(const char *path, int flags)
-{
-    int fd = open(path, flags | O_CLOEXEC);
-    if (fd < 0) return false;
-    bool done = fsync(fd) == 0;
-    return close(fd) == 0 && done;
-}
-
-still_status cli_publish(const char *temporary, const char *path, still_error *err)
-{
-    if (!sync_path(temporary, O_RDONLY))
-        return sti_fail(err, STILL_E_IO, "%s: cannot be written to disk: %s", temporary,
-                        strerror(errno));
-    if (rename(temporary, path))
-        return sti_fail(err, STILL_E_IO, "%s: cannot be renamed to %s: %s", temporary,
-                        path, strerror(errno));
-    char *folder = sti_strdup(path);
-    if (folder) {
-        char *slash = strrchr(folder, '/');
-        if (slash) *slash = 0;
-        sync_path(folder,
-                  O_RDONLY | O_DIRECTORY); /* best effort: some systems refuse */
-    }
-    free(folder);
-    return STILL_OK;
-}
-
 still_status cli_check_space(const char *folder, uint64_t bytes, still_error *err)
 {
     struct statvfs fs;
@@ -287,22 +260,20 @@ still_status cli_set_verified(const char *folder, const char *name, const char *
         json_decref(notes);
         notes = json_object();
     }
-    sti_buf path = {0}, part = {0};
+    sti_buf path = {0};
     sti_buf_printf(&path, "%s/%s", folder, NOTES);
-    sti_buf_printf(&part, "%s/%s.part", folder, NOTES);
     still_status status = STILL_OK;
     json_t *note = json_pack("{s:s, s:I, s:I}", "sum", sum, "size",
                              (json_int_t)st.st_size, "mtime", (json_int_t)st.st_mtime);
-    if (path.failed || part.failed || !notes || json_object_set_new(notes, name, note))
+    if (path.failed || !notes || json_object_set_new(notes, name, note))
         status = sti_fail_memory(err, NOTES, 0);
-    else if (json_dump_file(notes, part.p, JSON_INDENT(1)))
-        status =
-            sti_fail(err, STILL_E_IO, "cannot write %s: %s", part.p, strerror(errno));
-    else
-        status = cli_publish(part.p, path.p, err);
+    char *text = status == STILL_OK ? json_dumps(notes, JSON_INDENT(1)) : NULL;
+    if (status == STILL_OK)
+        status = text ? sti_write_file(path.p, text, strlen(text), err)
+                      : sti_fail_memory(err, NOTES, 0);
+    free(text);
     json_decref(notes);
     sti_buf_free(&path);
-    sti_buf_free(&part);
     return status;
 }
 

@@ -27,9 +27,6 @@ still_status cli_resolve_model(const char *name, char **out, char **adapter,
 
 /* Makes a folder and its parents. */
 still_status cli_make_folders(const char *path, still_error *err);
-/* Moves a complete file to its name: data to disk first, then rename, then the
- * folder, so that a crash leaves either nothing or everything under the name. */
-still_status cli_publish(const char *temporary, const char *path, still_error *err);
 /* Fails with both numbers if the folder's file system has less than `bytes` free. */
 still_status cli_check_space(const char *folder, uint64_t bytes, still_error *err);
 

@@ -12,6 +12,7 @@
 #include "cli/fetch/fetch.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/new_file.h"
 #include "cli/cli.h"
 #include "cli/fetch/cache.h"
 #include "cli/fetch/digest.h"
@@ -50,10 +52,8 @@ static bool ends_with(const char *s, const char *end)
 
 static void save_tag(fetch *t)
 {
-    FILE *f = fopen(t->tag_path, "w");
-    if (!f) return; /* then the next run starts over: slower, not wrong */
-    fputs(t->tag, f);
-    fclose(f);
+    /* If it cannot be kept the next run starts over: slower, not wrong. */
+    sti_write_file(t->tag_path, t->tag, strlen(t->tag), NULL);
 }
 
 static void load_tag(fetch *t)
@@ -124,7 +124,7 @@ static bool on_body(void *user, const cli_response *r, const char *data, size_t 
         return false;
     }
     if (fwrite(data, 1, n, t->out) != n) {
-        sti_fail(&t->why, STILL_E_IO, "%s: %s", t->part, strerror(errno));
+        sti_fail_write(&t->why, t->part, errno);
         return false;
     }
     t->have += (int64_t)n;
@@ -156,7 +156,7 @@ static still_status attempt(fetch *t, bool *done, bool *again, still_error *err)
                      .if_range = t->tag[0] ? t->tag : NULL};
     still_status status = cli_http_get(t->http, &q, &r, again, err);
     if (fflush(t->out) && t->why.code == STILL_OK)
-        sti_fail(&t->why, STILL_E_IO, "%s: %s", t->part, strerror(errno));
+        sti_fail_write(&t->why, t->part, errno);
     if (t->why.code != STILL_OK) { /* our own reason, not curl's "write failed" */
         *again = false;
         if (err) *err = t->why;
@@ -221,9 +221,14 @@ static still_status verify(fetch *t, still_error *err)
 static still_status transfer(fetch *t, still_error *err)
 {
     struct stat st;
-    t->out = fopen(t->part, "r+b");
-    if (!t->out) t->out = fopen(t->part, "w+b");
-    if (!t->out || fstat(fileno(t->out), &st) || fseeko(t->out, 0, SEEK_END))
+    int fd;
+    STI_TRY(sti_open_own(t->part, O_RDWR, &fd, err));
+    t->out = fdopen(fd, "r+b");
+    if (!t->out) {
+        close(fd);
+        return sti_fail_memory(err, t->part, sizeof *t->out);
+    }
+    if (fstat(fd, &st) || fseeko(t->out, 0, SEEK_END))
         return sti_fail(err, STILL_E_IO, "%s: %s", t->part, strerror(errno));
     t->have = st.st_size;
     load_tag(t);
@@ -247,9 +252,8 @@ static still_status transfer(fetch *t, still_error *err)
     }
     FILE *out = t->out;
     t->out = NULL;
-    if (fclose(out))
-        return sti_fail(err, STILL_E_IO, "%s: %s", t->part, strerror(errno));
-    STI_TRY(cli_publish(t->part, t->path, err));
+    if (fclose(out)) return sti_fail_write(err, t->part, errno);
+    STI_TRY(sti_publish(t->part, t->path, err));
     unlink(t->tag_path);
     return STILL_OK;
 }

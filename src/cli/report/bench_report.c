@@ -1,6 +1,5 @@
 /* bench_report.c - figures of `still bench` as a table, as JSON, as CSV, as a chart. A
  * point that does not fit in memory is shown as such in all of them. */
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +7,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/new_file.h"
 #include "cli/report/bench.h"
 #include "cli/report/chart.h"
 
@@ -151,10 +151,9 @@ int cli_bench_print_json(const cli_bench *b)
 static int save(const char *path, const sti_buf *text)
 {
     if (text->failed) return cli_fail("%s: out of memory", path);
-    FILE *f = fopen(path, "w");
-    bool ok = f && fwrite(text->p, 1, text->n, f) == text->n;
-    if (f && fclose(f) != 0) ok = false;
-    return ok ? CLI_OK : cli_fail("%s: %s", path, strerror(errno));
+    still_error err;
+    const still_status st = sti_write_file(path, text->p, text->n, &err);
+    return st == STILL_OK ? CLI_OK : cli_fail_error(&err);
 }
 
 /* A field in quotes. */

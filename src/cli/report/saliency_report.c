@@ -2,15 +2,12 @@
  * programs may read, too: scores are arrays [layers x heads][tokens]. */
 #include "cli/report/saliency.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/error.h"
-#include "cli/fetch/cache.h"
+#include "base/new_file.h"
 
 double cli_saliency_exact(const still_saliency *s)
 {
@@ -146,24 +143,6 @@ static void put_data(const cli_saliency *r, json_t *tokens, sti_buf *out)
     sti_buf_puts(out, "}\n");
 }
 
-static still_status save(const sti_buf *page, const char *path, still_error *err)
-{
-    sti_buf part = {0};
-    sti_buf_printf(&part, "%s.part", path);
-    if (part.failed) return sti_fail_memory(err, "a file name", strlen(path));
-    FILE *f = fopen(part.p, "wb");
-    bool written = f && fwrite(page->p, 1, page->n, f) == page->n;
-    if (f && fclose(f)) written = false;
-    still_status st = STILL_OK;
-    if (!written)
-        st = sti_fail(err, STILL_E_IO, "%s: cannot be written: %s", part.p,
-                      strerror(errno));
-    if (st == STILL_OK) st = cli_publish(part.p, path, err);
-    if (st != STILL_OK && f) unlink(part.p);
-    sti_buf_free(&part);
-    return st;
-}
-
 int cli_saliency_write(const cli_saliency *r, const char *path)
 {
     still_error err;
@@ -176,7 +155,7 @@ int cli_saliency_write(const cli_saliency *r, const char *path)
     for (int i = 0; cli_saliency_page_end[i]; i++)
         sti_buf_printf(&page, "%s\n", cli_saliency_page_end[i]);
     still_status st = page.failed ? sti_fail_memory(&err, "the report", page.n)
-                                  : save(&page, path, &err);
+                                  : sti_write_file(path, page.p, page.n, &err);
     sti_buf_free(&page);
     return st == STILL_OK ? CLI_OK : cli_fail_error(&err);
 }

@@ -8,7 +8,6 @@
  * be run with another model, whose tokens then are a few more or less.
  *
  * Reading goes over the file twice: once to check all of it, once for the samples. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +40,7 @@ static void finish_digest(sti_sha256 *sha, char hex[2 * DIGEST + 1])
 /* ---- Writing ------------------------------------------------------------- */
 
 typedef struct writer {
-    FILE *file;
+    sti_new_file *file;
     sti_sha256 sha;
     const char *path;
 } writer;
@@ -54,14 +53,10 @@ static still_status put_line(writer *w, json_t *v, bool counted, still_error *er
     if (!line) return sti_fail_memory(err, w->path, 0);
     const size_t n = strlen(line);
     line[n] = '\n'; /* over its NUL */
-    const bool ok = fwrite(line, 1, n + 1, w->file) == n + 1;
-    const int why = errno;
+    const still_status st = sti_new_file_put(w->file, line, n + 1, err);
     if (counted) sti_sha256_add(&w->sha, line, n + 1);
     free(line);
-    if (!ok)
-        return sti_fail(err, STILL_E_IO, "%s: cannot write: %s", w->path,
-                        strerror(why));
-    return STILL_OK;
+    return st;
 }
 
 static json_t *item_json(const sti_item *it) /* NULL: no memory */
@@ -104,21 +99,13 @@ static still_status write_file(const char *path, const sti_recipe *r,
                                const sti_task_params *p, sti_source *s,
                                still_error *err)
 {
-    writer w = {.file = fopen(path, "wb"), .path = path};
+    writer w = {.path = path};
     sti_sha256_start(&w.sha);
-    still_status status;
-    if (!w.file)
-        status =
-            sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path, strerror(errno));
-    else
-        status = put_items(&w, r, p, s, err);
-    if (status == STILL_OK && (fflush(w.file) != 0 || fsync(fileno(w.file)) != 0))
-        status =
-            sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path, strerror(errno));
-    if (w.file && fclose(w.file) != 0 && status == STILL_OK)
-        status =
-            sti_fail(err, STILL_E_IO, "%s: cannot write: %s", path, strerror(errno));
-    return status;
+    STI_TRY(sti_new_file_open(path, &w.file, err));
+    const still_status st = put_items(&w, r, p, s, err);
+    if (st == STILL_OK) return sti_new_file_finish(w.file, err);
+    sti_new_file_abort(w.file);
+    return st;
 }
 
 still_status sti_task_freeze(const sti_eval_task *t, const sti_task_params *p,
@@ -130,23 +117,10 @@ still_status sti_task_freeze(const sti_eval_task *t, const sti_task_params *p,
         return sti_fail(err, STILL_E_ARG,
                         "%s: only generated tasks, RULER and BABILong, can be frozen",
                         t->name);
-    sti_buf temp = {0};
-    sti_buf_printf(&temp, "%s.%ld.tmp", path, (long)getpid());
-    if (temp.failed) return sti_fail_memory(err, path, strlen(path));
     sti_source *s = NULL;
     still_status status = sti_generated_open_new(r, p, &s, err);
-    if (status == STILL_OK) {
-        status = write_file(temp.p, r, p, s, err);
-        if (status == STILL_OK && rename(temp.p, path) != 0)
-            status = sti_fail(err, STILL_E_IO, "%s: cannot rename: %s", path,
-                              strerror(errno));
-        if (status != STILL_OK)
-            unlink(temp.p);
-        else
-            sti_sync_folder_of(path);
-    }
+    if (status == STILL_OK) status = write_file(path, r, p, s, err);
     sti_generated_close(s);
-    sti_buf_free(&temp);
     return status;
 }
 
