@@ -335,7 +335,7 @@ const cli_option cli_option_table[] = {
              "3840, all others 96."},
     {"score", 0, "NAME", CLI_STRING, AT(score), METHOD, CLI_G_METHOD,
      .help = "What makes a token salient: s3 (the Self-Saliency Score, default), distinct (a "
-             "key unlike the others of its chunk), received, keynorm or random."},
+             "key unlike the others of its chunk, as in KeyDiff), received, keynorm or random."},
     {"heads", 0, "MODE", CLI_CHOICE, AT(heads), METHOD, CLI_G_METHOD,
      .choices = "shared per-head",
      .help = "shared: query heads of a group select together and share a state; "

@@ -23,10 +23,10 @@
 /* ---- Scores: which tokens stay exact (ops/score.c) ----------------------- */
 
 typedef enum sti_score_kind {
-    STI_SCORE_S3,       /* Self-Saliency Score */
+    STI_SCORE_S3,       /* Self-Saliency Score, STILL eq. 5 */
     STI_SCORE_RECEIVED, /* attention received inside the window */
     STI_SCORE_KEYNORM,  /* small key norm */
-    STI_SCORE_DISTINCT, /* a key unlike the others of its chunk */
+    STI_SCORE_DISTINCT, /* a key unlike the others of its chunk (KeyDiff) */
     STI_SCORE_RANDOM,
     STI_SCORE_COUNT
 } sti_score_kind;

@@ -9,9 +9,10 @@
 
 #include "ops/hybrid.h"
 
-/* Self-Saliency Score, by its definition. A: softmax of the logits of the last n
- * tokens; B: the same without the token itself (all 0 for the first token):
- *   score = sum_j A_j log((A_j + eps) / (B_j + eps)) */
+/* Self-Saliency Score, by its definition (STILL eq. 3 to 5). A, eq. 3: softmax of the
+ * logits of the last n tokens; B, eq. 4: the same without the token itself (all 0 for
+ * the first token);
+ *   score = sum_j A_j log((A_j + eps) / (B_j + eps))     eq. 5 */
 static double s3_definition(const double *logit, int n, double eps)
 {
     double top = -INFINITY, top_others = -INFINITY;
@@ -29,7 +30,8 @@ static double s3_definition(const double *logit, int n, double eps)
     return score;
 }
 
-/* B is A / (1 - p) away from the token itself, p = A_t, so up to terms of size eps
+/* STILL eq. 5 in closed form. B is A / (1 - p) away from the token itself, p = A_t, so
+ * up to terms of size eps
  *   score = (1 - p) log(1 - p) + p log((p + eps) / eps) */
 static double s3_arrive(const sti_score_stats *s)
 {
@@ -42,8 +44,9 @@ static double received_leave(const sti_score_end *e)
     return e->received;
 }
 
-/* Most keys of a chunk point the same way; a name or a number does not. The first token
- * is where attention rests that has nowhere to go: it stays. */
+/* The formula of KeyDiff (arXiv 2504.15364), over the keys of a chunk: most point the
+ * same way; those of a name or a number do not. The first token is where attention rests
+ * that has nowhere to go: it stays. */
 static double distinct_leave(const sti_score_end *e)
 {
     return e->position == 0 ? 2 : -e->likeness;
@@ -80,7 +83,8 @@ static const sti_score table[STI_SCORE_COUNT] = {
                             received_leave, true, false, NULL},
     [STI_SCORE_KEYNORM] = {"keynorm", "small key norm", keynorm_arrive, NULL, false,
                            false, NULL},
-    [STI_SCORE_DISTINCT] = {"distinct", "a key unlike the others of its chunk", NULL,
+    [STI_SCORE_DISTINCT] = {"distinct",
+                            "a key unlike the others of its chunk (KeyDiff)", NULL,
                             distinct_leave, false, true, NULL},
     [STI_SCORE_RANDOM] = {"random", "a hash of seed, layer, head and position",
                           random_arrive, NULL, false, false, NULL},

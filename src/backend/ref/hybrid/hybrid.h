@@ -69,8 +69,8 @@ static inline double sti_ref_logit(const double *q, const double *k, int D)
     return sti_ref_dot(q, k, D) / sqrt((double)D);
 }
 
-/* Turns x [D] by `position`: pair i by position * inv_freq[i]. */
-static inline void sti_ref_turn(double *x, int D, double position,
+/* RoPE on x [D]: rotates pair i by position * inv_freq[i]. */
+static inline void sti_ref_rope(double *x, int D, double position,
                                 const sti_hybrid_in64 *in)
 {
     for (int i = 0; i < D / 2; i++) {
@@ -97,16 +97,16 @@ static inline double sti_ref_window_factor(const sti_hybrid_settings *set,
     return in->window_logit ? sti_ref_sigmoid(in->window_logit[h]) : 0.1;
 }
 
-/* g = 2 sigmoid(logit) of element i of [T,H,D] */
+/* STILL eq. 7: the gate g = 2 sigmoid(logit) of element i of [T,H,D]. */
 static inline double sti_ref_gate(const sti_hybrid_settings *set,
                                   const sti_hybrid_in64 *in, size_t i)
 {
     return set->gate && in->gate_logit ? 2 * sti_ref_sigmoid(in->gate_logit[i]) : 1;
 }
 
-/* The maximum M of a query: over its n softmax tokens and, in exact scaling, alpha if
- * something was folded. In window scaling without a softmax token it is -infinity and
- * nothing reads it. */
+/* The maximum M of a query, which keeps STILL eq. 11 finite: over its n softmax tokens
+ * and, in exact scaling, alpha if something was folded. In window scaling without a
+ * softmax token it is -infinity and nothing reads it. */
 static inline double sti_ref_max(const sti_hybrid_settings *set, const double *logit,
                                  int n, double alpha, bool folded)
 {
@@ -146,16 +146,31 @@ sti_ref_map sti_ref_map_q(const sti_hybrid_settings *set, const sti_hybrid_shape
                           const sti_hybrid_in64 *in, int h);
 sti_ref_map sti_ref_map_k(const sti_hybrid_settings *set, const sti_hybrid_shape *shape,
                           const sti_hybrid_in64 *in, int s);
-/* x [D] -> phi [P] */
+/* STILL eq. 6: x [D] -> phi [P] */
 void sti_ref_map_forward(const sti_ref_map *m, const double *x, double *phi);
 /* Adds to dx [D], dW [D,F] and *dbias (the last two may be NULL). */
 void sti_ref_map_backward(const sti_ref_map *m, const double *x, const double *dphi,
                           double *dx, double *dW, double *dbias);
 
-/* ---- Scores and order (route.c) ----------------------------------- */
+/* ---- Windows ------------------------------------------------------------- */
 
-/* Score of a token as it arrives, for query head h. logit: those of the last n <= C
- * tokens, its own last; overwritten. */
+/* STILL eq. 2: first of the last C tokens, over which the score of token t is taken. */
+static inline int64_t sti_ref_score_start(const sti_hybrid_settings *set, int64_t t)
+{
+    return t >= set->chunk ? t - set->chunk + 1 : 0;
+}
+
+/* First token of the window of query t: its own chunk and the one before. */
+static inline int64_t sti_ref_window_start(const sti_hybrid_settings *set, int64_t t)
+{
+    const int64_t C = set->chunk;
+    return t / C > 0 ? (t / C - 1) * C : 0;
+}
+
+/* ---- Scores and selection (route.c) -------------------------------------- */
+
+/* Score of a token as it arrives, for query head h: STILL eq. 5 for s3. logit: those of
+ * the last n <= C tokens, its own last; overwritten. */
 double sti_ref_score(const sti_hybrid_settings *set, double *logit, int n,
                      const double *key, int D, int64_t position, int h);
 /* Of key i of the n keys of a chunk, `step` numbers apart: see sti_score_end. */
@@ -167,5 +182,18 @@ static inline bool sti_ref_better(double a, int64_t i, double b, int64_t j)
 {
     return a > b || (a == b && i < j);
 }
+
+/* A token that may stay exact. */
+typedef struct sti_ref_candidate {
+    double score;
+    int64_t position;
+    bool stays;
+} sti_ref_candidate;
+
+/* STILL eq. 8: of the n tokens of a leaving chunk the `select` best stay (M_SA), the
+ * others do not (M_LA). */
+void sti_ref_select_top(sti_ref_candidate *chunk, int n, int select);
+/* Beyond the paper: of the candidates that stay, the worst go until `cap` are left. */
+void sti_ref_evict_over_cap(sti_ref_candidate *c, int n, int cap);
 
 #endif

@@ -1,4 +1,4 @@
-/* map.c - feature maps and their gradients, one vector at a time.
+/* map.c - feature maps (STILL eq. 6) and their gradients, one vector at a time.
  *
  *   u = x W;  norm preserved: u <- u |x| / max(|u|, 1e-6)
  *   softmax map: phi = [softmax(u), softmax(-u)];  relu map: phi = relu(u + b)
@@ -46,6 +46,7 @@ typedef struct map_values {
     bool norm_kept;               /* |x W| was above the floor */
 } map_values;
 
+/* STILL eq. 6, first line: u = f(x) |x| / |f(x)|, f(x) = x W. */
 static void map_values_of(const sti_ref_map *m, const double *x, map_values *r)
 {
     const int D = m->D, F = m->F;
@@ -63,7 +64,7 @@ static void map_values_of(const sti_ref_map *m, const double *x, map_values *r)
     for (int i = 0; i < F; i++) r->u[i] = r->raw[i] * scale + m->bias;
 }
 
-/* phi before the floor. */
+/* STILL eq. 6, second line: phi before the floor. */
 static void features(const sti_ref_map *m, const double *u, double *phi)
 {
     const int F = m->F;

@@ -28,7 +28,7 @@ typedef struct match {
     double *dx;              /* [D], of no interest */
 } match;
 
-static void carve(sti_carve *c, match *m)
+static void carve_match(sti_carve *c, match *m)
 {
     const size_t T = (size_t)m->a->T, P = (size_t)m->d.P;
     const size_t q = T * (size_t)m->d.H * P, k = T * (size_t)m->d.S * P;
@@ -182,12 +182,12 @@ still_status sti_ref_hybrid_match(const sti_hybrid_parallel_args64 *a, double sc
     STI_TRY(sti_hybrid_match_check(a->set, err));
     match m = {.a = a, .d = sti_ref_dims_of(a->set, &a->shape), .scale = scale};
     sti_carve c = {0};
-    carve(&c, &m);
+    carve_match(&c, &m);
     sti_block block;
     if (!sti_block_new(&block, c.used))
         return sti_fail_memory(err, "matching attention weights", c.used);
     c = (sti_carve){.base = block.p};
-    carve(&c, &m);
+    carve_match(&c, &m);
     *loss = 0;
     for (int b = 0; b < a->B; b++) *loss += one_sequence(&m, b);
     sti_block_free(&block);

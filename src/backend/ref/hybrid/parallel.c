@@ -1,4 +1,4 @@
-/* parallel.c - the hybrid operator over whole sequences, and its gradient.
+/* parallel.c - the hybrid operator over whole sequences (STILL, Alg. 1), and its gradient.
  *
  * A query sees the past through a mask made of one number per token, the chunk in
  * which it is folded: softmax tokens (window and salient) with w_j = f exp(l_j - M),
@@ -76,8 +76,8 @@ static void map_tokens(const sequence *s)
     }
 }
 
-/* Sorts the past of query (t, h) into softmax and folded tokens. */
-static void look_back(const sequence *s, query *r, int t, int h)
+/* Alg. 1, the masks: sorts the past of query (t, h) into softmax and folded tokens. */
+static void split_past(const sequence *s, query *r, int t, int h)
 {
     r->t = t;
     r->h = h;
@@ -92,7 +92,8 @@ static void look_back(const sequence *s, query *r, int t, int h)
     }
 }
 
-static void weigh(const sequence *s, query *r)
+/* STILL eq. 11: numerators and denominators of both branches. */
+static void sum_branches(const sequence *s, query *r)
 {
     const int D = s->d.D, P = s->d.P, h = r->h;
     const double *q = q_of(s, r);
@@ -123,8 +124,8 @@ static void weigh(const sequence *s, query *r)
     r->den = fmax(r->den, DBL_MIN);
 }
 
-/* y_t of one head into y [D]. */
-static void result(const sequence *s, const query *r, double *y)
+/* STILL eq. 10: y_t of one head into y [D]. */
+static void joint_output(const sequence *s, const query *r, double *y)
 {
     const size_t at = ((size_t)r->t * s->d.H + r->h) * (size_t)s->d.D;
     for (int e = 0; e < s->d.D; e++) {
@@ -147,7 +148,7 @@ static void query_backward(const sequence *s, const query *r, const double *dy,
 {
     const int D = s->d.D, P = s->d.P, h = r->h;
     const size_t at = ((size_t)r->t * s->d.H + h) * (size_t)D;
-    result(s, r, y);
+    joint_output(s, r, y);
     const double dden = -sti_ref_dot(dy, y, D) / r->den;
     for (int e = 0; e < D; e++) {
         const double g = sti_ref_gate(s->set, &s->in, at + (size_t)e);
@@ -205,7 +206,8 @@ static void map_tokens_backward(const sequence *s, const sti_hybrid_grad64 *grad
 /* ---- Sequences ----------------------------------------------------------- */
 
 /* Memory of one sequence and one query, carved from one block. */
-static void carve(sti_carve *c, sequence *s, query *r, double **vec, bool backward)
+static void carve_sequence(sti_carve *c, sequence *s, query *r, double **vec,
+                           bool backward)
 {
     const size_t T = (size_t)s->T, D = (size_t)s->d.D, P = (size_t)s->d.P;
     const size_t H = (size_t)s->d.H, G = (size_t)s->d.G, S = (size_t)s->d.S;
@@ -247,9 +249,9 @@ static void forward_sequence(const sequence *s, query *r,
     for (int t = 0; t < s->T; t++)
         for (int h = 0; h < d->H; h++) {
             const size_t row = (rows + (size_t)t) * (size_t)d->H + (size_t)h;
-            look_back(s, r, t, h);
-            weigh(s, r);
-            result(s, r, a->y + row * (size_t)d->D);
+            split_past(s, r, t, h);
+            sum_branches(s, r);
+            joint_output(s, r, a->y + row * (size_t)d->D);
             if (a->max_out) a->max_out[row] = r->M;
             if (a->trace.salient) {
                 const int C = s->set->chunk;
@@ -280,8 +282,8 @@ static void backward_sequence(sequence *s, query *r, double *vec,
     for (int t = 0; t < s->T; t++)
         for (int h = 0; h < d->H; h++) {
             const size_t row = (rows + (size_t)t) * (size_t)d->H + (size_t)h;
-            look_back(s, r, t, h);
-            weigh(s, r);
+            split_past(s, r, t, h);
+            sum_branches(s, r);
             query_backward(s, r, a->dy + row * D, vec, vec + D, vec + 2 * D, &grad);
         }
     map_tokens_backward(s, &grad);
@@ -300,12 +302,12 @@ static still_status run(const sti_hybrid_parallel_args64 *a, bool backward,
     query r = {0};
     double *vec = NULL;
     sti_carve c = {0};
-    carve(&c, &s, &r, &vec, backward);
+    carve_sequence(&c, &s, &r, &vec, backward);
     sti_block block;
     if (!sti_block_new(&block, c.used))
         return sti_fail_memory(err, "hybrid attention, parallel form", c.used);
     c = (sti_carve){.base = block.p};
-    carve(&c, &s, &r, &vec, backward);
+    carve_sequence(&c, &s, &r, &vec, backward);
     for (int b = 0; b < a->B; b++) {
         select_sequence(&s, a, b);
         const size_t rows = (size_t)b * (size_t)a->T;

@@ -1,10 +1,10 @@
-/* recurrent.c - the hybrid operator as a session runs it: token by token, with
- * an explicit state. This loop is the specification.
+/* recurrent.c - the hybrid operator as a session runs it (STILL, recurrent form): token
+ * by token, with an explicit state. This loop is the specification.
  *
- * At the first token of chunk c >= 2, before anything else, chunk c - 2 leaves the
- * window: its `select` best tokens join the salient cache, the others are folded; what
- * the cache cannot keep is folded too. Then the token enters the window, gets its
- * score, and
+ * At the first token of chunk c >= 2, before anything else, chunk c - 2 retires from the
+ * window (eq. 8 and 9): its `select` best tokens join the salient cache, the others are
+ * folded into the state; what the cache cannot keep is folded too. Then the token enters
+ * the window, gets its score (eq. 5), and its output (eq. 10 and 11) is
  *   y = (sum_j w_j v_j + a (phi(q) s) * g) / (sum_j w_j + a phi(q).z)
  * over window and salient tokens j, w_j = exp(l_j - M). */
 #include <float.h>
@@ -21,8 +21,9 @@ typedef struct session {
     double *logit;        /* [2C + room] */
     const double **value; /* [2C + room]: where the value of each softmax token is */
     double *phi;          /* [P] */
-    double *key;          /* [D]: a key turned for its features */
+    double *key;          /* [D]: a key rotated for its features */
     double *q_far;        /* [D]: the query as far keys see it */
+    sti_ref_candidate *candidate; /* [room + C]: salient tokens, then a chunk's */
 } session;
 
 /* Slot of token j in rows of 2C. */
@@ -46,14 +47,7 @@ static double *value_at(const session *s, int g, int64_t j)
     return (double *)s->st->win_v + window_at(s, g, j) * (size_t)s->d.D;
 }
 
-/* First token of the window of query t. */
-static int64_t window_start(const session *s, int64_t t)
-{
-    const int64_t C = s->set->chunk;
-    return t / C > 0 ? (t / C - 1) * C : 0;
-}
-
-/* ---- Folding ------------------------------------------------------------- */
+/* ---- Retiring: folding, selection, eviction -------------------------------- */
 
 /* The key that features are made of. raw: it is kept as it was before RoPE. */
 static const double *feature_key(session *s, const double *key, int64_t position,
@@ -62,13 +56,14 @@ static const double *feature_key(session *s, const double *key, int64_t position
     const bool wants_raw = s->set->feature_positions == STI_FEATURES_NONE;
     if (raw == wants_raw) return key;
     memcpy(s->key, key, (size_t)s->d.D * sizeof *key);
-    sti_ref_turn(s->key, s->d.D, (double)(wants_raw ? -position : position), &s->a->in);
+    sti_ref_rope(s->key, s->d.D, (double)(wants_raw ? -position : position), &s->a->in);
     return s->key;
 }
 
-/* s += phi(k) v^T, z += phi(k). `position` is the token's, `now` the query's. */
-static void fold(session *s, int sel, const double *key, bool raw, const double *value,
-                 int64_t position, int64_t now)
+/* STILL eq. 9, s and z: s += phi(k)^T v, z += phi(k). `position` is the token's, `now`
+ * the query's. */
+static void fold_into_state(session *s, int sel, const double *key, bool raw,
+                            const double *value, int64_t position, int64_t now)
 {
     const int D = s->d.D, P = s->d.P;
     sti_hybrid_state *st = s->st;
@@ -87,44 +82,6 @@ static void fold(session *s, int sel, const double *key, bool raw, const double 
     }
 }
 
-/* Puts a token into the salient cache of `sel`; if it is full, the worst of them all,
- * which may be the newcomer, is folded. */
-static void keep(session *s, int sel, int64_t j, double score, int64_t now)
-{
-    sti_hybrid_state *st = s->st;
-    const sti_hybrid_list list = sti_hybrid_list_of(s->set, st, sel);
-    const size_t D = (size_t)s->d.D, first = list.first;
-    const int g = sti_ref_kv_of(&s->d, sel);
-    double *scores = (double *)st->sal_score + first;
-    int32_t *positions = st->sal_pos + first;
-    uint8_t *far = st->sal_far ? st->sal_far + first : NULL;
-    double *keys = (double *)st->sal_k + first * D,
-           *values = (double *)st->sal_v + first * D;
-
-    size_t at = (size_t)st->sal_count[sel];
-    if (at == (size_t)list.room) {
-        size_t worst = 0;
-        for (size_t i = 1; i < at; i++)
-            if (sti_ref_better(scores[worst], positions[worst], scores[i],
-                               positions[i]))
-                worst = i;
-        if (sti_ref_better(scores[worst], positions[worst], score, j)) {
-            fold(s, sel, key_at(s, g, j), false, value_at(s, g, j), j, now);
-            return;
-        }
-        fold(s, sel, keys + worst * D, far && far[worst], values + worst * D,
-             positions[worst], now);
-        at = worst;
-    } else {
-        st->sal_count[sel]++;
-    }
-    memcpy(keys + at * D, key_at(s, g, j), D * sizeof(double));
-    memcpy(values + at * D, value_at(s, g, j), D * sizeof(double));
-    scores[at] = score;
-    positions[at] = (int32_t)j;
-    if (far) far[at] = 0;
-}
-
 /* Salient keys at distance position_cap or more from the last token of the chunk that
  * begins with query `now` are kept as they were before RoPE. */
 static void make_far(session *s, int64_t now)
@@ -136,13 +93,13 @@ static void make_far(session *s, int64_t now)
             const size_t at = sti_hybrid_list_of(s->set, st, sel).first + (size_t)i;
             if (st->sal_far[at] || last - st->sal_pos[at] < s->set->position_cap)
                 continue;
-            sti_ref_turn((double *)st->sal_k + at * (size_t)s->d.D, s->d.D,
+            sti_ref_rope((double *)st->sal_k + at * (size_t)s->d.D, s->d.D,
                          -(double)st->sal_pos[at], &s->a->in);
             st->sal_far[at] = 1;
         }
 }
 
-/* The score a token leaves the window with. */
+/* The score a token retires with. */
 static double final_score(const session *s, int sel, int64_t j)
 {
     const sti_score *score = sti_score_at(s->set->score);
@@ -164,23 +121,56 @@ static double final_score(const session *s, int sel, int64_t j)
     return score->leave(&e);
 }
 
-/* Chunk [first, first + C) leaves before query `now`. */
-static void leave(session *s, int64_t first, int64_t now)
+/* STILL eq. 9, h: copies token j of the window into slot `at` of the salient cache. */
+static void keep_salient(session *s, int sel, int at, int64_t j, double score)
 {
-    const int64_t end = first + s->set->chunk;
-    for (int sel = 0; sel < s->d.S; sel++) {
-        const int g = sti_ref_kv_of(&s->d, sel);
-        for (int64_t i = first; i < end; i++) {
-            const double score = final_score(s, sel, i);
-            int better = 0;
-            for (int64_t j = first; j < end; j++)
-                better += sti_ref_better(final_score(s, sel, j), j, score, i);
-            if (better < s->set->select &&
-                sti_hybrid_list_of(s->set, s->st, sel).room > 0)
-                keep(s, sel, i, score, now);
-            else
-                fold(s, sel, key_at(s, g, i), false, value_at(s, g, i), i, now);
+    const sti_hybrid_state *st = s->st;
+    const size_t D = (size_t)s->d.D,
+                 slot = sti_hybrid_list_of(s->set, st, sel).first + (size_t)at;
+    const int g = sti_ref_kv_of(&s->d, sel);
+    memcpy((double *)st->sal_k + slot * D, key_at(s, g, j), D * sizeof(double));
+    memcpy((double *)st->sal_v + slot * D, value_at(s, g, j), D * sizeof(double));
+    ((double *)st->sal_score)[slot] = score;
+    st->sal_pos[slot] = (int32_t)j;
+    if (st->sal_far) st->sal_far[slot] = 0;
+}
+
+/* Chunk [first, first + C) retires before query `now`, for one selection head. The
+ * cache never shrinks (eviction stops at the cap), so that newcomers take the slots of
+ * the evicted, and then those behind them. */
+static void retire_chunk(session *s, int sel, int64_t first, int64_t now)
+{
+    sti_hybrid_state *st = s->st;
+    const int C = s->set->chunk, g = sti_ref_kv_of(&s->d, sel);
+    const int kept = st->sal_count[sel];
+    const size_t D = (size_t)s->d.D, base = sti_hybrid_list_of(s->set, st, sel).first;
+    sti_ref_candidate *salient = s->candidate, *chunk = salient + kept;
+    for (int i = 0; i < kept; i++)
+        salient[i] = (sti_ref_candidate){((double *)st->sal_score)[base + (size_t)i],
+                                         st->sal_pos[base + (size_t)i], true};
+    for (int i = 0; i < C; i++)
+        chunk[i] =
+            (sti_ref_candidate){final_score(s, sel, first + i), first + i, false};
+
+    sti_ref_select_top(chunk, C, s->set->select);
+    sti_ref_evict_over_cap(s->candidate, kept + C, sti_hybrid_cap(s->set, sel));
+
+    for (int i = 0; i < kept; i++) {
+        const size_t slot = base + (size_t)i;
+        if (!salient[i].stays)
+            fold_into_state(s, sel, (double *)st->sal_k + slot * D,
+                            st->sal_far && st->sal_far[slot],
+                            (double *)st->sal_v + slot * D, salient[i].position, now);
+    }
+    for (int i = 0, at = 0; i < C; i++) {
+        const int64_t j = chunk[i].position;
+        if (!chunk[i].stays) {
+            fold_into_state(s, sel, key_at(s, g, j), false, value_at(s, g, j), j, now);
+            continue;
         }
+        while (at < kept && salient[at].stays) at++;
+        keep_salient(s, sel, at++, j, chunk[i].score);
+        if (at > st->sal_count[sel]) st->sal_count[sel] = at;
     }
 }
 
@@ -208,16 +198,16 @@ static void arrive(session *s, int row, int64_t t)
         const int g = h / d->per_kv, sel = h / d->per_sel;
         const double *q = in->q + ((size_t)row * d->H + h) * D;
 
-        const int64_t last_c = t - s->set->chunk + 1 > 0 ? t - s->set->chunk + 1 : 0;
-        for (int64_t j = last_c; j <= t; j++)
-            s->logit[j - last_c] = sti_ref_logit(q, key_at(s, g, j), d->D);
-        const double one = sti_ref_score(s->set, s->logit, (int)(t - last_c) + 1,
+        const int64_t from = sti_ref_score_start(s->set, t); /* STILL eq. 2 */
+        for (int64_t j = from; j <= t; j++)
+            s->logit[j - from] = sti_ref_logit(q, key_at(s, g, j), d->D);
+        const double one = sti_ref_score(s->set, s->logit, (int)(t - from) + 1,
                                          key_at(s, g, t), d->D, t, h);
         score[window_at(s, sel, t)] += one / d->per_sel;
         if (trace->score_head) trace->score_head[(size_t)row * d->H + h] = one;
 
         if (!received) continue;
-        const int64_t first = window_start(s, t);
+        const int64_t first = sti_ref_window_start(s->set, t);
         for (int64_t j = first; j <= t; j++)
             s->logit[j - first] = sti_ref_logit(q, key_at(s, g, j), d->D);
         sti_ref_softmax(s->logit, (int)(t - first) + 1);
@@ -240,13 +230,13 @@ static int softmax_tokens(session *s, const double *q, const double *q_raw, int6
     const sti_hybrid_state *st = s->st;
     if (!s->set->has_window) return 0;
     int n = 0;
-    for (int64_t j = window_start(s, t); j <= t; j++, n++) {
+    for (int64_t j = sti_ref_window_start(s->set, t); j <= t; j++, n++) {
         s->logit[n] = sti_ref_logit(q, key_at(s, h / d->per_kv, j), d->D);
         s->value[n] = value_at(s, h / d->per_kv, j);
     }
     if (st->sal_far) {
         memcpy(s->q_far, q_raw, (size_t)d->D * sizeof *q);
-        sti_ref_turn(s->q_far, d->D, s->set->position_cap, &s->a->in);
+        sti_ref_rope(s->q_far, d->D, s->set->position_cap, &s->a->in);
     }
     const int sel = h / d->per_sel;
     for (int i = 0; i < st->sal_count[sel]; i++, n++) {
@@ -259,12 +249,44 @@ static int softmax_tokens(session *s, const double *q, const double *q_raw, int6
     return n;
 }
 
-static void output(session *s, int row, int64_t t, int h)
+/* STILL eq. 11, SA: N = sum w_j v_j, added to num [D]; returns D = sum w_j. */
+static double softmax_branch(const session *s, int n, double factor, double shift,
+                             double *num)
 {
-    const sti_ref_dims *d = &s->d;
+    double den = 0;
+    for (int i = 0; i < n; i++) {
+        const double w = factor * exp(s->logit[i] - shift);
+        den += w;
+        sti_ref_axpy(w, s->value[i], num, s->d.D);
+    }
+    return den;
+}
+
+/* STILL eq. 11, LA: N = a (phi(q) s) * g, added to num [D]; returns D = a phi(q).z. x:
+ * what the features of the query are made of; at: its place in gate_logit. */
+static double linear_branch(session *s, int h, const double *x, size_t at, double a,
+                            double *num)
+{
+    const int D = s->d.D, P = s->d.P, sel = h / s->d.per_sel;
     const sti_hybrid_in64 *in = &s->a->in;
-    const int D = d->D, P = d->P, sel = h / d->per_sel;
-    const size_t at = ((size_t)row * d->H + h) * (size_t)D;
+    const double *S = (double *)s->st->lin_s + (size_t)sel * P * D;
+    const double *z = (double *)s->st->lin_z + (size_t)sel * P;
+    const sti_ref_map map = sti_ref_map_q(s->set, &s->a->shape, in, h);
+    sti_ref_map_forward(&map, x, s->phi);
+    for (int e = 0; e < D; e++) {
+        double sum = 0;
+        for (int p = 0; p < P; p++) sum += s->phi[p] * S[(size_t)p * D + e];
+        num[e] += a * sum * sti_ref_gate(s->set, in, at + (size_t)e);
+    }
+    return a * sti_ref_dot(s->phi, z, P);
+}
+
+/* STILL eq. 10: y = (N_SA + N_LA) / (D_SA + D_LA), the sum of two branches of eq. 1. */
+static void joint_output(session *s, int row, int64_t t, int h)
+{
+    const sti_hybrid_in64 *in = &s->a->in;
+    const int D = s->d.D, sel = h / s->d.per_sel;
+    const size_t at = ((size_t)row * s->d.H + h) * (size_t)D;
     const double *q = in->q + at, *q_raw = in->q_raw ? in->q_raw + at : NULL;
     double *y = s->a->y + at;
 
@@ -276,25 +298,11 @@ static void output(session *s, int row, int64_t t, int h)
     const sti_ref_scales scale = sti_ref_scales_of(s->set, M, alpha, folded);
     const double factor = sti_ref_window_factor(s->set, in, h);
 
-    double den = s->set->den_eps;
     memset(y, 0, (size_t)D * sizeof *y);
-    for (int i = 0; i < n; i++) {
-        const double w = factor * exp(s->logit[i] - scale.shift);
-        den += w;
-        sti_ref_axpy(w, s->value[i], y, D);
-    }
+    double den = s->set->den_eps + softmax_branch(s, n, factor, scale.shift, y);
     if (folded) {
-        const double *S = (double *)s->st->lin_s + (size_t)sel * P * D;
-        const double *z = (double *)s->st->lin_z + (size_t)sel * P;
-        const sti_ref_map map = sti_ref_map_q(s->set, &s->a->shape, in, h);
         const bool raw = s->set->feature_positions == STI_FEATURES_NONE;
-        sti_ref_map_forward(&map, raw ? q_raw : q, s->phi);
-        den += scale.linear * sti_ref_dot(s->phi, z, P);
-        for (int e = 0; e < D; e++) {
-            double sum = 0;
-            for (int p = 0; p < P; p++) sum += s->phi[p] * S[(size_t)p * D + e];
-            y[e] += scale.linear * sum * sti_ref_gate(s->set, in, at + (size_t)e);
-        }
+        den += linear_branch(s, h, raw ? q_raw : q, at, scale.linear, y);
     }
     for (int e = 0; e < D; e++) y[e] /= fmax(den, DBL_MIN);
 }
@@ -304,7 +312,7 @@ static void step(session *s, int row)
     const int64_t t = s->st->pos, C = s->set->chunk;
     if (s->set->has_window) {
         if (t % C == 0 && t / C >= 2) {
-            leave(s, t - 2 * C, t);
+            for (int sel = 0; sel < s->d.S; sel++) retire_chunk(s, sel, t - 2 * C, t);
             if (s->st->sal_far) make_far(s, t);
         }
         arrive(s, row, t);
@@ -312,10 +320,10 @@ static void step(session *s, int row)
         for (int sel = 0; sel < s->d.S; sel++) {
             const int g = sti_ref_kv_of(&s->d, sel);
             const size_t at = ((size_t)row * s->d.G + g) * (size_t)s->d.D;
-            fold(s, sel, s->a->in.k + at, false, s->a->in.v + at, t, t);
+            fold_into_state(s, sel, s->a->in.k + at, false, s->a->in.v + at, t, t);
         }
     }
-    for (int h = 0; h < s->d.H; h++) output(s, row, t, h);
+    for (int h = 0; h < s->d.H; h++) joint_output(s, row, t, h);
     if (s->a->trace.salient)
         for (int sel = 0; sel < s->d.S; sel++)
             s->a->trace.salient[(size_t)row * s->d.S + sel] = s->st->sal_count[sel];
@@ -343,8 +351,10 @@ still_status sti_ref_hybrid_forward(const sti_hybrid_args64 *a, still_error *err
     s.phi = sti_alloc((size_t)s.d.P, sizeof *s.phi);
     s.key = sti_alloc((size_t)s.d.D, sizeof *s.key);
     s.q_far = sti_alloc((size_t)s.d.D, sizeof *s.q_far);
+    s.candidate =
+        sti_alloc((size_t)a->state->room + (size_t)a->set->chunk, sizeof *s.candidate);
     still_status status = STILL_OK;
-    if (!s.logit || !s.value || !s.phi || !s.key || !s.q_far)
+    if (!s.logit || !s.value || !s.phi || !s.key || !s.q_far || !s.candidate)
         status = sti_fail_memory(err, "hybrid attention", tokens * sizeof *s.logit);
     for (int row = 0; status == STILL_OK && row < a->T; row++) step(&s, row);
     free(s.logit);
@@ -352,5 +362,6 @@ still_status sti_ref_hybrid_forward(const sti_hybrid_args64 *a, still_error *err
     free(s.phi);
     free(s.key);
     free(s.q_far);
+    free(s.candidate);
     return status;
 }

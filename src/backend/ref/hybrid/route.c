@@ -1,4 +1,5 @@
-/* route.c - which token is folded when: the routing of whole sequences.
+/* route.c - which token is folded when: selection and eviction (STILL eq. 8), and the
+ * routing of whole sequences made of them (Alg. 1).
  *
  * Routing reads q and k only. Its result is one number for each token and selection
  * head, the chunk at whose first token it is folded into the linear state (-1: never),
@@ -42,11 +43,12 @@ typedef struct sequence {
     const sti_hybrid_settings *set;
     sti_ref_dims d;
     int T;
-    const double *q, *k; /* [T,H,D], [T,G,D] */
-    double *weight;      /* [2C]: logits, then weights, of one query */
-    double *score_head;  /* [T,H] */
-    double *score;       /* [T,S]: final */
-    int32_t *fold_chunk; /* [T,S] */
+    const double *q, *k;          /* [T,H,D], [T,G,D] */
+    double *weight;               /* [2C]: logits, then weights, of one query */
+    double *score_head;           /* [T,H] */
+    double *score;                /* [T,S]: final */
+    int32_t *fold_chunk;          /* [T,S] */
+    sti_ref_candidate *candidate; /* [T], of one selection head */
 } sequence;
 
 /* weight[j - first] = logit(t, j) for first <= j <= t; returns their number. */
@@ -67,7 +69,7 @@ static void received_weights(const sequence *s, int h, double *received)
 {
     const int C = s->set->chunk;
     for (int t = 0; t < s->T; t++) {
-        const int first = t / C > 0 ? (t / C - 1) * C : 0;
+        const int first = (int)sti_ref_window_start(s->set, t);
         const int n = logits_of(s, t, first, h);
         sti_ref_softmax(s->weight, n);
         for (int j = first; j < t; j++) received[j] += s->weight[j - first];
@@ -96,15 +98,15 @@ static double final_score(const sequence *s, int g, int t, double arrived,
     return score->leave(&e);
 }
 
+/* Alg. 1, the score of every token: STILL eq. 2 to 5 for s3. */
 static void score_tokens(const sequence *s, double *received)
 {
     const sti_ref_dims *d = &s->d;
     const sti_score *score = sti_score_at(s->set->score);
-    const int C = s->set->chunk;
     memset(s->score, 0, (size_t)s->T * d->S * sizeof *s->score);
     for (int h = 0; h < d->H; h++) {
         for (int t = 0; t < s->T; t++) {
-            const int n = logits_of(s, t, t - C + 1 > 0 ? t - C + 1 : 0, h);
+            const int n = logits_of(s, t, (int)sti_ref_score_start(s->set, t), h);
             const double *key = s->k + ((size_t)t * d->G + h / d->per_kv) * d->D;
             const double one = sti_ref_score(s->set, s->weight, n, key, d->D, t, h);
             s->score_head[(size_t)t * d->H + h] = one;
@@ -132,34 +134,50 @@ static void score_tokens(const sequence *s, double *received)
     }
 }
 
-/* Chunk a leaves at the first token of chunk a + 2: its `select` best join the salient
- * tokens, of which only the `cap` best stay; all others are folded then. */
+/* ---- Selection and eviction ---------------------------------------------- */
+
+void sti_ref_select_top(sti_ref_candidate *chunk, int n, int select)
+{
+    for (int i = 0; i < n; i++) {
+        int better = 0;
+        for (int j = 0; j < n; j++)
+            better += sti_ref_better(chunk[j].score, chunk[j].position, chunk[i].score,
+                                     chunk[i].position);
+        chunk[i].stays = better < select;
+    }
+}
+
+void sti_ref_evict_over_cap(sti_ref_candidate *c, int n, int cap)
+{
+    int kept = 0;
+    for (int i = 0; i < n; i++) kept += c[i].stays;
+    for (; cap != STI_CAP_NONE && kept > cap; kept--) {
+        sti_ref_candidate *worst = NULL;
+        for (int i = 0; i < n; i++)
+            if (c[i].stays && (!worst || sti_ref_better(worst->score, worst->position,
+                                                        c[i].score, c[i].position)))
+                worst = &c[i];
+        worst->stays = false;
+    }
+}
+
+/* Alg. 1, the selection of one head: chunk a leaves at the first token of chunk a + 2,
+ * and what does not stay then is folded then. */
 static void route_head(const sequence *s, int sel)
 {
-    const int C = s->set->chunk, S = s->d.S, cap = sti_hybrid_cap(s->set, sel);
-    const double *score = s->score + sel; /* stride S */
-    int32_t *fold = s->fold_chunk + sel;  /* stride S */
-    for (int j = 0; j < s->T; j++) fold[(size_t)j * S] = -1;
+    const int C = s->set->chunk, S = s->d.S;
+    int32_t *fold = s->fold_chunk + sel; /* stride S */
+    sti_ref_candidate *c = s->candidate;
+    for (int j = 0; j < s->T; j++) {
+        fold[(size_t)j * S] = -1;
+        c[j] = (sti_ref_candidate){s->score[(size_t)j * S + sel], j, false};
+    }
     for (int now = 2; now * C < s->T; now++) {
         const int first = (now - 2) * C, end = first + C;
-        for (int i = first; i < end; i++) {
-            int better = 0;
-            for (int j = first; j < end; j++)
-                better +=
-                    sti_ref_better(score[(size_t)j * S], j, score[(size_t)i * S], i);
-            if (better >= s->set->select) fold[(size_t)i * S] = now;
-        }
-        int kept = 0;
-        for (int j = 0; j < end; j++) kept += fold[(size_t)j * S] < 0;
-        for (; cap >= 0 && kept > cap; kept--) {
-            int worst = -1;
-            for (int j = 0; j < end; j++)
-                if (fold[(size_t)j * S] < 0 &&
-                    (worst < 0 || sti_ref_better(score[(size_t)worst * S], worst,
-                                                 score[(size_t)j * S], j)))
-                    worst = j;
-            fold[(size_t)worst * S] = now;
-        }
+        sti_ref_select_top(c + first, C, s->set->select);
+        sti_ref_evict_over_cap(c, end, sti_hybrid_cap(s->set, sel));
+        for (int j = 0; j < end; j++)
+            if (!c[j].stays && fold[(size_t)j * S] < 0) fold[(size_t)j * S] = now;
     }
 }
 
@@ -174,8 +192,13 @@ still_status sti_ref_hybrid_route(const sti_hybrid_parallel_args64 *a, still_err
     }
     const size_t n = 2 * (size_t)a->set->chunk + T * (H + S + 2);
     double *work = sti_alloc(n, sizeof *work);
-    if (!work)
-        return sti_fail_memory(err, "hybrid attention, routing", n * sizeof *work);
+    sti_ref_candidate *candidate = sti_alloc(T, sizeof *candidate);
+    if (!work || !candidate) {
+        free(work);
+        free(candidate);
+        return sti_fail_memory(err, "hybrid attention, routing",
+                               n * sizeof *work + T * sizeof *candidate);
+    }
     for (size_t b = 0; b < (size_t)a->B; b++) {
         double *score_head = work + 2 * (size_t)a->set->chunk;
         double *score = score_head + T * H, *received = score + T * S;
@@ -189,6 +212,7 @@ still_status sti_ref_hybrid_route(const sti_hybrid_parallel_args64 *a, still_err
             .score_head = score_head,
             .score = score,
             .fold_chunk = a->fold_chunk + b * T * S,
+            .candidate = candidate,
         };
         score_tokens(&s, received);
         for (int sel = 0; sel < d.S; sel++) route_head(&s, sel);
@@ -198,5 +222,6 @@ still_status sti_ref_hybrid_route(const sti_hybrid_parallel_args64 *a, still_err
             memcpy(a->trace.score + b * T * S, score, T * S * sizeof *work);
     }
     free(work);
+    free(candidate);
     return STILL_OK;
 }

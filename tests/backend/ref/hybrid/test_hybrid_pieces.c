@@ -1,6 +1,6 @@
 /* The pieces of the hybrid operator: gradients against differences, feature maps,
  * scores, settings and the size of a state. */
-#include "hybrid_problem.h"
+#include "../../hybrid_problem.h"
 
 /* ---- Gradients ----------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* The reference of the hybrid operator: golden cases of another implementation, and the
  * identities that must hold for any settings. */
-#include "hybrid_problem.h"
+#include "../../hybrid_problem.h"
 
 #include "eval/selftest/selftest.h"
 
@@ -293,7 +293,7 @@ static void test_all_far(void **state)
     const int last = T - 1, window = (last / C - 1) * C;
     double far[D], logit[T], want[D] = {0};
     memcpy(far, p.q_raw + last * D, sizeof far);
-    sti_ref_turn(far, D, L, &in);
+    sti_ref_rope(far, D, L, &in);
     for (int j = 0; j < T; j++)
         logit[j] = j < window ? sti_ref_logit(far, k_raw + j * D, D)
                               : sti_ref_logit(p.q + last * D, p.k + j * D, D);
