@@ -27,7 +27,7 @@ extern "C" {
 
 struct sti_dev {
     int ordinal, sms, major, minor;
-    bool follows;  /* the code was made for sm_90: see pdl.cuh */
+    bool pdl;      /* the code was made for sm_90: see pdl.cuh */
     char name[96]; /* "NVIDIA H200 (sm_90)" */
     int max_k, heads, kv_heads, head_dim;
     cudaStream_t stream;
@@ -148,7 +148,7 @@ still_status sti_cuda_linear_forward(sti_dev *, const sti_linear_args *, int n,
 still_status sti_cuda_linear_backward(sti_dev *, const sti_linear_args *, int n,
                                       still_error *);
 /* Whether kernels of this program wait for those before them (pdl.cuh). */
-still_status sti_cuda_can_follow(bool *out, still_error *err);
+still_status sti_cuda_has_pdl(bool *out, still_error *err);
 void sti_cuda_wide_free(sti_dev *dev);
 /* A weight is gone, and its copy in float with it. */
 void sti_cuda_wide_forget(sti_dev *dev, const void *of);

@@ -209,7 +209,7 @@ static still_status set_up(sti_dev *dev, still_error *err)
     STI_CUDA(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking),
              "making a stream");
     STI_TRY(keep_memory(dev, err));
-    STI_TRY(sti_cuda_can_follow(&dev->follows, err));
+    STI_TRY(sti_cuda_has_pdl(&dev->pdl, err));
     STI_TRY(sti_cublas_check(cublasLtCreate(&dev->lt), "starting cuBLASLt", err));
     STI_TRY(sti_cuda_mem_new(dev, LT_ROOM, &dev->lt_room, err));
     return sti_cuda_passes_new(dev, err);

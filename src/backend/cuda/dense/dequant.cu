@@ -67,7 +67,7 @@ __device__ void unpack_q3_k(const uint8_t *b, int g, group16 *o)
         o->q[i] = (q[i] >> g / 2 % 4 * 2 & 3) + (high[i] >> g / 2 & 1 ? 4 : 0);
     int low4 = scale[g % 8] >> g / 8 * 4 & 15, top2 = scale[8 + g % 4] >> g / 4 * 2 & 3;
     o->scale = load_half(b + 108) * (float)((low4 | top2 << 4) - 32);
-    o->min = -4 * __half2float(sti_to_half(o->scale)); /* so that zero stays zero */
+    o->min = -4 * __half2float(to_half(o->scale)); /* so that zero stays zero */
 }
 
 __device__ void unpack_q4_k(const uint8_t *b, int g, group16 *o)
@@ -176,10 +176,10 @@ __device__ void store(const sti_cuda_matrix &m, int64_t at, int lane, int h,
     }
     if (t * m.groups % 4 != 0) return; /* a neighbour of the same group writes it */
     if (m.kind == STI_CUDA_S8)
-        ((__half *)m.scale)[group * 2 + h] = sti_to_half(v.scale);
+        ((__half *)m.scale)[group * 2 + h] = to_half(v.scale);
     else
         ((__half2 *)m.scale)[group * 2 + h] =
-            __halves2half2(sti_to_half(v.scale), sti_to_half(v.min));
+            __halves2half2(to_half(v.scale), to_half(v.min));
 }
 
 /* A thread per (tile, chunk, lane) of the rows that have come. */
@@ -215,7 +215,7 @@ __global__ void pack_half(sti_cuda_matrix m, sti_dtype type, const uint16_t *raw
         v = type == STI_F16 ? __half2float(__ushort_as_half(bits))
                             : __uint_as_float((uint32_t)bits << 16);
     }
-    ((__half *)m.w)[(int64_t)(row0 + row) * m.ld + k] = sti_to_half(v);
+    ((__half *)m.w)[(int64_t)(row0 + row) * m.ld + k] = to_half(v);
 }
 
 /* A thread per (tile, chunk, lane): two rows of sixteen columns. */
@@ -244,7 +244,7 @@ __global__ void to_half(sti_cuda_matrix m, __half *__restrict__ out)
 __global__ void gather(sti_cuda_matrix m, const int32_t *__restrict__ id,
                        float *__restrict__ y)
 {
-    sti_lead();
+    pdl_trigger();
     int row = min(max(id[blockIdx.x], 0), m.N - 1);
     float *out = y + (int64_t)blockIdx.x * m.K;
     for (int k = threadIdx.x; k < m.K; k += blockDim.x) out[k] = sti_element(m, row, k);

@@ -18,89 +18,37 @@
 #ifndef STI_BACKEND_CUDA_DENSE_DEQUANT_CUH
 #define STI_BACKEND_CUDA_DENSE_DEQUANT_CUH
 
-#include <cuda_fp16.h>
-
 #include "backend/cuda/dense/kernels.h"
-
-/* v as a half; what is too large becomes the largest half. NaN stays. */
-__device__ __forceinline__ __half sti_to_half(float v)
-{
-    return __float2half_rn(fabsf(v) > 65504.f ? copysignf(65504.f, v) : v);
-}
-
-__device__ __forceinline__ uint32_t sti_bits(__half2 h)
-{
-    return *reinterpret_cast<uint32_t *>(&h);
-}
-
-__device__ __forceinline__ __half2 sti_half2(uint32_t u)
-{
-    return *reinterpret_cast<__half2 *>(&u);
-}
-
-__device__ __forceinline__ uint32_t sti_pack_half(float lo, float hi)
-{
-    return sti_bits(__halves2half2(sti_to_half(lo), sti_to_half(hi)));
-}
-
-/* (a & mask) | bits in one instruction. */
-template <uint32_t mask, uint32_t bits>
-__device__ __forceinline__ uint32_t sti_and_or(uint32_t a)
-{
-    uint32_t r;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "n"(mask), "n"(bits));
-    return r;
-}
+#include "backend/cuda/ptx/half.cuh"
+#include "backend/cuda/ptx/memory.cuh"
 
 /* Eight 4-bit numbers to four half2 of neighbours, times scale plus minimum. */
 __device__ __forceinline__ void sti_decode_u4(uint32_t v, __half2 scale, __half2 min,
                                               uint32_t out[4])
 {
-    const __half2 down = sti_half2(0x64006400); /* 1024 */
-    const __half2 sixteenth = sti_half2(0x2c002c00), sixty_four = sti_half2(0xd400d400);
+    const __half2 down = bits_half2(0x64006400); /* 1024 */
+    const __half2 sixteenth = bits_half2(0x2c002c00),
+                  sixty_four = bits_half2(0xd400d400);
     uint32_t w = v >> 8;
-    __half2 q0 = __hsub2(sti_half2(sti_and_or<0x000f000f, 0x64006400>(v)), down);
-    __half2 q2 = __hsub2(sti_half2(sti_and_or<0x000f000f, 0x64006400>(w)), down);
+    __half2 q0 = __hsub2(bits_half2(and_or<0x000f000f, 0x64006400>(v)), down);
+    __half2 q2 = __hsub2(bits_half2(and_or<0x000f000f, 0x64006400>(w)), down);
     /* 1024 + 16 q: q = that / 16 - 64 */
-    __half2 q1 = __hfma2(sti_half2(sti_and_or<0x00f000f0, 0x64006400>(v)), sixteenth,
-                         sixty_four);
-    __half2 q3 = __hfma2(sti_half2(sti_and_or<0x00f000f0, 0x64006400>(w)), sixteenth,
-                         sixty_four);
-    out[0] = sti_bits(__hfma2(q0, scale, min));
-    out[1] = sti_bits(__hfma2(q1, scale, min));
-    out[2] = sti_bits(__hfma2(q2, scale, min));
-    out[3] = sti_bits(__hfma2(q3, scale, min));
+    __half2 q1 =
+        __hfma2(bits_half2(and_or<0x00f000f0, 0x64006400>(v)), sixteenth, sixty_four);
+    __half2 q3 =
+        __hfma2(bits_half2(and_or<0x00f000f0, 0x64006400>(w)), sixteenth, sixty_four);
+    out[0] = half2_bits(__hfma2(q0, scale, min));
+    out[1] = half2_bits(__hfma2(q1, scale, min));
+    out[2] = half2_bits(__hfma2(q2, scale, min));
+    out[3] = half2_bits(__hfma2(q3, scale, min));
 }
 
 /* Four bytes q + 128 to two half2 of q. */
 __device__ __forceinline__ void sti_decode_s8(uint32_t v, __half2 q[2])
 {
-    const __half2 down = sti_half2(0x64806480); /* 1024 + 128 */
-    q[0] = __hsub2(sti_half2(__byte_perm(v, 0x64646464, 0x4140)), down);
-    q[1] = __hsub2(sti_half2(__byte_perm(v, 0x64646464, 0x4342)), down);
-}
-
-/* Weights are read once, at the place of the call and not later: a kernel that asks for
- * them before it waits means to. */
-__device__ __forceinline__ uint4 sti_read16(const void *p)
-{
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-__device__ __forceinline__ uint2 sti_read8(const void *p)
-{
-    uint2 v;
-    asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-}
-__device__ __forceinline__ uint32_t sti_read4(const void *p)
-{
-    uint32_t v;
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
+    const __half2 down = bits_half2(0x64806480); /* 1024 + 128 */
+    q[0] = __hsub2(bits_half2(__byte_perm(v, 0x64646464, 0x4140)), down);
+    q[1] = __hsub2(bits_half2(__byte_perm(v, 0x64646464, 0x4342)), down);
 }
 
 /* What one lane needs of a chunk: loaded first, decoded when it has come. A `place` is
@@ -130,8 +78,8 @@ struct sti_chunk_u4 {
     }
     __device__ __forceinline__ void load(const place &p, int ahead)
     {
-        q = sti_read16(p.q + ahead * 32);
-        s = sti_read8(p.s + ahead * p.step);
+        q = load_nc16(p.q + ahead * 32);
+        s = load_nc8(p.s + ahead * p.step);
     }
     static __device__ __forceinline__ void advance(place *p, int chunks)
     {
@@ -140,7 +88,7 @@ struct sti_chunk_u4 {
     }
     __device__ __forceinline__ void fragment(uint32_t top[8], uint32_t low[8]) const
     {
-        __half2 a = sti_half2(s.x), b = sti_half2(s.y);
+        __half2 a = bits_half2(s.x), b = bits_half2(s.y);
         sti_decode_u4(q.x, __low2half2(a), __high2half2(a), top);
         sti_decode_u4(q.y, __low2half2(a), __high2half2(a), top + 4);
         sti_decode_u4(q.z, __low2half2(b), __high2half2(b), low);
@@ -169,12 +117,12 @@ template <bool MIN> struct sti_chunk_s8 {
     }
     __device__ __forceinline__ void load(const place &p, int ahead)
     {
-        q[0] = sti_read16(p.q + ahead * 64);
-        q[1] = sti_read16(p.q + ahead * 64 + 32);
+        q[0] = load_nc16(p.q + ahead * 64);
+        q[1] = load_nc16(p.q + ahead * 64 + 32);
         if (MIN)
-            s = sti_read8(p.s + ahead * p.step);
+            s = load_nc8(p.s + ahead * p.step);
         else
-            s.x = sti_read4(p.s + ahead * p.step);
+            s.x = load_nc4(p.s + ahead * p.step);
     }
     static __device__ __forceinline__ void advance(place *p, int chunks)
     {
@@ -191,12 +139,12 @@ template <bool MIN> struct sti_chunk_s8 {
             sti_decode_s8(word[i], n);
             for (int j = 0; j < 2; j++)
                 out[2 * i + j] =
-                    sti_bits(MIN ? __hfma2(n[j], scale, min) : __hmul2(n[j], scale));
+                    half2_bits(MIN ? __hfma2(n[j], scale, min) : __hmul2(n[j], scale));
         }
     }
     __device__ __forceinline__ void fragment(uint32_t top[8], uint32_t low[8]) const
     {
-        __half2 a = sti_half2(s.x), b = MIN ? sti_half2(s.y) : a;
+        __half2 a = bits_half2(s.x), b = MIN ? bits_half2(s.y) : a;
         decode(q[0], __low2half2(a), __high2half2(a), top);
         decode(q[1], MIN ? __low2half2(b) : __high2half2(a), __high2half2(b), low);
     }
@@ -227,8 +175,8 @@ struct sti_chunk_half {
         for (int i = 0; i < 2; i++) {
             const int k = ahead * STI_CUDA_CHUNK + 32 * i;
             const bool in = k < p.left;
-            a[i] = in ? sti_read16(p.top + k) : make_uint4(0, 0, 0, 0);
-            b[i] = in ? sti_read16(p.low + k) : make_uint4(0, 0, 0, 0);
+            a[i] = in ? load_nc16(p.top + k) : make_uint4(0, 0, 0, 0);
+            b[i] = in ? load_nc16(p.low + k) : make_uint4(0, 0, 0, 0);
         }
     }
     static __device__ __forceinline__ void advance(place *p, int chunks)
@@ -249,16 +197,6 @@ struct sti_chunk_half {
     }
 };
 
-/* Ask for a line of memory to be brought to a cache. */
-__device__ __forceinline__ void sti_fetch(const void *p)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-__device__ __forceinline__ void sti_fetch_l1(const void *p)
-{
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
-}
-
 /* Asks for a chunk of any kind, before anything else is done. */
 __device__ __forceinline__ void sti_fetch_chunk(const sti_cuda_matrix &m, int tile,
                                                 int chunk, int lane)
@@ -268,13 +206,14 @@ __device__ __forceinline__ void sti_fetch_chunk(const sti_cuda_matrix &m, int ti
     if (m.kind == STI_CUDA_HALF) { /* 128 bytes of 16 rows: one lane a row is enough */
         int row = min(tile * STI_CUDA_TILE + (lane & 15), m.N - 1);
         int k = chunk * STI_CUDA_CHUNK + (lane >> 4) * 32;
-        if (k < m.ld) sti_fetch((const __half *)m.w + (int64_t)row * m.ld + k);
+        if (k < m.ld) prefetch_l2((const __half *)m.w + (int64_t)row * m.ld + k);
         return;
     }
-    sti_fetch((const char *)m.w + (at * 32 + lane) * (m.kind == STI_CUDA_U4 ? 16 : 32));
+    prefetch_l2((const char *)m.w +
+                (at * 32 + lane) * (m.kind == STI_CUDA_U4 ? 16 : 32));
     if (lane < 4)
-        sti_fetch((const char *)m.scale +
-                  (at * 4 + lane) * m.groups * (m.kind == STI_CUDA_S8 ? 8 : 16));
+        prefetch_l2((const char *)m.scale +
+                    (at * 4 + lane) * m.groups * (m.kind == STI_CUDA_S8 ? 8 : 16));
 }
 
 /* One element of a matrix of any kind, in float: for rows of embeddings. */

@@ -17,9 +17,9 @@
  * A block that runs for two microseconds reads most of its code for the first time,
  * from afar: a loop that is unrolled where nothing is won by it takes longer. */
 #include "backend/cuda/dense/dequant.cuh"
-#include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/dense/gemm_tile.cuh"
 #include "backend/cuda/dense/norm_rope.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 
 namespace
 {
@@ -44,14 +44,6 @@ template <int BM> struct plan {
     static constexpr int BLOCKS = BM == 16 ? 4 : BM == 32 ? 3 : 2;
     static constexpr int SHARING = BM == 128 ? 1 : BM == 64 ? 2 : 3;
 };
-
-/* 16 bytes, or zeros: then nothing is read. */
-__device__ __forceinline__ void copy_or_zero(uint32_t to, const void *from, bool some)
-{
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to),
-                 "l"(from), "r"(some ? 16 : 0)
-                 : "memory");
-}
 
 /* Rows that one tile of a matrix makes: GATED tiles hold as many of gate as of up. */
 __host__ __device__ constexpr int rows_of(bool gated)
@@ -89,8 +81,8 @@ template <int BM, bool GATED> struct copier {
         const bool in = column + k < ld;
 #pragma unroll
         for (int j = 0; j < BN / 16; j++)
-            copy_or_zero(at + j * 16 * ROW, w + (int64_t)j * APART * ld + k,
-                         in && j * APART < rows_w);
+            cp_async16_or_zero<256>(at + j * 16 * ROW, w + (int64_t)j * APART * ld + k,
+                                    in && j * APART < rows_w);
     }
     /* Eight steps from columns k on, one for each unit, will be needed soon. */
     __device__ __forceinline__ void expect_weights(int k, int end) const
@@ -99,7 +91,8 @@ template <int BM, bool GATED> struct copier {
         if (k >= end) return;
 #pragma unroll
         for (int j = 0; j < BN / 16; j++)
-            if (j * APART < rows_w) expect(w - column + (int64_t)j * APART * ld + k);
+            if (j * APART < rows_w)
+                prefetch_l2(w - column + (int64_t)j * APART * ld + k);
     }
     __device__ __forceinline__ void rows(int slot, int k) const
     {
@@ -107,8 +100,8 @@ template <int BM, bool GATED> struct copier {
         const bool in = column + k < ld;
 #pragma unroll
         for (int j = 0; j < BM / 16; j++)
-            copy_or_zero(at + j * 16 * ROW, x + (int64_t)j * 16 * ld + k,
-                         in && j * 16 < rows_x);
+            cp_async16_or_zero<256>(at + j * 16 * ROW, x + (int64_t)j * 16 * ld + k,
+                                    in && j * 16 < rows_x);
     }
 };
 
@@ -143,28 +136,13 @@ __device__ __forceinline__ float4 total_of(const float *mine, int parts)
         uint4 s[4] = {};
 #pragma unroll
         for (int p = 0; p < 4; p++)
-            if (first + p < parts) s[p] = sti_read_peer(mine, first + p);
+            if (first + p < parts) s[p] = cluster_read16(mine, first + p);
 #pragma unroll
         for (int p = 0; p < 4; p++)
             v = add4(v, make_float4(__uint_as_float(s[p].x), __uint_as_float(s[p].y),
                                     __uint_as_float(s[p].z), __uint_as_float(s[p].w)));
     }
     return v;
-}
-
-/* y += v, by the memory itself: nobody waits for what y was. */
-__device__ __forceinline__ void add_there(float *y, float4 v)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(y), "f"(v.x),
-                 "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
-#else
-    atomicAdd(y, v.x);
-    atomicAdd(y + 1, v.y);
-    atomicAdd(y + 2, v.z);
-    atomicAdd(y + 3, v.w);
-#endif
 }
 
 __device__ __forceinline__ float gate_of(float gate, float up)
@@ -215,7 +193,7 @@ template <int BM, bool GATED> struct results {
         float *y = f.y[i] + (int64_t)row * N + n;
         if (N % 4 == 0 && sti_aligned16(y)) {
             if (f.accumulate)
-                add_there(y, v);
+                red_add4(y, v);
             else
                 *(float4 *)y = v;
             return;
@@ -229,8 +207,8 @@ template <int BM, bool GATED> struct results {
     __device__ __forceinline__ void put_gated(int row, float4 g, float4 u) const
     {
         *(uint2 *)((__half *)f.yh + (int64_t)row * N + n) =
-            make_uint2(sti_pack_half(gate_of(g.x, u.x), gate_of(g.y, u.y)),
-                       sti_pack_half(gate_of(g.z, u.z), gate_of(g.w, u.w)));
+            make_uint2(pack_saturated(gate_of(g.x, u.x), gate_of(g.y, u.y)),
+                       pack_saturated(gate_of(g.z, u.z), gate_of(g.w, u.w)));
     }
 };
 
@@ -253,25 +231,25 @@ __global__ void __launch_bounds__(THREADS, (plan<BM>::BLOCKS))
             tile -= n;
     const uint32_t base = shared_address(shared);
     const copier<BM, GATED> copy(f, i, tile, m0, base);
-    sti_lead();
+    pdl_trigger();
     int ahead = first + STAGES - 1; /* the step that is asked for next */
 #pragma unroll 1
     for (int step = first; step < min(ahead, end); step++)
         copy.weights(step - first, step * STEP); /* they wait for nobody */
     /* Where rows are more, weights are few enough to lie in the L2 cache. */
     if (BM > READ_ONCE) copy.expect_weights(ahead * STEP, end * STEP);
-    sti_follow();
+    pdl_wait();
 #pragma unroll 1
     for (int step = first; step < ahead; step++) {
         if (step < end) copy.rows(step - first, step * STEP);
-        copy_commit();
+        cp_async_commit();
     }
     const results<BM, GATED> out(f, i, tile, m0);
 
     sums<BM> s = {};
 #pragma unroll 1
     for (int step = first, slot = 0, next = STAGES - 1; step < end; step++, ahead++) {
-        copy_wait<STAGES - 2>();
+        cp_async_wait<STAGES - 2>();
         copies_came();
         __syncthreads(); /* the step has come, and the one before it has been used */
         const uint32_t w = base + slot * plan<BM>::STAGE;
@@ -280,16 +258,16 @@ __global__ void __launch_bounds__(THREADS, (plan<BM>::BLOCKS))
             copy.weights(next, ahead * STEP);
             copy.rows(next, ahead * STEP);
         }
-        copy_commit();
+        cp_async_commit();
         end_step(s);
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         next = next + 1 == STAGES ? 0 : next + 1;
     }
     __syncthreads(); /* tiles are no longer needed */
     leave_sums(s, (float *)shared);
-    sti_meet();
+    cluster_sync();
     out.store((const float *)shared, part, parts);
-    if (parts > 1) sti_meet(); /* nobody leaves while its sums are read */
+    if (parts > 1) cluster_sync(); /* nobody leaves while its sums are read */
 }
 
 /* Tiles of all matrices. */
@@ -305,7 +283,7 @@ int tiles_of(const sti_cuda_few *f)
  * longest part as short. */
 template <int BM> int parts_of(const sti_dev *dev, const sti_cuda_few *f)
 {
-    if (!dev->follows) return 1;
+    if (!dev->pdl) return 1;
     const int tiles = tiles_of(f) * ((f->M + BM - 1) / BM),
               steps = (f->w[0].ld + STEP - 1) / STEP;
     int most = plan<BM>::SHARING * dev->sms / tiles;
@@ -324,7 +302,7 @@ still_status launch(sti_dev *dev, const sti_cuda_few *f, still_error *err)
     STI_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)plan<BM>::SHARED),
              "matmul of some rows");
-    STI_CUDA(sti_launch_clusters(dev, parts, kernel,
+    STI_CUDA(pdl_launch_clusters(dev, parts, kernel,
                                  dim3((unsigned)parts, (unsigned)tiles_of(f),
                                       (unsigned)((f->M + BM - 1) / BM)),
                                  dim3(THREADS), plan<BM>::SHARED, *f),
@@ -345,7 +323,7 @@ int block_rows(const sti_dev *dev, const sti_cuda_few *f)
     const int tiles = tiles_of(f);
     if (f->M <= 16) return 16;
     if (f->M <= 32) return 32;
-    if (!dev->follows) return tiles * ((f->M + 63) / 64) < dev->sms ? 32 : 64;
+    if (!dev->pdl) return tiles * ((f->M + 63) / 64) < dev->sms ? 32 : 64;
     const int blocks = tiles * ((f->M + 127) / 128) * parts_of<128>(dev, f);
     return f->M <= 64 || blocks < dev->sms * 2 / 3 ? 64 : 128;
 }

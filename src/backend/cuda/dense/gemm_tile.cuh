@@ -20,49 +20,20 @@ template <int BM> struct sums {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-#define FOUR(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-#define EIGHT(s, j) FOUR(s.c[j]), FOUR(s.c[j + 1])
-
 /* s += w x^T over 16 columns. */
-static __device__ __forceinline__ void queue_step(sums<16> &s, uint64_t w, uint64_t x)
+template <int BM>
+static __device__ __forceinline__ void queue_step(sums<BM> &s, uint64_t w, uint64_t x)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}\n"
-                 : EIGHT(s, 0)
-                 : "l"(w), "l"(x));
-}
-static __device__ __forceinline__ void queue_step(sums<32> &s, uint64_t w, uint64_t x)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 0, 0;\n}\n"
-                 : EIGHT(s, 0), EIGHT(s, 2)
-                 : "l"(w), "l"(x));
-}
-static __device__ __forceinline__ void queue_step(sums<64> &s, uint64_t w, uint64_t x)
-{
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, 0, 0;\n}\n"
-        : EIGHT(s, 0), EIGHT(s, 2), EIGHT(s, 4), EIGHT(s, 6)
-        : "l"(w), "l"(x));
-}
-
-static __device__ __forceinline__ void queue_step(sums<128> &s, uint64_t w, uint64_t x)
-{
-    queue_keys(reinterpret_cast<fragment &>(s.c), w, x, 1);
+    if constexpr (BM == 128)
+        wgmma_nt(reinterpret_cast<fragment &>(s.c), w, x, 1);
+    else
+        wgmma_nt(s.c, w, x, 1);
 }
 
 /* The copies this thread has waited for can be multiplied after the next barrier. */
 static __device__ __forceinline__ void copies_came()
 {
-    publish();
+    fence_proxy_async();
 }
 
 /* s += w x^T over a step, once end_step has been called: what lies between the two
@@ -70,23 +41,18 @@ static __device__ __forceinline__ void copies_came()
 template <int BM>
 static __device__ __forceinline__ void begin_step(sums<BM> &s, uint32_t w, uint32_t x)
 {
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < STEP / 16; k++)
-        queue_step(s, matrix_at(w + 32 * k), matrix_at(x + 32 * k));
-    products_commit();
+        queue_step(s, wgmma_descriptor(w + 32 * k), wgmma_descriptor(x + 32 * k));
+    wgmma_commit();
 }
 
 template <int BM> static __device__ __forceinline__ void end_step(sums<BM> &s)
 {
-    products_wait<0>();
-#pragma unroll
-    for (int j = 0; j < BM / 8; j++) /* sums are not read before this place */
-        asm volatile("" : FOUR(s.c[j])::"memory");
+    wgmma_wait<0>();
+    pin(s.c); /* sums are not read before this place */
 }
-
-#undef EIGHT
-#undef FOUR
 
 #else
 
@@ -103,11 +69,11 @@ static __device__ __forceinline__ void begin_step(sums<BM> &s, uint32_t w, uint3
 #pragma unroll
     for (int k = 0; k < STEP / 16; k++) {
         uint32_t a[4];
-        load_squares(a, at_w.at(0, k));
+        ldmatrix_x4(a, at_w.at(0, k));
 #pragma unroll
         for (int j = 0; j < BM / 16; j++) {
             uint32_t b[4];
-            load_squares(b, at_x.at(16 * j, k));
+            ldmatrix_x4(b, at_x.at(16 * j, k));
             mma(s.c[2 * j], a, b[0], b[1]);
             mma(s.c[2 * j + 1], a, b[2], b[3]);
         }

@@ -70,7 +70,7 @@ __device__ __forceinline__ void stage(const sti_cuda_few &f, const gains &gain,
             if (f.keep && blockIdx.x == 0)
                 sti_store4(f.keep + (int64_t)m * f.K, k, f.K, vec_keep, v);
             *(uint2 *)(xs + m * stride + k) =
-                make_uint2(sti_pack_half(v.x, v.y), sti_pack_half(v.z, v.w));
+                make_uint2(pack_saturated(v.x, v.y), pack_saturated(v.z, v.w));
         };
 #pragma unroll
         for (int j = 0; j < HELD; j++)
@@ -104,9 +104,9 @@ __device__ __forceinline__ const __half *take_input(const sti_cuda_few &f,
     if (STAGED && f.norm) {
         gain.load(f.norm, f.K, f.K % 4 == 0 && sti_aligned16(f.norm));
         for (int k = gain.column(HELD); k < f.K; k += 4 * THREADS)
-            sti_fetch_l1(f.norm + k);
+            prefetch_l1(f.norm + k);
     }
-    sti_follow();
+    pdl_wait();
     if (!STAGED) return (const __half *)f.xh;
     if (f.xh)
         stage_half(f, staged, stride);
@@ -248,8 +248,8 @@ __device__ __forceinline__ void take_tiles(const sti_cuda_few &f, int tiles, int
         if (mine) {
             const float v = sums.total(0, STEP, row, m) + shift;
             if (GATED)
-                ((__half *)f.yh)[(int64_t)m * N + n] = sti_to_half(
-                    gated_product(v, sums.total(STEP, STEP, row, m) + before));
+                ((__half *)f.yh)[(int64_t)m * N + n] =
+                    to_half(gated_product(v, sums.total(STEP, STEP, row, m) + before));
             else
                 *y = before + v;
         }
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(THREADS, NB == 1 ? 3 : 2)
     __shared__ tile_sums<NB> sums;
     __half *staged = (__half *)room;
     int tile = blockIdx.x;
-    sti_lead();
+    pdl_trigger();
     switch (f.w[HOW == SHARED_TILES ? locate(f, &tile) : 0].kind) {
     case STI_CUDA_U4:
         take<sti_chunk_u4, NB, STAGED, HOW>(f, tiles, stride, staged, sums);
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int m = 0; m < M; m++) {
             if (m >= f.M) break;
-            float v = sti_warp_sum(sum[m]);
+            float v = warp_sum(sum[m]);
             float *y = f.y[i] + (int64_t)m * f.w[i].N + n;
             if (f.bias[i]) v += f.bias[i][n];
             if (lane == 0) *y = f.accumulate ? *y + v : v;
@@ -393,7 +393,7 @@ still_status launch(sti_dev *dev, const sti_cuda_few *f, int tiles, int blocks,
         STI_CUDA(cudaFuncSetAttribute(
                      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STAGE_MAX),
                  "matmul of few rows");
-    STI_CUDA(sti_launch(dev, kernel, dim3((unsigned)blocks), dim3(THREADS), room, *f,
+    STI_CUDA(pdl_launch(dev, kernel, dim3((unsigned)blocks), dim3(THREADS), room, *f,
                         tiles, stride),
              "matmul of few rows");
     return STILL_OK;

@@ -19,9 +19,9 @@
 #define STI_BACKEND_CUDA_DENSE_GEMV_SHORT_CUH
 
 #include "backend/cuda/dense/dequant.cuh"
-#include "backend/cuda/ptx/pdl.cuh"
-#include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/dense/norm_rope.cuh"
+#include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 
 namespace
 {
@@ -52,14 +52,6 @@ __device__ __forceinline__ int locate(const sti_cuda_few &f, int *tile)
     int i = 0;
     while (i + 1 < f.n && *tile >= tiles_of(f.w[i])) *tile -= tiles_of(f.w[i++]);
     return i;
-}
-
-/* sti_pack_half in one instruction. */
-__device__ __forceinline__ uint32_t pack_pair(float lo, float hi)
-{
-    uint32_t r;
-    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
-    return r;
 }
 
 /* silu(gate) * up, for a result in half. */
@@ -132,8 +124,8 @@ struct short_row {
     {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            b[2 * j] = pack_pair(v[j].x, v[j].y);
-            b[2 * j + 1] = pack_pair(v[j].z, v[j].w);
+            b[2 * j] = cvt_half2_sat(v[j].x, v[j].y);
+            b[2 * j + 1] = cvt_half2_sat(v[j].z, v[j].w);
         }
     }
 };
@@ -274,7 +266,7 @@ __device__ __forceinline__ void take_short(const sti_cuda_few &f, int last, floa
         const bool real = turn == last;
         uint32_t b[NB][PER][8];
         float c[W][2][NB][4] = {}, y[W];
-        if (real) sti_follow();
+        if (real) pdl_wait();
         const float before = real && adds ? *out : 0;
 #pragma unroll
         for (int j = 0; j < NB; j++) {
@@ -301,7 +293,7 @@ __device__ __forceinline__ void take_short(const sti_cuda_few &f, int last, floa
 #pragma unroll
             for (int w = 0; w < W; w++)
                 y[w] = sums.total(w, m, row) * factor + shift[w];
-            if (real && GATED) *gated = sti_to_half(gated_product(y[0], y[W - 1]));
+            if (real && GATED) *gated = to_half(gated_product(y[0], y[W - 1]));
             if (real && !GATED) *out = before + y[0];
         }
         if (!real) __syncthreads(); /* what was rehearsed has been read */
@@ -315,7 +307,7 @@ __global__ void __launch_bounds__(32 * SHORT_WARPS)
     extern __shared__ uint4 room[];
     float *sums = (float *)room;
     int tile = blockIdx.x;
-    sti_lead();
+    pdl_trigger();
     switch (f.w[GATED ? 0 : locate(f, &tile)].kind) {
     case STI_CUDA_U4: take_short<sti_chunk_u4, NB, GATED, HALVES>(f, last, sums); break;
     case STI_CUDA_S8:
@@ -336,8 +328,8 @@ still_status launch_short(sti_dev *dev, const sti_cuda_few *f, int tiles,
     const int needed = (f->w[0].chunks + PER - 1) / PER,
               warps = needed < SHORT_LEAST ? SHORT_LEAST : needed;
     const size_t room = sizeof(float) * short_sums<W>::floats() * (size_t)f->M;
-    STI_CUDA(sti_launch(dev, short_rows<NB, GATED, HALVES>, dim3((unsigned)tiles),
-                        dim3((unsigned)(32 * warps)), room, *f, dev->follows ? 1 : 0),
+    STI_CUDA(pdl_launch(dev, short_rows<NB, GATED, HALVES>, dim3((unsigned)tiles),
+                        dim3((unsigned)(32 * warps)), room, *f, dev->pdl ? 1 : 0),
              "matmul of few short rows");
     return STILL_OK;
 }

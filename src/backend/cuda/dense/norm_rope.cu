@@ -3,8 +3,8 @@
 #include <float.h>
 
 #include "backend/cuda/dense/dequant.cuh"
-#include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/dense/norm_rope.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 
 namespace
 {
@@ -25,9 +25,9 @@ __global__ void __launch_bounds__(THREADS)
     const bool vec_g = whole && sti_aligned16(g), vec_y = whole && sti_aligned16(y);
     sti_held<HELD> row, gain;
     float factor = 1;
-    sti_lead();
+    pdl_trigger();
     if (g) gain.load(g, K, vec_g);
-    sti_follow();
+    pdl_wait();
     row.load(x + at, K, vec);
     if (g) {
         float s = 0;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(THREADS)
         for (int j = 0; j < HELD; j++) s += sti_square4(row.v[j]);
         for (int k = rest; k < K; k += 4 * THREADS)
             s += sti_square4(sti_load4(x + at, k, K, vec));
-        s = sti_warp_sum(s);
+        s = warp_sum(s);
         if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = s;
         __syncthreads();
         factor = sti_norm_factor(part, K, eps);
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(THREADS)
         if (y) sti_store4(y + at, k, K, vec_y, v);
         if (yh)
             *(uint2 *)(yh + (int64_t)blockIdx.x * ld + k) =
-                make_uint2(sti_pack_half(v.x, v.y), sti_pack_half(v.z, v.w));
+                make_uint2(pack_saturated(v.x, v.y), pack_saturated(v.z, v.w));
     };
 #pragma unroll
     for (int j = 0; j < HELD; j++)
@@ -74,12 +74,12 @@ __global__ void __launch_bounds__(THREADS)
     const int ld = (K + 7) / 8 * 8;
     float4 v[WARP_FOURS], gain[WARP_FOURS];
     float factor = 1;
-    sti_lead();
+    pdl_trigger();
     if (row >= M) return;
 #pragma unroll
     for (int j = 0; j < WARP_FOURS; j++)
         if (g) gain[j] = sti_load4(g, 4 * (lane + 32 * j), K, true);
-    sti_follow();
+    pdl_wait();
 #pragma unroll
     for (int j = 0; j < WARP_FOURS; j++)
         v[j] = sti_load4(x + row * K, 4 * (lane + 32 * j), K, true);
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(THREADS)
         float s = 0;
 #pragma unroll
         for (int j = 0; j < WARP_FOURS; j++)
-            if (4 * 32 * j < K) s += sti_warp_sum(sti_square4(v[j]));
+            if (4 * 32 * j < K) s += warp_sum(sti_square4(v[j]));
         factor = 1 / sqrtf(s / (float)K + eps);
     }
 #pragma unroll
@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(THREADS)
         if (g) v[j] = sti_normed4(v[j], factor, gain[j]);
         if (y) sti_store4(y + row * K, k, K, true, v[j]);
         if (yh)
-            *(uint2 *)(yh + row * ld + k) = make_uint2(sti_pack_half(v[j].x, v[j].y),
-                                                       sti_pack_half(v[j].z, v[j].w));
+            *(uint2 *)(yh + row * ld + k) = make_uint2(pack_saturated(v[j].x, v[j].y),
+                                                       pack_saturated(v[j].z, v[j].w));
     }
 }
 
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(128)
     const int half = a.D / 2;
     const int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int m = (int)(at / half), i = (int)(at % half);
-    sti_lead();
+    pdl_trigger();
     if (m >= a.M) return;
     double turns =
         (double)pos[m] * (double)inv_freq[i] * 0.15915494309189535; /* / 2 pi */
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(128)
     float s, c;
     sincospif((float)(2 * turns), &s, &c);
     if (a.back) s = -s;
-    sti_follow();
+    pdl_wait();
     const int first = a.interleaved ? 2 * i : i, second = a.interleaved ? 1 : half;
     const int heads = a.heads + (a.also ? a.also_heads : 0);
     const int begin = blockIdx.y * TURN_HEADS;
@@ -187,10 +187,11 @@ __global__ void gated_half(const __half *gate, const __half *__restrict__ up,
     uint32_t y[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        float2 a = __half22float2(sti_half2(g[j])), b = __half22float2(sti_half2(u[j]));
+        float2 a = __half22float2(bits_half2(g[j])),
+               b = __half22float2(bits_half2(u[j]));
         if (gate_bias) a.x += gate_bias[k + 2 * j], a.y += gate_bias[k + 2 * j + 1];
         if (up_bias) b.x += up_bias[k + 2 * j], b.y += up_bias[k + 2 * j + 1];
-        y[j] = sti_pack_half(gated_fast(a.x, b.x), gated_fast(a.y, b.y));
+        y[j] = pack_saturated(gated_fast(a.x, b.x), gated_fast(a.y, b.y));
     }
     ((uint4 *)out)[i] = make_uint4(y[0], y[1], y[2], y[3]);
 }
@@ -268,8 +269,8 @@ __global__ void __launch_bounds__(PROB_THREADS)
     const int fours = (V - before) / 4, after = before + 4 * fours;
     const float4 *l4 = (const float4 *)(l + before);
     const int id = min(max(target.id[blockIdx.y], 0), V - 1);
-    sti_lead();
-    sti_follow();
+    pdl_trigger();
+    pdl_wait();
     const float wanted = first == 0 ? l[id] : 0; /* asked for before it is needed */
     if (first < before) s.add(l[first], first);
     for (int i = first; i < fours; i += 4 * by) {
@@ -289,11 +290,11 @@ __global__ void __launch_bounds__(PROB_THREADS)
         s = merge_warp(t < PROB_WARPS ? part[t] : none);
         if (t == 0) part[0] = s;
     }
-    sti_meet();
+    cluster_sync();
     if (blockIdx.x == 0 && t < 32) {
         s = none;
         if (t < blocks) {
-            const uint4 v = sti_read_peer(&part[0], t);
+            const uint4 v = cluster_read16(&part[0], t);
             memcpy(&s, &v, sizeof s);
         }
         s = merge_warp(s);
@@ -302,7 +303,7 @@ __global__ void __launch_bounds__(PROB_THREADS)
             out[blockIdx.y] = {(float)((double)wanted - (double)s.max - log1p(others)),
                                s.top < V ? s.top : 0};
     }
-    if (blocks > 1) sti_meet(); /* nobody leaves while its part is read */
+    if (blocks > 1) cluster_sync(); /* nobody leaves while its part is read */
 }
 
 unsigned blocks_of(size_t n, size_t threads)
@@ -312,7 +313,7 @@ unsigned blocks_of(size_t n, size_t threads)
 
 } // namespace
 
-still_status sti_cuda_can_follow(bool *out, still_error *err)
+still_status sti_cuda_has_pdl(bool *out, still_error *err)
 {
     cudaFuncAttributes a;
     STI_CUDA(cudaFuncGetAttributes(&a, (const void *)turn),
@@ -331,13 +332,13 @@ still_status sti_cuda_norm(sti_dev *dev, const float *x, const float *g, float e
               columns = recut ? WARP_COLUMNS : K;
     if (rows >= WARP_ROWS && columns <= WARP_COLUMNS && columns % 4 == 0 &&
         sti_cuda_aligned(x) && sti_cuda_aligned(g) && sti_cuda_aligned(y)) {
-        STI_CUDA(sti_launch(dev, norm_rows_by_warp,
+        STI_CUDA(pdl_launch(dev, norm_rows_by_warp,
                             dim3(blocks_of((size_t)rows, STI_ROW_WARPS)), dim3(THREADS),
                             0, x, g, eps, rows, columns, y, (__half *)yh),
                  "rmsnorm");
         return STILL_OK;
     }
-    STI_CUDA(sti_launch(dev, norm_rows, dim3((unsigned)M), dim3(THREADS), 0, x, g, eps,
+    STI_CUDA(pdl_launch(dev, norm_rows, dim3((unsigned)M), dim3(THREADS), 0, x, g, eps,
                         K, y, (__half *)yh),
              "rmsnorm");
     return STILL_OK;
@@ -349,7 +350,7 @@ still_status sti_cuda_turn(sti_dev *dev, const sti_rope_args *a, const int32_t *
     const int heads = a->heads + (a->also ? a->also_heads : 0);
     const dim3 grid(blocks_of((size_t)a->M * (size_t)(a->D / 2), 128),
                     blocks_of((size_t)heads, TURN_HEADS));
-    STI_CUDA(sti_launch(dev, turn, grid, dim3(128), 0, *a, pos, inv_freq), "rope");
+    STI_CUDA(pdl_launch(dev, turn, grid, dim3(128), 0, *a, pos, inv_freq), "rope");
     return STILL_OK;
 }
 
@@ -381,9 +382,8 @@ still_status sti_cuda_probs(sti_dev *dev, const float *logits, const int32_t *ta
 {
     targets t = {};
     for (int m = 0; m < M; m++) t.id[m] = target[m];
-    const int blocks =
-        dev->follows && M * PROB_BLOCKS <= 2 * dev->sms ? PROB_BLOCKS : 1;
-    STI_CUDA(sti_launch_clusters(dev, blocks, probs,
+    const int blocks = dev->pdl && M * PROB_BLOCKS <= 2 * dev->sms ? PROB_BLOCKS : 1;
+    STI_CUDA(pdl_launch_clusters(dev, blocks, probs,
                                  dim3((unsigned)blocks, (unsigned)M),
                                  dim3(PROB_THREADS), 0, logits, t, V, out),
              "logprob");

@@ -5,6 +5,7 @@
 #define STI_BACKEND_CUDA_DENSE_NORM_ROPE_CUH
 
 #include "backend/cuda/dense/kernels.h"
+#include "backend/cuda/ptx/reduce.cuh"
 
 enum { STI_ROW_THREADS = 256, STI_ROW_WARPS = STI_ROW_THREADS / 32 };
 
@@ -20,13 +21,6 @@ __device__ __forceinline__ float4 sti_load4(const float *x, int k, int K, bool v
     if (vec) return k < K ? *(const float4 *)(x + k) : make_float4(0, 0, 0, 0);
     return make_float4(k < K ? x[k] : 0, k + 1 < K ? x[k + 1] : 0,
                        k + 2 < K ? x[k + 2] : 0, k + 3 < K ? x[k + 3] : 0);
-}
-
-__device__ __forceinline__ float sti_warp_sum(float v)
-{
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(0xffffffffu, v, d);
-    return v;
 }
 
 __device__ __forceinline__ float sti_square4(float4 v)
@@ -71,7 +65,7 @@ __device__ __forceinline__ void sti_square_parts(const float *x, int M, int K, b
             s[i] = m + i < M ? sti_squares(x + (int64_t)(m + i) * K, K, vec) : 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            s[i] = sti_warp_sum(s[i]);
+            s[i] = warp_sum(s[i]);
             if (m + i < M && threadIdx.x % 32 == 0)
                 part[m + i][threadIdx.x / 32] = s[i];
         }

@@ -7,9 +7,9 @@
 #include <float.h>
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/ptx/half.cuh"
+#include "backend/cuda/ptx/reduce.cuh"
 #include "base/error.h"
-
-#define STI_DEVICE static __device__ __forceinline__
 
 enum { STI_STEP_MAX_D = 256, STI_STEP_MAX_P = 2 * STI_STEP_MAX_D };
 
@@ -18,19 +18,6 @@ size_t sti_cuda_leave_room(const sti_cuda_shape *h, int n);
 
 /* D is at most STI_STEP_MAX_D; there is no such model that is larger. */
 still_status sti_cuda_step_check(const sti_cuda_shape *h, still_error *err);
-
-/* ---- Sums over a warp ---------------------------------------------------- */
-
-STI_DEVICE float warp_sum(float x)
-{
-    for (int i = 16; i > 0; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
-    return x;
-}
-STI_DEVICE float warp_max(float x)
-{
-    for (int i = 16; i > 0; i >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
-    return x;
-}
 
 /* ---- Keys and values as they are stored ---------------------------------- */
 
@@ -45,7 +32,7 @@ STI_DEVICE float widen(float x)
 /* Saturates: an infinite key would make every later output NaN. */
 STI_DEVICE void narrow(float x, __half *to)
 {
-    *to = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+    *to = __float2half_rn(half_range(x));
 }
 STI_DEVICE void narrow(float x, float *to)
 {
@@ -69,8 +56,7 @@ template <> struct packed<__half, 8> {
         const uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float2 two =
-                __half22float2(*reinterpret_cast<const __half2 *>(&word[i]));
+            const float2 two = unpack_half2(word[i]);
             x[2 * i] = two.x;
             x[2 * i + 1] = two.y;
         }

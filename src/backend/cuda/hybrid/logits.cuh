@@ -8,15 +8,13 @@
 
 enum { STI_LOGIT_COLUMNS = 64 };
 
-static const float log2_e = 1.4426950408889634f;
-
 /* The 16 rows at `rows` (by16). */
 template <int D>
 static __device__ __forceinline__ void load_rows(uint32_t (&a)[D / 16][4],
                                                  lane_address<D> rows)
 {
 #pragma unroll
-    for (int ks = 0; ks < D / 16; ks++) load_squares(a[ks], rows.at(0, ks));
+    for (int ks = 0; ks < D / 16; ks++) ldmatrix_x4(a[ks], rows.at(0, ks));
 }
 
 /* s = a b^T with the 64 rows of b from row `first` on (by8); C fragments. */
@@ -33,7 +31,7 @@ multiply(float (&s)[8][4], const uint32_t (&a)[D / 16][4], lane_address<D> b, in
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             uint32_t two[4];
-            load_squares(two, b.at(first + n * 16, ks));
+            ldmatrix_x4(two, b.at(first + n * 16, ks));
             mma(s[2 * n], a[ks], two[0], two[1]);
             mma(s[2 * n + 1], a[ks], two[2], two[3]);
         }

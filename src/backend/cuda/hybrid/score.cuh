@@ -4,6 +4,7 @@
 #ifndef STI_BACKEND_CUDA_HYBRID_SCORE_CUH
 #define STI_BACKEND_CUDA_HYBRID_SCORE_CUH
 
+#include "backend/cuda/ptx/reduce.cuh"
 #include "ops/hybrid.h"
 
 /* s3 of a token with weight `self` of its own against `others`. */
@@ -46,13 +47,6 @@ namespace distinct
 
 enum { DIMS = STI_HEAD_DIM_MAX / 32 }; /* of a key, by lane */
 
-static __device__ __forceinline__ float lanes_sum(float x)
-{
-#pragma unroll
-    for (int i = 16; i > 0; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
-    return x;
-}
-
 static __device__ __forceinline__ float inverse_length(float square)
 {
     return square > 0 ? 1 / sqrtf(square) : 0;
@@ -79,7 +73,7 @@ static __device__ void compare_keys(int n, int D, float *mean, Key key, Put put)
             x[e] = lane + 32 * e < D ? key(i, lane + 32 * e) : 0;
             square += x[e] * x[e];
         }
-        const float per = inverse_length(lanes_sum(square));
+        const float per = inverse_length(warp_sum(square));
 #pragma unroll
         for (int e = 0; e < DIMS; e++) sum[e] += x[e] * per;
     }
@@ -96,7 +90,7 @@ static __device__ void compare_keys(int n, int D, float *mean, Key key, Put put)
         sum[e] = lane + 32 * e < D ? mean[lane + 32 * e] : 0;
         all += sum[e] * sum[e];
     }
-    const float per_mean = inverse_length(lanes_sum(all));
+    const float per_mean = inverse_length(warp_sum(all));
     for (int i = warp; i < n; i += WARPS) {
         float square = 0, dot = 0;
 #pragma unroll
@@ -105,8 +99,8 @@ static __device__ void compare_keys(int n, int D, float *mean, Key key, Put put)
             square += one * one;
             dot += one * sum[e];
         }
-        square = lanes_sum(square);
-        dot = lanes_sum(dot);
+        square = warp_sum(square);
+        dot = warp_sum(dot);
         if (lane == 0) put(i, dot * inverse_length(square) * per_mean);
     }
     __syncthreads();

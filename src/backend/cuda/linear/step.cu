@@ -5,8 +5,8 @@
  * state on and reads it for up to four query heads at once; for Liger the same heads
  * then attend to the window, four warps each. All of it is float arithmetic. Bounded by
  * reading and writing the state, or by latency where sessions are few. */
-#include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/linear/tile.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 
 enum {
     THREADS = 512,
@@ -247,8 +247,8 @@ template <int EACH>
 static __global__ void __launch_bounds__(THREADS, 1)
     step_kernel(const sti_cuda_linear p)
 {
-    sti_lead();
-    sti_follow();
+    pdl_trigger();
+    pdl_wait();
     const sti_cuda_linear_seq s = p.seq[blockIdx.y];
     const int state = (int)blockIdx.x, h0 = state * p.per_state, g = h0 / p.per_kv;
     const token_memory m = token_memory_of(block_memory(), p.D);
@@ -283,7 +283,7 @@ static still_status step(sti_dev *dev, const sti_cuda_linear *p, still_error *er
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)shared),
                  "linear attention: a step");
-    STI_CUDA(sti_launch(dev, step_kernel<EACH>, dim3((unsigned)p->S, (unsigned)p->n),
+    STI_CUDA(pdl_launch(dev, step_kernel<EACH>, dim3((unsigned)p->S, (unsigned)p->n),
                         dim3(THREADS), shared, *p),
              "linear attention: a step");
     STI_CUDA(cudaGetLastError(), "linear attention: a step");

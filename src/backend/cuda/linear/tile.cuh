@@ -8,8 +8,8 @@
 
 #include <float.h>
 
-#include "backend/cuda/ptx/launch.cuh"
 #include "backend/cuda/linear/linear.h"
+#include "backend/cuda/ptx/launch.cuh"
 #include "backend/cuda/ptx/tf32.cuh"
 
 enum {
@@ -35,19 +35,6 @@ STI_DEVICE float *block_memory(void)
 }
 
 /* ---- Numbers of one token ------------------------------------------------ */
-
-STI_DEVICE float warp_sum(float x)
-{
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
-    return x;
-}
-STI_DEVICE float warp_max(float x)
-{
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, d));
-    return x;
-}
 
 STI_DEVICE int64_t first_position(const sti_cuda_linear_seq &s)
 {

@@ -117,7 +117,7 @@ static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 3 : 2)
             }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            now[i] = quad_max_tf32(now[i]);
+            now[i] = quad_max(now[i]);
             const float by = __expf(top[i] - now[i]);
             top[i] = now[i];
             sum[i] *= by;
@@ -139,7 +139,7 @@ static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 3 : 2)
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        sum[i] = quad_sum_tf32(sum[i]);
+        sum[i] = quad_sum(sum[i]);
         const int row = at.warp * 16 + at.g + 8 * i;
         const float by = sum[i] > 0 ? 1 / sum[i] : 0;
 #pragma unroll

@@ -1,34 +1,35 @@
-/* pdl.cuh - kernels that begin before the one in front of them has ended.
+/* pdl.cuh - programmatic dependent launch: kernels that start before the one in front of
+ * them has ended; and clusters of blocks.
  *
  * A step queues hundreds of kernels that take one or two microseconds each; launching
- * the next only when the last has drained would take as long again. On sm_90 a kernel
- * that is launched with sti_launch may be placed on SMs while its predecessor still
- * runs. It must call sti_follow before it reads or writes anything another kernel
- * touches: that waits until everything queued before has ended. sti_lead lets the
- * successor be placed; called first, since that decides nothing but when it starts
- * waiting. */
+ * the next only when the last has drained would double that. On sm_90 a kernel that is
+ * launched with pdl_launch may be placed on SMs while its predecessor still runs. It must
+ * call pdl_wait before it reads or writes anything another kernel touches: that waits
+ * until everything queued before has ended. pdl_trigger lets the successor be placed;
+ * kernels call it first, since it decides only when the successor starts to wait. */
 #ifndef STI_BACKEND_CUDA_PTX_PDL_CUH
 #define STI_BACKEND_CUDA_PTX_PDL_CUH
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/ptx/scalar.cuh"
 
-__device__ __forceinline__ void sti_lead()
+STI_DEVICE void pdl_trigger()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-__device__ __forceinline__ void sti_follow()
+STI_DEVICE void pdl_wait()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-/* All threads of all blocks of a cluster (of the block, where it is alone) come here,
- * and see what the others wrote to shared memory. */
-__device__ __forceinline__ void sti_meet()
+/* Barrier of all threads of a cluster (of the block, where it is alone), after which they
+ * see what the others wrote to shared memory. */
+STI_DEVICE void cluster_sync()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release;\n"
@@ -39,8 +40,8 @@ __device__ __forceinline__ void sti_meet()
 #endif
 }
 
-/* 16 bytes of the shared memory of a block of the cluster, where `mine` is in this. */
-__device__ __forceinline__ uint4 sti_read_peer(const void *mine, int block)
+/* 16 bytes of another block's shared memory, at the place of `mine` in this block's. */
+STI_DEVICE uint4 cluster_read16(const void *mine, int block)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint32_t at;
@@ -58,14 +59,12 @@ __device__ __forceinline__ uint4 sti_read_peer(const void *mine, int block)
 #endif
 }
 
-/* In clusters of so many blocks, next to each other in x; more than one only where
- * dev->follows.
- * dev->follows: the code that runs was made for sm_90; kernels of older code do not
- * wait, nor do they know of clusters. */
+/* Launches in clusters of so many blocks, next to each other in x. dev->pdl: the code that
+ * runs was made for sm_90; older code neither waits nor has clusters of more than one. */
 template <class... wanted, class... given>
-cudaError_t sti_launch_clusters(const sti_dev *dev, int cluster,
-                                void (*kernel)(wanted...), dim3 grid, dim3 block,
-                                size_t room, given... args)
+static cudaError_t pdl_launch_clusters(const sti_dev *dev, int cluster,
+                                       void (*kernel)(wanted...), dim3 grid, dim3 block,
+                                       size_t shared, given... args)
 {
     cudaLaunchAttribute with[2] = {};
     with[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -76,18 +75,18 @@ cudaError_t sti_launch_clusters(const sti_dev *dev, int cluster,
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
-    config.dynamicSmemBytes = room;
+    config.dynamicSmemBytes = shared;
     config.stream = dev->stream;
     config.attrs = with;
-    config.numAttrs = !dev->follows ? 0 : cluster > 1 ? 2 : 1;
+    config.numAttrs = !dev->pdl ? 0 : cluster > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, static_cast<wanted>(args)...);
 }
 
 template <class... wanted, class... given>
-cudaError_t sti_launch(const sti_dev *dev, void (*kernel)(wanted...), dim3 grid,
-                       dim3 block, size_t room, given... args)
+static cudaError_t pdl_launch(const sti_dev *dev, void (*kernel)(wanted...), dim3 grid,
+                              dim3 block, size_t shared, given... args)
 {
-    return sti_launch_clusters(dev, 1, kernel, grid, block, room, args...);
+    return pdl_launch_clusters(dev, 1, kernel, grid, block, shared, args...);
 }
 
 #endif

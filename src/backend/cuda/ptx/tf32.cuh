@@ -5,7 +5,7 @@
  *   A [16,8]  a0 (g, t)  a1 (g+8, t)  a2 (g, t+4)  a3 (g+8, t+4)
  *   B [8,8]   b0 (t, g)  b1 (t+4, g)
  *   C [16,8]  c0, c1 (g, 2t..)  c2, c3 (g+8, 2t..)
- * ldmatrix moves rows of 16 bytes whatever they hold: lane 4 g + t of a square gets
+ * ldmatrix moves rows of 16 bytes whatever they hold: lane 4 g + t of a matrix gets
  * word t of row g, which is a0 of [m][k] and b0 of [n][k].
  *
  * The order of k within a step of 8 is free as long as A and B agree. In "pairs" order
@@ -18,11 +18,8 @@
 #ifndef STI_BACKEND_CUDA_PTX_TF32_CUH
 #define STI_BACKEND_CUDA_PTX_TF32_CUH
 
-#include <stdint.h>
-
-#ifndef STI_DEVICE
-#define STI_DEVICE static __device__ __forceinline__
-#endif
+#include "backend/cuda/ptx/memory.cuh"
+#include "backend/cuda/ptx/reduce.cuh"
 
 /* ---- Instructions -------------------------------------------------------- */
 
@@ -45,28 +42,16 @@ STI_DEVICE void mma_tf32(float (&c)[4], const float (&a)[4], float b0, float b1)
                    "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-/* Four squares of 8 rows of 4 floats; lane i names row i % 8 of square i / 8. */
-STI_DEVICE void load_squares_tf32(float (&r)[4], const float *row)
+/* Four matrices of 8 rows of 4 floats; lane i names row i % 8 of matrix i / 8. */
+STI_DEVICE void ldmatrix_x4_tf32(float (&r)[4], const float *row)
 {
     uint32_t x[4];
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "r"(shared_address(row))
                  : "memory");
 #pragma unroll
     for (int i = 0; i < 4; i++) r[i] = __uint_as_float(x[i]);
-}
-
-/* Over the four lanes that share a row of C. */
-STI_DEVICE float quad_sum_tf32(float x)
-{
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-STI_DEVICE float quad_max_tf32(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
 /* ---- Products of one warp: C has 16 rows, N tiles of 8 columns; K steps of 8 */
@@ -74,13 +59,13 @@ STI_DEVICE float quad_max_tf32(float x)
 /* A of [m][k] at the warp's first row. */
 STI_DEVICE void load_a_tf32(float (&a)[4], const float *A, int lda, int lane)
 {
-    load_squares_tf32(a, A + (lane & 15) * lda + (lane >> 4) * 4);
+    ldmatrix_x4_tf32(a, A + (lane & 15) * lda + (lane >> 4) * 4);
 }
 /* Two tiles of B, of [n][k]: {b0, b1} of the first 8 columns, then of the next 8. */
 STI_DEVICE void load_b_tf32(float (&b)[4], const float *B, int ldb, int lane)
 {
-    load_squares_tf32(b, B + ((lane & 7) + ((lane >> 4) << 3)) * ldb +
-                             ((lane >> 3) & 1) * 4);
+    ldmatrix_x4_tf32(b, B + ((lane & 7) + ((lane >> 4) << 3)) * ldb +
+                            ((lane >> 3) & 1) * 4);
 }
 
 /* C += A B^T: A [m][k], B [n][k], both rounded. */

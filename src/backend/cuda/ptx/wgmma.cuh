@@ -8,7 +8,7 @@
 #ifndef STI_BACKEND_CUDA_PTX_WGMMA_CUH
 #define STI_BACKEND_CUDA_PTX_WGMMA_CUH
 
-#include <stdint.h>
+#include "backend/cuda/ptx/scalar.cuh"
 
 enum { PANEL = 128 * 128, TILE = 2 * PANEL }; /* bytes */
 
@@ -24,11 +24,11 @@ static __device__ __forceinline__ int word_at(int row, int word)
     return word / 8 * PANEL + row * 128 + ((word % 8 ^ (row & 7)) << 4);
 }
 
-/* Where a matrix of halves lies in shared memory, swizzled by 128 bytes, as wgmma wants
- * it. 8 rows of 128 bytes are 1024 bytes, and the next 8 follow. Keys and queries: rows
- * are rows, dims are summed over. Values: rows are summed over, and the second half of
- * the dims is a panel away. */
-static __device__ __forceinline__ uint64_t matrix_at(uint32_t at)
+/* Descriptor of a matrix of halves in shared memory, swizzled by 128 bytes. 8 rows of 128
+ * bytes are 1024 bytes, and the next 8 follow. Keys and queries: rows are rows, dims are
+ * summed over. Values: rows are summed over, and the second half of the dims is a panel
+ * away. */
+static __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t at)
 {
     return (uint64_t)(at >> 4) | (uint64_t)(PANEL >> 4) << 16 |
            (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
@@ -57,8 +57,8 @@ static __device__ __forceinline__ uint64_t matrix_at(uint32_t at)
         "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
 
 /* d = [d +] a b^T, a [64, 16] and b [128, 16] in shared memory. */
-static __device__ __forceinline__ void queue_keys(fragment &d, uint64_t a, uint64_t b,
-                                                  int add)
+static __device__ __forceinline__ void wgmma_nt(fragment &d, uint64_t a, uint64_t b,
+                                                int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
@@ -68,8 +68,8 @@ static __device__ __forceinline__ void queue_keys(fragment &d, uint64_t a, uint6
 }
 
 /* d = [d +] a b, a [64, 16] and b [16, 128] in shared memory. */
-static __device__ __forceinline__ void queue_map(fragment &d, uint64_t a, uint64_t b,
-                                                 int add)
+static __device__ __forceinline__ void wgmma_nn(fragment &d, uint64_t a, uint64_t b,
+                                                int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
@@ -79,8 +79,8 @@ static __device__ __forceinline__ void queue_map(fragment &d, uint64_t a, uint64
 }
 
 /* d += a b, a [64, 16] in registers, b [16, 128] in shared memory. */
-static __device__ __forceinline__ void queue_values(fragment &d, const uint32_t (&a)[4],
-                                                    uint64_t b)
+static __device__ __forceinline__ void wgmma_rn(fragment &d, const uint32_t (&a)[4],
+                                                uint64_t b)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
@@ -104,8 +104,28 @@ typedef float slim[8][4];
     SLIM_ROW((c)[0]), SLIM_ROW((c)[1]), SLIM_ROW((c)[2]), SLIM_ROW((c)[3]),            \
         SLIM_ROW((c)[4]), SLIM_ROW((c)[5]), SLIM_ROW((c)[6]), SLIM_ROW((c)[7])
 
+/* The first two tiles of 8 columns, and the first four. */
+static __device__ __forceinline__ void wgmma_nt(float (&c)[2][4], uint64_t a,
+                                                uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}\n"
+                 : SLIM_ROW(c[0]), SLIM_ROW(c[1])
+                 : "l"(a), "l"(b), "r"(add));
+}
+static __device__ __forceinline__ void wgmma_nt(float (&c)[4][4], uint64_t a,
+                                                uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, "
+                 "%8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 0, 0;\n}\n"
+                 : SLIM_ROW(c[0]), SLIM_ROW(c[1]), SLIM_ROW(c[2]), SLIM_ROW(c[3])
+                 : "l"(a), "l"(b), "r"(add));
+}
 /* c = [c +] a b^T, a and b [64, 16] of tiles. */
-static __device__ __forceinline__ void queue_nt(slim &c, uint64_t a, uint64_t b,
+static __device__ __forceinline__ void wgmma_nt(slim &c, uint64_t a, uint64_t b,
                                                 int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -114,17 +134,18 @@ static __device__ __forceinline__ void queue_nt(slim &c, uint64_t a, uint64_t b,
                  : SLIM(c)
                  : "l"(a), "l"(b), "r"(add));
 }
-/* c += a b, a [64, 16] and b [16, 64] of tiles. */
-static __device__ __forceinline__ void queue_nn(slim &c, uint64_t a, uint64_t b)
+/* c = [c +] a b, a [64, 16] and b [16, 64] of tiles. */
+static __device__ __forceinline__ void wgmma_nn(slim &c, uint64_t a, uint64_t b,
+                                                int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
                  "{" SLIM_NAMES "}, %32, %33, p, 1, 1, 0, 1;\n}\n"
                  : SLIM(c)
-                 : "l"(a), "l"(b), "r"(1));
+                 : "l"(a), "l"(b), "r"(add));
 }
-/* The same with a, 16 rows of which are this warp's, in registers. */
-static __device__ __forceinline__ void queue_rn(slim &c, const uint32_t (&a)[4],
+/* c += a b with a, 16 rows of which are this warp's, in registers. */
+static __device__ __forceinline__ void wgmma_rn(slim &c, const uint32_t (&a)[4],
                                                 uint64_t b)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -134,17 +155,17 @@ static __device__ __forceinline__ void queue_rn(slim &c, const uint32_t (&a)[4],
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
 
-/* What registers hold is what products that are queued next see. */
-static __device__ __forceinline__ void products_begin()
+/* Orders writes to registers before the products that are queued next. */
+static __device__ __forceinline__ void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-static __device__ __forceinline__ void products_commit()
+static __device__ __forceinline__ void wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 /* Waits until at most N groups of products are under way. */
-template <int N> static __device__ __forceinline__ void products_wait()
+template <int N> static __device__ __forceinline__ void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
@@ -166,65 +187,25 @@ template <int N> static __device__ __forceinline__ void pin(uint32_t (&a)[N][4])
     for (int n = 0; n < N; n++)
         asm volatile("" : "+r"(a[n][0]), "+r"(a[n][1]), "+r"(a[n][2]), "+r"(a[n][3]));
 }
-/* Registers that will be written: what they hold does not matter. */
-template <int N> static __device__ __forceinline__ void begin_sums(float (&c)[N][4])
+/* Registers that the first product overwrites: they need no initial value. */
+template <int N> static __device__ __forceinline__ void undefined_sums(float (&c)[N][4])
 {
 #pragma unroll
     for (int n = 0; n < N; n++)
         asm volatile("" : "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3]));
 }
-/* This thread's writes to shared memory are seen by wgmma after the next barrier. */
-static __device__ __forceinline__ void publish()
+/* After the next barrier wgmma sees this thread's writes to shared memory. */
+static __device__ __forceinline__ void fence_proxy_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* ---- Barriers in shared memory ------------------------------------------- */
-
-static __device__ __forceinline__ uint32_t barrier_at(const uint64_t *b)
-{
-    return (uint32_t)__cvta_generic_to_shared(b);
-}
-/* A round of the barrier ends when so many have arrived. */
-static __device__ __forceinline__ void begin_barrier(uint64_t *b, int count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier_at(b)),
-                 "r"(count)
-                 : "memory");
-}
-static __device__ __forceinline__ void arrive(uint64_t *b)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_at(b))
-                 : "memory");
-}
-/* Arrives when the copies that this thread has begun (cp.async) are there. */
-static __device__ __forceinline__ void arrive_after_copies(uint64_t *b)
-{
-    asm volatile(
-        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier_at(b))
-        : "memory");
-}
-/* Waits for the end of the round whose number has this last bit; a new barrier is in
- * round 0, after a round 1. */
-static __device__ __forceinline__ void wait_for(uint64_t *b, uint32_t round)
-{
-    uint32_t over;
-    do {
-        asm volatile("{\n.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n}\n"
-                     : "=r"(over)
-                     : "r"(barrier_at(b)), "r"(round)
-                     : "memory");
-    } while (!over);
-}
-
 /* Registers of the threads of a warpgroup, from here on. */
-template <int N> static __device__ __forceinline__ void take_registers()
+template <int N> static __device__ __forceinline__ void setmaxnreg_inc()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-template <int N> static __device__ __forceinline__ void give_registers()
+template <int N> static __device__ __forceinline__ void setmaxnreg_dec()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }

@@ -17,8 +17,8 @@
  * O^T[D, 8 heads] = V^T P^T. V^T is `a`, P is `b`, just as S left it: lane needs keys
  * 2q, 2q+1, 2q+8, 2q+9 at any two dims a step; 16 bytes at dim 64 i + 8 r of each key
  * are four steps, once pairs of keys have been put side by side. */
-#include "backend/cuda/softmax/parts.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/softmax/parts.cuh"
 
 using namespace sti_attn;
 
@@ -68,8 +68,8 @@ static __device__ __forceinline__ void fetch(const piece &p, int tile, uint32_t 
         size_t from = (size_t)ring_row(p.row, there ? key : 0, p.room) * p.D +
                       (some ? 8 * unit : 0);
         uint32_t at = to + (row * UNITS + (unit ^ swizzle(row))) * 16;
-        copy16(at, p.K + from, some);
-        copy16(at + TILE * UNITS * 16, p.V + from, some);
+        cp_async16_or_zero<128>(at, p.K + from, some);
+        cp_async16_or_zero<128>(at + TILE * UNITS * 16, p.V + from, some);
     }
 }
 
@@ -86,7 +86,7 @@ fetch_query(uint32_t (&query)[DP / 32][4], const float *q_rows, int heads, int D
         uint4 x = make_uint4(0, 0, 0, 0);
         if (r < heads && dim < D) {
             const float4 *from = reinterpret_cast<const float4 *>(q_rows + r * D + dim);
-            x = pack8(from[0], from[1]);
+            x = pack_saturated8(from[0], from[1]);
         }
         query[i][0] = x.x, query[i][1] = x.y, query[i][2] = x.z, query[i][3] = x.w;
     }
@@ -100,8 +100,8 @@ static __device__ void store_new(const piece &p, int row, const float *k,
     half *K = const_cast<half *>(p.K) + (size_t)row * p.D;
     half *V = const_cast<half *>(p.V) + (size_t)row * p.D;
     for (int d = threadIdx.x; d < p.D; d += plan<DP>::THREADS) {
-        K[d] = __float2half_rn(in_range(k[d]));
-        V[d] = __float2half_rn(in_range(v[d]));
+        K[d] = to_half(k[d]);
+        V[d] = to_half(v[d]);
     }
 }
 
@@ -130,8 +130,8 @@ static __device__ __forceinline__ void weigh(sums<DP> &x, uint32_t (&w)[2],
 #pragma unroll
         for (int side = 0; side < 2; side++) {
             uint4 k = (i % 2 ? odd : even)[side * 8 * UNITS + i / 2 * 8];
-            mma(s[side], query[i][0], 0, query[i][1], 0, k.x, k.y);
-            mma(s[side], query[i][2], 0, query[i][3], 0, k.z, k.w);
+            mma(s[side], {query[i][0], 0, query[i][1], 0}, k.x, k.y);
+            mma(s[side], {query[i][2], 0, query[i][3], 0}, k.z, k.w);
         }
     float top = x.m;
 #pragma unroll
@@ -143,12 +143,12 @@ static __device__ __forceinline__ void weigh(sums<DP> &x, uint32_t (&w)[2],
             top = fmaxf(top, s[side][e]);
         }
     top = quad_max(top); /* finite: a tile has a key at least */
-    float shrink = power2(x.m - top), total = 0;
+    float shrink = exp2_fast(x.m - top), total = 0;
 #pragma unroll
     for (int side = 0; side < 2; side++) {
-        float a = power2(s[side][0] - top), b = power2(s[side][1] - top);
+        float a = exp2_fast(s[side][0] - top), b = exp2_fast(s[side][1] - top);
         total += a + b;
-        w[side] = pack(a, b);
+        w[side] = pack_half2(a, b);
     }
     x.l = x.l * shrink + total;
     x.m = top;
@@ -180,10 +180,12 @@ static __device__ __forceinline__ void add_values(sums<DP> &x, const uint32_t (&
                 (n % 2 ? odd : even)[n / 2 * 8 * UNITS + i * 8];
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            mma(x.sum[4 * i + j], __byte_perm(v[0][j], v[1][j], 0x5410),
-                __byte_perm(v[0][j], v[1][j], 0x7632),
-                __byte_perm(v[2][j], v[3][j], 0x5410),
-                __byte_perm(v[2][j], v[3][j], 0x7632), w[0], w[1]);
+            mma(x.sum[4 * i + j],
+                {__byte_perm(v[0][j], v[1][j], 0x5410),
+                 __byte_perm(v[0][j], v[1][j], 0x7632),
+                 __byte_perm(v[2][j], v[3][j], 0x5410),
+                 __byte_perm(v[2][j], v[3][j], 0x7632)},
+                w[0], w[1]);
     }
 }
 
@@ -200,7 +202,7 @@ static __device__ __forceinline__ void walk(sums<DP> &x, const piece &p,
     for (int s = 0; s < STAGES; s++) {
         int tile = warp + s * WARPS;
         if (tile < tiles) fetch<DP>(p, tile, to + s * SIZE * 16);
-        copies_commit();
+        cp_async_commit();
     }
     uint32_t query[DP / 32][4];
     fetch_query<DP>(query, q_rows, heads, p.D);
@@ -212,7 +214,7 @@ static __device__ __forceinline__ void walk(sums<DP> &x, const piece &p,
 
     int s = 0;
     for (int tile = warp; tile < tiles; tile += WARPS) {
-        copies_wait<STAGES - 1>();
+        cp_async_wait<STAGES - 1>();
         __syncwarp(); /* those of all lanes have come */
         const uint4 *here = stage + s * SIZE;
         uint32_t w[2];
@@ -221,10 +223,10 @@ static __device__ __forceinline__ void walk(sums<DP> &x, const piece &p,
         __syncwarp(); /* and have been read by all */
         int next = tile + STAGES * WARPS;
         if (next < tiles) fetch<DP>(p, next, to + s * SIZE * 16);
-        copies_commit();
+        cp_async_commit();
         s = s + 1 == STAGES ? 0 : s + 1;
     }
-    copies_wait<0>();
+    cp_async_wait<0>();
 }
 
 /* ---- Joining the warps of a block ---------------------------------------- */
@@ -262,7 +264,7 @@ static __device__ __forceinline__ float2 weigh_warps(const joined<DP> &x, int h,
     for (int i = 0; i < WARPS; i++) top = fmaxf(top, x.m[i][h]);
 #pragma unroll
     for (int i = 0; i < WARPS; i++) {
-        w[i] = power2(x.m[i][h] - top);
+        w[i] = exp2_fast(x.m[i][h] - top);
         total += w[i] * x.l[i][h];
     }
     return make_float2(top, total);
@@ -299,8 +301,8 @@ __global__ void __launch_bounds__(plan<DP>::THREADS, plan<DP>::BLOCKS)
     int group = a.H / a.G, chunks = (group + HEADS - 1) / HEADS, D = a.D;
     int warp = threadIdx.x / 32, s = 0;
     joined<DP> join = {reinterpret_cast<float(*)[HEADS][DP]>(stage), m, l};
-    sti_lead();
-    sti_follow();
+    pdl_trigger();
+    pdl_wait();
     count_items(a, chunks, count, first);
 
     for (int item = blockIdx.x; item < first[a.n_seg]; item += gridDim.x) {
@@ -355,15 +357,15 @@ __global__ void __launch_bounds__(STI_CUDA_ATTN_MAX_D)
 {
     __shared__ float weight[STI_CUDA_ATTN_SPLITS];
     int h = blockIdx.x, s = blockIdx.y, D = a.D, d = threadIdx.x;
-    sti_lead();
-    sti_follow();
+    pdl_trigger();
+    pdl_wait();
     int n = cut_keys(a, past_of(a, s)).pieces;
     if (n == 1) return; /* already there */
     size_t part = ((size_t)s * a.H + h) * parts.pieces;
     float top = -INFINITY, total = 0, sum = 0;
     for (int i = 0; i < n; i++) top = fmaxf(top, parts.stat[part + i].x);
     for (int i = threadIdx.x; i < n; i += blockDim.x)
-        weight[i] = power2(parts.stat[part + i].x - top);
+        weight[i] = exp2_fast(parts.stat[part + i].x - top);
     __syncthreads();
     for (int i = 0; i < n; i++) total += weight[i] * parts.stat[part + i].y;
     if (d >= D) return;
@@ -388,7 +390,7 @@ still_status launch(sti_dev *dev, const sti_cuda_attn *a, const sti_cuda_attn_pa
     int chunks = (a->H / a->G + HEADS - 1) / HEADS;
     int64_t items = (int64_t)a->n_seg * a->G * chunks * p->pieces;
     int64_t blocks = (int64_t)dev->sms * plan<DP>::BLOCKS;
-    STI_CUDA(sti_launch(dev, decode<DP>,
+    STI_CUDA(pdl_launch(dev, decode<DP>,
                         dim3((unsigned)(items < blocks ? items : blocks)),
                         dim3(plan<DP>::THREADS), (size_t)bytes, *a, *p),
              "attention: decode");
@@ -412,7 +414,7 @@ extern "C" still_status sti_cuda_attn_join(sti_dev *dev, const sti_cuda_attn *a,
 {
     if (p->pieces < 2) return STILL_OK;
     dim3 grid((unsigned)a->H, (unsigned)a->n_seg);
-    STI_CUDA(sti_launch(dev, join_pieces, grid, dim3((unsigned)(a->D + 31) / 32 * 32),
+    STI_CUDA(pdl_launch(dev, join_pieces, grid, dim3((unsigned)(a->D + 31) / 32 * 32),
                         0, *a, *p),
              "attention: join");
     return STILL_OK;

@@ -25,7 +25,7 @@ static __device__ __forceinline__ float read(float x)
 }
 static __device__ __forceinline__ void write(half *to, float x)
 {
-    *to = __float2half_rn(in_range(x));
+    *to = to_half(x);
 }
 static __device__ __forceinline__ void write(float *to, float x)
 {
@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(256)
     for (int e = first; e < row_words; e += blockDim.x) {
         const int g = e / words, d = e % words;
         const size_t to = ((size_t)g * room + at) * words + d;
-        K[to] = pack8(k[2 * e], k[2 * e + 1]);
-        V[to] = pack8(v[2 * e], v[2 * e + 1]);
+        K[to] = pack_saturated8(k[2 * e], k[2 * e + 1]);
+        V[to] = pack_saturated8(v[2 * e], v[2 * e + 1]);
     }
 }
 
@@ -103,13 +103,6 @@ __global__ void __launch_bounds__(256)
 struct sums {
     float m, l, sum[DIMS];
 };
-
-static __device__ __forceinline__ float warp_sum(float x)
-{
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
 
 /* Keys j0 .. j0 + n - 1 (n <= KEYS), the first of which is in cache row `row`. */
 template <class T>

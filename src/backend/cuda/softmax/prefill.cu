@@ -16,8 +16,8 @@
  * two or, for small heads, three. 16-byte words of a row change places by the row's low
  * bits, so that the eight rows of a matrix that ldmatrix reads lie in different banks.
  * The next stage is copied while this one is used: one barrier a stage. */
-#include "backend/cuda/softmax/prefill.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
+#include "backend/cuda/softmax/prefill.cuh"
 
 namespace
 {
@@ -49,16 +49,16 @@ static __device__ __forceinline__ void multiply_keys(logits (&s)[2], uint32_t qu
 #pragma unroll
     for (int k = 0; k < DP / 16; k++) {
         uint32_t a[2][4];
-        load4(a[0], queries ^ (k << 5));
-        load4(a[1], (queries ^ (k << 5)) + 16 * plan<DP>::ROW);
+        ldmatrix_x4(a[0], queries ^ (k << 5));
+        ldmatrix_x4(a[1], (queries ^ (k << 5)) + 16 * plan<DP>::ROW);
 #pragma unroll
         for (int n = 0; n < KEYS / 16; n++) {
             uint32_t b[4];
-            load4(b, (keys ^ (k << 5)) + n * 16 * plan<DP>::ROW);
+            ldmatrix_x4(b, (keys ^ (k << 5)) + n * 16 * plan<DP>::ROW);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                mma(s[i][2 * n], a[i][0], a[i][1], a[i][2], a[i][3], b[0], b[1]);
-                mma(s[i][2 * n + 1], a[i][0], a[i][1], a[i][2], a[i][3], b[2], b[3]);
+                mma(s[i][2 * n], a[i], b[0], b[1]);
+                mma(s[i][2 * n + 1], a[i], b[2], b[3]);
             }
         }
     }
@@ -74,13 +74,11 @@ multiply_values(rows<DP> &x, const weights (&p)[2], uint32_t values)
 #pragma unroll
         for (int n = 0; n < DP / 16; n++) {
             uint32_t b[4];
-            load4_transposed(b, (values ^ (n << 5)) + k * 16 * plan<DP>::ROW);
+            ldmatrix_x4_trans(b, (values ^ (n << 5)) + k * 16 * plan<DP>::ROW);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                mma(x.sum[i][2 * n], p[i][k][0], p[i][k][1], p[i][k][2], p[i][k][3],
-                    b[0], b[1]);
-                mma(x.sum[i][2 * n + 1], p[i][k][0], p[i][k][1], p[i][k][2], p[i][k][3],
-                    b[2], b[3]);
+                mma(x.sum[i][2 * n], p[i][k], b[0], b[1]);
+                mma(x.sum[i][2 * n + 1], p[i][k], b[2], b[3]);
             }
         }
 }
@@ -99,7 +97,7 @@ walk_alone(rows<DP> &x, const job &b, uint32_t queries, uint32_t stages, float s
     int last = b.row + warp * 32 < b.n ? fragment_row<DP>(b, 1) + 15 : -1;
     int tiles = (b.end - b.first + KEYS - 1) / KEYS;
     for (int n = 0; n < tiles; n++) {
-        copies_wait<0>();
+        cp_async_wait<0>();
         __syncthreads();
         if (n + 1 < tiles) fetch_stage<DP>(b, n + 1, stages);
         int j0 = b.first + n * KEYS;
@@ -130,12 +128,13 @@ walk_alone(rows<DP> &x, const job &b, uint32_t queries, uint32_t stages, float s
 static __device__ __forceinline__ void queue_logits(logits &s, uint32_t queries,
                                                     uint32_t keys)
 {
-    begin_sums(s);
-    products_begin();
+    undefined_sums(s);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        queue_nt(s, matrix_at(queries + 32 * k), matrix_at(keys + 32 * k), k > 0);
-    products_commit();
+        wgmma_nt(s, wgmma_descriptor(queries + 32 * k), wgmma_descriptor(keys + 32 * k),
+                 k > 0);
+    wgmma_commit();
 }
 
 /* Queues sum += P V; a step is 16 keys, 2048 bytes. */
@@ -144,17 +143,17 @@ static __device__ __forceinline__ void queue_sums(float (&sum)[8][4], weights &p
 {
     pin(p);
     pin(sum);
-    products_begin();
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
-        queue_rn(sum, p[k], matrix_at(values + 2048 * k));
-    products_commit();
+        wgmma_rn(sum, p[k], wgmma_descriptor(values + 2048 * k));
+    wgmma_commit();
 }
 
 /* The sums are there; until then p must stay as it is. */
 static __device__ __forceinline__ void finish_sums(float (&sum)[8][4], weights &p)
 {
-    products_wait<0>();
+    wgmma_wait<0>();
     pin(p);
     pin(sum);
 }
@@ -171,7 +170,7 @@ static __device__ __forceinline__ void step(rows<64> &x, weights &p, const job &
     float shrink[2];
     queue_logits(s, queries + OTHER * 64 * plan<64>::ROW, keys);
     queue_sums(x.sum[I], p, values);
-    products_wait<1>();
+    wgmma_wait<1>();
     pin(s);
     mask_if_needed<64>(s, b, OTHER, j0);
     weigh<64>(x, OTHER, s, shrink, scale);
@@ -187,20 +186,20 @@ walk_together(rows<64> &x, const job &b, uint32_t queries, uint32_t stages, floa
     constexpr int PART = plan<64>::PART;
     int tiles = (b.end - b.first + KEYS - 1) / KEYS;
     const auto stage_of = [&](int n) { return stages + n % 3 * plan<64>::STAGE; };
-    const auto arrive = [&](int n) { /* tile n is here, and the next on its way */
-                                     copies_wait<0>();
-                                     publish();
-                                     __syncthreads();
-                                     if (n + 1 < tiles)
-                                         fetch_stage<64>(b, n + 1, stages);
+    /* Tile n is here, and the next on its way. */
+    const auto await_tile = [&](int n) {
+        cp_async_wait<0>();
+        fence_proxy_async();
+        __syncthreads();
+        if (n + 1 < tiles) fetch_stage<64>(b, n + 1, stages);
     };
     weights p;
-    arrive(0);
+    await_tile(0);
     {
         logits s;
         float shrink[2];
         queue_logits(s, queries, stage_of(0));
-        products_wait<0>();
+        wgmma_wait<0>();
         pin(s);
         mask_if_needed<64>(s, b, 0, b.first);
         weigh<64>(x, 0, s, shrink, scale); /* nothing has been summed yet */
@@ -215,7 +214,7 @@ walk_together(rows<64> &x, const job &b, uint32_t queries, uint32_t stages, floa
             finish_sums(x.sum[1], p);
             break;
         }
-        arrive(n + 1);
+        await_tile(n + 1);
         step<1>(x, p, b, queries, stage_of(n + 1), values, j0 + KEYS, scale);
     }
 }

@@ -42,7 +42,7 @@ static __device__ __forceinline__ void fetch_stage(const job &b, int n, uint32_t
     uint32_t to = stages + n % plan<DP>::STAGES * plan<DP>::STAGE;
     fetch_keys<plan<DP>>(b, b.K, n * KEYS, to);
     fetch_keys<plan<DP>>(b, b.V, n * KEYS, to + plan<DP>::PART);
-    copies_commit();
+    cp_async_commit();
 }
 
 /* ---- Arithmetic of a warp ------------------------------------------------ */
@@ -89,14 +89,14 @@ static __device__ __forceinline__ void weigh(rows<DP> &x, int i, logits &s,
         top = quad_max(top) * scale;
         bool grows = top > x.m[i][h] + SLACK;
         float m = grows ? top : x.m[i][h];
-        shrink[h] = grows ? power2(x.m[i][h] - m) : 1.f;
+        shrink[h] = grows ? exp2_fast(x.m[i][h] - m) : 1.f;
         x.m[i][h] = m;
         float zero = m == -INFINITY ? 0.f : m; /* no key seen yet: weights are 0 */
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
             for (int e = 2 * h; e < 2 * h + 2; e++) {
-                s[n][e] = power2(fmaf(s[n][e], scale, -zero));
+                s[n][e] = exp2_fast(fmaf(s[n][e], scale, -zero));
                 total += s[n][e];
             }
         x.l[i][h] = x.l[i][h] * shrink[h] + total;
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void pack_weights(weights &p, const logits &s)
     for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            p[n / 2][n % 2 * 2 + h] = pack(s[n][2 * h], s[n][2 * h + 1]);
+            p[n / 2][n % 2 * 2 + h] = pack_half2(s[n][2 * h], s[n][2 * h + 1]);
 }
 
 template <int DP>

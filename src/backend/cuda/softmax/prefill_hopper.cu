@@ -11,8 +11,8 @@
  *
  * Shared memory: tiles of 128 rows of 128 halves, for queries, two of keys, two of
  * values, as wgmma.cuh lays them out. */
-#include "backend/cuda/softmax/parts.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
+#include "backend/cuda/softmax/parts.cuh"
 
 using namespace sti_attn;
 
@@ -53,9 +53,9 @@ static __device__ __forceinline__ void multiply_keys(fragment &s, uint32_t queri
 #pragma unroll
     for (int k = 0; k < DIMS / 16; k++) {
         int at = k / 4 * PANEL + k % 4 * 32;
-        queue_keys(s, matrix_at(queries + at), matrix_at(keys + at), k > 0);
+        wgmma_nt(s, wgmma_descriptor(queries + at), wgmma_descriptor(keys + at), k > 0);
     }
-    products_commit();
+    wgmma_commit();
 }
 
 /* Queues o += P V. A step is 16 keys, 2048 bytes. */
@@ -64,8 +64,8 @@ static __device__ __forceinline__ void multiply_values(fragment &o, const weight
 {
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
-        queue_values(o, p[k], matrix_at(values + k * 2048));
-    products_commit();
+        wgmma_rn(o, p[k], wgmma_descriptor(values + k * 2048));
+    wgmma_commit();
 }
 
 /* Logits that row t does not see: j > t, or j < first_key(t). t0: row 0 of the warp. */
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void weigh(fragment &s, stats &x, float (&shri
         top = quad_max(top) * scale;
         bool grows = top > x.m[h] + SLACK;
         float m = grows ? top : x.m[h];
-        shrink[h] = grows ? power2(x.m[h] - m) : 1.f;
+        shrink[h] = grows ? exp2_fast(x.m[h] - m) : 1.f;
         x.m[h] = m;
         float zero = m == -INFINITY ? 0.f : m; /* no key seen yet: weights are 0 */
 #pragma unroll
@@ -112,7 +112,7 @@ static __device__ __forceinline__ void weigh(fragment &s, stats &x, float (&shri
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int i = 4 * n + 2 * h + e;
-                s[i] = power2(fmaf(s[i], scale, -zero));
+                s[i] = exp2_fast(fmaf(s[i], scale, -zero));
                 total += s[i];
             }
         x.l[h] = x.l[h] * shrink[h] + total;
@@ -125,7 +125,7 @@ static __device__ __forceinline__ void pack_weights(weights &p, const fragment &
     for (int k = 0; k < KEYS / 16; k++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            p[k][i] = pack(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+            p[k][i] = pack_half2(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
 }
 
 static __device__ __forceinline__ void scale_sums(fragment &o, const float (&shrink)[2])
@@ -170,11 +170,11 @@ static __device__ __forceinline__ void attend(const sti_cuda_attn &a, char *shar
     uint32_t values = keys + 2 * TILE;
     int tiles = (b.end - b.first + KEYS - 1) / KEYS;
     fetch(b, b.K, 0, keys);
-    copies_commit();
+    cp_async_commit();
     fetch_queries<tile>(b, a.q + b.out, ld, shared);
     if (tiles > 1) fetch(b, b.K, 1, keys + TILE);
     fetch(b, b.V, 0, values);
-    copies_commit();
+    cp_async_commit();
 
     queries += threadIdx.x / 128 * 64 * 128; /* the warpgroup's rows */
     int row0 = b.row + threadIdx.x / 32 * 16, t0 = b.past + row0;
@@ -185,12 +185,12 @@ static __device__ __forceinline__ void attend(const sti_cuda_attn &a, char *shar
 #pragma unroll
     for (int i = 0; i < 64; i++) o[i] = s[i] = 0;
 
-    copies_wait<1>();
-    publish();
+    cp_async_wait<1>();
+    fence_proxy_async();
     __syncthreads();
-    products_begin();
+    wgmma_fence();
     multiply_keys(s, queries, keys);
-    products_wait<0>();
+    wgmma_wait<0>();
     pin(s);
     if (b.first + KEYS - 1 > t0 || b.first < first_key(t0 + 15, b.window))
         mask(s, b, t0, b.first);
@@ -198,34 +198,34 @@ static __device__ __forceinline__ void attend(const sti_cuda_attn &a, char *shar
     pack_weights(p, s);
 
     for (int n = 0; n + 1 < tiles; n++) {
-        copies_wait<0>();
-        publish();
+        cp_async_wait<0>();
+        fence_proxy_async();
         __syncthreads();
         pin(s);
         pin(o);
-        products_begin();
+        wgmma_fence();
         multiply_keys(s, queries, keys + (n + 1) % 2 * TILE);
         multiply_values(o, p, values + n % 2 * TILE);
         if (n + 2 < tiles) fetch(b, b.K, n + 2, keys + n % 2 * TILE);
         fetch(b, b.V, n + 1, values + (n + 1) % 2 * TILE);
-        copies_commit();
-        products_wait<1>();
+        cp_async_commit();
+        wgmma_wait<1>();
         pin(s);
         int j0 = b.first + (n + 1) * KEYS;
         if (j0 + KEYS - 1 > t0 || j0 < first_key(t0 + 15, b.window)) mask(s, b, t0, j0);
         weigh(s, x, shrink, a.scale);
-        products_wait<0>();
+        wgmma_wait<0>();
         pin(o);
         scale_sums(o, shrink);
         pack_weights(p, s);
     }
-    copies_wait<0>();
-    publish();
+    cp_async_wait<0>();
+    fence_proxy_async();
     __syncthreads();
     pin(o);
-    products_begin();
+    wgmma_fence();
     multiply_values(o, p, values + (tiles - 1) % 2 * TILE);
-    products_wait<0>();
+    wgmma_wait<0>();
     pin(o);
     write_rows(o, x, b, row0, a.o + b.out, ld);
 }

@@ -41,7 +41,7 @@ __device__ void load_weights(const sti_cuda_thin &a, int ld, __half *w)
         const int n = a.N[i] * a.K;
 #pragma unroll 8
         for (int e = threadIdx.x; e < n; e += THREADS)
-            w[e / a.K * ld + e % a.K] = sti_to_half(a.w[i][e]);
+            w[e / a.K * ld + e % a.K] = to_half(a.w[i][e]);
     }
 }
 
@@ -58,7 +58,7 @@ __device__ void store(const sti_cuda_thin &a, int tile, int row, int t,
         *(float2 *)(a.y[i] + (int64_t)row * a.N[i] + column + 2 * t) = v;
         if (a.half)
             *(uint32_t *)(a.half + (int64_t)row * a.ld + a.K + 8 * tile + 2 * t) =
-                sti_pack_half(a.half_scale * v.x, a.half_scale * v.y);
+                pack_saturated(a.half_scale * v.x, a.half_scale * v.y);
     }
 }
 
@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(THREADS)
             for (int j = 0; j < AHEAD; j++) {
                 if (s0 + j >= steps) continue;
                 const uint32_t x[4] = {
-                    sti_pack_half(u[j].x, u[j].y), sti_pack_half(v[j].x, v[j].y),
-                    sti_pack_half(u[j].z, u[j].w), sti_pack_half(v[j].z, v[j].w)};
+                    pack_saturated(u[j].x, u[j].y), pack_saturated(v[j].x, v[j].y),
+                    pack_saturated(u[j].z, u[j].w), pack_saturated(v[j].z, v[j].w)};
                 if (a.half) store_x(a, row0 + g, 16 * (s0 + j) + 4 * t, x);
 #pragma unroll
                 for (int n = 0; n < TILES; n++) {
@@ -198,14 +198,14 @@ __global__ void __launch_bounds__(THREADS)
     const float *w = (const float *)s.w[i] + (int64_t)row * s.K;
     for (int k = 4 * lane; k < s.K; k += 4 * 32)
         *(uint2 *)(y + k) = s.half[i] ? *(const uint2 *)(half + k)
-                                      : make_uint2(sti_pack_half(w[k], w[k + 1]),
-                                                   sti_pack_half(w[k + 2], w[k + 3]));
+                                      : make_uint2(pack_saturated(w[k], w[k + 1]),
+                                                   pack_saturated(w[k + 2], w[k + 3]));
     const float *b = s.b[i] + (int64_t)row * s.R[i];
     for (int k = s.K + 2 * lane; k < s.ld; k += 2 * 32) {
         const int r = k - s.at[i];
         const bool own = r >= 0 && r < s.R[i];
         *(uint32_t *)(y + k) =
-            own ? sti_pack_half(s.gain * b[r], s.gain * b[r + 1]) : 0;
+            own ? pack_saturated(s.gain * b[r], s.gain * b[r + 1]) : 0;
     }
 }
 

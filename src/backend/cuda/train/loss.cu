@@ -4,8 +4,8 @@
 #include <float.h>
 
 #include "backend/cuda/ptx/bf16.cuh"
-#include "backend/cuda/train/kernels.h"
 #include "backend/cuda/ptx/reduce.cuh"
+#include "backend/cuda/train/kernels.h"
 
 /* One block an SM: the rows that all of them work on stay in L2 between the sums and
  * the gradient, so that logits are read from memory once. */
@@ -76,8 +76,7 @@ struct gradient_row {
     __device__ __forceinline__ void store(int i, float4 d) const
     {
         if (rounded)
-            rounded[i / 4] =
-                make_uint2(sti_pack_bf16(d.x, d.y), sti_pack_bf16(d.z, d.w));
+            rounded[i / 4] = make_uint2(pack_bf16(d.x, d.y), pack_bf16(d.z, d.w));
         else if (vec)
             __stcs((float4 *)(x + i), d);
         else {

@@ -45,9 +45,8 @@ __device__ __forceinline__ eight columns8(const sti_cuda_columns &s, int64_t row
 
 __device__ __forceinline__ uint4 rounded(const eight &e)
 {
-    return make_uint4(sti_pack_bf16(e.low.x, e.low.y), sti_pack_bf16(e.low.z, e.low.w),
-                      sti_pack_bf16(e.high.x, e.high.y),
-                      sti_pack_bf16(e.high.z, e.high.w));
+    return make_uint4(pack_bf16(e.low.x, e.low.y), pack_bf16(e.low.z, e.low.w),
+                      pack_bf16(e.high.x, e.high.y), pack_bf16(e.high.z, e.high.w));
 }
 
 enum { BATCH = 3 }; /* loads of a lane before the first is looked at */

@@ -1,7 +1,7 @@
 /* swiglu_bwd.cu - gradients of the gated activation, in float and as the feed-forward
  * half of a layer keeps them between its products (ffn.c). Bound by memory. */
-#include "backend/cuda/ptx/bf16.cuh"
 #include "backend/cuda/dense/dequant.cuh"
+#include "backend/cuda/ptx/bf16.cuh"
 #include "backend/cuda/train/kernels.h"
 
 enum { THREADS = 256 };
@@ -67,15 +67,15 @@ __device__ __forceinline__ void gate_back2(uint32_t g, uint32_t u, uint32_t dy,
                                            const float *gate_bias, const float *up_bias,
                                            uint32_t *dg, uint32_t *du)
 {
-    float2 a = __half22float2(sti_half2(g)), b = __half22float2(sti_half2(u));
-    const float2 d = sti_unpack_bf16(dy);
+    float2 a = __half22float2(bits_half2(g)), b = __half22float2(bits_half2(u));
+    const float2 d = unpack_bf16(dy);
     if (gate_bias) a.x += gate_bias[0], a.y += gate_bias[1];
     if (up_bias) b.x += up_bias[0], b.y += up_bias[1];
     float2 to_gate, to_up;
     gate_back(a.x, b.x, d.x, &to_gate.x, &to_up.x);
     gate_back(a.y, b.y, d.y, &to_gate.y, &to_up.y);
-    *dg = sti_pack_bf16(to_gate.x, to_gate.y);
-    *du = sti_pack_bf16(to_up.x, to_up.y);
+    *dg = pack_bf16(to_gate.x, to_gate.y);
+    *du = pack_bf16(to_up.x, to_up.y);
 }
 
 /* Eight columns a thread; columns: of a row of gate, in eights; n: of all rows. */

@@ -4,6 +4,7 @@
 #define STI_BACKEND_CUDA_HYBRID_CHUNK_HOPPER_CUH
 
 #include "backend/cuda/hybrid/chunk/tile.cuh"
+#include "backend/cuda/ptx/mbarrier.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 
 namespace
@@ -103,17 +104,17 @@ static __device__ __forceinline__ void copy_tile(room &r, const source &s)
         from[part] = min(s.first + half * 64 + part * 32 + lane, s.last);
         if (s.list) from[part] = s.list[from[part]];
     }
-    wait_for(&r.n->tile_done[r.tile.at], r.tile.round ^ 1);
+    mbarrier_wait(&r.n->tile_done[r.tile.at], r.tile.round ^ 1);
 #pragma unroll
     for (int part = 0; part < 2; part++)
 #pragma unroll 8
         for (int i = 0; i < 32; i += 2) {
             const int row = i + (lane >> 4);
             const int at = __shfl_sync(0xffffffffu, from[part], row);
-            copy_async(to + (uint32_t)word_at(half * 64 + part * 32 + row, word),
+            cp_async16(to + (uint32_t)word_at(half * 64 + part * 32 + row, word),
                        s.rows + (size_t)at * DIMS + word * 8);
         }
-    arrive_after_copies(&r.n->tile_here[r.tile.at]);
+    mbarrier_arrive_cp_async(&r.n->tile_here[r.tile.at]);
     r.tile.next();
 }
 
@@ -191,7 +192,7 @@ static __device__ __forceinline__ void fetch_jobs(const sti_chunks &c, room &r,
     for (int i = jobs.first(); i < jobs.n; i += jobs.step()) {
         job &to = r.n->jobs[r.job.at];
         unsigned char *tile = r.bytes + (RING + r.job.at) * TILE;
-        wait_for(&r.n->job_done[r.job.at], r.job.round ^ 1);
+        mbarrier_wait(&r.n->job_done[r.job.at], r.job.round ^ 1);
         queries_of of;
         {
             const tile_place p = place_of(c, i % across, i / across, TILE_ROWS);
@@ -209,7 +210,7 @@ static __device__ __forceinline__ void fetch_jobs(const sti_chunks &c, room &r,
 #pragma unroll 1
         for (int row = row0; gated && row < TILE_ROWS; row += STEP) {
             const int at = query_at(of, c.h.H, row);
-            if (at >= 0 && word % 4 == 0) expect(c.s.gate + (size_t)at * 8);
+            if (at >= 0 && word % 4 == 0) prefetch_l2(c.s.gate + (size_t)at * 8);
         }
 #pragma unroll 1
         for (int row = row0; row < TILE_ROWS; row += AHEAD * STEP) {
@@ -228,8 +229,8 @@ static __device__ __forceinline__ void fetch_jobs(const sti_chunks &c, room &r,
                 *(uint4 *)(tile + word_at(row + k * STEP, word)) =
                     pack_half8(x[k][0], x[k][1]);
         }
-        publish();
-        arrive(&r.n->job_here[r.job.at]);
+        fence_proxy_async();
+        mbarrier_arrive(&r.n->job_here[r.job.at]);
         r.job.next();
     }
 }
@@ -239,19 +240,19 @@ static __device__ __forceinline__ void fetch_jobs(const sti_chunks &c, room &r,
 /* The tile at the ring's place is here; returns its address. */
 static __device__ __forceinline__ uint32_t wait_tile(const room &r)
 {
-    wait_for(&r.n->tile_here[r.tile.at], r.tile.round);
-    publish(); /* copies were ordinary writes */
+    mbarrier_wait(&r.n->tile_here[r.tile.at], r.tile.round);
+    fence_proxy_async(); /* copies were ordinary writes */
     return tile_of(r);
 }
 /* This warp is done with it: its products are waited for. */
 static __device__ __forceinline__ void leave_tile(room &r, int at)
 {
     __syncwarp();
-    if ((threadIdx.x & 31) == 0) arrive(&r.n->tile_done[at]);
+    if ((threadIdx.x & 31) == 0) mbarrier_arrive(&r.n->tile_done[at]);
 }
 static __device__ __forceinline__ void skip_tile(room &r)
 {
-    wait_for(&r.n->tile_here[r.tile.at], r.tile.round);
+    mbarrier_wait(&r.n->tile_here[r.tile.at], r.tile.round);
     leave_tile(r, r.tile.at);
     r.tile.next();
 }

@@ -19,9 +19,9 @@ static __device__ __forceinline__ void multiply_keys(fragment &s, uint32_t queri
 #pragma unroll
     for (int k = 0; k < DIMS / 16; k++) {
         const uint32_t at = (uint32_t)(k / 4 * PANEL + k % 4 * 32);
-        queue_keys(s, matrix_at(queries + at), matrix_at(keys + at), k > 0);
+        wgmma_nt(s, wgmma_descriptor(queries + at), wgmma_descriptor(keys + at), k > 0);
     }
-    products_commit();
+    wgmma_commit();
 }
 
 /* Queues u = Q W. A step is 16 rows of W, 2048 bytes. */
@@ -31,9 +31,10 @@ static __device__ __forceinline__ void multiply_map(fragment &u, uint32_t querie
 #pragma unroll
     for (int k = 0; k < DIMS / 16; k++) {
         const uint32_t at = (uint32_t)(k / 4 * PANEL + k % 4 * 32);
-        queue_map(u, matrix_at(queries + at), matrix_at(w + (uint32_t)k * 2048), k > 0);
+        wgmma_nn(u, wgmma_descriptor(queries + at),
+                 wgmma_descriptor(w + (uint32_t)k * 2048), k > 0);
     }
-    products_commit();
+    wgmma_commit();
 }
 
 /* Queues o += P V. A step is 16 rows of V. */
@@ -42,8 +43,8 @@ static __device__ __forceinline__ void multiply_values(fragment &o, const weight
 {
 #pragma unroll
     for (int k = 0; k < TILE_ROWS / 16; k++)
-        queue_values(o, p[k], matrix_at(values + (uint32_t)k * 2048));
-    products_commit();
+        wgmma_rn(o, p[k], wgmma_descriptor(values + (uint32_t)k * 2048));
+    wgmma_commit();
 }
 
 /* A warpgroup's share of a job: 64 rows. Of a lane: rows h = 0, 1. */
@@ -210,9 +211,9 @@ static __device__ __forceinline__ void linear_sums(const sti_chunks &c, const jo
         for (int n = 0; n < s.head; n++) skip_tile(r);
         const uint32_t w = wait_tile(r);
         pin(u);
-        products_begin();
+        wgmma_fence();
         multiply_map(u, s.queries, w);
-        products_wait<0>();
+        wgmma_wait<0>();
         pin(u);
         leave_tile(r, r.tile.at);
         r.tile.next();
@@ -228,17 +229,17 @@ static __device__ __forceinline__ void linear_sums(const sti_chunks &c, const jo
     const int first = r.tile.at;
     uint32_t mean = wait_tile(r);
     pin(o);
-    products_begin();
+    wgmma_fence();
     multiply_values(o, up, mean);
     r.tile.next();
     const int second = r.tile.at;
     mean = wait_tile(r);
-    products_begin();
+    wgmma_fence();
     multiply_values(o, down, mean);
     r.tile.next();
     const bool gated = c.h.gate && c.s.gate;
     if (gated) load_gates(u, c, b.place, s);
-    products_wait<0>();
+    wgmma_wait<0>();
     pin(o);
     leave_tile(r, first);
     leave_tile(r, second);

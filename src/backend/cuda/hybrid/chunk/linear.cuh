@@ -33,7 +33,7 @@ static __device__ __forceinline__ void map_queries(float (&u)[2][D / 8][4],
         uint32_t a[2][4];
 #pragma unroll
         for (int mt = 0; mt < 2; mt++) {
-            load_squares(a[mt], q.at(mt * 16, ks));
+            ldmatrix_x4(a[mt], q.at(mt * 16, ks));
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float2 x = unpack_half2(a[mt][i]);
@@ -43,7 +43,7 @@ static __device__ __forceinline__ void map_queries(float (&u)[2][D / 8][4],
 #pragma unroll
         for (int n = 0; n < D / 16; n++) {
             uint32_t b[4];
-            load_squares_turned(b, w.at(ks * 16, n));
+            ldmatrix_x4_trans(b, w.at(ks * 16, n));
 #pragma unroll
             for (int mt = 0; mt < 2; mt++) {
                 mma(u[mt][2 * n], a[mt], b[0], b[1]);
@@ -141,7 +141,7 @@ static __device__ __forceinline__ void add_means(float (&o)[2][D / 8][4],
 #pragma unroll
     for (int n = 0; n < D / 16; n++) {
         uint32_t b[4];
-        load_squares_turned(b, mean.at(ks * 16, n));
+        ldmatrix_x4_trans(b, mean.at(ks * 16, n));
 #pragma unroll
         for (int mt = 0; mt < 2; mt++) {
             mma(o[mt][2 * n], a[mt], b[0], b[1]);
@@ -172,16 +172,16 @@ linear_sums(const sti_chunks &c, const tile_place &p, const warp_place &place,
     if (c.h.map_q) {
         for (int n = 0; n < p.heads; n++) {
             load_rows<D>(low, c.map_q + (size_t)(p.head + n) * D * D, D);
-            copy_commit();
-            copy_wait<0>();
+            cp_async_commit();
+            cp_async_wait<0>();
             __syncthreads();
             if (n == place.head && !place.idle)
                 map_queries<D>(u, qq, q, lane_address<D>::by16(low, lane));
             __syncthreads();
         }
     } else {
-        copy_commit();
-        copy_wait<0>();
+        cp_async_commit();
+        cp_async_wait<0>();
         __syncthreads();
         if (!place.idle) same_queries<D>(u, qq, queries, warp * 32, lane);
     }
@@ -203,9 +203,9 @@ linear_sums(const sti_chunks &c, const tile_place &p, const warp_place &place,
     for (int tile = 0; tile < TILES; tile++) {
         if (tile >= 2) { /* at most one more is on its way */
             if (tile + 1 < TILES)
-                copy_wait<1>();
+                cp_async_wait<1>();
             else
-                copy_wait<0>();
+                cp_async_wait<0>();
             __syncthreads();
         }
         const lane_address<D> mean =
@@ -223,7 +223,7 @@ linear_sums(const sti_chunks &c, const tile_place &p, const warp_place &place,
                         a[mt][2] = up[mt][2 * (k % (D / 16)) + 1][0];
                         a[mt][3] = up[mt][2 * (k % (D / 16)) + 1][1];
                     } else {
-                        load_squares(a[mt], down.at(mt * 16, k - D / 16));
+                        ldmatrix_x4(a[mt], down.at(mt * 16, k - D / 16));
                     }
                 }
                 add_means<D>(w.o, a, mean, ks);
@@ -233,7 +233,7 @@ linear_sums(const sti_chunks &c, const tile_place &p, const warp_place &place,
         if (tile + 2 < TILES) {
             load_rows<D>(high + (uint32_t)(tile & 1) * BUFFER,
                          means + (size_t)(tile + 2) * KEYS * D, KEYS);
-            copy_commit();
+            cp_async_commit();
         }
     }
 }

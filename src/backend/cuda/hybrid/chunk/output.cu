@@ -60,12 +60,12 @@ static __device__ __forceinline__ void logits(float (&s)[2][8][4], lane_address<
 #pragma unroll
     for (int ks = 0; ks < D / 16; ks++) {
         uint32_t a[2][4];
-        load_squares(a[0], q.at(0, ks));
-        load_squares(a[1], q.at(16, ks));
+        ldmatrix_x4(a[0], q.at(0, ks));
+        ldmatrix_x4(a[1], q.at(16, ks));
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             uint32_t b[4];
-            load_squares(b, k.at(n * 16, ks));
+            ldmatrix_x4(b, k.at(n * 16, ks));
 #pragma unroll
             for (int mt = 0; mt < 2; mt++) {
                 mma(s[mt][2 * n], a[mt], b[0], b[1]);
@@ -174,7 +174,7 @@ softmax_sums(const sti_chunks &c, const block_notes &n, const warp_place &place,
     const float scale = c.h.scale * log2_e;
     for (int j = 0; j < p.tiles; j++) {
         const uint32_t stage = buffers + (uint32_t)(j & 1) * STAGE;
-        copy_wait<0>();
+        cp_async_wait<0>();
         __syncthreads(); /* tile j is here, and everybody is done with tile j - 1 */
         if (j + 1 < p.tiles)
             load_keys<D>(c, RAW && j + 1 >= n.far ? c.k_raw : c.k, p.g,
@@ -188,7 +188,7 @@ softmax_sums(const sti_chunks &c, const block_notes &n, const warp_place &place,
         const int key = p.window + j * KEYS; /* of a window's tile */
         if (place.idle || (!listed && key > place.first + 31)) continue;
         float s[2][8][4];
-        logits<D>(s, q.again(), lane_address<D>::by8(stage, lane).again());
+        logits<D>(s, q.opaque(), lane_address<D>::by8(stage, lane).opaque());
         if (listed) {
             const int left = tokens_left<RAW>(n, j);
             if (left < KEYS) mask(s, left, 0, lane);
@@ -196,7 +196,7 @@ softmax_sums(const sti_chunks &c, const block_notes &n, const warp_place &place,
             mask(s, place.first - key + 1, 1, lane);
         }
         soften<D>(s, w, scale, factor);
-        add_values<D>(w, s, lane_address<D>::by16(stage + KEYS * D * 2, lane).again());
+        add_values<D>(w, s, lane_address<D>::by16(stage + KEYS * D * 2, lane).opaque());
     }
 }
 

@@ -100,9 +100,9 @@ static __device__ __forceinline__ void softmax_sums(const sti_chunks &c, const j
     float keep[2];
     uint32_t keys = wait_tile(r);
     pin(x);
-    products_begin();
+    wgmma_fence();
     multiply_keys(x, s.queries, keys);
-    products_wait<0>();
+    wgmma_wait<0>();
     pin(x);
     leave_tile(r, r.tile.at);
     r.tile.next();
@@ -115,20 +115,20 @@ static __device__ __forceinline__ void softmax_sums(const sti_chunks &c, const j
         keys = wait_tile(r);
         pin(x);
         pin(o);
-        products_begin();
+        wgmma_fence();
         multiply_keys(x, s.queries, keys);
         r.tile.next();
         const int value_place = r.tile.at;
         const uint32_t values = wait_tile(r);
-        products_begin();
+        wgmma_fence();
         multiply_values(o, w, values);
         r.tile.next();
-        products_wait<1>();
+        wgmma_wait<1>();
         pin(x);
         leave_tile(r, key_place);
         mask(x, p, s, j + 1);
         soften(x, s, keep, scale, factor);
-        products_wait<0>();
+        wgmma_wait<0>();
         pin(o);
         leave_tile(r, value_place);
         scale_sums(o, keep);
@@ -136,9 +136,9 @@ static __device__ __forceinline__ void softmax_sums(const sti_chunks &c, const j
     }
     const uint32_t values = wait_tile(r);
     pin(o);
-    products_begin();
+    wgmma_fence();
     multiply_values(o, w, values);
-    products_wait<0>();
+    wgmma_wait<0>();
     pin(o);
     leave_tile(r, r.tile.at);
     r.tile.next();
@@ -171,7 +171,7 @@ static __device__ __forceinline__ void store_output(const sti_chunks &c, const j
 static __device__ __forceinline__ void multiply_job(const sti_chunks &c, room &r)
 {
     const job &b = r.n->jobs[r.job.at];
-    wait_for(&r.n->job_here[r.job.at], r.job.round);
+    mbarrier_wait(&r.n->job_here[r.job.at], r.job.round);
     const tile_place &p = b.place;
     share s = share_of(p);
     s.queries = r.queries + (uint32_t)r.job.at * TILE + (threadIdx.x >> 7) * 64 * 128;
@@ -190,7 +190,7 @@ static __device__ __forceinline__ void multiply_job(const sti_chunks &c, room &r
         store_output(c, b, s, o, r.n->waiting);
     }
     __syncwarp();
-    if ((threadIdx.x & 31) == 0) arrive(&r.n->job_done[r.job.at]);
+    if ((threadIdx.x & 31) == 0) mbarrier_arrive(&r.n->job_done[r.job.at]);
 }
 
 /* ---- Kernel -------------------------------------------------------------- */
@@ -198,12 +198,12 @@ static __device__ __forceinline__ void multiply_job(const sti_chunks &c, room &r
 static __device__ __forceinline__ void begin_barriers(notes *n)
 {
     for (int i = 0; i < RING; i++) {
-        begin_barrier(&n->tile_here[i], COPYING * 32);
-        begin_barrier(&n->tile_done[i], MULTIPLYING);
+        mbarrier_init(&n->tile_here[i], COPYING * 32);
+        mbarrier_init(&n->tile_done[i], MULTIPLYING);
     }
     for (int i = 0; i < JOBS; i++) {
-        begin_barrier(&n->job_here[i], FETCHING * 32);
-        begin_barrier(&n->job_done[i], MULTIPLYING);
+        mbarrier_init(&n->job_here[i], FETCHING * 32);
+        mbarrier_init(&n->job_done[i], MULTIPLYING);
     }
 }
 
@@ -221,13 +221,13 @@ run_jobs(const sti_chunks &c, unsigned char *shared, const job_list<ONE> &jobs)
     if (threadIdx.x == 0) begin_barriers(r.n);
     __syncthreads();
     if (threadIdx.x >= MULTIPLYING * 32) {
-        give_registers<56>();
+        setmaxnreg_dec<56>();
         if (threadIdx.x < (MULTIPLYING + COPYING) * 32)
             copy_tiles(c, r, jobs);
         else
             fetch_jobs(c, r, jobs);
     } else {
-        take_registers<224>();
+        setmaxnreg_inc<224>();
         for (int i = jobs.first(); i < jobs.n; i += jobs.step()) {
             multiply_job(c, r);
             r.job.next();

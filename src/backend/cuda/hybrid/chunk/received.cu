@@ -35,10 +35,10 @@ static __device__ __forceinline__ void load_keys(const sti_chunks &c, int g, int
     const __half *keys = c.k + ((size_t)g * c.rows + c.room) * D;
     for (int i = (int)threadIdx.x; i < TILE * (D / 8); i += THREADS) {
         const int r = i / (D / 8), u = i % (D / 8);
-        copy_async(tile + unit_at<D>(r, u),
+        cp_async16(tile + unit_at<D>(r, u),
                    keys + (size_t)min(first + r, end - 1) * D + u * 8);
     }
-    copy_commit();
+    cp_async_commit();
 }
 
 /* The queries of token rows [first, first + 64); rows outside the piece have some
@@ -107,7 +107,7 @@ static __global__ void __launch_bounds__(THREADS)
     const float scale = c.h.scale * log2_e;
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     for (int step = 0; key < seen; step++, key += TILE) {
-        copy_wait<0>();
+        cp_async_wait<0>();
         __syncthreads(); /* this tile is here, and all are done with the one before */
         if (key + TILE < seen)
             load_keys<D>(c, g, key + TILE, end,
@@ -152,7 +152,7 @@ static __global__ void __launch_bounds__(THREADS)
     const uint32_t k_tile = shared_address(shared), q_tile = k_tile + TILE * D * 2;
 
     load_keys<D>(c, g, first, end, k_tile);
-    copy_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();
     uint32_t k[D / 16][4];
     load_rows<D>(

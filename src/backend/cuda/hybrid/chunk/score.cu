@@ -122,10 +122,10 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const __half *keys = c.k + ((size_t)g * c.rows + c.room) * D;
     for (int i = tid; i < tiles * KEYS * units; i += THREADS) {
         const int r = i / units, u = i % units;
-        copy_async(k_tile + unit_at<D>(r, u),
+        cp_async16(k_tile + unit_at<D>(r, u),
                    keys + (size_t)min(max(first_key + r, 0), end - 1) * D + u * 8);
     }
-    copy_commit();
+    cp_async_commit();
 
     const lane_address<D> q_at =
         lane_address<D>::by16(q_tile + (uint32_t)(tid >> 5) * 16 * D * 2, lane);
@@ -141,9 +141,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
             const float4 *q =
                 (const float4 *)(c.s.q + ((size_t)row * c.h.H + head) * D + u * 8);
             *(uint4 *)(shared + unit_at<D>(r, u)) = pack_half8(q[0], q[1]);
-            if (u % 4 == 0 && n + 1 < c.h.group) expect(q + D / 4);
+            if (u % 4 == 0 && n + 1 < c.h.group) prefetch_l2(q + D / 4);
         }
-        copy_wait<0>();
+        cp_async_wait<0>();
         __syncthreads();
         uint32_t q[D / 16][4];
         load_rows<D>(q, q_at);

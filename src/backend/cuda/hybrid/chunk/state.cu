@@ -18,7 +18,6 @@
 
 enum { THREADS = 256, TOKENS = 128 };
 
-static const float log2_e = 1.4426950408889634f;
 static const float feature_unit = 4096;
 
 /* ---- Fold ---------------------------------------------------------------- */
@@ -35,7 +34,7 @@ static __device__ __forceinline__ void map_rows(float (&u)[D / 8][4], float (&xx
 #pragma unroll
     for (int ks = 0; ks < D / 16; ks++) {
         uint32_t a[4];
-        load_squares(a, x.at(0, ks));
+        ldmatrix_x4(a, x.at(0, ks));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float2 y = unpack_half2(a[i]);
@@ -44,7 +43,7 @@ static __device__ __forceinline__ void map_rows(float (&u)[D / 8][4], float (&xx
 #pragma unroll
         for (int n = 0; n < D / 16; n++) {
             uint32_t b[4];
-            load_squares_turned(b, w.at(ks * 16, n));
+            ldmatrix_x4_trans(b, w.at(ks * 16, n));
             mma(u[2 * n], a, b[0], b[1]);
             mma(u[2 * n + 1], a, b[2], b[3]);
         }
@@ -151,13 +150,13 @@ add_products(part_sums<D> &sums, lane_address<D> phi, lane_address<D> value, int
         uint32_t a[D / 64][4];
 #pragma unroll
         for (int mt = 0; mt < D / 64; mt++) {
-            load_squares_turned(a[mt], phi.at(ks * 16, p16 + mt));
+            ldmatrix_x4_trans(a[mt], phi.at(ks * 16, p16 + mt));
             mma(sums.z[mt], a[mt], ones, ones);
         }
 #pragma unroll
         for (int n = 0; n < D / 32; n++) {
             uint32_t b[4];
-            load_squares_turned(b, value.at(ks * 16, d16 + n));
+            ldmatrix_x4_trans(b, value.at(ks * 16, d16 + n));
 #pragma unroll
             for (int mt = 0; mt < D / 64; mt++) {
                 mma(sums.s[mt][2 * n], a[mt], b[0], b[1]);
@@ -200,9 +199,9 @@ static __device__ __forceinline__ void gather(uint32_t to, const __half *x,
     const int units = D / 8;
     for (int i = (int)threadIdx.x; i < TOKENS * units; i += THREADS) {
         const int r = i / units, u = i % units;
-        copy_async(to + unit_at<D>(r, u), x + (size_t)list[min(r, n - 1)] * D + u * 8);
+        cp_async16(to + unit_at<D>(r, u), x + (size_t)list[min(r, n - 1)] * D + u * 8);
     }
-    copy_commit();
+    cp_async_commit();
 }
 
 /* Shared memory: W [D, D], keys then features [128, D], values [128, D]. Grid (2
@@ -224,16 +223,16 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const size_t leave = (size_t)k * c.h.S + g;
     const int32_t *fold = c.fold + leave * c.h.C;
     for (int i = tid; c.h.map_k && i < D * units; i += THREADS)
-        copy_async(w_tile + unit_at<D>(i / units, i % units),
+        cp_async16(w_tile + unit_at<D>(i / units, i % units),
                    c.map_k + (size_t)g * D * D + (size_t)i * 8);
     const int rows = fold_count(c, g, k); /* 0: all became salient */
     for (int from = 0; from < rows; from += TOKENS) {
         gather<D>(x_tile, c.fold_k + (size_t)g * c.rows * D, fold + from, rows - from);
         gather<D>(v_tile, c.v + (size_t)g * c.rows * D, fold + from, rows - from);
-        copy_wait<1>();
+        cp_async_wait<1>();
         __syncthreads();
         features<D>(c, x, w_tile, rows - from, half ? -1.0f : 1.0f);
-        copy_wait<0>();
+        cp_async_wait<0>();
         __syncthreads();
         part_sums<D> sums = {};
         add_products<D>(sums, lane_address<D>::by8(x_tile, lane),
@@ -242,7 +241,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
                       c.dz + (leave * 2 + half) * D, p16 * 16, d16 * 16);
         __syncthreads(); /* the tiles are read: the next may come */
     }
-    copy_wait<0>();
+    cp_async_wait<0>();
 }
 
 /* ---- Sum ----------------------------------------------------------------- */

@@ -8,8 +8,6 @@
 
 enum { THREADS = 128, ROWS = 128, KEYS = 64 };
 
-static const float log2_e = 1.4426950408889634f;
-
 /* Outputs of a warp's 32 queries: C fragments [2][D/8]; row 16 i + 8 j + lane / 4 of
  * the warp has index 2 i + j in the arrays of 4. */
 template <int D> struct warp_sums {
@@ -204,7 +202,7 @@ static __device__ __forceinline__ void load_rows(uint32_t to, const __half *from
 {
     const int units = D / 8;
     for (int i = (int)threadIdx.x; i < n * units; i += THREADS)
-        copy_async(to + unit_at<D>(i / units, i % units), from + (size_t)i * 8);
+        cp_async16(to + unit_at<D>(i / units, i % units), from + (size_t)i * 8);
 }
 
 /* The rows of the keys of all tiles: the window in order, the list, both filled up to
@@ -260,10 +258,10 @@ static __device__ __forceinline__ void load_keys(const sti_chunks &c,
     for (int i = 0; i < KEYS * UNITS / THREADS; i++) {
         const int r = i * (THREADS / UNITS);
         const uint32_t at = (head + list[r0 + r]) * D + (uint32_t)u * 8;
-        copy_async(first + (uint32_t)(r * D * 2), keys + at);
-        copy_async(first + (uint32_t)((r + KEYS) * D * 2), c.v + at);
+        cp_async16(first + (uint32_t)(r * D * 2), keys + at);
+        cp_async16(first + (uint32_t)((r + KEYS) * D * 2), c.v + at);
     }
-    copy_commit();
+    cp_async_commit();
 }
 
 #endif

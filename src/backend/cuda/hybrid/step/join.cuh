@@ -20,7 +20,7 @@ STI_DEVICE weights weights_of(const sti_cuda_shape &h, float alpha, float factor
                               float M, int64_t folded)
 {
     weights w = {1, 0};
-    alpha *= LOG2_E;
+    alpha *= log2_e;
     if (h.state_cap > 0 && folded > h.state_cap)
         alpha += log2f((float)h.state_cap / (float)folded);
     if (h.has_linear && folded > 0) {

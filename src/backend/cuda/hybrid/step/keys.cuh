@@ -101,7 +101,7 @@ STI_DEVICE void dot_keys(const typename Layout::pack (*k)[Layout::CHUNKS],
 #pragma unroll
         for (int n = 0; n < HEADS; n++) {
             float x[Layout::EACH], sum_one = 0, sum_two = 0;
-            asm volatile("" ::: "memory"); /* keeps the compiler from keeping them */
+            reload_memory(); /* queries are not kept in registers */
             own_elements<Layout>(q[n], x);
 #pragma unroll
             for (int i = 0; i < Layout::EACH; i++) {
@@ -199,7 +199,7 @@ template <typename Layout, typename KV, int HEADS> struct lane_batch {
                                                 const sight &see, int base, int first,
                                                 typename Layout::running &r)
     {
-        const float scale = a.h.scale * LOG2_E;
+        const float scale = a.h.scale * log2_e;
         const bool all = a.h.score == STI_SCORE_RECEIVED;
         const bool first_lane = threadIdx.x % Layout::LANES == 0;
 #pragma unroll

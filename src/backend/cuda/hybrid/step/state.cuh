@@ -66,13 +66,14 @@ template <typename KV, int HEADS, int WIDE> struct stream {
             float4(*to)[THREADS] = sh.state.ring[stage];
 #pragma unroll
             for (int k = 0; k < GROUP; k++) {
-                copy_or_zero(&to[k][threadIdx.x], row < end ? next : state, row < end);
+                cp_async16_or_zero(shared_address(&to[k][threadIdx.x]),
+                                   row < end ? next : state, row < end);
                 row += deep;
                 next += apart;
             }
             left -= deep * GROUP;
         }
-        copy_commit();
+        cp_async_commit();
         stage = stage + 1 < RING ? stage + 1 : 0;
     }
     __device__ __forceinline__ void begin(step_shared<KV, HEADS, WIDE> &sh)
@@ -85,7 +86,7 @@ template <typename KV, int HEADS, int WIDE> struct stream {
     __device__ __forceinline__ void take(const step_shared<KV, HEADS, WIDE> &sh,
                                          float4 (&x)[GROUP]) const
     {
-        copy_wait<RING - 1>();
+        cp_async_wait<RING - 1>();
 #pragma unroll
         for (int k = 0; k < GROUP; k++) x[k] = sh.state.ring[stage][k][threadIdx.x];
     }
@@ -358,16 +359,13 @@ STI_DEVICE void ask_ahead(const float *from, size_t n)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (((uintptr_t)from & 15) == 0 && n % 4 == 0) {
-        if (threadIdx.x == 0 && n > 0)
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from),
-                         "r"((uint32_t)n * 4)
-                         : "memory");
+        if (threadIdx.x == 0 && n > 0) prefetch_bulk(from, (uint32_t)n * 4);
         return;
     }
 #endif
 #pragma unroll 1
     for (size_t i = (size_t)threadIdx.x * 16; i < n; i += THREADS * 16)
-        expect(from + i);
+        prefetch_l2(from + i);
 }
 
 /* Memory is told of the unit's rows of the state, and once of the maps. */
@@ -404,7 +402,7 @@ STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     moment now;
     now.load(sh.session, selector(), token.pos);
     if (!WINDOW && !h.has_window) {
-        sti_follow();
+        pdl_wait();
         fold_token(a, sh, token.pos, p.lo, p.hi);
     }
     if (threadIdx.x == 0) sh.now = now.of_token(WINDOW || h.has_window);
@@ -423,7 +421,7 @@ STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
             own[i] = r < p.hi - p.lo ? __ldcg(z + r) : 0;
         }
         const float2 turn = turn_by(h.raw_features ? 0 : token.freq, token.pos);
-        sti_follow();
+        pdl_wait();
         token_row<HEADS, ROW> rows;
         rows.load(h, q + query_at(a, first), heads);
         rows.store(h, sh.state.x, turn);

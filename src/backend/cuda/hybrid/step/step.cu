@@ -33,29 +33,18 @@
 
 /* ---- Arrivals ------------------------------------------------------------ */
 
-/* Counts a unit, and returns the count before. What its block wrote before (the caller
- * has synchronized with it) is visible to whoever counts after it. */
-STI_DEVICE unsigned long long count_arrival(int64_t *counter)
-{
-    unsigned long long before;
-    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
-                 : "=l"(before)
-                 : "l"(counter), "l"(ARRIVED)
-                 : "memory");
-    return before;
-}
-
 /* Whether all others have arrived: what they wrote is visible. */
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
     int64_t *folded = sh.session.folded + selector();
-    sti_follow(); /* a unit that had nothing to do has not waited yet */
+    pdl_wait(); /* a unit that had nothing to do has not waited yet */
     __syncthreads();
     if (threadIdx.x == 0) {
         sh.last = units_of(a.plan) == 1;
         if (!sh.last)
-            sh.last = (int)(count_arrival(folded) / ARRIVED) == units_of(a.plan) - 1;
+            sh.last = (int)(atomic_add_acq_rel(folded, ARRIVED) / ARRIVED) ==
+                      units_of(a.plan) - 1;
         if (sh.last) *folded = sh.now.folded;
     }
     __syncthreads();
@@ -64,7 +53,7 @@ STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS, WIDE> &s
 
 /* ---- The kernel ---------------------------------------------------------- */
 
-/* What every unit needs to know. Until sti_follow the kernels before may be writing:
+/* What every unit needs to know. Until pdl_wait the kernels before may be writing:
  * only tables are read, which no kernel writes, and of the rest it is said that it will
  * be needed. States that are settled units read before they call it themselves. */
 template <typename Layout, typename KV, int HEADS, int WIDE>
@@ -89,18 +78,18 @@ STI_DEVICE foreseen begin(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
         __syncthreads();
         if (a.plan.early) expect_keys<Layout>(a, sh, unit - a.plan.state_units);
     }
-    if (!a.settled) sti_follow();
+    if (!a.settled) pdl_wait();
     return foreseen{pos, freq};
 }
 
 template <typename Layout, bool WINDOW, typename KV, int HEADS, int WIDE>
 STI_DEVICE void step(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
-    sti_lead();
+    pdl_trigger();
     const foreseen token = begin<Layout>(a, sh);
     const int unit = this_unit();
     if (sh.session.T <= a.t) { /* it has no token t */
-        sti_follow(); /* or the kernel behind would not wait for those before */
+        pdl_wait(); /* or the kernel behind would not wait for those before */
         return;
     }
     if (unit < a.plan.state_units)
@@ -267,9 +256,9 @@ extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev, const sti_cuda_shape 
             launch<float, 1, 32, 8, 1>(a, grid, stream);
     } else if (in_tiles(h)) {
         if (h->D <= 64)
-            (void)sti_launch(dev, tile_step_kernel<64>, grid, dim3(THREADS), 0, a);
+            (void)pdl_launch(dev, tile_step_kernel<64>, grid, dim3(THREADS), 0, a);
         else
-            (void)sti_launch(dev, tile_step_kernel<HALF_D>, grid, dim3(THREADS), 0, a);
+            (void)pdl_launch(dev, tile_step_kernel<HALF_D>, grid, dim3(THREADS), 0, a);
     } else if (h->half_kv) {
         launch<__half, 8, 32, 1, MAX_HEADS>(a, grid, stream);
     } else if (h->D <= 64) {

@@ -4,9 +4,9 @@
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_STEP_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_STEP_CUH
 
-#include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/hybrid/device.cuh"
 #include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/ptx/pdl.cuh"
 
 enum {
     THREADS = 128, /* a small block: what a pair needs is cut finely */
@@ -19,7 +19,6 @@ enum {
     GROUP = 4,    /* vectors of maps and state that a thread asks for at once */
     PART_HEAD = 4 /* floats of a unit's result before those of the output */
 };
-#define LOG2_E 1.4426950408889634f
 
 /* Groups that a thread is ahead, for heads of up to `wide` numbers, and blocks of a
  * multiprocessor, of the kernel for tensor cores. */
@@ -194,15 +193,6 @@ template <typename KV, int HEADS, int WIDE> struct step_shared {
     };
 };
 
-/* 16 bytes from global to shared memory in the background, or as many zeros. */
-STI_DEVICE void copy_or_zero(void *to, const void *from, bool there)
-{
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
-        "l"(from), "r"(there ? 16 : 0)
-        : "memory");
-}
-
 /* ---- The block's place --------------------------------------------------- */
 
 STI_DEVICE int units_of(const step_plan &p)
@@ -282,7 +272,7 @@ STI_DEVICE float2 turn_by(float freq, int position)
     turns -= rint(turns);
     float2 t;
     sincospif((float)(2 * turns), &t.y, &t.x);
-    asm volatile("" : "+f"(t.x), "+f"(t.y)); /* here, not after the wait behind it */
+    pin(t); /* here, not after the wait behind it */
     return t;
 }
 

@@ -19,14 +19,6 @@
 #include "backend/cuda/hybrid/step/step.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 
-/* The transpose of an 8 x 8 square, lane 4 g + t has (g, 2t) and (g, 2t + 1). */
-STI_DEVICE uint32_t turn_square(uint32_t x)
-{
-    uint32_t y;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(y) : "r"(x));
-    return y;
-}
-
 template <int ROW> using tile_shared = step_shared<__half, MAX_HEADS, ROW>;
 
 /* x as the sum of two halves. */
@@ -73,7 +65,7 @@ STI_DEVICE void turn_weights(const float *p, uint32_t *weight)
         split_half(p[i], &high, &low);
         const __half2 both = __halves2half2(high, low);
         memcpy(&weight[i], &both, sizeof both);
-        weight[i] = turn_square(weight[i]);
+        weight[i] = movmatrix_trans(weight[i]);
     }
 }
 
@@ -136,16 +128,18 @@ template <int TILES, int ROW> struct tile_batch {
             const __half *row = from.at(base + first) + skip; /* all lie in a row */
 #pragma unroll
             for (int r = 0; r < BATCH; r += AT_ONCE) {
-                copy_or_zero(to + unit_at<ROW>(first + r, unit) / 16, row, in_row);
+                cp_async16_or_zero(
+                    shared_address(to + unit_at<ROW>(first + r, unit) / 16), row,
+                    in_row);
                 row += AT_ONCE * from.D;
             }
         } else if (there) {
 #pragma unroll 1
             for (int r = first; r < BATCH; r += AT_ONCE)
-                copy_or_zero(to + unit_at<ROW>(r, unit) / 16, from.at(base + r) + skip,
-                             in_row);
+                cp_async16_or_zero(shared_address(to + unit_at<ROW>(r, unit) / 16),
+                                   from.at(base + r) + skip, in_row);
         }
-        copy_commit();
+        cp_async_commit();
     }
     static __device__ __forceinline__ uint4 *keys(shared &sh)
     {
@@ -169,7 +163,7 @@ template <int TILES, int ROW> struct tile_batch {
                                                  const sight &see, int base)
     {
         const int fresh = see.fresh() - base, lane = (int)threadIdx.x % 32;
-        copy_wait<1>();
+        cp_async_wait<1>();
         __syncwarp();
         if (fresh < 0 || fresh >= BATCH) return; /* of all lanes */
         if (lane < UNITS)
@@ -200,9 +194,9 @@ template <int TILES, int ROW> struct tile_batch {
 #pragma unroll
             for (int u = 0; u < TILES; u++) {
                 uint32_t part[4];
-                load_squares(part, k.at(16 * u, 2 * c));
+                ldmatrix_x4(part, k.at(16 * u, 2 * c));
                 mma(sum[u], part, q.x, q.y);
-                load_squares(part, k.at(16 * u, 2 * c + 1));
+                ldmatrix_x4(part, k.at(16 * u, 2 * c + 1));
                 mma(sum[u], part, q.z, q.w);
             }
         }
@@ -215,7 +209,7 @@ template <int TILES, int ROW> struct tile_batch {
                                                 const sight &see, int base, int first,
                                                 tile_running<CHUNKS> &r)
     {
-        const float scale = a.h.scale * LOG2_E;
+        const float scale = a.h.scale * log2_e;
         const int query = first + (int)threadIdx.x % 4;
         const bool all = a.h.score == STI_SCORE_RECEIVED;
 #pragma unroll
@@ -263,7 +257,7 @@ template <int TILES, int ROW> struct tile_batch {
 #pragma unroll
                 for (int u = 0; u < TILES; u++) {
                     uint32_t part[4];
-                    load_squares_turned(part, v.at(16 * u, 2 * c + j));
+                    ldmatrix_x4_trans(part, v.at(16 * u, 2 * c + j));
                     mma(sum, part, weight[u][0], weight[u][1]);
                 }
                 r.o[c][2 * j] = fmaf(r.o[c][2 * j], keep, sum[0] + sum[1]);
@@ -292,7 +286,7 @@ STI_DEVICE void leave_to_join(tile_keys, tile_shared<Layout::ROW> &sh,
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4;
     const int t = (int)threadIdx.x % 4;
     const float l = rows_sum(r.l);
-    copy_wait<0>();
+    cp_async_wait<0>();
     __syncwarp(); /* what the warp has takes the place of keys */
 #pragma unroll 1
     for (int apart = 4; apart < 32; apart <<= 1) r.recent.join_lane(apart);

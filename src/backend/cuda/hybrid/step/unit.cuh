@@ -49,8 +49,8 @@ STI_DEVICE void expect_keys(const step_args &a, const step_shared<KV, HEADS, WID
         const KV *k = sh.keys_at.at(base + i), *v = sh.values_at.at(base + i);
 #pragma unroll 1
         for (int e = 0; e < D; e += LINE) {
-            expect(k + e);
-            expect(v + e);
+            prefetch_l2(k + e);
+            prefetch_l2(v + e);
         }
     }
 }
@@ -159,7 +159,7 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     moment now;
     now.load(s, selector(), token.pos);
     const float2 turn = turn_by(token.freq, token.pos);
-    sti_follow();
+    pdl_wait();
     token_row<HEADS, ROW> q;
     token_row<1, ROW> k, v;
     q.load(h, s.q + query_at(a, 0), min((int)HEADS, h.group));

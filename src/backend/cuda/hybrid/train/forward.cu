@@ -120,11 +120,11 @@ STI_DEVICE void attend_features(const attend_tiles<DP> &tiles, int step, const f
     const lane_address<64> phi =
         lane_address<64>::by16(tiles.first(step) + (uint32_t)at.warp * 16 * 64 * 2,
                                at.lane)
-            .again();
+            .opaque();
 #pragma unroll 1 /* more steps at once would only take registers */
     for (int k = 0; k < 4; k++) {
         uint32_t a[4];
-        load_squares(a, phi.at(0, k));
+        ldmatrix_x4(a, phi.at(0, k));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float2 u = unpack_half2(a[i]);
@@ -158,7 +158,7 @@ STI_DEVICE void attend_pairs(const sti_cuda_train &p, const query_tile &r,
     copy_tile<ROWS, DP>(tiles.stages, [&](int i) {
         return p.half_v + row_at(p, p.G, r.b, r.g, r.first + min(i, r.n - 1)) * DP;
     });
-    copy_commit();
+    cp_async_commit();
     tiles_arrive();
     multiply_rn<DP>(x->lin, f, tiles.stages, at);
 }
@@ -239,7 +239,7 @@ STI_DEVICE void attend_all(const sti_cuda_train &p, const query_tile &r,
                           tiles.first(step), tiles.second(step));
         else if (step < steps)
             copy_features<DP, WINDOW>(p, r, tiles, step, step - keys);
-        copy_commit();
+        cp_async_commit();
     };
     if (WINDOW)
         copy_tile<ROWS, DP>(tiles.q, [&](int i) {

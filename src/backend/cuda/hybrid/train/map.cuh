@@ -210,10 +210,10 @@ STI_DEVICE void apply_map(const sti_cuda_train &p, const map_side &side, int hea
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t b[4];
-            load_squares_turned(b, W_low.at(16 * k, n / 2));
+            ldmatrix_x4_trans(b, W_low.at(16 * k, n / 2));
             mma(m->raw[n], high, b[0], b[1]);
             mma(m->raw[n + 1], high, b[2], b[3]);
-            load_squares_turned(b, W_high.at(16 * k, n / 2));
+            ldmatrix_x4_trans(b, W_high.at(16 * k, n / 2));
             mma(m->raw[n], low, b[0], b[1]);
             mma(m->raw[n + 1], low, b[2], b[3]);
             mma(m->raw[n], high, b[0], b[1]);

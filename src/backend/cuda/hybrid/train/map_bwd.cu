@@ -197,7 +197,7 @@ STI_DEVICE void rows_back(const sti_cuda_train &p, const map_side &side,
 #pragma unroll
         for (int n = 0; n < DP / 8; n += 2) {
             uint32_t w[4];
-            load_squares(w, W.at(8 * n, k));
+            ldmatrix_x4(w, W.at(8 * n, k));
             mma(dx[n], draw[k], w[0], w[1]);
             mma(dx[n + 1], draw[k], w[2], w[3]);
         }
@@ -235,7 +235,7 @@ STI_DEVICE void sum_map(const back_tiles<DP> &tiles, float *to, bool add,
 #pragma unroll 2
         for (int k = 0; k < K; k += 16) {
             uint32_t a[4], w[4];
-            load_squares_turned(a, X.at(k, m));
+            ldmatrix_x4_trans(a, X.at(k, m));
 #pragma unroll
             for (int i = 0; i < 4; i++) { /* tokens k + 2t, and k + 2t + 8 */
                 const float *unit = tiles.unit + k + i / 2 * 8 + 2 * at.t;
@@ -244,7 +244,7 @@ STI_DEVICE void sum_map(const back_tiles<DP> &tiles, float *to, bool add,
             }
 #pragma unroll
             for (int n = 0; n < 4; n += 2) {
-                load_squares_turned(w, B.at(k, 2 * q + n / 2));
+                ldmatrix_x4_trans(w, B.at(k, 2 * q + n / 2));
                 mma(dW[n], a, w[0], w[1]);
                 mma(dW[n + 1], a, w[2], w[3]);
             }

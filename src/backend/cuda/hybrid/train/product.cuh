@@ -14,14 +14,6 @@
 #include "backend/cuda/hybrid/train/tile.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 
-/* The same number, as far as the compiler can tell another: places in a tile are then
- * worked out where they are used, not kept in registers around a loop. */
-STI_DEVICE uint32_t again(uint32_t x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int W> static __host__ __device__ constexpr bool together(void)
 {
@@ -38,9 +30,9 @@ template <int W> static __host__ __device__ constexpr bool together(void)
  * what all have, can be multiplied. */
 STI_DEVICE void tiles_arrive(void)
 {
-    copy_wait<0>();
+    cp_async_wait<0>();
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    publish();
+    fence_proxy_async();
 #endif
     __syncthreads();
 }
@@ -50,7 +42,7 @@ template <int W, int N> STI_DEVICE void finish(float (&c)[N][4])
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (together<W>()) {
-        products_wait<0>();
+        wgmma_wait<0>();
         pin(c);
     }
 #endif
@@ -63,18 +55,19 @@ STI_DEVICE void begin_nt(float (&c)[N][4], uint32_t A, uint32_t B, const lane_pl
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (together<W>()) {
         static_assert(N == 8, "a whole tile");
-        begin_sums(c);
-        products_begin();
+        undefined_sums(c);
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) /* 16 columns are 32 bytes */
-            queue_nt(c, matrix_at(A + 32 * k), matrix_at(B + 32 * k), k > 0);
-        products_commit();
+            wgmma_nt(c, wgmma_descriptor(A + 32 * k), wgmma_descriptor(B + 32 * k),
+                     k > 0);
+        wgmma_commit();
         return;
     }
 #endif
     clear_tiles(c);
-    half_nt<N, W>(c, lane_address<W>::by16(A + at.warp * 16 * W * 2, at.lane).again(),
-                  lane_address<W>::by8(B, at.lane).again());
+    half_nt<N, W>(c, lane_address<W>::by16(A + at.warp * 16 * W * 2, at.lane).opaque(),
+                  lane_address<W>::by8(B, at.lane).opaque());
 }
 
 /* Begins C = A B^T, nearly in float32, of tiles split into high and low parts, each
@@ -86,35 +79,36 @@ STI_DEVICE void begin_split_nt(float (&c)[8][4], uint32_t A, uint32_t B,
     constexpr uint32_t LOW = ROWS * W * 2;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (together<W>()) {
-        A = again(A), B = again(B);
-        begin_sums(c);
-        products_begin();
+        A = opaque(A), B = opaque(B);
+        undefined_sums(c);
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const uint64_t a = matrix_at(A + 32 * k), b = matrix_at(B + 32 * k);
-            queue_nt(c, a, matrix_at(B + LOW + 32 * k), k > 0);
-            queue_nt(c, matrix_at(A + LOW + 32 * k), b, 1);
-            queue_nt(c, a, b, 1);
+            const uint64_t a = wgmma_descriptor(A + 32 * k),
+                           b = wgmma_descriptor(B + 32 * k);
+            wgmma_nt(c, a, wgmma_descriptor(B + LOW + 32 * k), k > 0);
+            wgmma_nt(c, wgmma_descriptor(A + LOW + 32 * k), b, 1);
+            wgmma_nt(c, a, b, 1);
         }
-        products_commit();
+        wgmma_commit();
         return;
     }
 #endif
     const lane_address<W> a =
-        lane_address<W>::by16(A + at.warp * 16 * W * 2, at.lane).again();
-    const lane_address<W> b = lane_address<W>::by8(B, at.lane).again();
+        lane_address<W>::by16(A + at.warp * 16 * W * 2, at.lane).opaque();
+    const lane_address<W> b = lane_address<W>::by8(B, at.lane).opaque();
     clear_tiles(c);
 #pragma unroll 2 /* of 4 or 8 steps: more would only take registers */
     for (int k = 0; k < W / 16; k++) {
         uint32_t high[4], low[4], x[4];
-        load_squares(high, a.at(0, k));
-        load_squares(low, a.at(0, k) + LOW);
+        ldmatrix_x4(high, a.at(0, k));
+        ldmatrix_x4(low, a.at(0, k) + LOW);
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
-            load_squares(x, b.at(8 * n, k) + LOW);
+            ldmatrix_x4(x, b.at(8 * n, k) + LOW);
             mma(c[n], high, x[0], x[1]);
             mma(c[n + 1], high, x[2], x[3]);
-            load_squares(x, b.at(8 * n, k));
+            ldmatrix_x4(x, b.at(8 * n, k));
             mma(c[n], low, x[0], x[1]);
             mma(c[n + 1], low, x[2], x[3]);
             mma(c[n], high, x[0], x[1]);
@@ -131,24 +125,25 @@ STI_DEVICE void begin_nn(float (&c)[W / 8][4], uint32_t A, uint32_t B,
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (together<W>()) {
         pin(c);
-        products_begin();
+        wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) /* 16 rows are 2048 bytes */
-            queue_nn(c, matrix_at(A + 32 * k), matrix_at(B + 2048 * k));
-        products_commit();
+            wgmma_nn(c, wgmma_descriptor(A + 32 * k), wgmma_descriptor(B + 2048 * k),
+                     1);
+        wgmma_commit();
         return;
     }
 #endif
     const lane_address<64> a =
-        lane_address<64>::by16(A + at.warp * 16 * 64 * 2, at.lane).again();
-    const lane_address<W> b = lane_address<W>::by16(B, at.lane).again();
+        lane_address<64>::by16(A + at.warp * 16 * 64 * 2, at.lane).opaque();
+    const lane_address<W> b = lane_address<W>::by16(B, at.lane).opaque();
 #pragma unroll 1 /* more steps at once would only take registers */
     for (int k = 0; k < 4; k++) {
         uint32_t x[4], y[4];
-        load_squares(x, a.at(0, k));
+        ldmatrix_x4(x, a.at(0, k));
 #pragma unroll
         for (int n = 0; n < W / 8; n += 2) {
-            load_squares_turned(y, b.at(16 * k, n / 2));
+            ldmatrix_x4_trans(y, b.at(16 * k, n / 2));
             mma(c[n], x, y[0], y[1]);
             mma(c[n + 1], x, y[2], y[3]);
         }
@@ -171,17 +166,18 @@ STI_DEVICE void multiply_rn(float (&c)[W / 8][4], const float (&A)[K][4], uint32
         }
         pin(a);
         pin(c);
-        products_begin();
+        wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < K / 2; k++) queue_rn(c, a[k], matrix_at(B + 2048 * k));
-        products_commit();
-        products_wait<0>();
+        for (int k = 0; k < K / 2; k++)
+            wgmma_rn(c, a[k], wgmma_descriptor(B + 2048 * k));
+        wgmma_commit();
+        wgmma_wait<0>();
         pin(a); /* not given away before */
         pin(c);
         return;
     }
 #endif
-    half_rn<W / 8, K, W>(c, A, lane_address<W>::by16(B, at.lane).again());
+    half_rn<W / 8, K, W>(c, A, lane_address<W>::by16(B, at.lane).opaque());
 }
 
 /* ---- Keys of a list ------------------------------------------------------ */
@@ -205,8 +201,8 @@ STI_DEVICE void copy_list(const sti_cuda_train &p, size_t base, size_t span,
     for (int i = 0; i < N; i++) {
         const size_t from = (base + token[i]) * DP + u * 8;
         const uint32_t to = unit_at<DP>(row + i * STRIDE, u);
-        copy_async(k + to, p.half_k + from);
-        copy_async(v + to, p.half_v + from);
+        cp_async16(k + to, p.half_k + from);
+        cp_async16(v + to, p.half_v + from);
     }
 }
 

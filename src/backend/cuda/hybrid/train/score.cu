@@ -134,7 +134,7 @@ static __global__ void __launch_bounds__(DP == 64 ? SCORE_HEADS * THREADS : THRE
     const int back = RECEIVED ? (c > 0 ? c - 1 : 0) * p.span : first - p.span + 1;
     const auto load_keys = [&](int step, int k0) {
         load_rows<DP>(p, heads + (step & 1), p.k, p.G, b, h / p.per_kv, k0, end,
-                      (int)again(threadIdx.x), (int)blockDim.x);
+                      (int)opaque(threadIdx.x), (int)blockDim.x);
     };
     const uint32_t memory = shared_address(block_memory());
     const uint32_t queries = memory + (uint32_t)mine * pair_bytes<DP>();

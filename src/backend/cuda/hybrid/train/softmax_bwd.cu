@@ -48,7 +48,7 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 4 : 2)
         if (step < steps)
             copy_list<DP>(p, base, r.span, r.n_salient, r.start, r.keys, step * ROWS,
                           to, to + TILE);
-        copy_commit();
+        cp_async_commit();
     };
     copy_tile<ROWS, DP>(
         q, [&](int i) { return p.half_q + (row0 + min(i, r.n - 1)) * DP; });
@@ -171,10 +171,10 @@ STI_DEVICE void copy_queries(const sti_cuda_train &p, const list_tile &r, int st
     const int i = (int)threadIdx.x % ROWS;
     const size_t from = row0 + min(i, last);
     if (threadIdx.x < ROWS) {
-        copy_number(numbers + (uint32_t)i * 4, p.shift + from);
-        copy_number(numbers + (uint32_t)(2 * ROWS + i) * 4, p.unit + from);
+        cp_async4(numbers + (uint32_t)i * 4, p.shift + from);
+        cp_async4(numbers + (uint32_t)(2 * ROWS + i) * 4, p.unit + from);
     } else {
-        copy_number(numbers + (uint32_t)(ROWS + i) * 4, p.delta + from);
+        cp_async4(numbers + (uint32_t)(ROWS + i) * 4, p.delta + from);
     }
 }
 
@@ -213,7 +213,7 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
         if (step < steps)
             copy_queries<DP>(p, r, step, stages + stage * 2 * TILE,
                              shared_address(numbers) + stage * 3 * ROWS * 4);
-        copy_commit();
+        cp_async_commit();
     };
     const float most = largest_unit(p, r, numbers);
     copy_list<DP>(p, base, r.span, r.n_salient, r.start, r.keys, r.k0, k, v);

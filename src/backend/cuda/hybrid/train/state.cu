@@ -111,7 +111,7 @@ STI_DEVICE void fetch_tile(const sti_cuda_train &p, const outer_sum &o,
         for (int n = 0; n < ROWS * UNITS / OUTER_THREADS; n++) {
             const int at = (int)threadIdx.x + n * OUTER_THREADS;
             const int r = at / UNITS, u = at % UNITS;
-            copy_async(shared_address(to->phi) + unit_at<OUTER_FEATURES>(r, u),
+            cp_async16(shared_address(to->phi) + unit_at<OUTER_FEATURES>(r, u),
                        outer_features<KIND>(p, o, i, r) + u * 8);
         }
     }
@@ -122,7 +122,7 @@ STI_DEVICE void fetch_tile(const sti_cuda_train &p, const outer_sum &o,
             const int at = (int)threadIdx.x + n * OUTER_THREADS;
             const int r = at / (DP / 8), u = at % (DP / 8);
             const int t = outer_token<KIND>(p, o, i, r);
-            copy_async(shared_address(to->x) + unit_at<DP>(r, u),
+            cp_async16(shared_address(to->x) + unit_at<DP>(r, u),
                        p.half_v + row_at(p, p.G, o.b, g, t) * DP + u * 8);
         }
     } else {
@@ -138,7 +138,7 @@ STI_DEVICE void fetch_tile(const sti_cuda_train &p, const outer_sum &o,
             rows->weight[n] = has ? p.adden[row] : 0;
         }
     }
-    copy_commit();
+    cp_async_commit();
 }
 
 /* The rest of it. A token that is not there has no unit, and so no weight. */
@@ -209,7 +209,7 @@ STI_DEVICE void add_tile(const outer_tile<DP> &tile, const lane_place &at,
 #pragma unroll 2
     for (int k = 0; k < ROWS; k += 16) {
         uint32_t a[4], w[2] = {0, 0};
-        load_squares_turned(a, A.at(k, at.warp));
+        ldmatrix_x4_trans(a, A.at(k, at.warp));
 #pragma unroll
         for (int h = 0; h < 2; h++) { /* tokens t, t + 1 */
             const int t = k + 8 * h + 2 * at.t;
@@ -223,7 +223,7 @@ STI_DEVICE void add_tile(const outer_tile<DP> &tile, const lane_place &at,
 #pragma unroll
         for (int n = 0; n < DP / 8; n += 2) {
             uint32_t x[4];
-            load_squares_turned(x, B.at(k, n / 2));
+            ldmatrix_x4_trans(x, B.at(k, n / 2));
             mma(sum->S[n], a, x[0], x[1]);
             mma(sum->S[n + 1], a, x[2], x[3]);
         }
@@ -279,7 +279,7 @@ static __global__ void __launch_bounds__(OUTER_THREADS, DP <= 64 ? 2 : 1)
     }
     for (int i = 0; i < all; i++) {
         outer_tile<DP> *next = &tile[(i + 1) % 2];
-        copy_wait<0>();
+        cp_async_wait<0>();
         __syncthreads(); /* tile i is there, i - 1 has been used */
         if (i + 1 < all) fetch_tile<KIND, DP>(p, o, place(i + 1), next, &rows);
         if (m < p.PP) add_tile<DP>(tile[i % 2], at, &sum);

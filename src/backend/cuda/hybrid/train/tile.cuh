@@ -18,8 +18,6 @@ enum {
     NO_TOKEN = INT32_MAX
 };
 
-static __device__ const float log2_e = 1.4426950408889634f;
-
 /* ---- Launching ----------------------------------------------------------- */
 
 /* Runs LAUNCH with DP as a constant. */
@@ -179,7 +177,7 @@ template <int N, typename Row> STI_DEVICE void expect_rows(int cols, Row row)
     const int lines = (cols + 31) / 32;
     for (int i = (int)threadIdx.x; i < N * lines; i += THREADS) {
         const float *x = row(i / lines);
-        if (x) expect(x + i % lines * 32);
+        if (x) prefetch_l2(x + i % lines * 32);
     }
 }
 
@@ -228,15 +226,8 @@ template <int N, int W, typename Row> STI_DEVICE void copy_tile(uint32_t to, Row
 #pragma unroll
     for (int i = 0; i < N * UNITS / THREADS; i++) {
         const int at = (int)threadIdx.x + i * THREADS, r = at / UNITS, u = at % UNITS;
-        copy_async(to + unit_at<W>(r, u), row(r) + u * 8);
+        cp_async16(to + unit_at<W>(r, u), row(r) + u * 8);
     }
-}
-
-/* 4 bytes on their way to shared memory. */
-STI_DEVICE void copy_number(uint32_t to, const float *from)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from)
-                 : "memory");
 }
 
 /* Products of one warp: C has 16 rows, N tiles of 8 columns. In the names t stands for
@@ -249,10 +240,10 @@ STI_DEVICE void half_nt(float (&c)[N][4], lane_address<W> A, lane_address<W> B)
 #pragma unroll 2
     for (int k = 0; k < W / 16; k++) {
         uint32_t a[4], b[4];
-        load_squares(a, A.at(0, k));
+        ldmatrix_x4(a, A.at(0, k));
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
-            load_squares(b, B.at(8 * n, k));
+            ldmatrix_x4(b, B.at(8 * n, k));
             mma(c[n], a, b[0], b[1]);
             mma(c[n + 1], a, b[2], b[3]);
         }
@@ -271,7 +262,7 @@ STI_DEVICE void half_rn(float (&c)[N][4], const float (&A)[K][4], lane_address<W
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t b[4];
-            load_squares_turned(b, B.at(8 * k, n / 2));
+            ldmatrix_x4_trans(b, B.at(8 * k, n / 2));
             mma(c[n], a, b[0], b[1]);
             mma(c[n + 1], a, b[2], b[3]);
         }
@@ -305,12 +296,7 @@ STI_DEVICE float unit_part(float log2)
 /* Pairs of halves, number by number. */
 STI_DEVICE uint32_t times_half2(uint32_t x, uint32_t y)
 {
-    __half2 a, b;
-    memcpy(&a, &x, sizeof a);
-    memcpy(&b, &y, sizeof b);
-    a = __hmul2(a, b);
-    memcpy(&x, &a, sizeof x);
-    return x;
+    return half2_bits(__hmul2(bits_half2(x), bits_half2(y)));
 }
 
 #endif
