@@ -4,6 +4,8 @@
 #ifndef TESTS_SKIP_H
 #define TESTS_SKIP_H
 
+#include <string.h>
+
 /* skip_because("no %s here", name) */
 #define skip_because(...)                                                              \
     do {                                                                               \
@@ -12,5 +14,19 @@
         print_message("\n");                                                           \
         skip();                                                                        \
     } while (0)
+
+/* Says that this processor lacks an instruction set, for tests that go through all of
+ * them: what they leave out is shown as a skip, and the others are tested. */
+static inline void skip_isa(const char *isa)
+{
+    static const char *told[8];
+    for (int i = 0; i < 8; i++) {
+        if (told[i] && strcmp(told[i], isa) == 0) return;
+        if (told[i]) continue;
+        told[i] = isa;
+        print_message("skipped: this processor has no %s\n", isa);
+        return;
+    }
+}
 
 #endif

@@ -9,6 +9,8 @@
 
 #include <math.h>
 
+#include "../skip.h"
+
 static const sti_dtype TYPES[] = {STI_Q4_0, STI_Q4_1, STI_Q5_0, STI_Q5_1, STI_Q8_0,
                                   STI_Q2_K, STI_Q3_K, STI_Q4_K, STI_Q5_K, STI_Q6_K,
                                   STI_F32,  STI_F16,  STI_BF16};
@@ -31,7 +33,10 @@ static sti_dev *device(const char *isa, int threads, int max_k)
                         .kv_heads = 1,
                         .head_dim = 16};
     still_status st = sti_backend_find("cpu")->dev_new(&p, &dev, &err);
-    if (st == STILL_E_UNSUPPORTED) return NULL; /* not on this processor */
+    if (st == STILL_E_UNSUPPORTED) {
+        skip_isa(isa);
+        return NULL;
+    }
     assert_int_equal(st, STILL_OK);
     return dev;
 }

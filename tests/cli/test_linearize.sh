@@ -47,46 +47,62 @@ PYTHON
     [ -z "$(named "$2" tmp)$(named "$2" checkpoint)" ] || fail "left behind: $(named "$2" '')"
 }
 
-# Exact resume: killed after these steps (3 is within stage 1, 5 its end, 7 in stage 2).
-# A machine that is busy elsewhere may let a run end before it is killed.
-linearize 0 'is a model now' --out whole --tokens 480
+# must_be_killed NAME PID: it ended by SIGKILL, not by itself.
+must_be_killed() {
+    wait "$2" 2>/dev/null
+    local got=$?
+    [ $got = 137 ] || fail "$1: ended with $got before it could be killed"
+}
+
+# Exact resume: killed in stage 1, in its last steps, and in stage 2. The run is long
+# enough that a kill always comes before its end.
+linearize 0 'is a model now' --out whole --tokens 2880
 [ "$(cd whole && echo *)" = 'README.md adapter.safetensors still.json train.jsonl' ] ||
     fail "the folder holds $(named whole '')"
 resume=()
-for step in 1 3 5 7; do
-    "${train[@]}" --out killed --tokens 480 --save-every 1 "${resume[@]}" >/dev/null 2>&1 &
+for step in 1 8 28 36; do
+    "${train[@]}" --out killed --tokens 2880 --save-every 1 "${resume[@]}" >/dev/null 2>&1 &
     until_lines killed $step $!
-    kill -9 $! 2>/dev/null
-    wait $! 2>/dev/null
+    kill -9 $!
+    must_be_killed "step $step" $!
+    [ "$(lines killed)" -lt 60 ] || fail "step $step: nothing was left to resume"
     resume=(--resume)
 done
 go_on() {
-    [ ! -e "$1/checkpoint.safetensors" ] || linearize 0 'is a model now' --out "$1" --tokens 480 --resume
+    linearize 0 'is a model now' --out "$1" --tokens 2880 --resume
     same whole "$1"
 }
-[ ! -e killed/checkpoint.safetensors ] ||
-    touch killed/checkpoint.safetensors.123.0.tmp killed/train.jsonl.123.tmp
+touch killed/checkpoint.safetensors.123.0.tmp killed/train.jsonl.123.tmp
 go_on killed
 
-# Killed while a checkpoint is being written, as often as that is caught.
+# Killed while a checkpoint is being written: what is half written is there then. The
+# writer is stopped first, to see whether it was caught at it; if not, it runs on.
 cat >killer.py <<'PYTHON'
 import os, signal, subprocess, sys
 out, command = sys.argv[1], sys.argv[2:]
 run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-while run.poll() is None:
+def writing():
     try:
         names = os.listdir(out)
     except OSError:
+        return False
+    return ("checkpoint.safetensors" in names and "train.jsonl" in names and
+            any(n.startswith("checkpoint") and n.endswith(".tmp") for n in names))
+while run.poll() is None:
+    if not writing():
         continue
-    writing = any(n.startswith("checkpoint") and n.endswith(".tmp") for n in names)
-    if writing and "checkpoint.safetensors" in names and "train.jsonl" in names:
+    run.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, run.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    if writing():
         run.send_signal(signal.SIGKILL)
-        run.wait()
-        break
+        sys.exit(0 if run.wait() == -signal.SIGKILL and writing() else 1)
+    run.send_signal(signal.SIGCONT)
+sys.exit(1)
 PYTHON
 resume=()
-for _ in 1 2 3; do
-    python3 killer.py torn "${train[@]}" --out torn --tokens 480 --save-every 2 "${resume[@]}"
+for try in 1 2 3; do
+    timeout 120 python3 killer.py torn "${train[@]}" --out torn --tokens 2880 --save-every 1 "${resume[@]}" ||
+        fail "kill $try: the run ended before it was caught writing a checkpoint"
     resume=(--resume)
 done
 go_on torn
@@ -117,7 +133,7 @@ PYTHON
 "${train[@]}" --out other --tokens 480000 --save-every 1 >/dev/null 2>&1 &
 until_lines other 2 $!
 kill -9 $!
-wait $! 2>/dev/null
+must_be_killed other $!
 cp -r other before
 while read -r pattern options; do
     # shellcheck disable=SC2086
