@@ -13,7 +13,7 @@
 #define STI_HAVE_NCCL 0
 #endif
 
-enum { LT_ROOM = 32 << 20, HEAD_ROWS = 256, OLDEST_MAJOR = 8 };
+enum { LT_WORKSPACE = 32 << 20, HEAD_ROWS = 256, OLDEST_MAJOR = 8 };
 
 /* ---- Errors -------------------------------------------------------------- */
 
@@ -102,7 +102,7 @@ static size_t mem_peak(sti_dev *dev, bool restart)
     if (cudaDeviceGetDefaultMemPool(&pool, dev->ordinal) != cudaSuccess) return 0;
     if (restart) {
         sti_cuda_mem_free(dev, &dev->scratch);
-        sti_cuda_forget_passes(dev); /* they have its address */
+        sti_cuda_graphs_forget(dev); /* they have its address */
         (void)cudaStreamSynchronize(dev->stream);
         (void)cudaMemPoolTrimTo(pool, 0);
         (void)cudaMemPoolSetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &zero);
@@ -115,7 +115,7 @@ static size_t mem_peak(sti_dev *dev, bool restart)
 still_status sti_cuda_scratch(sti_dev *dev, size_t bytes, void **out, still_error *err)
 {
     if (bytes > dev->scratch.bytes) {
-        if (sti_cuda_recording(dev))
+        if (sti_cuda_capturing(dev))
             return sti_fail(err, STILL_E_MEMORY,
                             "cuda: a recorded pass asked for more scratch (%zu bytes) "
                             "than the one before it",
@@ -124,7 +124,7 @@ still_status sti_cuda_scratch(sti_dev *dev, size_t bytes, void **out, still_erro
         STI_TRY(sti_cuda_mem_new(dev, bytes, &grown, err));
         sti_cuda_mem_free(dev, &dev->scratch); /* when what is queued has used it */
         dev->scratch = grown;
-        sti_cuda_forget_passes(dev); /* they have the old address */
+        sti_cuda_graphs_forget(dev); /* they have the old address */
     }
     *out = dev->scratch.p;
     return STILL_OK;
@@ -139,11 +139,11 @@ static void dev_free(sti_dev *dev)
 #if STI_HAVE_NCCL
     sti_cuda_ranks_leave(dev);
 #endif
-    sti_cuda_plans_free(dev);
-    sti_cuda_wide_free(dev);
-    sti_cuda_passes_free(dev);
+    sti_cublaslt_free(dev);
+    sti_cuda_bf16_free(dev);
+    sti_cuda_graphs_free(dev);
     sti_cuda_mem_free(dev, &dev->scratch);
-    sti_cuda_mem_free(dev, &dev->lt_room);
+    sti_cuda_mem_free(dev, &dev->lt_workspace);
     if (dev->lt) (void)cublasLtDestroy(dev->lt);
     if (dev->stream) {
         (void)cudaStreamSynchronize(dev->stream);
@@ -211,8 +211,8 @@ static still_status set_up(sti_dev *dev, still_error *err)
     STI_TRY(keep_memory(dev, err));
     STI_TRY(sti_cuda_has_pdl(&dev->pdl, err));
     STI_TRY(sti_cublas_check(cublasLtCreate(&dev->lt), "starting cuBLASLt", err));
-    STI_TRY(sti_cuda_mem_new(dev, LT_ROOM, &dev->lt_room, err));
-    return sti_cuda_passes_new(dev, err);
+    STI_TRY(sti_cuda_mem_new(dev, LT_WORKSPACE, &dev->lt_workspace, err));
+    return sti_cuda_graphs_new(dev, err);
 }
 
 static still_status dev_new(const sti_dev_params *p, sti_dev **out, still_error *err)
@@ -249,9 +249,9 @@ static int dev_threads(const sti_dev *dev)
 /* What products and softmax attention ask for, for so many rows. */
 static size_t scratch_of(const sti_dev *dev, int rows)
 {
-    const size_t M = (size_t)rows, K = sti_cuda_up_to((size_t)dev->max_k, 8);
+    const size_t M = (size_t)rows, K = sti_cuda_round_up((size_t)dev->max_k, 8);
     const size_t products =
-        sti_cuda_up_to(M * K * sizeof(sti_half), 256) + dev->half_room;
+        sti_cuda_round_up(M * K * sizeof(sti_half), 256) + dev->half_scratch;
     const size_t sessions = M < STI_CUDA_ATTN_SEGS ? M : STI_CUDA_ATTN_SEGS;
     const size_t pieces = sessions * (size_t)dev->heads * STI_CUDA_ATTN_SPLITS;
     const size_t attention = pieces * ((size_t)dev->head_dim + 2) * sizeof(float);
@@ -262,15 +262,15 @@ static size_t scratch_of(const sti_dev *dev, int rows)
  * states of some layers; hybrid_reserve does the same for the hybrid operator. */
 static still_status dev_reserve(sti_dev *dev, int rows, still_error *err)
 {
-    void *room;
-    return rows > 0 ? sti_cuda_scratch(dev, scratch_of(dev, rows), &room, err)
+    void *scratch;
+    return rows > 0 ? sti_cuda_scratch(dev, scratch_of(dev, rows), &scratch, err)
                     : STILL_OK;
 }
 
 static size_t dev_bytes(const sti_dev *dev, int rows)
 {
     const size_t will = scratch_of(dev, rows), is = dev->scratch.bytes;
-    return (will > is ? will : is) + dev->lt_room.bytes;
+    return (will > is ? will : is) + dev->lt_workspace.bytes;
 }
 
 const sti_backend sti_backend_cuda = {
@@ -300,7 +300,7 @@ const sti_backend sti_backend_cuda = {
     .rmsnorm = sti_cuda_rmsnorm,
     .rope = sti_cuda_rope,
     .swiglu = sti_cuda_swiglu,
-    .feed_forward = sti_cuda_feed_forward,
+    .feed_forward = sti_cuda_ffn,
     .softmax_attn = sti_cuda_softmax_attn,
     .logprob = sti_cuda_logprob,
     .matmul_added = sti_cuda_matmul_added,
@@ -308,14 +308,14 @@ const sti_backend sti_backend_cuda = {
     .matmul_grad = sti_cuda_matmul_grad,
     .rmsnorm_back = sti_cuda_norm_back,
     .swiglu_back = sti_cuda_gated_back,
-    .feed_train = sti_cuda_feed_train,
-    .feed_back = sti_cuda_feed_back,
+    .feed_train = sti_cuda_ffn_train,
+    .feed_back = sti_cuda_ffn_back,
     .loss = sti_cuda_loss,
     .adam = sti_cuda_adam,
     .sum_squares = sti_cuda_sum_squares,
     .compare = sti_cuda_compare,
-    .dropout = sti_cuda_drop,
-    .scale = sti_cuda_times,
+    .dropout = sti_cuda_dropout,
+    .scale = sti_cuda_scale,
 #if STI_HAVE_NCCL
     .ranks_name = sti_cuda_ranks_name,
     .ranks_meet = sti_cuda_ranks_meet,
@@ -325,7 +325,7 @@ const sti_backend sti_backend_cuda = {
     .state_kv = 0, /* as the session's cache */
     .state_real = sizeof(float),
     .hybrid_reserve = sti_cuda_hybrid_reserve,
-    .hybrid_turns = sti_cuda_hybrid_turns,
+    .hybrid_turns = sti_cuda_hybrid_ropes,
     .hybrid = sti_cuda_hybrid,
     .hybrid_route = sti_cuda_hybrid_route,
     .hybrid_parallel = sti_cuda_hybrid_parallel,

@@ -106,12 +106,12 @@ still_status sti_cuda_ranks_sum(sti_dev *dev, float *x, size_t n, still_error *e
         const size_t count = n - at < BLOCK ? n - at : BLOCK;
         size_t first;
         const size_t own = share(dev, count, dev->rank, &first);
-        void *room;
-        STI_TRY(sti_cuda_scratch(dev, (size_t)dev->n_ranks * own * sizeof *x + 1, &room,
-                                 err));
-        STI_TRY(check(deal(dev, x + at, count, room), what, err));
-        STI_TRY(sti_cuda_add_in_order(dev, room, dev->n_ranks, own, err));
-        STI_TRY(check(collect(dev, x + at, count, room), what, err));
+        void *scratch;
+        STI_TRY(sti_cuda_scratch(dev, (size_t)dev->n_ranks * own * sizeof *x + 1,
+                                 &scratch, err));
+        STI_TRY(check(deal(dev, x + at, count, scratch), what, err));
+        STI_TRY(sti_cuda_add_in_order(dev, scratch, dev->n_ranks, own, err));
+        STI_TRY(check(collect(dev, x + at, count, scratch), what, err));
     }
     return STILL_OK;
 }

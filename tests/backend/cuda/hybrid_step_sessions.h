@@ -8,7 +8,7 @@
 
 #include "../hybrid_problem.h"
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/hybrid/step/step.h"
 #include "gpu.h"
 
 enum { SESSIONS = 3 };
@@ -50,7 +50,7 @@ typedef struct run {
     double *k_raw[SESSIONS];
     session x[SESSIONS];
     learned in;
-    sti_cuda_shape h;
+    sti_cuda_hybrid_params h;
     sti_block table, pos, room;
     size_t kv_size;
 } run;
@@ -136,7 +136,7 @@ static inline void open_session(run *r, int i)
                            sizeof(float));
 }
 
-static inline sti_cuda_shape shape_of(const run *r)
+static inline sti_cuda_hybrid_params shape_of(const run *r)
 {
     const problem *p = &r->p[0];
     const sti_hybrid_args args = {.set = &p->set,
@@ -150,7 +150,7 @@ static inline sti_cuda_shape shape_of(const run *r)
                                          .interleaved = r->c->interleaved,
                                          .unrotated = r->unrotated},
                                   .state = (sti_hybrid_state *)&r->x[0].st};
-    sti_cuda_shape h = sti_cuda_shape_of(&args);
+    sti_cuda_hybrid_params h = sti_cuda_hybrid_params_of(&args);
     h.inv_freq = r->in.inv_freq.p;
     return h;
 }
@@ -185,9 +185,9 @@ static inline void open_run(run *r, const gpu *g, const test_case *c, size_t kv_
     }
     r->in.inv_freq = upload(g, p->inv_freq, (size_t)p->shape.D / 2);
     r->h = shape_of(r);
-    r->table = new_block(g, SESSIONS * sizeof(sti_cuda_session));
+    r->table = new_block(g, SESSIONS * sizeof(sti_cuda_hybrid_session));
     r->pos = new_block(g, SESSIONS * sizeof(int32_t));
-    const size_t bytes = sti_cuda_step_room(g->dev, &r->h, SESSIONS);
+    const size_t bytes = sti_cuda_hybrid_step_scratch(g->dev, &r->h, SESSIONS);
     r->room = new_block(g, bytes);
     void *garbage = malloc(bytes ? bytes : 1); /* nothing may rely on what is there */
     assert_non_null(garbage);
@@ -222,7 +222,7 @@ static inline const float *from_row(const sti_block *b, size_t at)
     return b->p ? (const float *)b->p + at : NULL;
 }
 
-static inline sti_cuda_session describe(const run *r, int i, int T)
+static inline sti_cuda_hybrid_session describe(const run *r, int i, int T)
 {
     const session *x = &r->x[i];
     const problem *p = x->p;
@@ -237,14 +237,14 @@ static inline sti_cuda_session describe(const run *r, int i, int T)
                                          .unrotated = r->unrotated},
                                   .state = (sti_hybrid_state *)&x->st,
                                   .y = (float *)x->y.p + past * HD};
-    return sti_cuda_session_of(&args, (const int32_t *)r->pos.p + i);
+    return sti_cuda_hybrid_session_of(&args, (const int32_t *)r->pos.p + i);
 }
 
 /* The next few tokens of every session, each its own number of them, maybe none; the
  * last `keep` are not fed. */
 static inline bool feed_some(run *r, int call, int keep)
 {
-    sti_cuda_session table[SESSIONS];
+    sti_cuda_hybrid_session table[SESSIONS];
     int32_t pos[SESSIONS];
     int longest = 0;
     bool more = false;
@@ -266,8 +266,8 @@ static inline bool feed_some(run *r, int call, int keep)
         bool leaves = false;
         for (int i = 0; i < SESSIONS; i++)
             leaves = leaves || (pos[i] + t) % r->h.C == 0;
-        if (leaves && sti_cuda_hybrid_leave(r->g->dev, &r->h, r->table.p, SESSIONS, t,
-                                            r->room.p, &err) != STILL_OK)
+        if (leaves && sti_cuda_hybrid_retire(r->g->dev, &r->h, r->table.p, SESSIONS, t,
+                                             r->room.p, &err) != STILL_OK)
             fail_msg("%s: %s", r->c->name, err.text);
         if (sti_cuda_hybrid_step(r->g->dev, &r->h, r->table.p, SESSIONS, t,
                                  t == 0 && !leaves, r->room.p, &err) != STILL_OK)

@@ -8,7 +8,7 @@ static void check(const gpu *g, const test_case *c, uint64_t seed, bool unrotate
     for (size_t kv_size = 2; kv_size <= 4; kv_size += 2) {
         static run r;
         open_run(&r, g, c, kv_size, seed, unrotated);
-        assert_true(!unrotated || sti_cuda_step_turns(&r.h));
+        assert_true(!unrotated || sti_cuda_hybrid_step_ropes(&r.h));
         for (int call = 1; feed_some(&r, call, 0);) call++;
         for (int i = 0; i < SESSIONS; i++) compare_session(&r, i);
         close_run(&r);
@@ -212,7 +212,7 @@ static void test_turns(void **state)
             .set = &set, .shape = {4, 2, calls[i].D, calls[i].D}, .T = 1, .state = &st};
         sti_hybrid_args a[2] = {one, one};
         a[1].T = calls[i].T;
-        if (sti_cuda_hybrid_turns(a, 2) != calls[i].turns)
+        if (sti_cuda_hybrid_ropes(a, 2) != calls[i].turns)
             fail_msg("%s, call %zu: expected %d", calls[i].method, i, calls[i].turns);
     }
 }

@@ -15,7 +15,7 @@ static void test_leaves_again(void **state)
     static run r;
     const gpu *g = need_gpu();
     for (int kind = 0; kind < 3; kind++) {
-        sti_cuda_session table[SESSIONS];
+        sti_cuda_hybrid_session table[SESSIONS];
         const int32_t pos[SESSIONS] = {64, 64, 64};
         open_run(&r, g, &c, 2, 7, false);
         for (int call = 1; feed_some(&r, call, 0);) call++;
@@ -31,8 +31,8 @@ static void test_leaves_again(void **state)
         move(g, r.pos.p, pos, sizeof pos);
         for (int again = 0; again < 6; again++) {
             still_error err;
-            assert_int_equal(sti_cuda_hybrid_leave(g->dev, &r.h, r.table.p, SESSIONS, 0,
-                                                   r.room.p, &err),
+            assert_int_equal(sti_cuda_hybrid_retire(g->dev, &r.h, r.table.p, SESSIONS,
+                                                    0, r.room.p, &err),
                              STILL_OK);
         }
         for (int i = 0; i < SESSIONS; i++) {
@@ -60,13 +60,13 @@ static void check_batch(run *r, int n)
 {
     const gpu *g = r->g;
     const size_t row = (size_t)(r->h.H * r->h.D), S = (size_t)r->h.S;
-    sti_cuda_session *table = calloc((size_t)n, sizeof *table);
+    sti_cuda_hybrid_session *table = calloc((size_t)n, sizeof *table);
     sti_hybrid_state *st = calloc((size_t)n, sizeof *st);
     sti_block *state = calloc((size_t)n, sizeof *state);
     int32_t *pos = calloc((size_t)n, sizeof *pos);
     assert_true(table && st && state && pos);
     sti_block y = new_block(g, (size_t)n * row * sizeof(float));
-    sti_block room = new_block(g, sti_cuda_step_room(g->dev, &r->h, n));
+    sti_block room = new_block(g, sti_cuda_hybrid_step_scratch(g->dev, &r->h, n));
     sti_block on_table = new_block(g, (size_t)n * sizeof *table);
     sti_block on_pos = new_block(g, (size_t)n * sizeof *pos);
     for (int i = 0; i < n; i++) {
@@ -90,12 +90,12 @@ static void check_batch(run *r, int n)
                                              .q_raw = table[i].q_raw},
                                       .state = &st[i],
                                       .y = (float *)y.p + (size_t)i * row};
-        table[i] = sti_cuda_session_of(&args, (const int32_t *)on_pos.p + i);
+        table[i] = sti_cuda_hybrid_session_of(&args, (const int32_t *)on_pos.p + i);
     }
     move(g, on_table.p, table, (size_t)n * sizeof *table);
     move(g, on_pos.p, pos, (size_t)n * sizeof *pos);
     still_error err;
-    if (sti_cuda_hybrid_leave(g->dev, &r->h, on_table.p, n, 0, room.p, &err) !=
+    if (sti_cuda_hybrid_retire(g->dev, &r->h, on_table.p, n, 0, room.p, &err) !=
             STILL_OK ||
         sti_cuda_hybrid_step(g->dev, &r->h, on_table.p, n, 0, false, room.p, &err) !=
             STILL_OK)

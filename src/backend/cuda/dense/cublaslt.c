@@ -13,7 +13,7 @@
 enum { PLANS = 128, ALIGN_MAX = 256 };
 
 typedef struct plan_key { /* ints only: compared as bytes */
-    int type, m, n, k, lda, ldb, ldd, turned, bias, parts, align;
+    int type, m, n, k, lda, ldb, ldd, trans, bias, parts, align;
 } plan_key;
 
 typedef struct plan {
@@ -24,12 +24,12 @@ typedef struct plan {
     cublasLtMatmulAlgo_t algo;
 } plan;
 
-struct sti_cuda_plans {
+struct sti_cublaslt_plans {
     uint64_t clock;
     plan plan[PLANS];
 };
 
-void sti_cuda_plans_free(sti_dev *dev)
+void sti_cublaslt_free(sti_dev *dev)
 {
     free(dev->plans);
     dev->plans = NULL;
@@ -49,10 +49,10 @@ static int least(int a, int b)
 
 /* op of it is rows x columns; `parts` of them follow each other. */
 static cublasStatus_t lay_out(cublasLtMatrixLayoutOpaque_t *out, cudaDataType type,
-                              int rows, int columns, bool turned, int ld, int parts)
+                              int rows, int columns, bool trans, int ld, int parts)
 {
-    const uint64_t high = (uint64_t)(turned ? columns : rows),
-                   wide = (uint64_t)(turned ? rows : columns);
+    const uint64_t high = (uint64_t)(trans ? columns : rows),
+                   wide = (uint64_t)(trans ? rows : columns);
     const int32_t count = parts;
     const int64_t step = (int64_t)ld * (int64_t)wide;
     cublasStatus_t e = cublasLtMatrixLayoutInit(out, type, high, wide, ld);
@@ -67,8 +67,8 @@ static cublasStatus_t lay_out(cublasLtMatrixLayoutOpaque_t *out, cudaDataType ty
 
 static cublasStatus_t set_op(plan *p, const sti_cuda_multiply_args *a)
 {
-    const cublasOperation_t op_a = a->turn_a ? CUBLAS_OP_T : CUBLAS_OP_N,
-                            op_b = a->turn_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t op_a = a->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+                            op_b = a->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t bias = CUBLASLT_EPILOGUE_BIAS;
     const cublasComputeType_t how =
         a->type == STI_CUDA_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
@@ -86,7 +86,7 @@ static cublasStatus_t set_op(plan *p, const sti_cuda_multiply_args *a)
 }
 
 /* A description that is freed with its plan: none of these allocate. */
-static cublasStatus_t describe(plan *p, const sti_cuda_multiply_args *a)
+static cublasStatus_t describe_product(plan *p, const sti_cuda_multiply_args *a)
 {
     static const cudaDataType in_type[] = {
         [STI_CUDA_HALF_TO_FLOAT] = CUDA_R_16F, [STI_CUDA_HALF_TO_HALF] = CUDA_R_16F,
@@ -98,9 +98,9 @@ static cublasStatus_t describe(plan *p, const sti_cuda_multiply_args *a)
                                                                 : CUDA_R_32F;
     cublasStatus_t e = set_op(p, a);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = lay_out(&p->a, in, a->m, a->k, a->turn_a, a->lda, a->parts);
+        e = lay_out(&p->a, in, a->m, a->k, a->trans_a, a->lda, a->parts);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = lay_out(&p->b, in, a->k, a->n, a->turn_b, a->ldb, a->parts);
+        e = lay_out(&p->b, in, a->k, a->n, a->trans_b, a->ldb, a->parts);
     if (e == CUBLAS_STATUS_SUCCESS)
         e = lay_out(&p->d, out, a->m, a->n, false, a->ldd, a->parts);
     return e;
@@ -121,13 +121,14 @@ static cublasStatus_t prefer(const sti_dev *dev, int align,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    const uint64_t room = dev->lt_room.bytes;
+    const uint64_t workspace = dev->lt_workspace.bytes;
     const uint32_t bytes = (uint32_t)align,
                    sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasStatus_t e = cublasLtMatmulPreferenceInit(pref);
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmulPreferenceSetAttribute(
-            pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room);
+            pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+            sizeof workspace);
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmulPreferenceSetAttribute(
             pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums, sizeof sums);
@@ -143,7 +144,7 @@ static still_status choose(sti_dev *dev, plan *p, const sti_cuda_multiply_args *
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t best;
     int found = 0;
-    STI_TRY(sti_cublas_check(describe(p, a), "describing a product", err));
+    STI_TRY(sti_cublas_check(describe_product(p, a), "describing a product", err));
     STI_TRY(sti_cublas_check(set_bias(p, a->bias), "describing a bias", err));
     STI_TRY(sti_cublas_check(prefer(dev, align, &pref), "describing a product", err));
     cublasStatus_t e = cublasLtMatmulAlgoGetHeuristic(
@@ -166,7 +167,7 @@ static still_status find(sti_dev *dev, const sti_cuda_multiply_args *a, plan **o
         dev->plans = sti_alloc(1, sizeof *dev->plans);
         if (!dev->plans) return sti_fail_memory(err, "cuda plans", sizeof *dev->plans);
     }
-    struct sti_cuda_plans *all = dev->plans;
+    struct sti_cublaslt_plans *all = dev->plans;
     const void *c = a->c ? a->c : a->d;
     const plan_key key = {.type = (int)a->type,
                           .m = a->m,
@@ -175,7 +176,7 @@ static still_status find(sti_dev *dev, const sti_cuda_multiply_args *a, plan **o
                           .lda = a->lda,
                           .ldb = a->ldb,
                           .ldd = a->ldd,
-                          .turned = a->turn_a + 2 * a->turn_b,
+                          .trans = a->trans_a + 2 * a->trans_b,
                           .bias = a->bias != NULL,
                           .parts = a->parts,
                           .align = least(least(alignment(a->a), alignment(a->b)),
@@ -203,11 +204,11 @@ still_status sti_cuda_multiply(sti_dev *dev, const sti_cuda_multiply_args *a,
     plan *p;
     STI_TRY(find(dev, a, &p, err));
     STI_TRY(sti_cublas_check(set_bias(p, a->bias), "setting a bias", err));
-    return sti_cublas_check(cublasLtMatmul(dev->lt, &p->op, &a->scale, a->a, &p->a,
-                                           a->b, &p->b, &beta, a->c ? a->c : a->d,
-                                           &p->d, a->d, &p->d, &p->algo, dev->lt_room.p,
-                                           dev->lt_room.bytes, dev->stream),
-                            "a product", err);
+    return sti_cublas_check(
+        cublasLtMatmul(dev->lt, &p->op, &a->scale, a->a, &p->a, a->b, &p->b, &beta,
+                       a->c ? a->c : a->d, &p->d, a->d, &p->d, &p->algo,
+                       dev->lt_workspace.p, dev->lt_workspace.bytes, dev->stream),
+        "a product", err);
 }
 
 still_status sti_cuda_gemm(sti_dev *dev, const sti_cuda_gemm_args *a, still_error *err)
@@ -223,7 +224,7 @@ still_status sti_cuda_gemm(sti_dev *dev, const sti_cuda_gemm_args *a, still_erro
                                                        .lda = a->ld,
                                                        .ldb = a->ld,
                                                        .ldd = a->N,
-                                                       .turn_a = true,
+                                                       .trans_a = true,
                                                        .bias = a->bias,
                                                        .scale = 1,
                                                        .accumulate = a->accumulate},

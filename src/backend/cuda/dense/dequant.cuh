@@ -198,8 +198,8 @@ struct sti_chunk_half {
 };
 
 /* Asks for a chunk of any kind, before anything else is done. */
-__device__ __forceinline__ void sti_fetch_chunk(const sti_cuda_matrix &m, int tile,
-                                                int chunk, int lane)
+__device__ __forceinline__ void prefetch_chunk(const sti_cuda_matrix &m, int tile,
+                                               int chunk, int lane)
 {
     if (chunk >= m.chunks) return;
     const int64_t at = (int64_t)tile * m.chunks + chunk;

@@ -60,8 +60,8 @@ template <int BM, bool GATED> struct copier {
     int ld, column, rows_w, rows_x; /* rows: from the thread's first on */
     uint32_t to;
 
-    __device__ __forceinline__ copier(const sti_cuda_few &f, int i, int tile, int m0,
-                                      uint32_t stages)
+    __device__ __forceinline__ copier(const sti_cuda_gemv_args &f, int i, int tile,
+                                      int m0, uint32_t stages)
     {
         const int row = threadIdx.x / 8, unit = threadIdx.x % 8;
         const sti_cuda_matrix &m = f.w[GATED ? row / 8 : i];
@@ -85,7 +85,7 @@ template <int BM, bool GATED> struct copier {
                                     in && j * APART < rows_w);
     }
     /* Eight steps from columns k on, one for each unit, will be needed soon. */
-    __device__ __forceinline__ void expect_weights(int k, int end) const
+    __device__ __forceinline__ void prefetch_weights(int k, int end) const
     {
         k += column / 8 * STEP;
         if (k >= end) return;
@@ -112,14 +112,14 @@ template <int BM, bool GATED> struct copier {
 enum { ACROSS = BN + 4 };
 
 template <int BM>
-__device__ __forceinline__ void leave_sums(const sums<BM> &s, float *room)
+__device__ __forceinline__ void store_sums(const sums<BM> &s, float *shared)
 {
     const int lane = threadIdx.x % 32, n = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
     for (int j = 0; j < BM / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            room[(8 * j + lane % 4 * 2 + e % 2) * ACROSS + n + e / 2 * 8] = s.c[j][e];
+            shared[(8 * j + lane % 4 * 2 + e % 2) * ACROSS + n + e / 2 * 8] = s.c[j][e];
 }
 
 __device__ __forceinline__ float4 add4(float4 a, float4 b)
@@ -154,12 +154,12 @@ __device__ __forceinline__ float gate_of(float gate, float up)
  * cluster take in turn. */
 template <int BM, bool GATED> struct results {
     static constexpr int FOURS = rows_of(GATED) / 4; /* of a row */
-    const sti_cuda_few &f;
+    const sti_cuda_gemv_args &f;
     int i, n, m0, N; /* matrix, the thread's first column, first row, columns in all */
     float4 shift[2]; /* biases; of gate and up */
 
-    __device__ __forceinline__ results(const sti_cuda_few &few, int matrix, int tile,
-                                       int row)
+    __device__ __forceinline__ results(const sti_cuda_gemv_args &few, int matrix,
+                                       int tile, int row)
         : f(few), i(matrix), n(tile * rows_of(GATED) + threadIdx.x % FOURS * 4),
           m0(row), N(few.w[matrix].N)
     {
@@ -171,11 +171,12 @@ template <int BM, bool GATED> struct results {
         return b ? sti_load4(b, n, N, N % 4 == 0 && sti_aligned16(b))
                  : make_float4(0, 0, 0, 0);
     }
-    __device__ __forceinline__ void store(const float *room, int part, int parts) const
+    __device__ __forceinline__ void store(const float *shared, int part,
+                                          int parts) const
     {
         constexpr int AT_ONCE = THREADS / FOURS;
         const int c = threadIdx.x % FOURS * 4, rows = min(BM, f.M - m0);
-        const float *at = room + (GATED ? c / 8 * 16 + c % 8 : c);
+        const float *at = shared + (GATED ? c / 8 * 16 + c % 8 : c);
         if (n >= N) return;
 #pragma unroll 1
         for (int r = part * AT_ONCE + threadIdx.x / FOURS; r < rows;
@@ -218,7 +219,7 @@ template <int BM, bool GATED> struct results {
  * a tile are a cluster. */
 template <int BM, bool GATED>
 __global__ void __launch_bounds__(THREADS, (plan<BM>::BLOCKS))
-    some_rows(const __grid_constant__ sti_cuda_few f)
+    gemm_small(const __grid_constant__ sti_cuda_gemv_args f)
 {
     constexpr int STAGES = plan<BM>::STAGES;
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(THREADS, (plan<BM>::BLOCKS))
     for (int step = first; step < min(ahead, end); step++)
         copy.weights(step - first, step * STEP); /* they wait for nobody */
     /* Where rows are more, weights are few enough to lie in the L2 cache. */
-    if (BM > READ_ONCE) copy.expect_weights(ahead * STEP, end * STEP);
+    if (BM > READ_ONCE) copy.prefetch_weights(ahead * STEP, end * STEP);
     pdl_wait();
 #pragma unroll 1
     for (int step = first; step < ahead; step++) {
@@ -264,14 +265,14 @@ __global__ void __launch_bounds__(THREADS, (plan<BM>::BLOCKS))
         next = next + 1 == STAGES ? 0 : next + 1;
     }
     __syncthreads(); /* tiles are no longer needed */
-    leave_sums(s, (float *)shared);
+    store_sums(s, (float *)shared);
     cluster_sync();
     out.store((const float *)shared, part, parts);
     if (parts > 1) cluster_sync(); /* nobody leaves while its sums are read */
 }
 
 /* Tiles of all matrices. */
-int tiles_of(const sti_cuda_few *f)
+int tiles_of(const sti_cuda_gemv_args *f)
 {
     const int rows = rows_of(f->yh != nullptr);
     int tiles = 0;
@@ -281,7 +282,7 @@ int tiles_of(const sti_cuda_few *f)
 
 /* Parts of a tile: as many as SMs have room for, and of these the fewest that leave the
  * longest part as short. */
-template <int BM> int parts_of(const sti_dev *dev, const sti_cuda_few *f)
+template <int BM> int parts_of(const sti_dev *dev, const sti_cuda_gemv_args *f)
 {
     if (!dev->pdl) return 1;
     const int tiles = tiles_of(f) * ((f->M + BM - 1) / BM),
@@ -295,9 +296,9 @@ template <int BM> int parts_of(const sti_dev *dev, const sti_cuda_few *f)
 }
 
 template <int BM, bool GATED>
-still_status launch(sti_dev *dev, const sti_cuda_few *f, still_error *err)
+still_status launch(sti_dev *dev, const sti_cuda_gemv_args *f, still_error *err)
 {
-    auto kernel = some_rows<BM, GATED>;
+    auto kernel = gemm_small<BM, GATED>;
     const int parts = parts_of<BM>(dev, f);
     STI_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)plan<BM>::SHARED),
@@ -311,14 +312,14 @@ still_status launch(sti_dev *dev, const sti_cuda_few *f, still_error *err)
 }
 
 template <int BM>
-still_status launch_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
+still_status launch_rows(sti_dev *dev, const sti_cuda_gemv_args *f, still_error *err)
 {
     return f->yh ? launch<BM, true>(dev, f, err) : launch<BM, false>(dev, f, err);
 }
 
 /* Rows of x of a block. Large tiles move fewer bytes; where they would leave SMs idle,
  * shared or not, small ones end sooner. */
-int block_rows(const sti_dev *dev, const sti_cuda_few *f)
+int block_rows(const sti_dev *dev, const sti_cuda_gemv_args *f)
 {
     const int tiles = tiles_of(f);
     if (f->M <= 16) return 16;
@@ -330,7 +331,7 @@ int block_rows(const sti_dev *dev, const sti_cuda_few *f)
 
 } // namespace
 
-bool sti_cuda_some_fit(const sti_dev *dev, const sti_cuda_few *f)
+bool sti_cuda_gemm_small_fits(const sti_dev *dev, const sti_cuda_gemv_args *f)
 {
     int64_t bytes = 0;
     for (int i = 0; i < f->n; i++) {
@@ -342,7 +343,8 @@ bool sti_cuda_some_fit(const sti_dev *dev, const sti_cuda_few *f)
            (f->M <= READ_ONCE || bytes <= MOST_BYTES);
 }
 
-still_status sti_cuda_some_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
+still_status sti_cuda_gemm_small(sti_dev *dev, const sti_cuda_gemv_args *f,
+                                 still_error *err)
 {
     switch (block_rows(dev, f)) {
     case 16: return launch_rows<16>(dev, f, err);

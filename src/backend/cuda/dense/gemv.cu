@@ -49,10 +49,10 @@ enum { HELD = 1 };
 typedef sti_held<HELD> gains;
 
 /* x [M, K] as half into shared memory, normed if f.norm, zero up to whole chunks. */
-__device__ __forceinline__ void stage(const sti_cuda_few &f, const gains &gain,
+__device__ __forceinline__ void stage(const sti_cuda_gemv_args &f, const gains &gain,
                                       __half *xs, int stride)
 {
-    __shared__ float part[STI_CUDA_FEW][WARPS];
+    __shared__ float part[STI_CUDA_GEMV_ROWS][WARPS];
     const bool vec = f.K % 4 == 0 && sti_aligned16(f.x);
     const bool vec_norm = vec && sti_aligned16(f.norm),
                vec_keep = vec && sti_aligned16(f.keep);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void stage(const sti_cuda_few &f, const gains &gain,
 }
 
 /* xh [M, ld], which is half already, likewise. */
-__device__ __forceinline__ void stage_half(const sti_cuda_few &f, __half *xs,
+__device__ __forceinline__ void stage_half(const sti_cuda_gemv_args &f, __half *xs,
                                            int stride)
 {
     const int wide = (f.K + STI_CUDA_CHUNK - 1) / STI_CUDA_CHUNK * STI_CUDA_CHUNK;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void stage_half(const sti_cuda_few &f, __half *xs,
 /* x where and as products read it. What the caller needs and other kernels do not touch
  * it has asked for by now. */
 template <bool STAGED>
-__device__ __forceinline__ const __half *take_input(const sti_cuda_few &f,
+__device__ __forceinline__ const __half *take_input(const sti_cuda_gemv_args &f,
                                                     __half *staged, int stride)
 {
     gains gain;
@@ -159,7 +159,7 @@ template <class chunk_t, int STEP> struct chunk_stream {
     {
 #pragma unroll 1
         for (int u = AHEAD; u < FETCHED; u++)
-            sti_fetch_chunk(m, tile, first + u * STEP, threadIdx.x % 32);
+            prefetch_chunk(m, tile, first + u * STEP, threadIdx.x % 32);
     }
 
     /* c[0] + c[1] += W x^T over all of them, x [M, ld]. Two sums, since one product
@@ -209,8 +209,9 @@ template <int NB> struct tile_sums {
 /* Tiles blockIdx.x, + gridDim.x, ... of the call, which are all of one kind. GATED:
  * warps 0-3 take the gate's tile, warps 4-7 that of up. */
 template <class chunk_t, int NB, bool STAGED, bool GATED>
-__device__ __forceinline__ void take_tiles(const sti_cuda_few &f, int tiles, int stride,
-                                           __half *staged, tile_sums<NB> &sums)
+__device__ __forceinline__ void take_tiles(const sti_cuda_gemv_args &f, int tiles,
+                                           int stride, __half *staged,
+                                           tile_sums<NB> &sums)
 {
     constexpr int STEP = GATED ? WARPS / 2 : WARPS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4,
@@ -260,7 +261,7 @@ __device__ __forceinline__ void take_tiles(const sti_cuda_few &f, int tiles, int
 /* The same with a tile a warp: where tiles are many, warps need not wait for each other
  * to add up what little each has of a row. */
 template <class chunk_t, int NB, bool STAGED>
-__device__ __forceinline__ void take_own_tiles(const sti_cuda_few &f, int tiles,
+__device__ __forceinline__ void take_own_tiles(const sti_cuda_gemv_args &f, int tiles,
                                                int stride, __half *staged)
 {
     const int lane = threadIdx.x % 32, by = gridDim.x * WARPS;
@@ -300,7 +301,7 @@ __device__ __forceinline__ void take_own_tiles(const sti_cuda_few &f, int tiles,
 enum tiling { SHARED_TILES, GATED_TILES, OWN_TILES };
 
 template <class chunk_t, int NB, bool STAGED, tiling HOW>
-__device__ __forceinline__ void take(const sti_cuda_few &f, int tiles, int stride,
+__device__ __forceinline__ void take(const sti_cuda_gemv_args &f, int tiles, int stride,
                                      __half *staged, tile_sums<NB> &sums)
 {
     if constexpr (HOW == OWN_TILES)
@@ -312,11 +313,11 @@ __device__ __forceinline__ void take(const sti_cuda_few &f, int tiles, int strid
 
 template <int NB, bool STAGED, tiling HOW>
 __global__ void __launch_bounds__(THREADS, NB == 1 ? 3 : 2)
-    few_rows(const __grid_constant__ sti_cuda_few f, int tiles, int stride)
+    gemv(const __grid_constant__ sti_cuda_gemv_args f, int tiles, int stride)
 {
-    extern __shared__ uint4 room[];
+    extern __shared__ uint4 shared[];
     __shared__ tile_sums<NB> sums;
-    __half *staged = (__half *)room;
+    __half *staged = (__half *)shared;
     int tile = blockIdx.x;
     pdl_trigger();
     switch (f.w[HOW == SHARED_TILES ? locate(f, &tile) : 0].kind) {
@@ -337,9 +338,9 @@ __global__ void __launch_bounds__(THREADS, NB == 1 ? 3 : 2)
 
 /* Weights and sums in float: a warp a row of W. */
 __global__ void __launch_bounds__(THREADS)
-    few_float(const __grid_constant__ sti_cuda_few f, int rows)
+    gemv_float_rows(const __grid_constant__ sti_cuda_gemv_args f, int rows)
 {
-    enum { M = STI_CUDA_FEW_FLOAT };
+    enum { M = STI_CUDA_GEMV_ROWS_FLOAT };
     __shared__ float part[M][WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool vec = f.K % 4 == 0 && sti_aligned16(f.x),
@@ -382,25 +383,25 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <int NB, bool STAGED, tiling HOW>
-still_status launch(sti_dev *dev, const sti_cuda_few *f, int tiles, int blocks,
+still_status launch(sti_dev *dev, const sti_cuda_gemv_args *f, int tiles, int blocks,
                     still_error *err)
 {
     const bool half = f->w[0].kind == STI_CUDA_HALF;
     const int stride = STAGED ? stage_stride(f->K, half ? 8 : 16) : f->w[0].ld;
-    const size_t room = STAGED ? (size_t)f->M * (size_t)stride * sizeof(__half) : 0;
-    auto kernel = few_rows<NB, STAGED, HOW>;
-    if (room > STAGE_FREE)
+    const size_t bytes = STAGED ? (size_t)f->M * (size_t)stride * sizeof(__half) : 0;
+    auto kernel = gemv<NB, STAGED, HOW>;
+    if (bytes > STAGE_FREE)
         STI_CUDA(cudaFuncSetAttribute(
                      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STAGE_MAX),
                  "matmul of few rows");
-    STI_CUDA(pdl_launch(dev, kernel, dim3((unsigned)blocks), dim3(THREADS), room, *f,
+    STI_CUDA(pdl_launch(dev, kernel, dim3((unsigned)blocks), dim3(THREADS), bytes, *f,
                         tiles, stride),
              "matmul of few rows");
     return STILL_OK;
 }
 
 template <int NB, bool STAGED>
-still_status launch_staged(sti_dev *dev, const sti_cuda_few *f, int tiles,
+still_status launch_staged(sti_dev *dev, const sti_cuda_gemv_args *f, int tiles,
                            still_error *err)
 {
     bool alike = true;
@@ -418,34 +419,36 @@ still_status launch_staged(sti_dev *dev, const sti_cuda_few *f, int tiles,
 }
 
 template <int NB>
-still_status launch_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
+still_status launch_rows(sti_dev *dev, const sti_cuda_gemv_args *f, still_error *err)
 {
     int tiles = 0;
     for (int i = 0; i < (f->yh ? 1 : f->n); i++) tiles += tiles_of(f->w[i]);
     if (are_short(dev, f, tiles)) return launch_short_rows<NB>(dev, f, tiles, err);
-    return sti_cuda_few_fits(f->M, f->K) ? launch_staged<NB, true>(dev, f, tiles, err)
-                                         : launch_staged<NB, false>(dev, f, tiles, err);
+    return sti_cuda_gemv_fits(f->M, f->K)
+               ? launch_staged<NB, true>(dev, f, tiles, err)
+               : launch_staged<NB, false>(dev, f, tiles, err);
 }
 
 } // namespace
 
-bool sti_cuda_few_fits(int M, int K)
+bool sti_cuda_gemv_fits(int M, int K)
 {
     return (size_t)M * (size_t)stage_stride(K, 8) * sizeof(__half) <= STAGE_MAX;
 }
 
-still_status sti_cuda_few_rows(sti_dev *dev, const sti_cuda_few *f, still_error *err)
+still_status sti_cuda_gemv(sti_dev *dev, const sti_cuda_gemv_args *f, still_error *err)
 {
     return f->M <= 8 ? launch_rows<1>(dev, f, err) : launch_rows<2>(dev, f, err);
 }
 
-still_status sti_cuda_few_float(sti_dev *dev, const sti_cuda_few *f, still_error *err)
+still_status sti_cuda_gemv_float(sti_dev *dev, const sti_cuda_gemv_args *f,
+                                 still_error *err)
 {
     int rows = 0;
     for (int i = 0; i < f->n; i++) rows += f->w[i].N;
     const int blocks = (rows + WARPS - 1) / WARPS, most = 12 * dev->sms;
-    few_float<<<(unsigned)(blocks < most ? blocks : most), THREADS, 0, dev->stream>>>(
-        *f, rows);
+    gemv_float_rows<<<(unsigned)(blocks < most ? blocks : most), THREADS, 0,
+                      dev->stream>>>(*f, rows);
     STI_CUDA(cudaGetLastError(), "matmul of few rows in float");
     return STILL_OK;
 }

@@ -47,7 +47,7 @@ __host__ __device__ int tiles_of(const sti_cuda_matrix &m)
 }
 
 /* Matrix and tile in it of the whole call's tile number. */
-__device__ __forceinline__ int locate(const sti_cuda_few &f, int *tile)
+__device__ __forceinline__ int locate(const sti_cuda_gemv_args &f, int *tile)
 {
     int i = 0;
     while (i + 1 < f.n && *tile >= tiles_of(f.w[i])) *tile -= tiles_of(f.w[i++]);
@@ -134,7 +134,7 @@ struct short_row {
  * row, 4 g to 4 g + 3, return the root it was divided by and its squares, as far as the
  * warp has it. */
 template <int SECOND>
-__device__ __forceinline__ float2 take_floats(const sti_cuda_few &f,
+__device__ __forceinline__ float2 take_floats(const sti_cuda_gemv_args &f,
                                               const short_row &gain, int row, int K,
                                               int k, uint32_t (&b)[8])
 {
@@ -155,7 +155,7 @@ __device__ __forceinline__ float2 take_floats(const sti_cuda_few &f,
 
 /* The same of what is half already. */
 template <int SECOND, int PER>
-__device__ __forceinline__ void take_halves(const sti_cuda_few &f, int row, int K,
+__device__ __forceinline__ void take_halves(const sti_cuda_gemv_args &f, int row, int K,
                                             int k, int by, uint32_t (&b)[PER][8])
 {
     const sti_half *x = f.xh + (int64_t)row * ((f.K + 7) / 8 * 8);
@@ -185,11 +185,11 @@ template <int W> struct short_sums {
     {
         return W * STI_CUDA_TILE * SHORT_PITCH + 2 * SHORT_WARPS; /* times M */
     }
-    __device__ __forceinline__ short_sums(float *room, int rows)
-        : v(room), root(room + W * rows * STI_CUDA_TILE * SHORT_PITCH),
+    __device__ __forceinline__ short_sums(float *shared, int rows)
+        : v(shared), root(shared + W * rows * STI_CUDA_TILE * SHORT_PITCH),
           squares(root + rows * SHORT_WARPS), M(rows)
     {
-        for (int i = threadIdx.x; i < floats() * rows; i += blockDim.x) room[i] = 0;
+        for (int i = threadIdx.x; i < floats() * rows; i += blockDim.x) shared[i] = 0;
         __syncthreads();
     }
     __device__ __forceinline__ float *of(int w, int m, int row) const
@@ -233,7 +233,8 @@ template <int W> struct short_sums {
 /* A tile of the call; GATED: of gate and of up. last: how often the way from x to y is
  * rehearsed. */
 template <class chunk_t, int NB, bool GATED, bool HALVES>
-__device__ __forceinline__ void take_short(const sti_cuda_few &f, int last, float *room)
+__device__ __forceinline__ void short_tile(const sti_cuda_gemv_args &f, int last,
+                                           float *shared)
 {
     constexpr int W = GATED ? 2 : 1, PER = chunks_of(HALVES);
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32,
@@ -258,12 +259,12 @@ __device__ __forceinline__ void take_short(const sti_cuda_few &f, int last, floa
     float shift[W];
 #pragma unroll
     for (int w = 0; w < W; w++) shift[w] = mine && f.bias[i + w] ? f.bias[i + w][n] : 0;
-    const short_sums<W> sums(room, f.M);
+    const short_sums<W> sums(shared, f.M);
 #pragma unroll
     for (int w = 0; w < W; w++) weights[w].decode();
 #pragma unroll 1
-    for (int turn = 0; turn <= last; turn++) {
-        const bool real = turn == last;
+    for (int run = 0; run <= last; run++) {
+        const bool real = run == last;
         uint32_t b[NB][PER][8];
         float c[W][2][NB][4] = {}, y[W];
         if (real) pdl_wait();
@@ -302,41 +303,41 @@ __device__ __forceinline__ void take_short(const sti_cuda_few &f, int last, floa
 
 template <int NB, bool GATED, bool HALVES>
 __global__ void __launch_bounds__(32 * SHORT_WARPS)
-    short_rows(const __grid_constant__ sti_cuda_few f, int last)
+    gemv_short(const __grid_constant__ sti_cuda_gemv_args f, int last)
 {
-    extern __shared__ uint4 room[];
-    float *sums = (float *)room;
+    extern __shared__ uint4 shared[];
+    float *sums = (float *)shared;
     int tile = blockIdx.x;
     pdl_trigger();
     switch (f.w[GATED ? 0 : locate(f, &tile)].kind) {
-    case STI_CUDA_U4: take_short<sti_chunk_u4, NB, GATED, HALVES>(f, last, sums); break;
+    case STI_CUDA_U4: short_tile<sti_chunk_u4, NB, GATED, HALVES>(f, last, sums); break;
     case STI_CUDA_S8:
-        take_short<sti_chunk_s8<false>, NB, GATED, HALVES>(f, last, sums);
+        short_tile<sti_chunk_s8<false>, NB, GATED, HALVES>(f, last, sums);
         break;
     case STI_CUDA_S8_MIN:
-        take_short<sti_chunk_s8<true>, NB, GATED, HALVES>(f, last, sums);
+        short_tile<sti_chunk_s8<true>, NB, GATED, HALVES>(f, last, sums);
         break;
-    default: take_short<sti_chunk_half, NB, GATED, HALVES>(f, last, sums); break;
+    default: short_tile<sti_chunk_half, NB, GATED, HALVES>(f, last, sums); break;
     }
 }
 
 template <int NB, bool GATED, bool HALVES>
-still_status launch_short(sti_dev *dev, const sti_cuda_few *f, int tiles,
+still_status launch_short(sti_dev *dev, const sti_cuda_gemv_args *f, int tiles,
                           still_error *err)
 {
     constexpr int W = GATED ? 2 : 1, PER = chunks_of(HALVES);
     const int needed = (f->w[0].chunks + PER - 1) / PER,
               warps = needed < SHORT_LEAST ? SHORT_LEAST : needed;
-    const size_t room = sizeof(float) * short_sums<W>::floats() * (size_t)f->M;
-    STI_CUDA(pdl_launch(dev, short_rows<NB, GATED, HALVES>, dim3((unsigned)tiles),
-                        dim3((unsigned)(32 * warps)), room, *f, dev->pdl ? 1 : 0),
+    const size_t bytes = sizeof(float) * short_sums<W>::floats() * (size_t)f->M;
+    STI_CUDA(pdl_launch(dev, gemv_short<NB, GATED, HALVES>, dim3((unsigned)tiles),
+                        dim3((unsigned)(32 * warps)), bytes, *f, dev->pdl ? 1 : 0),
              "matmul of few short rows");
     return STILL_OK;
 }
 
 /* Whether the call is one for this file. That must not depend on M: a row gives the
  * same whatever is beside it. */
-bool are_short(const sti_dev *dev, const sti_cuda_few *f, int tiles)
+bool are_short(const sti_dev *dev, const sti_cuda_gemv_args *f, int tiles)
 {
     const bool fours =
         f->K % 4 == 0 && sti_cuda_aligned(f->x) && sti_cuda_aligned(f->norm);
@@ -346,7 +347,7 @@ bool are_short(const sti_dev *dev, const sti_cuda_few *f, int tiles)
 }
 
 template <int NB>
-still_status launch_short_rows(sti_dev *dev, const sti_cuda_few *f, int tiles,
+still_status launch_short_rows(sti_dev *dev, const sti_cuda_gemv_args *f, int tiles,
                                still_error *err)
 {
     return f->yh   ? launch_short<NB, true, false>(dev, f, tiles, err)

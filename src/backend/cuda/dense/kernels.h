@@ -34,11 +34,13 @@ typedef enum sti_cuda_kind {
 } sti_cuda_kind;
 
 enum {
-    STI_CUDA_TILE = 16,    /* rows of a tile of quants */
-    STI_CUDA_CHUNK = 64,   /* columns of one */
-    STI_CUDA_FEW = 16,     /* rows of x up to which weights are read as they are kept */
-    STI_CUDA_FEW_HALF = 8, /* of weights in half, beyond which gemm.cu is faster */
-    STI_CUDA_FEW_FLOAT = 8
+    STI_CUDA_TILE = 16,  /* rows of a tile of quants */
+    STI_CUDA_CHUNK = 64, /* columns of one */
+    STI_CUDA_GEMV_ROWS =
+        16, /* rows of x up to which weights are read as they are kept */
+    STI_CUDA_GEMV_ROWS_HALF =
+        8, /* of weights in half, beyond which gemm.cu is faster */
+    STI_CUDA_GEMV_ROWS_FLOAT = 8
 };
 
 typedef struct sti_cuda_matrix {
@@ -75,7 +77,7 @@ still_status sti_cuda_gather(sti_dev *, const sti_cuda_matrix *m, const int32_t 
 
 /* y_i[M, N_i] = [y_i +] h W_i^T + bias_i, h = x, or rmsnorm(x), or xh. With yh instead
  * of y: yh[M, N] = silu(h W_0^T + bias_0) * (h W_1^T + bias_1), N = N_0 = N_1. */
-typedef struct sti_cuda_few {
+typedef struct sti_cuda_gemv_args {
     const float *x;     /* [M, K] */
     const sti_half *xh; /* [M, ld] instead of x: already half */
     const float *norm;  /* [K] or NULL */
@@ -87,21 +89,23 @@ typedef struct sti_cuda_few {
     float *y[STI_MATMUL_MAX];
     bool accumulate;
     sti_half *yh;
-} sti_cuda_few;
+} sti_cuda_gemv_args;
 
 /* Whether x of this size can be staged by a block; if not, it must come as xh. */
-bool sti_cuda_few_fits(int M, int K);
-/* M <= STI_CUDA_FEW; matrices of any kind but floats, with yh of one kind. */
-still_status sti_cuda_few_rows(sti_dev *, const sti_cuda_few *f, still_error *err);
-/* M <= STI_CUDA_FEW_FLOAT; all matrices of floats; neither xh, keep nor yh. */
-still_status sti_cuda_few_float(sti_dev *, const sti_cuda_few *f, still_error *err);
+bool sti_cuda_gemv_fits(int M, int K);
+/* M <= STI_CUDA_GEMV_ROWS; matrices of any kind but floats, with yh of one kind. */
+still_status sti_cuda_gemv(sti_dev *, const sti_cuda_gemv_args *f, still_error *err);
+/* M <= STI_CUDA_GEMV_ROWS_FLOAT; all matrices of floats; neither xh, keep nor yh. */
+still_status sti_cuda_gemv_float(sti_dev *, const sti_cuda_gemv_args *f,
+                                 still_error *err);
 
 /* ---- Rows by the dozen (gemm.cu) ----------------------------------------- */
 
 /* The same products for any M where they are small, with weights in half (m.half) and h
  * as xh. fit: whether these are. */
-bool sti_cuda_some_fit(const sti_dev *, const sti_cuda_few *f);
-still_status sti_cuda_some_rows(sti_dev *, const sti_cuda_few *f, still_error *err);
+bool sti_cuda_gemm_small_fits(const sti_dev *, const sti_cuda_gemv_args *f);
+still_status sti_cuda_gemm_small(sti_dev *, const sti_cuda_gemv_args *f,
+                                 still_error *err);
 
 /* ---- Rows (norm_rope.cu) ------------------------------------------------------ */
 
@@ -109,8 +113,8 @@ still_status sti_cuda_some_rows(sti_dev *, const sti_cuda_few *f, still_error *e
  * yh, ld = K rounded up to 8; either may be NULL, y may be x. */
 still_status sti_cuda_norm(sti_dev *, const float *x, const float *g, float eps, int M,
                            int K, float *y, sti_half *yh, still_error *err);
-still_status sti_cuda_turn(sti_dev *, const sti_rope_args *a, const int32_t *pos,
-                           const float *inv_freq, still_error *err);
+still_status sti_cuda_rope_rows(sti_dev *, const sti_rope_args *a, const int32_t *pos,
+                                const float *inv_freq, still_error *err);
 /* y = silu(gate) * up over n floats; y may be gate. */
 still_status sti_cuda_gated(sti_dev *, const float *gate, const float *up, float *y,
                             size_t n, still_error *err);
@@ -154,7 +158,7 @@ typedef struct sti_cuda_multiply_args {
     const void *c; /* what is added if it accumulates; NULL: D itself */
     void *d;
     int m, n, k, lda, ldb, ldd;
-    bool turn_a, turn_b; /* op is the transpose */
+    bool trans_a, trans_b; /* op is the transpose */
     const float *bias;
     float scale;
     bool accumulate;

@@ -20,17 +20,17 @@ typedef struct matrices {
 typedef struct input {
     const float *x;     /* normed if it was to be */
     const sti_half *xh; /* the same as half [M, ld] */
-    sti_half *room;     /* for a weight in half */
+    sti_half *half;     /* for a weight in half */
 } input;
 
 /* Rows up to which our own kernels read this matrix. */
-static int few(const sti_cuda_matrix *m)
+static int gemv_rows(const sti_cuda_matrix *m)
 {
-    return m->kind == STI_CUDA_HALF ? STI_CUDA_FEW_HALF : STI_CUDA_FEW;
+    return m->kind == STI_CUDA_HALF ? STI_CUDA_GEMV_ROWS_HALF : STI_CUDA_GEMV_ROWS;
 }
 
 /* Bytes of scratch that a product of many rows needs for a weight. */
-static size_t room_for(const sti_cuda_matrix *m)
+static size_t half_bytes(const sti_cuda_matrix *m)
 {
     if (m->kind == STI_CUDA_FLOAT || m->half) return 0;
     return (size_t)m->N * (size_t)m->ld * sizeof(sti_half);
@@ -56,59 +56,64 @@ static still_status open_matrices(const sti_matmul_args *a, matrices *all,
 }
 
 /* Norms x and rounds it to half, as far as that is wanted, into a->room or scratch; the
- * latter has `more` bytes for in->room too. */
-static still_status prepare(sti_dev *dev, const sti_matmul_args *a, bool want_float,
-                            bool want_half, size_t more, input *in, still_error *err)
+ * latter has `more` bytes for in->half too. */
+static still_status prepare_input(sti_dev *dev, const sti_matmul_args *a,
+                                  bool want_float, bool want_half, size_t more,
+                                  input *in, still_error *err)
 {
-    const size_t K = (size_t)a->w[0]->K, ld = sti_cuda_up_to(K, 8);
+    const size_t K = (size_t)a->w[0]->K, ld = sti_cuda_round_up(K, 8);
     float *normed = a->norm && (want_float || a->keep_normed) ? a->room : NULL;
-    const bool in_room = a->norm && !normed && ld <= 2 * K && sti_cuda_aligned(a->room);
-    const size_t half = want_half && !in_room
-                            ? sti_cuda_up_to((size_t)a->M * ld * sizeof(sti_half), 256)
-                            : 0;
+    const bool in_place =
+        a->norm && !normed && ld <= 2 * K && sti_cuda_aligned(a->room);
+    const size_t half =
+        want_half && !in_place
+            ? sti_cuda_round_up((size_t)a->M * ld * sizeof(sti_half), 256)
+            : 0;
     void *scratch = NULL;
     if (half + more > 0) STI_TRY(sti_cuda_scratch(dev, half + more, &scratch, err));
-    sti_half *xh = !want_half ? NULL : in_room ? (sti_half *)a->room : scratch;
+    sti_half *xh = !want_half ? NULL : in_place ? (sti_half *)a->room : scratch;
     if (normed || xh)
         STI_TRY(
             sti_cuda_norm(dev, a->x, a->norm, a->eps, a->M, (int)K, normed, xh, err));
     *in = (input){.x = normed ? normed : a->x,
                   .xh = xh,
-                  .room = more > 0 ? (sti_half *)((char *)scratch + half) : NULL};
+                  .half = more > 0 ? (sti_half *)((char *)scratch + half) : NULL};
     return STILL_OK;
 }
 
 /* ---- Few rows ------------------------------------------------------------ */
 
 /* One launch for the matrices in float, one for all others. */
-static still_status few_rows(sti_dev *dev, const sti_matmul_args *a,
+static still_status run_gemv(sti_dev *dev, const sti_matmul_args *a,
                              const matrices *all, still_error *err)
 {
     const int K = all->m[0].K;
-    const bool fits = sti_cuda_few_fits(a->M, K);
+    const bool fits = sti_cuda_gemv_fits(a->M, K);
     /* A kernel of its own norms x where no block can, or where its result is wanted
      * and not every matrix is read by a kernel that would write it. */
     const bool apart = !fits || (a->norm && a->keep_normed && all->some_float);
     input in = {.x = a->x};
-    if (apart) STI_TRY(prepare(dev, a, all->some_float, all->some_other, 0, &in, err));
-    for (int wide = 0; wide < 2; wide++) {
-        sti_cuda_few f = {.x = in.x,
-                          .xh = in.xh,
-                          .norm = apart ? NULL : a->norm,
-                          .eps = a->eps,
-                          .keep = !apart && a->keep_normed && a->norm ? a->room : NULL,
-                          .M = a->M,
-                          .K = K,
-                          .accumulate = a->accumulate};
+    if (apart)
+        STI_TRY(prepare_input(dev, a, all->some_float, all->some_other, 0, &in, err));
+    for (int in_float = 0; in_float < 2; in_float++) {
+        sti_cuda_gemv_args f = {.x = in.x,
+                                .xh = in.xh,
+                                .norm = apart ? NULL : a->norm,
+                                .eps = a->eps,
+                                .keep = !apart && a->keep_normed && a->norm ? a->room
+                                                                            : NULL,
+                                .M = a->M,
+                                .K = K,
+                                .accumulate = a->accumulate};
         for (int i = 0; i < a->n; i++) {
-            if ((all->m[i].kind == STI_CUDA_FLOAT) != (wide == 1)) continue;
+            if ((all->m[i].kind == STI_CUDA_FLOAT) != (in_float == 1)) continue;
             f.w[f.n] = all->m[i];
             f.bias[f.n] = a->bias[i];
             f.y[f.n++] = a->y[i];
         }
         if (f.n == 0) continue;
-        STI_TRY(wide ? sti_cuda_few_float(dev, &f, err)
-                     : sti_cuda_few_rows(dev, &f, err));
+        STI_TRY(in_float ? sti_cuda_gemv_float(dev, &f, err)
+                         : sti_cuda_gemv(dev, &f, err));
     }
     return STILL_OK;
 }
@@ -136,17 +141,18 @@ static still_status multiply(sti_dev *dev, const sti_cuda_matrix *m, const input
         g.w = m->w;
         g.K = g.ld = m->K;
     } else if (!m->half) {
-        STI_TRY(sti_cuda_to_half(dev, m, in->room, err));
-        g.w = in->room;
+        STI_TRY(sti_cuda_to_half(dev, m, in->half, err));
+        g.w = in->half;
     }
     return sti_cuda_gemm(dev, &g, err);
 }
 
 /* The call as one thin product, if that is what it is: all in training, of low rank. */
-static bool is_thin(const sti_matmul_args *a, const matrices *all, sti_cuda_thin *out)
+static bool is_lora_down(const sti_matmul_args *a, const matrices *all,
+                         sti_cuda_lora_down_args *out)
 {
-    *out =
-        (sti_cuda_thin){.x = a->x, .M = a->M, .K = all->m[0].K, .n = a->n, .scale = 1};
+    *out = (sti_cuda_lora_down_args){
+        .x = a->x, .M = a->M, .K = all->m[0].K, .n = a->n, .scale = 1};
     bool plain = !a->norm && !a->accumulate;
     for (int i = 0; i < a->n; i++) {
         out->w[i] = all->m[i].w;
@@ -154,67 +160,69 @@ static bool is_thin(const sti_matmul_args *a, const matrices *all, sti_cuda_thin
         out->N[i] = all->m[i].N;
         plain = plain && all->trained[i] && !a->bias[i];
     }
-    return plain && sti_cuda_thin_fits(out);
+    return plain && sti_cuda_lora_down_fits(out);
 }
 
 /* The same of one that leads up from a low rank. */
-static bool is_up(const sti_matmul_args *a, const matrices *all, sti_cuda_up *out)
+static bool is_lora_up(const sti_matmul_args *a, const matrices *all,
+                       sti_cuda_lora_up_args *out)
 {
-    *out = (sti_cuda_up){.x = a->x,
-                         .w = all->m[0].w,
-                         .M = a->M,
-                         .N = all->m[0].N,
-                         .R = all->m[0].K,
-                         .accumulate = a->accumulate,
-                         .y = a->y[0]};
+    *out = (sti_cuda_lora_up_args){.x = a->x,
+                                   .w = all->m[0].w,
+                                   .M = a->M,
+                                   .N = all->m[0].N,
+                                   .R = all->m[0].K,
+                                   .accumulate = a->accumulate,
+                                   .y = a->y[0]};
     return a->n == 1 && all->trained[0] && !a->norm && !a->bias[0] &&
-           sti_cuda_up_fits(out);
+           sti_cuda_lora_up_fits(out);
 }
 
 /* The call as one launch of gemm.cu, if all its matrices are fit for that. */
-static bool is_small(const sti_dev *dev, const sti_matmul_args *a, const matrices *all,
-                     const sti_half *xh, sti_cuda_few *out)
+static bool fits_gemm_small(const sti_dev *dev, const sti_matmul_args *a,
+                            const matrices *all, const sti_half *xh,
+                            sti_cuda_gemv_args *out)
 {
-    *out = (sti_cuda_few){
+    *out = (sti_cuda_gemv_args){
         .xh = xh, .M = a->M, .K = all->m[0].K, .n = a->n, .accumulate = a->accumulate};
     for (int i = 0; i < a->n; i++) {
         out->w[i] = all->m[i];
         out->bias[i] = a->bias[i];
         out->y[i] = a->y[i];
     }
-    return !all->some_float && sti_cuda_some_fit(dev, out);
+    return !all->some_float && sti_cuda_gemm_small_fits(dev, out);
 }
 
-static still_status many_rows(sti_dev *dev, const sti_matmul_args *a,
-                              const matrices *all, still_error *err)
+static still_status run_gemm(sti_dev *dev, const sti_matmul_args *a,
+                             const matrices *all, still_error *err)
 {
-    sti_cuda_thin thin;
-    sti_cuda_up up;
-    if (is_thin(a, all, &thin)) return sti_cuda_thin_rows(dev, &thin, err);
-    if (is_up(a, all, &up)) return sti_cuda_up_rows(dev, &up, err);
+    sti_cuda_lora_down_args down;
+    sti_cuda_lora_up_args up;
+    if (is_lora_down(a, all, &down)) return sti_cuda_lora_down(dev, &down, err);
+    if (is_lora_up(a, all, &up)) return sti_cuda_lora_up(dev, &up, err);
     size_t more = 0;
     bool want_float = false, want_half = false;
     for (int i = 0; i < a->n; i++) {
         const sti_cuda_matrix *m = &all->m[i];
-        const size_t room = all->trained[i]
+        const size_t half = all->trained[i]
                                 ? (size_t)m->N * (size_t)m->ld * sizeof(sti_half)
-                                : room_for(m);
+                                : half_bytes(m);
         const bool as_float = m->kind == STI_CUDA_FLOAT && !all->trained[i];
-        if (room > more) more = room;
+        if (half > more) more = half;
         want_float = want_float || as_float;
         want_half = want_half || !as_float;
     }
     input in;
-    STI_TRY(prepare(dev, a, want_float, want_half, more, &in, err));
-    sti_cuda_few small;
-    if (is_small(dev, a, all, in.xh, &small))
-        return sti_cuda_some_rows(dev, &small, err);
+    STI_TRY(prepare_input(dev, a, want_float, want_half, more, &in, err));
+    sti_cuda_gemv_args small;
+    if (fits_gemm_small(dev, a, all, in.xh, &small))
+        return sti_cuda_gemm_small(dev, &small, err);
     for (int i = 0; i < a->n; i++) {
         sti_cuda_matrix m = all->m[i];
         if (all->trained[i]) {
-            STI_TRY(sti_cuda_norm(dev, m.w, NULL, 0, m.N, m.K, NULL, in.room, err));
+            STI_TRY(sti_cuda_norm(dev, m.w, NULL, 0, m.N, m.K, NULL, in.half, err));
             m.kind = STI_CUDA_HALF;
-            m.half = in.room;
+            m.half = in.half;
         }
         STI_TRY(multiply(dev, &m, &in, a->M, a->bias[i], a->accumulate,
                          STI_CUDA_HALF_TO_FLOAT, a->y[i], err));
@@ -227,64 +235,65 @@ still_status sti_cuda_matmul(sti_dev *dev, const sti_matmul_args *a, still_error
     matrices all;
     STI_TRY(open_matrices(a, &all, err));
     if (a->M < 1 || a->n < 1) return STILL_OK;
-    return a->M <= (all.some_float ? STI_CUDA_FEW_FLOAT : few(&all.m[0]))
-               ? few_rows(dev, a, &all, err)
-               : many_rows(dev, a, &all, err);
+    return a->M <= (all.some_float ? STI_CUDA_GEMV_ROWS_FLOAT : gemv_rows(&all.m[0]))
+               ? run_gemv(dev, a, &all, err)
+               : run_gemm(dev, a, &all, err);
 }
 
 /* ---- Feed-forward -------------------------------------------------------- */
 
-typedef struct feed {
+typedef struct ffn_weights {
     sti_cuda_matrix gate, up, down;
-} feed;
+} ffn_weights;
 
-/* Two launches; what lies between is half [M, ffn] in room. */
-static still_status feed_few(sti_dev *dev, const sti_feed_forward_args *a,
-                             const feed *w, still_error *err)
+/* Two launches; what lies between is half [M, ffn] in half. */
+static still_status ffn_gemv(sti_dev *dev, const sti_feed_forward_args *a,
+                             const ffn_weights *w, still_error *err)
 {
     sti_half *between = (sti_half *)a->room;
-    sti_cuda_few first = {.x = a->x,
-                          .norm = a->w.norm,
-                          .eps = a->w.eps,
-                          .M = a->M,
-                          .K = w->gate.K,
-                          .n = 2,
-                          .w = {w->gate, w->up},
-                          .bias = {a->w.gate_bias, a->w.up_bias},
-                          .yh = between};
-    if (!sti_cuda_few_fits(a->M, w->gate.K)) {
+    sti_cuda_gemv_args first = {.x = a->x,
+                                .norm = a->w.norm,
+                                .eps = a->w.eps,
+                                .M = a->M,
+                                .K = w->gate.K,
+                                .n = 2,
+                                .w = {w->gate, w->up},
+                                .bias = {a->w.gate_bias, a->w.up_bias},
+                                .yh = between};
+    if (!sti_cuda_gemv_fits(a->M, w->gate.K)) {
         sti_half *h = (sti_half *)a->room_h;
         STI_TRY(sti_cuda_norm(dev, a->x, a->w.norm, a->w.eps, a->M, w->gate.K, NULL, h,
                               err));
         first.xh = h;
         first.norm = NULL;
     }
-    sti_cuda_few second = {.xh = between,
-                           .M = a->M,
-                           .K = w->down.K,
-                           .n = 1,
-                           .w = {w->down},
-                           .bias = {a->w.down_bias},
-                           .y = {a->x},
-                           .accumulate = true};
-    STI_TRY(sti_cuda_few_rows(dev, &first, err));
-    return sti_cuda_few_rows(dev, &second, err);
+    sti_cuda_gemv_args second = {.xh = between,
+                                 .M = a->M,
+                                 .K = w->down.K,
+                                 .n = 1,
+                                 .w = {w->down},
+                                 .bias = {a->w.down_bias},
+                                 .y = {a->x},
+                                 .accumulate = true};
+    STI_TRY(sti_cuda_gemv(dev, &first, err));
+    return sti_cuda_gemv(dev, &second, err);
 }
 
-/* silu(gate) * up as half in room: at once, or gate and up side by side first. */
-static still_status gate_many(sti_dev *dev, const sti_feed_forward_args *a,
-                              const feed *w, const input *in, still_error *err)
+/* silu(gate) * up as half in half: at once, or gate and up side by side first. */
+static still_status ffn_gate(sti_dev *dev, const sti_feed_forward_args *a,
+                             const ffn_weights *w, const input *in, still_error *err)
 {
     const int M = a->M, ffn = w->down.K;
     sti_half *gate = (sti_half *)a->room, *up = gate + (size_t)M * (size_t)ffn;
-    const sti_cuda_few both = {.xh = in->xh,
-                               .M = M,
-                               .K = w->gate.K,
-                               .n = 2,
-                               .w = {w->gate, w->up},
-                               .bias = {a->w.gate_bias, a->w.up_bias},
-                               .yh = gate};
-    if (sti_cuda_some_fit(dev, &both)) return sti_cuda_some_rows(dev, &both, err);
+    const sti_cuda_gemv_args both = {.xh = in->xh,
+                                     .M = M,
+                                     .K = w->gate.K,
+                                     .n = 2,
+                                     .w = {w->gate, w->up},
+                                     .bias = {a->w.gate_bias, a->w.up_bias},
+                                     .yh = gate};
+    if (sti_cuda_gemm_small_fits(dev, &both))
+        return sti_cuda_gemm_small(dev, &both, err);
     STI_TRY(
         multiply(dev, &w->gate, in, M, NULL, false, STI_CUDA_HALF_TO_HALF, gate, err));
     STI_TRY(multiply(dev, &w->up, in, M, NULL, false, STI_CUDA_HALF_TO_HALF, up, err));
@@ -292,46 +301,47 @@ static still_status gate_many(sti_dev *dev, const sti_feed_forward_args *a,
                                gate, err);
 }
 
-static still_status feed_many(sti_dev *dev, const sti_feed_forward_args *a,
-                              const feed *w, still_error *err)
+static still_status ffn_gemm(sti_dev *dev, const sti_feed_forward_args *a,
+                             const ffn_weights *w, still_error *err)
 {
     const int M = a->M;
     sti_half *h = (sti_half *)a->room_h, *between = (sti_half *)a->room;
-    size_t more = room_for(&w->gate);
-    if (room_for(&w->up) > more) more = room_for(&w->up);
-    if (room_for(&w->down) > more) more = room_for(&w->down);
+    size_t more = half_bytes(&w->gate);
+    if (half_bytes(&w->up) > more) more = half_bytes(&w->up);
+    if (half_bytes(&w->down) > more) more = half_bytes(&w->down);
     void *scratch = NULL;
     if (more > 0) STI_TRY(sti_cuda_scratch(dev, more, &scratch, err));
-    const input in = {.xh = h, .room = scratch},
-                second = {.xh = between, .room = scratch};
-    const sti_cuda_few down = {.xh = between,
-                               .M = M,
-                               .K = w->down.K,
-                               .n = 1,
-                               .w = {w->down},
-                               .bias = {a->w.down_bias},
-                               .y = {a->x},
-                               .accumulate = true};
+    const input in = {.xh = h, .half = scratch},
+                second = {.xh = between, .half = scratch};
+    const sti_cuda_gemv_args down = {.xh = between,
+                                     .M = M,
+                                     .K = w->down.K,
+                                     .n = 1,
+                                     .w = {w->down},
+                                     .bias = {a->w.down_bias},
+                                     .y = {a->x},
+                                     .accumulate = true};
     STI_TRY(sti_cuda_norm(dev, a->x, a->w.norm, a->w.eps, M, w->gate.K, NULL, h, err));
-    STI_TRY(gate_many(dev, a, w, &in, err));
-    if (sti_cuda_some_fit(dev, &down)) return sti_cuda_some_rows(dev, &down, err);
+    STI_TRY(ffn_gate(dev, a, w, &in, err));
+    if (sti_cuda_gemm_small_fits(dev, &down))
+        return sti_cuda_gemm_small(dev, &down, err);
     return multiply(dev, &w->down, &second, M, a->w.down_bias, true,
                     STI_CUDA_HALF_TO_FLOAT, a->x, err);
 }
 
-still_status sti_cuda_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
-                                   still_error *err)
+still_status sti_cuda_ffn(sti_dev *dev, const sti_feed_forward_args *a,
+                          still_error *err)
 {
     if (a->M < 1) return STILL_OK;
-    const feed w = {sti_cuda_matrix_of(a->w.gate), sti_cuda_matrix_of(a->w.up),
-                    sti_cuda_matrix_of(a->w.down)};
+    const ffn_weights w = {sti_cuda_matrix_of(a->w.gate), sti_cuda_matrix_of(a->w.up),
+                           sti_cuda_matrix_of(a->w.down)};
     const bool whole = w.gate.K % 8 == 0 && w.down.K % 8 == 0 &&
                        sti_cuda_aligned(a->room) && sti_cuda_aligned(a->room_h);
     if (!whole || w.gate.kind == STI_CUDA_FLOAT || w.up.kind == STI_CUDA_FLOAT ||
         w.down.kind == STI_CUDA_FLOAT)
         return sti_host_feed_forward(&sti_backend_cuda, dev, a, err);
-    if (a->M > few(&w.gate)) return feed_many(dev, a, &w, err);
+    if (a->M > gemv_rows(&w.gate)) return ffn_gemm(dev, a, &w, err);
     return w.gate.kind == w.up.kind
-               ? feed_few(dev, a, &w, err)
+               ? ffn_gemv(dev, a, &w, err)
                : sti_host_feed_forward(&sti_backend_cuda, dev, a, err);
 }

@@ -10,7 +10,7 @@ still_status sti_cuda_embed(sti_dev *dev, const sti_embed_args *a, still_error *
     const int32_t *tok;
     const sti_cuda_matrix m = sti_cuda_matrix_of(a->w);
     if (a->M < 1) return STILL_OK;
-    if (!sti_cuda_recording(
+    if (!sti_cuda_capturing(
             dev)) /* later passes of a recording are the caller's to check */
         for (int i = 0; i < a->M; i++)
             if (a->tok[i] < 0 || a->tok[i] >= m.N)
@@ -38,7 +38,7 @@ still_status sti_cuda_rope(sti_dev *dev, const sti_rope_args *a, still_error *er
     STI_TRY(sti_cuda_ids(dev, a->pos, a->M, &pos, err));
     STI_TRY(sti_cuda_table(dev, TABLE_INV_FREQ, a->inv_freq,
                            sizeof(float) * (size_t)(a->D / 2), &inv_freq, err));
-    return sti_cuda_turn(dev, a, pos, inv_freq, err);
+    return sti_cuda_rope_rows(dev, a, pos, inv_freq, err);
 }
 
 still_status sti_cuda_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error *err)
@@ -48,15 +48,15 @@ still_status sti_cuda_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error
 }
 
 /* At most STI_CUDA_PROB_ROWS rows from row m on. */
-static still_status some_rows(sti_dev *dev, const sti_logprob_args *a, int m, int n,
-                              still_error *err)
+static still_status logprob_rows(sti_dev *dev, const sti_logprob_args *a, int m, int n,
+                                 still_error *err)
 {
-    void *room;
-    STI_TRY(
-        sti_cuda_answers(dev, STI_CUDA_PROB_ROWS * sizeof(sti_cuda_prob), &room, err));
-    const sti_cuda_prob *result = room;
+    void *answers;
+    STI_TRY(sti_cuda_answers(dev, STI_CUDA_PROB_ROWS * sizeof(sti_cuda_prob), &answers,
+                             err));
+    const sti_cuda_prob *result = answers;
     STI_TRY(sti_cuda_probs(dev, a->logits + (size_t)m * (size_t)a->V, a->target + m, n,
-                           a->V, room, err));
+                           a->V, answers, err));
     STI_CUDA(cudaStreamSynchronize(dev->stream), "logprob");
     for (int i = 0; i < n; i++) {
         a->logprob[m + i] = result[i].logprob;
@@ -74,7 +74,7 @@ still_status sti_cuda_logprob(sti_dev *dev, const sti_logprob_args *a, still_err
                             (int)a->target[i], a->V);
     for (int m = 0; m < a->M; m += STI_CUDA_PROB_ROWS) {
         int n = a->M - m < STI_CUDA_PROB_ROWS ? a->M - m : STI_CUDA_PROB_ROWS;
-        STI_TRY(some_rows(dev, a, m, n, err));
+        STI_TRY(logprob_rows(dev, a, m, n, err));
     }
     return STILL_OK;
 }

@@ -111,7 +111,7 @@ enum { TURN_HEADS = 4 }; /* heads that share a thread's sine and cosine */
  * Positions and frequencies come from the program by copies, which no kernel overtakes,
  * so only the rows are waited for; all heads are then asked for at once. */
 __global__ void __launch_bounds__(128)
-    turn(const __grid_constant__ sti_rope_args a, const int32_t *__restrict__ pos,
+    rope(const __grid_constant__ sti_rope_args a, const int32_t *__restrict__ pos,
          const float *__restrict__ inv_freq)
 {
     const int half = a.D / 2;
@@ -316,7 +316,7 @@ unsigned blocks_of(size_t n, size_t threads)
 still_status sti_cuda_has_pdl(bool *out, still_error *err)
 {
     cudaFuncAttributes a;
-    STI_CUDA(cudaFuncGetAttributes(&a, (const void *)turn),
+    STI_CUDA(cudaFuncGetAttributes(&a, (const void *)rope),
              "asking what code there is");
     *out = a.ptxVersion >= 90;
     return STILL_OK;
@@ -344,13 +344,14 @@ still_status sti_cuda_norm(sti_dev *dev, const float *x, const float *g, float e
     return STILL_OK;
 }
 
-still_status sti_cuda_turn(sti_dev *dev, const sti_rope_args *a, const int32_t *pos,
-                           const float *inv_freq, still_error *err)
+still_status sti_cuda_rope_rows(sti_dev *dev, const sti_rope_args *a,
+                                const int32_t *pos, const float *inv_freq,
+                                still_error *err)
 {
     const int heads = a->heads + (a->also ? a->also_heads : 0);
     const dim3 grid(blocks_of((size_t)a->M * (size_t)(a->D / 2), 128),
                     blocks_of((size_t)heads, TURN_HEADS));
-    STI_CUDA(pdl_launch(dev, turn, grid, dim3(128), 0, *a, pos, inv_freq), "rope");
+    STI_CUDA(pdl_launch(dev, rope, grid, dim3(128), 0, *a, pos, inv_freq), "rope");
     return STILL_OK;
 }
 

@@ -51,7 +51,7 @@ static size_t product(size_t a, size_t b)
 static parts parts_of(int64_t N, int64_t K, int layout)
 {
     const size_t n = (size_t)N, k = (size_t)K;
-    const size_t half = product(n, product(sti_cuda_up_to(k, 8), sizeof(sti_half)));
+    const size_t half = product(n, product(sti_cuda_round_up(k, 8), sizeof(sti_half)));
     parts p = {0};
     switch (layout & KIND) {
     case STI_CUDA_FLOAT: p.total = product(n, product(k, sizeof(float))); return p;
@@ -59,13 +59,13 @@ static parts parts_of(int64_t N, int64_t K, int layout)
     default: break;
     }
     const int kind = layout & KIND;
-    size_t tiles = product(sti_cuda_up_to(n, STI_CUDA_TILE) / STI_CUDA_TILE,
-                           sti_cuda_up_to(k, STI_CUDA_CHUNK) / STI_CUDA_CHUNK);
+    size_t tiles = product(sti_cuda_round_up(n, STI_CUDA_TILE) / STI_CUDA_TILE,
+                           sti_cuda_round_up(k, STI_CUDA_CHUNK) / STI_CUDA_CHUNK);
     size_t numbers = product(tiles, STI_CUDA_TILE * STI_CUDA_CHUNK);
     size_t groups = numbers / (layout & FINE ? 16 : 32);
-    p.scale = sti_cuda_up_to(kind == STI_CUDA_U4 ? numbers / 2 : numbers, 256);
+    p.scale = sti_cuda_round_up(kind == STI_CUDA_U4 ? numbers / 2 : numbers, 256);
     p.half =
-        sti_cuda_up_to(p.scale + product(groups, kind == STI_CUDA_S8 ? 2 : 4), 256);
+        sti_cuda_round_up(p.scale + product(groups, kind == STI_CUDA_S8 ? 2 : 4), 256);
     p.total = p.half + (layout & COPY ? half : 0);
     return p;
 }
@@ -98,8 +98,9 @@ sti_cuda_matrix sti_cuda_matrix_of(const sti_weight *w)
         .w = own,
         .N = (int)w->N,
         .K = (int)w->K,
-        .ld = (int)sti_cuda_up_to((size_t)w->K, 8),
-        .chunks = (int)(sti_cuda_up_to((size_t)w->K, STI_CUDA_CHUNK) / STI_CUDA_CHUNK),
+        .ld = (int)sti_cuda_round_up((size_t)w->K, 8),
+        .chunks =
+            (int)(sti_cuda_round_up((size_t)w->K, STI_CUDA_CHUNK) / STI_CUDA_CHUNK),
         .groups = w->layout & FINE ? 4 : 2,
         .kind = (sti_cuda_kind)(w->layout & KIND)};
     if (m.kind == STI_CUDA_HALF) m.half = w->own.p;
@@ -145,14 +146,14 @@ static still_status upload(sti_dev *dev, const sti_tensor *t, const sti_weight *
                    ? STI_CUDA_TILE
                    : (int)(SLAB / row / STI_CUDA_TILE) * STI_CUDA_TILE;
     if (step > m.N) step = m.N;
-    void *room;
-    STI_TRY(sti_cuda_scratch(dev, row * (size_t)step, &room, err));
+    void *scratch;
+    STI_TRY(sti_cuda_scratch(dev, row * (size_t)step, &scratch, err));
     for (int r = 0; r < m.N; r += step) {
         int n = m.N - r < step ? m.N - r : step;
-        STI_CUDA(cudaMemcpyAsync(room, (const char *)t->data + (size_t)r * row,
+        STI_CUDA(cudaMemcpyAsync(scratch, (const char *)t->data + (size_t)r * row,
                                  row * (size_t)n, cudaMemcpyHostToDevice, dev->stream),
                  t->name);
-        STI_TRY(sti_cuda_pack(dev, &m, t->type, room, row, r, n, err));
+        STI_TRY(sti_cuda_pack(dev, &m, t->type, scratch, row, r, n, err));
     }
     if (w->layout & COPY) STI_TRY(sti_cuda_to_half(dev, &m, (sti_half *)m.half, err));
     return STILL_OK;
@@ -186,8 +187,8 @@ still_status sti_cuda_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *
     }
     const sti_cuda_matrix m = sti_cuda_matrix_of(&v);
     const size_t half = (size_t)m.N * (size_t)m.ld * sizeof(sti_half);
-    if (m.kind != STI_CUDA_FLOAT && !m.half && half > dev->half_room)
-        dev->half_room = half;
+    if (m.kind != STI_CUDA_FLOAT && !m.half && half > dev->half_scratch)
+        dev->half_scratch = half;
     sti_map_drop(t->data, t->bytes);
     *w = v;
     return STILL_OK;
@@ -196,7 +197,7 @@ still_status sti_cuda_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *
 void sti_cuda_weight_free(sti_dev *dev, sti_weight *w)
 {
     if (!w) return;
-    sti_cuda_wide_forget(dev, w->own.p);
+    sti_cuda_bf16_forget(dev, w->own.p);
     sti_cuda_mem_free(dev, &w->own);
     *w = (sti_weight){0};
 }

@@ -6,18 +6,9 @@
 
 #include <float.h>
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/hybrid/step/step.h"
 #include "backend/cuda/ptx/half.cuh"
 #include "backend/cuda/ptx/reduce.cuh"
-#include "base/error.h"
-
-enum { STI_STEP_MAX_D = 256, STI_STEP_MAX_P = 2 * STI_STEP_MAX_D };
-
-/* Bytes of what leave keeps in the room (retire.cu). */
-size_t sti_cuda_leave_room(const sti_cuda_shape *h, int n);
-
-/* D is at most STI_STEP_MAX_D; there is no such model that is larger. */
-still_status sti_cuda_step_check(const sti_cuda_shape *h, still_error *err);
 
 /* ---- Keys and values as they are stored ---------------------------------- */
 
@@ -121,20 +112,20 @@ STI_DEVICE sti_window window_of(int pos, int C)
 /* ---- Rotation ------------------------------------------------------------ */
 
 /* The two elements of pair i. */
-STI_DEVICE int2 pair_at(const sti_cuda_shape &h, int i)
+STI_DEVICE int2 pair_at(const sti_cuda_hybrid_params &h, int i)
 {
     return h.interleaved ? make_int2(2 * i, 2 * i + 1) : make_int2(i, i + h.D / 2);
 }
 
 /* Pair i turns by position * inv_freq[i]. In double, and in half turns: the angle of a
  * token a million places away has no digits to spare. */
-STI_DEVICE void turn_pair(const sti_cuda_shape &h, int i, int position, float *a,
-                          float *b)
+STI_DEVICE void rope_pair(const sti_cuda_hybrid_params &h, int i, int position,
+                          float *a, float *b)
 {
-    const double half_turns =
+    const double angle_over_pi =
         (double)position * (double)h.inv_freq[i] * 0.31830988618379067154;
     double s, c;
-    sincospi(half_turns, &s, &c);
+    sincospi(angle_over_pi, &s, &c);
     const double x = *a, y = *b;
     *a = (float)(x * c - y * s);
     *b = (float)(y * c + x * s);
@@ -143,8 +134,8 @@ STI_DEVICE void turn_pair(const sti_cuda_shape &h, int i, int position, float *a
 /* ---- Feature map --------------------------------------------------------- */
 
 /* phi [P] from u = x W [F] and |x|^2, by one warp; phi may be u. */
-STI_DEVICE void warp_features(const sti_cuda_shape &h, const float *u, float square,
-                              float bias, float *phi)
+STI_DEVICE void warp_features(const sti_cuda_hybrid_params &h, const float *u,
+                              float square, float bias, float *phi)
 {
     enum { EACH = STI_STEP_MAX_D / 32 };
     const int F = h.F, lane = (int)threadIdx.x & 31;
@@ -194,7 +185,7 @@ STI_DEVICE void warp_features(const sti_cuda_shape &h, const float *u, float squ
 }
 
 /* The state's sums keep what rounding takes (Kahan): s += a x. */
-STI_DEVICE void add_exactly(float *sum, float *low, float a, float x)
+STI_DEVICE void kahan_add(float *sum, float *low, float a, float x)
 {
     const float was = *sum, more = fmaf(a, x, *low), now = was + more;
     *sum = now;

@@ -48,7 +48,7 @@ static still_status check_state(sti_dev *dev, const sti_linear_args *a,
 /* ---- Batches ------------------------------------------------------------- */
 
 /* An empty batch of sequences like a. */
-static void describe(const sti_linear_args *a, batch *b)
+static void empty_batch(const sti_linear_args *a, batch *b)
 {
     const sti_linear_shape *s = &a->shape;
     const int S = a->window > 0 ? s->G : s->H;
@@ -167,7 +167,7 @@ static void carve_backward(sti_carve *c, sti_cuda_linear *p, float **part)
     }
 }
 
-static void carve(sti_carve *c, sti_cuda_linear *p, form f, float **part)
+static void carve_arrays(sti_carve *c, sti_cuda_linear *p, form f, float **part)
 {
     const size_t rows = (size_t)p->rows, H = (size_t)p->H, G = (size_t)p->G;
     const size_t S = (size_t)p->S, D = (size_t)p->D, DP = (size_t)p->DP;
@@ -193,11 +193,11 @@ static still_status take_scratch(sti_dev *dev, batch *b, form f, float **part,
                                  still_error *err)
 {
     sti_carve c = {0};
-    void *room;
-    carve(&c, &b->p, f, part);
-    STI_TRY(sti_cuda_scratch(dev, c.used, &room, err));
-    c = (sti_carve){.base = room};
-    carve(&c, &b->p, f, part);
+    void *scratch;
+    carve_arrays(&c, &b->p, f, part);
+    STI_TRY(sti_cuda_scratch(dev, c.used, &scratch, err));
+    c = (sti_carve){.base = scratch};
+    carve_arrays(&c, &b->p, f, part);
     return STILL_OK;
 }
 
@@ -277,7 +277,7 @@ static still_status map_back(sti_dev *dev, const float *x, const float *W,
                                                             .lda = n,
                                                             .ldb = n,
                                                             .ldd = n,
-                                                            .turn_b = true,
+                                                            .trans_b = true,
                                                             .scale = 1,
                                                             .accumulate = true},
                                   err));
@@ -310,9 +310,11 @@ static still_status maps_back(sti_dev *dev, const batch *b, float *part,
                          rows, nk, a->grad.k, g->map_k, err));
     }
     if (g->bias_q)
-        STI_TRY(sti_linear_bias(dev, p->draw_q, p->rows, nq, part, g->bias_q, err));
+        STI_TRY(
+            sti_cuda_linear_bias(dev, p->draw_q, p->rows, nq, part, g->bias_q, err));
     if (g->bias_k)
-        STI_TRY(sti_linear_bias(dev, p->draw_k, p->rows, nk, part, g->bias_k, err));
+        STI_TRY(
+            sti_cuda_linear_bias(dev, p->draw_k, p->rows, nk, part, g->bias_k, err));
     return STILL_OK;
 }
 
@@ -323,9 +325,9 @@ static still_status attend(sti_dev *dev, const batch *b, still_error *err)
 {
     const sti_cuda_linear *p = &b->p;
     STI_TRY(map_all(dev, b, err));
-    STI_TRY(sti_linear_features(dev, p, err));
-    if (p->window > 0) STI_TRY(sti_linear_window(dev, p, err));
-    return sti_linear_states(dev, p, err);
+    STI_TRY(sti_cuda_linear_features(dev, p, err));
+    if (p->window > 0) STI_TRY(sti_cuda_linear_window(dev, p, err));
+    return sti_cuda_linear_states(dev, p, err);
 }
 
 static still_status run_forward(sti_dev *dev, batch *b, form f, still_error *err)
@@ -335,14 +337,14 @@ static still_status run_forward(sti_dev *dev, batch *b, form f, still_error *err
     STI_TRY(take_scratch(dev, b, f, NULL, err));
     if (f == STEPS) {
         STI_TRY(map_all(dev, b, err));
-        STI_TRY(sti_linear_step(dev, &b->p, err));
+        STI_TRY(sti_cuda_linear_step(dev, &b->p, err));
     } else {
         STI_TRY(attend(dev, b, err));
-        STI_TRY(sti_linear_outputs(dev, &b->p, err));
-        STI_TRY(sti_linear_finish(dev, &b->p, err));
-        if (b->p.window > 0) STI_TRY(sti_linear_store(dev, &b->p, err));
+        STI_TRY(sti_cuda_linear_outputs(dev, &b->p, err));
+        STI_TRY(sti_cuda_linear_write(dev, &b->p, err));
+        if (b->p.window > 0) STI_TRY(sti_cuda_linear_store(dev, &b->p, err));
     }
-    describe(b->a[0], b);
+    empty_batch(b->a[0], b);
     return STILL_OK;
 }
 
@@ -359,7 +361,7 @@ still_status sti_cuda_linear_forward(sti_dev *dev, const sti_linear_args *a, int
     STI_TRY(sti_linear_check_all(a, n, err));
     for (int i = 0; i < n; i++) STI_TRY(check_state(dev, &a[i], a, err));
     for (form f = STEPS; f <= SPANS; f++) {
-        describe(a, &b);
+        empty_batch(a, &b);
         for (int i = 0, at = 0; i < n; at += a[i++].T) {
             if (a[i].T == 0 || form_of(&a[i]) != f) continue;
             if (!fits(&b, &a[i])) STI_TRY(run_forward(dev, &b, f, err));
@@ -377,7 +379,7 @@ still_status sti_cuda_linear_reserve(sti_dev *dev, const sti_linear_shape *shape
     batch b = {.whole = false};
     const sti_linear_args a = {.shape = *shape, .window = window, .T = rows};
     STI_TRY(sti_linear_check(&a.shape, a.T, a.window, err));
-    describe(&a, &b);
+    empty_batch(&a, &b);
     b.p.map_q = b.p.map_k = window == 0;
     add(&b, &a, 0);
     return take_scratch(dev, &b, form_of(&a), NULL, err);
@@ -393,19 +395,19 @@ static still_status run_backward(sti_dev *dev, batch *b, still_error *err)
     STI_TRY(place(dev, b, err));
     STI_TRY(take_scratch(dev, b, BACKWARD, &part, err));
     STI_TRY(attend(dev, b, err));
-    if (p->window == 0) STI_TRY(sti_linear_outputs(dev, p, err));
-    STI_TRY(sti_linear_begin_back(dev, p, err));
-    STI_TRY(sti_linear_queries(dev, p, err));
-    STI_TRY(sti_linear_dstates(dev, p, err));
-    STI_TRY(sti_linear_keys(dev, p, err));
+    if (p->window == 0) STI_TRY(sti_cuda_linear_outputs(dev, p, err));
+    STI_TRY(sti_cuda_linear_begin_back(dev, p, err));
+    STI_TRY(sti_cuda_linear_queries(dev, p, err));
+    STI_TRY(sti_cuda_linear_dstates(dev, p, err));
+    STI_TRY(sti_cuda_linear_keys(dev, p, err));
     if (p->window > 0) {
-        STI_TRY(sti_linear_decays(dev, p, err));
-        STI_TRY(sti_linear_window_queries(dev, p, err));
-        STI_TRY(sti_linear_window_keys(dev, p, err));
+        STI_TRY(sti_cuda_linear_decays(dev, p, err));
+        STI_TRY(sti_cuda_linear_window_queries(dev, p, err));
+        STI_TRY(sti_cuda_linear_window_keys(dev, p, err));
     }
-    STI_TRY(sti_linear_inputs_back(dev, p, err));
+    STI_TRY(sti_cuda_linear_inputs_back(dev, p, err));
     if (p->window == 0) STI_TRY(maps_back(dev, b, part, err));
-    describe(b->a[0], b);
+    empty_batch(b->a[0], b);
     return STILL_OK;
 }
 
@@ -422,7 +424,7 @@ still_status sti_cuda_linear_backward(sti_dev *dev, const sti_linear_args *a, in
             "linear attention: head size %d, the GPU trains at most %d; use "
             "--backend cpu",
             a->shape.D, STI_LINEAR_MAX_D);
-    describe(a, &b);
+    empty_batch(a, &b);
     for (int i = 0; i < n; i++) {
         if (a[i].T == 0) continue;
         if (!fits(&b, &a[i])) STI_TRY(run_backward(dev, &b, err));

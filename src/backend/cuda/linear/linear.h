@@ -89,37 +89,41 @@ typedef struct sti_cuda_linear {
 
 /* Tokens of all sequences one after the other, any D: features, states, outputs.
  * Reads raw_q and raw_k, nothing else of the arrays. */
-still_status sti_linear_step(sti_dev *, const sti_cuda_linear *, still_error *);
+still_status sti_cuda_linear_step(sti_dev *, const sti_cuda_linear *, still_error *);
 
 /* rows.cu: fq, fk, v, decay, qr, kr; y from o and win; the last tokens into the
  * ring of the window. */
-still_status sti_linear_features(sti_dev *, const sti_cuda_linear *, still_error *);
-still_status sti_linear_finish(sti_dev *, const sti_cuda_linear *, still_error *);
-still_status sti_linear_store(sti_dev *, const sti_cuda_linear *, still_error *);
+still_status sti_cuda_linear_features(sti_dev *, const sti_cuda_linear *,
+                                      still_error *);
+still_status sti_cuda_linear_write(sti_dev *, const sti_cuda_linear *, still_error *);
+still_status sti_cuda_linear_store(sti_dev *, const sti_cuda_linear *, still_error *);
 
 /* scan_fwd.cu: states at the beginning of spans; o, and the states after the last
  * tokens; dfq. */
-still_status sti_linear_states(sti_dev *, const sti_cuda_linear *, still_error *);
-still_status sti_linear_outputs(sti_dev *, const sti_cuda_linear *, still_error *);
-still_status sti_linear_queries(sti_dev *, const sti_cuda_linear *, still_error *);
+still_status sti_cuda_linear_states(sti_dev *, const sti_cuda_linear *, still_error *);
+still_status sti_cuda_linear_outputs(sti_dev *, const sti_cuda_linear *, still_error *);
+still_status sti_cuda_linear_queries(sti_dev *, const sti_cuda_linear *, still_error *);
 /* scan_bwd.cu: dstates; dfk and dv; da. */
-still_status sti_linear_dstates(sti_dev *, const sti_cuda_linear *, still_error *);
-still_status sti_linear_keys(sti_dev *, const sti_cuda_linear *, still_error *);
-still_status sti_linear_decays(sti_dev *, const sti_cuda_linear *, still_error *);
+still_status sti_cuda_linear_dstates(sti_dev *, const sti_cuda_linear *, still_error *);
+still_status sti_cuda_linear_keys(sti_dev *, const sti_cuda_linear *, still_error *);
+still_status sti_cuda_linear_decays(sti_dev *, const sti_cuda_linear *, still_error *);
 
 /* window.cu: win and lse; dqr; dkr and dvr. */
-still_status sti_linear_window(sti_dev *, const sti_cuda_linear *, still_error *);
-still_status sti_linear_window_queries(sti_dev *, const sti_cuda_linear *,
-                                       still_error *);
-still_status sti_linear_window_keys(sti_dev *, const sti_cuda_linear *, still_error *);
+still_status sti_cuda_linear_window(sti_dev *, const sti_cuda_linear *, still_error *);
+still_status sti_cuda_linear_window_queries(sti_dev *, const sti_cuda_linear *,
+                                            still_error *);
+still_status sti_cuda_linear_window_keys(sti_dev *, const sti_cuda_linear *,
+                                         still_error *);
 
 /* rows_bwd.cu: d_o and delta from dy; gradients of the inputs (Liger) or draw
  * (SUPRA); db[n] += column sums of draw [rows, n], in `part` [STI_LINEAR_PARTS, n]. */
 enum { STI_LINEAR_PARTS = 64 };
-still_status sti_linear_begin_back(sti_dev *, const sti_cuda_linear *, still_error *);
-still_status sti_linear_inputs_back(sti_dev *, const sti_cuda_linear *, still_error *);
-still_status sti_linear_bias(sti_dev *, const float *draw, int rows, int n, float *part,
-                             float *db, still_error *);
+still_status sti_cuda_linear_begin_back(sti_dev *, const sti_cuda_linear *,
+                                        still_error *);
+still_status sti_cuda_linear_inputs_back(sti_dev *, const sti_cuda_linear *,
+                                         still_error *);
+still_status sti_cuda_linear_bias(sti_dev *, const float *draw, int rows, int n,
+                                  float *part, float *db, still_error *);
 
 #ifdef __cplusplus
 }

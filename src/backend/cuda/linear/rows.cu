@@ -4,9 +4,9 @@
  * A warp takes one head of one token. Bounded by memory. */
 #include "backend/cuda/linear/rows.cuh"
 
-/* f = softmax(x) `part`, and x turned. */
+/* f = softmax(x) `part`, and x rotated. */
 STI_DEVICE void liger_row(const sti_cuda_linear &p, const float *x, int64_t t,
-                          float part, float *f, float *turned)
+                          float part, float *f, float *rotated)
 {
     const int lane = (int)threadIdx.x % 32;
     float value[EACH], top = -FLT_MAX, sum = 0;
@@ -22,9 +22,9 @@ STI_DEVICE void liger_row(const sti_cuda_linear &p, const float *x, int64_t t,
         const int e = lane + 32 * i;
         if (e < p.D) {
             const rotation r = rotation_of(p, e, t);
-            turned[e] = value[i] * r.c + x[r.partner] * r.s;
+            rotated[e] = value[i] * r.c + x[r.partner] * r.s;
         } else if (e < p.DP) {
-            turned[e] = 0;
+            rotated[e] = 0;
         }
         value[i] = e < p.D ? expf(value[i] - top) : 0;
         sum += value[i];
@@ -64,7 +64,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
 
 /* y = o + 1/2 window, or o normed. */
 static __global__ void __launch_bounds__(32 * WARPS)
-    finish_kernel(const sti_cuda_linear p)
+    write_kernel(const sti_cuda_linear p)
 {
     const sti_cuda_linear_seq s = p.seq[blockIdx.z];
     const row_place r = row_place_of(p, s);
@@ -94,20 +94,22 @@ static __global__ void __launch_bounds__(32 * WARPS)
     }
 }
 
-still_status sti_linear_features(sti_dev *dev, const sti_cuda_linear *p,
-                                 still_error *err)
+still_status sti_cuda_linear_features(sti_dev *dev, const sti_cuda_linear *p,
+                                      still_error *err)
 {
     return launch(dev, "linear attention: features", err, feature_kernel,
                   row_grid(p, p->H + p->G), 32 * WARPS, 0, *p);
 }
 
-still_status sti_linear_finish(sti_dev *dev, const sti_cuda_linear *p, still_error *err)
+still_status sti_cuda_linear_write(sti_dev *dev, const sti_cuda_linear *p,
+                                   still_error *err)
 {
-    return launch(dev, "linear attention: outputs", err, finish_kernel,
+    return launch(dev, "linear attention: outputs", err, write_kernel,
                   row_grid(p, p->H), 32 * WARPS, 0, *p);
 }
 
-still_status sti_linear_store(sti_dev *dev, const sti_cuda_linear *p, still_error *err)
+still_status sti_cuda_linear_store(sti_dev *dev, const sti_cuda_linear *p,
+                                   still_error *err)
 {
     return launch(dev, "linear attention: window", err, store_kernel, row_grid(p, p->G),
                   32 * WARPS, 0, *p);

@@ -38,8 +38,8 @@ static __global__ void __launch_bounds__(32 * WARPS)
         to[e] = e < p.D ? factor * (dy[e] - sum - (o[e] - mean) * factor * sum_y) : 0;
 }
 
-/* Element e of d turned back from position t. */
-STI_DEVICE float turned_back(const sti_cuda_linear &p, const float *d, int e, int t)
+/* Element e of d rotated back from position t. */
+STI_DEVICE float rotated_back(const sti_cuda_linear &p, const float *d, int e, int t)
 {
     const rotation r = rotation_of(p, e, t);
     return d[e] * r.c - d[r.partner] * r.s;
@@ -52,12 +52,12 @@ STI_DEVICE void liger_inputs(const sti_cuda_linear &p, const sti_cuda_linear_seq
     const int lane = (int)threadIdx.x % 32;
     const float *f = (r.query ? p.fq : p.fk) + r.at * p.DP;
     const float *df = (r.query ? p.dfq : p.dfk) + r.at * p.DP;
-    const float *turned = (r.query ? p.dqr : p.dkr) + r.at * p.DP;
+    const float *rotated = (r.query ? p.dqr : p.dkr) + r.at * p.DP;
     float *to = r.query ? s.dq : s.dk, mean = 0;
     for (int e = lane; e < p.D; e += 32) mean += f[e] * df[e];
     mean = warp_sum(mean) * (r.query ? 2.0f : 1.0f);
     for (int e = lane; e < p.D; e += 32) {
-        float dx = f[e] * (df[e] - mean) + turned_back(p, turned, e, r.t);
+        float dx = f[e] * (df[e] - mean) + rotated_back(p, rotated, e, r.t);
         if (!r.query) /* a = log sigmoid(k) / 16 */
             dx +=
                 p.da[r.at * p.DP + e] * (1.0f / 16) / (1 + expf(s.k[r.from * p.D + e]));
@@ -77,7 +77,7 @@ STI_DEVICE float over_states(const sti_cuda_linear &p, const float *x, size_t ro
     return sum;
 }
 
-/* draw = the features' gradient turned back, where raw is above 0. */
+/* draw = the features' gradient rotated back, where raw is above 0. */
 STI_DEVICE void supra_inputs(const sti_cuda_linear &p, const sti_cuda_linear_seq &s,
                              const row_place &r)
 {
@@ -91,11 +91,11 @@ STI_DEVICE void supra_inputs(const sti_cuda_linear &p, const sti_cuda_linear_seq
     for (int e = (int)threadIdx.x % 32; e < p.D; e += 32) {
         float d;
         if (r.query) {
-            d = turned_back(p, p.dfq + r.at * p.DP, e, r.t);
+            d = rotated_back(p, p.dfq + r.at * p.DP, e, r.t);
         } else {
-            const rotation turn = rotation_of(p, e, r.t);
-            d = over_states(p, p.dfk, row, r.head, e) * turn.c -
-                over_states(p, p.dfk, row, r.head, turn.partner) * turn.s;
+            const rotation back = rotation_of(p, e, r.t);
+            d = over_states(p, p.dfk, row, r.head, e) * back.c -
+                over_states(p, p.dfk, row, r.head, back.partner) * back.s;
             d *= p.scale;
             if (s.dv) s.dv[r.from * p.D + e] = over_states(p, p.dv, row, r.head, e);
         }
@@ -146,22 +146,22 @@ static __global__ void __launch_bounds__(COLUMNS)
 
 /* ---- Launchers ----------------------------------------------------------- */
 
-still_status sti_linear_begin_back(sti_dev *dev, const sti_cuda_linear *p,
-                                   still_error *err)
+still_status sti_cuda_linear_begin_back(sti_dev *dev, const sti_cuda_linear *p,
+                                        still_error *err)
 {
     return launch(dev, "linear attention: gradient of the outputs", err, begin_kernel,
                   row_grid(p, p->H), 32 * WARPS, 0, *p);
 }
 
-still_status sti_linear_inputs_back(sti_dev *dev, const sti_cuda_linear *p,
-                                    still_error *err)
+still_status sti_cuda_linear_inputs_back(sti_dev *dev, const sti_cuda_linear *p,
+                                         still_error *err)
 {
     return launch(dev, "linear attention: gradient of the inputs", err, inputs_kernel,
                   row_grid(p, p->H + p->G), 32 * WARPS, 0, *p);
 }
 
-still_status sti_linear_bias(sti_dev *dev, const float *draw, int rows, int n,
-                             float *part, float *db, still_error *err)
+still_status sti_cuda_linear_bias(sti_dev *dev, const float *draw, int rows, int n,
+                                  float *part, float *db, still_error *err)
 {
     const unsigned columns = (unsigned)(n + COLUMNS - 1) / COLUMNS;
     STI_TRY(launch(dev, "linear attention: sums of the biases", err, bias_parts_kernel,

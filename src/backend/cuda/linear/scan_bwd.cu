@@ -80,8 +80,8 @@ STI_DEVICE void from_tile(const tiles &m, float (&dk)[DP / 32][4],
 /* KEYS: dfk and dv, from dstates; else what the span's queries add to the gradient of
  * the state before it, to dstates. */
 template <int DP, bool KEYS>
-static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 4 : 2)
-    back_kernel(const sti_cuda_linear p)
+static __global__ void __launch_bounds__(SPAN_THREADS, DP <= 64 ? 4 : 2)
+    scan_bwd_kernel(const sti_cuda_linear p)
 {
     constexpr int LD = DP + 4;
     const lane_place at = lane_place_of();
@@ -125,7 +125,7 @@ static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 4 : 2)
     }
     if (KEYS) return;
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < DP * DP; i += WALK_THREADS)
+    for (int i = (int)threadIdx.x; i < DP * DP; i += SPAN_THREADS)
         p.dstates[r.at * DP * DP + i] = m.R[i / DP * LD + i % DP];
     if (threadIdx.x < DP) p.sums[r.at * DP + threadIdx.x] = sum;
 }
@@ -204,12 +204,13 @@ static __global__ void __launch_bounds__(32 * DECAY_WARPS)
 
 /* ---- Launchers ----------------------------------------------------------- */
 
-still_status sti_linear_dstates(sti_dev *dev, const sti_cuda_linear *p,
-                                still_error *err)
+still_status sti_cuda_linear_dstates(sti_dev *dev, const sti_cuda_linear *p,
+                                     still_error *err)
 {
 #define SUM_BACK_(W)                                                                   \
-    launch(dev, "linear attention: gradients of states", err, back_kernel<W, false>,   \
-           span_grid(p), WALK_THREADS, back_shared<W>(), *p)
+    launch(dev, "linear attention: gradients of states", err,                          \
+           scan_bwd_kernel<W, false>, span_grid(p), SPAN_THREADS, back_shared<W>(),    \
+           *p)
     if (p->longest > SPAN) STI_TRY(STI_LINEAR_BY_WIDTH(p->DP, SUM_BACK_));
     const dim3 grid((unsigned)(p->DP * p->DP + SCAN_THREADS - 1) / SCAN_THREADS,
                     (unsigned)p->S, (unsigned)p->n);
@@ -217,15 +218,17 @@ still_status sti_linear_dstates(sti_dev *dev, const sti_cuda_linear *p,
                   scan_back_kernel, grid, SCAN_THREADS, 0, *p);
 }
 
-still_status sti_linear_keys(sti_dev *dev, const sti_cuda_linear *p, still_error *err)
+still_status sti_cuda_linear_keys(sti_dev *dev, const sti_cuda_linear *p,
+                                  still_error *err)
 {
 #define KEYS_(W)                                                                       \
-    launch(dev, "linear attention: gradient of the keys", err, back_kernel<W, true>,   \
-           span_grid(p), WALK_THREADS, back_shared<W>(), *p)
+    launch(dev, "linear attention: gradient of the keys", err,                         \
+           scan_bwd_kernel<W, true>, span_grid(p), SPAN_THREADS, back_shared<W>(), *p)
     return STI_LINEAR_BY_WIDTH(p->DP, KEYS_);
 }
 
-still_status sti_linear_decays(sti_dev *dev, const sti_cuda_linear *p, still_error *err)
+still_status sti_cuda_linear_decays(sti_dev *dev, const sti_cuda_linear *p,
+                                    still_error *err)
 {
     return launch(dev, "linear attention: gradient of the decays", err, decay_kernel,
                   span_grid(p), 32 * DECAY_WARPS, 0, *p);

@@ -6,9 +6,9 @@
  * and by the exponentials of pairs: one for every channel. */
 #include "backend/cuda/linear/tile.cuh"
 
-enum walk_kind { SUM, OUTPUT, QUERIES };
+enum scan_kind { SUM, OUTPUT, QUERIES };
 
-template <int DP> static constexpr size_t walk_shared(void)
+template <int DP> static constexpr size_t scan_fwd_shared(void)
 {
     return ((size_t)(DP + 5 * TILE) * (DP + 4) + TILE * WEIGHT_LD) * sizeof(float);
 }
@@ -78,13 +78,13 @@ template <int DP>
 STI_DEVICE void keep_state(const sti_cuda_linear &p, const sti_cuda_linear_seq &s,
                            const span_place &r, const float *S)
 {
-    for (int i = (int)threadIdx.x; i < p.D * p.D; i += WALK_THREADS)
+    for (int i = (int)threadIdx.x; i < p.D * p.D; i += SPAN_THREADS)
         s.s[(size_t)r.state * p.D * p.D + i] = S[i / p.D * (DP + 4) + i % p.D];
 }
 
-template <int DP, walk_kind KIND>
-static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 4 : 2)
-    walk_kernel(const sti_cuda_linear p)
+template <int DP, scan_kind KIND>
+static __global__ void __launch_bounds__(SPAN_THREADS, DP <= 64 ? 4 : 2)
+    scan_fwd_kernel(const sti_cuda_linear p)
 {
     constexpr int LD = DP + 4;
     const lane_place at = lane_place_of();
@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 4 : 2)
     __syncthreads();
     if (KIND == OUTPUT && last && s.s) keep_state<DP>(p, s, r, S);
     if (KIND == SUM) {
-        for (int i = (int)threadIdx.x; i < DP * DP; i += WALK_THREADS)
+        for (int i = (int)threadIdx.x; i < DP * DP; i += SPAN_THREADS)
             p.states[r.at * DP * DP + i] = S[i / DP * LD + i % DP];
         if (threadIdx.x < DP) p.sums[r.at * DP + threadIdx.x] = sum;
     }
@@ -163,11 +163,12 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
 
 /* ---- Launchers ----------------------------------------------------------- */
 
-still_status sti_linear_states(sti_dev *dev, const sti_cuda_linear *p, still_error *err)
+still_status sti_cuda_linear_states(sti_dev *dev, const sti_cuda_linear *p,
+                                    still_error *err)
 {
 #define SUM_(W)                                                                        \
-    launch(dev, "linear attention: sums of spans", err, walk_kernel<W, SUM>,           \
-           span_grid(p), WALK_THREADS, walk_shared<W>(), *p)
+    launch(dev, "linear attention: sums of spans", err, scan_fwd_kernel<W, SUM>,       \
+           span_grid(p), SPAN_THREADS, scan_fwd_shared<W>(), *p)
     if (p->longest > SPAN) STI_TRY(STI_LINEAR_BY_WIDTH(p->DP, SUM_));
     const dim3 grid((unsigned)(p->DP * p->DP + SCAN_THREADS - 1) / SCAN_THREADS,
                     (unsigned)p->S, (unsigned)p->n);
@@ -175,20 +176,21 @@ still_status sti_linear_states(sti_dev *dev, const sti_cuda_linear *p, still_err
                   SCAN_THREADS, 0, *p);
 }
 
-still_status sti_linear_outputs(sti_dev *dev, const sti_cuda_linear *p,
-                                still_error *err)
+still_status sti_cuda_linear_outputs(sti_dev *dev, const sti_cuda_linear *p,
+                                     still_error *err)
 {
 #define OUTPUT_(W)                                                                     \
-    launch(dev, "linear attention: outputs", err, walk_kernel<W, OUTPUT>,              \
-           span_grid(p), WALK_THREADS, walk_shared<W>(), *p)
+    launch(dev, "linear attention: outputs", err, scan_fwd_kernel<W, OUTPUT>,          \
+           span_grid(p), SPAN_THREADS, scan_fwd_shared<W>(), *p)
     return STI_LINEAR_BY_WIDTH(p->DP, OUTPUT_);
 }
 
-still_status sti_linear_queries(sti_dev *dev, const sti_cuda_linear *p,
-                                still_error *err)
+still_status sti_cuda_linear_queries(sti_dev *dev, const sti_cuda_linear *p,
+                                     still_error *err)
 {
 #define QUERIES_(W)                                                                    \
     launch(dev, "linear attention: gradient of the queries", err,                      \
-           walk_kernel<W, QUERIES>, span_grid(p), WALK_THREADS, walk_shared<W>(), *p)
+           scan_fwd_kernel<W, QUERIES>, span_grid(p), SPAN_THREADS,                    \
+           scan_fwd_shared<W>(), *p)
     return STI_LINEAR_BY_WIDTH(p->DP, QUERIES_);
 }

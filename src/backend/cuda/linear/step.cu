@@ -60,7 +60,7 @@ STI_DEVICE void softmax_row(const float *x, float *f, int D, float part)
     for (int e = lane; e < D; e += 32) f[e] *= sum;
 }
 
-STI_DEVICE float turned(const sti_cuda_linear &p, const float *x, int e, int64_t t)
+STI_DEVICE float rotated(const sti_cuda_linear &p, const float *x, int e, int64_t t)
 {
     const rotation r = rotation_of(p, e, t);
     return x[e] * r.c + x[r.partner] * r.s;
@@ -89,7 +89,7 @@ STI_DEVICE void make_key(const sti_cuda_linear &p, const sti_cuda_linear_seq &s,
         for (int e = lane; e < p.D; e += 32) m.v[e] = v[e];
     if (warp == 3 && p.window > 0)
         for (int e = lane; e < p.D; e += 32) {
-            ring_put(s.win_k, slot + e, turned(p, k, e, t), p.half_kv);
+            ring_put(s.win_k, slot + e, rotated(p, k, e, t), p.half_kv);
             ring_put(s.win_v, slot + e, v[e], p.half_kv);
         }
 }
@@ -105,7 +105,7 @@ STI_DEVICE void make_queries(const sti_cuda_linear &p, const sti_cuda_linear_seq
     float *f = m.fq + warp * p.D;
     if (p.window > 0) {
         softmax_row(q, f, p.D, 0.5f);
-        for (int e = lane; e < p.D; e += 32) m.qr[warp * p.D + e] = turned(p, q, e, t);
+        for (int e = lane; e < p.D; e += 32) m.qr[warp * p.D + e] = rotated(p, q, e, t);
     } else {
         const float *b = p.bias_q ? p.bias_q + (h + warp) * p.D : NULL;
         relu_row(p, p.raw_q ? p.raw_q + ((size_t)s.row0 * p.H + head) * p.D : q, b, t,
@@ -290,7 +290,8 @@ static still_status step(sti_dev *dev, const sti_cuda_linear *p, still_error *er
     return STILL_OK;
 }
 
-still_status sti_linear_step(sti_dev *dev, const sti_cuda_linear *p, still_error *err)
+still_status sti_cuda_linear_step(sti_dev *dev, const sti_cuda_linear *p,
+                                  still_error *err)
 {
     if (p->D <= 64) return step<2>(dev, p, err);
     if (p->D <= 128) return step<4>(dev, p, err);

@@ -15,7 +15,7 @@
 enum {
     SPAN = STI_LINEAR_SPAN,
     TILE = STI_LINEAR_TILE,
-    WALK_THREADS = 128,
+    SPAN_THREADS = 128,
     WEIGHT_LD = TILE + 4 /* of [TILE][TILE] */
 };
 
@@ -30,8 +30,8 @@ enum {
 
 STI_DEVICE float *block_memory(void)
 {
-    extern __shared__ float4 sti_linear_memory[];
-    return (float *)sti_linear_memory;
+    extern __shared__ float4 sti_cuda_linear_memory[];
+    return (float *)sti_cuda_linear_memory;
 }
 
 /* ---- Numbers of one token ------------------------------------------------ */
@@ -53,7 +53,7 @@ STI_DEVICE float log_gamma(int h)
     return log1pf(-exp2f((float)(-5 - h)));
 }
 
-/* Element e of a vector of D that is turned to position t: value cos + other sin, where
+/* Element e of a vector of D that is rotated to position t: value cos + other sin, where
  * `other` is the value at `partner`, its sign included in sin. */
 typedef struct rotation {
     int partner;
@@ -87,7 +87,7 @@ STI_DEVICE void ring_put(void *ring, size_t at, float x, bool is_half)
         ((float *)ring)[at] = x;
 }
 
-/* SUPRA's features by a whole warp: f [width] = relu(raw + b) turned, times `by`; zeros
+/* SUPRA's features by a whole warp: f [width] = relu(raw + b) rotated, times `by`; zeros
  * from D on. */
 STI_DEVICE void relu_row(const sti_cuda_linear &p, const float *raw, const float *b,
                          int64_t t, float by, float *f, int width)
@@ -136,13 +136,13 @@ template <int N> STI_DEVICE void clear_tiles(float (&c)[N][4])
 }
 
 /* to [N][LD] = rows r < have of DP floats, `stride` apart; zeros from there on. By all
- * threads of a block of WALK_THREADS. */
+ * threads of a block of SPAN_THREADS. */
 template <int N, int DP, bool ROUND>
 STI_DEVICE void load_rows(float *to, const float *from, size_t stride, int have)
 {
     constexpr int UNITS = DP / 4;
 #pragma unroll 4
-    for (int i = (int)threadIdx.x; i < N * UNITS; i += WALK_THREADS) {
+    for (int i = (int)threadIdx.x; i < N * UNITS; i += SPAN_THREADS) {
         const int r = i / UNITS, e = i % UNITS * 4;
         float4 x = make_float4(0, 0, 0, 0);
         if (r < have) x = *(const float4 *)(from + r * stride + e);
@@ -226,7 +226,7 @@ STI_DEVICE void load_decays(const sti_cuda_linear &p, const span_place &r, float
         load_rows<TILE, DP, false>(A, p.decay + (row * p.G + r.g) * DP,
                                    (size_t)p.G * DP, have);
     else
-        for (int i = (int)threadIdx.x; i < TILE * DP; i += WALK_THREADS)
+        for (int i = (int)threadIdx.x; i < TILE * DP; i += SPAN_THREADS)
             A[i / DP * LD + i % DP] = i / DP < have ? log_gamma(r.state) : 0;
     __syncthreads();
     if (threadIdx.x < DP) {
@@ -243,7 +243,7 @@ template <int DP, bool TO_END>
 STI_DEVICE void decayed(float *to, const float *x, const float *A)
 {
     constexpr int LD = DP + 4;
-    for (int i = (int)threadIdx.x; i < TILE * DP; i += WALK_THREADS) {
+    for (int i = (int)threadIdx.x; i < TILE * DP; i += SPAN_THREADS) {
         const int at = i / DP * LD + i % DP;
         const float a = TO_END ? A[(TILE - 1) * LD + i % DP] - A[at] : A[at];
         to[at] = tf32(x[at] * expf(a));

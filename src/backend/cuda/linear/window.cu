@@ -33,7 +33,7 @@ STI_DEVICE void load_keys(const sti_cuda_linear &p, const sti_cuda_linear_seq &s
         return;
     }
     const int64_t position = first_position(s);
-    for (int i = (int)threadIdx.x; i < WALKED * DP; i += WALK_THREADS) {
+    for (int i = (int)threadIdx.x; i < WALKED * DP; i += SPAN_THREADS) {
         const int r = i / DP, e = i % DP, j = first + r;
         float x = 0;
         if (j >= 0 && j < end)
@@ -85,7 +85,7 @@ STI_DEVICE void store_rows(const float (&c)[DP / 8][4], float *to, size_t stride
 /* ---- Forward ------------------------------------------------------------- */
 
 template <int DP>
-static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 3 : 2)
+static __global__ void __launch_bounds__(SPAN_THREADS, DP <= 64 ? 3 : 2)
     window_kernel(const sti_cuda_linear p)
 {
     constexpr int N = DP / 8, LD = DP + 4;
@@ -157,7 +157,7 @@ static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 3 : 2)
 /* ---- Backward: whole sequences, no ring ---------------------------------- */
 
 template <int DP>
-static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 3 : 2)
+static __global__ void __launch_bounds__(SPAN_THREADS, DP <= 64 ? 3 : 2)
     window_query_kernel(const sti_cuda_linear p)
 {
     constexpr int N = DP / 8, LD = DP + 4;
@@ -235,7 +235,7 @@ STI_DEVICE void key_step(const sti_cuda_linear &p, int first, int t0, int end,
 }
 
 template <int DP>
-static __global__ void __launch_bounds__(WALK_THREADS, DP <= 64 ? 3 : 2)
+static __global__ void __launch_bounds__(SPAN_THREADS, DP <= 64 ? 3 : 2)
     window_key_kernel(const sti_cuda_linear p)
 {
     constexpr int N = DP / 8, LD = DP + 4;
@@ -281,30 +281,31 @@ static dim3 window_grid(const sti_cuda_linear *p, int heads)
                 (unsigned)p->n);
 }
 
-still_status sti_linear_window(sti_dev *dev, const sti_cuda_linear *p, still_error *err)
+still_status sti_cuda_linear_window(sti_dev *dev, const sti_cuda_linear *p,
+                                    still_error *err)
 {
 #define WINDOW_(W)                                                                     \
     launch(dev, "linear attention: the window's outputs", err, window_kernel<W>,       \
-           window_grid(p, p->H), WALK_THREADS, window_shared<W>(), *p)
+           window_grid(p, p->H), SPAN_THREADS, window_shared<W>(), *p)
     return STI_LINEAR_BY_WIDTH(p->DP, WINDOW_);
 }
 
-still_status sti_linear_window_queries(sti_dev *dev, const sti_cuda_linear *p,
-                                       still_error *err)
+still_status sti_cuda_linear_window_queries(sti_dev *dev, const sti_cuda_linear *p,
+                                            still_error *err)
 {
 #define WINDOW_QUERIES_(W)                                                             \
     launch(dev, "linear attention: gradient of the window's queries", err,             \
-           window_query_kernel<W>, window_grid(p, p->H), WALK_THREADS,                 \
+           window_query_kernel<W>, window_grid(p, p->H), SPAN_THREADS,                 \
            window_shared<W>(), *p)
     return STI_LINEAR_BY_WIDTH(p->DP, WINDOW_QUERIES_);
 }
 
-still_status sti_linear_window_keys(sti_dev *dev, const sti_cuda_linear *p,
-                                    still_error *err)
+still_status sti_cuda_linear_window_keys(sti_dev *dev, const sti_cuda_linear *p,
+                                         still_error *err)
 {
 #define WINDOW_KEYS_(W)                                                                \
     launch(dev, "linear attention: gradient of the window's keys", err,                \
-           window_key_kernel<W>, window_grid(p, p->G), WALK_THREADS,                   \
+           window_key_kernel<W>, window_grid(p, p->G), SPAN_THREADS,                   \
            window_shared<W>(), *p)
     return STI_LINEAR_BY_WIDTH(p->DP, WINDOW_KEYS_);
 }

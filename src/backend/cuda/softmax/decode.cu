@@ -40,8 +40,8 @@ template <int DP> struct plan {
 
 /* One piece of a row's keys, for up to HEADS query heads of one kv head. */
 struct piece {
-    const half *K, *V; /* [room, D] */
-    int row, room;     /* cache row of the piece's first key */
+    const half *K, *V; /* [capacity, D] */
+    int row, capacity; /* cache row of the piece's first key */
     int count, D;
 };
 
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void fetch(const piece &p, int tile, uint32_t 
     for (int i = 0; i < TILE; i += ROWS) {
         int row = i + lane / UNITS, key = tile * TILE + row;
         bool there = key < p.count, some = there && 8 * unit < p.D;
-        size_t from = (size_t)ring_row(p.row, there ? key : 0, p.room) * p.D +
+        size_t from = (size_t)ring_row(p.row, there ? key : 0, p.capacity) * p.D +
                       (some ? 8 * unit : 0);
         uint32_t at = to + (row * UNITS + (unit ^ swizzle(row))) * 16;
         cp_async16_or_zero<128>(at, p.K + from, some);
@@ -238,7 +238,8 @@ template <int DP> struct joined {
 };
 
 template <int DP>
-static __device__ __forceinline__ void leave(const sums<DP> &x, const joined<DP> &to)
+static __device__ __forceinline__ void store_warp(const sums<DP> &x,
+                                                  const joined<DP> &to)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
     float l = quad_sum(x.l);
@@ -296,7 +297,7 @@ __global__ void __launch_bounds__(plan<DP>::THREADS, plan<DP>::BLOCKS)
     extern __shared__ uint4 stage[]; /* [WARPS, STAGES, STAGE] */
     __shared__ int count[STI_CUDA_ATTN_SEGS], first[STI_CUDA_ATTN_SEGS + 1];
     __shared__ float m[WARPS][HEADS], l[WARPS][HEADS];
-    static_assert(sizeof(float[WARPS][HEADS][DP]) <= plan<DP>::SHARED, "room");
+    static_assert(sizeof(float[WARPS][HEADS][DP]) <= plan<DP>::SHARED, "capacity");
 
     int group = a.H / a.G, chunks = (group + HEADS - 1) / HEADS, D = a.D;
     int warp = threadIdx.x / 32, s = 0;
@@ -307,22 +308,22 @@ __global__ void __launch_bounds__(plan<DP>::THREADS, plan<DP>::BLOCKS)
 
     for (int item = blockIdx.x; item < first[a.n_seg]; item += gridDim.x) {
         while (item >= first[s + 1]) s++;
-        int t = past_of(a, s), row0 = a.seg[s].row0, room = a.seg[s].room;
+        int t = past_of(a, s), row0 = a.seg[s].row0, capacity = a.seg[s].capacity;
         cut c = cut_keys(a, t);
         int index = (item - first[s]) % c.pieces, rest = (item - first[s]) / c.pieces;
         int g = rest / chunks, head = g * group + rest % chunks * HEADS;
         int heads = min((int)HEADS, (g + 1) * group - head);
         int begin = c.first + index * c.piece;
-        size_t cache = (size_t)g * room * D;
+        size_t cache = (size_t)g * capacity * D;
         piece p = {static_cast<const half *>(a.seg[s].K) + cache,
                    static_cast<const half *>(a.seg[s].V) + cache,
-                   begin % room,
-                   room,
+                   begin % capacity,
+                   capacity,
                    min(c.piece, t + 1 - begin),
                    D};
         if (index == c.pieces - 1) { /* no other block reads this row */
             size_t at = ((size_t)row0 * a.G + g) * D;
-            store_new<DP>(p, t % room, a.k + at, a.v + at);
+            store_new<DP>(p, t % capacity, a.k + at, a.v + at);
             __syncthreads();
         }
         size_t out = (size_t)row0 * a.H + head;
@@ -330,7 +331,7 @@ __global__ void __launch_bounds__(plan<DP>::THREADS, plan<DP>::BLOCKS)
         walk<DP>(x, p, a.q + out * D, heads, a.scale,
                  stage + warp * STAGES * plan<DP>::STAGE);
         __syncthreads();
-        leave<DP>(x, join);
+        store_warp<DP>(x, join);
         __syncthreads();
         size_t part = ((size_t)s * a.H + head) * parts.pieces + index;
         for (int h = 0; h < heads; h++, part += parts.pieces) {

@@ -43,11 +43,11 @@ static __device__ __forceinline__ cut cut_keys(const sti_cuda_attn &a, int t)
     return c;
 }
 
-/* Cache row of the token `after` tokens behind the one in row `row`; after < room. */
-static __device__ __forceinline__ int ring_row(int row, int after, int room)
+/* Cache row of the token `after` tokens behind the one in row `row`; after < capacity. */
+static __device__ __forceinline__ int ring_row(int row, int after, int capacity)
 {
     int at = row + after;
-    return at >= room ? at - room : at;
+    return at >= capacity ? at - capacity : at;
 }
 
 /* ---- Blocks of prefill --------------------------------------------------- */
@@ -55,8 +55,8 @@ static __device__ __forceinline__ int ring_row(int row, int after, int room)
 /* What a block works on: some rows, from `row` on, of a segment's n; keys [first, end).
  */
 typedef struct job {
-    const half *K, *V; /* [room, D] of the kv head */
-    int D, room, row, n;
+    const half *K, *V; /* [capacity, D] of the kv head */
+    int D, capacity, row, n;
     int past, first, end, window;
     int first_row; /* cache row of key `first` */
     size_t out;    /* where the head's row 0 is in q and o */
@@ -74,16 +74,16 @@ static __device__ __forceinline__ job find_job(const sti_cuda_attn &a, int rows)
         at -= tiles * a.H;
     }
     int g = at / (tiles * group), rest = at % (tiles * group);
-    size_t cache = (size_t)g * a.seg[s].room * a.D;
+    size_t cache = (size_t)g * a.seg[s].capacity * a.D;
     job b;
     b.K = static_cast<const half *>(a.seg[s].K) + cache;
     b.V = static_cast<const half *>(a.seg[s].V) + cache;
-    b.D = a.D, b.room = a.seg[s].room, b.n = a.seg[s].n, b.window = a.window;
+    b.D = a.D, b.capacity = a.seg[s].capacity, b.n = a.seg[s].n, b.window = a.window;
     b.row = (tiles - 1 - rest / group) * rows;
     b.past = past_of(a, s);
     b.first = first_key(b.past + b.row, a.window);
     b.end = b.past + min(b.row + rows, b.n);
-    b.first_row = b.first % b.room;
+    b.first_row = b.first % b.capacity;
     b.out = ((size_t)a.seg[s].row0 * a.H + g * group + rest % group) * a.D;
     return b;
 }
@@ -108,11 +108,11 @@ static __device__ __forceinline__ void fetch_keys(const job &b, const half *from
 {
     constexpr int STEP = Tile::STEP, KEYS = Tile::KEYS;
     int word = threadIdx.x % Tile::WORDS, row = threadIdx.x / Tile::WORDS;
-    int start = ring_row(b.first_row, off, b.room), left = b.end - b.first - off;
+    int start = ring_row(b.first_row, off, b.capacity), left = b.end - b.first - off;
     bool inside = word * 8 < b.D;
     from += inside ? word * 8 : 0;
     to += Tile::place(row, word);
-    if (start + KEYS <= b.room && left >= KEYS) {
+    if (start + KEYS <= b.capacity && left >= KEYS) {
         from += (size_t)(start + row) * b.D;
 #pragma unroll
         for (int i = 0; i < KEYS / STEP; i++)
@@ -123,7 +123,7 @@ static __device__ __forceinline__ void fetch_keys(const job &b, const half *from
 #pragma unroll 1
     for (int i = 0; i < KEYS / STEP; i++) {
         bool there = row + i * STEP < left;
-        int at = ring_row(start, there ? row + i * STEP : 0, b.room);
+        int at = ring_row(start, there ? row + i * STEP : 0, b.capacity);
         cp_async16_or_zero<128>(to + i * STEP * Tile::ROW, from + (size_t)at * b.D,
                                 there && inside);
     }

@@ -61,12 +61,12 @@ template <class T>
 __global__ void __launch_bounds__(256) store(const __grid_constant__ sti_cuda_attn a)
 {
     int i = blockIdx.x, s = find_row(a, &i);
-    int room = a.seg[s].room, at = (past_of(a, s) + i) % room;
+    int capacity = a.seg[s].capacity, at = (past_of(a, s) + i) % capacity;
     size_t from = (size_t)(a.seg[s].row0 + i) * a.G * a.D;
     T *K = static_cast<T *>(a.seg[s].K), *V = static_cast<T *>(a.seg[s].V);
     for (int e = threadIdx.x; e < a.G * a.D; e += blockDim.x) {
         int g = e / a.D, d = e % a.D;
-        size_t to = ((size_t)g * room + at) * a.D + d;
+        size_t to = ((size_t)g * capacity + at) * a.D + d;
         write(K + to, a.k[from + e]);
         write(V + to, a.v[from + e]);
     }
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(256)
     int i = (int)blockIdx.x * at_once + mine;
     if (mine >= at_once || i >= rows) return;
     const int s = find_row(a, &i);
-    const int room = a.seg[s].room, at = (past_of(a, s) + i) % room;
+    const int capacity = a.seg[s].capacity, at = (past_of(a, s) + i) % capacity;
     const size_t from = (size_t)(a.seg[s].row0 + i) * row_words;
     const float4 *k = reinterpret_cast<const float4 *>(a.k) + 2 * from;
     const float4 *v = reinterpret_cast<const float4 *>(a.v) + 2 * from;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(256)
     const int first = threadIdx.x - mine * row_words;
     for (int e = first; e < row_words; e += blockDim.x) {
         const int g = e / words, d = e % words;
-        const size_t to = ((size_t)g * room + at) * words + d;
+        const size_t to = ((size_t)g * capacity + at) * words + d;
         K[to] = pack_saturated8(k[2 * e], k[2 * e + 1]);
         V[to] = pack_saturated8(v[2 * e], v[2 * e + 1]);
     }
@@ -108,13 +108,13 @@ struct sums {
 template <class T>
 static __device__ __forceinline__ void add_keys(sums &x, const float (&q)[DIMS],
                                                 const T *K, const T *V, int row,
-                                                int room, int n, int D)
+                                                int capacity, int n, int D)
 {
     int lane = threadIdx.x % 32;
     float l[KEYS], v[KEYS][DIMS];
 #pragma unroll
     for (int j = 0; j < KEYS; j++) {
-        size_t at = (size_t)ring_row(row, j < n ? j : 0, room) * D;
+        size_t at = (size_t)ring_row(row, j < n ? j : 0, capacity) * D;
         float dot = 0;
 #pragma unroll
         for (int e = 0; e < DIMS; e++) {
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     __shared__ float sum[WARPS][STI_CUDA_ATTN_MAX_D], m[WARPS], l[WARPS];
     int i = blockIdx.x / parts.pieces, index = blockIdx.x % parts.pieces;
     int h = blockIdx.y, g = h / (a.H / a.G), D = a.D;
-    int s = find_row(a, &i), room = a.seg[s].room, t = past_of(a, s) + i;
+    int s = find_row(a, &i), capacity = a.seg[s].capacity, t = past_of(a, s) + i;
     cut c = cut_keys(a, t);
     if (parts.stat == NULL) c.piece = c.count, c.pieces = 1;
     if (index >= c.pieces) return;
@@ -166,11 +166,11 @@ __global__ void __launch_bounds__(WARPS * 32)
     for (int e = 0; e < DIMS; e++)
         q[e] = lane + 32 * e < D ? a.q[out + lane + 32 * e] * a.scale : 0;
 
-    const T *K = static_cast<const T *>(a.seg[s].K) + (size_t)g * room * D;
-    const T *V = static_cast<const T *>(a.seg[s].V) + (size_t)g * room * D;
+    const T *K = static_cast<const T *>(a.seg[s].K) + (size_t)g * capacity * D;
+    const T *V = static_cast<const T *>(a.seg[s].V) + (size_t)g * capacity * D;
     int begin = c.first + index * c.piece, end = min(begin + c.piece, t + 1);
     for (int j = begin + warp * KEYS; j < end; j += WARPS * KEYS)
-        add_keys(x, q, K, V, j % room, room, min((int)KEYS, end - j), D);
+        add_keys(x, q, K, V, j % capacity, capacity, min((int)KEYS, end - j), D);
 
 #pragma unroll
     for (int e = 0; e < DIMS; e++) sum[warp][lane + 32 * e] = x.sum[e];

@@ -151,7 +151,7 @@ static __device__ __forceinline__ void queue_sums(float (&sum)[8][4], weights &p
 }
 
 /* The sums are there; until then p must stay as it is. */
-static __device__ __forceinline__ void finish_sums(float (&sum)[8][4], weights &p)
+static __device__ __forceinline__ void await_sums(float (&sum)[8][4], weights &p)
 {
     wgmma_wait<0>();
     pin(p);
@@ -174,7 +174,7 @@ static __device__ __forceinline__ void step(rows<64> &x, weights &p, const job &
     pin(s);
     mask_if_needed<64>(s, b, OTHER, j0);
     weigh<64>(x, OTHER, s, shrink, scale);
-    finish_sums(x.sum[I], p);
+    await_sums(x.sum[I], p);
     scale_sums<64>(x, OTHER, shrink);
     pack_weights(p, s);
 }
@@ -211,7 +211,7 @@ walk_together(rows<64> &x, const job &b, uint32_t queries, uint32_t stages, floa
         step<0>(x, p, b, queries, stage_of(n), values, j0, scale);
         if (n + 1 == tiles) {
             queue_sums(x.sum[1], p, values);
-            finish_sums(x.sum[1], p);
+            await_sums(x.sum[1], p);
             break;
         }
         await_tile(n + 1);

@@ -37,10 +37,10 @@ static still_status check(const sti_attn_args *a, still_error *err)
 /* Segments of one row each. */
 static still_status decode(sti_dev *dev, const sti_cuda_attn *a, still_error *err)
 {
-    int room = 1;
+    int capacity = 1;
     for (int s = 0; s < a->n_seg; s++)
-        if (a->seg[s].room > room) room = a->seg[s].room;
-    int pieces = (room - 1) / STI_CUDA_ATTN_PIECE + 1;
+        if (a->seg[s].capacity > capacity) capacity = a->seg[s].capacity;
+    int pieces = (capacity - 1) / STI_CUDA_ATTN_PIECE + 1;
     if (pieces > STI_CUDA_ATTN_SPLITS) pieces = STI_CUDA_ATTN_SPLITS;
 
     size_t rows = (size_t)a->n_seg * (size_t)a->H * (size_t)pieces;
@@ -94,7 +94,7 @@ static still_status launch(sti_dev *dev, const sti_attn_args *a, bool one_row,
                                                    .row0 = s->row0,
                                                    .n = s->n,
                                                    .past = s->past,
-                                                   .room = s->room};
+                                                   .capacity = s->room};
         if (l.n_seg > 0 && (l.n_seg == STI_CUDA_ATTN_SEGS || i == a->n_seg - 1)) {
             STI_TRY(run(dev, &l, err));
             l.n_seg = 0;

@@ -36,8 +36,8 @@ enum {
 };
 
 typedef struct sti_cuda_attn_seg {
-    void *K, *V; /* [G, room, D] */
-    int row0, n, past, room;
+    void *K, *V; /* [G, capacity, D] */
+    int row0, n, past, capacity;
 } sti_cuda_attn_seg;
 
 /* A launch: sti_attn_args for segments of one kind. */

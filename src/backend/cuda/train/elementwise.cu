@@ -2,8 +2,8 @@
  * optimizer, sums, dropout. Bound by memory, which is read 16 bytes at a time where
  * rows allow it; equations are in backend/ref/train.c. Sums are made of parts of fixed
  * shape, added in a fixed order, so that a run repeats bit for bit. */
-#include "backend/cuda/train/kernels.h"
 #include "backend/cuda/ptx/reduce.cuh"
+#include "backend/cuda/train/kernels.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
@@ -226,7 +226,7 @@ __device__ uint64_t mix64(uint64_t x)
     return x ^ x >> 31;
 }
 
-__global__ void drop(sti_dropout_args a, uint64_t limit, float keep)
+__global__ void dropout(sti_dropout_args a, uint64_t limit, float keep)
 {
     const size_t step = (size_t)gridDim.x * THREADS;
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < a.n; i += step) {
@@ -235,27 +235,27 @@ __global__ void drop(sti_dropout_args a, uint64_t limit, float keep)
     }
 }
 
-still_status sti_cuda_drop(sti_dev *dev, const sti_dropout_args *a, still_error *err)
+still_status sti_cuda_dropout(sti_dev *dev, const sti_dropout_args *a, still_error *err)
 {
     if (a->n == 0) return STILL_OK;
     const uint64_t limit = (uint64_t)((double)a->p * 0x1p53);
-    drop<<<blocks_for(a->n), THREADS, 0, dev->stream>>>(*a, limit, 1 / (1 - a->p));
+    dropout<<<blocks_for(a->n), THREADS, 0, dev->stream>>>(*a, limit, 1 / (1 - a->p));
     STI_CUDA(cudaGetLastError(), "dropout");
     return STILL_OK;
 }
 
-__global__ void times(float *x, size_t n, float by)
+__global__ void scale_by(float *x, size_t n, float by)
 {
     const size_t step = (size_t)gridDim.x * THREADS;
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step)
         x[i] *= by;
 }
 
-still_status sti_cuda_times(sti_dev *dev, float *x, size_t n, float by,
+still_status sti_cuda_scale(sti_dev *dev, float *x, size_t n, float by,
                             still_error *err)
 {
     if (n == 0) return STILL_OK;
-    times<<<blocks_for(n), THREADS, 0, dev->stream>>>(x, n, by);
+    scale_by<<<blocks_for(n), THREADS, 0, dev->stream>>>(x, n, by);
     STI_CUDA(cudaGetLastError(), "scale");
     return STILL_OK;
 }

@@ -31,11 +31,11 @@ static still_status multiply(sti_dev *dev, const sti_weight *w, const sti_half *
     const sti_cuda_matrix m = sti_cuda_matrix_of(w);
     const sti_half *half = m.half;
     if (!half) {
-        void *room;
+        void *scratch;
         STI_TRY(sti_cuda_scratch(dev, (size_t)m.N * (size_t)m.ld * sizeof(sti_half),
-                                 &room, err));
-        STI_TRY(sti_cuda_to_half(dev, &m, room, err));
-        half = room;
+                                 &scratch, err));
+        STI_TRY(sti_cuda_to_half(dev, &m, scratch, err));
+        half = scratch;
     }
     return sti_cuda_multiply(
         dev,
@@ -51,15 +51,15 @@ static still_status multiply(sti_dev *dev, const sti_weight *w, const sti_half *
                                   .lda = m.ld,
                                   .ldb = m.ld,
                                   .ldd = m.N,
-                                  .turn_a = true,
+                                  .trans_a = true,
                                   .bias = bias,
                                   .scale = 1,
                                   .accumulate = from != NULL},
         err);
 }
 
-still_status sti_cuda_feed_train(sti_dev *dev, const sti_feed_train_args *a,
-                                 still_error *err)
+still_status sti_cuda_ffn_train(sti_dev *dev, const sti_feed_train_args *a,
+                                still_error *err)
 {
     if (a->M < 1) return STILL_OK;
     if (!is_half(a)) return sti_host_feed_train(&sti_backend_cuda, dev, a, err);
@@ -84,7 +84,7 @@ static still_status multiply_back(sti_dev *dev, const sti_weight *const *w, int 
     const int K = (int)w[0]->K;
     int N = 0;
     for (int i = 0; i < n; i++) N += (int)w[i]->N;
-    STI_TRY(sti_cuda_wide_rows(dev, w, n, &rows, err));
+    STI_TRY(sti_cuda_bf16_rows(dev, w, n, &rows, err));
     return sti_cuda_multiply(dev,
                              &(sti_cuda_multiply_args){.type = type,
                                                        .a = rows,
@@ -100,8 +100,8 @@ static still_status multiply_back(sti_dev *dev, const sti_weight *const *w, int 
                              err);
 }
 
-still_status sti_cuda_feed_back(sti_dev *dev, const sti_feed_train_args *a,
-                                still_error *err)
+still_status sti_cuda_ffn_back(sti_dev *dev, const sti_feed_train_args *a,
+                               still_error *err)
 {
     if (a->M < 1) return STILL_OK;
     if (!is_half(a)) return sti_host_feed_back(&sti_backend_cuda, dev, a, err);

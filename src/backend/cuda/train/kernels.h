@@ -29,8 +29,8 @@ still_status sti_cuda_squares(sti_dev *, const float *x, const sti_span *piece, 
 enum { STI_CUDA_PARTS = 528 };
 still_status sti_cuda_differ(sti_dev *, const sti_compare_args *, double *part,
                              still_error *);
-still_status sti_cuda_drop(sti_dev *, const sti_dropout_args *, still_error *);
-still_status sti_cuda_times(sti_dev *, float *x, size_t n, float by, still_error *);
+still_status sti_cuda_dropout(sti_dev *, const sti_dropout_args *, still_error *);
+still_status sti_cuda_scale(sti_dev *, float *x, size_t n, float by, still_error *);
 /* y[i] = i. */
 still_status sti_cuda_count(sti_dev *, int32_t *y, int n, still_error *);
 /* y += sum of `parts` arrays of n numbers, which follow each other, in order. */
@@ -40,7 +40,7 @@ still_status sti_cuda_add_parts(sti_dev *, const float *part, int parts, size_t 
 /* ---- Low ranks (lora_gemm.cu) ------------------------------------------------- */
 
 /* y_i[M, N_i] = scale x[M, K] W_i^T in half, W in float [N_i, K]. */
-typedef struct sti_cuda_thin {
+typedef struct sti_cuda_lora_down_args {
     const float *x;
     int M, K, n;
     const float *w[STI_MATMUL_MAX];
@@ -50,27 +50,28 @@ typedef struct sti_cuda_thin {
     uint16_t *half; /* [M, ld] or NULL: x, then half_scale y_0, y_1, .. as halves */
     int ld;         /* K + sum N */
     float half_scale;
-} sti_cuda_thin;
+} sti_cuda_lora_down_args;
 
 /* Whether it can be computed here: eight columns or a few of eight. */
-bool sti_cuda_thin_fits(const sti_cuda_thin *);
-still_status sti_cuda_thin_rows(sti_dev *, const sti_cuda_thin *, still_error *);
+bool sti_cuda_lora_down_fits(const sti_cuda_lora_down_args *);
+still_status sti_cuda_lora_down(sti_dev *, const sti_cuda_lora_down_args *,
+                                still_error *);
 
 /* y[M, N] = [y +] x[M, R] W[N, R]^T in float. */
-typedef struct sti_cuda_up {
+typedef struct sti_cuda_lora_up_args {
     const float *x, *w;
     int M, N, R;
     bool accumulate;
     float *y;
-} sti_cuda_up;
+} sti_cuda_lora_up_args;
 
-bool sti_cuda_up_fits(const sti_cuda_up *);
-still_status sti_cuda_up_rows(sti_dev *, const sti_cuda_up *, still_error *);
+bool sti_cuda_lora_up_fits(const sti_cuda_lora_up_args *);
+still_status sti_cuda_lora_up(sti_dev *, const sti_cuda_lora_up_args *, still_error *);
 
 /* Weights and what is added to them, as halves [sum N, ld], one below the other:
  * W_i[N_i, K], then zeros but for gain B_i[N_i, R_i] from column at_i on. K is a
  * multiple of 4, at_i and R_i are even. */
-typedef struct sti_cuda_beside {
+typedef struct sti_cuda_concat_lora_args {
     int n, K, ld;
     const uint16_t *half[STI_MATMUL_MAX]; /* W_i; NULL: in float, w_i */
     const void *w[STI_MATMUL_MAX];
@@ -78,32 +79,34 @@ typedef struct sti_cuda_beside {
     int N[STI_MATMUL_MAX], R[STI_MATMUL_MAX], at[STI_MATMUL_MAX];
     float gain;
     uint16_t *y;
-} sti_cuda_beside;
-still_status sti_cuda_stand_beside(sti_dev *, const sti_cuda_beside *, still_error *);
+} sti_cuda_concat_lora_args;
+still_status sti_cuda_concat_lora(sti_dev *, const sti_cuda_concat_lora_args *,
+                                  still_error *);
 
 /* Gradients of low-rank matrices (lora_grad.cu): out[ranks, W] += scale l[M, ranks]^T
- * x[M, W] for eight or less columns of l, which is [M, R]; turned: out is [W, ranks] of
+ * x[M, W] for eight or less columns of l, which is [M, R]; trans: out is [W, ranks] of
  * [W, R]. */
 enum { STI_CUDA_GRAD_SLOTS = 4, STI_CUDA_GRADS_MOST = 2 * STI_MATMUL_MAX };
-typedef struct sti_cuda_slot {
+typedef struct sti_cuda_lora_slot {
     const float *l;
     float *out;
     int R, ranks;
-    bool turned;
+    bool trans;
     float scale;
-} sti_cuda_slot;
+} sti_cuda_lora_slot;
 
 /* All that one x is part of: W is a multiple of 4, x of 16 bytes. */
-typedef struct sti_cuda_grad {
+typedef struct sti_cuda_lora_grad {
     const float *x;
     int W, n;
-    sti_cuda_slot slot[STI_CUDA_GRAD_SLOTS];
-} sti_cuda_grad;
-typedef struct sti_cuda_grads {
+    sti_cuda_lora_slot slot[STI_CUDA_GRAD_SLOTS];
+} sti_cuda_lora_grad;
+typedef struct sti_cuda_lora_grads_args {
     int M, n;
-    sti_cuda_grad of[STI_CUDA_GRADS_MOST];
-} sti_cuda_grads;
-still_status sti_cuda_thin_grads(sti_dev *, const sti_cuda_grads *, still_error *);
+    sti_cuda_lora_grad of[STI_CUDA_GRADS_MOST];
+} sti_cuda_lora_grads_args;
+still_status sti_cuda_lora_grads(sti_dev *, const sti_cuda_lora_grads_args *,
+                                 still_error *);
 
 /* ---- bfloat16 ------------------------------------------------------------ */
 
@@ -131,7 +134,7 @@ still_status sti_cuda_round_rows(sti_dev *, const sti_cuda_stack *, still_error 
 
 /* Weights of equal K one below the other in bfloat16, [sum N up to 8, K up to 8], the
  * rest zeros (weight_bf16.c). May ask for scratch. */
-still_status sti_cuda_wide_rows(sti_dev *, const sti_weight *const *w, int n,
+still_status sti_cuda_bf16_rows(sti_dev *, const sti_weight *const *w, int n,
                                 const sti_bf16 **out, still_error *);
 
 /* d[M, 2 K] = gradients of gate and of up, side by side, of silu(gate + gate_bias) *

@@ -35,7 +35,7 @@ __host__ __device__ int row_of(int K)
     return K + (64 + 16 - K % 64) % 64;
 }
 
-__device__ void load_weights(const sti_cuda_thin &a, int ld, __half *w)
+__device__ void load_weights(const sti_cuda_lora_down_args &a, int ld, __half *w)
 {
     for (int i = 0; i < a.n; w += a.N[i++] * ld) {
         const int n = a.N[i] * a.K;
@@ -46,7 +46,7 @@ __device__ void load_weights(const sti_cuda_thin &a, int ld, __half *w)
 }
 
 /* Columns 2 t and 2 t + 1 of tile `tile` for rows `row` and `row` + 8. */
-__device__ void store(const sti_cuda_thin &a, int tile, int row, int t,
+__device__ void store(const sti_cuda_lora_down_args &a, int tile, int row, int t,
                       const float (&c)[4])
 {
     int column = 8 * tile, i = 0;
@@ -64,8 +64,8 @@ __device__ void store(const sti_cuda_thin &a, int tile, int row, int t,
 
 /* Four columns of x from `column` on, for rows `row` and `row` + 8 as mma wants them.
  */
-__device__ __forceinline__ void store_x(const sti_cuda_thin &a, int row, int column,
-                                        const uint32_t (&x)[4])
+__device__ __forceinline__ void store_x(const sti_cuda_lora_down_args &a, int row,
+                                        int column, const uint32_t (&x)[4])
 {
     uint16_t *y = a.half + (int64_t)row * a.ld + column;
     if (row < a.M) *(uint2 *)y = make_uint2(x[0], x[2]);
@@ -73,7 +73,7 @@ __device__ __forceinline__ void store_x(const sti_cuda_thin &a, int row, int col
 }
 
 __global__ void __launch_bounds__(THREADS)
-    thin(const __grid_constant__ sti_cuda_thin a, int columns)
+    lora_down(const __grid_constant__ sti_cuda_lora_down_args a, int columns)
 {
     extern __shared__ __align__(16) __half w[]; /* [columns, ld] */
     const int ld = row_of(a.K), steps = a.K / 16;
@@ -127,7 +127,8 @@ template <int V> struct __align__(4 * V) columns
 
 /* R: the rank, rounded up; V: columns of a lane. */
 template <int R, int V>
-__global__ void __launch_bounds__(THREADS) up(const __grid_constant__ sti_cuda_up a)
+__global__ void __launch_bounds__(THREADS)
+    lora_up(const __grid_constant__ sti_cuda_lora_up_args a)
 {
     enum { BATCH = 16 / V }; /* rows asked for before they are added to */
     __shared__ __align__(16) float x[UP_ROWS][R];
@@ -171,14 +172,15 @@ __global__ void __launch_bounds__(THREADS) up(const __grid_constant__ sti_cuda_u
     }
 }
 
-template <int R, int V> void launch_up(const sti_dev *dev, const sti_cuda_up *a)
+template <int R, int V>
+void launch_up(const sti_dev *dev, const sti_cuda_lora_up_args *a)
 {
     const dim3 grid((unsigned)((a->N + 32 * V - 1) / (32 * V)),
                     (unsigned)(((int64_t)a->M + UP_ROWS - 1) / UP_ROWS));
-    up<R, V><<<grid, THREADS, 0, dev->stream>>>(*a);
+    lora_up<R, V><<<grid, THREADS, 0, dev->stream>>>(*a);
 }
 
-int columns_of(const sti_cuda_thin *a)
+int columns_of(const sti_cuda_lora_down_args *a)
 {
     int n = 0;
     for (int i = 0; i < a->n; i++) n += a->N[i];
@@ -187,7 +189,7 @@ int columns_of(const sti_cuda_thin *a)
 
 /* A warp a row of all matrices. */
 __global__ void __launch_bounds__(THREADS)
-    beside(const __grid_constant__ sti_cuda_beside s, int rows)
+    concat_lora(const __grid_constant__ sti_cuda_concat_lora_args s, int rows)
 {
     const int lane = threadIdx.x % 32, all = blockIdx.x * WARPS + threadIdx.x / 32;
     if (all >= rows) return;
@@ -211,7 +213,7 @@ __global__ void __launch_bounds__(THREADS)
 
 } // namespace
 
-bool sti_cuda_thin_fits(const sti_cuda_thin *a)
+bool sti_cuda_lora_down_fits(const sti_cuda_lora_down_args *a)
 {
     bool fits = a->K % 16 == 0 && sti_cuda_aligned(a->x);
     for (int i = 0; i < a->n; i++)
@@ -221,23 +223,25 @@ bool sti_cuda_thin_fits(const sti_cuda_thin *a)
     return (size_t)columns_of(a) * (size_t)row_of(a->K) * sizeof(__half) <= SHARED;
 }
 
-still_status sti_cuda_thin_rows(sti_dev *dev, const sti_cuda_thin *a, still_error *err)
+still_status sti_cuda_lora_down(sti_dev *dev, const sti_cuda_lora_down_args *a,
+                                still_error *err)
 {
     const int columns = columns_of(a), most = BLOCKS * dev->sms;
     const int64_t tiles = ((int64_t)a->M + WARPS * ROWS - 1) / (WARPS * ROWS);
     const unsigned blocks = (unsigned)(tiles < most ? tiles : most);
     const size_t bytes = (size_t)columns * (size_t)row_of(a->K) * sizeof(__half);
-    thin<<<blocks, THREADS, bytes, dev->stream>>>(*a, columns);
+    lora_down<<<blocks, THREADS, bytes, dev->stream>>>(*a, columns);
     STI_CUDA(cudaGetLastError(), "a thin product");
     return STILL_OK;
 }
 
-bool sti_cuda_up_fits(const sti_cuda_up *a)
+bool sti_cuda_lora_up_fits(const sti_cuda_lora_up_args *a)
 {
     return a->R <= UP_MOST && a->N % 4 == 0 && sti_cuda_aligned(a->y);
 }
 
-still_status sti_cuda_up_rows(sti_dev *dev, const sti_cuda_up *a, still_error *err)
+still_status sti_cuda_lora_up(sti_dev *dev, const sti_cuda_lora_up_args *a,
+                              still_error *err)
 {
     if (a->R <= 8)
         launch_up<8, 4>(dev, a);
@@ -249,13 +253,13 @@ still_status sti_cuda_up_rows(sti_dev *dev, const sti_cuda_up *a, still_error *e
     return STILL_OK;
 }
 
-still_status sti_cuda_stand_beside(sti_dev *dev, const sti_cuda_beside *a,
-                                   still_error *err)
+still_status sti_cuda_concat_lora(sti_dev *dev, const sti_cuda_concat_lora_args *a,
+                                  still_error *err)
 {
     int rows = 0;
     for (int i = 0; i < a->n; i++) rows += a->N[i];
-    beside<<<(unsigned)((rows + WARPS - 1) / WARPS), THREADS, 0, dev->stream>>>(*a,
-                                                                                rows);
+    concat_lora<<<(unsigned)((rows + WARPS - 1) / WARPS), THREADS, 0, dev->stream>>>(
+        *a, rows);
     STI_CUDA(cudaGetLastError(), "weights and what is added to them");
     return STILL_OK;
 }

@@ -28,7 +28,7 @@ enum {
 };
 
 /* Which x has tile `tile` of all; it becomes its own. */
-__device__ __forceinline__ int matrix_of(const sti_cuda_grads &a, int *tile)
+__device__ __forceinline__ int matrix_of(const sti_cuda_lora_grads_args &a, int *tile)
 {
     int i = 0;
     while (*tile >= (a.of[i].W + COLUMNS - 1) / COLUMNS)
@@ -42,16 +42,17 @@ __device__ __forceinline__ float4 rounded4(float4 v)
 }
 
 /* Columns c .. c + 3 of x, and rank g of all slots, in row m; zeros past the ends. */
-__device__ __forceinline__ float4 load_x(const sti_cuda_grad &s, int m, int end, int c)
+__device__ __forceinline__ float4 load_x(const sti_cuda_lora_grad &s, int m, int end,
+                                         int c)
 {
     return m < end && c < s.W ? *(const float4 *)(s.x + (int64_t)m * s.W + c)
                               : make_float4(0, 0, 0, 0);
 }
 
-__device__ __forceinline__ float load_l(const sti_cuda_grad &s, int slot, int m,
+__device__ __forceinline__ float load_l(const sti_cuda_lora_grad &s, int slot, int m,
                                         int end, int g)
 {
-    const sti_cuda_slot &l = s.slot[slot];
+    const sti_cuda_lora_slot &l = s.slot[slot];
     return m < end && slot < s.n && g < l.ranks ? l.l[(int64_t)m * l.R + g] : 0;
 }
 
@@ -79,12 +80,13 @@ __device__ void add_warps(float (*sum)[COLUMNS], const float (&c)[SLOTS / 2][8][
 }
 
 __global__ void __launch_bounds__(THREADS, 2)
-    sum_rows(const __grid_constant__ sti_cuda_grads a, int stretch, float *part)
+    sum_rows(const __grid_constant__ sti_cuda_lora_grads_args a, int stretch,
+             float *part)
 {
     __shared__ float sum[RANKS][COLUMNS];
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int tile = blockIdx.x;
-    const sti_cuda_grad &s = a.of[matrix_of(a, &tile)];
+    const sti_cuda_lora_grad &s = a.of[matrix_of(a, &tile)];
     const int c0 = tile * COLUMNS + 4 * g, first = (int)blockIdx.y * stretch,
               end = min(a.M, first + stretch);
     float c[SLOTS / 2][8][4] = {};
@@ -126,24 +128,24 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 /* A block adds THREADS of a tile's sums. */
 __global__ void __launch_bounds__(THREADS)
-    add_stretches(const __grid_constant__ sti_cuda_grads a, int stretches,
+    add_stretches(const __grid_constant__ sti_cuda_lora_grads_args a, int stretches,
                   const float *part)
 {
     int tile = blockIdx.x;
-    const sti_cuda_grad &s = a.of[matrix_of(a, &tile)];
+    const sti_cuda_lora_grad &s = a.of[matrix_of(a, &tile)];
     const int e = (int)blockIdx.y * THREADS + (int)threadIdx.x, rank = e / COLUMNS,
               c = tile * COLUMNS + e % COLUMNS;
     if (rank / 8 >= s.n || c >= s.W) return;
-    const sti_cuda_slot &l = s.slot[rank / 8];
+    const sti_cuda_lora_slot &l = s.slot[rank / 8];
     const int r = rank % 8;
     if (r >= l.ranks) return;
     float v = 0;
     for (int p = 0; p < stretches; p++)
         v += part[((int64_t)p * gridDim.x + blockIdx.x) * SUMS + e];
-    l.out[l.turned ? (int64_t)c * l.R + r : (int64_t)r * s.W + c] += l.scale * v;
+    l.out[l.trans ? (int64_t)c * l.R + r : (int64_t)r * s.W + c] += l.scale * v;
 }
 
-int tiles_of(const sti_cuda_grads *a)
+int tiles_of(const sti_cuda_lora_grads_args *a)
 {
     int n = 0;
     for (int i = 0; i < a->n; i++) n += (a->of[i].W + COLUMNS - 1) / COLUMNS;
@@ -152,7 +154,7 @@ int tiles_of(const sti_cuda_grads *a)
 
 } // namespace
 
-still_status sti_cuda_thin_grads(sti_dev *dev, const sti_cuda_grads *a,
+still_status sti_cuda_lora_grads(sti_dev *dev, const sti_cuda_lora_grads_args *a,
                                  still_error *err)
 {
     /* Four blocks an SM, and stretches that keep all warps busy. */

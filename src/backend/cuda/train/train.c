@@ -15,7 +15,7 @@
 
 enum {
     PIECE = 1 << 16, /* numbers that make one part of a sum */
-    THIN = 32,       /* columns up to which a product is bound by reading its rows */
+    LOW_RANK = 32,   /* columns up to which a product is bound by reading its rows */
     SUM_TILE = 128,  /* rows and columns of a gradient that an SM makes at once */
     SUM_ROWS = 1024, /* whose sum is worth a part of its own */
     SLOT_PIECES = 8,
@@ -32,8 +32,8 @@ static float scale_of(const sti_matmul_back_args *a)
 }
 
 /* dx[M, K] = [dx +] dy[M, N] W[N, K], W in float, one after the other. */
-static still_status back_thin(sti_dev *dev, const sti_matmul_back_args *a,
-                              still_error *err)
+static still_status back_low_rank(sti_dev *dev, const sti_matmul_back_args *a,
+                                  still_error *err)
 {
     for (int i = 0; i < a->n; i++) {
         const int N = (int)a->w[i]->N, K = (int)a->w[i]->K;
@@ -58,7 +58,7 @@ static still_status back_thin(sti_dev *dev, const sti_matmul_back_args *a,
 
 /* dx[M, K] = [dx +] scale dy[M, ld] W, W as weight_bf16.c keeps it: K columns, and as many
  * rows as dy has columns, those that fill up included. */
-static still_status multiply_wide(sti_dev *dev, const sti_bf16 *w, int K,
+static still_status multiply_bf16(sti_dev *dev, const sti_bf16 *w, int K,
                                   const sti_bf16 *dy, int ld, int M, float scale,
                                   bool accumulate, float *dx, still_error *err)
 {
@@ -71,7 +71,7 @@ static still_status multiply_wide(sti_dev *dev, const sti_bf16 *w, int K,
                                   .m = K,
                                   .n = M,
                                   .k = ld,
-                                  .lda = (int)sti_cuda_up_to((size_t)K, 8),
+                                  .lda = (int)sti_cuda_round_up((size_t)K, 8),
                                   .ldb = ld,
                                   .ldd = K,
                                   .scale = scale,
@@ -91,30 +91,30 @@ static still_status back_together(sti_dev *dev, const sti_matmul_back_args *a,
         dy.N[i] = (int)a->w[i]->N;
         N += (size_t)a->w[i]->N;
     }
-    const size_t ld = sti_cuda_up_to(N, 8);
+    const size_t ld = sti_cuda_round_up(N, 8);
     const sti_bf16 *w;
     void *rows;
-    STI_TRY(sti_cuda_wide_rows(dev, a->w, a->n, &w, err));
+    STI_TRY(sti_cuda_bf16_rows(dev, a->w, a->n, &w, err));
     STI_TRY(sti_cuda_scratch(dev, (size_t)a->M * ld * sizeof(sti_bf16), &rows, err));
     STI_TRY(sti_cuda_round_columns(dev, &dy, a->M, (int)ld, rows, err));
-    return multiply_wide(dev, w, K, rows, (int)ld, a->M, scale_of(a), a->accumulate,
+    return multiply_bf16(dev, w, K, rows, (int)ld, a->M, scale_of(a), a->accumulate,
                          a->dx, err);
 }
 
 still_status sti_cuda_matmul_back(sti_dev *dev, const sti_matmul_back_args *a,
                                   still_error *err)
 {
-    bool thin = true;
+    bool low_rank = true;
     if (a->M < 1 || a->n < 1) return STILL_OK;
     for (int i = 0; i < a->n; i++) {
         if (a->w[i]->K != a->w[0]->K)
             return sti_fail(err, STILL_E_ARG,
                             "matmul_back: matrix %d has %lld columns, expected %lld", i,
                             (long long)a->w[i]->K, (long long)a->w[0]->K);
-        thin = thin && a->w[i]->K <= THIN &&
-               sti_cuda_matrix_of(a->w[i]).kind == STI_CUDA_FLOAT;
+        low_rank = low_rank && a->w[i]->K <= LOW_RANK &&
+                   sti_cuda_matrix_of(a->w[i]).kind == STI_CUDA_FLOAT;
     }
-    return thin ? back_thin(dev, a, err) : back_together(dev, a, err);
+    return low_rank ? back_low_rank(dev, a, err) : back_together(dev, a, err);
 }
 
 /* Parts in which the rows of a gradient's sum are added: a power of two. */
@@ -138,7 +138,8 @@ static still_status large_grad(sti_dev *dev, const sti_matmul_grad_args *a,
     const int parts = sum_parts(dev, a), N = a->N, K = a->K;
     const bool rounded = N >= SUM_TILE && K >= SUM_TILE && N % 8 == 0 && K % 8 == 0;
     const size_t size = (size_t)N * (size_t)K,
-                 sums = parts > 1 ? sti_cuda_up_to(4 * (size_t)parts * size, 256) : 0,
+                 sums =
+                     parts > 1 ? sti_cuda_round_up(4 * (size_t)parts * size, 256) : 0,
                  rows = rounded ? 2 * (size_t)a->M * (size_t)(N + K) : 0;
     sti_cuda_multiply_args p = {.type = STI_CUDA_TF32,
                                 .a = a->x,
@@ -150,14 +151,14 @@ static still_status large_grad(sti_dev *dev, const sti_matmul_grad_args *a,
                                 .lda = K,
                                 .ldb = N,
                                 .ldd = K,
-                                .turn_b = true,
+                                .trans_b = true,
                                 .scale = a->scale,
                                 .accumulate = parts == 1,
                                 .parts = parts};
-    void *room = NULL;
-    if (sums + rows > 0) STI_TRY(sti_cuda_scratch(dev, sums + rows, &room, err));
+    void *scratch = NULL;
+    if (sums + rows > 0) STI_TRY(sti_cuda_scratch(dev, sums + rows, &scratch, err));
     if (rounded) {
-        sti_bf16 *both = (sti_bf16 *)((char *)room + sums);
+        sti_bf16 *both = (sti_bf16 *)((char *)scratch + sums);
         const sti_cuda_columns side = {.n = 2, .x = {a->dy, a->x}, .N = {N, K}};
         STI_TRY(sti_cuda_round_columns(dev, &side, a->M, N + K, both, err));
         p.type = STI_CUDA_BF16;
@@ -165,56 +166,57 @@ static still_status large_grad(sti_dev *dev, const sti_matmul_grad_args *a,
         p.b = both;
         p.lda = p.ldb = N + K;
     }
-    if (parts > 1) p.d = room;
+    if (parts > 1) p.d = scratch;
     STI_TRY(sti_cuda_multiply(dev, &p, err));
-    return parts > 1 ? sti_cuda_add_parts(dev, room, parts, size, a->dw, err)
+    return parts > 1 ? sti_cuda_add_parts(dev, scratch, parts, size, a->dw, err)
                      : STILL_OK;
 }
 
 /* Where what is added to the gradients of x goes: with those that have it already, or
  * apart; NULL: there is no place. */
-static sti_cuda_grad *place_of(sti_cuda_grads *all, const float *x, int W, int slots)
+static sti_cuda_lora_grad *place_of(sti_cuda_lora_grads_args *all, const float *x,
+                                    int W, int slots)
 {
     for (int i = 0; i < all->n; i++) {
-        sti_cuda_grad *g = &all->of[i];
+        sti_cuda_lora_grad *g = &all->of[i];
         if (g->x == x && g->W == W && g->n + slots <= STI_CUDA_GRAD_SLOTS) return g;
     }
     if (all->n == STI_CUDA_GRADS_MOST || slots > STI_CUDA_GRAD_SLOTS) return NULL;
-    sti_cuda_grad *g = &all->of[all->n++];
-    *g = (sti_cuda_grad){.x = x, .W = W};
+    sti_cuda_lora_grad *g = &all->of[all->n++];
+    *g = (sti_cuda_lora_grad){.x = x, .W = W};
     return g;
 }
 
 /* Takes a gradient of low rank to the others, if it is one. */
-static bool take_thin(sti_cuda_grads *all, const sti_matmul_grad_args *a)
+static bool take_low_rank(sti_cuda_lora_grads_args *all, const sti_matmul_grad_args *a)
 {
-    const bool turned = a->N > a->K; /* x is the narrow side */
-    const float *wide = turned ? a->dy : a->x, *narrow = turned ? a->x : a->dy;
-    const int W = turned ? a->N : a->K, R = turned ? a->K : a->N, slots = (R + 7) / 8;
+    const bool trans = a->N > a->K; /* x is the narrow side */
+    const float *wide = trans ? a->dy : a->x, *narrow = trans ? a->x : a->dy;
+    const int W = trans ? a->N : a->K, R = trans ? a->K : a->N, slots = (R + 7) / 8;
     if (W % 4 != 0 || !sti_cuda_aligned(wide) || (all->n > 0 && all->M != a->M))
         return false;
-    sti_cuda_grad *g = place_of(all, wide, W, slots);
+    sti_cuda_lora_grad *g = place_of(all, wide, W, slots);
     if (!g) return false;
     all->M = a->M;
     for (int r = 0; r < R; r += 8)
         g->slot[g->n++] =
-            (sti_cuda_slot){.l = narrow + r,
-                            .out = a->dw + (size_t)r * (turned ? 1 : (size_t)W),
-                            .R = R,
-                            .ranks = R - r < 8 ? R - r : 8,
-                            .turned = turned,
-                            .scale = a->scale};
+            (sti_cuda_lora_slot){.l = narrow + r,
+                                 .out = a->dw + (size_t)r * (trans ? 1 : (size_t)W),
+                                 .R = R,
+                                 .ranks = R - r < 8 ? R - r : 8,
+                                 .trans = trans,
+                                 .scale = a->scale};
     return true;
 }
 
 still_status sti_cuda_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *all, int n,
                                   still_error *err)
 {
-    sti_cuda_grads thin = {.n = 0};
+    sti_cuda_lora_grads_args low_rank = {.n = 0};
     for (int i = 0; i < n; i++)
-        if (all[i].M > 0 && !take_thin(&thin, &all[i]))
+        if (all[i].M > 0 && !take_low_rank(&low_rank, &all[i]))
             STI_TRY(large_grad(dev, &all[i], err));
-    return sti_cuda_thin_grads(dev, &thin, err);
+    return sti_cuda_lora_grads(dev, &low_rank, err);
 }
 
 /* ---- Loss, optimizer, sums ----------------------------------------------- */
@@ -222,7 +224,7 @@ still_status sti_cuda_matmul_grad(sti_dev *dev, const sti_matmul_grad_args *all,
 /* With a head the gradient goes into its product in bfloat16 and is never in float. */
 still_status sti_cuda_loss(sti_dev *dev, const sti_loss_args *a, still_error *err)
 {
-    const size_t M = (size_t)a->M, ld = sti_cuda_up_to((size_t)a->V, 8);
+    const size_t M = (size_t)a->M, ld = sti_cuda_round_up((size_t)a->V, 8);
     const void *target, *weight;
     const sti_bf16 *head;
     void *rows;
@@ -236,10 +238,10 @@ still_status sti_cuda_loss(sti_dev *dev, const sti_loss_args *a, still_error *er
     STI_TRY(sti_cuda_table(dev, SLOT_WEIGHTS, a->weight, M * sizeof *a->weight, &weight,
                            err));
     if (!a->head) return sti_cuda_loss_rows(dev, a, target, weight, NULL, err);
-    STI_TRY(sti_cuda_wide_rows(dev, &a->head, 1, &head, err));
+    STI_TRY(sti_cuda_bf16_rows(dev, &a->head, 1, &head, err));
     STI_TRY(sti_cuda_scratch(dev, M * ld * sizeof(sti_bf16), &rows, err));
     STI_TRY(sti_cuda_loss_rows(dev, a, target, weight, rows, err));
-    return multiply_wide(dev, head, (int)a->head->K, rows, (int)ld, a->M, 1, false,
+    return multiply_bf16(dev, head, (int)a->head->K, rows, (int)ld, a->M, 1, false,
                          a->dx, err);
 }
 

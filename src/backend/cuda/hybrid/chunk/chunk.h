@@ -16,12 +16,12 @@
  *
  * A selection head (S of them: kv heads, or with per_head query heads, which then each
  * have a copy of their keys) has rows of keys, values and scores: first the salient
- * list as the session brought it ([0, room)), then tokens in order, position `base` at
+ * list as the session brought it ([0, capacity)), then tokens in order, position `base` at
  * row `room`. base begins a chunk, the oldest that the piece needs: the chunk before
  * that of token pos - 1, and the session's ring holds all from there on.
  *
  * Chunk c leaves somebody if its first token is in the piece and c >= 2: leave number k
- * happens at the start of chunk first_leave + k, and chunk first_leave + k - 2 leaves.
+ * happens at the start of chunk first_retire + k, and chunk first_retire + k - 2 leaves.
  * How many tokens are then salient or folded follows from the counts the session
  * brought, which are known to the device alone.
  *
@@ -32,92 +32,99 @@
 #ifndef STI_BACKEND_CUDA_HYBRID_CHUNK_CHUNK_H
 #define STI_BACKEND_CUDA_HYBRID_CHUNK_CHUNK_H
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/hybrid/params.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 enum {
-    STI_CHUNKS_PIECE = 8192,  /* tokens taken at once, at most; bounds the scratch */
-    STI_CHUNKS_SESSIONS = 64, /* of a group, at most */
-    STI_CHUNKS_SCRATCH = 64 << 20, /* bytes of a group of more than one, at most */
-    STI_CHUNKS_FOLDED = 32,        /* tokens of a chunk where there is no window */
-    STI_CHUNKS_MAX_C = 512,
-    STI_CHUNKS_MAX_SCORED = 256, /* where tokens are chosen: keys in shared memory */
-    STI_CHUNKS_MAX_CAP = 1024
+    STI_CHUNK_PIECE = 8192,  /* tokens taken at once, at most; bounds the scratch */
+    STI_CHUNK_SESSIONS = 64, /* of a group, at most */
+    STI_CHUNK_SCRATCH = 64 << 20, /* bytes of a group of more than one, at most */
+    STI_CHUNK_FOLDED = 32,        /* tokens of a chunk where there is no window */
+    STI_CHUNK_MAX_C = 512,
+    STI_CHUNK_MAX_SCORED = 256, /* where tokens are chosen: keys in shared memory */
+    STI_CHUNK_MAX_CAP = 1024
 };
 
 #ifdef __cplusplus
-typedef __half sti_chunks_half;
+typedef __half sti_chunk_half;
 #else
-typedef uint16_t sti_chunks_half; /* C has no such type; it only hands them on */
+typedef uint16_t sti_chunk_half; /* C has no such type; it only hands them on */
 #endif
 
-typedef struct sti_chunks {
-    sti_cuda_shape h;
-    sti_cuda_session s; /* q, k, v, gate and y begin at the piece */
-    int major, sms;     /* of the device */
+typedef struct sti_chunk_piece {
+    sti_cuda_hybrid_params h;
+    sti_cuda_hybrid_session s; /* q, k, v, gate and y begin at the piece */
+    int major, sms;            /* of the device */
     int pos, T;
     bool first; /* piece of a call: maps are still to be made halves */
     bool raw;   /* there is k_raw */
     int base;
     int first_chunk, n_chunks; /* those that queries are in */
-    int first_leave, n_leaves;
-    int select, room; /* both 0 if one of them is */
+    int first_retire, n_retired;
+    int select, capacity; /* both 0 if one of them is */
     int rows; /* of a selection head: room for the list and the tokens from base on */
     /* Scratch. L leaves, N chunks, both at most. */
-    sti_chunks_half *k, *v;         /* [S, rows, D] */
-    sti_chunks_half *k_raw;         /* [S, rows, D], if raw */
-    const sti_chunks_half *fold_k;  /* k or k_raw: what features are made of */
-    float *score;                   /* [S, rows]; of `received` sums */
-    float *norm;                    /* [H, T], for `received` */
-    sti_chunks_half *map_q, *map_k; /* [H, D, D], [S, D, D] or NULL */
-    int32_t *count;                 /* [S]: salient tokens before the piece */
-    int64_t *folded;                /* [S]: folded tokens before the piece */
-    uint64_t *candidate;            /* [L, S, select]: selected tokens, best first */
-    int32_t *salient; /* [L, S, room]: rows of the list after a leave, best first */
+    sti_chunk_half *k, *v;         /* [S, rows, D] */
+    sti_chunk_half *k_raw;         /* [S, rows, D], if raw */
+    const sti_chunk_half *fold_k;  /* k or k_raw: what features are made of */
+    float *score;                  /* [S, rows]; of `received` sums */
+    float *norm;                   /* [H, T], for `received` */
+    sti_chunk_half *map_q, *map_k; /* [H, D, D], [S, D, D] or NULL */
+    int32_t *count;                /* [S]: salient tokens before the piece */
+    int64_t *folded;               /* [S]: folded tokens before the piece */
+    uint64_t *candidate;           /* [L, S, select]: selected tokens, best first */
+    int32_t *salient; /* [L, S, capacity]: rows of the list after a leave, best first */
     int32_t *fold;    /* [L, S, C]: rows folded at a leave */
     /* With a position cap: */
-    float *cap_turn;   /* [D/2, 2]: cosine and sine of a turn by that many positions */
-    int32_t *position; /* [S, room]: of the list as the session brought it */
-    int32_t *order;    /* [L + 1, S, room]: rows of the list after so many leaves, those
+    float *cap_rope;   /* [D/2, 2]: cosine and sine of a turn by that many positions */
+    int32_t *position; /* [S, capacity]: of the list as the session brought it */
+    int32_t
+        *order;    /* [L + 1, S, capacity]: rows of the list after so many leaves, those
                           near first */
-    int32_t *near;     /* [L + 1, S]: how many those are */
-    float *ds, *dz;    /* [L, S, P, D], [L, S, P]: what a leave adds to the state */
-    sti_chunks_half *mean; /* [N, S, P, D]: s / z, for the queries of a chunk */
-    float *z;              /* [N, S, P]: z times state_scale */
-    float *phi_q, *phi_k;  /* [T, H, P], [T, S, P] without a window; ds, dz of every
+    int32_t *near; /* [L + 1, S]: how many those are */
+    float *ds, *dz;       /* [L, S, P, D], [L, S, P]: what a leave adds to the state */
+    sti_chunk_half *mean; /* [N, S, P, D]: s / z, for the queries of a chunk */
+    float *z;             /* [N, S, P]: z times state_scale */
+    float *phi_q, *phi_k; /* [T, H, P], [T, S, P] without a window; ds, dz of every
                               chunk are then the only others, and become sums */
-} sti_chunks;
+} sti_chunk_piece;
 
 /* Pieces that share launches; settings and shape are those of all. */
-typedef struct sti_chunks_group {
+typedef struct sti_chunk_group {
     cudaStream_t stream;
-    const sti_chunks *c;     /* [n], the program's */
-    const sti_chunks *table; /* the same on the device; NULL if there is one */
+    const sti_chunk_piece *c;     /* [n], the program's */
+    const sti_chunk_piece *table; /* the same on the device; NULL if there is one */
     int n;
-} sti_chunks_group;
+} sti_chunk_group;
+
+/* Whether the chunk-parallel form takes these settings and this shape; the recurrent form
+ * runs the others. */
+bool sti_cuda_hybrid_chunk_supported(const sti_cuda_hybrid_params *h);
+/* Bytes of scratch for T rows, of one session or of many. */
+size_t sti_cuda_hybrid_chunk_scratch(const sti_cuda_hybrid_params *h, int T);
 
 /* The next tokens (T of them) of n sessions, from positions pos on (any position, any
  * T). Sessions are on the host. */
-still_status sti_cuda_chunks_run(sti_dev *, const sti_cuda_shape *h,
-                                 const sti_cuda_session *session, const int64_t *pos,
-                                 int n, still_error *err);
+still_status sti_cuda_hybrid_chunk_run(sti_dev *, const sti_cuda_hybrid_params *h,
+                                       const sti_cuda_hybrid_session *session,
+                                       const int64_t *pos, int n, still_error *err);
 
 /* Each queues its part of a group. */
-still_status sti_chunks_pack(const sti_chunks_group *, still_error *);
-still_status sti_chunks_score(const sti_chunks_group *, still_error *);
-still_status sti_chunks_received(const sti_chunks_group *, still_error *);
-still_status sti_chunks_select(const sti_chunks_group *, still_error *);
-still_status sti_chunks_state(const sti_chunks_group *, still_error *);
-still_status sti_chunks_output(const sti_chunks_group *, still_error *);
+still_status sti_chunk_pack(const sti_chunk_group *, still_error *);
+still_status sti_chunk_score(const sti_chunk_group *, still_error *);
+still_status sti_chunk_received(const sti_chunk_group *, still_error *);
+still_status sti_chunk_select(const sti_chunk_group *, still_error *);
+still_status sti_chunk_state(const sti_chunk_group *, still_error *);
+still_status sti_chunk_output(const sti_chunk_group *, still_error *);
 /* The same on Hopper, where it runs. */
-bool sti_chunks_output_hopper_runs(const sti_chunks *);
-still_status sti_chunks_output_hopper(const sti_chunks_group *, still_error *);
-still_status sti_chunks_tail(const sti_chunks_group *, still_error *);
+bool sti_chunk_output_hopper_runs(const sti_chunk_piece *);
+still_status sti_chunk_output_hopper(const sti_chunk_group *, still_error *);
+still_status sti_chunk_tail(const sti_chunk_group *, still_error *);
 /* All of it, for methods without a window. */
-still_status sti_chunks_folded(const sti_chunks_group *, still_error *);
+still_status sti_chunk_no_window(const sti_chunk_group *, still_error *);
 
 #ifdef __cplusplus
 }
@@ -131,17 +138,17 @@ still_status sti_chunks_folded(const sti_chunks_group *, still_error *);
  * no registers; several wait in memory. find: the piece that `unit` of the launch
  * belongs to; unit then counts from that piece's first, and it has `units`. */
 struct one_piece {
-    sti_chunks c;
-    __device__ __forceinline__ const sti_chunks &find(int &, int &) const
+    sti_chunk_piece c;
+    __device__ __forceinline__ const sti_chunk_piece &find(int &, int &) const
     {
         return c;
     }
 };
 struct many_pieces {
-    const sti_chunks *table;
+    const sti_chunk_piece *table;
     int n;
-    int first[STI_CHUNKS_SESSIONS + 1]; /* units of piece i: first[i] .. first[i + 1] */
-    __device__ __forceinline__ const sti_chunks &find(int &unit, int &units) const
+    int first[STI_CHUNK_SESSIONS + 1]; /* units of piece i: first[i] .. first[i + 1] */
+    __device__ __forceinline__ const sti_chunk_piece &find(int &unit, int &units) const
     {
         int lo = 0, hi = n; /* the last whose first is not behind the unit */
         while (hi - lo > 1) {
@@ -160,7 +167,7 @@ struct many_pieces {
 /* launch(units, pieces) of a group in which a piece has units_of(piece) of them; none:
  * nothing is launched. */
 template <class Count, class Launch>
-static still_status launch_units(const sti_chunks_group *g, Count units_of,
+static still_status launch_units(const sti_chunk_group *g, Count units_of,
                                  Launch launch)
 {
     if (g->n == 1) {
@@ -179,51 +186,54 @@ static still_status launch_units(const sti_chunks_group *g, Count units_of,
 /* ---- Counting ------------------------------------------------------------ */
 
 /* The kv head of a selection head. */
-static __device__ __forceinline__ int kv_head(const sti_chunks &c, int g)
+static __device__ __forceinline__ int kv_head(const sti_chunk_piece &c, int g)
 {
     return g / (c.h.S / c.h.G);
 }
 /* Leaves that a query of this chunk has behind it. */
-static __device__ __forceinline__ int leaves_until(const sti_chunks &c, int chunk)
+static __device__ __forceinline__ int retired_until(const sti_chunk_piece &c, int chunk)
 {
-    return min(max(chunk - c.first_leave + 1, 0), c.n_leaves);
+    return min(max(chunk - c.first_retire + 1, 0), c.n_retired);
 }
 /* Salient tokens of selection head g after n leaves. */
-static __device__ __forceinline__ int salient_after(const sti_chunks &c, int g, int n)
+static __device__ __forceinline__ int salient_after(const sti_chunk_piece &c, int g,
+                                                    int n)
 {
     const int64_t wanted = c.count[g] + (int64_t)c.select * n;
-    return wanted < c.room ? (int)wanted : c.room;
+    return wanted < c.capacity ? (int)wanted : c.capacity;
 }
-static __device__ __forceinline__ int64_t folded_after(const sti_chunks &c, int g,
+static __device__ __forceinline__ int64_t folded_after(const sti_chunk_piece &c, int g,
                                                        int n)
 {
     return c.folded[g] + (int64_t)c.h.C * n - (salient_after(c, g, n) - c.count[g]);
 }
 /* Rows folded at leave k. */
-static __device__ __forceinline__ int fold_count(const sti_chunks &c, int g, int k)
+static __device__ __forceinline__ int fold_count(const sti_chunk_piece &c, int g, int k)
 {
     return c.h.C - (salient_after(c, g, k + 1) - salient_after(c, g, k));
 }
-static __device__ __forceinline__ int window_row(const sti_chunks &c, int position)
+static __device__ __forceinline__ int window_row(const sti_chunk_piece &c, int position)
 {
-    return c.room + position - c.base;
+    return c.capacity + position - c.base;
 }
 /* Position of a row, where there is a position cap. */
-static __device__ __forceinline__ int position_of_row(const sti_chunks &c, int g,
+static __device__ __forceinline__ int position_of_row(const sti_chunk_piece &c, int g,
                                                       int row)
 {
-    return row < c.room ? c.position[(size_t)g * c.room + row] : c.base + row - c.room;
+    return row < c.capacity ? c.position[(size_t)g * c.capacity + row]
+                            : c.base + row - c.capacity;
 }
 /* Whether a salient token is far for queries that have n leaves behind them: as far
  * from the last token of their chunk as the cap, or more. */
-static __device__ __forceinline__ bool is_far(const sti_chunks &c, int n, int position)
+static __device__ __forceinline__ bool is_far(const sti_chunk_piece &c, int n,
+                                              int position)
 {
-    return (c.first_leave + n) * c.h.C - 1 - position >= c.h.position_cap;
+    return (c.first_retire + n) * c.h.C - 1 - position >= c.h.position_cap;
 }
 
 /* A power of two that keeps phi z of n folded tokens in half's range: features are at
  * most max(1, floor), so z is at most n times that, and the product below 2^15. */
-static __device__ __forceinline__ float state_scale(const sti_chunks &c, int64_t n)
+static __device__ __forceinline__ float state_scale(const sti_chunk_piece &c, int64_t n)
 {
     const float top = fmaxf(1.0f, c.h.feature_floor), most = (float)n * top * top;
     const int e = (int)(__float_as_uint(most) >> 23) - 127;

@@ -32,7 +32,7 @@ enum { SHARED = (RING + JOBS) * TILE + sizeof(notes) };
 static_assert(SHARED <= 232448, "what a block can have");
 
 /* Jobs of a piece: jobs_across for each chunk. */
-static __host__ __device__ __forceinline__ int jobs_across(const sti_chunks &c)
+static __host__ __device__ __forceinline__ int jobs_across(const sti_chunk_piece &c)
 {
     const int per = heads_of_block(c.h);
     return c.h.S * ((c.h.group + per - 1) / per);
@@ -69,7 +69,7 @@ template <int N> struct walk {
 };
 
 /* A thread's view of the block. */
-struct room {
+struct block_view {
     uint32_t tiles, queries; /* addresses in shared memory */
     unsigned char *bytes;
     notes *n;
@@ -77,7 +77,7 @@ struct room {
     walk<JOBS> job;
 };
 
-static __device__ __forceinline__ uint32_t tile_of(const room &r)
+static __device__ __forceinline__ uint32_t tile_of(const block_view &r)
 {
     return r.tiles + (uint32_t)r.tile.at * TILE;
 }
@@ -93,7 +93,7 @@ struct source {
 };
 
 /* Half of a tile, by one of two warps; two rows at once. */
-static __device__ __forceinline__ void copy_tile(room &r, const source &s)
+static __device__ __forceinline__ void copy_tile(block_view &r, const source &s)
 {
     const int lane = (int)threadIdx.x & 31, half = ((int)threadIdx.x >> 5) & 1;
     const int word = lane & 15;
@@ -119,14 +119,14 @@ static __device__ __forceinline__ void copy_tile(room &r, const source &s)
 }
 
 /* Tiles of a job that belong to its linear term: maps, means. */
-static __device__ __forceinline__ int linear_tiles(const sti_chunks &c,
+static __device__ __forceinline__ int linear_tiles(const sti_chunk_piece &c,
                                                    const tile_place &p, bool linear)
 {
     return linear ? (c.h.map_q ? p.heads : 0) + 2 : 0;
 }
 
 /* Tile n of a job, `linear` of which belong to the linear term. */
-static __device__ __forceinline__ source source_of(const sti_chunks &c,
+static __device__ __forceinline__ source source_of(const sti_chunk_piece &c,
                                                    const tile_place &p, int linear,
                                                    int n)
 {
@@ -140,26 +140,26 @@ static __device__ __forceinline__ source source_of(const sti_chunks &c,
     const int j = values ? (n - 1) / 2 : (n + 1) / 2;
     source s = {(values ? c.v : c.k) + (size_t)p.g * c.rows * DIMS, NULL, 0, 0};
     if (j < p.window_tiles) {
-        s.first = c.room + p.window + j * TILE_ROWS;
-        s.last = c.room + p.end - 1;
+        s.first = c.capacity + p.window + j * TILE_ROWS;
+        s.last = c.capacity + p.end - 1;
     } else {
         s.first = (j - p.window_tiles) * TILE_ROWS;
         s.last = p.salient - 1;
-        if (p.leaves > 0)
-            s.list = c.salient + ((size_t)(p.leaves - 1) * c.h.S + p.g) * c.room;
+        if (p.retired > 0)
+            s.list = c.salient + ((size_t)(p.retired - 1) * c.h.S + p.g) * c.capacity;
     }
     return s;
 }
 
 template <bool ONE>
-static __device__ __forceinline__ void copy_tiles(const sti_chunks &c, room &r,
-                                                  const job_list<ONE> &jobs)
+static __device__ __forceinline__ void
+copy_tiles(const sti_chunk_piece &c, block_view &r, const job_list<ONE> &jobs)
 {
     const int across = jobs_across(c);
     for (int i = jobs.first(); i < jobs.n; i += jobs.step()) {
         const tile_place p = place_of(c, i % across, i / across, TILE_ROWS);
         const int linear =
-            linear_tiles(c, p, c.h.has_linear && folded_after(c, p.g, p.leaves) > 0);
+            linear_tiles(c, p, c.h.has_linear && folded_after(c, p.g, p.retired) > 0);
         for (int n = 0; n < linear + 2 * p.tiles; n++)
             copy_tile(r, source_of(c, p, linear, n));
     }
@@ -181,8 +181,8 @@ static __device__ __forceinline__ int query_at(const queries_of &q, int H, int r
 }
 
 template <bool ONE>
-static __device__ __forceinline__ void fetch_jobs(const sti_chunks &c, room &r,
-                                                  const job_list<ONE> &jobs)
+static __device__ __forceinline__ void
+fetch_jobs(const sti_chunk_piece &c, block_view &r, const job_list<ONE> &jobs)
 {
     enum { THREADS_HERE = FETCHING * 32, STEP = THREADS_HERE / WORDS, AHEAD = 4 };
     const int tid = (int)threadIdx.x - (WARPS - FETCHING) * 32;
@@ -197,7 +197,8 @@ static __device__ __forceinline__ void fetch_jobs(const sti_chunks &c, room &r,
         {
             const tile_place p = place_of(c, i % across, i / across, TILE_ROWS);
             if (tid == 0) to.place = p;
-            if (tid < p.heads) to.terms[tid] = terms_of(c, p.g, p.leaves, p.head + tid);
+            if (tid < p.heads)
+                to.terms[tid] = terms_of(c, p.g, p.retired, p.head + tid);
             if (c.h.has_linear)
                 ((float4 *)to.z)[tid] =
                     ((const float4 *)(c.z +
@@ -238,22 +239,22 @@ static __device__ __forceinline__ void fetch_jobs(const sti_chunks &c, room &r,
 /* ---- Taking tiles -------------------------------------------------------- */
 
 /* The tile at the ring's place is here; returns its address. */
-static __device__ __forceinline__ uint32_t wait_tile(const room &r)
+static __device__ __forceinline__ uint32_t wait_tile(const block_view &r)
 {
     mbarrier_wait(&r.n->tile_here[r.tile.at], r.tile.round);
     fence_proxy_async(); /* copies were ordinary writes */
     return tile_of(r);
 }
 /* This warp is done with it: its products are waited for. */
-static __device__ __forceinline__ void leave_tile(room &r, int at)
+static __device__ __forceinline__ void release_tile(block_view &r, int at)
 {
     __syncwarp();
     if ((threadIdx.x & 31) == 0) mbarrier_arrive(&r.n->tile_done[at]);
 }
-static __device__ __forceinline__ void skip_tile(room &r)
+static __device__ __forceinline__ void skip_tile(block_view &r)
 {
     mbarrier_wait(&r.n->tile_here[r.tile.at], r.tile.round);
-    leave_tile(r, r.tile.at);
+    release_tile(r, r.tile.at);
     r.tile.next();
 }
 

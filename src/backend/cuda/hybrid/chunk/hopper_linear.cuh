@@ -116,10 +116,9 @@ static __device__ __forceinline__ float norm_of(const share &s, int h)
 
 /* Row h of this lane: u becomes weights a = phi z, those of u in `up`, of -u in `down`;
  * see weigh in linear.cuh. Returns the lane's part of sum a. */
-static __device__ __forceinline__ float weigh_features(const sti_cuda_shape &shape,
-                                                       fragment &u, weights &up,
-                                                       weights &down, int h,
-                                                       const share &s, const float *z)
+static __device__ __forceinline__ float
+weigh_features(const sti_cuda_hybrid_params &shape, fragment &u, weights &up,
+               weights &down, int h, const share &s, const float *z)
 {
     float uu = 0, top = -INFINITY, bottom = INFINITY;
 #pragma unroll
@@ -171,8 +170,9 @@ static __device__ __forceinline__ float weigh_features(const sti_cuda_shape &sha
 }
 
 /* Element offset of column 0 of row h of this lane in q, y and gate, or false. */
-static __device__ __forceinline__ bool
-output_at(const sti_chunks &c, const tile_place &p, const share &s, int h, size_t *at)
+static __device__ __forceinline__ bool output_at(const sti_chunk_piece &c,
+                                                 const tile_place &p, const share &s,
+                                                 int h, size_t *at)
 {
     const int t = token_of(s, h);
     *at = ((size_t)(t - p.begin) * c.h.H + p.head + s.head) * DIMS +
@@ -181,7 +181,8 @@ output_at(const sti_chunks &c, const tile_place &p, const share &s, int h, size_
 }
 
 /* Gates of this lane's outputs. */
-static __device__ __forceinline__ void load_gates(fragment &gate, const sti_chunks &c,
+static __device__ __forceinline__ void load_gates(fragment &gate,
+                                                  const sti_chunk_piece &c,
                                                   const tile_place &p, const share &s)
 {
 #pragma unroll
@@ -201,9 +202,9 @@ static __device__ __forceinline__ void load_gates(fragment &gate, const sti_chun
 /* o = phi(q) s, gated, s.den = parts of phi(q).z: where the softmax sums start. With
  * terms apart they are put away, in y and notes.waiting, and the sums start at nothing.
  */
-static __device__ __forceinline__ void linear_sums(const sti_chunks &c, const job &b,
-                                                   room &r, share &s, fragment &o,
-                                                   fragment &u)
+static __device__ __forceinline__ void linear_sums(const sti_chunk_piece &c,
+                                                   const job &b, block_view &r,
+                                                   share &s, fragment &o, fragment &u)
 {
     weights up, down;
     const head_terms &terms = b.terms[s.head];
@@ -215,7 +216,7 @@ static __device__ __forceinline__ void linear_sums(const sti_chunks &c, const jo
         multiply_map(u, s.queries, w);
         wgmma_wait<0>();
         pin(u);
-        leave_tile(r, r.tile.at);
+        release_tile(r, r.tile.at);
         r.tile.next();
         for (int n = s.head + 1; n < b.place.heads; n++) skip_tile(r);
     } else {
@@ -241,8 +242,8 @@ static __device__ __forceinline__ void linear_sums(const sti_chunks &c, const jo
     if (gated) load_gates(u, c, b.place, s);
     wgmma_wait<0>();
     pin(o);
-    leave_tile(r, first);
-    leave_tile(r, second);
+    release_tile(r, first);
+    release_tile(r, second);
 
     const float weight = terms.apart ? exp2_fast(fminf(terms.alpha, 0)) : 1;
 #pragma unroll

@@ -80,8 +80,9 @@ same_queries(float (&u)[2][D / 8][4], float (&qq)[4], const unsigned char *tile,
  * sum a, of the weights as they were rounded. */
 template <int D>
 static __device__ __forceinline__ float
-weigh(const sti_cuda_shape &h, float (&u)[2][D / 8][4], uint32_t (&up)[2][D / 8][2],
-      int i, float qq, const float *z, unsigned char *down, int row, int lane)
+weigh(const sti_cuda_hybrid_params &h, float (&u)[2][D / 8][4],
+      uint32_t (&up)[2][D / 8][2], int i, float qq, const float *z, unsigned char *down,
+      int row, int lane)
 {
     const int mt = i >> 1, e = (i & 1) * 2, t = lane & 3;
     float uu = 0, top = -INFINITY, bottom = INFINITY;
@@ -154,7 +155,7 @@ static __device__ __forceinline__ void add_means(float (&o)[2][D / 8][4],
  * block come here. buffers: four of [64, D]. */
 template <int D>
 static __device__ __forceinline__ void
-linear_sums(const sti_chunks &c, const tile_place &p, const warp_place &place,
+linear_sums(const sti_chunk_piece &c, const tile_place &p, const warp_place &place,
             unsigned char *queries, unsigned char *buffers, const float *z,
             warp_sums<D> &w)
 {

@@ -12,7 +12,7 @@
 #include "backend/cuda/hybrid/chunk/chunk.h"
 #include "backend/cuda/hybrid/device.cuh"
 
-enum { THREADS = 128, TOKENS = STI_CHUNKS_FOLDED, TILE = 16, ROWS = 64 };
+enum { THREADS = 128, TOKENS = STI_CHUNK_FOLDED, TILE = 16, ROWS = 64 };
 
 /* ---- Features ------------------------------------------------------------ */
 
@@ -24,8 +24,8 @@ static __global__ void __launch_bounds__(THREADS)
 {
     __shared__ float x[TILE][128], u[TILE][128];
     int tile = (int)blockIdx.x, tiles;
-    const sti_chunks &c = pieces.find(tile, tiles);
-    const sti_cuda_shape &h = c.h;
+    const sti_chunk_piece &c = pieces.find(tile, tiles);
+    const sti_cuda_hybrid_params &h = c.h;
     const int D = h.D, F = h.F, tid = (int)threadIdx.x, first = tile * TILE;
     const bool key = (int)blockIdx.y >= h.H;
     const int head = (int)blockIdx.y - (key ? h.H : 0), heads = key ? h.S : h.H;
@@ -67,7 +67,7 @@ static __global__ void __launch_bounds__(THREADS)
 {
     __shared__ float phi[TOKENS][ROWS], v[TOKENS][128];
     int chunk = (int)blockIdx.x, chunks;
-    const sti_chunks &c = pieces.find(chunk, chunks);
+    const sti_chunk_piece &c = pieces.find(chunk, chunks);
     const int D = c.h.D, P = c.h.P, S = c.h.S, tid = (int)threadIdx.x;
     const int g = (int)blockIdx.y / (P / ROWS),
               p0 = (int)blockIdx.y % (P / ROWS) * ROWS;
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void sum_number(float *sum, float *low, float 
     for (int j = 0; j < chunks; j++, added += step) {
         const float more = *added;
         *added = now;
-        add_exactly(&now, &rest, 1, more);
+        kahan_add(&now, &rest, 1, more);
     }
     *sum = now;
     *low = rest;
@@ -115,14 +115,14 @@ static __global__ void __launch_bounds__(THREADS)
     sum_kernel(const __grid_constant__ Pieces pieces)
 {
     int block = (int)blockIdx.x, blocks;
-    const sti_chunks &c = pieces.find(block, blocks);
+    const sti_chunk_piece &c = pieces.find(block, blocks);
     const int z = c.h.S * c.h.P, s = z * c.h.D;
     int i = block * THREADS + (int)threadIdx.x;
     if (i < c.h.S) c.s.folded[i] += c.T;
     if (i < s) {
-        sum_number(c.s.lin_s + i, c.s.low_s + i, c.ds + i, (size_t)s, c.n_chunks);
+        sum_number(c.s.lin_s + i, c.s.comp_s + i, c.ds + i, (size_t)s, c.n_chunks);
     } else if ((i -= s) < z) {
-        sum_number(c.s.lin_z + i, c.s.low_z + i, c.dz + i, (size_t)z, c.n_chunks);
+        sum_number(c.s.lin_z + i, c.s.comp_z + i, c.dz + i, (size_t)z, c.n_chunks);
     }
 }
 
@@ -143,7 +143,7 @@ static __global__ void __launch_bounds__(THREADS)
     enum { STEP = THREADS / D, EACH = TOKENS / STEP };
     extern __shared__ __align__(1024) unsigned char shared[];
     int chunk = (int)blockIdx.x, chunks;
-    const sti_chunks &c = pieces.find(chunk, chunks);
+    const sti_chunk_piece &c = pieces.find(chunk, chunks);
     const int H = c.h.H, P = c.h.P, S = c.h.S, W = P + 1, tid = (int)threadIdx.x;
     const int head = (int)blockIdx.y, g = head / c.h.group, first = chunk * TOKENS;
     const int tokens = min(TOKENS, c.T - first);
@@ -196,23 +196,23 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- Entry --------------------------------------------------------------- */
 
-static int tiles_of(const sti_chunks &c)
+static int tiles_of(const sti_chunk_piece &c)
 {
     return (c.T + TILE - 1) / TILE;
 }
 
-static int chunks_of(const sti_chunks &c)
+static int chunks_of(const sti_chunk_piece &c)
 {
     return c.n_chunks;
 }
 
-static int number_blocks(const sti_chunks &c)
+static int number_blocks(const sti_chunk_piece &c)
 {
     return (c.h.S * c.h.P * (c.h.D + 1) + THREADS - 1) / THREADS;
 }
 
 template <int D, class Pieces>
-static still_status launch_output(const sti_chunks_group *g, unsigned units,
+static still_status launch_output(const sti_chunk_group *g, unsigned units,
                                   const Pieces &pieces, still_error *err)
 {
     const int bytes = output_bytes(g->c->h.P);
@@ -225,9 +225,9 @@ static still_status launch_output(const sti_chunks_group *g, unsigned units,
     return STILL_OK;
 }
 
-extern "C" still_status sti_chunks_folded(const sti_chunks_group *g, still_error *err)
+extern "C" still_status sti_chunk_no_window(const sti_chunk_group *g, still_error *err)
 {
-    const sti_cuda_shape *h = &g->c->h;
+    const sti_cuda_hybrid_params *h = &g->c->h;
     STI_TRY(launch_units(g, tiles_of, [&](unsigned units, const auto &pieces) {
         const dim3 grid(units, (unsigned)(h->H + h->S));
         features_kernel<<<grid, THREADS, 0, g->stream>>>(pieces);

@@ -34,12 +34,13 @@ typedef struct block_notes {
 } block_notes;
 
 /* Near and far tokens of a block's list are tiles of their own. */
-static __device__ __forceinline__ void part_list(const sti_chunks &c, block_notes *n)
+static __device__ __forceinline__ void part_list(const sti_chunk_piece &c,
+                                                 block_notes *n)
 {
     tile_place &p = n->place;
     n->near = p.salient;
-    if (c.h.position_cap > 0 && c.room > 0)
-        n->near = c.near[(size_t)p.leaves * c.h.S + p.g];
+    if (c.h.position_cap > 0 && c.capacity > 0)
+        n->near = c.near[(size_t)p.retired * c.h.S + p.g];
     n->far = p.window_tiles + (n->near + KEYS - 1) / KEYS;
     p.tiles = n->far + (p.salient - n->near + KEYS - 1) / KEYS;
 }
@@ -161,7 +162,7 @@ static __device__ __forceinline__ int tokens_left(const block_notes &n, int j)
 /* All tiles of keys; the first is on its way. */
 template <int D, bool RAW>
 static __device__ __forceinline__ void
-softmax_sums(const sti_chunks &c, const block_notes &n, const warp_place &place,
+softmax_sums(const sti_chunk_piece &c, const block_notes &n, const warp_place &place,
              unsigned char *query_tile, uint32_t buffers, const uint16_t *list,
              float factor, warp_sums<D> &w)
 {
@@ -203,7 +204,7 @@ softmax_sums(const sti_chunks &c, const block_notes &n, const warp_place &place,
 /* ---- Output -------------------------------------------------------------- */
 
 /* Element offset of column 0 of row i of this lane in q, y and gate, or false. */
-static __device__ __forceinline__ bool output_at(const sti_chunks &c,
+static __device__ __forceinline__ bool output_at(const sti_chunk_piece &c,
                                                  const tile_place &p,
                                                  const warp_place &place, int i,
                                                  int lane, size_t *at)
@@ -220,7 +221,7 @@ static __device__ __forceinline__ bool output_at(const sti_chunks &c,
  * nothing. */
 template <int D>
 static __device__ __forceinline__ void
-start_sums(const sti_chunks &c, const tile_place &p, const warp_place &place,
+start_sums(const sti_chunk_piece &c, const tile_place &p, const warp_place &place,
            const head_terms &terms, warp_sums<D> &w, float *waiting)
 {
     const int lane = (int)threadIdx.x & 31;
@@ -259,7 +260,7 @@ start_sums(const sti_chunks &c, const tile_place &p, const warp_place &place,
 
 template <int D>
 static __device__ __forceinline__ void
-store_output(const sti_chunks &c, const tile_place &p, const warp_place &place,
+store_output(const sti_chunk_piece &c, const tile_place &p, const warp_place &place,
              const head_terms &terms, const warp_sums<D> &w, const float *waiting)
 {
     const int lane = (int)threadIdx.x & 31;
@@ -290,7 +291,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     int tile = (int)blockIdx.y, tiles;
-    const sti_chunks &c = pieces.find(tile, tiles);
+    const sti_chunk_piece &c = pieces.find(tile, tiles);
     unsigned char *buffers = shared + ROWS * D * 2;
     float *z = (float *)(buffers + 4 * KEYS * D * 2);
     block_notes *notes = (block_notes *)(z + 2 * D);
@@ -305,10 +306,10 @@ static __global__ void __launch_bounds__(THREADS, 2)
     if (p.first >= p.end || p.first + p.rows <= p.begin) return;
     if ((int)threadIdx.x < p.heads)
         notes->terms[threadIdx.x] =
-            terms_of(c, p.g, p.leaves, p.head + (int)threadIdx.x);
+            terms_of(c, p.g, p.retired, p.head + (int)threadIdx.x);
     const warp_place place = warp_of(p, warp);
     const head_terms &terms = notes->terms[min(place.head, p.heads - 1)];
-    const bool linear = c.h.has_linear && folded_after(c, p.g, p.leaves) > 0;
+    const bool linear = c.h.has_linear && folded_after(c, p.g, p.retired) > 0;
 
     if (RAW && notes->near < p.salient)
         list_near_first(c, p, notes->near, list);
@@ -348,17 +349,17 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- Entry --------------------------------------------------------------- */
 
-static int tiles_of_piece(const sti_chunks &c)
+static int tiles_of_piece(const sti_chunk_piece &c)
 {
     return c.n_chunks * tiles_of_chunk(c.h);
 }
 
 template <int D, bool RAW, class Pieces>
-static still_status launch(const sti_chunks_group *g, unsigned units,
+static still_status launch(const sti_chunk_group *g, unsigned units,
                            const Pieces &pieces, still_error *err)
 {
-    const sti_chunks *c = g->c;
-    const int keys = 2 * c->h.C + c->room + 3 * KEYS; /* whole tiles of all kinds */
+    const sti_chunk_piece *c = g->c;
+    const int keys = 2 * c->h.C + c->capacity + 3 * KEYS; /* whole tiles of all kinds */
     const int bytes =
         (ROWS + 4 * KEYS) * D * 2 + 2 * D * 4 + (int)sizeof(block_notes) + keys * 2;
     const int per = heads_of_block(c->h);
@@ -372,9 +373,9 @@ static still_status launch(const sti_chunks_group *g, unsigned units,
     return STILL_OK;
 }
 
-extern "C" still_status sti_chunks_output(const sti_chunks_group *g, still_error *err)
+extern "C" still_status sti_chunk_output(const sti_chunk_group *g, still_error *err)
 {
-    if (sti_chunks_output_hopper_runs(g->c)) return sti_chunks_output_hopper(g, err);
+    if (sti_chunk_output_hopper_runs(g->c)) return sti_chunk_output_hopper(g, err);
     return launch_units(g, tiles_of_piece, [&](unsigned units, const auto &pieces) {
         if (g->c->h.D == 128)
             return g->c->raw ? launch<128, true>(g, units, pieces, err)

@@ -89,9 +89,9 @@ static __device__ __forceinline__ void scale_sums(fragment &o, const float (&kee
     for (int i = 0; i < 64; i++) o[i] *= keep[i / 2 % 2];
 }
 
-static __device__ __forceinline__ void softmax_sums(const sti_chunks &c, const job &b,
-                                                    room &r, share &s, fragment &o,
-                                                    fragment &x)
+static __device__ __forceinline__ void softmax_sums(const sti_chunk_piece &c,
+                                                    const job &b, block_view &r,
+                                                    share &s, fragment &o, fragment &x)
 {
     const tile_place &p = b.place;
     const float scale = c.h.scale * log2_e, factor = b.terms[s.head].factor;
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void softmax_sums(const sti_chunks &c, const j
     multiply_keys(x, s.queries, keys);
     wgmma_wait<0>();
     pin(x);
-    leave_tile(r, r.tile.at);
+    release_tile(r, r.tile.at);
     r.tile.next();
     mask(x, p, s, 0);
     soften(x, s, keep, scale, factor);
@@ -125,12 +125,12 @@ static __device__ __forceinline__ void softmax_sums(const sti_chunks &c, const j
         r.tile.next();
         wgmma_wait<1>();
         pin(x);
-        leave_tile(r, key_place);
+        release_tile(r, key_place);
         mask(x, p, s, j + 1);
         soften(x, s, keep, scale, factor);
         wgmma_wait<0>();
         pin(o);
-        leave_tile(r, value_place);
+        release_tile(r, value_place);
         scale_sums(o, keep);
         pack_weights(w, x);
     }
@@ -140,12 +140,13 @@ static __device__ __forceinline__ void softmax_sums(const sti_chunks &c, const j
     multiply_values(o, w, values);
     wgmma_wait<0>();
     pin(o);
-    leave_tile(r, r.tile.at);
+    release_tile(r, r.tile.at);
     r.tile.next();
 }
 
-static __device__ __forceinline__ void store_output(const sti_chunks &c, const job &b,
-                                                    const share &s, const fragment &o,
+static __device__ __forceinline__ void store_output(const sti_chunk_piece &c,
+                                                    const job &b, const share &s,
+                                                    const fragment &o,
                                                     const float *waiting)
 {
     const head_terms &terms = b.terms[s.head];
@@ -168,7 +169,8 @@ static __device__ __forceinline__ void store_output(const sti_chunks &c, const j
     }
 }
 
-static __device__ __forceinline__ void multiply_job(const sti_chunks &c, room &r)
+static __device__ __forceinline__ void multiply_job(const sti_chunk_piece &c,
+                                                    block_view &r)
 {
     const job &b = r.n->jobs[r.job.at];
     mbarrier_wait(&r.n->job_here[r.job.at], r.job.round);
@@ -209,9 +211,9 @@ static __device__ __forceinline__ void begin_barriers(notes *n)
 
 template <bool ONE>
 static __device__ __forceinline__ void
-run_jobs(const sti_chunks &c, unsigned char *shared, const job_list<ONE> &jobs)
+run_jobs(const sti_chunk_piece &c, unsigned char *shared, const job_list<ONE> &jobs)
 {
-    room r;
+    block_view r;
     r.tiles = shared_address(shared);
     r.queries = r.tiles + RING * TILE;
     r.bytes = shared;
@@ -245,19 +247,19 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char shared[];
     int block = (int)blockIdx.x, blocks = (int)gridDim.x;
-    const sti_chunks &c = pieces.find(block, blocks);
+    const sti_chunk_piece &c = pieces.find(block, blocks);
     constexpr bool one = std::is_same_v<Pieces, one_piece>;
     const job_list<one> jobs = {block, blocks,
                                 one ? n_jobs : jobs_across(c) * c.n_chunks};
     run_jobs(c, shared, jobs);
 #else
-    __trap(); /* not launched: sti_chunks_output_hopper_runs */
+    __trap(); /* not launched: sti_chunk_output_hopper_runs */
 #endif
 }
 
 } // namespace
 
-extern "C" bool sti_chunks_output_hopper_runs(const sti_chunks *c)
+extern "C" bool sti_chunk_output_hopper_runs(const sti_chunk_piece *c)
 {
     struct cudaFuncAttributes f;
     return c->major == 9 && !c->raw && c->h.D == DIMS &&
@@ -266,15 +268,15 @@ extern "C" bool sti_chunks_output_hopper_runs(const sti_chunks *c)
            f.ptxVersion >= 90;
 }
 
-extern "C" still_status sti_chunks_output_hopper(const sti_chunks_group *g,
-                                                 still_error *err)
+extern "C" still_status sti_chunk_output_hopper(const sti_chunk_group *g,
+                                                still_error *err)
 {
     int jobs = 0;
     for (int i = 0; i < g->n; i++) jobs += jobs_across(g->c[i]) * g->c[i].n_chunks;
     /* A block has jobs of one piece only. One piece: as many blocks as processors.
      * Several: four times as many, since they do not have the same to do. */
     const int most = g->c->sms, each = (jobs + 4 * most - 1) / (4 * most);
-    const auto blocks_of = [&](const sti_chunks &c) {
+    const auto blocks_of = [&](const sti_chunk_piece &c) {
         const int own = jobs_across(c) * c.n_chunks;
         return g->n > 1 ? (own + each - 1) / each : own < most ? own : most;
     };

@@ -25,7 +25,7 @@ static __global__ void __launch_bounds__(THREADS)
     pack_kernel(const __grid_constant__ Pieces pieces)
 {
     int block = (int)blockIdx.x, blocks;
-    const sti_chunks &c = pieces.find(block, blocks);
+    const sti_chunk_piece &c = pieces.find(block, blocks);
     const int g = (int)blockIdx.y, kv = kv_head(c, g), D = c.h.D, units = D / 8;
     const int i = block * THREADS + (int)threadIdx.x;
     const int row = i / units, unit = i % units, window = 2 * c.h.C;
@@ -33,7 +33,7 @@ static __global__ void __launch_bounds__(THREADS)
         c.count[g] = c.s.sal_count[g];
         c.folded[g] = c.s.folded[g];
     }
-    const int position = c.base + row - c.room;
+    const int position = c.base + row - c.capacity;
     if (position >= c.pos + c.T) return;
 
     uint4 k, v;
@@ -42,9 +42,9 @@ static __global__ void __launch_bounds__(THREADS)
         k = eight_halves(c.s.k + at);
         v = eight_halves(c.s.v + at);
     } else {
-        const bool listed = row < c.room;
-        const size_t slot =
-            listed ? (size_t)g * c.room + row : (size_t)kv * window + position % window;
+        const bool listed = row < c.capacity;
+        const size_t slot = listed ? (size_t)g * c.capacity + row
+                                   : (size_t)kv * window + position % window;
         const size_t at = slot * units + unit;
         k = ((const uint4 *)(listed ? c.s.sal_k : c.s.win_k))[at];
         v = ((const uint4 *)(listed ? c.s.sal_v : c.s.win_v))[at];
@@ -62,24 +62,24 @@ static __global__ void __launch_bounds__(THREADS)
 /* Pair i of a row turns by `turns` half turns, in float; the angle is worked out in
  * double, as the recurrent form does: that of a token a million places away has no
  * digits to spare. */
-static __device__ __forceinline__ float2 turn_of(double turns)
+static __device__ __forceinline__ float2 rope_at(double turns)
 {
     double s, co;
     sincospi(turns, &s, &co);
     return make_float2((float)co, (float)s);
 }
-static __device__ __forceinline__ double half_turns(const sti_cuda_shape &h, int i,
-                                                    int position)
+static __device__ __forceinline__ double angle_over_pi(const sti_cuda_hybrid_params &h,
+                                                       int i, int position)
 {
     return (double)position * (double)h.inv_freq[i] * 0.31830988618379067154;
 }
 
-static __device__ __forceinline__ void turn_pair(const __half *from, __half *to, int a,
-                                                 int b, float2 turn)
+static __device__ __forceinline__ void rope_pair(const __half *from, __half *to, int a,
+                                                 int b, float2 rope)
 {
     const float x = __half2float(from[a]), y = __half2float(from[b]);
-    to[a] = __float2half_rn(half_range(x * turn.x - y * turn.y));
-    to[b] = __float2half_rn(half_range(y * turn.x + x * turn.y));
+    to[a] = __float2half_rn(half_range(x * rope.x - y * rope.y));
+    to[b] = __float2half_rn(half_range(y * rope.x + x * rope.y));
 }
 
 /* Rows as they were before RoPE, and far tokens of the list, which are kept so, as they
@@ -87,31 +87,32 @@ static __device__ __forceinline__ void turn_pair(const __half *from, __half *to,
  * the position cap is left behind too. */
 template <class Pieces>
 static __global__ void __launch_bounds__(THREADS)
-    turn_kernel(const __grid_constant__ Pieces pieces)
+    unrotate_kernel(const __grid_constant__ Pieces pieces)
 {
     int block = (int)blockIdx.x, blocks;
-    const sti_chunks &c = pieces.find(block, blocks);
+    const sti_chunk_piece &c = pieces.find(block, blocks);
     const int D = c.h.D, pairs = D / 2, i = block * THREADS + (int)threadIdx.x;
     const int row = i / pairs, pair = i % pairs;
     const int a = c.h.interleaved ? 2 * pair : pair;
     const int b = c.h.interleaved ? a + 1 : pair + pairs;
-    const bool capped = c.h.position_cap > 0, listed = row < c.room;
-    int position = c.base + row - c.room;
+    const bool capped = c.h.position_cap > 0, listed = row < c.capacity;
+    int position = c.base + row - c.capacity;
     if (position >= c.pos + c.T) return;
     if (capped && row == 0)
-        ((float2 *)c.cap_turn)[pair] = turn_of(half_turns(c.h, pair, c.h.position_cap));
+        ((float2 *)c.cap_rope)[pair] =
+            rope_at(angle_over_pi(c.h, pair, c.h.position_cap));
     float2 back; /* from after RoPE to before it */
     for (int g = 0; g < c.h.S; g++) {
-        const size_t slot = (size_t)g * c.room + row;
+        const size_t slot = (size_t)g * c.capacity + row;
         if (listed) position = c.s.sal_pos[slot];
-        if (listed || g == 0) back = turn_of(half_turns(c.h, pair, -position));
+        if (listed || g == 0) back = rope_at(angle_over_pi(c.h, pair, -position));
         const size_t at = ((size_t)g * c.rows + row) * D;
         if (listed && capped && c.s.sal_far[slot]) {
             c.k_raw[at + a] = c.k[at + a];
             c.k_raw[at + b] = c.k[at + b];
-            turn_pair(c.k + at, c.k + at, a, b, make_float2(back.x, -back.y));
+            rope_pair(c.k + at, c.k + at, a, b, make_float2(back.x, -back.y));
         } else {
-            turn_pair(c.k + at, c.k_raw + at, a, b, back);
+            rope_pair(c.k + at, c.k_raw + at, a, b, back);
         }
         if (listed && capped && pair == 0) c.position[slot] = position;
     }
@@ -135,37 +136,37 @@ static still_status narrow_map(cudaStream_t stream, const float *x, __half *y,
     return STILL_OK;
 }
 
-static int pack_blocks(const sti_chunks &c)
+static int pack_blocks(const sti_chunk_piece &c)
 {
-    const int rows = c.room + c.pos + c.T - c.base;
+    const int rows = c.capacity + c.pos + c.T - c.base;
     return (int)blocks_of((int64_t)rows * (c.h.D / 8));
 }
 
-static int turn_blocks(const sti_chunks &c)
+static int unrotate_blocks(const sti_chunk_piece &c)
 {
-    const int rows = c.room + c.pos + c.T - c.base;
+    const int rows = c.capacity + c.pos + c.T - c.base;
     return (int)blocks_of((int64_t)rows * (c.h.D / 2));
 }
 
-static still_status turn_rows(const sti_chunks_group *g, still_error *err)
+static still_status unrotate_rows(const sti_chunk_group *g, still_error *err)
 {
-    return launch_units(g, turn_blocks, [&](unsigned units, const auto &pieces) {
-        turn_kernel<<<units, THREADS, 0, g->stream>>>(pieces);
+    return launch_units(g, unrotate_blocks, [&](unsigned units, const auto &pieces) {
+        unrotate_kernel<<<units, THREADS, 0, g->stream>>>(pieces);
         STI_CUDA(cudaGetLastError(), "hybrid attention, rows before RoPE");
         return STILL_OK;
     });
 }
 
-extern "C" still_status sti_chunks_pack(const sti_chunks_group *g, still_error *err)
+extern "C" still_status sti_chunk_pack(const sti_chunk_group *g, still_error *err)
 {
-    const sti_chunks *c = g->c;
+    const sti_chunk_piece *c = g->c;
     STI_TRY(launch_units(g, pack_blocks, [&](unsigned units, const auto &pieces) {
         const dim3 grid(units, (unsigned)c->h.S);
         pack_kernel<<<grid, THREADS, 0, g->stream>>>(pieces);
         STI_CUDA(cudaGetLastError(), "hybrid attention, rows");
         return STILL_OK;
     }));
-    if (c->raw) STI_TRY(turn_rows(g, err));
+    if (c->raw) STI_TRY(unrotate_rows(g, err));
     if (!c->h.has_linear || !c->first) return STILL_OK;
     STI_TRY(narrow_map(g->stream, c->h.map_q, c->map_q, c->h.H, c->h.D, err));
     return narrow_map(g->stream, c->h.map_k, c->map_k, c->h.S, c->h.D, err);
@@ -186,14 +187,14 @@ static __global__ void __launch_bounds__(THREADS)
     tail_kernel(const __grid_constant__ Pieces pieces)
 {
     int block = (int)blockIdx.x, blocks;
-    const sti_chunks &c = pieces.find(block, blocks);
+    const sti_chunk_piece &c = pieces.find(block, blocks);
     const int g = (int)blockIdx.y, D = c.h.D, units = D / 8, window = 2 * c.h.C;
     const int i = block * THREADS + (int)threadIdx.x;
     const int item = i / units, unit = i % units;
-    const int tokens = min(c.T, window), salient = salient_after(c, g, c.n_leaves);
+    const int tokens = min(c.T, window), salient = salient_after(c, g, c.n_retired);
     if (i == 0) {
         c.s.sal_count[g] = salient;
-        c.s.folded[g] = folded_after(c, g, c.n_leaves);
+        c.s.folded[g] = folded_after(c, g, c.n_retired);
     }
     int row;
     size_t slot;
@@ -211,13 +212,13 @@ static __global__ void __launch_bounds__(THREADS)
         v = c.s.win_v;
     } else {
         const int at = item - tokens;
-        if (c.n_leaves == 0 || at >= salient) return;
-        row = c.salient[((size_t)(c.n_leaves - 1) * c.h.S + g) * c.room + at];
-        slot = (size_t)g * c.room + at;
+        if (c.n_retired == 0 || at >= salient) return;
+        row = c.salient[((size_t)(c.n_retired - 1) * c.h.S + g) * c.capacity + at];
+        slot = (size_t)g * c.capacity + at;
         k = c.s.sal_k;
         v = c.s.sal_v;
         if (c.h.position_cap > 0) {
-            const bool far = is_far(c, c.n_leaves, position_of_row(c, g, row));
+            const bool far = is_far(c, c.n_retired, position_of_row(c, g, row));
             if (far) from_k = c.k_raw;
             if (unit == 0) c.s.sal_far[slot] = far;
         }
@@ -227,14 +228,14 @@ static __global__ void __launch_bounds__(THREADS)
     ((uint4 *)v)[slot * units + unit] = ((const uint4 *)c.v)[from];
 }
 
-static int tail_blocks(const sti_chunks &c)
+static int tail_blocks(const sti_chunk_piece &c)
 {
     const int window = 2 * c.h.C, tokens = c.T < window ? c.T : window;
-    const int64_t items = tokens + (c.n_leaves > 0 ? c.room : 0);
+    const int64_t items = tokens + (c.n_retired > 0 ? c.capacity : 0);
     return (int)blocks_of(items * (c.h.D / 8));
 }
 
-extern "C" still_status sti_chunks_tail(const sti_chunks_group *g, still_error *err)
+extern "C" still_status sti_chunk_tail(const sti_chunk_group *g, still_error *err)
 {
     return launch_units(g, tail_blocks, [&](unsigned units, const auto &pieces) {
         const dim3 grid(units, (unsigned)g->c->h.S);

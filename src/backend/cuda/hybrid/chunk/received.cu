@@ -29,10 +29,10 @@ static __device__ __forceinline__ int last_query(int j, int C)
 /* Token rows [first, first + 64) of the keys of selection head g, in the background;
  * beyond the last one stands the last. */
 template <int D>
-static __device__ __forceinline__ void load_keys(const sti_chunks &c, int g, int first,
-                                                 int end, uint32_t tile)
+static __device__ __forceinline__ void load_keys(const sti_chunk_piece &c, int g,
+                                                 int first, int end, uint32_t tile)
 {
-    const __half *keys = c.k + ((size_t)g * c.rows + c.room) * D;
+    const __half *keys = c.k + ((size_t)g * c.rows + c.capacity) * D;
     for (int i = (int)threadIdx.x; i < TILE * (D / 8); i += THREADS) {
         const int r = i / (D / 8), u = i % (D / 8);
         cp_async16(tile + unit_at<D>(r, u),
@@ -44,7 +44,7 @@ static __device__ __forceinline__ void load_keys(const sti_chunks &c, int g, int
 /* The queries of token rows [first, first + 64); rows outside the piece have some
  * other's. */
 template <int D>
-static __device__ __forceinline__ void load_queries(const sti_chunks &c, int head,
+static __device__ __forceinline__ void load_queries(const sti_chunk_piece &c, int head,
                                                     int first, unsigned char *tile)
 {
     const int begin = c.pos - c.base;
@@ -87,7 +87,7 @@ static __global__ void __launch_bounds__(THREADS)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     int query_tile = (int)blockIdx.x, tiles;
-    const sti_chunks &c = pieces.find(query_tile, tiles);
+    const sti_chunk_piece &c = pieces.find(query_tile, tiles);
     const int head = (int)blockIdx.y, g = head / c.h.group, C = c.h.C;
     const int tid = (int)threadIdx.x, lane = tid & 31;
     const int begin = c.pos - c.base, end = begin + c.T;
@@ -143,7 +143,7 @@ static __global__ void __launch_bounds__(THREADS)
     extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ float norm[TILE];
     int key_tile = (int)blockIdx.x, tiles;
-    const sti_chunks &c = pieces.find(key_tile, tiles);
+    const sti_chunk_piece &c = pieces.find(key_tile, tiles);
     const int g = (int)blockIdx.y, C = c.h.C;
     const int tid = (int)threadIdx.x, lane = tid & 31;
     const int begin = c.pos - c.base, end = begin + c.T;
@@ -193,7 +193,7 @@ static __global__ void __launch_bounds__(THREADS)
         const int j = row + 8 * r, position = c.base + j, window = 2 * C;
         const float more = quad_sum(sum[r]) / (float)c.h.group;
         if ((lane & 3) != 0 || j >= end) continue;
-        float *score = c.score + (size_t)g * c.rows + c.room + j;
+        float *score = c.score + (size_t)g * c.rows + c.capacity + j;
         const float all = j < begin ? *score + more : more;
         *score = all;
         if (position >= c.pos + c.T - window)
@@ -203,21 +203,21 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- Entry --------------------------------------------------------------- */
 
-static int query_tiles_of(const sti_chunks &c)
+static int query_tiles_of(const sti_chunk_piece &c)
 {
     return (c.pos + c.T - 1) / TILE - c.pos / TILE + 1;
 }
 
-static int key_tiles_of(const sti_chunks &c)
+static int key_tiles_of(const sti_chunk_piece &c)
 {
     return (c.pos + c.T - c.base + TILE - 1) / TILE;
 }
 
 template <int D>
-static still_status received(const sti_chunks_group *g, still_error *err)
+static still_status received(const sti_chunk_group *g, still_error *err)
 {
     enum { TILE_BYTES = TILE * D * 2 };
-    const sti_cuda_shape *h = &g->c->h;
+    const sti_cuda_hybrid_params *h = &g->c->h;
     STI_TRY(launch_units(g, query_tiles_of, [&](unsigned units, const auto &pieces) {
         const dim3 grid(units, (unsigned)h->H);
         norms_kernel<D><<<grid, THREADS, 3 * TILE_BYTES, g->stream>>>(pieces);
@@ -232,7 +232,7 @@ static still_status received(const sti_chunks_group *g, still_error *err)
     });
 }
 
-extern "C" still_status sti_chunks_received(const sti_chunks_group *g, still_error *err)
+extern "C" still_status sti_chunk_received(const sti_chunk_group *g, still_error *err)
 {
     return g->c->h.D == 128 ? received<128>(g, err) : received<64>(g, err);
 }

@@ -93,7 +93,7 @@ static __device__ __forceinline__ void add_logits(row_sums &r, float (&s)[8][4],
 }
 
 /* The score of row i, known to the four lanes of the row alike. */
-static __device__ __forceinline__ float finish_score(const row_sums &r, int i,
+static __device__ __forceinline__ float score_of_row(const row_sums &r, int i,
                                                      float eps)
 {
     const float top = quad_max(r.top[i]); /* the token sees itself: finite */
@@ -110,7 +110,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     int query_tile = (int)blockIdx.x, query_tiles;
-    const sti_chunks &c = pieces.find(query_tile, query_tiles);
+    const sti_chunk_piece &c = pieces.find(query_tile, query_tiles);
     const int g = (int)blockIdx.y, tid = (int)threadIdx.x, lane = tid & 31;
     const int C = c.h.C, tiles = key_tiles(C), units = D / 8;
     const int begin = c.pos - c.base, end = begin + c.T; /* rows count from base */
@@ -119,7 +119,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int query = first + (tid >> 5) * 16; /* of this warp */
     const uint32_t q_tile = shared_address(shared), k_tile = q_tile + QUERIES * D * 2;
 
-    const __half *keys = c.k + ((size_t)g * c.rows + c.room) * D;
+    const __half *keys = c.k + ((size_t)g * c.rows + c.capacity) * D;
     for (int i = tid; i < tiles * KEYS * units; i += THREADS) {
         const int r = i / units, u = i % units;
         cp_async16(k_tile + unit_at<D>(r, u),
@@ -160,20 +160,20 @@ static __global__ void __launch_bounds__(THREADS, 2)
         }
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            mean[i] += finish_score(sums, i, c.h.eps) / (float)c.h.group;
+            mean[i] += score_of_row(sums, i, c.h.eps) / (float)c.h.group;
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int t = query + i * 8 + (lane >> 2);
         if ((lane & 3) == 0 && t >= begin && t < end)
-            c.score[(size_t)g * c.rows + c.room + t] = mean[i];
+            c.score[(size_t)g * c.rows + c.capacity + t] = mean[i];
     }
 }
 
 /* ---- Scores without logits ----------------------------------------------- */
 
 /* Mean over the heads of a selection head. */
-static __device__ float mean_random(const sti_chunks &c, int g, int position)
+static __device__ float mean_random(const sti_chunk_piece &c, int g, int position)
 {
     double sum = 0;
     for (int n = 0; n < c.h.group; n++)
@@ -182,7 +182,7 @@ static __device__ float mean_random(const sti_chunks &c, int g, int position)
     return (float)sum;
 }
 
-static __device__ float keynorm_score(const sti_chunks &c, int g, int row)
+static __device__ float keynorm_score(const sti_chunk_piece &c, int g, int row)
 {
     const __half *k = c.k + ((size_t)g * c.rows + row) * c.h.D;
     float sum = 0;
@@ -199,7 +199,7 @@ static __global__ void __launch_bounds__(THREADS)
     plain_score_kernel(const __grid_constant__ Pieces pieces)
 {
     int block = (int)blockIdx.x, blocks;
-    const sti_chunks &c = pieces.find(block, blocks);
+    const sti_chunk_piece &c = pieces.find(block, blocks);
     const int g = (int)blockIdx.y, i = block * THREADS + (int)threadIdx.x;
     if (i >= c.T) return;
     const int position = c.pos + i, row = window_row(c, position);
@@ -218,7 +218,7 @@ static __global__ void __launch_bounds__(THREADS)
 {
     __shared__ float mean[STI_HEAD_DIM_MAX];
     int chunk = (int)blockIdx.x, chunks;
-    const sti_chunks &c = pieces.find(chunk, chunks);
+    const sti_chunk_piece &c = pieces.find(chunk, chunks);
     const int g = (int)blockIdx.y, D = c.h.D, first = c.base + chunk * c.h.C;
     const int n = min(c.h.C, c.pos + c.T - first);
     const size_t row = (size_t)g * c.rows + window_row(c, first);
@@ -235,23 +235,23 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- Entry --------------------------------------------------------------- */
 
-static int query_tiles_of(const sti_chunks &c)
+static int query_tiles_of(const sti_chunk_piece &c)
 {
     return (c.pos + c.T - 1) / QUERIES - c.pos / QUERIES + 1;
 }
 
-static int chunks_of(const sti_chunks &c)
+static int chunks_of(const sti_chunk_piece &c)
 {
     return (c.pos + c.T - c.base + c.h.C - 1) / c.h.C;
 }
 
-static int token_blocks(const sti_chunks &c)
+static int token_blocks(const sti_chunk_piece &c)
 {
     return (c.T + THREADS - 1) / THREADS;
 }
 
 template <int D, class Pieces>
-static still_status launch(const sti_chunks_group *g, unsigned units,
+static still_status launch(const sti_chunk_group *g, unsigned units,
                            const Pieces &pieces, still_error *err)
 {
     const int bytes = (QUERIES + key_tiles(g->c->h.C) * KEYS) * D * 2;
@@ -264,11 +264,11 @@ static still_status launch(const sti_chunks_group *g, unsigned units,
     return STILL_OK;
 }
 
-extern "C" still_status sti_chunks_score(const sti_chunks_group *g, still_error *err)
+extern "C" still_status sti_chunk_score(const sti_chunk_group *g, still_error *err)
 {
-    const sti_chunks *c = g->c;
+    const sti_chunk_piece *c = g->c;
     if (c->select == 0) return STILL_OK; /* nobody asks */
-    if (c->h.score == STI_SCORE_RECEIVED) return sti_chunks_received(g, err);
+    if (c->h.score == STI_SCORE_RECEIVED) return sti_chunk_received(g, err);
     if (c->h.score == STI_SCORE_S3)
         return launch_units(g, query_tiles_of, [&](unsigned units, const auto &pieces) {
             return c->h.D == 128 ? launch<128>(g, units, pieces, err)

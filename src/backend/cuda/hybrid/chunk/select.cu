@@ -37,17 +37,18 @@ static __device__ __forceinline__ int position_of(token_key key)
 
 /* ---- Rank ---------------------------------------------------------------- */
 
-/* Grid (leaves, selection heads), a thread a token. */
+/* Grid (retired, selection heads), a thread a token. */
 template <class Pieces>
-static __global__ void __launch_bounds__(STI_CHUNKS_MAX_C)
+static __global__ void __launch_bounds__(STI_CHUNK_MAX_C)
     rank_kernel(const __grid_constant__ Pieces pieces)
 {
-    __shared__ token_key keys[STI_CHUNKS_MAX_C];
-    int k = (int)blockIdx.x, leaves;
-    const sti_chunks &c = pieces.find(k, leaves);
+    __shared__ token_key keys[STI_CHUNK_MAX_C];
+    int k = (int)blockIdx.x, retired;
+    const sti_chunk_piece &c = pieces.find(k, retired);
     const int g = (int)blockIdx.y, i = (int)threadIdx.x;
     const int C = c.h.C;
-    const int position = (c.first_leave + k - 2) * C + i, row = window_row(c, position);
+    const int position = (c.first_retire + k - 2) * C + i,
+              row = window_row(c, position);
     const size_t list = (size_t)k * c.h.S + g;
     int rank = i;
     if (c.select > 0) {
@@ -66,14 +67,14 @@ static __global__ void __launch_bounds__(STI_CHUNKS_MAX_C)
 /* ---- Merge --------------------------------------------------------------- */
 
 typedef struct sorted_list {
-    token_key key[STI_CHUNKS_MAX_CAP];
-    int row[STI_CHUNKS_MAX_CAP];
+    token_key key[STI_CHUNK_MAX_CAP];
+    int row[STI_CHUNK_MAX_CAP];
 } sorted_list;
 
-typedef struct merge_room {
+typedef struct merge_shared {
     sorted_list list[2];
     token_key candidate[BATCH]; /* of as many leaves as fit */
-} merge_room;
+} merge_shared;
 
 /* Elements of a sorted array that are better than `key`. */
 static __device__ __forceinline__ int better_than(const token_key *a, int n,
@@ -93,11 +94,11 @@ static __device__ __forceinline__ int better_than(const token_key *a, int n,
 }
 
 /* The session's list, sorted into `to`; `from` is for the unsorted keys. */
-static __device__ void sort_list(const sti_chunks &c, int g, int n, token_key *from,
-                                 sorted_list *to)
+static __device__ void sort_list(const sti_chunk_piece &c, int g, int n,
+                                 token_key *from, sorted_list *to)
 {
     for (int i = (int)threadIdx.x; i < n; i += MERGE_THREADS) {
-        const size_t at = (size_t)g * c.room + i;
+        const size_t at = (size_t)g * c.capacity + i;
         from[i] = key_of(c.s.sal_score[at], c.s.sal_pos[at]);
     }
     __syncthreads();
@@ -112,13 +113,13 @@ static __device__ void sort_list(const sti_chunks &c, int g, int n, token_key *f
 
 /* One leave: n tokens of `from` and the candidates to `to`, to the rows of the list
  * after it and, beyond its end, to the rows folded. */
-static __device__ __forceinline__ void merge(const sti_chunks &c, int g, int k, int n,
-                                             const sorted_list *from,
+static __device__ __forceinline__ void merge(const sti_chunk_piece &c, int g, int k,
+                                             int n, const sorted_list *from,
                                              const token_key *candidate,
                                              sorted_list *to)
 {
     const size_t list = (size_t)k * c.h.S + g;
-    int32_t *salient = c.salient + list * c.room;
+    int32_t *salient = c.salient + list * c.capacity;
     int32_t *fold = c.fold + list * c.h.C + (c.h.C - c.select);
     for (int i = (int)threadIdx.x; i < n + c.select; i += MERGE_THREADS) {
         token_key key;
@@ -132,55 +133,56 @@ static __device__ __forceinline__ void merge(const sti_chunks &c, int g, int k, 
             row = window_row(c, position_of(key));
             place = i - n + better_than(from->key, n, key);
         }
-        if (place < c.room) {
+        if (place < c.capacity) {
             to->key[place] = key;
             to->row[place] = row;
             salient[place] = row;
         } else {
-            fold[place - c.room] = row;
+            fold[place - c.capacity] = row;
         }
     }
 }
 
-/* Grid (pieces with leaves, selection heads). Candidates of many leaves are fetched at
+/* Grid (pieces with retired, selection heads). Candidates of many leaves are fetched at
  * once: a step that waited for memory would take three times as long. */
 template <class Pieces>
 static __global__ void __launch_bounds__(MERGE_THREADS)
     merge_kernel(const __grid_constant__ Pieces pieces)
 {
-    __shared__ merge_room r;
+    __shared__ merge_shared r;
     int piece = (int)blockIdx.x, one;
-    const sti_chunks &c = pieces.find(piece, one);
+    const sti_chunk_piece &c = pieces.find(piece, one);
     const int g = (int)blockIdx.y, tid = (int)threadIdx.x, at_once = BATCH / c.select;
     sort_list(c, g, salient_after(c, g, 0), r.list[1].key, &r.list[0]);
-    for (int from = 0; from < c.n_leaves; from += at_once) {
-        const int leaves = min(at_once, c.n_leaves - from);
-        for (int i = tid; i < leaves * c.select; i += MERGE_THREADS) {
-            const size_t leave = (size_t)(from + i / c.select);
-            r.candidate[i] = c.candidate[(leave * c.h.S + g) * c.select + i % c.select];
+    for (int from = 0; from < c.n_retired; from += at_once) {
+        const int retired = min(at_once, c.n_retired - from);
+        for (int i = tid; i < retired * c.select; i += MERGE_THREADS) {
+            const size_t retire = (size_t)(from + i / c.select);
+            r.candidate[i] =
+                c.candidate[(retire * c.h.S + g) * c.select + i % c.select];
         }
         __syncthreads();
-        for (int k = from; k < from + leaves; k++) {
+        for (int k = from; k < from + retired; k++) {
             merge(c, g, k, salient_after(c, g, k), &r.list[k & 1],
                   r.candidate + (k - from) * c.select, &r.list[(k + 1) & 1]);
             __syncthreads();
         }
     }
-    const sorted_list *last = &r.list[c.n_leaves & 1];
-    for (int i = tid; i < salient_after(c, g, c.n_leaves); i += MERGE_THREADS) {
-        c.s.sal_score[(size_t)g * c.room + i] = score_of(last->key[i]);
-        c.s.sal_pos[(size_t)g * c.room + i] = position_of(last->key[i]);
+    const sorted_list *last = &r.list[c.n_retired & 1];
+    for (int i = tid; i < salient_after(c, g, c.n_retired); i += MERGE_THREADS) {
+        c.s.sal_score[(size_t)g * c.capacity + i] = score_of(last->key[i]);
+        c.s.sal_pos[(size_t)g * c.capacity + i] = position_of(last->key[i]);
     }
 }
 
-static int leaves_of(const sti_chunks &c)
+static int retired_of(const sti_chunk_piece &c)
 {
-    return c.n_leaves;
+    return c.n_retired;
 }
 
-static int merges_of(const sti_chunks &c)
+static int merges_of(const sti_chunk_piece &c)
 {
-    return c.n_leaves > 0;
+    return c.n_retired > 0;
 }
 
 /* ---- Order --------------------------------------------------------------- */
@@ -191,12 +193,12 @@ template <class Pieces>
 static __global__ void __launch_bounds__(ORDER_THREADS)
     order_kernel(const __grid_constant__ Pieces pieces)
 {
-    __shared__ unsigned char is_near[STI_CHUNKS_MAX_CAP];
+    __shared__ unsigned char is_near[STI_CHUNK_MAX_CAP];
     int n = (int)blockIdx.x, lists;
-    const sti_chunks &c = pieces.find(n, lists);
+    const sti_chunk_piece &c = pieces.find(n, lists);
     const int g = (int)blockIdx.y, tid = (int)threadIdx.x;
     const size_t list = (size_t)n * c.h.S + g;
-    const int32_t *from = n > 0 ? c.salient + (list - c.h.S) * c.room : NULL;
+    const int32_t *from = n > 0 ? c.salient + (list - c.h.S) * c.capacity : NULL;
     const int tokens = salient_after(c, g, n);
     for (int i = tid; i < tokens; i += ORDER_THREADS)
         is_near[i] = !is_far(c, n, position_of_row(c, g, from ? from[i] : i));
@@ -210,16 +212,16 @@ static __global__ void __launch_bounds__(ORDER_THREADS)
         if (i == 0) c.near[list] = all;
         if (i >= tokens) continue;
         const int place = is_near[i] ? before : all + i - before;
-        c.order[list * c.room + place] = from ? from[i] : i;
+        c.order[list * c.capacity + place] = from ? from[i] : i;
     }
 }
 
-static int lists_of(const sti_chunks &c)
+static int lists_of(const sti_chunk_piece &c)
 {
-    return c.n_leaves + 1;
+    return c.n_retired + 1;
 }
 
-static still_status order_lists(const sti_chunks_group *g, still_error *err)
+static still_status order_lists(const sti_chunk_group *g, still_error *err)
 {
     return launch_units(g, lists_of, [&](unsigned units, const auto &pieces) {
         const dim3 grid(units, (unsigned)g->c->h.S);
@@ -229,10 +231,10 @@ static still_status order_lists(const sti_chunks_group *g, still_error *err)
     });
 }
 
-extern "C" still_status sti_chunks_select(const sti_chunks_group *g, still_error *err)
+extern "C" still_status sti_chunk_select(const sti_chunk_group *g, still_error *err)
 {
-    const sti_cuda_shape *h = &g->c->h;
-    STI_TRY(launch_units(g, leaves_of, [&](unsigned units, const auto &pieces) {
+    const sti_cuda_hybrid_params *h = &g->c->h;
+    STI_TRY(launch_units(g, retired_of, [&](unsigned units, const auto &pieces) {
         const dim3 grid(units, (unsigned)h->S);
         rank_kernel<<<grid, (unsigned)h->C, 0, g->stream>>>(pieces);
         STI_CUDA(cudaGetLastError(), "hybrid attention, ranks");

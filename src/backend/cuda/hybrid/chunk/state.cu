@@ -71,7 +71,8 @@ static __device__ __forceinline__ void same_rows(float (&u)[D / 8][4], float (&x
 /* u -> features times 2^12 of row j (0, 1) of this lane; sign -1: softmax(-u). */
 template <int D>
 static __device__ __forceinline__ void soften(float (&u)[D / 8][4], int j, float xx,
-                                              const sti_cuda_shape &h, float sign)
+                                              const sti_cuda_hybrid_params &h,
+                                              float sign)
 {
     float uu = 0, top = -INFINITY;
 #pragma unroll
@@ -105,8 +106,9 @@ static __device__ __forceinline__ void soften(float (&u)[D / 8][4], int j, float
 /* The features of a warp's 16 rows take the place of its keys; rows from `rows` on are
  * nobody's and get 0. */
 template <int D>
-static __device__ __forceinline__ void features(const sti_chunks &c, unsigned char *x,
-                                                uint32_t w_tile, int rows, float sign)
+static __device__ __forceinline__ void features(const sti_chunk_piece &c,
+                                                unsigned char *x, uint32_t w_tile,
+                                                int rows, float sign)
 {
     const int lane = (int)threadIdx.x & 31, first = ((int)threadIdx.x >> 5) * 16;
     const int row = first + (lane >> 2);
@@ -213,15 +215,15 @@ static __global__ void __launch_bounds__(THREADS, 2)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     int block = (int)blockIdx.x, blocks;
-    const sti_chunks &c = pieces.find(block, blocks);
+    const sti_chunk_piece &c = pieces.find(block, blocks);
     const int k = block >> 1, half = block & 1, g = (int)blockIdx.y;
     const int tid = (int)threadIdx.x, lane = tid & 31, units = D / 8;
     const int p16 = (tid >> 6) * (D / 64), d16 = ((tid >> 5) & 1) * (D / 32);
     unsigned char *x = shared + D * D * 2;
     const uint32_t w_tile = shared_address(shared), x_tile = shared_address(x);
     const uint32_t v_tile = x_tile + TOKENS * D * 2;
-    const size_t leave = (size_t)k * c.h.S + g;
-    const int32_t *fold = c.fold + leave * c.h.C;
+    const size_t retire = (size_t)k * c.h.S + g;
+    const int32_t *fold = c.fold + retire * c.h.C;
     for (int i = tid; c.h.map_k && i < D * units; i += THREADS)
         cp_async16(w_tile + unit_at<D>(i / units, i % units),
                    c.map_k + (size_t)g * D * D + (size_t)i * 8);
@@ -237,8 +239,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
         part_sums<D> sums = {};
         add_products<D>(sums, lane_address<D>::by8(x_tile, lane),
                         lane_address<D>::by16(v_tile, lane), p16, d16);
-        store_sums<D>(sums, from > 0, c.ds + (leave * 2 + half) * D * D,
-                      c.dz + (leave * 2 + half) * D, p16 * 16, d16 * 16);
+        store_sums<D>(sums, from > 0, c.ds + (retire * 2 + half) * D * D,
+                      c.dz + (retire * 2 + half) * D, p16 * 16, d16 * 16);
         __syncthreads(); /* the tiles are read: the next may come */
     }
     cp_async_wait<0>();
@@ -247,7 +249,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 /* ---- Sum ----------------------------------------------------------------- */
 
 /* sum += x, with what rounding takes kept in low. */
-static __device__ __forceinline__ void add_exactly(float &sum, float &low, float x)
+static __device__ __forceinline__ void kahan_add(float &sum, float &low, float x)
 {
     const float was = sum, more = __fadd_rn(x, low);
     sum = __fadd_rn(was, more);
@@ -305,23 +307,23 @@ static __global__ void __launch_bounds__(128)
 {
     enum { N = D / 32, AHEAD = 8 };
     int block = (int)blockIdx.x, blocks;
-    const sti_chunks &c = pieces.find(block, blocks);
+    const sti_chunk_piece &c = pieces.find(block, blocks);
     const int lane = (int)threadIdx.x & 31, g = (int)blockIdx.y;
     const int p = block * 4 + ((int)threadIdx.x >> 5);
-    if (folded_after(c, g, c.n_leaves) == 0) return;
+    if (folded_after(c, g, c.n_retired) == 0) return;
     const size_t row = (size_t)g * (2 * D) + p, at = row * D + lane * N;
-    const size_t rows = (size_t)c.h.S * (2 * D), all = rows * D; /* of a leave */
-    const int before = c.first_leave - c.first_chunk; /* chunks before the first */
+    const size_t rows = (size_t)c.h.S * (2 * D), all = rows * D; /* of a retire */
+    const int before = c.first_retire - c.first_chunk; /* chunks before the first */
     numbers<N> s = load_numbers<N>(c.s.lin_s + at),
-               s_low = load_numbers<N>(c.s.low_s + at);
-    float z = c.s.lin_z[row], z_low = c.s.low_z[row];
+               s_comp = load_numbers<N>(c.s.comp_s + at);
+    float z = c.s.lin_z[row], z_comp = c.s.comp_z[row];
     for (int j32 = 0; j32 < c.n_chunks; j32 += 32) {
-        const int own = j32 + lane, own_leave = own - before;
-        const bool folds =
-            own_leave >= 0 && own_leave < c.n_leaves && fold_count(c, g, own_leave) > 0;
+        const int own = j32 + lane, own_retire = own - before;
+        const bool folds = own_retire >= 0 && own_retire < c.n_retired &&
+                           fold_count(c, g, own_retire) > 0;
         const uint32_t folding = __ballot_sync(0xffffffffu, folds);
-        const float own_dz = folds ? c.dz[own_leave * rows + row] : 0;
-        const int64_t n = folded_after(c, g, leaves_until(c, c.first_chunk + own));
+        const float own_dz = folds ? c.dz[own_retire * rows + row] : 0;
+        const int64_t n = folded_after(c, g, retired_until(c, c.first_chunk + own));
         const float own_scale = n > 0 ? state_scale(c, n) : 0;
         float own_z = 0;
         for (int j0 = j32; j0 < min(j32 + 32, c.n_chunks); j0 += AHEAD) {
@@ -336,38 +338,38 @@ static __global__ void __launch_bounds__(128)
             for (int i = 0; i < AHEAD; i++) {
                 const int j = j0 + i;
                 if (j >= c.n_chunks) break;
-                add_exactly(z, z_low, __shfl_sync(0xffffffffu, own_dz, j - j32));
+                kahan_add(z, z_comp, __shfl_sync(0xffffffffu, own_dz, j - j32));
                 if (own == j) own_z = z;
 #pragma unroll
-                for (int x = 0; x < N; x++) add_exactly(s.x[x], s_low.x[x], ds[i].x[x]);
+                for (int x = 0; x < N; x++) kahan_add(s.x[x], s_comp.x[x], ds[i].x[x]);
                 store_means<N>(c.mean + j * all + at, s, z > 0 ? 1 / z : 0);
             }
         }
         if (own < c.n_chunks) c.z[own * rows + row] = own_z * own_scale;
     }
-    if (c.n_leaves == 0) return;
+    if (c.n_retired == 0) return;
     store_numbers<N>(c.s.lin_s + at, s);
-    store_numbers<N>(c.s.low_s + at, s_low);
+    store_numbers<N>(c.s.comp_s + at, s_comp);
     if (lane == 0) {
         c.s.lin_z[row] = z;
-        c.s.low_z[row] = z_low;
+        c.s.comp_z[row] = z_comp;
     }
 }
 
 /* ---- Entry --------------------------------------------------------------- */
 
-static int fold_blocks(const sti_chunks &c)
+static int fold_blocks(const sti_chunk_piece &c)
 {
-    return 2 * c.n_leaves;
+    return 2 * c.n_retired;
 }
 
-static int sum_blocks(const sti_chunks &c)
+static int sum_blocks(const sti_chunk_piece &c)
 {
     return 2 * c.h.D / 4;
 }
 
 template <int D, class Pieces>
-static still_status launch_fold(const sti_chunks_group *g, unsigned units,
+static still_status launch_fold(const sti_chunk_group *g, unsigned units,
                                 const Pieces &pieces, still_error *err)
 {
     const int bytes = (D + 2 * TOKENS) * D * 2;
@@ -380,7 +382,7 @@ static still_status launch_fold(const sti_chunks_group *g, unsigned units,
     return STILL_OK;
 }
 
-template <int D> static still_status launch(const sti_chunks_group *g, still_error *err)
+template <int D> static still_status launch(const sti_chunk_group *g, still_error *err)
 {
     STI_TRY(launch_units(g, fold_blocks, [&](unsigned units, const auto &pieces) {
         return launch_fold<D>(g, units, pieces, err);
@@ -393,7 +395,7 @@ template <int D> static still_status launch(const sti_chunks_group *g, still_err
     });
 }
 
-extern "C" still_status sti_chunks_state(const sti_chunks_group *g, still_error *err)
+extern "C" still_status sti_chunk_state(const sti_chunk_group *g, still_error *err)
 {
     if (!g->c->h.has_linear) return STILL_OK;
     return g->c->h.D == 128 ? launch<128>(g, err) : launch<64>(g, err);

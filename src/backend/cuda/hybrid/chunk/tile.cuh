@@ -20,13 +20,15 @@ template <int D> struct warp_sums {
 
 /* Heads of a selection head that one block takes: whole chunks of them, 32 rows at
  * least. */
-static __host__ __device__ __forceinline__ int heads_of_block(const sti_cuda_shape &h)
+static __host__ __device__ __forceinline__ int
+heads_of_block(const sti_cuda_hybrid_params &h)
 {
     if (h.C % 32 != 0 || h.C >= ROWS) return 1;
     const int fit = ROWS / h.C;
     return fit < h.group ? fit : h.group;
 }
-static __host__ __device__ __forceinline__ int tiles_of_chunk(const sti_cuda_shape &h)
+static __host__ __device__ __forceinline__ int
+tiles_of_chunk(const sti_cuda_hybrid_params &h)
 {
     return (h.C + ROWS - 1) / ROWS;
 }
@@ -38,14 +40,14 @@ typedef struct tile_place {
     int first, rows; /* token row of query 0; queries of a head */
     int begin, end;  /* token rows that are in the piece */
     int window;      /* token row of the first key */
-    int leaves;      /* leaves the queries have behind them */
+    int retired;     /* leaves the queries have behind them */
     int salient;     /* length of their list */
     int window_tiles, tiles;
 } tile_place;
 
 /* Block (x, y) of the grid; keys come in tiles of `keys`. */
-static __device__ __forceinline__ tile_place place_of(const sti_chunks &c, int x, int y,
-                                                      int keys)
+static __device__ __forceinline__ tile_place place_of(const sti_chunk_piece &c, int x,
+                                                      int y, int keys)
 {
     tile_place p;
     const int C = c.h.C, per = heads_of_block(c.h), split = tiles_of_chunk(c.h);
@@ -62,8 +64,8 @@ static __device__ __forceinline__ tile_place place_of(const sti_chunks &c, int x
     p.begin = c.pos - c.base;
     p.end = p.begin + c.T;
     p.window = max(chunk_row - C, 0);
-    p.leaves = leaves_until(c, c.first_chunk + p.chunk);
-    p.salient = salient_after(c, p.g, p.leaves);
+    p.retired = retired_until(c, c.first_chunk + p.chunk);
+    p.salient = salient_after(c, p.g, p.retired);
     const int last = min(p.first + p.rows, p.end); /* keys from here on nobody sees */
     p.window_tiles = (last - p.window + keys - 1) / keys;
     p.tiles = p.window_tiles + (p.salient + keys - 1) / keys;
@@ -111,11 +113,11 @@ typedef struct head_terms {
     float unit;   /* what undoes state_scale */
 } head_terms;
 
-static __device__ __forceinline__ head_terms terms_of(const sti_chunks &c, int g,
-                                                      int leaves, int head)
+static __device__ __forceinline__ head_terms terms_of(const sti_chunk_piece &c, int g,
+                                                      int retired, int head)
 {
     head_terms t;
-    const int64_t n = folded_after(c, g, leaves);
+    const int64_t n = folded_after(c, g, retired);
     t.linear = c.h.has_linear && n > 0;
     t.apart = t.linear && c.h.la_scale == STI_SCALE_WINDOW;
     t.alpha = c.h.alpha ? c.h.alpha[head] : 0;
@@ -134,7 +136,7 @@ static __device__ __forceinline__ head_terms terms_of(const sti_chunks &c, int g
 /* ---- Loading ------------------------------------------------------------- */
 
 /* Where query r of the tile is in q and q_raw, in rows; -1: it is of another piece. */
-static __device__ __forceinline__ int query_row(const sti_chunks &c,
+static __device__ __forceinline__ int query_row(const sti_chunk_piece &c,
                                                 const tile_place &p, int r)
 {
     const int head = p.heads > 1 ? r / p.rows : 0;
@@ -146,7 +148,7 @@ static __device__ __forceinline__ int query_row(const sti_chunks &c,
 /* Queries of the array `from` as halves, those of other pieces as 0. */
 template <int D>
 static __device__ __forceinline__ void
-load_queries(const sti_chunks &c, const tile_place &p, const float *from,
+load_queries(const sti_chunk_piece &c, const tile_place &p, const float *from,
              unsigned char *to)
 {
     const int units = D / 8;
@@ -166,7 +168,7 @@ load_queries(const sti_chunks &c, const tile_place &p, const float *from,
  * sums are in registers meanwhile. */
 template <int D>
 static __device__ __forceinline__ void
-load_far_queries(const sti_chunks &c, const tile_place &p, unsigned char *to)
+load_far_queries(const sti_chunk_piece &c, const tile_place &p, unsigned char *to)
 {
     const int steps = D / 4, next = c.h.interleaved ? 2 : D / 2;
 #pragma unroll 1
@@ -176,7 +178,7 @@ load_far_queries(const sti_chunks &c, const tile_place &p, unsigned char *to)
         uint32_t low = 0, high = 0; /* dims d, d + 1 and the two from d + next on */
         if (row >= 0) {
             const float *q = c.s.q_raw + (size_t)row * D + d;
-            const float4 t = *(const float4 *)(c.cap_turn + 2 * pair);
+            const float4 t = *(const float4 *)(c.cap_rope + 2 * pair);
             const float2 x = *(const float2 *)q, y = *(const float2 *)(q + next);
             if (c.h.interleaved) {
                 low = pack_half2(half_range(x.x * t.x - x.y * t.y),
@@ -207,34 +209,34 @@ static __device__ __forceinline__ void load_rows(uint32_t to, const __half *from
 
 /* The rows of the keys of all tiles: the window in order, the list, both filled up to
  * whole tiles with their last key, which is then masked. */
-static __device__ __forceinline__ void list_keys(const sti_chunks &c,
+static __device__ __forceinline__ void list_keys(const sti_chunk_piece &c,
                                                  const tile_place &p, uint16_t *list)
 {
     const int window = p.window_tiles * KEYS;
-    const size_t last = (size_t)(p.leaves - 1) * c.h.S + p.g;
+    const size_t last = (size_t)(p.retired - 1) * c.h.S + p.g;
     for (int i = (int)threadIdx.x; i < p.tiles * KEYS; i += THREADS) {
-        int row = c.room + min(p.window + i, p.end - 1);
+        int row = c.capacity + min(p.window + i, p.end - 1);
         if (i >= window) {
             row = min(i - window, p.salient - 1);
-            if (p.leaves > 0) row = c.salient[last * c.room + row];
+            if (p.retired > 0) row = c.salient[last * c.capacity + row];
         }
-        list[i] = (uint16_t)row; /* a piece has fewer, see STI_CHUNKS_PIECE */
+        list[i] = (uint16_t)row; /* a piece has fewer, see STI_CHUNK_PIECE */
     }
 }
 
 /* The same with a position cap: near and far tokens fill whole tiles each. near: how
  * many are. */
 static __device__ __forceinline__ void
-list_near_first(const sti_chunks &c, const tile_place &p, int near, uint16_t *list)
+list_near_first(const sti_chunk_piece &c, const tile_place &p, int near, uint16_t *list)
 {
     const int window = p.window_tiles * KEYS,
               near_keys = (near + KEYS - 1) / KEYS * KEYS;
-    const int32_t *order = c.order + ((size_t)p.leaves * c.h.S + p.g) * c.room;
+    const int32_t *order = c.order + ((size_t)p.retired * c.h.S + p.g) * c.capacity;
     for (int i = (int)threadIdx.x; i < p.tiles * KEYS; i += THREADS) {
         const int at = i - window;
         int row;
         if (at < 0)
-            row = c.room + min(p.window + i, p.end - 1);
+            row = c.capacity + min(p.window + i, p.end - 1);
         else if (at < near_keys)
             row = order[min(at, near - 1)];
         else
@@ -246,7 +248,7 @@ list_near_first(const sti_chunks &c, const tile_place &p, int near, uint16_t *li
 /* Keys (rows of `keys`, k or k_raw) and values of 64 rows of the list, from `list` on,
  * to a stage. */
 template <int D>
-static __device__ __forceinline__ void load_keys(const sti_chunks &c,
+static __device__ __forceinline__ void load_keys(const sti_chunk_piece &c,
                                                  const __half *keys, int g,
                                                  const uint16_t *list, uint32_t to)
 {

@@ -16,8 +16,8 @@ typedef struct weights {
 
 /* What the softmax sums and the linear term are multiplied by; sti_ref_scales_of. M and
  * the result are relative to 2^M. */
-STI_DEVICE weights weights_of(const sti_cuda_shape &h, float alpha, float factor,
-                              float M, int64_t folded)
+STI_DEVICE weights weights_of(const sti_cuda_hybrid_params &h, float alpha,
+                              float factor, float M, int64_t folded)
 {
     weights w = {1, 0};
     alpha *= log2_e;
@@ -104,7 +104,7 @@ template <int VEC> struct joined {
 template <int VEC, typename KV, int HEADS, int WIDE>
 STI_DEVICE void write_output(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     const int wide = h.D / VEC;
     const int rows = h.has_linear && sh.now.folded > 0 ? a.plan.row_parts : 0;
 #pragma unroll 1
@@ -173,7 +173,7 @@ STI_DEVICE float own_weight_score(const step_args &a, int n, int pos)
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE float mean_score(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh)
 {
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     const int lane = (int)threadIdx.x % 32;
     float sum = 0;
     if (h.score == STI_SCORE_KEYNORM) { /* heads do not differ */
@@ -198,7 +198,7 @@ STI_DEVICE float mean_score(const step_args &a, const step_shared<KV, HEADS, WID
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE void give_weights(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh)
 {
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     const int warp = (int)threadIdx.x / 32;
     const sti_window w = window_of(sh.now.pos, h.C);
     float *received = sh.session.win_received + (size_t)selector() * 2 * h.C;
@@ -227,7 +227,7 @@ STI_DEVICE void give_weights(const step_args &a, const step_shared<KV, HEADS, WI
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE void write_score(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh)
 {
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     const int last = THREADS - 32;
     const size_t slot = (size_t)selector() * 2 * h.C + sh.now.pos % (2 * h.C);
     float score = 0;

@@ -248,7 +248,7 @@ template <typename KV, int VEC_, int LANES_, int CHUNKS_, int HEADS> struct key_
 
 /* What a warp has, to shared memory. */
 template <typename Layout, typename KV, int HEADS, int WIDE>
-STI_DEVICE void leave_to_join(lane_keys, step_shared<KV, HEADS, WIDE> &sh,
+STI_DEVICE void store_to_join(lane_keys, step_shared<KV, HEADS, WIDE> &sh,
                               lane_softmax<HEADS, Layout::EACH> &r)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;

@@ -14,8 +14,8 @@
  * kept (Kahan): the state of a long stream is as exact as a short one's. Where a chunk
  * is larger than PIECE, or there are many sessions, features and fold take them in turn
  * so that the room for features stays small. */
-#include "backend/cuda/hybrid/step/retire_fold.cuh"
 #include "backend/cuda/hybrid/score.cuh"
+#include "backend/cuda/hybrid/step/retire_fold.cuh"
 
 /* ---- Select -------------------------------------------------------------- */
 
@@ -31,15 +31,15 @@ STI_DEVICE rank rank_of(float score, int position)
     return (rank)rising << 32 | ~(uint32_t)position;
 }
 
-STI_DEVICE int salient_tokens(const sti_cuda_session &s, int sel)
+STI_DEVICE int salient_tokens(const sti_cuda_hybrid_session &s, int sel)
 {
-    return max(0, min(s.sal_count[sel], s.room));
+    return max(0, min(s.sal_count[sel], s.capacity));
 }
 
 /* The score with which token i of the chunk in ring slots `slot`.. leaves the window.
  */
-STI_DEVICE float final_score(const sti_cuda_shape &h, const sti_cuda_session &s,
-                             int sel, int slot, int i)
+STI_DEVICE float final_score(const sti_cuda_hybrid_params &h,
+                             const sti_cuda_hybrid_session &s, int sel, int slot, int i)
 {
     const size_t at = (size_t)sel * 2 * h.C + slot + i;
     if (h.score != STI_SCORE_RECEIVED) return s.win_score[at];
@@ -48,8 +48,9 @@ STI_DEVICE float final_score(const sti_cuda_shape &h, const sti_cuda_session &s,
 
 /* The final score where it depends on the whole chunk: it takes the place of what the
  * tokens arrived with, 0, until they have settled. */
-STI_DEVICE void score_chunk(const sti_cuda_shape &h, const sti_cuda_session &s, int sel,
-                            int first, float *mean)
+STI_DEVICE void score_chunk(const sti_cuda_hybrid_params &h,
+                            const sti_cuda_hybrid_session &s, int sel, int first,
+                            float *mean)
 {
     const int slot = first % (2 * h.C), D = h.D;
     float *score = s.win_score + (size_t)sel * 2 * h.C + slot;
@@ -67,14 +68,14 @@ STI_DEVICE void score_chunk(const sti_cuda_shape &h, const sti_cuda_session &s, 
 
 /* Tokens that may stay: i < C those of the chunk, then those of the list. */
 typedef struct candidates {
-    const sti_cuda_shape *h;
-    const sti_cuda_session *s;
+    const sti_cuda_hybrid_params *h;
+    const sti_cuda_hybrid_session *s;
     int sel, first, slot, count;
 
     __device__ __forceinline__ rank at(int i) const
     {
         if (i < h->C) return rank_of(final_score(*h, *s, sel, slot, i), first + i);
-        const size_t place = (size_t)sel * s->room + (i - h->C);
+        const size_t place = (size_t)sel * s->capacity + (i - h->C);
         return rank_of(s->sal_score[place], s->sal_pos[place]);
     }
 } candidates;
@@ -182,27 +183,28 @@ STI_DEVICE int evict(const candidates &c, select_shared &sh, int *fold, int n,
 /* Whatever the scores are, at most `room` tokens are salient afterwards, and no more
  * are evicted than stay: lists are never longer than their room. */
 static __global__ void __launch_bounds__(THREADS)
-    select_kernel(const __grid_constant__ leave_args a)
+    select_kernel(const __grid_constant__ retire_args a)
 {
     __shared__ select_shared sh;
     __shared__ float mean[STI_HEAD_DIM_MAX];
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     const int sel = (int)blockIdx.x, session = (int)blockIdx.y, tid = (int)threadIdx.x;
-    const sti_cuda_session &s = a.session[session];
-    const int first = leaving_chunk(a, s), C = h.C;
+    const sti_cuda_hybrid_session &s = a.session[session];
+    const int first = retiring_chunk(a, s), C = h.C;
     if (first < 0) return;
     if (h.score == STI_SCORE_DISTINCT) score_chunk(h, s, sel, first, mean);
-    const int count = salient_tokens(s, sel), select = s.room > 0 ? h.select : 0;
+    const int count = salient_tokens(s, sel), select = s.capacity > 0 ? h.select : 0;
     const candidates c = {&h, &s, sel, first, first % (2 * C), count};
     /* Of the chunk those stay that are among its best and, with the list, among the
      * best that there is room for. */
-    const bool full = select > 0 && count + select > s.room;
+    const bool full = select > 0 && count + select > s.capacity;
     rank least = ~(rank)0, least_of_all = 0;
     if (select > 0) least = kth_best(c, sh, C, C, 0, select);
-    if (full) least_of_all = kth_best(c, sh, C + count, count + select, least, s.room);
+    if (full)
+        least_of_all = kth_best(c, sh, C + count, count + select, least, s.capacity);
     const rank least_new = least > least_of_all ? least : least_of_all;
 
-    leavers *l = leavers_of(a, session, sel);
+    retired *l = retired_of(a, session, sel);
     int folded = 0;
     for (int base = 0; base < C; base += THREADS) {
         const int i = base + tid;
@@ -215,12 +217,12 @@ static __global__ void __launch_bounds__(THREADS)
             stay_list(l, C)[i - at] = i;
         folded += all;
     }
-    const int most = full ? max(0, count + C - folded - s.room) : 0;
+    const int most = full ? max(0, count + C - folded - s.capacity) : 0;
     int evicted = evict(c, sh, fold_list(l), folded, least_of_all, false, most);
     if (evicted < most)
         evicted += evict(c, sh, fold_list(l), folded + evicted, least_of_all, true,
                          most - evicted);
-    if (tid == 0) *l = leavers{folded + evicted, C - folded, evicted, 0};
+    if (tid == 0) *l = retired{folded + evicted, C - folded, evicted, 0};
 }
 
 /* ---- Settle -------------------------------------------------------------- */
@@ -228,45 +230,45 @@ static __global__ void __launch_bounds__(THREADS)
 /* Salient keys at distance position_cap or more from the last token of the chunk that
  * begins are kept as they were before RoPE; a pair of a key a thread. */
 template <typename KV>
-STI_DEVICE void make_far(const leave_args &a, const sti_cuda_session &s, int sel,
-                         int last, int count)
+STI_DEVICE void make_far(const retire_args &a, const sti_cuda_hybrid_session &s,
+                         int sel, int last, int count)
 {
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     KV *keys = static_cast<KV *>(s.sal_k);
     const int half = h.D / 2;
     for (int i = (int)threadIdx.x; i < count * half; i += THREADS) {
-        const size_t at = (size_t)sel * s.room + i / half;
+        const size_t at = (size_t)sel * s.capacity + i / half;
         if (s.sal_far[at] || last - s.sal_pos[at] < h.position_cap) continue;
         const int2 e = pair_at(h, i % half);
         float x = widen(keys[at * h.D + e.x]), y = widen(keys[at * h.D + e.y]);
-        turn_pair(h, i % half, -s.sal_pos[at], &x, &y);
+        rope_pair(h, i % half, -s.sal_pos[at], &x, &y);
         narrow(x, &keys[at * h.D + e.x]);
         narrow(y, &keys[at * h.D + e.y]);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < count; i += THREADS) {
-        const size_t at = (size_t)sel * s.room + i;
+        const size_t at = (size_t)sel * s.capacity + i;
         if (last - s.sal_pos[at] >= h.position_cap) s.sal_far[at] = 1;
     }
 }
 
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS)
-    settle_kernel(const __grid_constant__ leave_args a)
+    settle_kernel(const __grid_constant__ retire_args a)
 {
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     const int sel = (int)blockIdx.x, session = (int)blockIdx.y;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const sti_cuda_session &s = a.session[session];
-    const int first = leaving_chunk(a, s);
+    const sti_cuda_hybrid_session &s = a.session[session];
+    const int first = retiring_chunk(a, s);
     if (first < 0) return;
-    leavers *l = leavers_of(a, session, sel);
-    const leavers n = *l;
+    retired *l = retired_of(a, session, sel);
+    const retired n = *l;
     const int count = salient_tokens(s, sel), *gone = fold_list(l) + n.fold - n.evicted;
     for (int i = warp; i < n.stay; i += WARPS) {
         const int token = stay_list(l, h.C)[i];
         const int slot = i < n.evicted ? gone[i] - h.C : count + i - n.evicted;
-        const size_t at = (size_t)sel * s.room + slot;
+        const size_t at = (size_t)sel * s.capacity + slot;
         const KV *k = token_row<KV>(a, s, sel, first, token, s.win_k, s.sal_k);
         const KV *v = token_row<KV>(a, s, sel, first, token, s.win_v, s.sal_v);
         for (int e = lane; e < h.D; e += 32) {
@@ -293,27 +295,27 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- Launch -------------------------------------------------------------- */
 
-static size_t list_bytes(const sti_cuda_shape *h, int n)
+static size_t list_bytes(const sti_cuda_hybrid_params *h, int n)
 {
-    const size_t each = sizeof(leavers) + 2 * (size_t)h->C * sizeof(int);
+    const size_t each = sizeof(retired) + 2 * (size_t)h->C * sizeof(int);
     return ((size_t)n * (size_t)h->S * each + 255) / 256 * 256;
 }
-static int piece_of(const sti_cuda_shape *h)
+static int piece_of(const sti_cuda_hybrid_params *h)
 {
     return h->C < PIECE ? h->C : PIECE;
 }
-static size_t session_floats(const sti_cuda_shape *h)
+static size_t session_floats(const sti_cuda_hybrid_params *h)
 {
     return (size_t)h->S * (size_t)piece_of(h) * (size_t)h->P;
 }
 /* Sessions whose features are kept at once. */
-static int sessions_of(const sti_cuda_shape *h, int n)
+static int sessions_of(const sti_cuda_hybrid_params *h, int n)
 {
-    const size_t fit = (size_t)FEATURE_ROOM / (session_floats(h) * sizeof(float));
+    const size_t fit = (size_t)FEATURE_BYTES / (session_floats(h) * sizeof(float));
     return fit < 1 ? 1 : fit < (size_t)n ? (int)fit : n;
 }
 
-size_t sti_cuda_leave_room(const sti_cuda_shape *h, int n)
+size_t sti_cuda_hybrid_retire_scratch(const sti_cuda_hybrid_params *h, int n)
 {
     if (!h->has_window || n <= 0) return 0;
     const size_t features = h->has_linear ? session_floats(h) * sizeof(float) : 0;
@@ -322,7 +324,7 @@ size_t sti_cuda_leave_room(const sti_cuda_shape *h, int n)
 
 /* Features of a piece, and their sums into the state. */
 template <typename KV>
-static still_status fold_piece(const leave_args &a, int sessions, cudaStream_t stream,
+static still_status fold_piece(const retire_args &a, int sessions, cudaStream_t stream,
                                still_error *err)
 {
     const unsigned S = (unsigned)a.h.S, n = (unsigned)sessions;
@@ -343,7 +345,7 @@ static still_status fold_piece(const leave_args &a, int sessions, cudaStream_t s
 }
 
 template <typename KV>
-static still_status leave(sti_dev *dev, leave_args a, int n, still_error *err)
+static still_status retire(sti_dev *dev, retire_args a, int n, still_error *err)
 {
     const dim3 heads((unsigned)a.h.S, (unsigned)n);
     select_kernel<<<heads, THREADS, 0, dev->stream>>>(a);
@@ -361,13 +363,16 @@ static still_status leave(sti_dev *dev, leave_args a, int n, still_error *err)
     return STILL_OK;
 }
 
-extern "C" still_status sti_cuda_hybrid_leave(sti_dev *dev, const sti_cuda_shape *h,
-                                              const sti_cuda_session *session, int n,
-                                              int t, void *room, still_error *err)
+extern "C" still_status sti_cuda_hybrid_retire(sti_dev *dev,
+                                               const sti_cuda_hybrid_params *h,
+                                               const sti_cuda_hybrid_session *session,
+                                               int n, int t, void *scratch,
+                                               still_error *err)
 {
     if (n <= 0 || !h->has_window) return STILL_OK;
-    STI_TRY(sti_cuda_step_check(h, err));
-    leave_args a = {*h, session, t, static_cast<int *>(room), 0, 0, piece_of(h), NULL};
-    a.phi = reinterpret_cast<float *>(static_cast<char *>(room) + list_bytes(h, n));
-    return h->half_kv ? leave<__half>(dev, a, n, err) : leave<float>(dev, a, n, err);
+    STI_TRY(sti_cuda_hybrid_step_check(h, err));
+    retire_args a = {*h, session, t,           static_cast<int *>(scratch),
+                     0,  0,       piece_of(h), NULL};
+    a.phi = reinterpret_cast<float *>(static_cast<char *>(scratch) + list_bytes(h, n));
+    return h->half_kv ? retire<__half>(dev, a, n, err) : retire<float>(dev, a, n, err);
 }

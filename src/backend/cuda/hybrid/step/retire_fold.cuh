@@ -9,54 +9,54 @@
 enum {
     THREADS = 256,
     WARPS = THREADS / 32,
-    PIECE = 512,             /* folded tokens whose features are kept at once */
-    FEATURE_ROOM = 64 << 20, /* bytes for them, unless one session takes more */
-    KEYS = 32,               /* of a features block */
-    LDX = KEYS + 4,          /* row stride of transposed keys */
-    TILE = 64,               /* rows and columns of the state, of a fold block */
-    STEP = 32                /* tokens that a fold block takes at once */
+    PIECE = 512,              /* folded tokens whose features are kept at once */
+    FEATURE_BYTES = 64 << 20, /* bytes for them, unless one session takes more */
+    KEYS = 32,                /* of a features block */
+    LDX = KEYS + 4,           /* row stride of transposed keys */
+    TILE = 64,                /* rows and columns of the state, of a fold block */
+    STEP = 32                 /* tokens that a fold block takes at once */
 };
 
 /* Of a session and selection head, in the room; then C folded tokens and C that stay.
  * Token i < C is that of the chunk, C + i is slot i of the list. */
-typedef struct leavers {
+typedef struct retired {
     int fold;    /* tokens folded: those of the chunk, then those of the list */
     int stay;    /* tokens of the chunk that join the list */
     int evicted; /* tokens of the list that are folded, at most `stay` */
     int unused;
-} leavers;
+} retired;
 
-typedef struct leave_args {
-    sti_cuda_shape h;
-    const sti_cuda_session *session;
+typedef struct retire_args {
+    sti_cuda_hybrid_params h;
+    const sti_cuda_hybrid_session *session;
     int t;
-    int *lists;      /* [n, S]: leavers, [C], [C] */
+    int *lists;      /* [n, S]: retired, [C], [C] */
     int first;       /* of the sessions whose features are kept now */
     int from, piece; /* of their folded tokens: those kept now */
     float *phi;      /* [sessions, S, piece, P] */
-} leave_args;
+} retire_args;
 
-STI_DEVICE leavers *leavers_of(const leave_args &a, int session, int sel)
+STI_DEVICE retired *retired_of(const retire_args &a, int session, int sel)
 {
-    const size_t each = sizeof(leavers) / sizeof(int) + 2 * (size_t)a.h.C;
-    return reinterpret_cast<leavers *>(a.lists +
+    const size_t each = sizeof(retired) / sizeof(int) + 2 * (size_t)a.h.C;
+    return reinterpret_cast<retired *>(a.lists +
                                        ((size_t)session * a.h.S + sel) * each);
 }
-STI_DEVICE int *fold_list(leavers *l)
+STI_DEVICE int *fold_list(retired *l)
 {
     return reinterpret_cast<int *>(l + 1);
 }
-STI_DEVICE int *stay_list(leavers *l, int C)
+STI_DEVICE int *stay_list(retired *l, int C)
 {
     return fold_list(l) + C;
 }
-STI_DEVICE float *features_at(const leave_args &a, int session, int sel)
+STI_DEVICE float *features_at(const retire_args &a, int session, int sel)
 {
     return a.phi + ((size_t)(session - a.first) * a.h.S + sel) * a.piece * a.h.P;
 }
 
 /* First position of the chunk that leaves before token t of the session; < 0: none. */
-STI_DEVICE int leaving_chunk(const leave_args &a, const sti_cuda_session &s)
+STI_DEVICE int retiring_chunk(const retire_args &a, const sti_cuda_hybrid_session &s)
 {
     if (s.T <= a.t) return -1;
     const int pos = *s.pos + a.t;
@@ -67,8 +67,8 @@ STI_DEVICE int leaving_chunk(const leave_args &a, const sti_cuda_session &s)
 
 /* A folded token's key or value, and where it came from. */
 template <typename KV>
-STI_DEVICE const KV *token_row(const leave_args &a, const sti_cuda_session &s, int sel,
-                               int first, int token, const void *window,
+STI_DEVICE const KV *token_row(const retire_args &a, const sti_cuda_hybrid_session &s,
+                               int sel, int first, int token, const void *window,
                                const void *salient)
 {
     const size_t C = a.h.C, D = a.h.D, g = sel * a.h.group / a.h.per_kv;
@@ -76,7 +76,7 @@ STI_DEVICE const KV *token_row(const leave_args &a, const sti_cuda_session &s, i
         return static_cast<const KV *>(window) +
                (g * 2 * C + first % (2 * a.h.C) + token) * D;
     return static_cast<const KV *>(salient) +
-           ((size_t)sel * s.room + (token - a.h.C)) * D;
+           ((size_t)sel * s.capacity + (token - a.h.C)) * D;
 }
 
 /* ---- Features ------------------------------------------------------------ */
@@ -87,26 +87,26 @@ typedef struct features_shared {
 } features_shared;
 
 /* Keys that are not in the form that features are made of are turned. */
-STI_DEVICE void turn_keys(const leave_args &a, const sti_cuda_session &s, int sel,
-                          int first, features_shared &sh, int n)
+STI_DEVICE void rope_keys(const retire_args &a, const sti_cuda_hybrid_session &s,
+                          int sel, int first, features_shared &sh, int n)
 {
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     for (int i = (int)threadIdx.x; i < h.D / 2 * n; i += THREADS) {
         const int pair = i / n, j = i % n, slot = sh.token[j] - h.C;
-        const size_t at = (size_t)sel * s.room + slot;
+        const size_t at = (size_t)sel * s.capacity + slot;
         const bool raw = slot >= 0 && s.sal_far && s.sal_far[at];
         if (raw == h.raw_features) continue;
         const int position = slot >= 0 ? s.sal_pos[at] : first + sh.token[j];
         const int2 e = pair_at(h, pair);
-        turn_pair(h, pair, raw ? position : -position, &sh.x[e.x * LDX + j],
+        rope_pair(h, pair, raw ? position : -position, &sh.x[e.x * LDX + j],
                   &sh.x[e.y * LDX + j]);
     }
 }
 
 /* u [KEYS, F] = x W. A thread has 4 tokens and 4 columns, a quarter of F apart: the
  * lanes of a warp read a row of W side by side, whatever F is. */
-STI_DEVICE void project_keys(const sti_cuda_shape &h, const float *x, const float *W,
-                             float *u)
+STI_DEVICE void project_keys(const sti_cuda_hybrid_params &h, const float *x,
+                             const float *W, float *u)
 {
     const int F = h.F, apart = (F + 3) / 4;
     for (int item = (int)threadIdx.x; item < apart * (KEYS / 4); item += THREADS) {
@@ -137,17 +137,17 @@ STI_DEVICE void project_keys(const sti_cuda_shape &h, const float *x, const floa
  */
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS)
-    features_kernel(const __grid_constant__ leave_args a)
+    features_kernel(const __grid_constant__ retire_args a)
 {
     extern __shared__ float u[];
     __shared__ __align__(16) features_shared sh;
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     const int sel = (int)blockIdx.y, session = a.first + (int)blockIdx.z;
     const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;
-    const sti_cuda_session &s = a.session[session];
-    const int first = leaving_chunk(a, s);
+    const sti_cuda_hybrid_session &s = a.session[session];
+    const int first = retiring_chunk(a, s);
     if (first < 0) return;
-    leavers *l = leavers_of(a, session, sel);
+    retired *l = retired_of(a, session, sel);
     const int run = (int)blockIdx.x * KEYS; /* of the piece */
     const int n = min(KEYS, min(a.piece, l->fold - a.from) - run);
     if (n <= 0) return;
@@ -164,7 +164,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     if (h.raw_features || h.position_cap > 0) {
-        turn_keys(a, s, sel, first, sh, n);
+        rope_keys(a, s, sel, first, sh, n);
         __syncthreads();
     }
     if (h.map_k)
@@ -190,8 +190,9 @@ typedef struct fold_shared {
 } fold_shared;
 
 /* A thread's 4 x 4 sums join the state. */
-STI_DEVICE void add_to_state(const sti_cuda_shape &h, const sti_cuda_session &s,
-                             int sel, int row, int column, const float (*sum)[4])
+STI_DEVICE void add_to_state(const sti_cuda_hybrid_params &h,
+                             const sti_cuda_hybrid_session &s, int sel, int row,
+                             int column, const float (*sum)[4])
 {
     for (int i = 0; i < 4; i++) {
         if (row + i >= h.P) return;
@@ -199,18 +200,18 @@ STI_DEVICE void add_to_state(const sti_cuda_shape &h, const sti_cuda_session &s,
         if (h.D % 4 == 0) { /* then all four columns are there, or none */
             if (column >= h.D) return;
             float4 *to = reinterpret_cast<float4 *>(s.lin_s + at);
-            float4 *low_to = reinterpret_cast<float4 *>(s.low_s + at);
+            float4 *low_to = reinterpret_cast<float4 *>(s.comp_s + at);
             float4 x = *to, low = *low_to;
-            add_exactly(&x.x, &low.x, 1, sum[i][0]);
-            add_exactly(&x.y, &low.y, 1, sum[i][1]);
-            add_exactly(&x.z, &low.z, 1, sum[i][2]);
-            add_exactly(&x.w, &low.w, 1, sum[i][3]);
+            kahan_add(&x.x, &low.x, 1, sum[i][0]);
+            kahan_add(&x.y, &low.y, 1, sum[i][1]);
+            kahan_add(&x.z, &low.z, 1, sum[i][2]);
+            kahan_add(&x.w, &low.w, 1, sum[i][3]);
             *to = x;
             *low_to = low;
         } else {
             for (int j = 0; j < 4; j++)
                 if (column + j < h.D)
-                    add_exactly(&s.lin_s[at + j], &s.low_s[at + j], 1, sum[i][j]);
+                    kahan_add(&s.lin_s[at + j], &s.comp_s[at + j], 1, sum[i][j]);
         }
     }
 }
@@ -218,18 +219,18 @@ STI_DEVICE void add_to_state(const sti_cuda_shape &h, const sti_cuda_session &s,
 /* Grid (tiles of the state, selection heads, sessions). */
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS)
-    fold_kernel(const __grid_constant__ leave_args a)
+    fold_kernel(const __grid_constant__ retire_args a)
 {
     __shared__ __align__(16) fold_shared sh;
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     const int sel = (int)blockIdx.y, session = a.first + (int)blockIdx.z;
     const int tid = (int)threadIdx.x, across = (h.D + TILE - 1) / TILE;
     const int row = (int)blockIdx.x / across * TILE;
     const int column = (int)blockIdx.x % across * TILE;
-    const sti_cuda_session &s = a.session[session];
-    const int first = leaving_chunk(a, s);
+    const sti_cuda_hybrid_session &s = a.session[session];
+    const int first = retiring_chunk(a, s);
     if (first < 0) return;
-    leavers *l = leavers_of(a, session, sel);
+    retired *l = retired_of(a, session, sel);
     const int tokens = min(a.piece, l->fold - a.from);
     const float *phi = features_at(a, session, sel);
     const int *list = fold_list(l) + a.from;
@@ -266,7 +267,7 @@ static __global__ void __launch_bounds__(THREADS)
     add_to_state(h, s, sel, row + own_row, column + own_column, sum);
     const size_t at = (size_t)sel * h.P + row + tid;
     if (column == 0 && tid < TILE && row + tid < h.P)
-        add_exactly(&s.lin_z[at], &s.low_z[at], 1, z);
+        kahan_add(&s.lin_z[at], &s.comp_z[at], 1, z);
 }
 
 #endif

@@ -43,8 +43,8 @@ template <typename KV, int HEADS, int WIDE> struct stream {
     int deep, apart;   /* rows and floats from one vector to the next */
     int stage;         /* of the ring: the oldest group */
 
-    __device__ __forceinline__ void turn_to(const float *matrix, int rows_,
-                                            const share &s)
+    __device__ __forceinline__ void begin_matrix(const float *matrix, int rows_,
+                                                 const share &s)
     {
         next = matrix + (int64_t)s.row * s.width + s.column;
         row = s.row;
@@ -53,13 +53,13 @@ template <typename KV, int HEADS, int WIDE> struct stream {
         apart = s.deep * s.width;
     }
     /* Asks for the next group, in the place of the oldest. */
-    __device__ __forceinline__ void ask(step_shared<KV, HEADS, WIDE> &sh)
+    __device__ __forceinline__ void fetch(step_shared<KV, HEADS, WIDE> &sh)
     {
         if (left <= 0 && matrices <= maps) {
             if (matrices < maps)
-                turn_to(map + (int64_t)matrices * D * in_map.width, D, in_map);
+                begin_matrix(map + (int64_t)matrices * D * in_map.width, D, in_map);
             else
-                turn_to(state, rows, in_state);
+                begin_matrix(state, rows, in_state);
             matrices++;
         }
         if (left > 0) {
@@ -80,7 +80,7 @@ template <typename KV, int HEADS, int WIDE> struct stream {
     {
         matrices = left = stage = 0;
 #pragma unroll 1
-        for (int i = 0; i < RING; i++) ask(sh);
+        for (int i = 0; i < RING; i++) fetch(sh);
     }
     /* The oldest group has arrived. */
     __device__ __forceinline__ void take(const step_shared<KV, HEADS, WIDE> &sh,
@@ -122,7 +122,7 @@ STI_DEVICE int project_stream(step_shared<KV, HEADS, WIDE> &sh,
                 add_scaled(sum, sh.state.x[n][row < in.D ? row : 0], w[k]);
                 row += s.deep;
             }
-            in.ask(sh);
+            in.fetch(sh);
         }
         if (s.row < s.deep)
             reinterpret_cast<float4 *>(sh.state.phi[n])[threadIdx.x] = sum;
@@ -132,8 +132,9 @@ STI_DEVICE int project_stream(step_shared<KV, HEADS, WIDE> &sh,
 
 /* The same for rows that are no vectors, in one part. */
 template <typename KV, int HEADS, int WIDE>
-STI_DEVICE int project_singly(step_shared<KV, HEADS, WIDE> &sh, const sti_cuda_shape &h,
-                              const float *W, int heads)
+STI_DEVICE int project_singly(step_shared<KV, HEADS, WIDE> &sh,
+                              const sti_cuda_hybrid_params &h, const float *W,
+                              int heads)
 {
     for (int i = (int)threadIdx.x; i < heads * h.F; i += THREADS) {
         const int n = i / h.F, c = i - n * h.F;
@@ -148,8 +149,8 @@ STI_DEVICE int project_singly(step_shared<KV, HEADS, WIDE> &sh, const sti_cuda_s
 }
 
 /* phi from the parts of u = x W, in place, by a warp; as warp_features. */
-STI_DEVICE void make_features(const sti_cuda_shape &h, const float *x, float bias,
-                              int parts, float *phi)
+STI_DEVICE void make_features(const sti_cuda_hybrid_params &h, const float *x,
+                              float bias, int parts, float *phi)
 {
     const int F = h.F, lane = (int)threadIdx.x % 32;
     float norm = 0, keep = 1, top = -INFINITY, bottom = -INFINITY; /* of u and -u */
@@ -265,7 +266,7 @@ STI_DEVICE void weigh_stream(const step_args &a, step_shared<KV, HEADS, WIDE> &s
 #pragma unroll
                 for (int k = 0; k < GROUP; k++)
                     add_scaled(sum[n], sh.state.phi[n][at[k]], x[k]);
-        in.ask(sh);
+        in.fetch(sh);
     }
     /* places of its own: what others may still read lies elsewhere */
 #pragma unroll
@@ -300,7 +301,7 @@ STI_DEVICE void weigh_singly(const step_args &a, step_shared<KV, HEADS, WIDE> &s
 }
 
 /* Whether the map and the state are rows of vectors. */
-STI_DEVICE bool in_stream(const sti_cuda_shape &h, const float *W)
+STI_DEVICE bool in_stream(const sti_cuda_hybrid_params &h, const float *W)
 {
     return h.D % 4 == 0 && h.F % 4 == 0 && ((uintptr_t)W & 15) == 0;
 }
@@ -310,8 +311,8 @@ template <typename KV, int HEADS, int WIDE>
 STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                            int pos, int lo, int hi)
 {
-    const sti_cuda_shape &h = a.h;
-    const sti_cuda_session &s = sh.session;
+    const sti_cuda_hybrid_params &h = a.h;
+    const sti_cuda_hybrid_session &s = sh.session;
     const int D = h.D, tid = (int)threadIdx.x, sel = selector();
     const size_t at = ((size_t)a.t * h.G + kv_head(a)) * D, row = (size_t)sel * h.P;
     const float *W = h.map_k ? h.map_k + (size_t)sel * D * h.F : NULL;
@@ -319,7 +320,7 @@ STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     __syncthreads();
     for (int i = tid; h.raw_features && i < D / 2; i += THREADS) {
         const int2 pair = pair_at(h, i);
-        turn_pair(h, i, -pos, &sh.state.x[0][pair.x], &sh.state.x[0][pair.y]);
+        rope_pair(h, i, -pos, &sh.state.x[0][pair.x], &sh.state.x[0][pair.y]);
     }
     __syncthreads();
     int parts;
@@ -345,17 +346,17 @@ STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     for (int i = tid; i < (hi - lo) * D; i += THREADS) {
         const int p = lo + i / D, e = i % D;
         const size_t to = (row + p) * D + e;
-        add_exactly(&s.lin_s[to], &s.low_s[to], phi[p], s.v[at + e]);
+        kahan_add(&s.lin_s[to], &s.comp_s[to], phi[p], s.v[at + e]);
     }
     for (int p = lo + tid; p < hi; p += THREADS)
-        add_exactly(&s.lin_z[row + p], &s.low_z[row + p], 1, phi[p]);
+        kahan_add(&s.lin_z[row + p], &s.comp_z[row + p], 1, phi[p]);
     __syncthreads();
 }
 
 /* ---- The unit ------------------------------------------------------------ */
 
 /* Memory is told of n floats, in one piece where it can be. */
-STI_DEVICE void ask_ahead(const float *from, size_t n)
+STI_DEVICE void prefetch_range(const float *from, size_t n)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (((uintptr_t)from & 15) == 0 && n % 4 == 0) {
@@ -370,18 +371,18 @@ STI_DEVICE void ask_ahead(const float *from, size_t n)
 
 /* Memory is told of the unit's rows of the state, and once of the maps. */
 template <typename KV, int HEADS, int WIDE>
-STI_DEVICE void expect_state(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh,
-                             int index)
+STI_DEVICE void prefetch_state(const step_args &a,
+                               const step_shared<KV, HEADS, WIDE> &sh, int index)
 {
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     const state_part p = state_part_of(a, index);
     const size_t row = (size_t)selector() * h.P + p.lo, map = (size_t)h.D * h.F;
     if (h.map_q && p.head_hi > p.head_lo && this_session() == 0)
-        ask_ahead(h.map_q + (first_head(a) + p.head_lo) * map,
-                  (p.head_hi - p.head_lo) * map);
+        prefetch_range(h.map_q + (first_head(a) + p.head_lo) * map,
+                       (p.head_hi - p.head_lo) * map);
     if (p.head_lo > 0) return; /* units that have the same rows: one of them */
-    ask_ahead(sh.session.lin_s + row * h.D, (size_t)(p.hi - p.lo) * h.D);
-    ask_ahead(sh.session.lin_z + row, p.hi - p.lo);
+    prefetch_range(sh.session.lin_s + row * h.D, (size_t)(p.hi - p.lo) * h.D);
+    prefetch_range(sh.session.lin_z + row, p.hi - p.lo);
 }
 
 /* State unit number `index`: some heads, some rows; up to HEADS heads at once. WINDOW:
@@ -390,7 +391,7 @@ template <bool WINDOW, int ROW, typename KV, int HEADS, int WIDE>
 STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                            const foreseen &token, int index)
 {
-    const sti_cuda_shape &h = a.h;
+    const sti_cuda_hybrid_params &h = a.h;
     const state_part p = state_part_of(a, index);
     const size_t row = (size_t)selector() * h.P + p.lo, map = (size_t)h.D * h.F;
     const float *state = sh.session.lin_s + row * h.D, *z = sh.session.lin_z + row;
@@ -420,11 +421,11 @@ STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
             const int r = i * THREADS + (int)threadIdx.x;
             own[i] = r < p.hi - p.lo ? __ldcg(z + r) : 0;
         }
-        const float2 turn = turn_by(h.raw_features ? 0 : token.freq, token.pos);
+        const float2 rope = rope_at(h.raw_features ? 0 : token.freq, token.pos);
         pdl_wait();
         token_row<HEADS, ROW> rows;
         rows.load(h, q + query_at(a, first), heads);
-        rows.store(h, sh.state.x, turn);
+        rows.store(h, sh.state.x, rope);
 #pragma unroll
         for (int i = 0; i < 2 * WIDE / THREADS; i++)
             sh.state.z[i * THREADS + (int)threadIdx.x] = own[i];

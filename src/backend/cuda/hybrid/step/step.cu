@@ -60,15 +60,15 @@ template <typename Layout, typename KV, int HEADS, int WIDE>
 STI_DEVICE foreseen begin(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
     const int tid = (int)threadIdx.x, unit = this_unit();
-    const sti_cuda_session *from = a.session + this_session();
-    for (int i = tid; i < (int)(sizeof(sti_cuda_session) / 4); i += THREADS)
+    const sti_cuda_hybrid_session *from = a.session + this_session();
+    for (int i = tid; i < (int)(sizeof(sti_cuda_hybrid_session) / 4); i += THREADS)
         reinterpret_cast<uint32_t *>(&sh.session)[i] =
             reinterpret_cast<const uint32_t *>(from)[i];
     const float freq = a.h.unrotated ? token_row<1, Layout::ROW>::frequency(a.h) : 0;
     __syncthreads();
     const int pos = __ldcg(sh.session.pos) + a.t;
     if (unit < a.plan.state_units) {
-        if (a.plan.early) expect_state(a, sh, unit);
+        if (a.plan.early) prefetch_state(a, sh, unit);
     } else {
         if (tid == 0) {
             sh.keys_at = rows_of(a, sh, sh.session.win_k, sh.session.sal_k);
@@ -76,7 +76,7 @@ STI_DEVICE foreseen begin(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
             sh.logits = logits_at(a, 0);
         }
         __syncthreads();
-        if (a.plan.early) expect_keys<Layout>(a, sh, unit - a.plan.state_units);
+        if (a.plan.early) prefetch_keys<Layout>(a, sh, unit - a.plan.state_units);
     }
     if (!a.settled) pdl_wait();
     return foreseen{pos, freq};
@@ -130,13 +130,13 @@ static int at_least(int x, int limit)
 }
 
 /* Rows of keys that vectors of 16 bytes fill. */
-static bool in_vectors(const sti_cuda_shape *h)
+static bool in_vectors(const sti_cuda_hybrid_params *h)
 {
     return h->D % (h->half_kv ? 8 : 4) == 0;
 }
 
 /* Keys that tensor cores are for. */
-static bool in_tiles(const sti_cuda_shape *h)
+static bool in_tiles(const sti_cuda_hybrid_params *h)
 {
     return h->half_kv && h->has_window && in_vectors(h) && h->D <= HALF_D;
 }
@@ -144,7 +144,7 @@ static bool in_tiles(const sti_cuda_shape *h)
 /* As many units as run at once, so that none waits for others to end, but none smaller
  * than what a block asks for before it first waits: joining one more would cost more
  * than it brings. */
-static step_plan plan_of(const sti_dev *dev, const sti_cuda_shape *h, int n)
+static step_plan plan_of(const sti_dev *dev, const sti_cuda_hybrid_params *h, int n)
 {
     const int no_cap = 1 << 12, pairs = at_least(n * h->S, 1);
     const int least_keys = (h->D <= 64 ? 32 : 16) * WARPS;
@@ -178,14 +178,15 @@ static step_plan plan_of(const sti_dev *dev, const sti_cuda_shape *h, int n)
     return p;
 }
 
-static size_t part_floats(const sti_cuda_shape *h, const step_plan *p, int n)
+static size_t part_floats(const sti_cuda_hybrid_params *h, const step_plan *p, int n)
 {
     const size_t units = (size_t)(p->state_units + p->key_units);
     return (size_t)n * (size_t)h->S * units * (size_t)h->group * (size_t)part_row(h->D);
 }
 
 /* Fewer sessions may be cut into more units, and a room is used for any number. */
-size_t sti_cuda_step_room(const sti_dev *dev, const sti_cuda_shape *h, int n)
+size_t sti_cuda_hybrid_step_scratch(const sti_dev *dev, const sti_cuda_hybrid_params *h,
+                                    int n)
 {
     size_t most = 0;
     for (int i = 1; i <= n; i++) {
@@ -196,17 +197,18 @@ size_t sti_cuda_step_room(const sti_dev *dev, const sti_cuda_shape *h, int n)
     const size_t logits =
         h->has_window ? (size_t)n * (size_t)h->H * (2 * (size_t)h->C + 2) : 0;
     const size_t step = (most + logits) * sizeof(float);
-    const size_t leave = sti_cuda_leave_room(h, n);
-    return step > leave ? step : leave;
+    const size_t retire = sti_cuda_hybrid_retire_scratch(h, n);
+    return step > retire ? step : retire;
 }
 
 /* Without a window, and for norms of keys as they are kept, keys are wanted turned. */
-bool sti_cuda_step_turns(const sti_cuda_shape *h)
+bool sti_cuda_hybrid_step_ropes(const sti_cuda_hybrid_params *h)
 {
     return h->has_window && h->score != STI_SCORE_KEYNORM && h->D % 2 == 0;
 }
 
-still_status sti_cuda_step_check(const sti_cuda_shape *h, still_error *err)
+still_status sti_cuda_hybrid_step_check(const sti_cuda_hybrid_params *h,
+                                        still_error *err)
 {
     if (h->D <= STI_STEP_MAX_D) return STILL_OK;
     return sti_fail(err, STILL_E_UNSUPPORTED,
@@ -236,15 +238,17 @@ static void launch(const step_args &a, dim3 grid, cudaStream_t stream)
     }
 }
 
-extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev, const sti_cuda_shape *h,
-                                             const sti_cuda_session *session, int n,
-                                             int t, bool settled, void *room,
+extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev,
+                                             const sti_cuda_hybrid_params *h,
+                                             const sti_cuda_hybrid_session *session,
+                                             int n, int t, bool settled, void *scratch,
                                              still_error *err)
 {
     if (n <= 0) return STILL_OK;
-    STI_TRY(sti_cuda_step_check(h, err));
+    STI_TRY(sti_cuda_hybrid_step_check(h, err));
     step_args a = {
-        *h, session, t, settled, plan_of(dev, h, n), static_cast<float *>(room), NULL};
+        *h,  session, t, settled, plan_of(dev, h, n), static_cast<float *>(scratch),
+        NULL};
     a.logit = a.part + part_floats(h, &a.plan, n);
     const dim3 grid((unsigned)(a.plan.state_units + a.plan.key_units), (unsigned)h->S,
                     (unsigned)n);

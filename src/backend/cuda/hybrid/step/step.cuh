@@ -43,8 +43,8 @@ typedef struct step_plan {
 } step_plan;
 
 typedef struct step_args {
-    sti_cuda_shape h;
-    const sti_cuda_session *session;
+    sti_cuda_hybrid_params h;
+    const sti_cuda_hybrid_session *session;
     int t;
     bool settled; /* no kernel in front writes states: they are read before it ends */
     step_plan plan;
@@ -150,7 +150,8 @@ typedef struct moment {
     int pos;
     int64_t folded;
 
-    __device__ __forceinline__ void load(const sti_cuda_session &s, int sel, int pos_)
+    __device__ __forceinline__ void load(const sti_cuda_hybrid_session &s, int sel,
+                                         int pos_)
     {
         pos = pos_;
         folded = __ldcg(reinterpret_cast<const long long *>(s.folded + sel));
@@ -166,7 +167,7 @@ typedef struct moment {
 /* WIDE: numbers of the largest heads. */
 template <typename KV, int HEADS, int WIDE> struct step_shared {
     enum { RING = ring_of(WIDE) };
-    sti_cuda_session session;
+    sti_cuda_hybrid_session session;
     moment now;
     sight see;
     bool last;
@@ -242,7 +243,7 @@ STI_DEVICE float *logits_at(const step_args &a, int head)
            ((size_t)this_session() * a.h.H + first_head(a) + head) * (2 * a.h.C + 2);
 }
 /* Whether the score is that of the weight the new token gives itself. */
-STI_DEVICE bool looks_at_itself(const sti_cuda_shape &h)
+STI_DEVICE bool looks_at_itself(const sti_cuda_hybrid_params &h)
 {
     return h.score == STI_SCORE_S3 && h.select > 0;
 }
@@ -253,7 +254,7 @@ STI_DEVICE bool is_far(const step_shared<KV, HEADS, WIDE> &sh, int i)
 {
     const int slot = i - sh.keys_at.ring;
     return slot >= 0 &&
-           sh.session.sal_far[(size_t)selector() * sh.session.room + slot] != 0;
+           sh.session.sal_far[(size_t)selector() * sh.session.capacity + slot] != 0;
 }
 
 /* ---- Rows of the new token ----------------------------------------------- */
@@ -266,7 +267,7 @@ typedef struct foreseen {
 } foreseen;
 
 /* Cosine and sine of position * freq, a product in double. */
-STI_DEVICE float2 turn_by(float freq, int position)
+STI_DEVICE float2 rope_at(float freq, int position)
 {
     double turns = (double)position * (double)freq * 0.15915494309189535; /* / 2 pi */
     turns -= rint(turns);
@@ -292,18 +293,18 @@ template <int ROWS, int ROW> struct token_row {
     {
         return (int)threadIdx.x / PAIRS + k * AT_ONCE;
     }
-    static __device__ __forceinline__ float frequency(const sti_cuda_shape &h)
+    static __device__ __forceinline__ float frequency(const sti_cuda_hybrid_params &h)
     {
         return pair() < h.D / 2 ? h.inv_freq[pair()] : 0;
     }
     /* Behind the last pair: any two that no other thread has. */
-    static __device__ __forceinline__ int2 place(const sti_cuda_shape &h)
+    static __device__ __forceinline__ int2 place(const sti_cuda_hybrid_params &h)
     {
         return pair() < h.D / 2 ? pair_at(h, pair())
                                 : make_int2(2 * pair(), 2 * pair() + 1);
     }
-    __device__ __forceinline__ void load(const sti_cuda_shape &h, const float *from,
-                                         int rows)
+    __device__ __forceinline__ void load(const sti_cuda_hybrid_params &h,
+                                         const float *from, int rows)
     {
         const int2 at = place(h);
 #pragma unroll
@@ -314,15 +315,15 @@ template <int ROWS, int ROW> struct token_row {
         }
     }
     template <typename T, int WIDE>
-    __device__ __forceinline__ void store(const sti_cuda_shape &h, T (*to)[WIDE],
-                                          float2 turn) const
+    __device__ __forceinline__ void store(const sti_cuda_hybrid_params &h,
+                                          T (*to)[WIDE], float2 rope) const
     {
         const int2 at = place(h);
 #pragma unroll
         for (int k = 0; k < EACH; k++) {
             if (row(k) >= ROWS) continue;
-            narrow(x[k].x * turn.x - x[k].y * turn.y, &to[row(k)][at.x]);
-            narrow(x[k].y * turn.x + x[k].x * turn.y, &to[row(k)][at.y]);
+            narrow(x[k].x * rope.x - x[k].y * rope.y, &to[row(k)][at.x]);
+            narrow(x[k].y * rope.x + x[k].x * rope.y, &to[row(k)][at.y]);
         }
     }
 };

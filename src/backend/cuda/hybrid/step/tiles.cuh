@@ -57,7 +57,7 @@ template <int ROW> struct tile_queries {
 /* ---- Products ------------------------------------------------------------ */
 
 /* Weights of rows g and g + 8 as an operand. */
-STI_DEVICE void turn_weights(const float *p, uint32_t *weight)
+STI_DEVICE void trans_weights(const float *p, uint32_t *weight)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -244,7 +244,7 @@ template <int TILES, int ROW> struct tile_batch {
             const float p[2] = {exp2_fast(logit[2 * u] - keep_from),
                                 exp2_fast(logit[2 * u + 1] - keep_from)};
             r.l += p[0] + p[1];
-            turn_weights(p, weight[u]);
+            trans_weights(p, weight[u]);
         }
         await(values(sh), sh.keys.v[0], see, base);
         const lane_address<ROW> v =
@@ -280,7 +280,7 @@ template <int ROW_> struct tile_layout {
 
 /* What a warp has, to shared memory. */
 template <typename Layout>
-STI_DEVICE void leave_to_join(tile_keys, tile_shared<Layout::ROW> &sh,
+STI_DEVICE void store_to_join(tile_keys, tile_shared<Layout::ROW> &sh,
                               typename Layout::running &r)
 {
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4;

@@ -2,7 +2,7 @@
  * window and of the salient list. Layout says how: on tensor cores
  * (tiles.cuh) or without (keys.cuh).
  *
- * The warps of all key units take batches of places in turn. Each asks for its first
+ * The warps of all key units take batches of places in rope. Each asks for its first
  * one before anything else: where it lies depends on neither position nor query. It has
  * a running softmax of its own, and asks for the next keys as soon as it has used these
  * and for the next values likewise: it meets the others of its block once, at the end.
@@ -18,11 +18,11 @@ STI_DEVICE token_rows<KV> rows_of(const step_args &a,
                                   const step_shared<KV, HEADS, WIDE> &sh,
                                   const void *window, const void *salient)
 {
-    const int64_t D = a.h.D, ring = 2 * a.h.C, room = sh.session.room;
+    const int64_t D = a.h.D, ring = 2 * a.h.C, capacity = sh.session.capacity;
     return token_rows<KV>{static_cast<const KV *>(window) + kv_head(a) * ring * D,
                           static_cast<const KV *>(salient) +
-                              (selector() * room - ring) * D,
-                          (int)ring, (int)(ring + room), a.h.D};
+                              (selector() * capacity - ring) * D,
+                          (int)ring, (int)(ring + capacity), a.h.D};
 }
 
 /* The first batch of places of this warp, and from one to its next. */
@@ -37,8 +37,8 @@ template <typename Layout> STI_DEVICE int next_batch(const step_args &a)
 
 /* Memory is told of a warp's first batch; of the second if the first is asked for. */
 template <typename Layout, typename KV, int HEADS, int WIDE>
-STI_DEVICE void expect_keys(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh,
-                            int index)
+STI_DEVICE void prefetch_keys(const step_args &a,
+                              const step_shared<KV, HEADS, WIDE> &sh, int index)
 {
     enum { LINE = 64 / sizeof(KV) };
     const int first = first_batch<Layout>(index), D = sh.keys_at.D;
@@ -61,7 +61,7 @@ STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                            int first, typename Layout::running &r)
 {
     const int D = a.h.D;
-    leave_to_join<Layout>(typename Layout::kind(), sh, r);
+    store_to_join<Layout>(typename Layout::kind(), sh, r);
     __syncthreads();
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < HEADS * Layout::ROW; i += THREADS) {
@@ -106,9 +106,9 @@ STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh
 /* Queries that are ready meet the keys, those that are far or those that are not. b has
  * asked for the warp's first batch. */
 template <typename Layout, typename KV, int HEADS, int WIDE>
-STI_DEVICE void meet_keys(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
-                          int base, bool far, int first, typename Layout::batch &b,
-                          typename Layout::running &r)
+STI_DEVICE void attend_keys(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+                            int base, bool far, int first, typename Layout::batch &b,
+                            typename Layout::running &r)
 {
     const sight &see = sh.see;
     const int lane = (int)threadIdx.x % 32, apart = next_batch<Layout>(a);
@@ -137,7 +137,7 @@ STI_DEVICE void take_queries(const step_args &a, step_shared<KV, HEADS, WIDE> &s
     token_row<HEADS, Layout::ROW> q;
     q.load(a.h, from, heads);
     __syncthreads();
-    q.store(a.h, sh.keys.q, turn_by(position > 0 ? q.frequency(a.h) : 0, position));
+    q.store(a.h, sh.keys.q, rope_at(position > 0 ? q.frequency(a.h) : 0, position));
     __syncthreads();
     Layout::queries::make(sh);
     __syncthreads();
@@ -148,8 +148,8 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                          const foreseen &token, int index)
 {
     enum { ROW = Layout::ROW };
-    const sti_cuda_shape &h = a.h;
-    const sti_cuda_session &s = sh.session;
+    const sti_cuda_hybrid_params &h = a.h;
+    const sti_cuda_hybrid_session &s = sh.session;
     const int base = first_batch<Layout>(index);
     const size_t kv = ((size_t)a.t * h.G + kv_head(a)) * h.D;
     typename Layout::batch b;
@@ -158,21 +158,21 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     const int listed = __ldcg(s.sal_count + selector());
     moment now;
     now.load(s, selector(), token.pos);
-    const float2 turn = turn_by(token.freq, token.pos);
+    const float2 rope = rope_at(token.freq, token.pos);
     pdl_wait();
     token_row<HEADS, ROW> q;
     token_row<1, ROW> k, v;
     q.load(h, s.q + query_at(a, 0), min((int)HEADS, h.group));
     k.load(h, s.k + kv, 1);
     v.load(h, s.v + kv, 1);
-    q.store(h, sh.keys.q, turn);
-    k.store(h, sh.keys.k, turn);
+    q.store(h, sh.keys.q, rope);
+    k.store(h, sh.keys.k, rope);
     v.store(h, sh.keys.v, make_float2(1, 0)); /* as it is */
     now = now.of_token(true);
     if (threadIdx.x == 0) {
         const sti_window w = window_of(now.pos, h.C);
         sh.now = now;
-        sh.see = sight{w.tokens, w.slot, 2 * h.C, min(listed, s.room)};
+        sh.see = sight{w.tokens, w.slot, 2 * h.C, min(listed, s.capacity)};
     }
     __syncthreads();
     Layout::queries::make(sh);
@@ -183,9 +183,9 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
         const int heads = min((int)HEADS, h.group - first);
         typename Layout::running r;
         r.clear();
-        const bool meets_far = h.position_cap > 0 && sh.see.salient > 0;
+        const bool sees_far = h.position_cap > 0 && sh.see.salient > 0;
 #pragma unroll 1
-        for (int far = 0; far <= (int)meets_far; far++) {
+        for (int far = 0; far <= (int)sees_far; far++) {
             if (first + far > 0) {
                 /* far keys are as before RoPE: they see R(position_cap) q */
                 const float *q_from = (far ? s.q_raw : s.q) + query_at(a, first);
@@ -198,7 +198,7 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                 b.load_keys(sh, base, some);
                 b.load_values(sh, base, some);
             }
-            meet_keys<Layout>(a, sh, base, far != 0, first, b, r);
+            attend_keys<Layout>(a, sh, base, far != 0, first, b, r);
         }
         store_part<Layout>(a, sh, first, r);
     }

@@ -45,7 +45,7 @@ template <int DP> struct attend_tiles {
 
 /* Features [64 f, 64 f + 64): phi(q), the state's means, without a window phi(k). */
 template <int DP, bool WINDOW>
-STI_DEVICE void copy_features(const sti_cuda_train &p, const query_tile &r,
+STI_DEVICE void copy_features(const sti_hybrid_train &p, const query_tile &r,
                               const attend_tiles<DP> &tiles, int step, int f)
 {
     const auto features = [&](const uint16_t *phi, int heads, int head, int i) {
@@ -96,14 +96,14 @@ template <int DP> STI_DEVICE void soften(float scale, float (&s)[8][4], sums<DP>
 
 /* A tile of keys; meanwhile `copy` fetches the next. */
 template <int DP, typename Copy>
-STI_DEVICE void attend_keys(const sti_cuda_train &p, const query_tile &r,
+STI_DEVICE void attend_keys(const sti_hybrid_train &p, const query_tile &r,
                             const attend_tiles<DP> &tiles, int step,
                             const lane_place &at, sums<DP> *x, Copy copy)
 {
     float s[8][4];
     begin_nt<DP>(s, tiles.q, tiles.first(step), at);
     copy(step + 1);
-    finish<DP>(s);
+    wait_products<DP>(s);
     const int limit = r.keys - r.n + at.warp * 16 + 1 - step * ROWS; /* of g = 0 */
     if (limit < ROWS) mask(s, limit + at.g, at);
     soften<DP>(p.scale * log2_e, s, x);
@@ -132,14 +132,14 @@ STI_DEVICE void attend_features(const attend_tiles<DP> &tiles, int step, const f
             x->dot[i % 2] += u.x * v.x + u.y * v.y;
         }
     }
-    finish<DP>(x->lin);
+    wait_products<DP>(x->lin);
     if (!WINDOW)
         half_nt<8, 64>(f, phi, lane_address<64>::by8(tiles.phi_k(step), at.lane));
 }
 
 /* Without a window: lin += f v of the pairs of the span, in the unit of phi(q) mean. */
 template <int DP>
-STI_DEVICE void attend_pairs(const sti_cuda_train &p, const query_tile &r,
+STI_DEVICE void attend_pairs(const sti_hybrid_train &p, const query_tile &r,
                              const attend_tiles<DP> &tiles, float count,
                              const lane_place &at, sums<DP> *x, float (&f)[8][4])
 {
@@ -164,7 +164,7 @@ STI_DEVICE void attend_pairs(const sti_cuda_train &p, const query_tile &r,
 }
 
 /* A step of features: 64 rows of phi, [64][STEP_LD]. */
-STI_DEVICE void load_features(const sti_cuda_train &p, float *to, const uint16_t *phi,
+STI_DEVICE void load_features(const sti_hybrid_train &p, float *to, const uint16_t *phi,
                               int heads, int head, const query_tile &r, int p0)
 {
     load_tile<ROWS, STEP>(to, STEP_LD, STEP, true, rounded(), [&](int i) {
@@ -177,10 +177,10 @@ STI_DEVICE void load_features(const sti_cuda_train &p, float *to, const uint16_t
 /* All features of a relu map, which may be of any size, in TF32: lin = phi(q) S, dot =
  * phi(q).z; without a window also the span's own pairs. */
 template <int DP, bool WINDOW>
-STI_DEVICE void attend_relu(const sti_cuda_train &p, const query_tile &r, float *room,
-                            const lane_place &at, sums<DP> *x)
+STI_DEVICE void attend_relu(const sti_hybrid_train &p, const query_tile &r,
+                            float *shared, const lane_place &at, sums<DP> *x)
 {
-    float *phi = room, *phi_k = phi + ROWS * STEP_LD, *S = phi_k + ROWS * STEP_LD;
+    float *phi = shared, *phi_k = phi + ROWS * STEP_LD, *S = phi_k + ROWS * STEP_LD;
     float *z = S + STEP * (DP + 8);
     float f[8][4];
     clear_tiles(f);
@@ -213,7 +213,7 @@ STI_DEVICE void attend_relu(const sti_cuda_train &p, const query_tile &r, float 
                 f[n][i] = seen ? tf32(f[n][i]) : 0;
                 x->dot[i / 2] += f[n][i];
             }
-        float *v = room;
+        float *v = shared;
         __syncthreads();
         load_tile<ROWS, DP>(v, DP + 4, p.D, p.vec, rounded(), [&](int i) {
             return i < r.n ? p.v + token_at(p, p.G, r.b, r.g, r.first + i) * p.D
@@ -226,7 +226,7 @@ STI_DEVICE void attend_relu(const sti_cuda_train &p, const query_tile &r, float 
 
 /* Keys, then features: steps of one pipeline of two stages. */
 template <int DP, bool WINDOW>
-STI_DEVICE void attend_all(const sti_cuda_train &p, const query_tile &r,
+STI_DEVICE void attend_all(const sti_hybrid_train &p, const query_tile &r,
                            const attend_tiles<DP> &tiles, const lane_place &at,
                            sums<DP> *x)
 {
@@ -287,7 +287,7 @@ template <int DP, bool BACKWARD, bool WINDOW>
 static __global__ void __launch_bounds__(THREADS, DP > 64  ? 2
                                                   : WINDOW ? 4
                                                            : 3)
-    attend_kernel(const sti_cuda_train p)
+    attend_kernel(const sti_hybrid_train p)
 {
     const lane_place at = lane_place_of();
     query_tile *shared_tile =
@@ -309,14 +309,14 @@ static __global__ void __launch_bounds__(THREADS, DP > 64  ? 2
         x.top[i] = p.exact && r.linear ? alpha_of(p, r.h) * log2_e : -INFINITY;
         x.sum[i] = x.dot[i] = 0;
     }
-    const auto expect_input = [&](const float *y) {
-        expect_rows<ROWS>(p.D, [&](int i) {
+    const auto prefetch_input = [&](const float *y) {
+        prefetch_rows<ROWS>(p.D, [&](int i) {
             return i < r.n ? y + token_at(p, p.H, r.b, r.h, r.first + i) * p.D
                            : (const float *)NULL;
         });
     };
-    if (p.gate_logit && r.linear) expect_input(p.gate_logit);
-    if (BACKWARD) expect_input(p.dy);
+    if (p.gate_logit && r.linear) prefetch_input(p.gate_logit);
+    if (BACKWARD) prefetch_input(p.dy);
     attend_all<DP, WINDOW>(p, r, tiles, at, &x);
     if (BACKWARD)
         write_rows<DP>(p, r, at, x, block_memory());
@@ -325,24 +325,26 @@ static __global__ void __launch_bounds__(THREADS, DP > 64  ? 2
 }
 
 template <bool BACKWARD, bool WINDOW>
-static still_status attend(sti_dev *dev, const sti_cuda_train *p, const char *what,
+static still_status attend(sti_dev *dev, const sti_hybrid_train *p, const char *what,
                            still_error *err)
 {
     const dim3 grid(p->spans * p->tiles, p->H, p->B);
 #define ATTEND(W)                                                                      \
     launch(dev, what, err, attend_kernel<W, BACKWARD, WINDOW>, grid, THREADS,          \
            attend_shared<W, WINDOW>(), *p)
-    return STI_TRAIN_BY_WIDTH(p->DP, ATTEND);
+    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, ATTEND);
 }
 
-still_status sti_train_attend(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+still_status sti_hybrid_train_attend(sti_dev *dev, const sti_hybrid_train *p,
+                                     still_error *err)
 {
     const char *what = "hybrid training: outputs";
     return p->has_window ? attend<false, true>(dev, p, what, err)
                          : attend<false, false>(dev, p, what, err);
 }
 
-still_status sti_train_rows(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+still_status sti_hybrid_train_rows(sti_dev *dev, const sti_hybrid_train *p,
+                                   still_error *err)
 {
     const char *what = "hybrid training: gradients of the queries' sums";
     return p->has_window ? attend<true, true>(dev, p, what, err)

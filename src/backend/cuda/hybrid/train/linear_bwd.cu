@@ -27,7 +27,7 @@ STI_DEVICE void hide(float (&f)[8][4], const lane_place &at)
 
 /* 64 rows [first, first + n) of a g dn, and of a step of features. */
 template <int DP>
-STI_DEVICE void load_adng(const sti_cuda_train &p, float *to, int b, int h, int first,
+STI_DEVICE void load_adng(const sti_hybrid_train &p, float *to, int b, int h, int first,
                           int n)
 {
     load_tile<ROWS, DP>(to, DP + 4, DP, true, as_it_is(), [&](int i) {
@@ -35,7 +35,7 @@ STI_DEVICE void load_adng(const sti_cuda_train &p, float *to, int b, int h, int 
                      : (const float *)NULL;
     });
 }
-STI_DEVICE void load_phi(const sti_cuda_train &p, float *to, const uint16_t *phi,
+STI_DEVICE void load_phi(const sti_hybrid_train &p, float *to, const uint16_t *phi,
                          int heads, int b, int head, int first, int n, int p0)
 {
     load_tile<ROWS, STEP>(
@@ -47,7 +47,7 @@ STI_DEVICE void load_phi(const sti_cuda_train &p, float *to, const uint16_t *phi
 
 /* Values of `n` tokens of kv head g. */
 template <int DP, typename Token>
-STI_DEVICE void load_values(const sti_cuda_train &p, float *to, int b, int g, int n,
+STI_DEVICE void load_values(const sti_hybrid_train &p, float *to, int b, int g, int n,
                             Token token)
 {
     load_tile<ROWS, DP>(to, DP + 4, p.D, p.vec, rounded(), [&](int i) {
@@ -70,7 +70,7 @@ template <int DP, bool WINDOW>
 static __global__ void __launch_bounds__(THREADS, WINDOW     ? 6
                                                   : DP <= 64 ? 3
                                                              : 2)
-    query_kernel(const sti_cuda_train p)
+    query_kernel(const sti_hybrid_train p)
 {
     constexpr int LD = DP + 4;
     const lane_place at = lane_place_of();
@@ -129,15 +129,15 @@ static __global__ void __launch_bounds__(THREADS, WINDOW     ? 6
     }
 }
 
-still_status sti_train_linear_queries(sti_dev *dev, const sti_cuda_train *p,
-                                      still_error *err)
+still_status sti_hybrid_train_linear_queries(sti_dev *dev, const sti_hybrid_train *p,
+                                             still_error *err)
 {
     const dim3 grid(p->spans * p->tiles, p->H, p->B);
 #define LINEAR_QUERIES(W)                                                              \
     launch(dev, "hybrid training: gradient of the queries' features", err,             \
            p->has_window ? query_kernel<W, true> : query_kernel<W, false>, grid,       \
            THREADS, query_shared<W>(p->has_window), *p)
-    return STI_TRAIN_BY_WIDTH(p->DP, LINEAR_QUERIES);
+    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, LINEAR_QUERIES);
 }
 
 /* ---- Keys ---------------------------------------------------------------- */
@@ -158,14 +158,14 @@ typedef struct key_tile {
     const int *token; /* [64] in shared memory */
 } key_tile;
 
-STI_DEVICE float *dphi_row(const sti_cuda_train &p, const key_tile &r, int row)
+STI_DEVICE float *dphi_row(const sti_hybrid_train &p, const key_tile &r, int row)
 {
     return p.dphi_k + row_at(p, p.S, r.b, r.sel, r.token[row]) * p.PP;
 }
 
 /* Through the state: dphi written, dv begun if it is wanted. v: the keys' values. */
 template <int DP>
-STI_DEVICE void keys_through_state(const sti_cuda_train &p, const key_tile &r,
+STI_DEVICE void keys_through_state(const sti_hybrid_train &p, const key_tile &r,
                                    const float *v, float *dS, float *phi, float *dz,
                                    const lane_place &at, float (&dv)[DP / 8][4])
 {
@@ -209,7 +209,7 @@ STI_DEVICE void keys_through_state(const sti_cuda_train &p, const key_tile &r,
 
 /* Without a window: the queries of head h in the keys' own span. */
 template <int DP>
-STI_DEVICE void keys_pair_by_pair(const sti_cuda_train &p, const key_tile &r, int h,
+STI_DEVICE void keys_pair_by_pair(const sti_hybrid_train &p, const key_tile &r, int h,
                                   const float *v, float *adng, float *phi_k,
                                   float *phi_q, float *adden, const lane_place &at,
                                   float (&dv)[DP / 8][4])
@@ -261,7 +261,7 @@ STI_DEVICE void keys_pair_by_pair(const sti_cuda_train &p, const key_tile &r, in
 /* Grid: spans x tiles of 64 folded tokens, selection heads, sequences. */
 template <int DP, bool WINDOW>
 static __global__ void __launch_bounds__(THREADS, WINDOW &&DP <= 64 ? 4 : 2)
-    key_kernel(const sti_cuda_train p)
+    key_kernel(const sti_hybrid_train p)
 {
     constexpr int LD = DP + 4;
     const lane_place at = lane_place_of();
@@ -305,8 +305,8 @@ static __global__ void __launch_bounds__(THREADS, WINDOW &&DP <= 64 ? 4 : 2)
 }
 
 /* Tokens that are never folded have no gradient here; of dphi(k) the maps know. */
-still_status sti_train_linear_keys(sti_dev *dev, const sti_cuda_train *p,
-                                   still_error *err)
+still_status sti_hybrid_train_linear_keys(sti_dev *dev, const sti_hybrid_train *p,
+                                          still_error *err)
 {
     const char *what = "hybrid training: gradient of the folded keys";
     const size_t rows = (size_t)p->B * p->S * p->T * sizeof(float);
@@ -316,5 +316,5 @@ still_status sti_train_linear_keys(sti_dev *dev, const sti_cuda_train *p,
 #define LINEAR_KEYS(W)                                                                 \
     launch(dev, what, err, p->has_window ? key_kernel<W, true> : key_kernel<W, false>, \
            grid, THREADS, key_shared<W>(p->has_window), *p)
-    return STI_TRAIN_BY_WIDTH(p->DP, LINEAR_KEYS);
+    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, LINEAR_KEYS);
 }

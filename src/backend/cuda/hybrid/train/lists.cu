@@ -24,12 +24,12 @@ STI_DEVICE int append(bool wanted, int *warp_count, int *n)
 }
 
 static __global__ void __launch_bounds__(32 * WARPS)
-    lists_kernel(const sti_cuda_train p)
+    lists_kernel(const sti_hybrid_train p)
 {
     int *warp_count = (int *)block_memory();
     const int c = (int)blockIdx.x, sel = (int)blockIdx.y, b = (int)blockIdx.z;
     const size_t span = span_at(p, b, sel, c);
-    int32_t *salient = p.salient + span * p.room, *folds = p.folds + span * p.span;
+    int32_t *salient = p.salient + span * p.capacity, *folds = p.folds + span * p.span;
     const int first = c * p.span;
     if (!p.has_window) { /* a span folds its own tokens */
         const int n = span_end(p, c) - first;
@@ -47,18 +47,19 @@ static __global__ void __launch_bounds__(32 * WARPS)
         const int j = j0 + (int)threadIdx.x;
         const int fold = j < end ? fold_of(p, b, sel, j) : -1;
         int at = append(j < end && fold > c, warp_count, &n_salient);
-        if (j < end && fold > c && at < p.room) salient[at] = j;
+        if (j < end && fold > c && at < p.capacity) salient[at] = j;
         at = append(j < end && fold == c, warp_count, &n_folds);
         if (j < end && fold == c && at < p.span) folds[at] = j;
         append(j < end && fold < c, warp_count, &earlier);
     }
     if (threadIdx.x != 0) return;
-    p.n_salient[span] = min(n_salient, p.room);
+    p.n_salient[span] = min(n_salient, p.capacity);
     p.n_folds[span] = min(n_folds, p.span);
     p.n_folded[span] = earlier + n_folds;
 }
 
-still_status sti_train_lists(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+still_status sti_hybrid_train_lists(sti_dev *dev, const sti_hybrid_train *p,
+                                    still_error *err)
 {
     return launch(dev, "hybrid training: lists of tokens", err, lists_kernel,
                   dim3(p->spans, p->S, p->B), 32 * WARPS, WARPS * sizeof(int), *p);

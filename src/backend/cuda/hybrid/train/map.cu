@@ -8,7 +8,7 @@
 
 /* softmax(SIGN u) as stored, to rows g and g + 8 (NULL: there is none). */
 template <int SIGN, int DP, bool FULL>
-STI_DEVICE void write_softmax(const sti_cuda_train &p, const row_map<DP> &m,
+STI_DEVICE void write_softmax(const sti_hybrid_train &p, const row_map<DP> &m,
                               uint16_t *const to[2], const lane_place &at)
 {
     float e[DP / 8][4], part[2];
@@ -32,7 +32,7 @@ STI_DEVICE void write_softmax(const sti_cuda_train &p, const row_map<DP> &m,
 
 /* Features of a relu map, floats. */
 template <int DP, bool FULL>
-STI_DEVICE void write_relu(const sti_cuda_train &p, const row_map<DP> &m,
+STI_DEVICE void write_relu(const sti_hybrid_train &p, const row_map<DP> &m,
                            float *const to[2], const lane_place &at)
 {
 #pragma unroll
@@ -53,14 +53,14 @@ template <int DP, bool FULL>
 static __global__ void __launch_bounds__(THREADS, DP > 64 ? 2
                                                   : FULL  ? 4
                                                           : 3)
-    features_kernel(const sti_cuda_train p, const map_sides sides)
+    features_kernel(const sti_hybrid_train p, const map_sides sides)
 {
     const lane_place at = lane_place_of();
     const bool keys = (int)blockIdx.y >= sides.q.heads;
     const map_side &side = keys ? sides.k : sides.q;
     const int head = (int)blockIdx.y - (keys ? sides.q.heads : 0), b = (int)blockIdx.z;
-    const int first = (int)blockIdx.x * STI_TRAIN_MAP_TOKENS;
-    const int end = min(first + STI_TRAIN_MAP_TOKENS, p.T);
+    const int first = (int)blockIdx.x * STI_HYBRID_TRAIN_MAP_TOKENS;
+    const int end = min(first + STI_HYBRID_TRAIN_MAP_TOKENS, p.T);
     const bool halves = side.half && head % side.x_per == 0;
     map_rows<DP> rows;
     rows.load(p, side, b, head, first + at.warp * 16, at);
@@ -102,13 +102,14 @@ static __global__ void __launch_bounds__(THREADS, DP > 64 ? 2
     }
 }
 
-still_status sti_train_features(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+still_status sti_hybrid_train_features(sti_dev *dev, const sti_hybrid_train *p,
+                                       still_error *err)
 {
     const map_sides sides = map_sides_of(p);
 #define FEATURES(W, FULL)                                                              \
     launch(dev, "hybrid training: features", err, features_kernel<W, FULL>,            \
            map_grid(p, &sides), THREADS, 2 * W * W * sizeof(uint16_t), *p, sides)
-    return STI_TRAIN_BY_MAP(p, FEATURES);
+    return STI_HYBRID_TRAIN_BY_MAP(p, FEATURES);
 }
 
 /* ---- Inputs in half ------------------------------------------------------ */
@@ -122,7 +123,7 @@ typedef struct half_job {
 
 /* Eight columns a thread. Grid: units of a head, heads of all jobs, sequences. */
 static __global__ void __launch_bounds__(THREADS)
-    halves_kernel(const sti_cuda_train p, const half_job q, const half_job k,
+    halves_kernel(const sti_hybrid_train p, const half_job q, const half_job k,
                   const half_job v)
 {
     const int i = (int)(blockIdx.x * THREADS + threadIdx.x), units = p.DP / 8;
@@ -142,7 +143,8 @@ static __global__ void __launch_bounds__(THREADS)
         convert(v, y - q.heads - k.heads);
 }
 
-still_status sti_train_halves(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+still_status sti_hybrid_train_halves(sti_dev *dev, const sti_hybrid_train *p,
+                                     still_error *err)
 {
     const bool all = !p->has_linear;
     const half_job q = {p->q, p->half_q, all ? p->H : 0};

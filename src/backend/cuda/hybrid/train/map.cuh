@@ -42,7 +42,7 @@ typedef struct map_sides {
     map_side q, k;
 } map_sides;
 
-static inline map_sides map_sides_of(const sti_cuda_train *p)
+static inline map_sides map_sides_of(const sti_hybrid_train *p)
 {
     return map_sides{{p->q, p->map_q, p->bias_q, p->H, p->H, 1, p->half_q, p->phi_q,
                       p->dphi_q, false, p->grad.q, true, p->has_window, p->part_map_q,
@@ -52,13 +52,13 @@ static inline map_sides map_sides_of(const sti_cuda_train *p)
                       p->part_map_k, p->part_bias_k}};
 }
 
-static inline dim3 map_grid(const sti_cuda_train *p, const map_sides *s)
+static inline dim3 map_grid(const sti_hybrid_train *p, const map_sides *s)
 {
     return dim3(p->map_parts, s->q.heads + s->k.heads, p->B);
 }
 
 /* Runs LAUNCH with DP, and whether all its columns are features, as constants. */
-#define STI_TRAIN_BY_MAP(p, LAUNCH)                                                    \
+#define STI_HYBRID_TRAIN_BY_MAP(p, LAUNCH)                                             \
     ((p)->DP == 64   ? (p)->F == 64 ? LAUNCH(64, true) : LAUNCH(64, false)             \
        : (p)->F == 128 ? LAUNCH(128, true)                                             \
                      : LAUNCH(128, false))
@@ -82,7 +82,8 @@ STI_DEVICE int column_of(const lane_place &at, int n, int i)
     return 32 * (n / 4) + 8 * at.t + 2 * (n % 4) + (i & 1);
 }
 template <int DP, bool FULL>
-STI_DEVICE bool is_feature(const sti_cuda_train &p, const lane_place &at, int n, int i)
+STI_DEVICE bool is_feature(const sti_hybrid_train &p, const lane_place &at, int n,
+                           int i)
 {
     return FULL || column_of(at, n, i) < p.F;
 }
@@ -101,7 +102,7 @@ STI_DEVICE uint32_t split_half2(float x, float y, uint32_t *low)
 /* A head's W, identity if there is none, split and in order of places, at the start of
  * shared memory: high parts, then low ones. By all threads of the block. */
 template <int DP>
-STI_DEVICE void load_map(const sti_cuda_train &p, const map_side &side, int head)
+STI_DEVICE void load_map(const sti_hybrid_train &p, const map_side &side, int head)
 {
     unsigned char *high = (unsigned char *)block_memory();
     unsigned char *low = high + DP * DP * 2;
@@ -140,8 +141,9 @@ template <int DP> struct map_rows {
     float4 x[DP / 16][2];
 
     /* From row t0 + g of x; zeros past the last one. */
-    __device__ __forceinline__ void load(const sti_cuda_train &p, const map_side &side,
-                                         int b, int head, int t0, const lane_place &at)
+    __device__ __forceinline__ void load(const sti_hybrid_train &p,
+                                         const map_side &side, int b, int head, int t0,
+                                         const lane_place &at)
     {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -186,7 +188,7 @@ template <int DP> struct row_map {
 
 /* raw and norms. keep(k, high): what becomes of step k of x in half, as it is in A. */
 template <int DP, typename Keep>
-STI_DEVICE void apply_map(const sti_cuda_train &p, const map_side &side, int head,
+STI_DEVICE void apply_map(const sti_hybrid_train &p, const map_side &side, int head,
                           const map_rows<DP> &rows, const lane_place &at, Keep keep,
                           row_map<DP> *m)
 {
@@ -237,7 +239,7 @@ STI_DEVICE void apply_map(const sti_cuda_train &p, const map_side &side, int hea
 
 /* softmax(SIGN u) of a row r is e part[r]; softmax maps have no bias. */
 template <int SIGN, int DP, bool FULL>
-STI_DEVICE void exponentials(const sti_cuda_train &p, const row_map<DP> &m,
+STI_DEVICE void exponentials(const sti_hybrid_train &p, const row_map<DP> &m,
                              const lane_place &at, float (&e)[DP / 8][4],
                              float (&part)[2])
 {

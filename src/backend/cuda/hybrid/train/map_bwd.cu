@@ -18,7 +18,7 @@ template <int DP> static constexpr size_t back_shared(void)
 }
 template <int DP> struct back_tiles {
     unsigned char *W, *x, *draw; /* W: its high parts */
-    float *unit, *warp_sum;
+    float *unit, *warp_part;
 };
 template <int DP> STI_DEVICE back_tiles<DP> back_tiles_of(void)
 {
@@ -43,7 +43,7 @@ STI_DEVICE void read8(float (&to)[8], const float *row)
  * u. Below the floor a feature is a constant. The first half sets du, the second adds.
  */
 template <int SIGN, int DP, bool FULL>
-STI_DEVICE void softmax_backward(const sti_cuda_train &p, const row_map<DP> &m,
+STI_DEVICE void softmax_backward(const sti_hybrid_train &p, const row_map<DP> &m,
                                  const float *const row[2], const lane_place &at,
                                  float (&du)[DP / 8][4])
 {
@@ -76,7 +76,7 @@ STI_DEVICE void softmax_backward(const sti_cuda_train &p, const row_map<DP> &m,
 
 /* du from dphi, whose rows g and g + 8 are row[0] and row[1] (NULL: zeros). */
 template <int DP, bool FULL>
-STI_DEVICE void features_backward(const sti_cuda_train &p, const row_map<DP> &m,
+STI_DEVICE void features_backward(const sti_hybrid_train &p, const row_map<DP> &m,
                                   const float *const row[2], const lane_place &at,
                                   float (&du)[DP / 8][4])
 {
@@ -98,7 +98,7 @@ STI_DEVICE void features_backward(const sti_cuda_train &p, const row_map<DP> &m,
 
 /* draw, in place of du; along: raw.du / |raw| of both rows. */
 template <int DP>
-STI_DEVICE void norm_backward(const sti_cuda_train &p, const row_map<DP> &m,
+STI_DEVICE void norm_backward(const sti_hybrid_train &p, const row_map<DP> &m,
                               float (&du)[DP / 8][4], float (&along)[2])
 {
     along[0] = along[1] = 0;
@@ -155,9 +155,9 @@ STI_DEVICE uint2 *x_at(const back_tiles<DP> &tiles, int row, int k,
 
 /* Row t of x and what is added to it. */
 template <int DP>
-STI_DEVICE void write_dx(const sti_cuda_train &p, const map_side &side,
+STI_DEVICE void write_dx(const sti_hybrid_train &p, const map_side &side,
                          const back_tiles<DP> &tiles, int b, int head, int t, int row,
-                         int r, const float (&dx)[DP / 8][4], float whole, float turn,
+                         int r, const float (&dx)[DP / 8][4], float whole, float factor,
                          const lane_place &at)
 {
     const int cols = side.dx_by_token ? p.D : DP;
@@ -174,16 +174,16 @@ STI_DEVICE void write_dx(const sti_cuda_train &p, const map_side &side,
         const float2 a = unpack_half2(x.x), c = unpack_half2(x.y);
         const float *first = &dx[2 * k][2 * r], *second = &dx[2 * k + 1][2 * r];
         store4(to, 16 * k + 4 * at.t, cols, vec,
-               make_float4(was[k].x + first[0] * whole + turn * a.x,
-                           was[k].y + first[1] * whole + turn * a.y,
-                           was[k].z + second[0] * whole + turn * c.x,
-                           was[k].w + second[1] * whole + turn * c.y));
+               make_float4(was[k].x + first[0] * whole + factor * a.x,
+                           was[k].y + first[1] * whole + factor * a.y,
+                           was[k].z + second[0] * whole + factor * c.x,
+                           was[k].w + second[1] * whole + factor * c.y));
     }
 }
 
 /* dx = draw W^T + x d|x| / |x| of rows t0 + g and t0 + g + 8. */
 template <int DP>
-STI_DEVICE void rows_back(const sti_cuda_train &p, const map_side &side,
+STI_DEVICE void rows_back(const sti_hybrid_train &p, const map_side &side,
                           const back_tiles<DP> &tiles, int b, int head, int t0,
                           const row_map<DP> &m, const uint32_t (&draw)[DP / 16][4],
                           const float (&unit)[2], const float (&along)[2],
@@ -271,21 +271,21 @@ STI_DEVICE void sum_map(const back_tiles<DP> &tiles, float *to, bool add,
 
 /* The block's sum of a number of each thread. */
 template <int WARPS>
-STI_DEVICE void write_sum(float sum, float *warp_sum, float *to, const lane_place &at)
+STI_DEVICE void write_sum(float sum, float *warp_part, float *to, const lane_place &at)
 {
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-    if (at.lane == 0) warp_sum[at.warp] = sum;
+    if (at.lane == 0) warp_part[at.warp] = sum;
     __syncthreads();
     if (threadIdx.x > 0) return;
-    for (int i = 1; i < WARPS; i++) sum += warp_sum[i];
+    for (int i = 1; i < WARPS; i++) sum += warp_part[i];
     *to = sum;
 }
 
 /* ---- Kernel -------------------------------------------------------------- */
 
 /* dphi of token t; NULL: zeros. */
-STI_DEVICE const float *dphi_row(const sti_cuda_train &p, const map_side &side, int b,
+STI_DEVICE const float *dphi_row(const sti_hybrid_train &p, const map_side &side, int b,
                                  int head, int t)
 {
     if (t >= p.T || (side.folded && fold_of(p, b, head, t) >= p.spans)) return NULL;
@@ -294,22 +294,22 @@ STI_DEVICE const float *dphi_row(const sti_cuda_train &p, const map_side &side, 
 
 /* What the round that begins at token `start` will read. */
 template <int DP>
-STI_DEVICE void expect_round(const sti_cuda_train &p, const map_side &side, int b,
-                             int head, int start)
+STI_DEVICE void prefetch_round(const sti_hybrid_train &p, const map_side &side, int b,
+                               int head, int start)
 {
-    expect_rows<ROWS>(p.PP, [&](int r) {
+    prefetch_rows<ROWS>(p.PP, [&](int r) {
         return start + r < p.T
                    ? side.dphi + row_at(p, side.heads, b, head, start + r) * p.PP
                    : (const float *)NULL;
     });
-    expect_rows<ROWS>(p.D, [&](int r) {
+    prefetch_rows<ROWS>(p.D, [&](int r) {
         return start + r < p.T ? side.x + token_at(p, side.x_heads, b,
                                                    head / side.x_per, start + r) *
                                               p.D
                                : (const float *)NULL;
     });
     if (side.dx && side.dx_add) /* by token */
-        expect_rows<ROWS>(p.D, [&](int r) {
+        prefetch_rows<ROWS>(p.D, [&](int r) {
             return start + r < p.T
                        ? (const float *)side.dx +
                              token_at(p, side.heads, b, head, start + r) * p.D
@@ -319,23 +319,23 @@ STI_DEVICE void expect_round(const sti_cuda_train &p, const map_side &side, int 
 
 template <int DP, bool FULL>
 static __global__ void __launch_bounds__(THREADS, DP <= 64 && FULL ? 3 : 2)
-    map_backward_kernel(const sti_cuda_train p, const map_sides sides)
+    map_backward_kernel(const sti_hybrid_train p, const map_sides sides)
 {
     const lane_place at = lane_place_of();
     const bool keys = (int)blockIdx.y >= sides.q.heads;
     const map_side &side = keys ? sides.k : sides.q;
     const int head = (int)blockIdx.y - (keys ? sides.q.heads : 0), b = (int)blockIdx.z;
-    const int first = (int)blockIdx.x * STI_TRAIN_MAP_TOKENS;
-    const int end = min(first + STI_TRAIN_MAP_TOKENS, p.T);
+    const int first = (int)blockIdx.x * STI_HYBRID_TRAIN_MAP_TOKENS;
+    const int end = min(first + STI_HYBRID_TRAIN_MAP_TOKENS, p.T);
     const size_t part = ((size_t)b * p.map_parts + blockIdx.x) * side.heads + head;
     const back_tiles<DP> tiles = back_tiles_of<DP>();
     const int row = at.warp * 16 + at.g; /* and row + 8 */
     float bias = 0;
-    expect_round<DP>(p, side, b, head, first);
+    prefetch_round<DP>(p, side, b, head, first);
     load_map<DP>(p, side, head);
     for (int start = first; start < end; start += ROWS) {
         const int t0 = start + at.warp * 16;
-        if (start + ROWS < end) expect_round<DP>(p, side, b, head, start + ROWS);
+        if (start + ROWS < end) prefetch_round<DP>(p, side, b, head, start + ROWS);
         const float *const dphi[2] = {dphi_row(p, side, b, head, t0 + at.g),
                                       dphi_row(p, side, b, head, t0 + at.g + 8)};
         map_rows<DP> x;
@@ -375,11 +375,12 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 && FULL ? 3 : 2)
         __syncthreads();
         sum_map<DP>(tiles, side.part_map + part * DP * DP, start > first, at);
     }
-    if (side.part_bias) write_sum<4>(bias, tiles.warp_sum, side.part_bias + part, at);
+    if (side.part_bias) write_sum<4>(bias, tiles.warp_part, side.part_bias + part, at);
 }
 
 /* A side whose gradient is not wanted has no heads here. */
-still_status sti_train_maps(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+still_status sti_hybrid_train_maps(sti_dev *dev, const sti_hybrid_train *p,
+                                   still_error *err)
 {
     map_sides sides = map_sides_of(p);
     if (!p->dphi_q) sides.q.heads = 0;
@@ -388,5 +389,5 @@ still_status sti_train_maps(sti_dev *dev, const sti_cuda_train *p, still_error *
     launch(dev, "hybrid training: gradient of the maps", err,                          \
            map_backward_kernel<W, FULL>, map_grid(p, &sides), THREADS,                 \
            back_shared<W>(), *p, sides)
-    return STI_TRAIN_BY_MAP(p, MAP_BACKWARD);
+    return STI_HYBRID_TRAIN_BY_MAP(p, MAP_BACKWARD);
 }

@@ -38,7 +38,7 @@ STI_DEVICE void tiles_arrive(void)
 }
 
 /* Products into c that were begun are there. */
-template <int W, int N> STI_DEVICE void finish(float (&c)[N][4])
+template <int W, int N> STI_DEVICE void wait_products(float (&c)[N][4])
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (together<W>()) {
@@ -186,7 +186,7 @@ STI_DEVICE void multiply_rn(float (&c)[W / 8][4], const float (&A)[K][4], uint32
  * on their way into two tiles; past its end the last one comes again. base: the row of
  * the kv head's token 0. */
 template <int DP>
-STI_DEVICE void copy_list(const sti_cuda_train &p, size_t base, size_t span,
+STI_DEVICE void copy_list(const sti_hybrid_train &p, size_t base, size_t span,
                           int n_salient, int start, int keys, int first, uint32_t k,
                           uint32_t v)
 {

@@ -19,8 +19,8 @@ typedef struct row_scales {
     float shift, soft, a, den;
 } row_scales;
 
-STI_DEVICE row_scales scales_of(const sti_cuda_train &p, const query_tile &r, float top,
-                                float sum, float dot)
+STI_DEVICE row_scales scales_of(const sti_hybrid_train &p, const query_tile &r,
+                                float top, float sum, float dot)
 {
     const float factor = factor_of(p, r.h);
     row_scales s = {top, factor, 0, 0};
@@ -41,7 +41,7 @@ STI_DEVICE row_scales scales_of(const sti_cuda_train &p, const query_tile &r, fl
  * sigmoid(logit); without a linear term none is asked for. All are read before one is
  * used. */
 template <int N>
-STI_DEVICE void load_gates(const sti_cuda_train &p, const query_tile &r, size_t row,
+STI_DEVICE void load_gates(const sti_hybrid_train &p, const query_tile &r, size_t row,
                            int first, const lane_place &at, float2 (&g)[N])
 {
     const auto sigmoid2 = [](float x) { return __fdividef(2.0f, 1 + __expf(-x)); };
@@ -59,7 +59,7 @@ STI_DEVICE void load_gates(const sti_cuda_train &p, const query_tile &r, size_t 
 }
 
 template <int DP>
-STI_DEVICE void write_outputs(const sti_cuda_train &p, const query_tile &r,
+STI_DEVICE void write_outputs(const sti_hybrid_train &p, const query_tile &r,
                               const lane_place &at, const sums<DP> &x)
 {
 #pragma unroll
@@ -88,7 +88,7 @@ STI_DEVICE void write_outputs(const sti_cuda_train &p, const query_tile &r,
 /* Of query row i of this lane, token t: dy in half and its unit, a g dn, the gate's
  * gradient and, summed over this lane's columns, dn.(num_soft) and dn.(num_lin g). */
 template <int DP>
-STI_DEVICE float2 write_row(const sti_cuda_train &p, const query_tile &r,
+STI_DEVICE float2 write_row(const sti_hybrid_train &p, const query_tile &r,
                             const lane_place &at, const sums<DP> &x, int i, int t,
                             const row_scales &s, float unit)
 {
@@ -131,7 +131,7 @@ STI_DEVICE float2 write_row(const sti_cuda_train &p, const query_tile &r,
 
 /* The unit of row t of dy; of a row that does not exist, that of zeros. */
 template <int DP>
-STI_DEVICE float unit_of(const sti_cuda_train &p, const query_tile &r,
+STI_DEVICE float unit_of(const sti_hybrid_train &p, const query_tile &r,
                          const lane_place &at, int t, bool is)
 {
     const float *dy = p.dy + token_at(p, p.H, r.b, r.h, t) * p.D;
@@ -147,8 +147,8 @@ STI_DEVICE float unit_of(const sti_cuda_train &p, const query_tile &r,
 /* What a tile's queries leave for the rest of the backward, and its share of the
  * gradients of alpha and of the window factor's logit. */
 template <int DP>
-STI_DEVICE void write_rows(const sti_cuda_train &p, const query_tile &r,
-                           const lane_place &at, const sums<DP> &x, float *room)
+STI_DEVICE void write_rows(const sti_hybrid_train &p, const query_tile &r,
+                           const lane_place &at, const sums<DP> &x, float *shared)
 {
     float dalpha = 0, dwindow = 0;
 #pragma unroll
@@ -177,15 +177,15 @@ STI_DEVICE void write_rows(const sti_cuda_train &p, const query_tile &r,
     }
     __syncthreads();
     if (at.lane == 0) {
-        room[at.warp] = dalpha;
-        room[4 + at.warp] = dwindow;
+        shared[at.warp] = dalpha;
+        shared[4 + at.warp] = dwindow;
     }
     __syncthreads();
     if (threadIdx.x != 0) return;
     const size_t part = ((size_t)r.b * gridDim.x + blockIdx.x) * p.H + r.h;
-    p.part_alpha[part] = (room[0] + room[1]) + (room[2] + room[3]);
+    p.part_alpha[part] = (shared[0] + shared[1]) + (shared[2] + shared[3]);
     p.part_window[part] =
-        ((room[4] + room[5]) + (room[6] + room[7])) * (1 - factor_of(p, r.h));
+        ((shared[4] + shared[5]) + (shared[6] + shared[7])) * (1 - factor_of(p, r.h));
 }
 
 #endif

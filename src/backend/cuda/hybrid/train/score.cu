@@ -16,7 +16,7 @@ template <int DP> static __host__ __device__ constexpr int pair_bytes(void)
 /* Query heads of a block of the scores: 4 warps each, and they share keys. Their pairs
  * of tiles and two of keys are at most 96 KB. */
 enum { SCORE_HEADS = 3 };
-template <int DP> static int score_heads(const sti_cuda_train *p)
+template <int DP> static int score_heads(const sti_hybrid_train *p)
 {
     int n = DP == 64 ? SCORE_HEADS : 1;
     while (p->per_kv % n != 0) n--;
@@ -39,7 +39,7 @@ STI_DEVICE void write_split(unsigned char *pair, int r, int e, float4 x)
 /* Rows [first, first + 64) of q or k before `end`, split, into pair `to`, by `threads`
  * threads of which this is number `thread`. */
 template <int DP>
-STI_DEVICE void load_rows(const sti_cuda_train &p, int to, const float *x, int heads,
+STI_DEVICE void load_rows(const sti_hybrid_train &p, int to, const float *x, int heads,
                           int b, int head, int first, int end, int thread, int threads)
 {
     constexpr int UNITS = DP / 4, ALL = ROWS * UNITS;
@@ -121,7 +121,7 @@ STI_DEVICE void join_all(const float (&s)[8][4], int r, float scale, row_sums *x
  * maximum and sum. Four warps to a head; all split the keys, a tile ahead. */
 template <int DP, bool RECEIVED>
 static __global__ void __launch_bounds__(DP == 64 ? SCORE_HEADS * THREADS : THREADS, 2)
-    score_kernel(const sti_cuda_train p)
+    score_kernel(const sti_hybrid_train p)
 {
     const int heads = (int)blockDim.x / THREADS, mine = (int)threadIdx.x / THREADS;
     lane_place at = lane_place_of();
@@ -152,7 +152,7 @@ static __global__ void __launch_bounds__(DP == 64 ? SCORE_HEADS * THREADS : THRE
         float s[8][4];
         begin_split_nt<DP>(
             s, queries, memory + (uint32_t)(heads + (step & 1)) * pair_bytes<DP>(), at);
-        finish<DP>(s);
+        wait_products<DP>(s);
         const bool all =
             k0 + ROWS <= top_row && (RECEIVED || k0 >= top_row + 16 - p.span);
 #pragma unroll
@@ -184,7 +184,7 @@ static __global__ void __launch_bounds__(DP == 64 ? SCORE_HEADS * THREADS : THRE
  * next: keys are rows, queries columns. */
 template <int DP>
 static __global__ void __launch_bounds__(THREADS)
-    received_kernel(const sti_cuda_train p)
+    received_kernel(const sti_hybrid_train p)
 {
     const lane_place at = lane_place_of();
     const int b = (int)blockIdx.z, h = (int)blockIdx.y;
@@ -206,7 +206,7 @@ static __global__ void __launch_bounds__(THREADS)
         tiles_arrive();
         float s[8][4];
         begin_split_nt<DP>(s, keys, keys + pair_bytes<DP>(), at);
-        finish<DP>(s);
+        wait_products<DP>(s);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             const int t = q0 + i / 2 * 8 + 2 * at.t + i % 2;
@@ -230,7 +230,7 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 /* Scores that need no logits; as in ops/score.c. */
-static __global__ void __launch_bounds__(THREADS) plain_kernel(const sti_cuda_train p)
+static __global__ void __launch_bounds__(THREADS) plain_kernel(const sti_hybrid_train p)
 {
     const int t = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     const int h = (int)blockIdx.y, b = (int)blockIdx.z;
@@ -249,7 +249,7 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const sti_cuda_tr
 
 /* A chunk of a kv head; all its query heads score alike. */
 static __global__ void __launch_bounds__(THREADS)
-    distinct_kernel(const sti_cuda_train p)
+    distinct_kernel(const sti_hybrid_train p)
 {
     __shared__ float mean[STI_HEAD_DIM_MAX];
     const int c = (int)blockIdx.x, g = (int)blockIdx.y, b = (int)blockIdx.z;
@@ -264,7 +264,8 @@ static __global__ void __launch_bounds__(THREADS)
         });
 }
 
-still_status sti_train_scores(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+still_status sti_hybrid_train_scores(sti_dev *dev, const sti_hybrid_train *p,
+                                     still_error *err)
 {
     const char *what = "hybrid training: scores";
     const dim3 tiles(p->spans * p->tiles, p->H, p->B);
@@ -282,7 +283,7 @@ still_status sti_train_scores(sti_dev *dev, const sti_cuda_train *p, still_error
 #define STATS(W) SCORE_BY(W, true)
 #define RECEIVE(W)                                                                     \
     launch(dev, what, err, received_kernel<W>, tiles, THREADS, 2 * pair_bytes<W>(), *p)
-    if (p->score == STI_SCORE_S3) return STI_TRAIN_BY_WIDTH(p->DP, SCORE);
-    STI_TRY(STI_TRAIN_BY_WIDTH(p->DP, STATS));
-    return STI_TRAIN_BY_WIDTH(p->DP, RECEIVE);
+    if (p->score == STI_SCORE_S3) return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, SCORE);
+    STI_TRY(STI_HYBRID_TRAIN_BY_WIDTH(p->DP, STATS));
+    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, RECEIVE);
 }

@@ -31,7 +31,7 @@ template <int DP> static constexpr size_t softmax_shared(void)
 
 template <int DP>
 static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 4 : 2)
-    query_kernel(const sti_cuda_train p)
+    query_kernel(const sti_hybrid_train p)
 {
     constexpr int N = DP / 8, COLS = columns<DP>(), M = COLS / 8;
     constexpr uint32_t TILE = ROWS * DP * 2;
@@ -81,8 +81,8 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 4 : 2)
             begin_nt<DP>(s, q, k + skip, at);
             begin_nt<DP>(ds, dy, v + skip, at);
             if (col == 0) copy(step + 1);
-            finish<DP>(s);
-            finish<DP>(ds);
+            wait_products<DP>(s);
+            wait_products<DP>(ds);
             if (limit < k0 + COLS) mask(s, limit + at.g - k0, at);
 #pragma unroll
             for (int n = 0; n < M; n++)
@@ -117,7 +117,7 @@ typedef struct list_tile {
     int first, end, tiles;
 } list_tile;
 
-STI_DEVICE list_tile list_tile_of(const sti_cuda_train &p)
+STI_DEVICE list_tile list_tile_of(const sti_hybrid_train &p)
 {
     list_tile r;
     const int blocks = (p.slots + ROWS - 1) / ROWS;
@@ -138,7 +138,8 @@ STI_DEVICE list_tile list_tile_of(const sti_cuda_train &p)
 }
 
 /* The largest unit of the rows of dy that a tile of keys meets. room: 4 floats. */
-STI_DEVICE float largest_unit(const sti_cuda_train &p, const list_tile &r, float *room)
+STI_DEVICE float largest_unit(const sti_hybrid_train &p, const list_tile &r,
+                              float *shared)
 {
     float most = nothing_log2;
     for (int i = 0; i < p.per_sel; i++) {
@@ -149,16 +150,16 @@ STI_DEVICE float largest_unit(const sti_cuda_train &p, const list_tile &r, float
 #pragma unroll
     for (int d = 16; d > 0; d /= 2)
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
-    if ((threadIdx.x & 31) == 0) room[threadIdx.x >> 5] = most;
+    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = most;
     __syncthreads();
-    most = fmaxf(fmaxf(room[0], room[1]), fmaxf(room[2], room[3]));
+    most = fmaxf(fmaxf(shared[0], shared[1]), fmaxf(shared[2], shared[3]));
     __syncthreads();
     return most;
 }
 
 /* Queries of a step, on their way: q, dy and, [64] each, shift, delta, unit. */
 template <int DP>
-STI_DEVICE void copy_queries(const sti_cuda_train &p, const list_tile &r, int step,
+STI_DEVICE void copy_queries(const sti_hybrid_train &p, const list_tile &r, int step,
                              uint32_t tiles, uint32_t numbers)
 {
     const int h = r.sel * p.per_sel + step / r.tiles;
@@ -196,7 +197,7 @@ STI_DEVICE void hide_queries(float (&w)[M][4], const int (&own)[2], int t0, int 
 /* Grid: spans x tiles of the list, selection heads, sequences. */
 template <int DP>
 static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
-    key_kernel(const sti_cuda_train p)
+    key_kernel(const sti_hybrid_train p)
 {
     constexpr int N = DP / 8, COLS = columns<DP>(), M = COLS / 8;
     constexpr uint32_t TILE = ROWS * DP * 2;
@@ -242,8 +243,8 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
             begin_nt<DP>(w, k, q + skip, at);
             begin_nt<DP>(ds, v, dy + skip, at);
             if (col == 0) copy(step + 1);
-            finish<DP>(w);
-            finish<DP>(ds);
+            wait_products<DP>(w);
+            wait_products<DP>(ds);
             if (newest > q0 + col || q0 + col + COLS > r.end)
                 hide_queries(w, own, q0 + col, r.end, at);
 #pragma unroll
@@ -269,11 +270,11 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
         const int slot = r.k0 + row + 8 * i;
         if (slot >= r.keys) continue;
         const size_t to = (r.span * p.slots + slot) * DP + 2 * at.t;
-        const float turn = whole * p.scale;
+        const float factor = whole * p.scale;
 #pragma unroll
         for (int n = 0; n < N; n++) {
             *(float2 *)(p.part_k + to + 8 * n) =
-                make_float2(dk[n][2 * i] * turn, dk[n][2 * i + 1] * turn);
+                make_float2(dk[n][2 * i] * factor, dk[n][2 * i + 1] * factor);
             *(float2 *)(p.part_v + to + 8 * n) =
                 make_float2(dv[n][2 * i] * whole, dv[n][2 * i + 1] * whole);
         }
@@ -282,22 +283,22 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
 
 /* ---- Launchers ----------------------------------------------------------- */
 
-still_status sti_train_softmax_queries(sti_dev *dev, const sti_cuda_train *p,
-                                       still_error *err)
+still_status sti_hybrid_train_softmax_queries(sti_dev *dev, const sti_hybrid_train *p,
+                                              still_error *err)
 {
     const dim3 grid(p->spans * p->tiles, p->H, p->B);
 #define QUERIES_(W)                                                                    \
     launch(dev, "hybrid training: gradient of the queries", err, query_kernel<W>,      \
            grid, THREADS, softmax_shared<W>(), *p)
-    return STI_TRAIN_BY_WIDTH(p->DP, QUERIES_);
+    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, QUERIES_);
 }
 
-still_status sti_train_softmax_keys(sti_dev *dev, const sti_cuda_train *p,
-                                    still_error *err)
+still_status sti_hybrid_train_softmax_keys(sti_dev *dev, const sti_hybrid_train *p,
+                                           still_error *err)
 {
     const dim3 grid(p->spans * ((p->slots + ROWS - 1) / ROWS), p->S, p->B);
 #define KEYS_(W)                                                                       \
     launch(dev, "hybrid training: gradient of the softmax keys", err, key_kernel<W>,   \
            grid, THREADS, softmax_shared<W>(), *p)
-    return STI_TRAIN_BY_WIDTH(p->DP, KEYS_);
+    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, KEYS_);
 }

@@ -50,14 +50,14 @@ template <int DP> struct outer_rows {
 
 /* Token of row r of a tile; past the end that of the last one. */
 template <int KIND>
-STI_DEVICE int outer_token(const sti_cuda_train &p, const outer_sum &o,
+STI_DEVICE int outer_token(const sti_hybrid_train &p, const outer_sum &o,
                            const outer_place &i, int r)
 {
     const int j = min(i.first + r, o.n - 1);
     return KIND == OUTER_STATE ? p.folds[o.span * p.span + j] : o.c * p.span + j;
 }
 template <int KIND>
-STI_DEVICE const uint16_t *outer_features(const sti_cuda_train &p, const outer_sum &o,
+STI_DEVICE const uint16_t *outer_features(const sti_hybrid_train &p, const outer_sum &o,
                                           const outer_place &i, int r)
 {
     const int t = outer_token<KIND>(p, o, i, r);
@@ -86,7 +86,7 @@ STI_DEVICE void put4(uint16_t *tile, int r, int e, float4 x, float part)
 
 /* relu features, floats. */
 template <int KIND, int DP>
-STI_DEVICE void put_relu(const sti_cuda_train &p, const outer_sum &o,
+STI_DEVICE void put_relu(const sti_hybrid_train &p, const outer_sum &o,
                          const outer_place &i, outer_tile<DP> *to)
 {
     const int e = (int)threadIdx.x % 32 * 4;
@@ -101,7 +101,7 @@ STI_DEVICE void put_relu(const sti_cuda_train &p, const outer_sum &o,
 
 /* A tile begins its way: features, and values or rows. */
 template <int KIND, int DP>
-STI_DEVICE void fetch_tile(const sti_cuda_train &p, const outer_sum &o,
+STI_DEVICE void fetch_tile(const sti_hybrid_train &p, const outer_sum &o,
                            const outer_place &i, outer_tile<DP> *to,
                            outer_rows<DP> *rows)
 {
@@ -143,7 +143,7 @@ STI_DEVICE void fetch_tile(const sti_cuda_train &p, const outer_sum &o,
 
 /* The rest of it. A token that is not there has no unit, and so no weight. */
 template <int KIND, int DP>
-STI_DEVICE void finish_tile(const sti_cuda_train &p, const outer_sum &o,
+STI_DEVICE void finish_tile(const sti_hybrid_train &p, const outer_sum &o,
                             const outer_place &i, outer_tile<DP> *to,
                             const outer_rows<DP> &rows)
 {
@@ -232,7 +232,7 @@ STI_DEVICE void add_tile(const outer_tile<DP> &tile, const lane_place &at,
 
 /* Features m and m + 8 of a lane. */
 template <int DP>
-STI_DEVICE void write_outer(const sti_cuda_train &p, const outer_sums<DP> &sum,
+STI_DEVICE void write_outer(const sti_hybrid_train &p, const outer_sums<DP> &sum,
                             float *S, float *z, int m, const lane_place &at)
 {
     const float whole = exp2_fast(sum.U) / p.phi_unit;
@@ -250,7 +250,7 @@ STI_DEVICE void write_outer(const sti_cuda_train &p, const outer_sums<DP> &sum,
 /* Grid: spans x blocks of features, selection heads, sequences. */
 template <int DP, int KIND>
 static __global__ void __launch_bounds__(OUTER_THREADS, DP <= 64 ? 2 : 1)
-    outer_kernel(const sti_cuda_train p)
+    outer_kernel(const sti_hybrid_train p)
 {
     const lane_place at = lane_place_of();
     const int blocks = (p.PP - 1) / OUTER_FEATURES + 1;
@@ -293,13 +293,13 @@ static __global__ void __launch_bounds__(OUTER_THREADS, DP <= 64 ? 2 : 1)
 }
 
 template <int KIND>
-static still_status outer(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+static still_status outer(sti_dev *dev, const sti_hybrid_train *p, still_error *err)
 {
     const dim3 grid(p->spans * ((p->PP - 1) / OUTER_FEATURES + 1), p->S, p->B);
 #define OUTER(W)                                                                       \
     launch(dev, "hybrid training: sums of outer products", err, outer_kernel<W, KIND>, \
            grid, OUTER_THREADS, 2 * sizeof(outer_tile<W>), *p)
-    return STI_TRAIN_BY_WIDTH(p->DP, OUTER);
+    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, OUTER);
 }
 
 /* ---- Sums over spans ----------------------------------------------------- */
@@ -344,7 +344,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
     }
 }
 
-static still_status scan(sti_dev *dev, const sti_cuda_train *p, float *S, float *z,
+static still_status scan(sti_dev *dev, const sti_hybrid_train *p, float *S, float *z,
                          bool back, still_error *err)
 {
     const int n = p->PP * p->DP, all = n + p->PP;
@@ -356,13 +356,15 @@ static still_status scan(sti_dev *dev, const sti_cuda_train *p, float *S, float 
 
 /* ---- Launchers ----------------------------------------------------------- */
 
-still_status sti_train_states(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+still_status sti_hybrid_train_states(sti_dev *dev, const sti_hybrid_train *p,
+                                     still_error *err)
 {
     STI_TRY(outer<OUTER_STATE>(dev, p, err));
     return scan(dev, p, p->state, p->state_z, false, err);
 }
 
-still_status sti_train_dstates(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+still_status sti_hybrid_train_dstates(sti_dev *dev, const sti_hybrid_train *p,
+                                      still_error *err)
 {
     STI_TRY(outer<OUTER_DSTATE>(dev, p, err));
     return scan(dev, p, p->dstate, p->dstate_z, true, err);

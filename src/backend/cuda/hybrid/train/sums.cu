@@ -9,13 +9,14 @@
 enum { SUM_WARPS = 8 };
 
 /* The slot of token j in the list of span c; -1: its queries do not see it. */
-STI_DEVICE int slot_of(const sti_cuda_train &p, int b, int sel, int c, int j, int fold)
+STI_DEVICE int slot_of(const sti_hybrid_train &p, int b, int sel, int c, int j,
+                       int fold)
 {
     if (c >= p.spans || c >= fold) return -1;
     const size_t span = span_at(p, b, sel, c);
     const int n = p.n_salient[span], own = j / p.span;
     if (c <= own + 1) return n + j - (c > 0 ? c - 1 : 0) * p.span;
-    const int32_t *list = p.salient + span * p.room;
+    const int32_t *list = p.salient + span * p.capacity;
     int low = 0, high = n;
     while (low < high) {
         const int i = (low + high) / 2;
@@ -35,7 +36,7 @@ STI_DEVICE void add4(float4 *sum, float4 x)
 /* Columns e .. e + 3 of what token j has at its slots in the lists of a selection head,
  * span after span: part [B,S,spans,slots,DP], NULL: nothing. By all lanes of a warp: a
  * lane finds the slot in one of 32 spans, and rows are read four at a time. */
-STI_DEVICE void add_slots(const sti_cuda_train &p, const float *part, int b, int sel,
+STI_DEVICE void add_slots(const sti_hybrid_train &p, const float *part, int b, int sel,
                           int j, int e, float4 *sum)
 {
     const int lane = (int)threadIdx.x & 31, fold = fold_of(p, b, sel, j);
@@ -65,7 +66,7 @@ STI_DEVICE void add_slots(const sti_cuda_train &p, const float *part, int b, int
  * where a row takes all lanes, one after the other. */
 template <int DP>
 static __global__ void __launch_bounds__(32 * SUM_WARPS)
-    sum_keys_kernel(const sti_cuda_train p)
+    sum_keys_kernel(const sti_hybrid_train p)
 {
     constexpr int LANES = DP / 4; /* of a row */
     const int lane = (int)threadIdx.x & 31, e = lane % LANES * 4;
@@ -91,12 +92,13 @@ static __global__ void __launch_bounds__(32 * SUM_WARPS)
     }
 }
 
-still_status sti_train_sum_keys(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+still_status sti_hybrid_train_sum_keys(sti_dev *dev, const sti_hybrid_train *p,
+                                       still_error *err)
 {
 #define SUM_KEYS(W)                                                                    \
     launch(dev, "hybrid training: sums of dk and dv", err, sum_keys_kernel<W>,         \
            dim3((p->T - 1) / SUM_WARPS + 1, p->G, p->B), 32 * SUM_WARPS, 0, *p)
-    return STI_TRAIN_BY_WIDTH(p->DP, SUM_KEYS);
+    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, SUM_KEYS);
 }
 
 /* ---- Parameters ---------------------------------------------------------- */
@@ -146,7 +148,7 @@ static __global__ void __launch_bounds__(NUMBER_THREADS)
 }
 
 static __global__ void __launch_bounds__(MAP_THREADS)
-    sum_maps_kernel(const sti_cuda_train p, const sum_jobs jobs)
+    sum_maps_kernel(const sti_hybrid_train p, const sum_jobs jobs)
 {
     const sum_job j = jobs.job[blockIdx.z];
     const int number = (int)threadIdx.x % MAP_NUMBERS;
@@ -167,8 +169,8 @@ static __global__ void __launch_bounds__(MAP_THREADS)
     j.grad[(size_t)head * p.D * p.F + i] += sum;
 }
 
-still_status sti_train_sum_parameters(sti_dev *dev, const sti_cuda_train *p,
-                                      still_error *err)
+still_status sti_hybrid_train_sum_parameters(sti_dev *dev, const sti_hybrid_train *p,
+                                             still_error *err)
 {
     const char *what = "hybrid training: sums of parameters";
     const int tiles = p->B * p->spans * p->tiles;

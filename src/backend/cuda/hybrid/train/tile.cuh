@@ -11,9 +11,9 @@
 #include "backend/cuda/ptx/tf32.cuh"
 
 enum {
-    ROWS = STI_TRAIN_ROWS,
-    THREADS = STI_TRAIN_THREADS,
-    STEP = STI_TRAIN_FEATURES,
+    ROWS = STI_HYBRID_TRAIN_ROWS,
+    THREADS = STI_HYBRID_TRAIN_THREADS,
+    STEP = STI_HYBRID_TRAIN_FEATURES,
     STEP_LD = STEP + 4, /* of a tile of STEP columns */
     NO_TOKEN = INT32_MAX
 };
@@ -21,42 +21,43 @@ enum {
 /* ---- Launching ----------------------------------------------------------- */
 
 /* Runs LAUNCH with DP as a constant. */
-#define STI_TRAIN_BY_WIDTH(width, LAUNCH) ((width) == 64 ? LAUNCH(64) : LAUNCH(128))
+#define STI_HYBRID_TRAIN_BY_WIDTH(width, LAUNCH)                                       \
+    ((width) == 64 ? LAUNCH(64) : LAUNCH(128))
 
 STI_DEVICE float *block_memory(void)
 {
-    extern __shared__ __align__(1024) float sti_train_memory[];
-    return sti_train_memory;
+    extern __shared__ __align__(1024) float sti_hybrid_train_memory[];
+    return sti_hybrid_train_memory;
 }
 
 /* ---- Places -------------------------------------------------------------- */
 
-STI_DEVICE int span_end(const sti_cuda_train &p, int c)
+STI_DEVICE int span_end(const sti_hybrid_train &p, int c)
 {
     const int end = (c + 1) * p.span;
     return end < p.T ? end : p.T;
 }
 
 /* Row (b, head, t) of arrays [B,heads,T,.]; of the caller's [B,T,heads,.] */
-STI_DEVICE size_t row_at(const sti_cuda_train &p, int heads, int b, int head, int t)
+STI_DEVICE size_t row_at(const sti_hybrid_train &p, int heads, int b, int head, int t)
 {
     return ((size_t)b * heads + head) * p.T + t;
 }
-STI_DEVICE size_t token_at(const sti_cuda_train &p, int heads, int b, int head, int t)
+STI_DEVICE size_t token_at(const sti_hybrid_train &p, int heads, int b, int head, int t)
 {
     return ((size_t)b * p.T + t) * heads + head;
 }
 /* Span c of selection head `sel`, in arrays [B,S,spans,.] */
-STI_DEVICE size_t span_at(const sti_cuda_train &p, int b, int sel, int c)
+STI_DEVICE size_t span_at(const sti_hybrid_train &p, int b, int sel, int c)
 {
     return ((size_t)b * p.S + sel) * p.spans + c;
 }
 
 /* The chunk at whose first token j leaves for the state, never before c(j) + 2. */
-STI_DEVICE int fold_of(const sti_cuda_train &p, int b, int sel, int j)
+STI_DEVICE int fold_of(const sti_hybrid_train &p, int b, int sel, int j)
 {
-    const int fold = p.fold[token_at(p, p.S, b, sel, j)], leaves = j / p.span + 2;
-    return fold < 0 ? NO_TOKEN : fold > leaves ? fold : leaves;
+    const int fold = p.fold[token_at(p, p.S, b, sel, j)], earliest = j / p.span + 2;
+    return fold < 0 ? NO_TOKEN : fold > earliest ? fold : earliest;
 }
 
 /* A tile of queries, [first, first + n) of span c, and the keys it sees. Later spans,
@@ -69,7 +70,7 @@ typedef struct query_tile {
     bool linear;          /* there is a linear term */
 } query_tile;
 
-STI_DEVICE query_tile query_tile_of(const sti_cuda_train &p)
+STI_DEVICE query_tile query_tile_of(const sti_hybrid_train &p)
 {
     query_tile r;
     r.b = (int)blockIdx.z;
@@ -88,19 +89,19 @@ STI_DEVICE query_tile query_tile_of(const sti_cuda_train &p)
 }
 
 /* Entry i of a span's list of softmax keys: salient ones, then the window. */
-STI_DEVICE int key_token(const sti_cuda_train &p, size_t span, int n_salient, int start,
-                         int i)
+STI_DEVICE int key_token(const sti_hybrid_train &p, size_t span, int n_salient,
+                         int start, int i)
 {
-    return i < n_salient ? p.salient[span * p.room + i] : start + i - n_salient;
+    return i < n_salient ? p.salient[span * p.capacity + i] : start + i - n_salient;
 }
 
 /* ---- Learned numbers of a head ------------------------------------------- */
 
-STI_DEVICE float alpha_of(const sti_cuda_train &p, int h)
+STI_DEVICE float alpha_of(const sti_hybrid_train &p, int h)
 {
     return p.alpha ? p.alpha[h] : 0;
 }
-STI_DEVICE float factor_of(const sti_cuda_train &p, int h)
+STI_DEVICE float factor_of(const sti_hybrid_train &p, int h)
 {
     if (!p.window_factor) return 1;
     return p.window_logit ? 1 / (1 + expf(-p.window_logit[h])) : 0.1f;
@@ -147,7 +148,7 @@ STI_DEVICE float4 load4(const uint16_t *row, int e, int, bool floats)
     return make_float4(a.x, a.y, b.x, b.y);
 }
 /* Feature f of row `row` of features as they are stored. */
-STI_DEVICE const uint16_t *features_at(const sti_cuda_train &p, const uint16_t *phi,
+STI_DEVICE const uint16_t *features_at(const sti_hybrid_train &p, const uint16_t *phi,
                                        size_t row, int f)
 {
     return phi + (row * p.PP + f) * (p.relu ? 2 : 1);
@@ -172,7 +173,7 @@ STI_DEVICE void load_tile(float *to, int ld, int cols, bool vec, Convert convert
 
 /* N rows of `cols` floats will be needed soon; row(r) as for load_tile. By all threads
  * of the block. */
-template <int N, typename Row> STI_DEVICE void expect_rows(int cols, Row row)
+template <int N, typename Row> STI_DEVICE void prefetch_rows(int cols, Row row)
 {
     const int lines = (cols + 31) / 32;
     for (int i = (int)threadIdx.x; i < N * lines; i += THREADS) {

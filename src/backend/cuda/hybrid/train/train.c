@@ -34,12 +34,12 @@ static still_status check(const sti_hybrid_parallel_args *a, still_error *err)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "cuda hybrid attention: the maximum of whole sequences is "
                         "neither taken nor given");
-    if (s->D > STI_TRAIN_MAX_D)
+    if (s->D > STI_HYBRID_TRAIN_MAX_D)
         return sti_fail(
             err, STILL_E_UNSUPPORTED,
             "cuda hybrid attention: head size %d in training, at most %d is "
             "supported",
-            s->D, STI_TRAIN_MAX_D);
+            s->D, STI_HYBRID_TRAIN_MAX_D);
     if (a->set->chunk > LONGEST_CHUNK)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "cuda hybrid attention: chunks of %d tokens in training, at "
@@ -67,15 +67,15 @@ static bool keeps_all(const sti_hybrid_settings *set)
            set->cap < 0;
 }
 
-static int salient_room(const sti_cuda_train *p)
+static int salient_capacity(const sti_hybrid_train *p)
 {
     int64_t most = p->spans > 2 ? (int64_t)p->select * (p->spans - 2) : 0;
     if (p->cap >= 0 && p->cap < most) most = p->cap;
     return most > 1 ? (int)most : 1;
 }
 
-static still_status describe(const sti_hybrid_parallel_args *a, sti_cuda_train *p,
-                             still_error *err)
+static still_status fill_call(const sti_hybrid_parallel_args *a, sti_hybrid_train *p,
+                              still_error *err)
 {
     STI_TRY(check(a, err));
     const sti_hybrid_settings *set = a->set;
@@ -83,7 +83,7 @@ static still_status describe(const sti_hybrid_parallel_args *a, sti_cuda_train *
     const sti_hybrid_in *in = &a->in;
     const int S = sti_hybrid_selectors(set, s), DP = (s->D + 63) / 64 * 64;
     const bool relu = set->map == STI_MAP_RELU;
-    *p = (sti_cuda_train){
+    *p = (sti_hybrid_train){
         .B = a->B,
         .T = a->T,
         .H = s->H,
@@ -95,7 +95,7 @@ static still_status describe(const sti_hybrid_parallel_args *a, sti_cuda_train *
         .per_sel = s->H / S,
         .DP = DP,
         .PP = relu ? DP : 2 * DP,
-        .span = set->has_window ? set->chunk : STI_TRAIN_ROWS,
+        .span = set->has_window ? set->chunk : STI_HYBRID_TRAIN_ROWS,
         .select = set->select,
         .cap = set->cap,
         .score = (int)set->score,
@@ -126,19 +126,20 @@ static still_status describe(const sti_hybrid_parallel_args *a, sti_cuda_train *
         .dy = a->dy,
         .fold = a->fold_chunk,
         .y = a->y,
-        .map_parts = (a->T + STI_TRAIN_MAP_TOKENS - 1) / STI_TRAIN_MAP_TOKENS,
+        .map_parts =
+            (a->T + STI_HYBRID_TRAIN_MAP_TOKENS - 1) / STI_HYBRID_TRAIN_MAP_TOKENS,
     };
     if (keeps_all(set)) p->span = p->select = SOFTMAX_SPAN;
     p->spans = (int)(((int64_t)a->T + p->span - 1) / p->span);
-    p->tiles = (p->span + STI_TRAIN_ROWS - 1) / STI_TRAIN_ROWS;
-    p->room = salient_room(p);
-    p->slots = p->room + 2 * p->span;
+    p->tiles = (p->span + STI_HYBRID_TRAIN_ROWS - 1) / STI_HYBRID_TRAIN_ROWS;
+    p->capacity = salient_capacity(p);
+    p->slots = p->capacity + 2 * p->span;
     return STILL_OK;
 }
 
 /* ---- Scratch ------------------------------------------------------------- */
 
-typedef void (*layout)(sti_carve *c, sti_cuda_train *p);
+typedef void (*layout)(sti_carve *c, sti_hybrid_train *p);
 
 static void *take(sti_carve *c, size_t n, size_t each)
 {
@@ -154,7 +155,7 @@ static uint16_t *take_halves(sti_carve *c, size_t n, size_t each)
     return sti_carve_take(c, all, sizeof(uint16_t));
 }
 
-static void carve_route(sti_carve *c, sti_cuda_train *p)
+static void carve_route(sti_carve *c, sti_hybrid_train *p)
 {
     const size_t rows = (size_t)p->B * (size_t)p->H * (size_t)p->T;
     const size_t heads = (size_t)p->B * (size_t)p->S, spans = (size_t)p->spans;
@@ -164,16 +165,16 @@ static void carve_route(sti_carve *c, sti_cuda_train *p)
         p->row_sum = take(c, rows, 1);
     }
     p->best = sti_carve_take(c, heads * spans * (size_t)p->select, sizeof *p->best);
-    if (sti_train_evicts(p) && sti_train_choose_shared(p) > SHARED_MOST)
-        p->kept = sti_carve_take(c, heads * 2 * (size_t)p->room, sizeof *p->kept);
+    if (sti_hybrid_train_evicts(p) && sti_hybrid_train_choose_shared(p) > SHARED_MOST)
+        p->kept = sti_carve_take(c, heads * 2 * (size_t)p->capacity, sizeof *p->kept);
 }
 
 /* What both directions need: lists, features, states. */
-static void carve_forward(sti_carve *c, sti_cuda_train *p)
+static void carve_forward(sti_carve *c, sti_hybrid_train *p)
 {
     const size_t heads = (size_t)p->B * (size_t)p->S;
     const size_t spans = heads * (size_t)p->spans, PP = (size_t)p->PP;
-    p->salient = take(c, spans, (size_t)p->room);
+    p->salient = take(c, spans, (size_t)p->capacity);
     p->n_salient = take(c, spans, 1);
     p->folds = take(c, spans, (size_t)p->span);
     p->n_folds = take(c, spans, 1);
@@ -200,7 +201,7 @@ typedef struct wanted {
     bool keys;                  /* dphi(k), dv through the state */
 } wanted;
 
-static wanted wanted_of(const sti_cuda_train *p)
+static wanted wanted_of(const sti_hybrid_train *p)
 {
     const sti_hybrid_grad *g = &p->grad;
     return (wanted){
@@ -211,7 +212,7 @@ static wanted wanted_of(const sti_cuda_train *p)
     };
 }
 
-static void carve_backward(sti_carve *c, sti_cuda_train *p)
+static void carve_backward(sti_carve *c, sti_hybrid_train *p)
 {
     carve_forward(c, p);
     const wanted w = wanted_of(p);
@@ -246,16 +247,16 @@ static void carve_backward(sti_carve *c, sti_cuda_train *p)
     if (g->map_k) p->part_map_k = take(c, parts * S, DP * DP);
 }
 
-static still_status find_room(sti_dev *dev, sti_cuda_train *p, layout carve,
-                              still_error *err)
+static still_status take_scratch(sti_dev *dev, sti_hybrid_train *p, layout carve,
+                                 still_error *err)
 {
     sti_carve c = {0};
     /* Counting leaves no pointers behind but hides none of those it asks about. */
-    sti_cuda_train counted = *p;
+    sti_hybrid_train counted = *p;
     carve(&c, &counted);
-    void *room;
-    STI_TRY(sti_cuda_scratch(dev, c.used, &room, err));
-    c = (sti_carve){.base = room};
+    void *scratch;
+    STI_TRY(sti_cuda_scratch(dev, c.used, &scratch, err));
+    c = (sti_carve){.base = scratch};
     carve(&c, p);
     return STILL_OK;
 }
@@ -265,8 +266,8 @@ static still_status find_room(sti_dev *dev, sti_cuda_train *p, layout carve,
 still_status sti_cuda_hybrid_route(sti_dev *dev, const sti_hybrid_parallel_args *a,
                                    still_error *err)
 {
-    sti_cuda_train p;
-    STI_TRY(describe(a, &p, err));
+    sti_hybrid_train p;
+    STI_TRY(fill_call(a, &p, err));
     if (a->B == 0 || a->T == 0) return STILL_OK;
     const size_t tokens = (size_t)a->B * (size_t)a->T * (size_t)p.S;
     /* Without a window every token is linear at once; where all are kept none is. */
@@ -276,51 +277,52 @@ still_status sti_cuda_hybrid_route(sti_dev *dev, const sti_hybrid_parallel_args 
                  "hybrid training: routing");
         return STILL_OK;
     }
-    STI_TRY(find_room(dev, &p, carve_route, err));
+    STI_TRY(take_scratch(dev, &p, carve_route, err));
     /* No score can matter where none or all of a chunk's tokens are selected. */
-    if (p.select > 0) STI_TRY(sti_train_scores(dev, &p, err));
-    return sti_train_choose(dev, &p, err);
+    if (p.select > 0) STI_TRY(sti_hybrid_train_scores(dev, &p, err));
+    return sti_hybrid_train_choose(dev, &p, err);
 }
 
-static still_status make_ready(sti_dev *dev, const sti_cuda_train *p, still_error *err)
+static still_status make_ready(sti_dev *dev, const sti_hybrid_train *p,
+                               still_error *err)
 {
-    STI_TRY(sti_train_lists(dev, p, err));
-    STI_TRY(sti_train_halves(dev, p, err));
+    STI_TRY(sti_hybrid_train_lists(dev, p, err));
+    STI_TRY(sti_hybrid_train_halves(dev, p, err));
     if (!p->has_linear) return STILL_OK;
-    STI_TRY(sti_train_features(dev, p, err));
-    return sti_train_states(dev, p, err);
+    STI_TRY(sti_hybrid_train_features(dev, p, err));
+    return sti_hybrid_train_states(dev, p, err);
 }
 
 still_status sti_cuda_hybrid_parallel(sti_dev *dev, const sti_hybrid_parallel_args *a,
                                       still_error *err)
 {
-    sti_cuda_train p;
-    STI_TRY(describe(a, &p, err));
+    sti_hybrid_train p;
+    STI_TRY(fill_call(a, &p, err));
     if (a->B == 0 || a->T == 0) return STILL_OK;
-    STI_TRY(find_room(dev, &p, carve_forward, err));
+    STI_TRY(take_scratch(dev, &p, carve_forward, err));
     STI_TRY(make_ready(dev, &p, err));
-    return sti_train_attend(dev, &p, err);
+    return sti_hybrid_train_attend(dev, &p, err);
 }
 
 still_status sti_cuda_hybrid_backward(sti_dev *dev, const sti_hybrid_parallel_args *a,
                                       still_error *err)
 {
-    sti_cuda_train p;
-    STI_TRY(describe(a, &p, err));
+    sti_hybrid_train p;
+    STI_TRY(fill_call(a, &p, err));
     if (a->B == 0 || a->T == 0) return STILL_OK;
     p.grad = a->grad;
     const wanted w = wanted_of(&p);
-    STI_TRY(find_room(dev, &p, carve_backward, err));
+    STI_TRY(take_scratch(dev, &p, carve_backward, err));
     STI_TRY(make_ready(dev, &p, err));
-    STI_TRY(sti_train_rows(dev, &p, err));
-    if (w.softmax_q) STI_TRY(sti_train_softmax_queries(dev, &p, err));
-    if (w.softmax_kv) STI_TRY(sti_train_softmax_keys(dev, &p, err));
-    if (w.map_q) STI_TRY(sti_train_linear_queries(dev, &p, err));
+    STI_TRY(sti_hybrid_train_rows(dev, &p, err));
+    if (w.softmax_q) STI_TRY(sti_hybrid_train_softmax_queries(dev, &p, err));
+    if (w.softmax_kv) STI_TRY(sti_hybrid_train_softmax_keys(dev, &p, err));
+    if (w.map_q) STI_TRY(sti_hybrid_train_linear_queries(dev, &p, err));
     if (w.keys) {
-        STI_TRY(sti_train_dstates(dev, &p, err));
-        STI_TRY(sti_train_linear_keys(dev, &p, err));
+        STI_TRY(sti_hybrid_train_dstates(dev, &p, err));
+        STI_TRY(sti_hybrid_train_linear_keys(dev, &p, err));
     }
-    if (w.map_q || w.keys) STI_TRY(sti_train_maps(dev, &p, err));
-    if (p.grad.k || p.grad.v) STI_TRY(sti_train_sum_keys(dev, &p, err));
-    return sti_train_sum_parameters(dev, &p, err);
+    if (w.map_q || w.keys) STI_TRY(sti_hybrid_train_maps(dev, &p, err));
+    if (p.grad.k || p.grad.v) STI_TRY(sti_hybrid_train_sum_keys(dev, &p, err));
+    return sti_hybrid_train_sum_parameters(dev, &p, err);
 }

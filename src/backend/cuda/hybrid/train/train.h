@@ -35,34 +35,34 @@
 #ifndef STI_BACKEND_CUDA_HYBRID_TRAIN_TRAIN_H
 #define STI_BACKEND_CUDA_HYBRID_TRAIN_TRAIN_H
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/hybrid/params.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 enum {
-    STI_TRAIN_ROWS = 64,       /* queries, or keys, of a block */
-    STI_TRAIN_THREADS = 128,   /* 4 warps of 16 rows */
-    STI_TRAIN_FEATURES = 32,   /* features of a step in TF32: PP is a multiple */
-    STI_TRAIN_MAX_D = 128,     /* what the tiles are made for */
-    STI_TRAIN_MAP_TOKENS = 256 /* of a block that runs a map, or sums its dW */
+    STI_HYBRID_TRAIN_ROWS = 64,       /* queries, or keys, of a block */
+    STI_HYBRID_TRAIN_THREADS = 128,   /* 4 warps of 16 rows */
+    STI_HYBRID_TRAIN_FEATURES = 32,   /* features of a step in TF32: PP is a multiple */
+    STI_HYBRID_TRAIN_MAX_D = 128,     /* what the tiles are made for */
+    STI_HYBRID_TRAIN_MAP_TOKENS = 256 /* of a block that runs a map, or sums its dW */
 };
 
 /* A token kept in order of its score. */
-typedef struct sti_train_entry {
+typedef struct sti_hybrid_train_entry {
     float score;
     int32_t token;
-} sti_train_entry;
+} sti_hybrid_train_entry;
 
 /* A call, all pointers on the device. What is not needed is NULL. */
-typedef struct sti_cuda_train {
+typedef struct sti_hybrid_train {
     int B, T, H, G, D, F, S; /* letters of ops/hybrid.h */
     int per_kv, per_sel;     /* query heads of a kv head, of a selection head */
     int DP, PP;              /* D and the features, padded */
     int span, spans, tiles; /* tokens of a span, spans of a sequence, tiles of a span */
     int select, cap;        /* cap < 0: none */
-    int room, slots;        /* salient tokens of a span at most; keys at most */
+    int capacity, slots;    /* salient tokens of a span at most; keys at most */
     int score, layer;
     uint64_t seed;
     bool has_window, has_linear, exact, relu, norm_preserved, window_factor;
@@ -80,11 +80,12 @@ typedef struct sti_cuda_train {
     float *score_head;        /* [B,H,T] */
     float *row_max, *row_sum; /* [B,H,T]: of the window's softmax, for received weights;
                                  the maximum times log2 e */
-    sti_train_entry *best;    /* [B,S,spans,select] of each span, best first */
-    sti_train_entry *kept;    /* [B,S,2,room]: lists too long for shared memory */
+    sti_hybrid_train_entry *best; /* [B,S,spans,select] of each span, best first */
+    sti_hybrid_train_entry
+        *kept; /* [B,S,2,capacity]: lists too long for shared memory */
 
     /* Lists, states. */
-    int32_t *salient, *n_salient; /* [B,S,spans,room], [B,S,spans] */
+    int32_t *salient, *n_salient; /* [B,S,spans,capacity], [B,S,spans] */
     int32_t *folds, *n_folds;     /* [B,S,spans,span], [B,S,spans] */
     int32_t *n_folded;            /* [B,S,spans]: folded then or before */
     uint16_t *half_q;             /* [B,H,T,DP]: inputs in half */
@@ -108,32 +109,44 @@ typedef struct sti_cuda_train {
     float *part_bias_q, *part_bias_k; /* [B map_parts, H], likewise S */
     float *part_map_q, *part_map_k;   /* [B map_parts, H, DP, DP], likewise S */
     int map_parts;                    /* of a sequence */
-} sti_cuda_train;
+} sti_hybrid_train;
 
 /* Launchers; each queues its kernels on the device's stream. */
-still_status sti_train_scores(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_choose(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_hybrid_train_scores(sti_dev *, const sti_hybrid_train *,
+                                     still_error *);
+still_status sti_hybrid_train_choose(sti_dev *, const sti_hybrid_train *,
+                                     still_error *);
 /* Bytes of shared memory that a merge of two lists takes. */
-size_t sti_train_choose_shared(const sti_cuda_train *);
-bool sti_train_evicts(const sti_cuda_train *);
+size_t sti_hybrid_train_choose_shared(const sti_hybrid_train *);
+bool sti_hybrid_train_evicts(const sti_hybrid_train *);
 
-still_status sti_train_lists(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_hybrid_train_lists(sti_dev *, const sti_hybrid_train *, still_error *);
 /* What is read in half; q and k only where there are no features to make of them. */
-still_status sti_train_halves(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_features(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_states(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_attend(sti_dev *, const sti_cuda_train *, still_error *);
-
-still_status sti_train_rows(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_softmax_queries(sti_dev *, const sti_cuda_train *,
+still_status sti_hybrid_train_halves(sti_dev *, const sti_hybrid_train *,
+                                     still_error *);
+still_status sti_hybrid_train_features(sti_dev *, const sti_hybrid_train *,
                                        still_error *);
-still_status sti_train_softmax_keys(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_linear_queries(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_dstates(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_linear_keys(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_maps(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_sum_keys(sti_dev *, const sti_cuda_train *, still_error *);
-still_status sti_train_sum_parameters(sti_dev *, const sti_cuda_train *, still_error *);
+still_status sti_hybrid_train_states(sti_dev *, const sti_hybrid_train *,
+                                     still_error *);
+still_status sti_hybrid_train_attend(sti_dev *, const sti_hybrid_train *,
+                                     still_error *);
+
+still_status sti_hybrid_train_rows(sti_dev *, const sti_hybrid_train *, still_error *);
+still_status sti_hybrid_train_softmax_queries(sti_dev *, const sti_hybrid_train *,
+                                              still_error *);
+still_status sti_hybrid_train_softmax_keys(sti_dev *, const sti_hybrid_train *,
+                                           still_error *);
+still_status sti_hybrid_train_linear_queries(sti_dev *, const sti_hybrid_train *,
+                                             still_error *);
+still_status sti_hybrid_train_dstates(sti_dev *, const sti_hybrid_train *,
+                                      still_error *);
+still_status sti_hybrid_train_linear_keys(sti_dev *, const sti_hybrid_train *,
+                                          still_error *);
+still_status sti_hybrid_train_maps(sti_dev *, const sti_hybrid_train *, still_error *);
+still_status sti_hybrid_train_sum_keys(sti_dev *, const sti_hybrid_train *,
+                                       still_error *);
+still_status sti_hybrid_train_sum_parameters(sti_dev *, const sti_hybrid_train *,
+                                             still_error *);
 
 #ifdef __cplusplus
 }
