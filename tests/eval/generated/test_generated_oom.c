@@ -4,7 +4,7 @@
  * behind a long string that it could not grow. */
 #include "generated.h"
 
-#include "../oom.h"
+#include "../../oom.h"
 
 typedef still_status (*action)(const sti_eval_task *t, sti_task_params *p,
                                still_error *err);

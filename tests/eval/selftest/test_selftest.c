@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "../skip.h"
+#include "../../skip.h"
 #include "still.h"
 
 static void count_case(void *user, const still_check_case *c)

@@ -1,6 +1,6 @@
 /* Saliency: the two scores of the whole past against plain loops, agreement against
  * figures worked out by hand, and a run's result against what must hold of it. */
-#include "tiny.h"
+#include "../tiny.h"
 
 #include <math.h>
 #include <stdio.h>
