@@ -721,7 +721,8 @@ STILL_API still_status still_selftest_run(const char *suite, const char *dir,
 /* ---- Reading text -------------------------------------------------------- */
 
 /* Whole text of a file: plain, .jsonl (the "text" fields joined as they are), and
- * either of them gzipped. *out is malloc'd and NUL-terminated; free() it. */
+ * either of them gzipped; a packed file may unpack to 64 MiB and 64 times its size. *out
+ * is malloc'd and NUL-terminated; free() it. */
 STILL_API still_status still_text_read(const char *path, char **out, size_t *n,
                                        still_error *err);
 

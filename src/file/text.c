@@ -17,7 +17,10 @@
 #include "base/mem.h"
 #include "file/parse.h"
 
-enum { CHUNK = 256 << 10, MAX_LINE = 256 << 20 };
+enum { CHUNK = 256 << 10, MAX_LINE = 32 << 20 };
+/* Whole texts: a small file must not fill the memory because it is packed. Text packs to
+ * a third or a tenth; gzip can pack a thousandfold. */
+enum { SMALL_TEXT = 64 << 20, MOST_TIMES = 64 };
 static const size_t MAX_TEXT = (size_t)16 << 30;
 
 /* ---- The stream: gzip or plain ------------------------------------------- */
@@ -166,12 +169,21 @@ uint64_t sti_lines_offset(const sti_lines *l)
 
 /* ---- Whole texts --------------------------------------------------------- */
 
-static still_status append(sti_buf *b, const char *path, const char *p, size_t n,
-                           still_error *err)
+/* Appends n bytes that were read from gz. */
+static still_status append(sti_buf *b, gzFile gz, const char *path, const char *p,
+                           size_t n, still_error *err)
 {
     if (n > MAX_TEXT - b->n)
         return sti_fail(err, STILL_E_LIMIT, "%s: more than %zu bytes of text", path,
                         MAX_TEXT);
+    const z_off_t at = gzoffset(gz); /* -1 in a pipe */
+    const size_t packed = at < 0 ? 0 : (size_t)at;
+    if (!gzdirect(gz) && b->n + n > SMALL_TEXT &&
+        (b->n + n - SMALL_TEXT) / MOST_TIMES > packed)
+        return sti_fail(err, STILL_E_LIMIT,
+                        "%s: unpacks to more than %d times its size; if that is meant, "
+                        "unpack it first (gunzip) and name the text",
+                        path, MOST_TIMES);
     sti_buf_put(b, p, n);
     return b->failed ? sti_fail_memory(err, path, b->n + n) : STILL_OK;
 }
@@ -184,7 +196,7 @@ static still_status read_plain(const char *path, sti_buf *b, still_error *err)
     still_status status = chunk ? STILL_OK : sti_fail_memory(err, path, CHUNK);
     for (size_t n = 1; status == STILL_OK && n > 0;) {
         status = read_stream(gz, path, chunk, CHUNK, &n, err);
-        if (status == STILL_OK) status = append(b, path, chunk, n, err);
+        if (status == STILL_OK) status = append(b, gz, path, chunk, n, err);
     }
     free(chunk);
     gzclose(gz);
@@ -210,8 +222,8 @@ static still_status append_json(const sti_lines *l, const char *line, size_t n,
                           "%s:%zu: expected a JSON object with a string \"text\"",
                           l->path, l->line);
     else
-        status =
-            append(b, l->path, json_string_value(text), json_string_length(text), err);
+        status = append(b, l->gz, l->path, json_string_value(text),
+                        json_string_length(text), err);
     json_decref(v);
     return status;
 }
@@ -241,7 +253,8 @@ still_status still_text_read(const char *path, char **out, size_t *n, still_erro
     bool jsonl = ends_with(path, ".jsonl") || ends_with(path, ".jsonl.gz");
     sti_buf b = {0};
     still_status status = jsonl ? read_jsonl(path, &b, err) : read_plain(path, &b, err);
-    if (status == STILL_OK) status = append(&b, path, "", 0, err); /* "", not NULL */
+    sti_buf_put(&b, "", 0); /* "", not NULL */
+    if (status == STILL_OK && b.failed) status = sti_fail_memory(err, path, b.n);
     if (status != STILL_OK) {
         sti_buf_free(&b);
         return status;

@@ -1,5 +1,6 @@
 /* data_parts.h - what the files data*.c share; nobody else includes it.
  *
+ *     data_json.c    JSON text -> elements of the array in it
  *     data_read.c    file -> records -> text of a document and where its output begins
  *     data_tokens.c  documents -> ids, each marked prompt or output
  *     data_cache.c   the file that keeps them
@@ -12,6 +13,22 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "train/data.h"
+
+/* ---- Elements of a JSON array -------------------------------------------- */
+
+typedef struct sti_elements {
+    const char *path, *p; /* borrowed */
+    size_t n, at;         /* bytes of text, and where the next element is */
+    size_t taken;         /* elements so far */
+    bool in_object, ended;
+    bool is_json; /* opening failed, though the text is sound: it has no array */
+} sti_elements;
+
+/* Finds the array and checks all of the text. */
+still_status sti_elements_open(sti_elements *e, const char *path, const char *p,
+                               size_t n, still_error *err);
+/* The next one, to be freed; *out NULL after the last. */
+still_status sti_elements_next(sti_elements *e, json_t **out, still_error *err);
 
 /* ---- Records ------------------------------------------------------------- */
 

@@ -1,9 +1,8 @@
 /* data_read.c - records of training text, and the document each of them makes.
  *
- * JSON lines are read one at a time, whatever the file's size. A JSON file is parsed as
- * a whole, so it needs some five times its size in memory; such files are tens of
- * megabytes in practice. The contents tell the two apart, because names do not: many a
- * .json holds lines.
+ * JSON lines are read one at a time, whatever the file's size. The text of a JSON file
+ * is held in memory and its records are parsed one at a time. The contents tell the two
+ * apart, because names do not: many a .json holds lines.
  *
  * A record that is of no use is described, not fatal: whoever counts them decides. */
 #include <stdio.h>
@@ -14,10 +13,10 @@
 
 struct sti_records {
     char *path;
-    sti_lines *lines; /* JSONL, or */
-    json_t *root;     /* the whole of a JSON file and */
-    json_t *list;     /* the array in it, borrowed */
-    size_t number;    /* of the record or line last handed out, from 1 */
+    sti_lines *lines;   /* JSONL, or */
+    char *whole;        /* the text of a JSON file and */
+    sti_elements array; /* the array in it */
+    size_t number;      /* of the record or line last handed out, from 1 */
     sti_buf text;
     char broken[200];
 };
@@ -128,23 +127,22 @@ static still_status next_line(sti_records *r, sti_record *rec, bool *more,
 
 static still_status load_whole(sti_records *r, still_error *err)
 {
-    char *text;
     size_t n;
-    STI_TRY(still_text_read(r->path, &text, &n, err));
-    json_error_t je;
-    r->root = json_loadb(text, n, JSON_ALLOW_NUL, &je);
-    free(text);
-    if (!r->root && sti_json_no_memory(&je)) return sti_fail_memory(err, r->path, n);
-    if (!r->root)
-        return sti_fail(err, STILL_E_FORMAT, "%s: line %d, column %d: %s", r->path,
-                        je.line, je.column, je.text);
-    r->list = json_is_array(r->root) ? r->root : json_object_get(r->root, "data");
-    if (!json_is_array(r->list))
-        return sti_fail(err, STILL_E_FORMAT,
-                        "%s: expected an array of records, or an object with one as "
-                        "\"data\"",
-                        r->path);
-    return STILL_OK;
+    STI_TRY(still_text_read(r->path, &r->whole, &n, err));
+    return sti_elements_open(&r->array, r->path, r->whole, n, err);
+}
+
+static still_status next_element(sti_records *r, sti_record *rec, bool *more,
+                                 still_error *err)
+{
+    json_t *v;
+    STI_TRY(sti_elements_next(&r->array, &v, err));
+    if (!v) return STILL_OK;
+    *more = true;
+    r->number++;
+    const still_status status = make_document(r, v, rec, err);
+    json_decref(v);
+    return status;
 }
 
 /* Whether a line that begins an object is the beginning of a file that is one value: it
@@ -188,7 +186,9 @@ static still_status open_records(sti_records *r, still_error *err)
     if (whole) {
         still_status status = load_whole(r, err);
         /* Lines whose first one is cut off look like a whole file, too. */
-        if (status != STILL_E_FORMAT || certain || r->root) return status;
+        if (status != STILL_E_FORMAT || certain || r->array.is_json) return status;
+        free(r->whole);
+        r->whole = NULL;
     }
     return sti_lines_open(r->path, &r->lines, err);
 }
@@ -213,24 +213,21 @@ still_status sti_records_next(sti_records *r, sti_record *rec, bool *more,
                               still_error *err)
 {
     *more = false;
-    if (r->lines) return next_line(r, rec, more, err);
-    if (r->number == json_array_size(r->list)) return STILL_OK;
-    *more = true;
-    return make_document(r, json_array_get(r->list, r->number++), rec, err);
+    return r->lines ? next_line(r, rec, more, err) : next_element(r, rec, more, err);
 }
 
 uint64_t sti_records_offset(const sti_records *r, uint64_t size)
 {
     if (r->lines) return sti_lines_offset(r->lines);
-    size_t n = json_array_size(r->list);
-    return n ? (uint64_t)((double)size * (double)r->number / (double)n) : size;
+    const double part = (double)r->array.at / (double)r->array.n;
+    return (uint64_t)((double)size * part);
 }
 
 void sti_records_close(sti_records *r)
 {
     if (!r) return;
     sti_lines_close(r->lines);
-    json_decref(r->root);
+    free(r->whole);
     sti_buf_free(&r->text);
     free(r->path);
     free(r);

@@ -117,6 +117,35 @@ static void reads_long_lines(void **state)
     sti_buf_free(&want);
 }
 
+/* 100 MB in 100 KB: refused before it fills the memory, whole or as lines. */
+static void refuses_packed_nothing(void **state)
+{
+    (void)state;
+    enum { N = 100 << 20 };
+    char *zeros = calloc(1, N);
+    assert_non_null(zeros);
+    file f = put("a.txt", zeros, N, true);
+    char *got = (char *)1;
+    size_t size;
+    still_error err = {0};
+    assert_int_equal(still_text_read(f.path, &got, &size, &err), STILL_E_LIMIT);
+    assert_null(got);
+    if (!strstr(err.text, "more than 64 times its size") || !strstr(err.text, "gunzip"))
+        fail_msg("%s", err.text);
+    sti_lines *l;
+    assert_int_equal(sti_lines_open(f.path, &l, &err), STILL_OK);
+    assert_int_equal(sti_lines_next(l, &got, &size, &err), STILL_E_LIMIT);
+    assert_non_null(strstr(err.text, "line longer than 33554432 bytes"));
+    sti_lines_close(l);
+    unlink(f.path);
+    f = put("a.txt", zeros, N, false); /* as large on the disk: read */
+    assert_int_equal(still_text_read(f.path, &got, &size, &err), STILL_OK);
+    assert_int_equal(size, N);
+    free(got);
+    free(zeros);
+    unlink(f.path);
+}
+
 static void hands_out_lines(void **state)
 {
     (void)state;
@@ -177,6 +206,7 @@ int main(void)
         cmocka_unit_test(joins_json_lines),
         cmocka_unit_test(names_the_bad_line),
         cmocka_unit_test(reads_long_lines),
+        cmocka_unit_test(refuses_packed_nothing),
         cmocka_unit_test(hands_out_lines),
         cmocka_unit_test(refuses_damaged_gzip),
         cmocka_unit_test(refuses_what_is_no_text_file),

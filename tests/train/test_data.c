@@ -1,4 +1,8 @@
 /* test_data.c - records, packing, masks, held-out sequences, and what is refused. */
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "data_files.h"
 
 #define LONG_HEAD                                                                      \
@@ -336,6 +340,75 @@ static void bad_files_are_named(void **state)
     still_tokenizer_free(tk);
 }
 
+/* Files that are one JSON value: what is an array of records and what is not. */
+static void json_arrays(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int n; /* records; -1: not accepted */
+        const char *why;
+    } cases[] = {{" [ ] ", 0, ""},
+                 {"[1, \"a\" ,{} , [2,[3]],null]\n", 5, ""},
+                 {"{\"data\":[1,2]}", 2, ""},
+                 {"{\"a\":{\"data\":[1]},\n\"data\" : [1,2,3] , \"b\":[]}", 3, ""},
+                 {"{\n\"data\":1,\"x\":2}", -1, "expected an array of records"},
+                 {"{\n}", -1, "expected an array of records"},
+                 {"[1,2", -1, "line 1, column"},
+                 {"[1,]", -1, "line 1, column"},
+                 {"[1 2]", -1, "expected ',' or ']'"},
+                 {"[\n1] x", -1, "line 2, column 3: end of file expected"},
+                 {"[,1]", -1, "line 1, column"},
+                 {"[1]]", -1, "end of file expected"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sti_records *r;
+        sti_record rec;
+        still_error err = {0};
+        const still_status st = sti_records_open(put_data(cases[i].text), &r, &err);
+        if ((st == STILL_OK) != (cases[i].n >= 0) || !strstr(err.text, cases[i].why))
+            fail_msg("'%s': status %d, \"%s\"", cases[i].text, st, err.text);
+        int n = 0;
+        for (bool more = st == STILL_OK; more; n += more) {
+            assert_int_equal(sti_records_next(r, &rec, &more, &err), STILL_OK);
+            assert_true(sti_records_offset(r, 1000) <= 1000);
+        }
+        if (st == STILL_OK) assert_int_equal(n, cases[i].n);
+        sti_records_close(r);
+    }
+}
+
+/* A list of numbers takes its text, not a value for each of them. */
+static void json_takes_its_text(void **state)
+{
+    (void)state;
+    enum { N = 8 << 20 };
+    char *text = malloc(N + 1);
+    assert_non_null(text);
+    for (size_t i = 0; i < N - 2; i += 2) memcpy(text + i, ",0", 2);
+    text[0] = '[';
+    memcpy(text + N - 2, " ]", 3);
+    put_data(text);
+    free(text);
+    const pid_t child = fork();
+    if (child == 0) {
+        sti_records *r;
+        still_error err;
+        struct rusage before, after;
+        getrusage(RUSAGE_SELF, &before);
+        if (sti_records_open(data_file, &r, &err) != STILL_OK) _exit(2);
+        getrusage(RUSAGE_SELF, &after);
+        _exit(after.ru_maxrss - before.ru_maxrss > 64 << 10);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+#ifdef __SANITIZE_ADDRESS__ /* keeps what was freed for a while */
+    assert_int_not_equal(WEXITSTATUS(status), 2);
+#else
+    assert_int_equal(WEXITSTATUS(status), 0);
+#endif
+}
+
 static void parameters_are_checked(void **state)
 {
     (void)state;
@@ -427,6 +500,8 @@ int main(void)
         cmocka_unit_test(held_out_is_disjoint),
         cmocka_unit_test(broken_records_are_counted),
         cmocka_unit_test(bad_files_are_named),
+        cmocka_unit_test(json_arrays),
+        cmocka_unit_test(json_takes_its_text),
         cmocka_unit_test(parameters_are_checked),
         cmocka_unit_test(progress_counts_bytes_and_cancels),
     };
