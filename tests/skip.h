@@ -1,10 +1,16 @@
-/* skip.h - skips a test and says why, which tests/expect.sh insists on. Goes after
- * cmocka.h. A skip that is nobody's fault (an instruction set, a device) has its line in
+/* skip.h - skips a test and says why, which tests/expect.sh insists on. A
+ * skip that is nobody's fault (an instruction set, a device) has its line in
  * tests/expected-skips; any other one fails `make test`. */
 #ifndef TESTS_SKIP_H
 #define TESTS_SKIP_H
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 /* skip_because("no %s here", name) */
 #define skip_because(...)                                                              \
