@@ -436,7 +436,7 @@ static void open_caches(bench *b, caches *c, int batch, int tokens)
                                        .past = tokens,
                                        .K = (char *)c->memory.p + 2 * i * half,
                                        .V = (char *)c->memory.p + (2 * i + 1) * half,
-                                       .room = room};
+                                       .capacity = room};
 }
 
 static void close_caches(bench *b, caches *c)
@@ -570,7 +570,7 @@ static void multiply(bench *b, products *p)
                  .n = 4,
                  .norm = p->norm.p,
                  .eps = 1e-5f,
-                 .room = p->h.p,
+                 .normed = p->h.p,
                  .w = {&p->w[Q], &p->w[K], &p->w[V], &p->w[GATE]},
                  .y = {q, kv, kv + M * (size_t)p->w[K].N, q + M * (size_t)p->w[Q].N}},
              &e),
@@ -584,17 +584,17 @@ static void multiply(bench *b, products *p)
                                           .accumulate = true},
                        &e),
          &e);
-    must(b->be->feed_forward(b->dev,
-                             &(sti_feed_forward_args){.x = p->x.p,
-                                                      .M = p->M,
-                                                      .w = {.gate = &p->w[FFN_GATE],
-                                                            .up = &p->w[UP],
-                                                            .down = &p->w[DOWN],
-                                                            .norm = p->norm.p,
-                                                            .eps = 1e-5f},
-                                                      .room_h = p->h.p,
-                                                      .room = p->room.p},
-                             &e),
+    must(b->be->ffn_forward(b->dev,
+                            &(sti_ffn_args){.x = p->x.p,
+                                            .M = p->M,
+                                            .w = {.gate = &p->w[FFN_GATE],
+                                                  .up = &p->w[UP],
+                                                  .down = &p->w[DOWN],
+                                                  .norm = p->norm.p,
+                                                  .eps = 1e-5f},
+                                            .scratch_h = p->h.p,
+                                            .scratch = p->room.p},
+                            &e),
          &e);
 }
 

@@ -84,7 +84,7 @@ static still_status follower_new(follower *f, const still_session *s,
     *f = (follower){.set = set,
                     .inv_freq = layer->inv_freq,
                     .interleaved = layer->interleaved,
-                    .S = sti_hybrid_selectors(set, &shape),
+                    .S = sti_hybrid_selection_heads(set, &shape),
                     .D = shape.D,
                     .P = sti_hybrid_features(set, &shape)};
     sti_carve c = {0};
@@ -144,7 +144,7 @@ static void join(const follower *f, int sel, int64_t c)
 static bool leave(const follower *f, int sel, int64_t c, const sti_hybrid_state *st)
 {
     head *h = &f->head[sel];
-    const int32_t *position = st->sal_pos + (size_t)sel * (size_t)st->room;
+    const int32_t *position = st->sal_pos + (size_t)sel * (size_t)st->sal_capacity;
     const int count = st->sal_count[sel], before = h->salient + f->set->chunk;
     join(f, sel, c);
     for (int i = 0; i < count; i++) f->stays[position[i]] = 1;

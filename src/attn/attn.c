@@ -32,10 +32,10 @@ const sti_attn_method *sti_attn_find(const char *name)
 }
 
 /* Appends a name to a list in buf. */
-static void add_name(char *buf, size_t room, const char *name)
+static void add_name(char *buf, size_t capacity, const char *name)
 {
     size_t n = strlen(buf);
-    snprintf(buf + n, room - n, "%s%s", n ? ", " : "", name);
+    snprintf(buf + n, capacity - n, "%s%s", n ? ", " : "", name);
 }
 
 static still_status unknown_method(const char *name, still_error *err)
@@ -216,9 +216,8 @@ still_status sti_attn_no_kernels(const sti_backend *be, const sti_attn_config *c
                     c->method->name, be->name);
 }
 
-still_status sti_attn_rotate(const sti_backend *be, sti_dev *dev,
-                             const sti_attn_layer *l, const sti_attn_io *io,
-                             still_error *err)
+still_status sti_attn_rope(const sti_backend *be, sti_dev *dev, const sti_attn_layer *l,
+                           const sti_attn_io *io, still_error *err)
 {
     sti_rope_args a = {.x = io->q,
                        .pos = io->pos,

@@ -68,8 +68,8 @@ still_status sti_attn_configure(const still_method *m, const sti_attn_layer *lay
 typedef struct sti_attn_memory {
     union {
         struct {
-            void *k, *v; /* [G, room, D] */
-            int room;
+            void *k, *v; /* [G, capacity, D] */
+            int capacity;
         } softmax;
         sti_hybrid_state hybrid;
         sti_linear_state linear;
@@ -104,8 +104,8 @@ enum {
 
 struct sti_attn_engine {
     /* Lays a layer's memory out (counts with c->base NULL). */
-    void (*carve)(const sti_backend *, const sti_attn_config *, const sti_attn_layer *,
-                  sti_carve *c, sti_attn_memory *out);
+    void (*carve_memory)(const sti_backend *, const sti_attn_config *,
+                         const sti_attn_layer *, sti_carve *c, sti_attn_memory *out);
     /* Makes calls of `batch` rows possible without allocating. */
     still_status (*reserve)(const sti_backend *, sti_dev *, const sti_attn_config *,
                             const sti_attn_layer *, still_error *);
@@ -134,9 +134,8 @@ still_status sti_attn_no_kernels(const sti_backend *be, const sti_attn_config *c
 /* Bytes of a stored key or value element in a state. */
 size_t sti_attn_kv_size(const sti_backend *be, const sti_attn_config *c);
 
-/* Rotates q and k of all rows; shared by engines that attend after RoPE. */
-still_status sti_attn_rotate(const sti_backend *be, sti_dev *dev,
-                             const sti_attn_layer *l, const sti_attn_io *io,
-                             still_error *err);
+/* RoPE on q and k of all rows; shared by engines that attend after RoPE. */
+still_status sti_attn_rope(const sti_backend *be, sti_dev *dev, const sti_attn_layer *l,
+                           const sti_attn_io *io, still_error *err);
 
 #endif

@@ -27,7 +27,8 @@ sti_hybrid_settings sti_attn_hybrid_settings(const sti_attn_config *cfg,
     s.layer = l->index;
     if (cfg->n_caps == 0) return s;
     const sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
-    const int S = sti_hybrid_selectors(&s, &shape), first = cap_of(cfg, l->index, 0);
+    const int S = sti_hybrid_selection_heads(&s, &shape),
+              first = cap_of(cfg, l->index, 0);
     int most = first;
     for (int i = 0; i < S && i < STI_UNEVEN_HEADS_MAX; i++) {
         s.head_cap[i] = cap_of(cfg, l->index, i);
@@ -50,8 +51,8 @@ sti_hybrid_in sti_attn_hybrid_in(const sti_attn_layer *l)
                            .bias_k = p->bias_k};
 }
 
-static void carve(const sti_backend *be, const sti_attn_config *cfg,
-                  const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
+static void carve_hybrid(const sti_backend *be, const sti_attn_config *cfg,
+                         const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
 {
     size_t kv = sti_attn_kv_size(be, cfg);
     sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
@@ -69,27 +70,28 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
     return be->hybrid_reserve(dev, &set, &shape, cfg->batch, err);
 }
 
-/* Turns q and k, and keeps q as it was where that is wanted too; unless the operator
- * does. */
-static still_status rotate(const sti_backend *be, sti_dev *dev, const sti_attn_layer *l,
-                           const sti_attn_io *io, const sti_hybrid_settings *set,
-                           sti_hybrid_args *args, still_error *err)
+/* RoPE on q and k (raw q saved if needed); skipped if the backend applies it. */
+static still_status apply_rope(const sti_backend *be, sti_dev *dev,
+                               const sti_attn_layer *l, const sti_attn_io *io,
+                               const sti_hybrid_settings *set, sti_hybrid_args *args,
+                               still_error *err)
 {
     const size_t q_row = (size_t)l->heads * (size_t)l->head_dim;
-    const bool raw = sti_hybrid_rotates(set);
-    const bool turns = be->hybrid_turns && be->hybrid_turns(args, io->n_rows);
-    for (int i = 0; (raw || turns) && i < io->n_rows; i++) {
+    const bool raw = sti_hybrid_needs_raw(set);
+    const bool skip =
+        be->hybrid_applies_rope && be->hybrid_applies_rope(args, io->n_rows);
+    for (int i = 0; (raw || skip) && i < io->n_rows; i++) {
         sti_hybrid_in *in = &args[i].in;
-        in->unrotated = turns;
+        in->unrotated = skip;
         in->inv_freq = l->inv_freq;
         in->interleaved = l->interleaved;
-        if (!turns) in->q_raw = io->q_raw + (size_t)io->rows[i].row0 * q_row;
+        if (!skip) in->q_raw = io->q_raw + (size_t)io->rows[i].row0 * q_row;
     }
-    if (turns) return STILL_OK;
+    if (skip) return STILL_OK;
     if (raw)
         STI_TRY(be->mem_move(dev, io->q_raw, io->q,
                              (size_t)io->M * q_row * sizeof(float), err));
-    return sti_attn_rotate(be, dev, l, io, err);
+    return sti_attn_rope(be, dev, l, io, err);
 }
 
 static still_status forward(const sti_backend *be, sti_dev *dev,
@@ -115,7 +117,7 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
         args[i].in.v = io->v + k0;
         if (io->gate_logit) args[i].in.gate_logit = io->gate_logit + q0;
     }
-    STI_TRY(rotate(be, dev, l, io, &set, args, err));
+    STI_TRY(apply_rope(be, dev, l, io, &set, args, err));
     return be->hybrid(dev, args, io->n_rows, err);
 }
 
@@ -125,11 +127,11 @@ static bool sound(const sti_attn_config *cfg, const sti_attn_layer *l,
     const sti_hybrid_state *st = &m->hybrid;
     sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
     const sti_hybrid_settings set = sti_attn_hybrid_settings(cfg, l);
-    int S = sti_hybrid_selectors(&set, &shape);
+    int S = sti_hybrid_selection_heads(&set, &shape);
     for (int s = 0; st->sal_count && s < S; s++) {
         const sti_hybrid_list list = sti_hybrid_list_of(&set, st, s);
         int n = st->sal_count[s];
-        if (n < 0 || n > list.room) return false;
+        if (n < 0 || n > list.capacity) return false;
         for (int i = 0; i < n; i++) {
             int32_t pos = st->sal_pos[list.first + (size_t)i];
             if (pos < 0 || pos >= length) return false;
@@ -138,4 +140,4 @@ static bool sound(const sti_attn_config *cfg, const sti_attn_layer *l,
     return true;
 }
 
-const sti_attn_engine sti_attn_hybrid = {carve, reserve, forward, sound};
+const sti_attn_engine sti_attn_hybrid = {carve_hybrid, reserve, forward, sound};

@@ -2,8 +2,8 @@
  * where their equations say. */
 #include "attn/attn.h"
 
-static void carve(const sti_backend *be, const sti_attn_config *cfg,
-                  const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
+static void carve_linear(const sti_backend *be, const sti_attn_config *cfg,
+                         const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
 {
     size_t kv = sti_attn_kv_size(be, cfg);
     sti_linear_shape shape = {l->heads, l->kv_heads, l->head_dim};
@@ -48,4 +48,4 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
     return be->linear(dev, args, io->n_rows, err);
 }
 
-const sti_attn_engine sti_attn_linear = {carve, reserve, forward, NULL};
+const sti_attn_engine sti_attn_linear = {carve_linear, reserve, forward, NULL};

@@ -1,23 +1,23 @@
 /* softmax.c - the teacher's attention: every key and value is kept.
  *
- * A layer holds keys [G, room, D] and values [G, room, D]. room is the context, or less
+ * A layer holds keys [G, capacity, D] and values [G, capacity, D]. capacity is the context, or less
  * where the model itself looks back only `window` tokens: the cache is then a ring that
  * holds the window and one batch. */
 #include "attn/attn.h"
 
 _Static_assert(sizeof(sti_attn_segment) <= STI_ATTN_SCRATCH, "scratch is too small");
 
-static void carve(const sti_backend *be, const sti_attn_config *cfg,
-                  const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
+static void carve_softmax(const sti_backend *be, const sti_attn_config *cfg,
+                          const sti_attn_layer *l, sti_carve *c, sti_attn_memory *out)
 {
     (void)be;
     int64_t ring = (int64_t)l->window + cfg->batch;
-    int room = l->window > 0 && ring < cfg->ctx ? (int)ring : cfg->ctx;
+    int capacity = l->window > 0 && ring < cfg->ctx ? (int)ring : cfg->ctx;
     size_t row = (size_t)l->kv_heads * (size_t)l->head_dim *
                  (cfg->cache == STI_F32 ? sizeof(float) : sizeof(uint16_t));
-    out->softmax.k = sti_carve_take(c, (size_t)room, row);
-    out->softmax.v = sti_carve_take(c, (size_t)room, row);
-    out->softmax.room = room;
+    out->softmax.k = sti_carve_take(c, (size_t)capacity, row);
+    out->softmax.v = sti_carve_take(c, (size_t)capacity, row);
+    out->softmax.capacity = capacity;
 }
 
 static still_status reserve(const sti_backend *be, sti_dev *dev,
@@ -32,7 +32,7 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
                             const sti_attn_config *cfg, const sti_attn_layer *l,
                             const sti_attn_io *io, still_error *err)
 {
-    STI_TRY(sti_attn_rotate(be, dev, l, io, err));
+    STI_TRY(sti_attn_rope(be, dev, l, io, err));
     sti_attn_segment *segment = io->scratch;
     for (int i = 0; i < io->n_rows; i++) {
         const sti_attn_seq *r = &io->rows[i];
@@ -41,7 +41,7 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
                                         .past = r->past,
                                         .K = r->memory->softmax.k,
                                         .V = r->memory->softmax.v,
-                                        .room = r->memory->softmax.room};
+                                        .capacity = r->memory->softmax.capacity};
     }
     return be->softmax_attn(dev,
                             &(sti_attn_args){.q = io->q,
@@ -58,4 +58,4 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
                             err);
 }
 
-const sti_attn_engine sti_attn_softmax = {carve, reserve, forward, NULL};
+const sti_attn_engine sti_attn_softmax = {carve_softmax, reserve, forward, NULL};

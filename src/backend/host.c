@@ -46,10 +46,11 @@ size_t sti_host_mem_peak(sti_dev *dev, bool restart)
     return sti_peak_rss();
 }
 
-/* gate and up [M, ffn] = W (rmsnorm of x) + bias; room_h [M, K]. */
+/* gate and up [M, ffn] = W (rmsnorm of x) + bias; scratch_h [M, K]. */
 static still_status gate_and_up(const sti_backend *be, sti_dev *dev,
-                                const sti_feed_weights *w, const float *x, int M,
-                                float *room_h, float *gate, float *up, still_error *err)
+                                const sti_ffn_weights *w, const float *x, int M,
+                                float *scratch_h, float *gate, float *up,
+                                still_error *err)
 {
     return be->matmul(dev,
                       &(sti_matmul_args){.x = x,
@@ -57,16 +58,16 @@ static still_status gate_and_up(const sti_backend *be, sti_dev *dev,
                                          .n = 2,
                                          .norm = w->norm,
                                          .eps = w->eps,
-                                         .room = room_h,
+                                         .normed = scratch_h,
                                          .w = {w->gate, w->up},
                                          .bias = {w->gate_bias, w->up_bias},
                                          .y = {gate, up}},
                       err);
 }
 
-/* x[M, K] += W_down (silu(gate) * up) + bias; s [M, ffn] is room and may be gate. */
+/* x[M, K] += W_down (silu(gate) * up) + bias; s [M, ffn] is scratch and may be gate. */
 static still_status add_down(const sti_backend *be, sti_dev *dev,
-                             const sti_feed_weights *w, const float *gate,
+                             const sti_ffn_weights *w, const float *gate,
                              const float *up, int M, float *s, float *x,
                              still_error *err)
 {
@@ -85,31 +86,31 @@ static still_status add_down(const sti_backend *be, sti_dev *dev,
                       err);
 }
 
-still_status sti_host_feed_forward(const sti_backend *be, sti_dev *dev,
-                                   const sti_feed_forward_args *a, still_error *err)
+still_status sti_host_ffn_forward(const sti_backend *be, sti_dev *dev,
+                                  const sti_ffn_args *a, still_error *err)
 {
-    float *gate = a->room, *up = gate + (size_t)a->M * (size_t)a->w.gate->N;
-    STI_TRY(gate_and_up(be, dev, &a->w, a->x, a->M, a->room_h, gate, up, err));
+    float *gate = a->scratch, *up = gate + (size_t)a->M * (size_t)a->w.gate->N;
+    STI_TRY(gate_and_up(be, dev, &a->w, a->x, a->M, a->scratch_h, gate, up, err));
     return add_down(be, dev, &a->w, gate, up, a->M, gate, a->x, err);
 }
 
-still_status sti_host_feed_train(const sti_backend *be, sti_dev *dev,
-                                 const sti_feed_train_args *a, still_error *err)
+still_status sti_host_ffn_train(const sti_backend *be, sti_dev *dev,
+                                const sti_ffn_train_args *a, still_error *err)
 {
     float *gate = a->kept, *up = gate + (size_t)a->M * (size_t)a->w.gate->N;
-    STI_TRY(gate_and_up(be, dev, &a->w, a->x, a->M, a->room_h, gate, up, err));
+    STI_TRY(gate_and_up(be, dev, &a->w, a->x, a->M, a->scratch_h, gate, up, err));
     if (!a->y) return STILL_OK;
     STI_TRY(be->mem_move(dev, a->y, a->x,
                          (size_t)a->M * (size_t)a->w.gate->K * sizeof(float), err));
-    return add_down(be, dev, &a->w, gate, up, a->M, a->room, a->y, err);
+    return add_down(be, dev, &a->w, gate, up, a->M, a->scratch, a->y, err);
 }
 
-still_status sti_host_feed_back(const sti_backend *be, sti_dev *dev,
-                                const sti_feed_train_args *a, still_error *err)
+still_status sti_host_ffn_back(const sti_backend *be, sti_dev *dev,
+                               const sti_ffn_train_args *a, still_error *err)
 {
     const int ffn = (int)a->w.gate->N;
     const size_t half = (size_t)a->M * (size_t)ffn;
-    float *dgate = a->room, *dup = a->room + half;
+    float *dgate = a->scratch, *dup = a->scratch + half;
     STI_TRY(be->matmul_back(
         dev,
         &(sti_matmul_back_args){
@@ -129,12 +130,12 @@ still_status sti_host_feed_back(const sti_backend *be, sti_dev *dev,
                                                     .M = a->M,
                                                     .n = 2,
                                                     .w = {a->w.gate, a->w.up},
-                                                    .dx = a->room_h},
+                                                    .dx = a->scratch_h},
                             err));
     return be->rmsnorm_back(dev,
                             &(sti_rmsnorm_back_args){.x = a->x,
                                                      .g = a->w.norm,
-                                                     .dy = a->room_h,
+                                                     .dy = a->scratch_h,
                                                      .dx = a->dx,
                                                      .M = a->M,
                                                      .K = (int)a->w.gate->K,
@@ -142,12 +143,12 @@ still_status sti_host_feed_back(const sti_backend *be, sti_dev *dev,
                             err);
 }
 
-still_status sti_host_matmul_added(const sti_backend *be, sti_dev *dev,
-                                   const sti_matmul_added_args *a, still_error *err)
+still_status sti_host_matmul_lora(const sti_backend *be, sti_dev *dev,
+                                  const sti_matmul_lora_args *a, still_error *err)
 {
     const sti_matmul_args *p = &a->product;
     const size_t M = (size_t)p->M;
-    sti_matmul_args down = {.x = p->norm ? p->room : p->x, .M = p->M};
+    sti_matmul_args down = {.x = p->norm ? p->normed : p->x, .M = p->M};
     if (a->from)
         STI_TRY(be->mem_move(dev, p->y[0], a->from,
                              M * (size_t)p->w[0]->N * sizeof(float), err));
@@ -155,15 +156,15 @@ still_status sti_host_matmul_added(const sti_backend *be, sti_dev *dev,
     for (int i = 0; i < p->n; i++) {
         if (!a->add[i].a) continue;
         down.w[down.n] = a->add[i].a;
-        down.y[down.n++] = a->add[i].low;
+        down.y[down.n++] = a->add[i].lora_x;
     }
     if (down.n > 0) STI_TRY(be->matmul(dev, &down, err));
     for (int i = 0; i < p->n; i++) {
-        const sti_addition *add = &a->add[i];
+        const sti_lora_args *add = &a->add[i];
         if (!add->a) continue;
-        STI_TRY(be->scale(dev, add->low, M * (size_t)add->a->N, a->scale, err));
+        STI_TRY(be->scale(dev, add->lora_x, M * (size_t)add->a->N, a->scale, err));
         STI_TRY(be->matmul(dev,
-                           &(sti_matmul_args){.x = add->low,
+                           &(sti_matmul_args){.x = add->lora_x,
                                               .M = p->M,
                                               .n = 1,
                                               .w = {add->b},

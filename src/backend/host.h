@@ -13,15 +13,15 @@ still_status sti_host_mem_move(sti_dev *, void *to, const void *from, size_t byt
 still_status sti_host_mem_clear(sti_dev *, void *p, size_t bytes, still_error *);
 size_t sti_host_mem_peak(sti_dev *, bool restart);
 /* x += W_down swiglu(W_gate h, W_up h), h = rmsnorm(x), by the entries of `be`. */
-still_status sti_host_feed_forward(const sti_backend *be, sti_dev *,
-                                   const sti_feed_forward_args *, still_error *);
+still_status sti_host_ffn_forward(const sti_backend *be, sti_dev *,
+                                  const sti_ffn_args *, still_error *);
 /* The same in training, forwards and backwards; gate and up are what is kept. */
-still_status sti_host_feed_train(const sti_backend *be, sti_dev *,
-                                 const sti_feed_train_args *, still_error *);
-still_status sti_host_feed_back(const sti_backend *be, sti_dev *,
-                                const sti_feed_train_args *, still_error *);
-still_status sti_host_matmul_added(const sti_backend *be, sti_dev *,
-                                   const sti_matmul_added_args *, still_error *);
+still_status sti_host_ffn_train(const sti_backend *be, sti_dev *,
+                                const sti_ffn_train_args *, still_error *);
+still_status sti_host_ffn_back(const sti_backend *be, sti_dev *,
+                               const sti_ffn_train_args *, still_error *);
+still_status sti_host_matmul_lora(const sti_backend *be, sti_dev *,
+                                  const sti_matmul_lora_args *, still_error *);
 /* Element by element, in order. */
 still_status sti_host_compare(sti_dev *, const sti_compare_args *, still_error *);
 still_status sti_host_dropout(sti_dev *, const sti_dropout_args *, still_error *);

@@ -29,7 +29,7 @@ static void carve_memory(const still_model *m, int rows, sti_carve *c, sti_scrat
     if (m->adapter) {
         size_t rank = (size_t)m->adapter->spec.lora.rank;
         out->attn_gate = sti_carve_take(c, R * qd, sizeof(float));
-        out->low = sti_carve_take(c, STI_MATMUL_MAX * R * rank, sizeof(float));
+        out->lora_x = sti_carve_take(c, STI_MATMUL_MAX * R * rank, sizeof(float));
     }
     out->logits =
         sti_carve_take(c, (size_t)out->head_rows * (size_t)g->vocab, sizeof(float));
@@ -98,22 +98,22 @@ sti_attn_layer sti_model_attn_layer(const still_model *m, int layer)
     return l;
 }
 
-sti_feed_weights sti_model_feed(const still_model *m, int layer)
+sti_ffn_weights sti_model_ffn(const still_model *m, int layer)
 {
     const sti_layer *L = &m->layer[layer];
-    return (sti_feed_weights){.gate = &L->gate.w,
-                              .up = &L->up.w,
-                              .down = &L->down.w,
-                              .gate_bias = L->gate.bias,
-                              .up_bias = L->up.bias,
-                              .down_bias = L->down.bias,
-                              .norm = L->ffn_norm,
-                              .eps = m->cfg.rms_eps};
+    return (sti_ffn_weights){.gate = &L->gate.w,
+                             .up = &L->up.w,
+                             .down = &L->down.w,
+                             .gate_bias = L->gate.bias,
+                             .up_bias = L->up.bias,
+                             .down_bias = L->down.bias,
+                             .norm = L->ffn_norm,
+                             .eps = m->cfg.rms_eps};
 }
 
 still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
                                     const sti_target *target, int n, const float *x,
-                                    int M, float *low, float *const *y,
+                                    int M, float *lora_x, float *const *y,
                                     still_error *err)
 {
     const int rank = a->spec.lora.rank;
@@ -128,7 +128,7 @@ still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
         lora[down.n] = l;
         out[down.n] = y[i];
         down.w[down.n] = &l->a.w;
-        down.y[down.n++] = low + (size_t)i * size;
+        down.y[down.n++] = lora_x + (size_t)i * size;
     }
     if (down.n == 0) return STILL_OK;
     STI_TRY(a->be->matmul(a->dev, &down, err));
@@ -200,7 +200,7 @@ static still_status attention(still_model *m, const sti_attn_config *cfg, int la
                                .n = 3,
                                .norm = L->attn_norm,
                                .eps = m->cfg.rms_eps,
-                               .room = s->h,
+                               .normed = s->h,
                                .keep_normed = a && a->spec.lora.rank > 0,
                                .w = {&L->q.w, &L->k.w, &L->v.w},
                                .bias = {L->q.bias, L->k.bias, L->v.bias},
@@ -215,7 +215,7 @@ static still_status attention(still_model *m, const sti_attn_config *cfg, int la
             sti_model_add_low_rank(a, layer,
                                    (const sti_target[]){STI_TARGET_Q, STI_TARGET_K,
                                                         STI_TARGET_V, STI_TARGET_GATE},
-                                   project.n, s->h, M, s->low, project.y, err));
+                                   project.n, s->h, M, s->lora_x, project.y, err));
     STI_TRY(sti_attn_engine_of(cfg, layer)
                 ->forward(m->be, m->dev, cfg, &shape,
                           &(sti_attn_io){.q = s->q,
@@ -233,18 +233,18 @@ static still_status attention(still_model *m, const sti_attn_config *cfg, int la
     STI_TRY(add_linear(m, &L->o, s->o, s->x, M, err));
     if (!a) return STILL_OK;
     return sti_model_add_low_rank(a, layer, (const sti_target[]){STI_TARGET_O}, 1, s->o,
-                                  M, s->low, (float *const[]){s->x}, err);
+                                  M, s->lora_x, (float *const[]){s->x}, err);
 }
 
-static still_status feed_forward(still_model *m, int layer, int M, still_error *err)
+static still_status ffn_forward(still_model *m, int layer, int M, still_error *err)
 {
-    return m->be->feed_forward(m->dev,
-                               &(sti_feed_forward_args){.x = m->scratch.x,
-                                                        .M = M,
-                                                        .w = sti_model_feed(m, layer),
-                                                        .room_h = m->scratch.h,
-                                                        .room = m->scratch.ffn},
-                               err);
+    return m->be->ffn_forward(m->dev,
+                              &(sti_ffn_args){.x = m->scratch.x,
+                                              .M = M,
+                                              .w = sti_model_ffn(m, layer),
+                                              .scratch_h = m->scratch.h,
+                                              .scratch = m->scratch.ffn},
+                              err);
 }
 
 typedef struct nan_search {
@@ -272,7 +272,7 @@ static still_status layers(still_model *m, const sti_attn_config *cfg,
         &(sti_embed_args){.w = &m->embed, .tok = tok, .M = M, .y = m->scratch.x}, err));
     for (int l = 0; l < m->cfg.layers; l++) {
         STI_TRY(attention(m, cfg, l, M, seq, n_seq, err));
-        STI_TRY(feed_forward(m, l, M, err));
+        STI_TRY(ffn_forward(m, l, M, err));
         if (search) STI_TRY(search_output(m, M, l, search, err));
         if (search && search->bad == l) break;
     }
@@ -347,7 +347,7 @@ static still_status logits_to(still_model *m, int row0, int n, float *to,
                                             .n = 1,
                                             .norm = m->final_norm,
                                             .eps = m->cfg.rms_eps,
-                                            .room = s->h,
+                                            .normed = s->h,
                                             .w = {sti_model_head(m)},
                                             .y = {to}},
                          err);

@@ -26,7 +26,7 @@ typedef struct sti_scratch {
     float *k, *v;         /* [rows, G, D] */
     float *ffn;           /* [2, rows, ffn]: room for gate and up */
     float *attn_gate;     /* [rows, H, D], with an adapter */
-    float *low;           /* [STI_MATMUL_MAX, rows, rank], likewise */
+    float *lora_x;        /* [STI_MATMUL_MAX, rows, rank], likewise */
     float *logits;        /* [head_rows, vocab] */
 
     int32_t *pos;           /* [rows] */
@@ -63,7 +63,7 @@ static inline const sti_weight *sti_model_head(const still_model *m)
 /* What attention methods ask of a layer. */
 sti_attn_layer sti_model_attn_layer(const still_model *m, int layer);
 /* What its feed-forward half multiplies by. */
-sti_feed_weights sti_model_feed(const still_model *m, int layer);
+sti_ffn_weights sti_model_ffn(const still_model *m, int layer);
 
 /* Makes passes of `rows` rows possible without allocating; what is enough stays. */
 still_status sti_model_reserve(still_model *m, int rows, still_error *err);
@@ -99,11 +99,11 @@ still_status sti_model_logits(still_model *m, int row0, int n, still_error *err)
 still_status sti_model_logits_to(still_model *m, int row, float *to, still_error *err);
 
 /* The additions of adapted projections: y_i += alpha / rank (x A_i^T) B_i^T for n
- * targets that read one input x [M, .]; those without one are skipped. low [n, M, rank]
+ * targets that read one input x [M, .]; those without one are skipped. lora_x [n, M, rank]
  * keeps alpha / rank x A^T, which is what the gradient of B asks for. */
 still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
                                     const sti_target *target, int n, const float *x,
-                                    int M, float *low, float *const *y,
+                                    int M, float *lora_x, float *const *y,
                                     still_error *err);
 
 sti_adapter_home sti_model_home(still_model *m);

@@ -77,7 +77,7 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
         return sti_fail(err, STILL_E_ARG,
                         "hybrid attention: cap %d, expected 0 to %d, or none", set->cap,
                         1 << 24);
-    const int S = sti_hybrid_selectors(set, shape);
+    const int S = sti_hybrid_selection_heads(set, shape);
     if (set->uneven && S > STI_UNEVEN_HEADS_MAX)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "hybrid attention: caps of %d heads in a layer, at most %d can "
@@ -105,7 +105,7 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
                         "hybrid attention: positions capped at %d, expected 0 (not "
                         "capped) or the window's %d to %d",
                         set->position_cap, 2 * set->chunk, 1 << 30);
-    if (sti_hybrid_rotates(set) && D % 2 != 0)
+    if (sti_hybrid_needs_raw(set) && D % 2 != 0)
         return sti_fail(err, STILL_E_ARG,
                         "hybrid attention: head size %d is odd and cannot be rotated",
                         D);
@@ -131,7 +131,7 @@ still_status sti_hybrid_match_check(const sti_hybrid_settings *set, still_error 
 
 /* Salient tokens a list may come to hold. Without a cap every chunk that has left by
  * token max_tokens - 1 has put `select` tokens there. */
-static int64_t salient_room(const sti_hybrid_settings *set, int64_t max_tokens)
+static int64_t salient_capacity(const sti_hybrid_settings *set, int64_t max_tokens)
 {
     if (!set->has_window || set->select == 0) return 0;
     if (set->cap >= 0) return set->cap;
@@ -144,15 +144,15 @@ void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
                             const sti_hybrid_shape *shape, int64_t max_tokens,
                             size_t kv_size, size_t real_size)
 {
-    const size_t S = (size_t)sti_hybrid_selectors(set, shape);
+    const size_t S = (size_t)sti_hybrid_selection_heads(set, shape);
     const size_t P = (size_t)sti_hybrid_features(set, shape);
     const size_t G = (size_t)shape->G, D = (size_t)shape->D;
     const size_t window = set->has_window ? 2 * (size_t)set->chunk : 0;
-    const int64_t wanted = salient_room(set, max_tokens);
-    const size_t room = wanted < INT32_MAX ? (size_t)wanted : INT32_MAX;
+    const int64_t wanted = salient_capacity(set, max_tokens);
+    const size_t capacity = wanted < INT32_MAX ? (size_t)wanted : INT32_MAX;
 
     *st = (sti_hybrid_state){.max_tokens = max_tokens,
-                             .room = (int)room,
+                             .sal_capacity = (int)capacity,
                              .kv_size = kv_size,
                              .real_size = real_size};
     if (window) {
@@ -162,7 +162,7 @@ void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
         if (sti_score_at(set->score)->received)
             st->win_received = sti_carve_take(c, S * window, real_size);
     }
-    if (room) {
+    if (capacity) {
         const size_t slots = sti_hybrid_list_of(set, st, (int)S).first;
         st->sal_k = sti_carve_take(c, slots * D, kv_size);
         st->sal_v = sti_carve_take(c, slots * D, kv_size);
@@ -177,8 +177,8 @@ void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
         st->lin_z = sti_carve_take(c, S * P, real_size);
     }
     if (set->has_linear && real_size == sizeof(float)) {
-        st->low_s = sti_carve_take(c, S * P * D, real_size);
-        st->low_z = sti_carve_take(c, S * P, real_size);
+        st->comp_s = sti_carve_take(c, S * P * D, real_size);
+        st->comp_z = sti_carve_take(c, S * P, real_size);
     }
     st->folded = sti_carve_take(c, S, sizeof *st->folded);
 }
@@ -188,7 +188,7 @@ void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
 void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set,
                             const sti_hybrid_shape *shape)
 {
-    const size_t S = (size_t)sti_hybrid_selectors(set, shape);
+    const size_t S = (size_t)sti_hybrid_selection_heads(set, shape);
     const size_t P = (size_t)sti_hybrid_features(set, shape);
     st->pos = 0;
     memset(st->sal_count, 0, S * sizeof *st->sal_count);
@@ -197,6 +197,6 @@ void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set
     const size_t z_bytes = S * P * st->real_size;
     if (st->lin_s) memset(st->lin_s, 0, s_bytes);
     if (st->lin_z) memset(st->lin_z, 0, z_bytes);
-    if (st->low_s) memset(st->low_s, 0, s_bytes);
-    if (st->low_z) memset(st->low_z, 0, z_bytes);
+    if (st->comp_s) memset(st->comp_s, 0, s_bytes);
+    if (st->comp_z) memset(st->comp_z, 0, z_bytes);
 }

@@ -41,7 +41,7 @@ typedef struct sti_score_stats {
     int layer, head;
 } sti_score_stats;
 
-/* What is known of it when its chunk leaves the window, for a selection head. */
+/* What is known of it when its chunk retires from the window, for a selection head. */
 typedef struct sti_score_end {
     double arrived;  /* mean of `arrive` over the query heads */
     double received; /* mean weight that the later queries of the token's own and next
@@ -52,14 +52,14 @@ typedef struct sti_score_end {
 } sti_score_end;
 
 /* A score in two steps. `arrive` runs once a token and query head; the mean over the
- * query heads of a selection head is stored with the token. `leave` runs when the
- * token's chunk leaves; backends find out what it says it needs. A new score is a row
+ * query heads of a selection head is stored with the token. `retire` runs when the
+ * token's chunk retires; backends find out what it says it needs. A new score is a row
  * of the table in ops/score.c, for all backends. */
 typedef struct sti_score {
     const char *name, *summary;
     double (*arrive)(const sti_score_stats *s); /* NULL: 0 */
-    double (*leave)(const sti_score_end *e);    /* NULL: arrived */
-    bool received, likeness;                    /* what `leave` needs */
+    double (*retire)(const sti_score_end *e);   /* NULL: arrived */
+    bool received, likeness;                    /* what `retire` needs */
     /* The definition where `arrive` is a closed form of it; the reference runs this.
      * logit: those of the last n <= C tokens, the token's own last. */
     double (*definition)(const double *logit, int n, double eps);
@@ -133,7 +133,7 @@ typedef struct sti_hybrid_shape {
 } sti_hybrid_shape;
 
 /* Whether queries and keys before RoPE are needed: in.q_raw, inv_freq, interleaved. */
-static inline bool sti_hybrid_rotates(const sti_hybrid_settings *set)
+static inline bool sti_hybrid_needs_raw(const sti_hybrid_settings *set)
 {
     return set->position_cap > 0 || set->feature_positions == STI_FEATURES_NONE;
 }
@@ -168,8 +168,8 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
 #define STI_MATCH_FLOOR 1e-12
 still_status sti_hybrid_match_check(const sti_hybrid_settings *set, still_error *err);
 
-static inline int sti_hybrid_selectors(const sti_hybrid_settings *set,
-                                       const sti_hybrid_shape *shape)
+static inline int sti_hybrid_selection_heads(const sti_hybrid_settings *set,
+                                             const sti_hybrid_shape *shape)
 {
     return set->per_head ? shape->H : shape->G;
 }
@@ -188,8 +188,8 @@ static inline int sti_hybrid_features(const sti_hybrid_settings *set,
  * has no use for is NULL. */
 typedef struct sti_hybrid_state {
     int64_t pos;        /* tokens seen */
-    int64_t max_tokens; /* what `room` was made for if there is no cap */
-    int room;           /* tokens the largest salient list can hold */
+    int64_t max_tokens; /* what sal_capacity was made for without a cap */
+    int sal_capacity;   /* tokens the largest salient list can hold */
     size_t kv_size, real_size;
     void *win_k, *win_v; /* kv   [G, 2C, D]: token j at slot j % 2C */
     void *win_score;     /* real [S, 2C] */
@@ -202,26 +202,26 @@ typedef struct sti_hybrid_state {
                             kept as it was before RoPE */
     int32_t *sal_count;  /* [S] */
     void *lin_s, *lin_z; /* real [S, P, D], [S, P] */
-    void *low_s, *low_z; /* float states: what rounding took from lin_s and lin_z, so
+    void *comp_s, *comp_z; /* float states: what rounding took from lin_s and lin_z, so
                             that a sum of millions of tokens does not drift */
-    int64_t *folded;     /* [S]: tokens in the state (or forgotten) */
+    int64_t *folded;       /* [S]: tokens in the state (or forgotten) */
 } sti_hybrid_state;
 
-/* A salient list: its slots are [first, first + room) of the arrays of all lists. */
+/* A salient list: its slots are [first, first + capacity) of the arrays of all lists. */
 typedef struct sti_hybrid_list {
     size_t first;
-    int room;
+    int capacity;
 } sti_hybrid_list;
 
 /* The list of selection head `sel`; that of head S begins where the last one ends. */
 static inline sti_hybrid_list sti_hybrid_list_of(const sti_hybrid_settings *set,
                                                  const sti_hybrid_state *st, int sel)
 {
-    sti_hybrid_list l = {(size_t)sel * (size_t)st->room, st->room};
-    if (!set->uneven || st->room == 0) return l;
+    sti_hybrid_list l = {(size_t)sel * (size_t)st->sal_capacity, st->sal_capacity};
+    if (!set->uneven || st->sal_capacity == 0) return l;
     l.first = 0;
     for (int i = 0; i < sel; i++) l.first += (size_t)set->head_cap[i];
-    l.room = sel < STI_UNEVEN_HEADS_MAX ? set->head_cap[sel] : 0;
+    l.capacity = sel < STI_UNEVEN_HEADS_MAX ? set->head_cap[sel] : 0;
     return l;
 }
 
@@ -242,10 +242,10 @@ void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set
  * sti_hybrid_in: q [T,H,D], k, v [T,G,D], q and k after RoPE; gate_logit [T,H,D];
  * alpha, window_logit [H]; map_q [H,D,F], map_k [S,D,F] ([in, out]; NULL: identity, the
  * first F columns); bias_q [H], bias_k [S] (relu map; NULL: 0). In the parallel form T
- * stands for B * T. Where sti_hybrid_rotates: q_raw [T,H,D], q before RoPE, and
+ * stands for B * T. Where sti_hybrid_needs_raw: q_raw [T,H,D], q before RoPE, and
  * inv_freq [D/2] with pairs as in sti_rope_args; angles are products in double.
- * unrotated: q and k come before RoPE instead, and the operator turns them by inv_freq;
- * no q_raw then. Recurrent form, where a backend's hybrid_turns says that it does.
+ * unrotated: q and k come before RoPE instead, and the operator applies RoPE by inv_freq;
+ * no q_raw then. Recurrent form, where a backend's hybrid_applies_rope says that it does.
  *
  * sti_hybrid_grad: a gradient for each input, of its shape; NULL: not wanted. Those of
  * q, k, v and gate_logit are written, those of parameters are added to.

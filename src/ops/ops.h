@@ -31,7 +31,7 @@ typedef struct sti_weight {
 
 /* y_i[M, N_i] = x[M, K] W_i^T + bias_i, for up to four matrices that read one input
  * (q, k, v and attention's gate; gate, up). accumulate: y_i += instead (residual
- * connections). norm: x goes through rmsnorm first; `room` is where a backend may put
+ * connections). norm: x goes through rmsnorm first; `normed` is where a backend may put
  * what comes of it, and where it must if keep_normed says that the caller reads it. */
 #define STI_MATMUL_MAX 4
 typedef struct sti_matmul_args {
@@ -39,7 +39,7 @@ typedef struct sti_matmul_args {
     int M, n;
     const float *norm; /* [K], or NULL: x is multiplied as it is */
     float eps;         /* of norm */
-    float *room;       /* with norm: [M, K], no alias */
+    float *normed;     /* with norm: [M, K], no alias */
     bool keep_normed;
     const sti_weight *w[STI_MATMUL_MAX];
     const float *bias[STI_MATMUL_MAX]; /* [N_i] or NULL */
@@ -63,13 +63,13 @@ typedef struct sti_rmsnorm_args {
     float eps;
 } sti_rmsnorm_args;
 
-/* Rotary positions in place: pair i of a head turns by pos * inv_freq[i], a product in
- * double: in float a stream of a million tokens would turn by 0.03 too much or too
- * little. Pairs are (i, i + D/2) (Hugging Face), or (2i, 2i+1) if interleaved (GGUF
- * llama). back: turns the other way, which is the gradient. */
+/* Rotary positions in place: pair i of a head is rotated by pos * inv_freq[i], a product in
+ * double: in float a stream of a million tokens would be rotated by 0.03 too much or
+ * too little. Pairs are (i, i + D/2) (Hugging Face), or (2i, 2i+1) if interleaved (GGUF
+ * llama). back: rotates the other way, which is the gradient. */
 typedef struct sti_rope_args {
     float *x;              /* [M, heads, D] */
-    float *also;           /* [M, also_heads, D]: turned likewise; or NULL */
+    float *also;           /* [M, also_heads, D]: rotated likewise; or NULL */
     const int32_t *pos;    /* [M], in the program's memory */
     const float *inv_freq; /* [D/2], likewise */
     int M, heads, also_heads, D;
@@ -85,36 +85,36 @@ typedef struct sti_swiglu_args {
 
 /* What the feed-forward half of a layer multiplies by: gate and up [ffn, K], down
  * [K, ffn], biases or NULL, norm [K]. */
-typedef struct sti_feed_weights {
+typedef struct sti_ffn_weights {
     const sti_weight *gate, *up, *down;
     const float *gate_bias, *up_bias, *down_bias;
     const float *norm;
     float eps;
-} sti_feed_weights;
+} sti_ffn_weights;
 
 /* The feed-forward half of a layer, x += W_down (silu(W_gate h) * (W_up h)), h =
  * rmsnorm(x), biases left out here. One entry so that a backend may keep what lies
- * between in a form of its own: room_h and room are for that. */
-typedef struct sti_feed_forward_args {
+ * between in a form of its own: scratch_h and scratch are for that. */
+typedef struct sti_ffn_args {
     float *x; /* [M, K], changed in place */
     int M;
-    sti_feed_weights w;
-    float *room_h, *room; /* [M, K], [2, M, ffn] */
-} sti_feed_forward_args;
+    sti_ffn_weights w;
+    float *scratch_h, *scratch; /* [M, K], [2, M, ffn] */
+} sti_ffn_args;
 
 /* Softmax attention of rows that belong to several sessions. Segment s is rows
  * [row0, row0 + n) of q, k, v: the next n tokens of a session that already holds
  * `past` tokens in its cache. The op stores k and v at past.. and writes
  *   o_t = sum_j softmax_j(q_t . k_j / sqrt(D)) v_j,   t - window < j <= t
- * (window 0: all j <= t). Cache rows are [G, room, D] each for K and V, of type `cache`
+ * (window 0: all j <= t). Cache rows are [G, capacity, D] each for K and V, of type `cache`
  * (STI_F16, or STI_F32 where precision is asked for; new rows are read back through it,
- * so that prefill and decode see the same numbers). A cache of room < past + n is a
- * ring that must hold the window (room >= window + n - 1): token j lives at row
- * j % room. */
+ * so that prefill and decode see the same numbers). A cache of capacity < past + n is a
+ * ring that must hold the window (capacity >= window + n - 1): token j lives at row
+ * j % capacity. */
 typedef struct sti_attn_segment {
     int row0, n, past;
     void *K, *V;
-    int room;
+    int capacity;
 } sti_attn_segment;
 typedef struct sti_attn_args {
     const float *q, *k, *v; /* [M, H, D], [M, G, D], [M, G, D]; q, k after RoPE */
@@ -136,19 +136,19 @@ typedef struct sti_logprob_args {
 } sti_logprob_args;
 
 /* A matmul in training, whose matrices may have low-rank additions:
- *   y_i += low_i B_i^T,  low_i = scale x A_i^T,  x as the matmul multiplies it.
- * low is kept for the backward. */
-typedef struct sti_addition {
+ *   y_i += lora_x_i B_i^T,  lora_x_i = scale x A_i^T,  x as the matmul multiplies it.
+ * lora_x is kept for the backward. */
+typedef struct sti_lora_args {
     const sti_weight *a, *b; /* [R, K], [N_i, R]; NULL: none */
-    float *low;              /* [M, R] */
-} sti_addition;
-typedef struct sti_matmul_added_args {
+    float *lora_x;           /* [M, R] */
+} sti_lora_args;
+typedef struct sti_matmul_lora_args {
     sti_matmul_args product; /* keeps what it normed, if it norms */
     const float *from;       /* [M, N_0]: what is accumulated to instead of y, n is 1;
                                 NULL: y itself */
-    sti_addition add[STI_MATMUL_MAX];
+    sti_lora_args add[STI_MATMUL_MAX];
     float scale;
-} sti_matmul_added_args;
+} sti_matmul_lora_args;
 
 /* ---- Backward, for training ---------------------------------------------- */
 
@@ -187,16 +187,16 @@ typedef struct sti_rmsnorm_back_args {
 /* The feed-forward half of a layer in training, which leaves x as it is:
  *   y = x + W_down (silu(W_gate h) * (W_up h)),  h = rmsnorm(x), biases left out here.
  * What its backward asks for of what lies between is kept in a form of the backend's
- * own; room_h and room are for one call. */
-typedef struct sti_feed_train_args {
+ * own; scratch_h and scratch are for one call. */
+typedef struct sti_ffn_train_args {
     const float *x; /* [M, K] */
     int M;
-    sti_feed_weights w;
+    sti_ffn_weights w;
     float *kept; /* [2, M, ffn] */
     float *y;    /* forwards: [M, K], no alias; NULL: only what is kept is wanted */
     float *dx;   /* backwards: [M, K], in: gradient of y, out: of x */
-    float *room_h, *room; /* [M, K], [2, M, ffn] */
-} sti_feed_train_args;
+    float *scratch_h, *scratch; /* [M, K], [2, M, ffn] */
+} sti_ffn_train_args;
 
 /* dgate, dup [M, K] of swiglu; they may be gate and up themselves. */
 typedef struct sti_swiglu_back_args {
@@ -281,7 +281,7 @@ typedef struct sti_dev_params {
 /* A pass over all layers: M rows, whose ids and positions the operators are given
  * (embed, rope) and whose sequences they advance. `key` tells one kind of pass from
  * another: passes of one key differ in ids and positions alone, so a backend may record
- * one and replay it. No key comes to mean something else later. */
+ * one and replay it. Keys are never reused. */
 typedef struct sti_pass {
     const int32_t *tok, *pos; /* [M], in the program's memory */
     int M;
@@ -292,7 +292,7 @@ typedef struct sti_pass {
                       than the rest; 0: none does */
 } sti_pass;
 
-enum { STI_DEVICE_NAME = 16, STI_MEETING = 128 }; /* bytes */
+enum { STI_DEVICE_NAME = 16, STI_RANKS_ID = 128 }; /* bytes */
 
 typedef struct sti_backend {
     const char *name;
@@ -340,23 +340,21 @@ typedef struct sti_backend {
     still_status (*rmsnorm)(sti_dev *, const sti_rmsnorm_args *, still_error *);
     still_status (*rope)(sti_dev *, const sti_rope_args *, still_error *);
     still_status (*swiglu)(sti_dev *, const sti_swiglu_args *, still_error *);
-    still_status (*feed_forward)(sti_dev *, const sti_feed_forward_args *,
-                                 still_error *);
+    still_status (*ffn_forward)(sti_dev *, const sti_ffn_args *, still_error *);
     still_status (*softmax_attn)(sti_dev *, const sti_attn_args *, still_error *);
     still_status (*logprob)(sti_dev *, const sti_logprob_args *, still_error *);
 
     /* Training. matmul_grad, adam: n of them. sum_squares: of n stretches of x, in
      * double; out [n] is the program's. scale: x *= by. */
-    still_status (*matmul_added)(sti_dev *, const sti_matmul_added_args *,
-                                 still_error *);
+    still_status (*matmul_lora)(sti_dev *, const sti_matmul_lora_args *, still_error *);
     still_status (*matmul_back)(sti_dev *, const sti_matmul_back_args *, still_error *);
     still_status (*matmul_grad)(sti_dev *, const sti_matmul_grad_args *, int n,
                                 still_error *);
     still_status (*rmsnorm_back)(sti_dev *, const sti_rmsnorm_back_args *,
                                  still_error *);
     still_status (*swiglu_back)(sti_dev *, const sti_swiglu_back_args *, still_error *);
-    still_status (*feed_train)(sti_dev *, const sti_feed_train_args *, still_error *);
-    still_status (*feed_back)(sti_dev *, const sti_feed_train_args *, still_error *);
+    still_status (*ffn_train)(sti_dev *, const sti_ffn_train_args *, still_error *);
+    still_status (*ffn_back)(sti_dev *, const sti_ffn_train_args *, still_error *);
     still_status (*loss)(sti_dev *, const sti_loss_args *, still_error *);
     still_status (*adam)(sti_dev *, const sti_adam_args *, int n, still_error *);
     still_status (*sum_squares)(sti_dev *, const float *x, const sti_span *, int n,
@@ -366,24 +364,24 @@ typedef struct sti_backend {
     still_status (*scale)(sti_dev *, float *x, size_t n, float by, still_error *);
 
     /* Devices of several processes that add without the program's help; NULL: they
-     * cannot. ranks_name: of this device, another for every device there is. A rank
-     * makes a meeting, and all join it; a device leaves it when it is freed. ranks_sum:
+     * cannot. ranks_name: of this device, another for every device there is. One
+     * rank makes an id of the group, and all join by it; a device leaves when it is freed. ranks_sum:
      * x becomes its sum over ranks, each number added in their order. */
     still_status (*ranks_name)(sti_dev *, uint8_t name[STI_DEVICE_NAME], still_error *);
-    still_status (*ranks_meet)(uint8_t place[STI_MEETING], still_error *);
-    still_status (*ranks_join)(sti_dev *, const uint8_t place[STI_MEETING], int rank,
+    still_status (*ranks_new_id)(uint8_t id[STI_RANKS_ID], still_error *);
+    still_status (*ranks_join)(sti_dev *, const uint8_t id[STI_RANKS_ID], int rank,
                                int size, still_error *);
     still_status (*ranks_sum)(sti_dev *, float *x, size_t n, still_error *);
 
     /* The hybrid operator (ops/hybrid.h). `hybrid` advances n sessions, each by its own
      * T tokens; element sizes of their states are state_kv (0: the session's cache
      * type) and state_real. Scratch is reserved by dev_reserve like that of the others,
-     * once hybrid_reserve has said what settings will come. hybrid_turns: whether these
+     * once hybrid_reserve has said what settings will come. hybrid_applies_rope: whether these
      * calls may be `unrotated`; NULL: none may. */
     size_t state_kv, state_real;
     still_status (*hybrid_reserve)(sti_dev *, const sti_hybrid_settings *,
                                    const sti_hybrid_shape *, int rows, still_error *);
-    bool (*hybrid_turns)(const sti_hybrid_args *, int n);
+    bool (*hybrid_applies_rope)(const sti_hybrid_args *, int n);
     still_status (*hybrid)(sti_dev *, const sti_hybrid_args *, int n, still_error *);
     still_status (*hybrid_route)(sti_dev *, const sti_hybrid_parallel_args *,
                                  still_error *);

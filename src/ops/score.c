@@ -39,7 +39,7 @@ static double s3_arrive(const sti_score_stats *s)
     return others + p * log((p + s->eps) / s->eps);
 }
 
-static double received_leave(const sti_score_end *e)
+static double received_retire(const sti_score_end *e)
 {
     return e->received;
 }
@@ -47,7 +47,7 @@ static double received_leave(const sti_score_end *e)
 /* The formula of KeyDiff (arXiv 2504.15364), over the keys of a chunk: most point the
  * same way; those of a name or a number do not. The first token is where attention rests
  * that has nowhere to go: it stays. */
-static double distinct_leave(const sti_score_end *e)
+static double distinct_retire(const sti_score_end *e)
 {
     return e->position == 0 ? 2 : -e->likeness;
 }
@@ -80,12 +80,12 @@ static const sti_score table[STI_SCORE_COUNT] = {
     [STI_SCORE_S3] = {"s3", "Self-Saliency Score (the paper's)", s3_arrive, NULL, false,
                       false, s3_definition},
     [STI_SCORE_RECEIVED] = {"received", "attention received inside the window", NULL,
-                            received_leave, true, false, NULL},
+                            received_retire, true, false, NULL},
     [STI_SCORE_KEYNORM] = {"keynorm", "small key norm", keynorm_arrive, NULL, false,
                            false, NULL},
     [STI_SCORE_DISTINCT] = {"distinct",
                             "a key unlike the others of its chunk (KeyDiff)", NULL,
-                            distinct_leave, false, true, NULL},
+                            distinct_retire, false, true, NULL},
     [STI_SCORE_RANDOM] = {"random", "a hash of seed, layer, head and position",
                           random_arrive, NULL, false, false, NULL},
 };

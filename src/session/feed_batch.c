@@ -226,7 +226,7 @@ static still_status copy_layer(still_model *m, const sti_attn_config *cfg, int l
     const sti_attn_layer l = sti_model_attn_layer(m, layer);
     const size_t row =
         (size_t)l.head_dim * (cfg->cache == STI_F32 ? sizeof(float) : sizeof(uint16_t));
-    const size_t room = (size_t)from->softmax.room,
+    const size_t room = (size_t)from->softmax.capacity,
                  held = (size_t)length < room ? (size_t)length : room;
     for (int g = 0; g < l.kv_heads; g++) {
         const size_t at = (size_t)g * room * row;

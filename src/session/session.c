@@ -82,7 +82,7 @@ size_t sti_session_lay_out(const still_session *s, void *base, sti_attn_memory *
     for (int l = 0; l < m->cfg.layers; l++) {
         sti_attn_layer of = sti_model_attn_layer(m, l);
         sti_attn_engine_of(&s->cfg, l)
-            ->carve(m->be, &s->cfg, &of, &c, layer ? &layer[l] : &unused);
+            ->carve_memory(m->be, &s->cfg, &of, &c, layer ? &layer[l] : &unused);
     }
     sti_carve_take(&c, 0, 1); /* up to the next line */
     return c.used;

@@ -127,7 +127,7 @@ static int oldest_length(const still_session *s)
 {
     int oldest = 0;
     for (int l = 0; l < s->model->cfg.layers; l++) {
-        int window = s->model->cfg.window[l], room = s->layer[l].softmax.room;
+        int window = s->model->cfg.window[l], room = s->layer[l].softmax.capacity;
         if (room >= s->cfg.ctx) continue;
         int reach = s->length - (room - window);
         if (reach > oldest) oldest = reach;

@@ -69,7 +69,7 @@ static still_status fill_softmax(past *p, int layer, still_error *err)
     const size_t size = p->s->cfg.cache == STI_F32 ? sizeof(float) : sizeof(uint16_t);
     const sti_attn_memory *m = &p->s->layer[layer];
     const size_t n =
-        (size_t)l.kv_heads * (size_t)m->softmax.room * (size_t)l.head_dim * size;
+        (size_t)l.kv_heads * (size_t)m->softmax.capacity * (size_t)l.head_dim * size;
     fill(p, p->block.p, (n < SEED_BLOCK ? n : SEED_BLOCK) / size, size, 0, 1);
     STI_TRY(fill_cache(p, m->softmax.k, n, err));
     return fill_cache(p, m->softmax.v, n, err);
@@ -91,7 +91,7 @@ static int64_t salient(const sti_hybrid_settings *set, sti_hybrid_list list,
                        int64_t left)
 {
     const int64_t chosen = left / set->chunk * set->select;
-    return chosen < list.room ? chosen : list.room;
+    return chosen < list.capacity ? chosen : list.capacity;
 }
 
 static void fill_salient(past *p, const sti_hybrid_settings *set, sti_hybrid_state *st,
@@ -118,7 +118,7 @@ static void fill_hybrid(past *p, const sti_attn_layer *l, sti_hybrid_state *st)
     const sti_hybrid_settings own = sti_attn_hybrid_settings(&p->s->cfg, l),
                               *set = &own;
     const sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
-    const size_t S = (size_t)sti_hybrid_selectors(set, &shape),
+    const size_t S = (size_t)sti_hybrid_selection_heads(set, &shape),
                  P = (size_t)sti_hybrid_features(set, &shape), D = (size_t)shape.D,
                  window = 2 * (size_t)set->chunk, keys = (size_t)shape.G * window * D,
                  list = sti_hybrid_list_of(set, st, (int)S).first;
@@ -155,9 +155,9 @@ static still_status fill_state(past *p, int layer, still_error *err)
     const sti_attn_layer l = sti_model_attn_layer(m, layer);
     sti_carve count = {0}, c = {.base = p->block.p};
     sti_attn_memory there = s->layer[layer], here;
-    engine->carve(m->be, &s->cfg, &l, &count, &here);
+    engine->carve_memory(m->be, &s->cfg, &l, &count, &here);
     memset(p->block.p, 0, count.used);
-    engine->carve(m->be, &s->cfg, &l, &c, &here);
+    engine->carve_memory(m->be, &s->cfg, &l, &c, &here);
     unsigned char *begin;
     if (engine == &sti_attn_hybrid) {
         fill_hybrid(p, &l, &here.hybrid);
@@ -183,7 +183,7 @@ static size_t block_bytes(const still_session *s)
         sti_carve count = {0};
         sti_attn_memory unused;
         if (engine == &sti_attn_softmax) continue;
-        engine->carve(s->model->be, &s->cfg, &l, &count, &unused);
+        engine->carve_memory(s->model->be, &s->cfg, &l, &count, &unused);
         if (count.used > most) most = count.used;
     }
     return most;

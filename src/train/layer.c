@@ -14,8 +14,8 @@ static void carve_own(const sti_config *g, size_t M, int rank, bool raw, sti_car
     const size_t hidden = (size_t)g->hidden, ffn = (size_t)g->ffn,
                  qd = (size_t)g->heads * (size_t)g->head_dim,
                  kd = (size_t)g->kv_heads * (size_t)g->head_dim;
-    float **rows[] = {&out->h,  &out->mid, &out->qr,   &out->gate, &out->y,
-                      &out->kr, &out->v,   &out->feed, &out->low};
+    float **rows[] = {&out->h,  &out->mid, &out->qr,   &out->gate,  &out->y,
+                      &out->kr, &out->v,   &out->feed, &out->lora_x};
     const size_t width[] = {
         hidden, hidden, qd, qd, qd, kd, kd, 2 * ffn, STI_TARGETS * (size_t)rank};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -45,8 +45,8 @@ sti_acts sti_acts_of(const sti_acts *first, int layer)
 {
     sti_acts a = *first;
     const size_t by = a.step * (size_t)layer;
-    float **own[] = {&a.h,    &a.q, &a.k,   &a.qr,   &a.kr, &a.v,
-                     &a.gate, &a.y, &a.mid, &a.feed, &a.low};
+    float **own[] = {&a.h,    &a.q, &a.k,   &a.qr,   &a.kr,    &a.v,
+                     &a.gate, &a.y, &a.mid, &a.feed, &a.lora_x};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) *own[i] += by / sizeof(float);
     a.fold += by / sizeof *a.fold;
     return a;
@@ -66,7 +66,7 @@ void sti_grads_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         *rows[i] = sti_carve_take(c, M * width[i], sizeof(float));
     for (int i = 0; i < STI_MATMUL_MAX; i++)
-        out->dlow[i] = sti_carve_take(c, M * (size_t)rank, sizeof(float));
+        out->dlora_x[i] = sti_carve_take(c, M * (size_t)rank, sizeof(float));
 }
 
 static int rows_of(const sti_layer_job *j)
@@ -118,7 +118,7 @@ static still_status project(const sti_layer_job *j, int layer, const float *x,
                           .n = 3,
                           .norm = L->attn_norm,
                           .eps = m->cfg.rms_eps,
-                          .room = a->h,
+                          .normed = a->h,
                           .keep_normed = true,
                           .w = {&L->q.w, &L->k.w, &L->v.w},
                           .bias = {L->q.bias, L->k.bias, L->v.bias},
@@ -183,32 +183,32 @@ still_status sti_layer_attend(const sti_layer_job *j, int layer, const float *x,
 }
 
 /* x += feed-forward of x; nothing is kept of it. */
-static still_status feed_forward(const sti_layer_job *j, int layer, float *x,
-                                 still_error *err)
+static still_status ffn_forward(const sti_layer_job *j, int layer, float *x,
+                                still_error *err)
 {
     still_model *m = j->m;
-    return m->be->feed_forward(m->dev,
-                               &(sti_feed_forward_args){.x = x,
-                                                        .M = rows_of(j),
-                                                        .w = sti_model_feed(m, layer),
-                                                        .room_h = j->back->dh,
-                                                        .room = j->back->feed},
-                               err);
+    return m->be->ffn_forward(m->dev,
+                              &(sti_ffn_args){.x = x,
+                                              .M = rows_of(j),
+                                              .w = sti_model_ffn(m, layer),
+                                              .scratch_h = j->back->dh,
+                                              .scratch = j->back->feed},
+                              err);
 }
 
 /* The same from acts->mid, keeping what a backward asks for; forwards out = mid + it,
  * NULL if that is not wanted; backwards dx: of the layer's output -> of mid. */
-static sti_feed_train_args feed_args(const sti_layer_job *j, int layer, float *out,
-                                     float *dx)
+static sti_ffn_train_args feed_args(const sti_layer_job *j, int layer, float *out,
+                                    float *dx)
 {
-    return (sti_feed_train_args){.x = j->acts->mid,
-                                 .M = rows_of(j),
-                                 .w = sti_model_feed(j->m, layer),
-                                 .kept = j->acts->feed,
-                                 .y = out,
-                                 .dx = dx,
-                                 .room_h = j->back->dh,
-                                 .room = j->back->feed};
+    return (sti_ffn_train_args){.x = j->acts->mid,
+                                .M = rows_of(j),
+                                .w = sti_model_ffn(j->m, layer),
+                                .kept = j->acts->feed,
+                                .y = out,
+                                .dx = dx,
+                                .scratch_h = j->back->dh,
+                                .scratch = j->back->feed};
 }
 
 still_status sti_layer_finish(const sti_layer_job *j, int layer, const float *x,
@@ -230,10 +230,10 @@ still_status sti_layer_finish(const sti_layer_job *j, int layer, const float *x,
                            .y = {mid},
                            .accumulate = true},
         mid != x ? x : NULL, err));
-    if (!keep) return feed_forward(j, layer, out, err);
-    const sti_feed_train_args feed =
+    if (!keep) return ffn_forward(j, layer, out, err);
+    const sti_ffn_train_args feed =
         feed_args(j, layer, j->want & STI_WANT_OUTPUT ? out : NULL, NULL);
-    return m->be->feed_train(m->dev, &feed, err);
+    return m->be->ffn_train(m->dev, &feed, err);
 }
 
 still_status sti_layer_forward(const sti_layer_job *j, int layer, const float *x,
@@ -293,7 +293,7 @@ static still_status attention_back(const sti_layer_job *j, int layer, const floa
 still_status sti_layer_backward(const sti_layer_job *j, int layer, const float *x,
                                 float *dx, still_error *err)
 {
-    const sti_feed_train_args feed = feed_args(j, layer, NULL, dx);
-    STI_TRY(j->m->be->feed_back(j->m->dev, &feed, err));
+    const sti_ffn_train_args feed = feed_args(j, layer, NULL, dx);
+    STI_TRY(j->m->be->ffn_back(j->m->dev, &feed, err));
     return attention_back(j, layer, x, dx, err);
 }

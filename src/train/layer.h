@@ -22,8 +22,8 @@ typedef struct sti_acts {
     float *gate;    /* [M, H D]: logits of attention's gate */
     float *y;       /* [M, H D]: attention's output */
     float *mid;    /* [M, hidden]: residual stream between attention and feed-forward */
-    float *feed;   /* [2, M, ffn]: what feed_train keeps */
-    float *low;    /* [STI_TARGETS, M, rank]: scale x A^T of q, k, v, the gate and o */
+    float *feed;   /* [2, M, ffn]: what ffn_train keeps */
+    float *lora_x; /* [STI_TARGETS, M, rank]: scale x A^T of q, k, v, the gate and o */
     int32_t *fold; /* [M, H]: route */
     size_t step;   /* bytes from one layer's to the next layer's of all these;
                       0: they share one place */
@@ -34,12 +34,12 @@ typedef struct sti_acts {
 
 /* Gradients on their way back, one layer's worth. */
 typedef struct sti_grads {
-    float *dh;                   /* [M, hidden]; room of the feed-forward, too */
-    float *dq, *dk, *dv;         /* [M, H D], [M, G D] twice */
-    float *dgate, *dy;           /* [M, H D] */
-    float *dlow[STI_MATMUL_MAX]; /* [M, rank] each: of additions to one input */
-    float *dropped;              /* [M, max(hidden, H D)]: an input after dropout */
-    float *feed;                 /* [2, M, ffn]: room of the feed-forward, both ways */
+    float *dh;                      /* [M, hidden]; room of the feed-forward, too */
+    float *dq, *dk, *dv;            /* [M, H D], [M, G D] twice */
+    float *dgate, *dy;              /* [M, H D] */
+    float *dlora_x[STI_MATMUL_MAX]; /* [M, rank] each: of additions to one input */
+    float *dropped;                 /* [M, max(hidden, H D)]: an input after dropout */
+    float *feed; /* [2, M, ffn]: room of the feed-forward, both ways */
 } sti_grads;
 
 /* A batch of sequences and who computes it. */
@@ -49,7 +49,7 @@ typedef struct sti_batch {
     sti_attn_segment *seg; /* [B]; K and V are set per layer */
 } sti_batch;
 
-/* Dropout of the low-rank inputs: number i of a target's input in a layer is kept if a
+/* Dropout of the lora_x-rank inputs: number i of a target's input in a layer is kept if a
  * hash of `key`, layer, target and i says so, and then multiplied by 1 / (1 - p). The
  * same key drops the same numbers again. p 0: none. */
 typedef struct sti_dropout {
@@ -133,7 +133,7 @@ typedef struct sti_low_rank {
 } sti_low_rank;
 
 /* The product of the projections' own matrices, accumulated to `from` if that is not
- * NULL, and scale drop(x) A^T B^T of those that have one; keeps low. */
+ * NULL, and scale drop(x) A^T B^T of those that have one; keeps lora_x. */
 still_status sti_low_rank_forward(const sti_layer_job *j, int layer,
                                   const sti_low_rank *r, const sti_matmul_args *base,
                                   const float *from, still_error *err);

@@ -1,8 +1,8 @@
 /* low_rank.c - low-rank additions to frozen projections, forwards and backwards:
  *
- *   low = scale drop(x) A^T      y += low B^T
- *   dB += dy^T low     dlow = scale dy B     dA += dlow^T drop(x)
- *   dx = dy W + drop(dlow A)
+ *   lora_x = scale drop(x) A^T      y += lora_x B^T
+ *   dB += dy^T lora_x     dlora_x = scale dy B     dA += dlora_x^T drop(x)
+ *   dx = dy W + drop(dlora_x A)
  *
  * Without dropout A is one more matrix of the product that goes back through W. */
 #include "base/random.h"
@@ -26,7 +26,7 @@ static size_t rows_of(const sti_layer_job *j)
     return (size_t)j->batch->B * (size_t)j->batch->T;
 }
 
-/* Where low of a target is: those of one input follow each other. */
+/* Where lora_x of a target is: those of one input follow each other. */
 static float *low_of(const sti_layer_job *j, sti_target t)
 {
     static const size_t place[STI_TARGETS] = {[STI_TARGET_Q] = 0,
@@ -34,7 +34,7 @@ static float *low_of(const sti_layer_job *j, sti_target t)
                                               [STI_TARGET_V] = 2,
                                               [STI_TARGET_GATE] = 3,
                                               [STI_TARGET_O] = 4};
-    return j->acts->low + place[t] * rows_of(j) * (size_t)j->adapter->spec.lora.rank;
+    return j->acts->lora_x + place[t] * rows_of(j) * (size_t)j->adapter->spec.lora.rank;
 }
 
 /* y = [y +] what dropout leaves of x. */
@@ -70,14 +70,14 @@ still_status sti_low_rank_forward(const sti_layer_job *j, int layer,
 {
     const int M = (int)rows_of(j);
     const bool dropped = j->dropout.p > 0;
-    sti_matmul_added_args all = {.product = *base, .from = from, .scale = scale_of(j)};
+    sti_matmul_lora_args all = {.product = *base, .from = from, .scale = scale_of(j)};
     for (int i = 0; i < r->n && !dropped; i++) {
         const sti_lora *lora = find(j, layer, r->target[i]);
         if (lora)
             all.add[i] =
-                (sti_addition){&lora->a.w, &lora->b.w, low_of(j, r->target[i])};
+                (sti_lora_args){&lora->a.w, &lora->b.w, low_of(j, r->target[i])};
     }
-    STI_TRY(j->m->be->matmul_added(j->m->dev, &all, err));
+    STI_TRY(j->m->be->matmul_lora(j->m->dev, &all, err));
     for (int i = 0; i < r->n && dropped; i++) { /* each drops other numbers */
         const sti_target t = r->target[i];
         const sti_lora *lora = find(j, layer, t);
@@ -96,10 +96,10 @@ typedef struct grads {
     sti_matmul_grad_args of[2 * STI_MATMUL_MAX];
 } grads;
 
-/* dlow; those of A and B are left for later. */
+/* dlora_x; those of A and B are left for later. */
 static still_status matrices_back(const sti_layer_job *j, int layer, sti_target t,
                                   const sti_lora *lora, const float *x, const float *dy,
-                                  float *dlow, grads *later, still_error *err)
+                                  float *dlora_x, grads *later, still_error *err)
 {
     still_model *m = j->m;
     const int M = (int)rows_of(j), rank = (int)lora->a.w.N, in = (int)lora->a.w.K,
@@ -117,14 +117,14 @@ static still_status matrices_back(const sti_layer_job *j, int layer, sti_target 
     if (da) {
         STI_TRY(input(j, layer, t, in, &x, err));
         later->of[later->n++] = (sti_matmul_grad_args){
-            .dy = dlow, .x = x, .dw = da, .M = M, .N = rank, .K = in, .scale = 1};
+            .dy = dlora_x, .x = x, .dw = da, .M = M, .N = rank, .K = in, .scale = 1};
     }
     return m->be->matmul_back(m->dev,
                               &(sti_matmul_back_args){.dy = {dy},
                                                       .M = M,
                                                       .n = 1,
                                                       .w = {&lora->b.w},
-                                                      .dx = dlow,
+                                                      .dx = dlora_x,
                                                       .scale = scale_of(j)},
                               err);
 }
@@ -136,15 +136,15 @@ static still_status compute(const sti_layer_job *j, grads *g, still_error *err)
     return n > 0 ? j->m->be->matmul_grad(j->m->dev, g->of, n, err) : STILL_OK;
 }
 
-/* dx += drop(dlow A). */
+/* dx += drop(dlora_x A). */
 static still_status dropped_back(const sti_layer_job *j, int layer, sti_target t,
-                                 const sti_lora *lora, const float *dlow, float *dx,
+                                 const sti_lora *lora, const float *dlora_x, float *dx,
                                  still_error *err)
 {
     still_model *m = j->m;
     const size_t M = rows_of(j);
     STI_TRY(m->be->matmul_back(m->dev,
-                               &(sti_matmul_back_args){.dy = {dlow},
+                               &(sti_matmul_back_args){.dy = {dlora_x},
                                                        .M = (int)M,
                                                        .n = 1,
                                                        .w = {&lora->a.w},
@@ -162,15 +162,15 @@ still_status sti_low_rank_backward(const sti_layer_job *j, int layer,
     grads later = {.n = 0};
     for (int i = 0; i < r->n; i++) {
         const sti_lora *lora = find(j, layer, r->target[i]);
-        float *dlow = j->back->dlow[i];
+        float *dlora_x = j->back->dlora_x[i];
         if (!lora) continue;
-        STI_TRY(matrices_back(j, layer, r->target[i], lora, r->x, r->y[i], dlow, &later,
-                              err));
+        STI_TRY(matrices_back(j, layer, r->target[i], lora, r->x, r->y[i], dlora_x,
+                              &later, err));
         if (j->dropout.p > 0) { /* the next one's input takes the place of this one's */
             STI_TRY(compute(j, &later, err));
             continue;
         }
-        all.dy[all.n] = dlow;
+        all.dy[all.n] = dlora_x;
         all.w[all.n++] = &lora->a.w;
     }
     STI_TRY(compute(j, &later, err));
@@ -178,8 +178,8 @@ still_status sti_low_rank_backward(const sti_layer_job *j, int layer,
     for (int i = 0; i < r->n && j->dropout.p > 0; i++) {
         const sti_lora *lora = find(j, layer, r->target[i]);
         if (lora)
-            STI_TRY(dropped_back(j, layer, r->target[i], lora, j->back->dlow[i], all.dx,
-                                 err));
+            STI_TRY(dropped_back(j, layer, r->target[i], lora, j->back->dlora_x[i],
+                                 all.dx, err));
     }
     return STILL_OK;
 }

@@ -307,8 +307,8 @@ static still_status make_room(sti_trainer *t, still_error *err)
     t->batch.T = t->p.seq;
     for (int r = 0; r < t->micro * t->p.seq; r++) t->batch.pos[r] = r % t->p.seq;
     for (int b = 0; b < t->micro; b++)
-        t->batch.seg[b] =
-            (sti_attn_segment){.row0 = b * t->p.seq, .n = t->p.seq, .room = t->p.seq};
+        t->batch.seg[b] = (sti_attn_segment){
+            .row0 = b * t->p.seq, .n = t->p.seq, .capacity = t->p.seq};
     return t->m->be->dev_reserve(t->m->dev, t->micro * t->p.seq, err);
 }
 
@@ -349,12 +349,12 @@ static still_status alone_with_device(sti_trainer *t, bool *out, still_error *er
 static still_status meet(sti_trainer *t, still_error *err)
 {
     const sti_backend *be = t->m->be;
-    uint8_t place[STI_MEETING] = {0};
+    uint8_t place[STI_RANKS_ID] = {0};
     bool able = be->ranks_sum && sti_comm_size(t->comm) > 1;
     if (able) STI_TRY(alone_with_device(t, &able, err));
     if (!able) return STILL_OK;
     const int rank = sti_comm_rank(t->comm);
-    still_status st = rank == 0 ? be->ranks_meet(place, err) : STILL_OK;
+    still_status st = rank == 0 ? be->ranks_new_id(place, err) : STILL_OK;
     STI_TRY(sti_comm_agree(t->comm, 0, st, err));
     STI_TRY(sti_comm_tell(t->comm, 0, place, sizeof place, err));
     st = be->ranks_join(t->m->dev, place, rank, sti_comm_size(t->comm), err);

@@ -55,7 +55,7 @@ static inline batch make_batch(sti_hybrid_settings set, sti_hybrid_shape shape, 
                                int T, double gain, uint64_t seed)
 {
     batch x = {.set = set, .shape = shape, .B = B, .T = T};
-    x.S = sti_hybrid_selectors(&set, &shape);
+    x.S = sti_hybrid_selection_heads(&set, &shape);
     const size_t rows = (size_t)B * (size_t)T, H = (size_t)shape.H, S = (size_t)x.S;
     const size_t D = (size_t)shape.D, map = D * (size_t)shape.F;
     const size_t kv = rows * (size_t)shape.G * D;

@@ -84,7 +84,7 @@ static inline problem make(sti_hybrid_settings set, sti_hybrid_shape shape, int 
     uint64_t rng = seed;
     still_error err;
     assert_int_equal(sti_hybrid_check(&set, &shape, &err), STILL_OK);
-    p.S = sti_hybrid_selectors(&set, &shape);
+    p.S = sti_hybrid_selection_heads(&set, &shape);
     p.P = sti_hybrid_features(&set, &shape);
     const size_t t = (size_t)T, H = (size_t)shape.H, G = (size_t)shape.G;
     const size_t D = (size_t)shape.D, S = (size_t)p.S, map = D * (size_t)shape.F;

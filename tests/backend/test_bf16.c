@@ -90,7 +90,7 @@ static void test_products(void **state)
                                  .accumulate = form == 1,
                                  .norm = form == 2 ? g : NULL,
                                  .eps = 1e-5f,
-                                 .room = room};
+                                 .normed = room};
             assert_int_equal(bf16()->matmul(dev, &a, &err), STILL_OK);
             for (size_t i = 0; i < M * N; i++) {
                 const float *row = (form == 2 ? room : x) + i / N * K;
@@ -225,7 +225,7 @@ static void test_attention_and_special_values(void **state)
     fill(v, T * G * D, 1, 33);
     still_error err;
     const sti_attn_segment seg = {
-        .row0 = 0, .n = T, .past = 0, .K = K, .V = V, .room = T};
+        .row0 = 0, .n = T, .past = 0, .K = K, .V = V, .capacity = T};
     sti_attn_args a = {.q = q,
                        .k = k,
                        .v = v,

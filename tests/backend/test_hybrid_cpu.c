@@ -123,7 +123,7 @@ static bool same_route(const problem *p, const session *x)
         for (size_t b = a % (size_t)p->S; b < n; b += (size_t)p->S)
             tied = tied || (b != a && p->fold[b] != x->fold[b] &&
                             fabs(p->score[a] - p->score[b]) < 1e-4);
-        if (!tied && !sti_score_at(p->set.score)->leave)
+        if (!tied && !sti_score_at(p->set.score)->retire)
             fail_msg("token %zu folded at %d, expected %d", a, x->fold[a], p->fold[a]);
     }
     return false;
@@ -139,7 +139,7 @@ static int compare(sti_dev *dev, problem *p, size_t kv_size, int step, double li
     session x = open_session(p, kv_size);
     feed_all(dev, &x, step);
     int compared = 0;
-    if (p->set.has_window && !sti_score_at(p->set.score)->leave) {
+    if (p->set.has_window && !sti_score_at(p->set.score)->retire) {
         const double e = relative_error(x.score, p->score, T * S, 0);
         if (!(e <= limit)) fail_msg("score: relative error %g", e);
     }

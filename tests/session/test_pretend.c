@@ -82,7 +82,7 @@ static void check_counts(const still_session *real, const still_session *other,
         if (sti_attn_engine_of(&real->cfg, l) != &sti_attn_hybrid) continue;
         const sti_attn_layer layer = sti_model_attn_layer(real->model, l);
         const sti_hybrid_shape shape = sti_attn_hybrid_shape(&layer);
-        const int S = sti_hybrid_selectors(&real->cfg.hybrid, &shape);
+        const int S = sti_hybrid_selection_heads(&real->cfg.hybrid, &shape);
         const sti_hybrid_state *a = &real->layer[l].hybrid,
                                *b = &other->layer[l].hybrid;
         for (int i = 0; i < S; i++)

@@ -222,12 +222,12 @@ static still_status matmul(sti_dev *d, const sti_matmul_args *args, still_error 
         STI_TRY(rmsnorm(d,
                         &(sti_rmsnorm_args){.x = a.x,
                                             .g = a.norm,
-                                            .y = a.room,
+                                            .y = a.normed,
                                             .M = a.M,
                                             .K = (int)a.w[0]->K,
                                             .eps = a.eps},
                         err));
-        a.x = a.room;
+        a.x = a.normed;
         a.norm = NULL;
     }
     if (!a.accumulate) return multiply(d, &a, err);
@@ -298,10 +298,9 @@ static still_status swiglu(sti_dev *d, const sti_swiglu_args *a, still_error *er
     return STILL_OK;
 }
 
-static still_status feed_forward(sti_dev *d, const sti_feed_forward_args *a,
-                                 still_error *err)
+static still_status ffn_forward(sti_dev *d, const sti_ffn_args *a, still_error *err)
 {
-    return sti_host_feed_forward(&sti_backend_bf16, d, a, err);
+    return sti_host_ffn_forward(&sti_backend_bf16, d, a, err);
 }
 
 static still_status softmax_attn(sti_dev *d, const sti_attn_args *a, still_error *err)
@@ -343,7 +342,7 @@ const sti_backend sti_backend_bf16 = {
     .rmsnorm = rmsnorm,
     .rope = rope,
     .swiglu = swiglu,
-    .feed_forward = feed_forward,
+    .ffn_forward = ffn_forward,
     .softmax_attn = softmax_attn,
     .logprob = logprob,
 };

@@ -105,10 +105,10 @@ static int dev_threads(const sti_dev *dev)
 
 static size_t dev_bytes(const sti_dev *dev, int rows)
 {
-    const size_t need[] = {
-        sti_cpu_matmul_scratch(dev, rows), sti_cpu_attn_scratch(dev, rows),
-        sti_cpu_hybrid_scratch(dev, rows), sti_cpu_linear_scratch(dev, rows),
-        sti_cpu_feed_forward_scratch(dev)};
+    const size_t need[] = {sti_cpu_matmul_scratch(dev, rows),
+                           sti_cpu_attn_scratch(dev, rows),
+                           sti_cpu_hybrid_scratch(dev, rows),
+                           sti_cpu_linear_scratch(dev, rows), sti_cpu_ffn_scratch(dev)};
     size_t most = 0;
     for (size_t i = 0; i < sizeof need / sizeof *need; i++)
         if (need[i] > most) most = need[i];
@@ -168,10 +168,10 @@ const sti_backend sti_backend_cpu = {
     .rmsnorm = sti_cpu_rmsnorm,
     .rope = sti_cpu_rope,
     .swiglu = sti_cpu_swiglu,
-    .feed_forward = sti_cpu_feed_forward,
-    .matmul_added = sti_cpu_matmul_added,
-    .feed_train = sti_cpu_feed_train,
-    .feed_back = sti_cpu_feed_back,
+    .ffn_forward = sti_cpu_ffn_forward,
+    .matmul_lora = sti_cpu_matmul_lora,
+    .ffn_train = sti_cpu_ffn_train,
+    .ffn_back = sti_cpu_ffn_back,
     .softmax_attn = sti_cpu_softmax_attn,
     .logprob = sti_cpu_logprob,
     .matmul_back = sti_cpu_matmul_back,

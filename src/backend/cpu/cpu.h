@@ -66,7 +66,7 @@ size_t sti_cpu_matmul_scratch(const sti_dev *dev, int rows);
 size_t sti_cpu_attn_scratch(const sti_dev *dev, int rows);
 size_t sti_cpu_hybrid_scratch(const sti_dev *dev, int rows);
 size_t sti_cpu_linear_scratch(const sti_dev *dev, int rows);
-size_t sti_cpu_feed_forward_scratch(const sti_dev *dev); /* of the few it takes */
+size_t sti_cpu_ffn_scratch(const sti_dev *dev); /* of the few it takes */
 
 /* Weights (weight.c). */
 still_status sti_cpu_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w,
@@ -81,14 +81,13 @@ still_status sti_cpu_embed(sti_dev *dev, const sti_embed_args *a, still_error *e
 still_status sti_cpu_rmsnorm(sti_dev *dev, const sti_rmsnorm_args *a, still_error *err);
 still_status sti_cpu_rope(sti_dev *dev, const sti_rope_args *a, still_error *err);
 still_status sti_cpu_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error *err);
-still_status sti_cpu_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
-                                  still_error *err);
-still_status sti_cpu_matmul_added(sti_dev *dev, const sti_matmul_added_args *a,
-                                  still_error *err);
-still_status sti_cpu_feed_train(sti_dev *dev, const sti_feed_train_args *a,
-                                still_error *err);
-still_status sti_cpu_feed_back(sti_dev *dev, const sti_feed_train_args *a,
+still_status sti_cpu_ffn_forward(sti_dev *dev, const sti_ffn_args *a, still_error *err);
+still_status sti_cpu_matmul_lora(sti_dev *dev, const sti_matmul_lora_args *a,
+                                 still_error *err);
+still_status sti_cpu_ffn_train(sti_dev *dev, const sti_ffn_train_args *a,
                                still_error *err);
+still_status sti_cpu_ffn_back(sti_dev *dev, const sti_ffn_train_args *a,
+                              still_error *err);
 still_status sti_cpu_softmax_attn(sti_dev *dev, const sti_attn_args *a,
                                   still_error *err);
 still_status sti_cpu_logprob(sti_dev *dev, const sti_logprob_args *a, still_error *err);

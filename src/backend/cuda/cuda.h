@@ -105,7 +105,7 @@ still_status sti_cuda_weight_new(sti_dev *, const sti_tensor *, sti_weight *,
 void sti_cuda_weight_free(sti_dev *, sti_weight *);
 size_t sti_cuda_weight_bytes(const sti_dev *, const sti_tensor *);
 still_status sti_cuda_matmul(sti_dev *, const sti_matmul_args *, still_error *);
-still_status sti_cuda_ffn(sti_dev *, const sti_feed_forward_args *, still_error *);
+still_status sti_cuda_ffn(sti_dev *, const sti_ffn_args *, still_error *);
 void sti_cublaslt_free(sti_dev *);
 still_status sti_cuda_embed(sti_dev *, const sti_embed_args *, still_error *);
 still_status sti_cuda_rmsnorm(sti_dev *, const sti_rmsnorm_args *, still_error *);
@@ -120,14 +120,14 @@ still_status sti_cuda_hybrid(sti_dev *, const sti_hybrid_args *, int n, still_er
 
 /* Training (train.c, lora.c, ffn.c, train.c). Results for the
  * program are waited for. */
-still_status sti_cuda_matmul_added(sti_dev *, const sti_matmul_added_args *,
-                                   still_error *);
+still_status sti_cuda_matmul_lora(sti_dev *, const sti_matmul_lora_args *,
+                                  still_error *);
 still_status sti_cuda_matmul_back(sti_dev *, const sti_matmul_back_args *,
                                   still_error *);
 still_status sti_cuda_matmul_grad(sti_dev *, const sti_matmul_grad_args *, int n,
                                   still_error *);
-still_status sti_cuda_ffn_train(sti_dev *, const sti_feed_train_args *, still_error *);
-still_status sti_cuda_ffn_back(sti_dev *, const sti_feed_train_args *, still_error *);
+still_status sti_cuda_ffn_train(sti_dev *, const sti_ffn_train_args *, still_error *);
+still_status sti_cuda_ffn_back(sti_dev *, const sti_ffn_train_args *, still_error *);
 still_status sti_cuda_loss(sti_dev *, const sti_loss_args *, still_error *);
 still_status sti_cuda_adam(sti_dev *, const sti_adam_args *, int n, still_error *);
 still_status sti_cuda_sum_squares(sti_dev *, const float *x, const sti_span *, int n,

@@ -9,7 +9,7 @@
 #include <nccl.h>
 #include <string.h>
 
-_Static_assert(sizeof(ncclUniqueId) <= STI_MEETING, "a meeting fits its place");
+_Static_assert(sizeof(ncclUniqueId) <= STI_RANKS_ID, "a meeting fits its place");
 
 enum { BLOCK = 16 << 20 }; /* numbers added at once */
 
@@ -30,16 +30,16 @@ still_status sti_cuda_ranks_name(sti_dev *dev, uint8_t name[STI_DEVICE_NAME],
     return STILL_OK;
 }
 
-still_status sti_cuda_ranks_meet(uint8_t place[STI_MEETING], still_error *err)
+still_status sti_cuda_ranks_new_id(uint8_t place[STI_RANKS_ID], still_error *err)
 {
     ncclUniqueId id;
     STI_TRY(check(ncclGetUniqueId(&id), "calling the other ranks", err));
-    memset(place, 0, STI_MEETING);
+    memset(place, 0, STI_RANKS_ID);
     memcpy(place, &id, sizeof id);
     return STILL_OK;
 }
 
-still_status sti_cuda_ranks_join(sti_dev *dev, const uint8_t place[STI_MEETING],
+still_status sti_cuda_ranks_join(sti_dev *dev, const uint8_t place[STI_RANKS_ID],
                                  int rank, int size, still_error *err)
 {
     ncclUniqueId id;

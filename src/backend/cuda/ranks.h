@@ -10,8 +10,8 @@ extern "C" {
 
 still_status sti_cuda_ranks_name(sti_dev *, uint8_t name[STI_DEVICE_NAME],
                                  still_error *);
-still_status sti_cuda_ranks_meet(uint8_t place[STI_MEETING], still_error *);
-still_status sti_cuda_ranks_join(sti_dev *, const uint8_t place[STI_MEETING], int rank,
+still_status sti_cuda_ranks_new_id(uint8_t place[STI_RANKS_ID], still_error *);
+still_status sti_cuda_ranks_join(sti_dev *, const uint8_t place[STI_RANKS_ID], int rank,
                                  int size, still_error *);
 still_status sti_cuda_ranks_sum(sti_dev *, float *x, size_t n, still_error *);
 void sti_cuda_ranks_leave(sti_dev *);

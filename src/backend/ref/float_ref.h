@@ -16,7 +16,7 @@ typedef struct sti_wide {
 } sti_wide;
 
 /* n zeroed numbers; NULL where the caller wants none. */
-static inline double *sti_wide_room(sti_wide *w, const float *wanted, size_t n)
+static inline double *sti_wide_zeros(sti_wide *w, const float *wanted, size_t n)
 {
     if (!wanted || w->failed) return NULL;
     double *x = sti_alloc(n ? n : 1, sizeof *x);
@@ -30,7 +30,7 @@ static inline double *sti_wide_room(sti_wide *w, const float *wanted, size_t n)
 /* A copy of n numbers; NULL of NULL. */
 static inline double *sti_wide_copy(sti_wide *w, const float *x, size_t n)
 {
-    double *y = sti_wide_room(w, x, n);
+    double *y = sti_wide_zeros(w, x, n);
     for (size_t i = 0; y && i < n; i++) y[i] = x[i];
     return y;
 }

@@ -159,12 +159,12 @@ static still_status matmul(sti_dev *d, const sti_matmul_args *a, still_error *er
     if (a->norm) {
         sti_rmsnorm_args norm = {.x = a->x,
                                  .g = a->norm,
-                                 .y = a->room,
+                                 .y = a->normed,
                                  .M = a->M,
                                  .K = (int)a->w[0]->K,
                                  .eps = a->eps};
         STI_TRY(rmsnorm(d, &norm, err));
-        normed.x = a->room;
+        normed.x = a->normed;
     }
     sti_pool_run(d->pool, matmul_work, &(task){d, &normed});
     return STILL_OK;
@@ -184,7 +184,7 @@ static still_status embed(sti_dev *d, const sti_embed_args *a, still_error *err)
 
 /* ---- Small operators ----------------------------------------------------- */
 
-static void turn(const sti_rope_args *a, float *x, int heads)
+static void rope_heads(const sti_rope_args *a, float *x, int heads)
 {
     int half = a->D / 2;
     for (int m = 0; m < a->M; m++)
@@ -206,8 +206,8 @@ static still_status rope(sti_dev *d, const sti_rope_args *a, still_error *err)
 {
     (void)d;
     (void)err;
-    turn(a, a->x, a->heads);
-    if (a->also) turn(a, a->also, a->also_heads);
+    rope_heads(a, a->x, a->heads);
+    if (a->also) rope_heads(a, a->also, a->also_heads);
     return STILL_OK;
 }
 
@@ -222,28 +222,25 @@ static still_status swiglu(sti_dev *d, const sti_swiglu_args *a, still_error *er
     return STILL_OK;
 }
 
-static still_status feed_forward(sti_dev *d, const sti_feed_forward_args *a,
-                                 still_error *err)
+static still_status ffn_forward(sti_dev *d, const sti_ffn_args *a, still_error *err)
 {
-    return sti_host_feed_forward(&sti_backend_ref, d, a, err);
+    return sti_host_ffn_forward(&sti_backend_ref, d, a, err);
 }
 
-static still_status matmul_added(sti_dev *d, const sti_matmul_added_args *a,
-                                 still_error *err)
+static still_status matmul_lora(sti_dev *d, const sti_matmul_lora_args *a,
+                                still_error *err)
 {
-    return sti_host_matmul_added(&sti_backend_ref, d, a, err);
+    return sti_host_matmul_lora(&sti_backend_ref, d, a, err);
 }
 
-static still_status feed_train(sti_dev *d, const sti_feed_train_args *a,
-                               still_error *err)
+static still_status ffn_train(sti_dev *d, const sti_ffn_train_args *a, still_error *err)
 {
-    return sti_host_feed_train(&sti_backend_ref, d, a, err);
+    return sti_host_ffn_train(&sti_backend_ref, d, a, err);
 }
 
-static still_status feed_back(sti_dev *d, const sti_feed_train_args *a,
-                              still_error *err)
+static still_status ffn_back(sti_dev *d, const sti_ffn_train_args *a, still_error *err)
 {
-    return sti_host_feed_back(&sti_backend_ref, d, a, err);
+    return sti_host_ffn_back(&sti_backend_ref, d, a, err);
 }
 
 /* ---- Softmax attention --------------------------------------------------- */
@@ -272,7 +269,8 @@ static void attend(const sti_attn_args *a, const sti_attn_segment *s, int i, int
     float *o = a->o + ((int64_t)(s->row0 + i) * a->H + h) * D;
     double max = -INFINITY, sum = 0;
     for (int j = first; j <= t; j++) {
-        size_t row = ((size_t)g * (size_t)s->room + (size_t)(j % s->room)) * (size_t)D;
+        size_t row =
+            ((size_t)g * (size_t)s->capacity + (size_t)(j % s->capacity)) * (size_t)D;
         double l = 0;
         for (int e = 0; e < D; e++)
             l += (double)q[e] * cache_get(a->cache, s->K, row + (size_t)e);
@@ -283,8 +281,8 @@ static void attend(const sti_attn_args *a, const sti_attn_segment *s, int i, int
     for (int e = 0; e < D; e++) {
         double y = 0;
         for (int j = first; j <= t; j++) {
-            size_t row =
-                ((size_t)g * (size_t)s->room + (size_t)(j % s->room)) * (size_t)D;
+            size_t row = ((size_t)g * (size_t)s->capacity + (size_t)(j % s->capacity)) *
+                         (size_t)D;
             y += w[j - first] * cache_get(a->cache, s->V, row + (size_t)e);
         }
         o[e] = (float)(y / sum);
@@ -296,10 +294,10 @@ static void remember(const sti_attn_args *a, const sti_attn_segment *s, int i)
 {
     for (int g = 0; g < a->G; g++)
         for (int e = 0; e < a->D; e++) {
-            size_t to =
-                ((size_t)g * (size_t)s->room + (size_t)((s->past + i) % s->room)) *
-                    (size_t)a->D +
-                (size_t)e;
+            size_t to = ((size_t)g * (size_t)s->capacity +
+                         (size_t)((s->past + i) % s->capacity)) *
+                            (size_t)a->D +
+                        (size_t)e;
             int64_t from = ((int64_t)(s->row0 + i) * a->G + g) * a->D + e;
             cache_put(a->cache, s->K, to, a->k[from]);
             cache_put(a->cache, s->V, to, a->v[from]);
@@ -310,7 +308,7 @@ static void attn_work(void *v, int w, int workers)
 {
     const task *t = v;
     const sti_attn_args *a = t->args;
-    double *weights = t->d->weights + (size_t)w * t->d->room;
+    double *weights = t->d->weights + (size_t)w * t->d->capacity;
     for (int s = 0; s < a->n_seg; s++)
         for (int i = 0; i < a->seg[s].n; i++)
             for (int h = 0; h < a->H; h++)
@@ -324,12 +322,12 @@ static still_status softmax_attn(sti_dev *d, const sti_attn_args *a, still_error
         size_t n = (size_t)a->seg[s].past + (size_t)a->seg[s].n;
         if (n > longest) longest = n;
     }
-    if (longest > d->room) {
+    if (longest > d->capacity) {
         size_t n = (size_t)dev_threads(d) * longest;
         double *w = sti_grow(d->weights, n, sizeof *w);
         if (!w) return sti_fail_memory(err, "ref attention", n * sizeof *w);
         d->weights = w;
-        d->room = longest;
+        d->capacity = longest;
     }
     for (int s = 0; s < a->n_seg; s++)
         for (int i = 0; i < a->seg[s].n; i++) remember(a, &a->seg[s], i);
@@ -385,10 +383,10 @@ const sti_backend sti_backend_ref = {
     .rmsnorm = rmsnorm,
     .rope = rope,
     .swiglu = swiglu,
-    .feed_forward = feed_forward,
-    .matmul_added = matmul_added,
-    .feed_train = feed_train,
-    .feed_back = feed_back,
+    .ffn_forward = ffn_forward,
+    .matmul_lora = matmul_lora,
+    .ffn_train = ffn_train,
+    .ffn_back = ffn_back,
     .softmax_attn = softmax_attn,
     .logprob = logprob,
     .matmul_back = sti_ref_matmul_back,

@@ -10,8 +10,8 @@ struct sti_dev {
     sti_pool *pool;
     sti_dev_params p;
     float *row;      /* [threads, max_k]: a dequantized weight row for each worker */
-    double *weights; /* [threads, room]: attention weights of one query */
-    size_t room;     /* longest cache seen so far */
+    double *weights; /* [threads, capacity]: attention weights of one query */
+    size_t capacity; /* longest cache seen so far */
 };
 
 still_status sti_ref_matmul_back(sti_dev *d, const sti_matmul_back_args *a,

@@ -11,16 +11,16 @@ enum { ROWS = 32 }; /* rows of dx that one dequantized weight row serves */
 typedef struct task {
     sti_dev *d;
     const void *args;
-    double *sums; /* [threads, room] */
-    size_t room;
+    double *sums; /* [threads, width] */
+    size_t width;
 } task;
 
-/* Runs fn with `room` numbers in double for every worker. */
+/* Runs fn with `width` numbers in double for every worker. */
 static still_status run_with_sums(sti_dev *d, sti_task fn, const void *args,
-                                  size_t room, still_error *err)
+                                  size_t width, still_error *err)
 {
-    task t = {.d = d, .args = args, .room = room};
-    const size_t n = (size_t)sti_pool_threads(d->pool) * room;
+    task t = {.d = d, .args = args, .width = width};
+    const size_t n = (size_t)sti_pool_threads(d->pool) * width;
     t.sums = sti_alloc(n, sizeof *t.sums);
     if (!t.sums) return sti_fail_memory(err, "ref training", n * sizeof *t.sums);
     sti_pool_run(d->pool, fn, &t);
@@ -37,7 +37,7 @@ static void matmul_back_work(void *v, int w, int workers)
     const int64_t K = a->w[0]->K;
     const double scale = a->scale != 0 ? a->scale : 1;
     float *row = t->d->row + (size_t)w * (size_t)t->d->p.max_k;
-    double *sum = t->sums + (size_t)w * t->room; /* [ROWS, K] */
+    double *sum = t->sums + (size_t)w * t->width; /* [ROWS, K] */
     int64_t lo, hi;
     sti_split(a->M, 1, w, workers, &lo, &hi);
     for (int64_t m0 = lo; m0 < hi; m0 += ROWS) {
@@ -72,7 +72,7 @@ static void matmul_grad_work(void *v, int w, int workers)
 {
     const task *t = v;
     const sti_matmul_grad_args *a = t->args;
-    double *sum = t->sums + (size_t)w * t->room; /* [K] */
+    double *sum = t->sums + (size_t)w * t->width; /* [K] */
     int64_t lo, hi;
     sti_split(a->N, 1, w, workers, &lo, &hi);
     for (int64_t n = lo; n < hi; n++) {

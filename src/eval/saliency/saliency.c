@@ -125,7 +125,7 @@ static still_status make_room(run *r, int n, still_error *err)
     c = (sti_carve){.base = r->work.p};
     carve(r, &c);
     for (int t = 0; t < n; t++) r->batch.pos[t] = t;
-    r->batch.seg[0] = (sti_attn_segment){.n = n, .room = n};
+    r->batch.seg[0] = (sti_attn_segment){.n = n, .capacity = n};
     STI_TRY(sti_pool_new(r->m->info.threads, &r->pool, err));
     return r->m->be->dev_reserve(r->m->dev, n, err);
 }

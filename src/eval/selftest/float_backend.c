@@ -82,7 +82,7 @@ static still_status open_device(const sti_suite_run *r, const sti_backend **b,
 static sti_hybrid_parallel_args narrow_hybrid(pairs *p,
                                               const sti_hybrid_parallel_args64 *a)
 {
-    const size_t S = (size_t)sti_hybrid_selectors(a->set, &a->shape);
+    const size_t S = (size_t)sti_hybrid_selection_heads(a->set, &a->shape);
     const size_t H = (size_t)a->shape.H, D = (size_t)a->shape.D;
     const size_t T = (size_t)a->B * (size_t)a->T, map = D * (size_t)a->shape.F;
     const size_t q = T * H * D, k = T * (size_t)a->shape.G * D;
@@ -124,7 +124,7 @@ static still_status run_hybrid(const sti_backend *b, sti_dev *dev,
                                const sti_hybrid_parallel_args *a, float *y,
                                double *state_s, double *state_z, still_error *err)
 {
-    const size_t S = (size_t)sti_hybrid_selectors(a->set, &a->shape);
+    const size_t S = (size_t)sti_hybrid_selection_heads(a->set, &a->shape);
     const size_t P = (size_t)sti_hybrid_features(a->set, &a->shape);
     sti_hybrid_state st;
     sti_carve c = {0};

@@ -40,7 +40,7 @@ static double *state_of(sti_golden *g, const sti_hybrid_case *c, const char *nam
 static void read_tensors(sti_golden *g, sti_hybrid_case *c)
 {
     const int H = c->shape.H, G = c->shape.G, D = c->shape.D, T = c->T;
-    c->S = sti_hybrid_selectors(&c->set, &c->shape);
+    c->S = sti_hybrid_selection_heads(&c->set, &c->shape);
     c->P = sti_hybrid_features(&c->set, &c->shape);
     const size_t map = (size_t)D * (size_t)c->shape.F;
     const size_t nh = (size_t)H, ns = (size_t)c->S, P = (size_t)c->P;

@@ -240,7 +240,8 @@ static void read_routes(const float_case *f, const sti_hybrid_case *c, results *
             r->fold[at] = c->fold[at] >= 0 ? c->fold[at] : 0;
         }
         for (int i = 0; st->sal_count && i < st->sal_count[s]; i++) {
-            const size_t t = (size_t)st->sal_pos[(size_t)s * (size_t)st->room + i];
+            const size_t t =
+                (size_t)st->sal_pos[(size_t)s * (size_t)st->sal_capacity + i];
             r->fold[t * (size_t)c->S + (size_t)s] = -1;
         }
     }

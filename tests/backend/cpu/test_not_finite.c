@@ -53,7 +53,7 @@ static void multiply(const problem *p, const float *norm, int first, int n, floa
                          .n = 1,
                          .norm = norm,
                          .eps = 1e-5f,
-                         .room = room,
+                         .normed = room,
                          .w = {&p->w},
                          .y = {y}};
     assert_int_equal(cpu()->matmul(p->dev, &a, NULL), STILL_OK);
@@ -121,7 +121,7 @@ static void normed_products(void **state)
 }
 
 /* A row or two take a path of their own. */
-static void feed_forward(void **state)
+static void ffn_forward(void **state)
 {
     (void)state;
     enum { FFN = 256 };
@@ -136,20 +136,20 @@ static void feed_forward(void **state)
             for (int k = 0; k < 2; k++)
                 assert_int_equal(cpu()->weight_new(dev, &s[k].t, &w[k], NULL),
                                  STILL_OK);
-            float *norm = floats(K, 1, 8), room_h[3 * K], room[2 * 3 * FFN];
+            float *norm = floats(K, 1, 8), scratch_h[3 * K], room[2 * 3 * FFN];
             for (int n = 1; n <= 3; n++) {
                 float *x = floats((size_t)(n * K), 1, 5);
                 norm[100] = NAN;
-                sti_feed_forward_args a = {.x = x,
-                                           .M = n,
-                                           .w = {.gate = &w[0],
-                                                 .up = &w[0],
-                                                 .down = &w[1],
-                                                 .norm = norm,
-                                                 .eps = 1e-5f},
-                                           .room_h = room_h,
-                                           .room = room};
-                assert_int_equal(cpu()->feed_forward(dev, &a, NULL), STILL_OK);
+                sti_ffn_args a = {.x = x,
+                                  .M = n,
+                                  .w = {.gate = &w[0],
+                                        .up = &w[0],
+                                        .down = &w[1],
+                                        .norm = norm,
+                                        .eps = 1e-5f},
+                                  .scratch_h = scratch_h,
+                                  .scratch = room};
+                assert_int_equal(cpu()->ffn_forward(dev, &a, NULL), STILL_OK);
                 for (int j = 0; j < n * K; j++) assert_false(isfinite(x[j]));
                 free(x);
             }
@@ -168,7 +168,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products),
         cmocka_unit_test(normed_products),
-        cmocka_unit_test(feed_forward),
+        cmocka_unit_test(ffn_forward),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -102,7 +102,7 @@ static inline problem draw(const setting *s, uint64_t seed)
     uint64_t rng = seed + 1;
     spread(p.k, T * (size_t)s->G, s->D, &rng);
     for (size_t i = 0; s->gain > 0 && i < outputs(&p); i++) p.q[i] *= s->gain;
-    if (sti_hybrid_rotates(&p.set)) rotate(&p);
+    if (sti_hybrid_needs_raw(&p.set)) rotate(&p);
     for (int h = 0; h < s->H; h++) p.alpha[h] = (float)(p.alpha[h] + s->alpha);
     halve(p.q, outputs(&p));
     halve(p.k, T * (size_t)s->G * D);
@@ -404,7 +404,7 @@ static inline void compare_received(const char *name, const problem *p,
 static inline void compare_list(const char *name, const problem *p,
                                 const sti_hybrid_state *st)
 {
-    const int D = p->shape.D, room = p->st.room;
+    const int D = p->shape.D, room = p->st.sal_capacity;
     for (int s = 0; s < p->S; s++) {
         const int n = p->st.sal_count[s];
         if (st->sal_count[s] != n || st->folded[s] != p->st.folded[s])

@@ -167,7 +167,7 @@ static inline void open_run(run *r, const gpu *g, const test_case *c, size_t kv_
         const int T = i == 2 ? c->T : c->T - c->T / 3 * (i + 1) + i;
         r->p[i] = make(set, c->shape, T < 1 ? 1 : T, seed + 100 * (uint64_t)i);
         if (i > 0) share_learned(&r->p[i], &r->p[0]);
-        if (unrotated || sti_hybrid_rotates(&set)) give_positions(r, i);
+        if (unrotated || sti_hybrid_needs_raw(&set)) give_positions(r, i);
         round_inputs(&r->p[i], kv_size);
         run_reference(r, &r->p[i]);
         open_session(r, i);
@@ -310,7 +310,7 @@ static inline void compare_lists(run *r, int i)
 {
     const session *x = &r->x[i];
     const sti_hybrid_state *want = &x->p->st;
-    const size_t S = (size_t)x->p->S, room = (size_t)x->st.room;
+    const size_t S = (size_t)x->p->S, room = (size_t)x->st.sal_capacity;
     int32_t *count = download(r->g, x->st.sal_count, S * sizeof *count);
     int64_t *folded = download(r->g, x->st.folded, S * sizeof *folded);
     int32_t *pos =

@@ -112,7 +112,7 @@ static size_t kv_row(const call *c)
 
 static size_t cache_bytes(const call *c, int s)
 {
-    return kv_row(c) * (size_t)c->seg[s].room * (c->s.cache == STI_F16 ? 2 : 4);
+    return kv_row(c) * (size_t)c->seg[s].capacity * (c->s.cache == STI_F16 ? 2 : 4);
 }
 
 /* A cache that holds the past of segment s; rows no one wrote are NaN. */
@@ -123,11 +123,12 @@ static void *past_cache(const call *c, int s, uint32_t *seed)
     unsigned char *cache = sti_alloc(cache_bytes(c, s), 1);
     assert_non_null(cache);
     memset(cache, 0xff, cache_bytes(c, s));
-    int held = g->past < g->room ? g->past : g->room;
+    int held = g->past < g->capacity ? g->past : g->capacity;
     float *x = numbers((size_t)held * kv_row(c) + 1, 1, seed), *from = x;
     for (int h = 0; h < c->s.G; h++)
         for (int j = g->past - held; j < g->past; j++, from += D) {
-            size_t at = ((size_t)h * (size_t)g->room + (size_t)(j % g->room)) * D;
+            size_t at =
+                ((size_t)h * (size_t)g->capacity + (size_t)(j % g->capacity)) * D;
             for (size_t d = 0; d < D; d++) {
                 uint16_t half = sti_f32_to_f16(from[d]);
                 memcpy(cache + (at + d) * size,
@@ -269,9 +270,9 @@ static void one_row_each(void **state)
 {
     if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
-        {.n = 1, .past = 0, .room = 1},     {.n = 1, .past = 15, .room = 400},
-        {.n = 1, .past = 16, .room = 17},   {.n = 1, .past = 319, .room = 330},
-        {.n = 1, .past = 320, .room = 500}, {.n = 1, .past = 700, .room = 720},
+        {.n = 1, .past = 0, .capacity = 1},     {.n = 1, .past = 15, .capacity = 400},
+        {.n = 1, .past = 16, .capacity = 17},   {.n = 1, .past = 319, .capacity = 330},
+        {.n = 1, .past = 320, .capacity = 500}, {.n = 1, .past = 700, .capacity = 720},
     };
     for (int i = 0; i < N_SHAPES; i++)
         try_call(*state, shapes[i], seg, 6, "one row each");
@@ -281,9 +282,9 @@ static void many_rows(void **state)
 {
     if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
-        {.n = 2, .past = 0, .room = 2},    {.n = 130, .past = 0, .room = 130},
-        {.n = 33, .past = 63, .room = 96}, {.n = 5, .past = 200, .room = 300},
-        {.n = 64, .past = 1, .room = 70},
+        {.n = 2, .past = 0, .capacity = 2},    {.n = 130, .past = 0, .capacity = 130},
+        {.n = 33, .past = 63, .capacity = 96}, {.n = 5, .past = 200, .capacity = 300},
+        {.n = 64, .past = 1, .capacity = 70},
     };
     for (int i = 0; i < N_SHAPES; i++) try_call(*state, shapes[i], seg, 5, "many rows");
 }
@@ -292,9 +293,9 @@ static void both_kinds_at_once(void **state)
 {
     if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
-        {.n = 40, .past = 10, .room = 50}, {.n = 1, .past = 150, .room = 160},
-        {.n = 0, .past = 3, .room = 3},    {.n = 17, .past = 0, .room = 20},
-        {.n = 1, .past = 2, .room = 3},
+        {.n = 40, .past = 10, .capacity = 50}, {.n = 1, .past = 150, .capacity = 160},
+        {.n = 0, .past = 3, .capacity = 3},    {.n = 17, .past = 0, .capacity = 20},
+        {.n = 1, .past = 2, .capacity = 3},
     };
     for (int i = 0; i < N_SHAPES; i++)
         try_call(*state, shapes[i], seg, 5, "both kinds");
@@ -311,10 +312,10 @@ static void rings(void **state)
             int n = 7 + 60 * (w % 3);
             s.window = windows[w];
             const sti_attn_segment seg[] = {
-                {.n = 1, .past = 777, .room = s.window},
-                {.n = 1, .past = s.window, .room = s.window},
-                {.n = n, .past = 500, .room = s.window + n - 1},
-                {.n = n, .past = 3, .room = s.window + n + 5},
+                {.n = 1, .past = 777, .capacity = s.window},
+                {.n = 1, .past = s.window, .capacity = s.window},
+                {.n = n, .past = 500, .capacity = s.window + n - 1},
+                {.n = n, .past = 3, .capacity = s.window + n + 5},
             };
             try_call(*state, s, seg, 4, "ring");
         }
@@ -325,9 +326,9 @@ static void whole_sequences(void **state)
 {
     if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
-        {.n = 450, .past = 0, .room = 450},
-        {.n = 257, .past = 0, .room = 300},
-        {.n = 192, .past = 190, .room = 382},
+        {.n = 450, .past = 0, .capacity = 450},
+        {.n = 257, .past = 0, .capacity = 300},
+        {.n = 192, .past = 190, .capacity = 382},
     };
     try_call(*state, (shape){9, 3, 64, 0, 2, STI_F16}, seg, 3, "whole sequences");
     try_call(*state, (shape){2, 1, 64, 0, 30, STI_F16}, seg, 3, "whole sequences");
@@ -340,10 +341,10 @@ static void long_pasts(void **state)
 {
     if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
-        {.n = 1, .past = 10559, .room = 10560},
-        {.n = 1, .past = 10560, .room = 11000},
-        {.n = 1, .past = 12999, .room = 13000},
-        {.n = 3, .past = 3000, .room = 3003},
+        {.n = 1, .past = 10559, .capacity = 10560},
+        {.n = 1, .past = 10560, .capacity = 11000},
+        {.n = 1, .past = 12999, .capacity = 13000},
+        {.n = 3, .past = 3000, .capacity = 3003},
     };
     try_call(*state, (shape){4, 1, 128, 0, 2, STI_F16}, seg, 4, "long past");
     try_call(*state, (shape){4, 2, 64, 10900, 2, STI_F16}, seg, 4, "long past");
@@ -359,7 +360,8 @@ static void crowds(void **state)
                                        700, 959, 1024, 3000, 10559, 11000};
     sti_attn_segment seg[SESSIONS];
     for (int i = 0; i < SESSIONS; i++)
-        seg[i] = (sti_attn_segment){.n = 1, .past = past[i], .room = past[i] + 1 + i};
+        seg[i] =
+            (sti_attn_segment){.n = 1, .past = past[i], .capacity = past[i] + 1 + i};
     try_call(*state, (shape){16, 8, 128, 0, 2, STI_F16}, seg, SESSIONS, "crowd");
     try_call(*state, (shape){8, 4, 64, 700, 2, STI_F16}, seg, SESSIONS, "crowd");
     try_call(*state, (shape){4, 4, 32, 0, 2, STI_F32}, seg, SESSIONS, "crowd");
@@ -372,7 +374,7 @@ static void many_sessions(void **state)
     sti_attn_segment seg[MAX_SEG];
     for (int n = 1; n < 3; n++) {
         for (int i = 0; i < MAX_SEG; i++)
-            seg[i] = (sti_attn_segment){.n = n, .past = 3 * i, .room = 3 * i + n};
+            seg[i] = (sti_attn_segment){.n = n, .past = 3 * i, .capacity = 3 * i + n};
         try_call(*state, (shape){4, 2, 64, 0, 2, STI_F16}, seg, MAX_SEG, "sessions");
     }
 }
@@ -382,9 +384,9 @@ static void batches_change_nothing(void **state)
 {
     if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
-        {.n = 1, .past = 900, .room = 1000},
-        {.n = 1, .past = 300, .room = 400},
-        {.n = 70, .past = 40, .room = 120},
+        {.n = 1, .past = 900, .capacity = 1000},
+        {.n = 1, .past = 300, .capacity = 400},
+        {.n = 70, .past = 40, .capacity = 120},
     };
     shape s = {8, 2, 128, 0, 2, STI_F16};
     side ref = open_side("ref", NULL), cuda = open_side("cuda", *state);
@@ -416,9 +418,9 @@ static void recorded_passes(void **state)
 {
     if (!*state) skip_because("no GPU");
     static const sti_attn_segment seg[] = {
-        {.n = 1, .past = 125, .room = 300},
-        {.n = 1, .past = 0, .room = 300},
-        {.n = 1, .past = 254, .room = 300},
+        {.n = 1, .past = 125, .capacity = 300},
+        {.n = 1, .past = 0, .capacity = 300},
+        {.n = 1, .past = 254, .capacity = 300},
     };
     shape s = {8, 2, 128, 0, 2, STI_F16};
     side ref = open_side("ref", NULL), cuda = open_side("cuda", *state);
@@ -450,7 +452,7 @@ static void recorded_passes(void **state)
 static void impossible_calls_are_refused(void **state)
 {
     if (!*state) skip_because("no GPU");
-    static const sti_attn_segment seg[] = {{.n = 4, .past = 0, .room = 8}};
+    static const sti_attn_segment seg[] = {{.n = 4, .past = 0, .capacity = 8}};
     shape s = {6, 2, 64, 0, 1, STI_F16};
     side ref = open_side("ref", NULL), cuda = open_side("cuda", *state);
     call c = open_call(s, seg, 1, &ref, &cuda), bad = c;

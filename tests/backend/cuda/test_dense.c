@@ -52,7 +52,7 @@ static void check_sized(sti_dev *dev, source *s, sti_weight *w, int n, int M, in
         sti_backend_find("ref")->dev_free(ref);
         a.norm = gg.p;
         a.eps = eps;
-        a.room = room.p;
+        a.normed = room.p;
         a.keep_normed = (mode & KEEP) != 0;
     }
     for (int i = 0; i < n; i++) {
@@ -345,7 +345,7 @@ static void batches_change_nothing(void **state)
         sti_block room = there(NULL, M * K), one = there(NULL, M * N);
         sti_block all = there(NULL, M * N);
         sti_matmul_args a = {
-            .n = 1, .norm = gg.p, .eps = 1e-5f, .room = room.p, .w = {&w}};
+            .n = 1, .norm = gg.p, .eps = 1e-5f, .normed = room.p, .w = {&w}};
         a.x = gx.p;
         a.M = most;
         a.y[0] = all.p;

@@ -6,7 +6,7 @@
 /* ---- Feed-forward -------------------------------------------------------- */
 
 /* x += W_down (silu(W_gate h + b) * (W_up h + b)) + b by the entries of ref. */
-static void feed_ref(sti_feed_forward_args a, source s[3])
+static void feed_ref(sti_ffn_args a, source s[3])
 {
     const sti_backend *ref = sti_backend_find("ref");
     sti_dev *dev = ref_dev();
@@ -14,17 +14,24 @@ static void feed_ref(sti_feed_forward_args a, source s[3])
     sti_weight w[3];
     int64_t K = s[0].t.dim[1], ffn = s[0].t.dim[0], n = a.M * ffn;
     for (int i = 0; i < 3; i++) OK(ref->weight_new(dev, &s[i].t, &w[i], &err));
-    sti_rmsnorm_args norm = {
-        .x = a.x, .g = a.w.norm, .y = a.room_h, .M = a.M, .K = (int)K, .eps = a.w.eps};
-    sti_matmul_args both = {.x = a.room_h,
+    sti_rmsnorm_args norm = {.x = a.x,
+                             .g = a.w.norm,
+                             .y = a.scratch_h,
+                             .M = a.M,
+                             .K = (int)K,
+                             .eps = a.w.eps};
+    sti_matmul_args both = {.x = a.scratch_h,
                             .M = a.M,
                             .n = 2,
                             .w = {&w[0], &w[1]},
                             .bias = {a.w.gate_bias, a.w.up_bias},
-                            .y = {a.room, a.room + n}};
-    sti_swiglu_args gated = {
-        .gate = a.room, .up = a.room + n, .y = a.room, .M = a.M, .K = (int)ffn};
-    sti_matmul_args down = {.x = a.room,
+                            .y = {a.scratch, a.scratch + n}};
+    sti_swiglu_args gated = {.gate = a.scratch,
+                             .up = a.scratch + n,
+                             .y = a.scratch,
+                             .M = a.M,
+                             .K = (int)ffn};
+    sti_matmul_args down = {.x = a.scratch,
                             .M = a.M,
                             .n = 1,
                             .w = {&w[2]},
@@ -48,19 +55,22 @@ static void check_feed(sti_dev *dev, source s[3], sti_weight w[3], int M, bool b
           *room = floats(2 * M * ffn, 0, 1);
     sti_block gx = there(x0, M * K), gg = there(g, K), gb = there(b, ffn);
     sti_block gh = there(NULL, M * K), groom = there(NULL, 2 * M * ffn);
-    sti_feed_forward_args a = {
+    sti_ffn_args a = {
         .x = gx.p,
         .M = M,
         .w = {.gate = &w[0], .up = &w[1], .down = &w[2], .norm = gg.p, .eps = 1e-6f},
-        .room_h = gh.p,
-        .room = groom.p};
-    sti_feed_forward_args r = {
-        .x = x, .M = M, .w = {.norm = g, .eps = 1e-6f}, .room_h = h, .room = room};
+        .scratch_h = gh.p,
+        .scratch = groom.p};
+    sti_ffn_args r = {.x = x,
+                      .M = M,
+                      .w = {.norm = g, .eps = 1e-6f},
+                      .scratch_h = h,
+                      .scratch = room};
     if (bias) { /* ffn is not below K: one vector serves all */
         a.w.gate_bias = a.w.up_bias = a.w.down_bias = gb.p;
         r.w.gate_bias = r.w.up_bias = r.w.down_bias = b;
     }
-    OK(cuda()->feed_forward(dev, &a, &err));
+    OK(cuda()->ffn_forward(dev, &a, &err));
     feed_ref(r, s);
     float *y = back(&gx, M * K);
     for (int m = 0; m < M; m++) {
@@ -88,7 +98,7 @@ static void check_feed(sti_dev *dev, source s[3], sti_weight w[3], int M, bool b
     free(y);
 }
 
-static void feed_forward(void **state)
+static void ffn_forward(void **state)
 {
     (void)state;
     static const int64_t size[][2] = {{256, 512}, {60, 101}, {64, 2048}};
@@ -355,7 +365,7 @@ static void logprob(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(feed_forward),
+        cmocka_unit_test(ffn_forward),
         cmocka_unit_test(short_feed_forward),
         cmocka_unit_test(shared_feed_forward),
         cmocka_unit_test(embedding),

@@ -37,11 +37,11 @@ static void test_leaves_again(void **state)
         }
         for (int i = 0; i < SESSIONS; i++) {
             const sti_hybrid_state *st = &r.x[i].st;
-            const size_t room = (size_t)st->room;
+            const size_t room = (size_t)st->sal_capacity;
             int32_t *count = download(g, st->sal_count, S * sizeof *count);
             int32_t *at = download(g, st->sal_pos, S * room * sizeof *at);
             for (size_t s = 0; s < S; s++) {
-                assert_int_equal(count[s], st->room);
+                assert_int_equal(count[s], st->sal_capacity);
                 for (size_t j = 0; j < room; j++)
                     assert_in_range(at[s * room + j], 0, c.T - 1);
             }
@@ -222,7 +222,7 @@ static bool feed_pass(run *r, const pass_rows *b, bool rope)
                                 .interleaved = r->c->interleaved};
     bool done;
     still_error err;
-    assert_true(g->be->hybrid_turns(a, M));
+    assert_true(g->be->hybrid_applies_rope(a, M));
     if (g->be->pass_begin(g->dev, &pass, &done, &err) != STILL_OK ||
         (!done && rope && g->be->rope(g->dev, &turn, &err) != STILL_OK) ||
         (!done && g->be->hybrid(g->dev, a, M, &err) != STILL_OK) ||

@@ -44,10 +44,10 @@ static sti_dev *joined(void **state)
 {
     const sti_backend *be = cuda();
     still_error err;
-    uint8_t place[STI_MEETING];
+    uint8_t place[STI_RANKS_ID];
     if (!*state) skip_because("no GPU");
     if (!be->ranks_sum) skip_because("this build has no NCCL");
-    OK(be->ranks_meet(place, &err));
+    OK(be->ranks_new_id(place, &err));
     OK(be->ranks_join(*state, place, 0, 1, &err));
     return *state;
 }

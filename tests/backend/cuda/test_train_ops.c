@@ -369,13 +369,13 @@ static void test_trained_products(void **state)
                                 .n = n,
                                 .norm = cases[i].norm ? a.here[g] : NULL,
                                 .eps = 1e-5f,
-                                .room = a.here[room],
+                                .normed = a.here[room],
                                 .keep_normed = cases[i].norm,
                                 .accumulate = cases[i].accumulate};
         sti_matmul_args got = want;
         got.x = on_gpu(&a, x, 0);
         got.norm = cases[i].norm ? on_gpu(&a, g, 0) : NULL;
-        got.room = on_gpu(&a, room, 0);
+        got.normed = on_gpu(&a, room, 0);
         for (int k = 0; k < n; k++) {
             open_matrix(d, STI_Q8_0, cases[i].trained >> k & 1, cases[i].N[k], K,
                         21u + (uint32_t)k, &m[k]);
@@ -429,19 +429,19 @@ static void check_added(devices *d, const added_case *c)
     const int x = add(&a, M * K, 2, 1, 0), g = add(&a, K, 1, 2, 0),
               room = add(&a, M * K, 0, 0, 0),
               from = add(&a, M * (size_t)c->N[0], 1, 6, 0);
-    sti_matmul_added_args want = {.scale = 0.3f}, got = want;
+    sti_matmul_lora_args want = {.scale = 0.3f}, got = want;
     want.product = (sti_matmul_args){.x = a.here[x],
                                      .M = c->M,
                                      .n = c->n,
                                      .norm = c->norm ? a.here[g] : NULL,
                                      .eps = 1e-5f,
-                                     .room = a.here[room],
+                                     .normed = a.here[room],
                                      .keep_normed = c->norm,
                                      .accumulate = c->from};
     got.product = want.product;
     got.product.x = on_gpu(&a, x, 0);
     got.product.norm = c->norm ? on_gpu(&a, g, 0) : NULL;
-    got.product.room = on_gpu(&a, room, 0);
+    got.product.normed = on_gpu(&a, room, 0);
     want.from = c->from ? a.here[from] : NULL;
     got.from = c->from ? on_gpu(&a, from, 0) : NULL;
     for (int k = 0; k < c->n; k++) {
@@ -460,14 +460,14 @@ static void check_added(devices *d, const added_case *c)
         got.product.bias[k] = c->bias ? on_gpu(&a, bias, 0) : NULL;
         if (!(c->added >> k & 1)) continue;
         low[k] = add(&a, M * R, 0, 0, 0);
-        want.add[k] = (sti_addition){&down[k].here, &up[k].here, a.here[low[k]]};
+        want.add[k] = (sti_lora_args){&down[k].here, &up[k].here, a.here[low[k]]};
         got.add[k] =
-            (sti_addition){&down[k].there, &up[k].there, on_gpu(&a, low[k], 0)};
+            (sti_lora_args){&down[k].there, &up[k].there, on_gpu(&a, low[k], 0)};
     }
-    OK(ref()->matmul_added(d->here, &want, &err));
-    OK(cuda()->matmul_added(d->gpu, &got, &err));
+    OK(ref()->matmul_lora(d->here, &want, &err));
+    OK(cuda()->matmul_lora(d->gpu, &got, &err));
     for (int k = 0; k < c->n; k++) {
-        hold(error_of(&a, y[k], 0), 1.5 * HALF, "matmul_added", c->M, c->N[k], c->K);
+        hold(error_of(&a, y[k], 0), 1.5 * HALF, "matmul_lora", c->M, c->N[k], c->K);
         if (c->added >> k & 1)
             hold(error_of(&a, low[k], 0), HALF, "low", c->M, c->rank, c->K);
         close_matrix(d, &m[k]);
@@ -557,7 +557,7 @@ typedef struct feed_case {
 enum { GATE, UP, DOWN, FEED }; /* its matrices */
 
 /* Forwards and backwards by one backend; arrays of it. */
-static void run_feed(const sti_backend *be, sti_dev *dev, sti_feed_train_args f,
+static void run_feed(const sti_backend *be, sti_dev *dev, sti_ffn_train_args f,
                      const sti_weight *w[FEED], float *const bias[FEED])
 {
     still_error err;
@@ -567,13 +567,13 @@ static void run_feed(const sti_backend *be, sti_dev *dev, sti_feed_train_args f,
     f.w.gate_bias = bias[GATE];
     f.w.up_bias = bias[UP];
     f.w.down_bias = bias[DOWN];
-    OK(be->feed_train(dev, &f, &err));
-    OK(be->feed_back(dev, &f, &err));
+    OK(be->ffn_train(dev, &f, &err));
+    OK(be->ffn_back(dev, &f, &err));
     /* What is kept does not hang on the output. */
     f.y = NULL;
     OK(be->mem_clear(dev, f.kept, 8 * (size_t)f.M * (size_t)f.w.gate->N, &err));
-    OK(be->feed_train(dev, &f, &err));
-    OK(be->feed_back(dev, &f, &err));
+    OK(be->ffn_train(dev, &f, &err));
+    OK(be->ffn_back(dev, &f, &err));
 }
 
 static void check_feed(devices *d, const feed_case *c)
@@ -584,7 +584,7 @@ static void check_feed(devices *d, const feed_case *c)
     matrix m[FEED];
     const int x = add(&a, n, 2, 1, 0), norm = add(&a, (size_t)K, 1, 2, 0),
               kept = add(&a, wide, 0, 3, 0), y = add(&a, n, 0, 4, 0),
-              dx = add(&a, n, 1e-6f, 5, 0), room_h = add(&a, n, 0, 6, 0),
+              dx = add(&a, n, 1e-6f, 5, 0), scratch_h = add(&a, n, 0, 6, 0),
               room = add(&a, wide, 0, 7, 0);
     const sti_weight *here[FEED], *there[FEED];
     float *bias[2][FEED] = {{0}};
@@ -598,28 +598,28 @@ static void check_feed(devices *d, const feed_case *c)
         bias[0][i] = c->bias ? a.here[b] : NULL;
         bias[1][i] = c->bias ? on_gpu(&a, b, 0) : NULL;
     }
-    const sti_feed_train_args want = {.x = a.here[x],
-                                      .M = M,
-                                      .w = {.norm = a.here[norm], .eps = 1e-5f},
-                                      .kept = a.here[kept],
-                                      .y = a.here[y],
-                                      .dx = a.here[dx],
-                                      .room_h = a.here[room_h],
-                                      .room = a.here[room]};
-    const sti_feed_train_args got = {.x = on_gpu(&a, x, 0),
+    const sti_ffn_train_args want = {.x = a.here[x],
                                      .M = M,
-                                     .w = {.norm = on_gpu(&a, norm, 0), .eps = 1e-5f},
-                                     .kept = on_gpu(&a, kept, 0),
-                                     .y = on_gpu(&a, y, 0),
-                                     .dx = on_gpu(&a, dx, 0),
-                                     .room_h = on_gpu(&a, room_h, 0),
-                                     .room = on_gpu(&a, room, 0)};
+                                     .w = {.norm = a.here[norm], .eps = 1e-5f},
+                                     .kept = a.here[kept],
+                                     .y = a.here[y],
+                                     .dx = a.here[dx],
+                                     .scratch_h = a.here[scratch_h],
+                                     .scratch = a.here[room]};
+    const sti_ffn_train_args got = {.x = on_gpu(&a, x, 0),
+                                    .M = M,
+                                    .w = {.norm = on_gpu(&a, norm, 0), .eps = 1e-5f},
+                                    .kept = on_gpu(&a, kept, 0),
+                                    .y = on_gpu(&a, y, 0),
+                                    .dx = on_gpu(&a, dx, 0),
+                                    .scratch_h = on_gpu(&a, scratch_h, 0),
+                                    .scratch = on_gpu(&a, room, 0)};
     run_feed(ref(), d->here, want, here, bias[0]);
     run_feed(cuda(), d->gpu, got, there, bias[1]);
-    hold(error_of(&a, x, 0), 0, "feed_train: x", M, ffn, K);
-    hold(error_of(&a, y, 0), 2 * HALF, "feed_train", M, ffn, K);
+    hold(error_of(&a, x, 0), 0, "ffn_train: x", M, ffn, K);
+    hold(error_of(&a, y, 0), 2 * HALF, "ffn_train", M, ffn, K);
     /* Twice back: the second time what comes in is off already. */
-    hold(error_of(&a, dx, 0), 2 * BF16, "feed_back", M, ffn, K);
+    hold(error_of(&a, dx, 0), 2 * BF16, "ffn_back", M, ffn, K);
     for (int i = 0; i < FEED; i++) close_matrix(d, &m[i]);
     end(&a);
 }

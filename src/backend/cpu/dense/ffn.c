@@ -23,7 +23,7 @@ typedef struct own_area { /* one worker's */
 typedef struct ff_job {
     const sti_cpu_mm *mm;
     const sti_row_kernels *rows;
-    sti_feed_forward_args a; /* here, not elsewhere: see mm_job in matmul.c */
+    sti_ffn_args a; /* here, not elsewhere: see mm_job in matmul.c */
     sti_pool *pool;
     int K, ffn;
     uint8_t *act; /* [M, ffn]: what down multiplies, quantized */
@@ -49,7 +49,7 @@ static void carve(sti_carve *c, const sti_dev *dev, ff_job *j)
     j->areas = sti_carve_take(c, (size_t)sti_pool_threads(dev->pool), j->area_bytes);
 }
 
-size_t sti_cpu_feed_forward_scratch(const sti_dev *dev)
+size_t sti_cpu_ffn_scratch(const sti_dev *dev)
 {
     sti_carve count = {0};
     ff_job unused;
@@ -60,7 +60,7 @@ size_t sti_cpu_feed_forward_scratch(const sti_dev *dev)
 /* All M rows, as gate and up multiply them. */
 static void prepare(const ff_job *j, const own_area *o)
 {
-    const sti_feed_forward_args *a = &j->a;
+    const sti_ffn_args *a = &j->a;
     for (int64_t r = 0; r < a->M; r++)
         j->rows->rmsnorm(a->x + r * j->K, a->w.norm, o->normed + r * j->K, j->K,
                          a->w.eps);
@@ -88,8 +88,8 @@ static void multiply(const ff_job *j, const sti_weight *w, const float *bias,
 /* Blocks [lo, hi) of the hidden layer, quantized. */
 static void hidden(const ff_job *j, const uint8_t *act, int64_t lo, int64_t hi)
 {
-    const sti_feed_forward_args *a = &j->a;
-    float *gate = a->room, *up = a->room + (size_t)a->M * (size_t)j->ffn;
+    const sti_ffn_args *a = &j->a;
+    float *gate = a->scratch, *up = a->scratch + (size_t)a->M * (size_t)j->ffn;
     multiply(j, a->w.gate, a->w.gate_bias, act, gate, lo * GROUPS, hi * GROUPS, false);
     multiply(j, a->w.up, a->w.up_bias, act, up, lo * GROUPS, hi * GROUPS, false);
     gate += lo * STI_BLOCK_K;
@@ -104,7 +104,7 @@ static void hidden(const ff_job *j, const uint8_t *act, int64_t lo, int64_t hi)
 static void work(void *arg, int worker, int workers)
 {
     const ff_job *j = arg;
-    const sti_feed_forward_args *a = &j->a;
+    const sti_ffn_args *a = &j->a;
     sti_carve at = {.base = j->areas + (size_t)worker * j->area_bytes};
     const own_area own = carve_area(&at, j->K);
     int64_t lo, hi, first, end;
@@ -122,14 +122,13 @@ static bool repacked(const sti_weight *w)
     return w->layout != STI_L_K && w->layout != STI_L_FLOAT;
 }
 
-still_status sti_cpu_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
-                                  still_error *err)
+still_status sti_cpu_ffn_forward(sti_dev *dev, const sti_ffn_args *a, still_error *err)
 {
     const sti_weight *down = a->w.down;
     if (a->M < 1 || a->M > STI_OWN_ROWS || !repacked(a->w.gate) || !repacked(a->w.up) ||
         !repacked(down) || a->w.gate->N != down->K || a->w.up->N != down->K ||
         a->w.up->K != a->w.gate->K || a->w.gate->K > dev->max_k || down->K > dev->max_k)
-        return sti_host_feed_forward(&sti_backend_cpu, dev, a, err);
+        return sti_host_ffn_forward(&sti_backend_cpu, dev, a, err);
     STI_TRY(sti_cpu_need(dev, a->M, err));
     ff_job job = {.mm = dev->mm,
                   .rows = sti_cpu_row_kernels(dev),
@@ -145,20 +144,20 @@ still_status sti_cpu_feed_forward(sti_dev *dev, const sti_feed_forward_args *a,
 
 /* ---- In training: by the other entries ----------------------------------- */
 
-still_status sti_cpu_matmul_added(sti_dev *dev, const sti_matmul_added_args *a,
-                                  still_error *err)
+still_status sti_cpu_matmul_lora(sti_dev *dev, const sti_matmul_lora_args *a,
+                                 still_error *err)
 {
-    return sti_host_matmul_added(&sti_backend_cpu, dev, a, err);
+    return sti_host_matmul_lora(&sti_backend_cpu, dev, a, err);
 }
 
-still_status sti_cpu_feed_train(sti_dev *dev, const sti_feed_train_args *a,
-                                still_error *err)
-{
-    return sti_host_feed_train(&sti_backend_cpu, dev, a, err);
-}
-
-still_status sti_cpu_feed_back(sti_dev *dev, const sti_feed_train_args *a,
+still_status sti_cpu_ffn_train(sti_dev *dev, const sti_ffn_train_args *a,
                                still_error *err)
 {
-    return sti_host_feed_back(&sti_backend_cpu, dev, a, err);
+    return sti_host_ffn_train(&sti_backend_cpu, dev, a, err);
+}
+
+still_status sti_cpu_ffn_back(sti_dev *dev, const sti_ffn_train_args *a,
+                              still_error *err)
+{
+    return sti_host_ffn_back(&sti_backend_cpu, dev, a, err);
 }

@@ -114,7 +114,7 @@ static void prepare_task(void *arg, int worker, int workers)
     const mm_job *j = arg;
     int64_t lo, hi;
     sti_split(j->a.M, j->mm->tile, worker, workers, &lo, &hi);
-    prepare_rows(j, j->a.room, j->act, (int)lo, (int)hi);
+    prepare_rows(j, j->a.normed, j->act, (int)lo, (int)hi);
 }
 
 static sti_panel_kind panel_kind(const sti_weight *w)
@@ -250,7 +250,7 @@ static void multiply_task(void *arg, int worker, int workers)
     sti_carve at = {.base = j->areas + (size_t)worker * j->area_bytes};
     work_area area = carve_area(&at, (int)a->w[0]->K);
     const uint8_t *act = j->own ? area.act : j->act;
-    float *normed = j->own && worker > 0 ? area.normed : a->room;
+    float *normed = j->own && worker > 0 ? area.normed : a->normed;
     if (j->own) prepare_rows(j, normed, area.act, 0, a->M);
     for (int i = 0; i < a->n; i++) {
         const int64_t count = groups_of(a->w[i]);

@@ -114,7 +114,8 @@ static const float *turn(sti_dev *dev, int position, const float *inv_freq, int 
 static sti_hyb describe(const sti_dev *dev, const sti_hybrid_settings *set,
                         const sti_hybrid_shape *shape)
 {
-    const int S = sti_hybrid_selectors(set, shape), P = sti_hybrid_features(set, shape);
+    const int S = sti_hybrid_selection_heads(set, shape),
+              P = sti_hybrid_features(set, shape);
     sti_hyb h = {.set = set,
                  .f = &sti_cpu_attn_portable,
                  .k = &sti_cpu_hybrid_portable,
@@ -133,7 +134,7 @@ static sti_hyb describe(const sti_dev *dev, const sti_hybrid_settings *set,
                  .ldp = (int)padded(P),
                  .scale = 1.0f / sqrtf((float)shape->D),
                  .received = set->has_window && sti_score_at(set->score)->received,
-                 .rotates = sti_hybrid_rotates(set),
+                 .rotates = sti_hybrid_needs_raw(set),
                  .pool = dev->pool,
                  .workers = sti_pool_threads(dev->pool)};
 #if STI_CPU_X86
@@ -335,7 +336,7 @@ static bool alike(const sti_hybrid_args *a, const sti_hybrid_args *b)
            (x == y ||
             (x->chunk == y->chunk && x->per_head == y->per_head && x->map == y->map &&
              x->has_window == y->has_window && x->score == y->score &&
-             sti_hybrid_same_caps(x, y, sti_hybrid_selectors(x, &a->shape)) &&
+             sti_hybrid_same_caps(x, y, sti_hybrid_selection_heads(x, &a->shape)) &&
              x->position_cap == y->position_cap &&
              x->feature_positions == y->feature_positions &&
              x->state_cap == y->state_cap));
@@ -362,7 +363,7 @@ static still_status check(const sti_hybrid_args *a, int n, still_error *err)
                             "cpu hybrid attention: %lld tokens, the state was made for "
                             "%lld",
                             (long long)end, (long long)st->max_tokens);
-        if (sti_hybrid_rotates(a[i].set) && (!a[i].in.q_raw || !a[i].in.inv_freq))
+        if (sti_hybrid_needs_raw(a[i].set) && (!a[i].in.q_raw || !a[i].in.inv_freq))
             return sti_fail(err, STILL_E_ARG,
                             "cpu hybrid attention: capped positions without queries "
                             "before RoPE");

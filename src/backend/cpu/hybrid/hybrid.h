@@ -185,7 +185,7 @@ typedef struct sti_hyb_key {
 static inline sti_hyb_key sti_hyb_key_at(const sti_hyb *h, const sti_hybrid_state *st,
                                          void *base, sti_hybrid_list l, int slot)
 {
-    const int first = slot / STI_ATTN_PANEL * STI_ATTN_PANEL, left = l.room - first;
+    const int first = slot / STI_ATTN_PANEL * STI_ATTN_PANEL, left = l.capacity - first;
     const size_t at = (l.first + (size_t)first) * (size_t)h->D;
     return (sti_hyb_key){(char *)base + (at + (size_t)(slot - first)) * st->kv_size,
                          left < STI_ATTN_PANEL ? left : STI_ATTN_PANEL};

@@ -83,8 +83,8 @@ sti_attn_rows sti_hyb_rows(const sti_hyb *h, const sti_hybrid_state *st, int sel
                                   : sti_hybrid_list_of(h->set, st, sel);
     void *base = sti_hyb_in_window(b) ? (keys ? st->win_k : st->win_v)
                                       : (keys ? st->sal_k : st->sal_v);
-    return (sti_attn_rows){sti_hyb_row(h, st, base, l.first), sti_hyb_type(st), l.room,
-                           h->D};
+    return (sti_attn_rows){sti_hyb_row(h, st, base, l.first), sti_hyb_type(st),
+                           l.capacity, h->D};
 }
 
 /* ---- Queries ------------------------------------------------------------- */

@@ -104,19 +104,19 @@ typedef struct list {
     const sti_hybrid_state *st;
     int sel;
     size_t first; /* slot 0 in the arrays of all selection heads */
-    int room;
+    int capacity;
     int32_t *count;
 } list;
 
 static list list_of(const sti_hyb *h, const sti_hybrid_state *st, int sel)
 {
     const sti_hybrid_list l = sti_hybrid_list_of(h->set, st, sel);
-    return (list){h, st, sel, l.first, l.room, &st->sal_count[sel]};
+    return (list){h, st, sel, l.first, l.capacity, &st->sal_count[sel]};
 }
 static sti_hyb_key list_key(const list *l, int slot)
 {
     return sti_hyb_key_at(l->h, l->st, l->st->sal_k,
-                          (sti_hybrid_list){l->first, l->room}, slot);
+                          (sti_hybrid_list){l->first, l->capacity}, slot);
 }
 static void *list_value(const list *l, int slot)
 {
@@ -237,7 +237,7 @@ static float final_score(const sti_hyb *h, const sti_hybrid_args *a, int sel, in
     const sti_score *score = sti_score_at(a->set->score);
     const size_t at = (size_t)sel * 2 * h->C + (size_t)(first_slot(h, c) + i);
     const float arrived = ((const float *)a->state->win_score)[at];
-    if (!score->leave) return arrived;
+    if (!score->retire) return arrived;
     sti_score_end e = {.arrived = arrived, .position = first_token(h, c) + i};
     if (score->received) {
         const int queries = 2 * h->C - 1 - i; /* that came after the token and saw it */
@@ -245,7 +245,7 @@ static float final_score(const sti_hyb *h, const sti_hybrid_args *a, int sel, in
         e.received = queries > 0 ? sum / queries : 0;
     }
     if (score->likeness) e.likeness = h->leaving[sel].likeness[i];
-    return (float)score->leave(&e);
+    return (float)score->retire(&e);
 }
 
 /* Marks which tokens of the chunk stay and which of the list go. */
@@ -254,7 +254,7 @@ static void select_tokens(const sti_hyb *h, const sti_hybrid_args *a, const list
 {
     const sti_hybrid_state *st = a->state;
     const sti_hyb_leaving *to = &h->leaving[l->sel];
-    const int count = *l->count, wanted = l->room > 0 ? a->set->select : 0;
+    const int count = *l->count, wanted = l->capacity > 0 ? a->set->select : 0;
     int stay = wanted;
     sti_hyb_entry *e = to->entry;
     memset(to->stays, 0, (size_t)h->C);
@@ -265,12 +265,12 @@ static void select_tokens(const sti_hyb *h, const sti_hybrid_args *a, const list
             rank_of(final_score(h, a, l->sel, c, i), (int32_t)first_token(h, c) + i),
             -1 - i};
     best_first(e, h->C, wanted);
-    if (count + wanted > l->room) {
+    if (count + wanted > l->capacity) {
         const float *score = (const float *)st->sal_score + l->first;
         const int32_t *position = st->sal_pos + l->first;
         for (int i = 0; i < count; i++)
             e[wanted + i] = (sti_hyb_entry){rank_of(score[i], position[i]), i};
-        stay = l->room;
+        stay = l->capacity;
         best_first(e, count + wanted, stay);
         for (int i = stay; i < count + wanted; i++)
             if (e[i].at >= 0) to->evicted[e[i].at] = 1;
@@ -373,10 +373,10 @@ void sti_hyb_fold_token(const sti_hyb *h, const sti_hyb_worker *w,
     memcpy(w->x, a->in.k + at, D * sizeof *w->x);
     key_position(h, a, w->x, position, false);
     key_features(h, w, a, sel, 1, w->phi);
-    float *s = (float *)st->lin_s + first * D, *low = (float *)st->low_s + first * D;
+    float *s = (float *)st->lin_s + first * D, *low = (float *)st->comp_s + first * D;
     for (size_t p = 0; p < (size_t)h->P; p++)
         h->k->add(s + p * D, low + p * D, w->phi[p], a->in.v + at, h->D);
-    h->k->add((float *)st->lin_z + first, (float *)st->low_z + first, 1, w->phi, h->P);
+    h->k->add((float *)st->lin_z + first, (float *)st->comp_z + first, 1, w->phi, h->P);
 }
 
 /* Tokens of a head that are folded together, at most. */
@@ -416,9 +416,9 @@ static void add_rows(const sti_hyb *h, const sti_hyb_worker *w,
     const float *phi = from->phi + lo, one = 1;
     if (n <= 0) return;
     h->k->product_t(rows, n, D, phi, h->ldp, from->value, D, w->sum, D);
-    h->k->add((float *)st->lin_s + el, (float *)st->low_s + el, 1, w->sum, rows * D);
+    h->k->add((float *)st->lin_s + el, (float *)st->comp_s + el, 1, w->sum, rows * D);
     h->k->product_t(1, n, rows, &one, 0, phi, h->ldp, w->sum, rows);
-    h->k->add((float *)st->lin_z + at, (float *)st->low_z + at, 1, w->sum, rows);
+    h->k->add((float *)st->lin_z + at, (float *)st->comp_z + at, 1, w->sum, rows);
 }
 
 /* ---- Leaving ------------------------------------------------------------- */

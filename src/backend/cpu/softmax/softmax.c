@@ -110,7 +110,8 @@ static slot slot_at(const job *j, int64_t unit)
 
 static size_t cache_row(const job *j, const sti_attn_segment *s, int g, int token)
 {
-    return ((size_t)g * (size_t)s->room + (size_t)(token % s->room)) * (size_t)j->a->D;
+    return ((size_t)g * (size_t)s->capacity + (size_t)(token % s->capacity)) *
+           (size_t)j->a->D;
 }
 
 static sti_attn_rows cache_head(const job *j, const sti_attn_segment *s,
@@ -119,7 +120,7 @@ static sti_attn_rows cache_head(const job *j, const sti_attn_segment *s,
     size_t at = cache_row(j, s, g, 0);
     const void *p = j->a->cache == STI_F16 ? (const void *)((const uint16_t *)base + at)
                                            : (const void *)((const float *)base + at);
-    return (sti_attn_rows){p, j->a->cache, s->room, j->a->D};
+    return (sti_attn_rows){p, j->a->cache, s->capacity, j->a->D};
 }
 
 static void store_row(const job *j, void *base, size_t at, const float *x)
@@ -376,13 +377,13 @@ static still_status check(const sti_dev *dev, const sti_attn_args *a, still_erro
     for (int i = 0; i < a->n_seg; i++) {
         const sti_attn_segment *s = &a->seg[i];
         int64_t all = (int64_t)s->past + s->n;
-        bool ring = a->window > 0 && s->room >= (int64_t)a->window + s->n - 1;
-        if (s->n < 0 || s->past < 0 || s->room < 1 || all > INT32_MAX - BLOCK ||
-            (s->room < all && !ring))
+        bool ring = a->window > 0 && s->capacity >= (int64_t)a->window + s->n - 1;
+        if (s->n < 0 || s->past < 0 || s->capacity < 1 || all > INT32_MAX - BLOCK ||
+            (s->capacity < all && !ring))
             return sti_fail(err, STILL_E_ARG,
                             "cpu attention: segment %d has %d new tokens after %d, its "
                             "cache holds %d with a window of %d",
-                            i, s->n, s->past, s->room, a->window);
+                            i, s->n, s->past, s->capacity, a->window);
     }
     return STILL_OK;
 }

@@ -55,23 +55,23 @@ static still_status open_matrices(const sti_matmul_args *a, matrices *all,
     return STILL_OK;
 }
 
-/* Norms x and rounds it to half, as far as that is wanted, into a->room or scratch; the
+/* Norms x and rounds it to half, as far as that is wanted, into a->normed or scratch; the
  * latter has `more` bytes for in->half too. */
 static still_status prepare_input(sti_dev *dev, const sti_matmul_args *a,
                                   bool want_float, bool want_half, size_t more,
                                   input *in, still_error *err)
 {
     const size_t K = (size_t)a->w[0]->K, ld = sti_cuda_round_up(K, 8);
-    float *normed = a->norm && (want_float || a->keep_normed) ? a->room : NULL;
+    float *normed = a->norm && (want_float || a->keep_normed) ? a->normed : NULL;
     const bool in_place =
-        a->norm && !normed && ld <= 2 * K && sti_cuda_aligned(a->room);
+        a->norm && !normed && ld <= 2 * K && sti_cuda_aligned(a->normed);
     const size_t half =
         want_half && !in_place
             ? sti_cuda_round_up((size_t)a->M * ld * sizeof(sti_half), 256)
             : 0;
     void *scratch = NULL;
     if (half + more > 0) STI_TRY(sti_cuda_scratch(dev, half + more, &scratch, err));
-    sti_half *xh = !want_half ? NULL : in_place ? (sti_half *)a->room : scratch;
+    sti_half *xh = !want_half ? NULL : in_place ? (sti_half *)a->normed : scratch;
     if (normed || xh)
         STI_TRY(
             sti_cuda_norm(dev, a->x, a->norm, a->eps, a->M, (int)K, normed, xh, err));
@@ -100,7 +100,7 @@ static still_status run_gemv(sti_dev *dev, const sti_matmul_args *a,
                                 .xh = in.xh,
                                 .norm = apart ? NULL : a->norm,
                                 .eps = a->eps,
-                                .keep = !apart && a->keep_normed && a->norm ? a->room
+                                .keep = !apart && a->keep_normed && a->norm ? a->normed
                                                                             : NULL,
                                 .M = a->M,
                                 .K = K,
@@ -247,10 +247,10 @@ typedef struct ffn_weights {
 } ffn_weights;
 
 /* Two launches; what lies between is half [M, ffn] in half. */
-static still_status ffn_gemv(sti_dev *dev, const sti_feed_forward_args *a,
-                             const ffn_weights *w, still_error *err)
+static still_status ffn_gemv(sti_dev *dev, const sti_ffn_args *a, const ffn_weights *w,
+                             still_error *err)
 {
-    sti_half *between = (sti_half *)a->room;
+    sti_half *between = (sti_half *)a->scratch;
     sti_cuda_gemv_args first = {.x = a->x,
                                 .norm = a->w.norm,
                                 .eps = a->w.eps,
@@ -261,7 +261,7 @@ static still_status ffn_gemv(sti_dev *dev, const sti_feed_forward_args *a,
                                 .bias = {a->w.gate_bias, a->w.up_bias},
                                 .yh = between};
     if (!sti_cuda_gemv_fits(a->M, w->gate.K)) {
-        sti_half *h = (sti_half *)a->room_h;
+        sti_half *h = (sti_half *)a->scratch_h;
         STI_TRY(sti_cuda_norm(dev, a->x, a->w.norm, a->w.eps, a->M, w->gate.K, NULL, h,
                               err));
         first.xh = h;
@@ -280,11 +280,11 @@ static still_status ffn_gemv(sti_dev *dev, const sti_feed_forward_args *a,
 }
 
 /* silu(gate) * up as half in half: at once, or gate and up side by side first. */
-static still_status ffn_gate(sti_dev *dev, const sti_feed_forward_args *a,
-                             const ffn_weights *w, const input *in, still_error *err)
+static still_status ffn_gate(sti_dev *dev, const sti_ffn_args *a, const ffn_weights *w,
+                             const input *in, still_error *err)
 {
     const int M = a->M, ffn = w->down.K;
-    sti_half *gate = (sti_half *)a->room, *up = gate + (size_t)M * (size_t)ffn;
+    sti_half *gate = (sti_half *)a->scratch, *up = gate + (size_t)M * (size_t)ffn;
     const sti_cuda_gemv_args both = {.xh = in->xh,
                                      .M = M,
                                      .K = w->gate.K,
@@ -301,11 +301,11 @@ static still_status ffn_gate(sti_dev *dev, const sti_feed_forward_args *a,
                                gate, err);
 }
 
-static still_status ffn_gemm(sti_dev *dev, const sti_feed_forward_args *a,
-                             const ffn_weights *w, still_error *err)
+static still_status ffn_gemm(sti_dev *dev, const sti_ffn_args *a, const ffn_weights *w,
+                             still_error *err)
 {
     const int M = a->M;
-    sti_half *h = (sti_half *)a->room_h, *between = (sti_half *)a->room;
+    sti_half *h = (sti_half *)a->scratch_h, *between = (sti_half *)a->scratch;
     size_t more = half_bytes(&w->gate);
     if (half_bytes(&w->up) > more) more = half_bytes(&w->up);
     if (half_bytes(&w->down) > more) more = half_bytes(&w->down);
@@ -329,19 +329,18 @@ static still_status ffn_gemm(sti_dev *dev, const sti_feed_forward_args *a,
                     STI_CUDA_HALF_TO_FLOAT, a->x, err);
 }
 
-still_status sti_cuda_ffn(sti_dev *dev, const sti_feed_forward_args *a,
-                          still_error *err)
+still_status sti_cuda_ffn(sti_dev *dev, const sti_ffn_args *a, still_error *err)
 {
     if (a->M < 1) return STILL_OK;
     const ffn_weights w = {sti_cuda_matrix_of(a->w.gate), sti_cuda_matrix_of(a->w.up),
                            sti_cuda_matrix_of(a->w.down)};
     const bool whole = w.gate.K % 8 == 0 && w.down.K % 8 == 0 &&
-                       sti_cuda_aligned(a->room) && sti_cuda_aligned(a->room_h);
+                       sti_cuda_aligned(a->scratch) && sti_cuda_aligned(a->scratch_h);
     if (!whole || w.gate.kind == STI_CUDA_FLOAT || w.up.kind == STI_CUDA_FLOAT ||
         w.down.kind == STI_CUDA_FLOAT)
-        return sti_host_feed_forward(&sti_backend_cuda, dev, a, err);
+        return sti_host_ffn_forward(&sti_backend_cuda, dev, a, err);
     if (a->M > gemv_rows(&w.gate)) return ffn_gemm(dev, a, &w, err);
     return w.gate.kind == w.up.kind
                ? ffn_gemv(dev, a, &w, err)
-               : sti_host_feed_forward(&sti_backend_cuda, dev, a, err);
+               : sti_host_ffn_forward(&sti_backend_cuda, dev, a, err);
 }

@@ -21,7 +21,7 @@ sti_cuda_hybrid_params sti_cuda_hybrid_params_of(const sti_hybrid_args *a)
     const sti_hybrid_settings *set = a->set;
     const sti_hybrid_shape *shape = &a->shape;
     const sti_hybrid_in *in = &a->in;
-    const int S = sti_hybrid_selectors(set, shape);
+    const int S = sti_hybrid_selection_heads(set, shape);
     return (sti_cuda_hybrid_params){.H = shape->H,
                                     .G = shape->G,
                                     .D = shape->D,
@@ -93,7 +93,7 @@ sti_cuda_hybrid_session sti_cuda_hybrid_session_of(const sti_hybrid_args *a,
                                      .y = a->y,
                                      .pos = pos,
                                      .T = a->T,
-                                     .capacity = st->room,
+                                     .capacity = st->sal_capacity,
                                      .win_k = st->win_k,
                                      .win_v = st->win_v,
                                      .win_score = st->win_score,
@@ -106,8 +106,8 @@ sti_cuda_hybrid_session sti_cuda_hybrid_session_of(const sti_hybrid_args *a,
                                      .sal_count = st->sal_count,
                                      .lin_s = st->lin_s,
                                      .lin_z = st->lin_z,
-                                     .comp_s = st->low_s,
-                                     .comp_z = st->low_z,
+                                     .comp_s = st->comp_s,
+                                     .comp_z = st->comp_z,
                                      .folded = st->folded};
 }
 

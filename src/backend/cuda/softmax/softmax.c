@@ -23,13 +23,13 @@ static still_status check(const sti_attn_args *a, still_error *err)
     for (int i = 0; i < a->n_seg; i++) {
         const sti_attn_segment *s = &a->seg[i];
         int64_t all = (int64_t)s->past + s->n;
-        bool ring = a->window > 0 && s->room >= (int64_t)a->window + s->n - 1;
-        if (s->n < 0 || s->past < 0 || s->room < 1 || all > INT32_MAX / 2 ||
-            (s->room < all && !ring))
+        bool ring = a->window > 0 && s->capacity >= (int64_t)a->window + s->n - 1;
+        if (s->n < 0 || s->past < 0 || s->capacity < 1 || all > INT32_MAX / 2 ||
+            (s->capacity < all && !ring))
             return sti_fail(err, STILL_E_ARG,
                             "cuda attention: segment %d has %d new tokens after %d, "
                             "its cache holds %d with a window of %d",
-                            i, s->n, s->past, s->room, a->window);
+                            i, s->n, s->past, s->capacity, a->window);
     }
     return STILL_OK;
 }
@@ -94,7 +94,7 @@ static still_status launch(sti_dev *dev, const sti_attn_args *a, bool one_row,
                                                    .row0 = s->row0,
                                                    .n = s->n,
                                                    .past = s->past,
-                                                   .capacity = s->room};
+                                                   .capacity = s->capacity};
         if (l.n_seg > 0 && (l.n_seg == STI_CUDA_ATTN_SEGS || i == a->n_seg - 1)) {
             STI_TRY(run(dev, &l, err));
             l.n_seg = 0;

@@ -16,11 +16,11 @@ static bool fits(const sti_weight *w)
 }
 
 /* Whether it is computed here; the same for both directions. */
-static bool is_half(const sti_feed_train_args *a)
+static bool is_half(const sti_ffn_train_args *a)
 {
     return fits(a->w.gate) && fits(a->w.up) && fits(a->w.down) &&
-           sti_cuda_aligned(a->kept) && sti_cuda_aligned(a->room) &&
-           sti_cuda_aligned(a->room_h);
+           sti_cuda_aligned(a->kept) && sti_cuda_aligned(a->scratch) &&
+           sti_cuda_aligned(a->scratch_h);
 }
 
 /* y[M, N] = [from +] x[M, K] W^T + bias, x in half; float if `from` is there. */
@@ -58,14 +58,14 @@ static still_status multiply(sti_dev *dev, const sti_weight *w, const sti_half *
         err);
 }
 
-still_status sti_cuda_ffn_train(sti_dev *dev, const sti_feed_train_args *a,
+still_status sti_cuda_ffn_train(sti_dev *dev, const sti_ffn_train_args *a,
                                 still_error *err)
 {
     if (a->M < 1) return STILL_OK;
-    if (!is_half(a)) return sti_host_feed_train(&sti_backend_cuda, dev, a, err);
+    if (!is_half(a)) return sti_host_ffn_train(&sti_backend_cuda, dev, a, err);
     const int M = a->M, K = (int)a->w.gate->K, ffn = (int)a->w.gate->N;
-    sti_half *h = (sti_half *)a->room_h, *gate = (sti_half *)a->kept,
-             *up = gate + (size_t)M * (size_t)ffn, *s = (sti_half *)a->room;
+    sti_half *h = (sti_half *)a->scratch_h, *gate = (sti_half *)a->kept,
+             *up = gate + (size_t)M * (size_t)ffn, *s = (sti_half *)a->scratch;
     STI_TRY(sti_cuda_norm(dev, a->x, a->w.norm, a->w.eps, M, K, NULL, h, err));
     STI_TRY(multiply(dev, a->w.gate, h, M, NULL, NULL, gate, err));
     STI_TRY(multiply(dev, a->w.up, h, M, NULL, NULL, up, err));
@@ -100,15 +100,16 @@ static still_status multiply_back(sti_dev *dev, const sti_weight *const *w, int 
                              err);
 }
 
-still_status sti_cuda_ffn_back(sti_dev *dev, const sti_feed_train_args *a,
+still_status sti_cuda_ffn_back(sti_dev *dev, const sti_ffn_train_args *a,
                                still_error *err)
 {
     if (a->M < 1) return STILL_OK;
-    if (!is_half(a)) return sti_host_feed_back(&sti_backend_cuda, dev, a, err);
+    if (!is_half(a)) return sti_host_ffn_back(&sti_backend_cuda, dev, a, err);
     const int M = a->M, K = (int)a->w.gate->K, ffn = (int)a->w.gate->N;
     const size_t size = (size_t)M * (size_t)ffn;
     const sti_half *gate = (const sti_half *)a->kept;
-    sti_bf16 *dy = (sti_bf16 *)a->room_h, *ds = (sti_bf16 *)a->room, *d = ds + size;
+    sti_bf16 *dy = (sti_bf16 *)a->scratch_h, *ds = (sti_bf16 *)a->scratch,
+             *d = ds + size;
     STI_TRY(sti_cuda_round_columns(
         dev, &(sti_cuda_columns){.n = 1, .x = {a->dx}, .N = {K}}, M, K, dy, err));
     STI_TRY(multiply_back(dev, &a->w.down, 1, dy, M, STI_CUDA_BF16_TO_BF16, ds, err));
@@ -124,11 +125,11 @@ still_status sti_cuda_ffn_back(sti_dev *dev, const sti_feed_train_args *a,
                                     .K = ffn},
         err));
     const sti_weight *both[] = {a->w.gate, a->w.up};
-    STI_TRY(multiply_back(dev, both, 2, d, M, STI_CUDA_BF16, a->room_h, err));
+    STI_TRY(multiply_back(dev, both, 2, d, M, STI_CUDA_BF16, a->scratch_h, err));
     return sti_cuda_norm_back(dev,
                               &(sti_rmsnorm_back_args){.x = a->x,
                                                        .g = a->w.norm,
-                                                       .dy = a->room_h,
+                                                       .dy = a->scratch_h,
                                                        .dx = a->dx,
                                                        .M = M,
                                                        .K = K,

@@ -29,19 +29,19 @@ static bool can_concat(const sti_weight *w, const sti_cuda_matrix *m)
 }
 
 /* What is to be done, but for where things are; false: by the plain operators. */
-static bool prepare_lora(const sti_matmul_added_args *a, added *out)
+static bool prepare_lora(const sti_matmul_lora_args *a, added *out)
 {
     const sti_matmul_args *p = &a->product;
     const int K = (int)p->w[0]->K;
     sti_cuda_lora_down_args *down = &out->down;
     sti_cuda_concat_lora_args *concat = &out->concat;
     *down = (sti_cuda_lora_down_args){
-        .x = p->norm ? p->room : p->x, .M = p->M, .K = K, .scale = a->scale};
+        .x = p->norm ? p->normed : p->x, .M = p->M, .K = K, .scale = a->scale};
     *concat = (sti_cuda_concat_lora_args){.n = p->n, .K = K, .ld = K, .gain = GAIN};
     bool fits = p->M > STI_CUDA_GEMV_ROWS;
     for (int i = 0; i < p->n; i++) {
         const sti_cuda_matrix m = sti_cuda_matrix_of(p->w[i]);
-        const sti_addition *add = &a->add[i];
+        const sti_lora_args *add = &a->add[i];
         fits = fits && p->w[i]->K == K && can_concat(p->w[i], &m);
         concat->half[i] = m.half;
         concat->w[i] = m.w;
@@ -49,7 +49,7 @@ static bool prepare_lora(const sti_matmul_added_args *a, added *out)
         if (!add->a) continue;
         fits = fits && is_float(add->a) && is_float(add->b);
         down->w[down->n] = sti_cuda_matrix_of(add->a).w;
-        down->y[down->n] = add->low;
+        down->y[down->n] = add->lora_x;
         down->N[down->n++] = (int)add->a->N;
         concat->b[i] = sti_cuda_matrix_of(add->b).w;
         concat->at[i] = concat->ld;
@@ -59,14 +59,14 @@ static bool prepare_lora(const sti_matmul_added_args *a, added *out)
     return fits && down->n > 0 && sti_cuda_lora_down_fits(down);
 }
 
-still_status sti_cuda_matmul_added(sti_dev *dev, const sti_matmul_added_args *a,
-                                   still_error *err)
+still_status sti_cuda_matmul_lora(sti_dev *dev, const sti_matmul_lora_args *a,
+                                  still_error *err)
 {
     const sti_matmul_args *p = &a->product;
     added all;
     if (p->M < 1 || p->n < 1) return STILL_OK;
     if (!prepare_lora(a, &all))
-        return sti_host_matmul_added(&sti_backend_cuda, dev, a, err);
+        return sti_host_matmul_lora(&sti_backend_cuda, dev, a, err);
     const int ld = all.concat.ld;
     size_t at = sti_cuda_round_up((size_t)p->M * (size_t)ld * sizeof(sti_half), 256),
            rows = 0;
@@ -80,7 +80,7 @@ still_status sti_cuda_matmul_added(sti_dev *dev, const sti_matmul_added_args *a,
     all.down.half_scale = 1 / GAIN;
     all.concat.y = w;
     if (p->norm)
-        STI_TRY(sti_cuda_norm(dev, p->x, p->norm, p->eps, p->M, all.down.K, p->room,
+        STI_TRY(sti_cuda_norm(dev, p->x, p->norm, p->eps, p->M, all.down.K, p->normed,
                               NULL, err));
     STI_TRY(sti_cuda_lora_down(dev, &all.down, err));
     STI_TRY(sti_cuda_concat_lora(dev, &all.concat, err));

@@ -13,7 +13,7 @@ typedef struct sizes {
 static sizes sizes_of(const sti_hybrid_settings *set, const sti_hybrid_shape *shape)
 {
     const size_t H = (size_t)shape->H, D = (size_t)shape->D, F = (size_t)shape->F;
-    const size_t S = (size_t)sti_hybrid_selectors(set, shape);
+    const size_t S = (size_t)sti_hybrid_selection_heads(set, shape);
     return (sizes){.q = H * D,
                    .k = (size_t)shape->G * D,
                    .heads = H,
@@ -82,7 +82,7 @@ static still_status one_session(const sti_hybrid_args *a, still_error *err)
                                     .T = a->T,
                                     .in = widen_in(&w, &a->in, &n, T),
                                     .state = a->state,
-                                    .y = sti_wide_room(&w, a->y, T * n.q),
+                                    .y = sti_wide_zeros(&w, a->y, T * n.q),
                                     .trace = widen_trace(&w, &a->trace, &n, T)};
     still_status st =
         w.failed ? sti_fail_memory(err, "hybrid attention", T * n.q * sizeof(double))
@@ -110,10 +110,10 @@ static sti_hybrid_grad64 widen_grad(sti_wide *w, const sti_hybrid_grad *g,
                                     const sizes *n, size_t tokens)
 {
     return (sti_hybrid_grad64){
-        .q = sti_wide_room(w, g->q, tokens * n->q),
-        .k = sti_wide_room(w, g->k, tokens * n->k),
-        .v = sti_wide_room(w, g->v, tokens * n->k),
-        .gate_logit = sti_wide_room(w, g->gate_logit, tokens * n->q),
+        .q = sti_wide_zeros(w, g->q, tokens * n->q),
+        .k = sti_wide_zeros(w, g->k, tokens * n->k),
+        .v = sti_wide_zeros(w, g->v, tokens * n->k),
+        .gate_logit = sti_wide_zeros(w, g->gate_logit, tokens * n->q),
         .alpha = sti_wide_copy(w, g->alpha, n->heads),
         .window_logit = sti_wide_copy(w, g->window_logit, n->heads),
         .map_q = sti_wide_copy(w, g->map_q, n->map_q),
@@ -174,8 +174,8 @@ static still_status run_parallel(entry64 entry, const sti_hybrid_match_args *mat
         .in = widen_in(&w, &a->in, &n, tokens),
         .fold_chunk = a->fold_chunk,
         .max_in = sti_wide_copy(&w, a->max_in, tokens * n.heads),
-        .max_out = sti_wide_room(&w, max_out, tokens * n.heads),
-        .y = sti_wide_room(&w, y, tokens * n.q),
+        .max_out = sti_wide_zeros(&w, max_out, tokens * n.heads),
+        .y = sti_wide_zeros(&w, y, tokens * n.q),
         .trace = widen_trace(&w, &trace, &n, tokens),
         .dy = backward ? sti_wide_copy(&w, a->dy, tokens * n.q) : NULL,
         .grad = widen_grad(&w, grad, &n, tokens)};

@@ -17,7 +17,7 @@ typedef struct sti_ref_dims {
 static inline sti_ref_dims sti_ref_dims_of(const sti_hybrid_settings *set,
                                            const sti_hybrid_shape *s)
 {
-    const int S = sti_hybrid_selectors(set, s);
+    const int S = sti_hybrid_selection_heads(set, s);
     return (sti_ref_dims){.H = s->H,
                           .G = s->G,
                           .D = s->D,

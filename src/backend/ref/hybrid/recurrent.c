@@ -18,12 +18,14 @@ typedef struct session {
     const sti_hybrid_settings *set;
     sti_hybrid_state *st;
     sti_ref_dims d;
-    double *logit;        /* [2C + room] */
-    const double **value; /* [2C + room]: where the value of each softmax token is */
-    double *phi;          /* [P] */
-    double *key;          /* [D]: a key rotated for its features */
-    double *q_far;        /* [D]: the query as far keys see it */
-    sti_ref_candidate *candidate; /* [room + C]: salient tokens, then a chunk's */
+    double *logit; /* [2C + sal_capacity] */
+    const double *
+        *value;    /* [2C + sal_capacity]: where the value of each softmax token is */
+    double *phi;   /* [P] */
+    double *key;   /* [D]: a key rotated for its features */
+    double *q_far; /* [D]: the query as far keys see it */
+    sti_ref_candidate
+        *candidate; /* [sal_capacity + C]: salient tokens, then a chunk's */
 } session;
 
 /* Slot of token j in rows of 2C. */
@@ -106,7 +108,7 @@ static double final_score(const session *s, int sel, int64_t j)
     const int64_t C = s->set->chunk;
     sti_score_end e = {.arrived = ((double *)s->st->win_score)[window_at(s, sel, j)],
                        .position = j};
-    if (!score->leave) return e.arrived;
+    if (!score->retire) return e.arrived;
     if (score->received) {
         const int64_t queries = (j / C + 2) * C - 1 - j; /* after j, that saw it */
         const double sum = ((double *)s->st->win_received)[window_at(s, sel, j)];
@@ -118,7 +120,7 @@ static double final_score(const session *s, int sel, int64_t j)
         e.likeness =
             sti_ref_likeness(chunk, (int)C, (size_t)s->d.D, s->d.D, (int)(j % C));
     }
-    return score->leave(&e);
+    return score->retire(&e);
 }
 
 /* STILL eq. 9, h: copies token j of the window into slot `at` of the salient cache. */
@@ -339,20 +341,20 @@ still_status sti_ref_hybrid_forward(const sti_hybrid_args64 *a, still_error *err
                         "made for %lld",
                         (long long)(a->state->pos + a->T),
                         (long long)a->state->max_tokens);
-    if (sti_hybrid_rotates(a->set) && (!a->in.q_raw || !a->in.inv_freq))
+    if (sti_hybrid_needs_raw(a->set) && (!a->in.q_raw || !a->in.inv_freq))
         return sti_fail(err, STILL_E_ARG,
                         "hybrid attention: capped positions or features without them, "
                         "but no queries before RoPE");
     session s = {.a = a, .set = a->set, .st = a->state};
     s.d = sti_ref_dims_of(a->set, &a->shape);
-    const size_t tokens = 2 * (size_t)a->set->chunk + (size_t)a->state->room;
+    const size_t tokens = 2 * (size_t)a->set->chunk + (size_t)a->state->sal_capacity;
     s.logit = sti_alloc(tokens, sizeof *s.logit);
     s.value = sti_alloc(tokens, sizeof *s.value);
     s.phi = sti_alloc((size_t)s.d.P, sizeof *s.phi);
     s.key = sti_alloc((size_t)s.d.D, sizeof *s.key);
     s.q_far = sti_alloc((size_t)s.d.D, sizeof *s.q_far);
-    s.candidate =
-        sti_alloc((size_t)a->state->room + (size_t)a->set->chunk, sizeof *s.candidate);
+    s.candidate = sti_alloc((size_t)a->state->sal_capacity + (size_t)a->set->chunk,
+                            sizeof *s.candidate);
     still_status status = STILL_OK;
     if (!s.logit || !s.value || !s.phi || !s.key || !s.q_far || !s.candidate)
         status = sti_fail_memory(err, "hybrid attention", tokens * sizeof *s.logit);

@@ -95,7 +95,7 @@ static double final_score(const sequence *s, int g, int t, double arrived,
         e.likeness = sti_ref_likeness(s->k + (size_t)first * row + (size_t)g * d->D, n,
                                       row, d->D, t - first);
     }
-    return score->leave(&e);
+    return score->retire(&e);
 }
 
 /* Alg. 1, the score of every token: STILL eq. 2 to 5 for s3. */
@@ -113,7 +113,7 @@ static void score_tokens(const sequence *s, double *received)
             s->score[(size_t)t * d->S + h / d->per_sel] += one / d->per_sel;
         }
     }
-    if (!score->leave) return;
+    if (!score->retire) return;
     /* received [T]: mean over the query heads of one selection head. */
     for (int sel = 0; sel < d->S; sel++) {
         double *total = received + s->T;

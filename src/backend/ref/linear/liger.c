@@ -199,7 +199,7 @@ static void linear_backward(const sti_linear_args64 *a, work *w, int g)
     }
 }
 
-/* out = x turned by its position; rows of `heads` vectors, token after token. */
+/* out = x after RoPE; rows of `heads` vectors, token after token. */
 static void rotate_all(const double *x, double *out, int heads,
                        const sti_linear_args64 *a)
 {
@@ -212,7 +212,7 @@ static void rotate_all(const double *x, double *out, int heads,
         }
 }
 
-/* dx += the gradient d of the rotated vectors, turned back; d is overwritten. */
+/* dx += the gradient d of the rotated vectors, rotated back; d is overwritten. */
 static void rotate_all_backward(double *d, double *dx, int heads,
                                 const sti_linear_args64 *a)
 {

@@ -86,9 +86,9 @@ still_status sti_ref_supra_forward(const sti_linear_args64 *a, still_error *err)
     STI_TRY(sti_linear_check(&a->shape, a->T, a->window, err));
     const int H = a->shape.H, G = a->shape.G, D = a->shape.D;
     const sti_linear_in64 *in = &a->in;
-    const size_t room = (size_t)(H + G) * D;
-    double *fq = sti_alloc(room, sizeof *fq);
-    if (!fq) return sti_fail_memory(err, "supra features", room * sizeof *fq);
+    const size_t both = (size_t)(H + G) * D;
+    double *fq = sti_alloc(both, sizeof *fq);
+    if (!fq) return sti_fail_memory(err, "supra features", both * sizeof *fq);
     double *fk = fq + (size_t)H * D;
     sti_linear_state *st = a->state;
     for (int row = 0; row < a->T; row++, st->pos++) {

@@ -77,7 +77,7 @@ static void assert_forms_agree(problem *p)
     assert_memory_equal(p->salient, p->salient_parallel, n * sizeof(int32_t));
     if (p->set.has_window) {
         assert_memory_equal(p->fold, p->fold_parallel, n * sizeof(int32_t));
-        if (!sti_score_at(p->set.score)->leave)
+        if (!sti_score_at(p->set.score)->retire)
             assert_close(p->score, p->score_parallel, n, 1e-13);
     }
     assert_close(p->y, p->y_parallel, outputs(p), 1e-12);

@@ -215,8 +215,8 @@ static float final_score(const job *j, const worker *w, int b, int sel, int k)
         arrived += (double)j->arrived[at] / t->per_sel;
         if (j->received) received += (double)j->received[at] / t->per_sel;
     }
-    if (!j->score->leave) return (float)arrived;
-    return (float)j->score->leave(
+    if (!j->score->retire) return (float)arrived;
+    return (float)j->score->retire(
         &(sti_score_end){.arrived = arrived,
                          .received = received,
                          .likeness = j->score->likeness ? (double)w->likeness[k] : 0,

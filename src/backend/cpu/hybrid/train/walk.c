@@ -17,12 +17,12 @@ still_status sti_train_new(sti_train *t, const sti_dev *dev,
     if (a->B < 0 || a->T < 0 || (int64_t)a->B * a->T > INT32_MAX)
         return sti_fail(err, STILL_E_ARG, "hybrid attention: %d sequences of %d tokens",
                         a->B, a->T);
-    if (sti_hybrid_rotates(a->set))
+    if (sti_hybrid_needs_raw(a->set))
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "hybrid attention: capped positions and features before RoPE "
                         "exist in sessions only, not for whole sequences");
     const sti_hybrid_shape *s = &a->shape;
-    const int S = sti_hybrid_selectors(a->set, s);
+    const int S = sti_hybrid_selection_heads(a->set, s);
     const int Fp = sti_panel_padded(s->F);
     const int span = a->set->has_window ? a->set->chunk : TILE;
     *t = (sti_train){

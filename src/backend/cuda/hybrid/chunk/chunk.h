@@ -25,7 +25,7 @@
  * How many tokens are then salient or folded follows from the counts the session
  * brought, which are known to the device alone.
  *
- * Where keys are wanted as they were before RoPE (sti_hybrid_rotates) they are rows of
+ * Where keys are wanted as they were before RoPE (sti_hybrid_needs_raw) they are rows of
  * a second buffer, k_raw, made from the others. With a position cap the list that the
  * queries of a chunk see is ordered: those near enough first, then those that are seen
  * at the capped distance; which is which follows from position and chunk. */

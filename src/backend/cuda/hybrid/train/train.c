@@ -21,7 +21,7 @@ static still_status check(const sti_hybrid_parallel_args *a, still_error *err)
         return sti_fail(err, STILL_E_ARG,
                         "cuda hybrid attention: %d sequences of %d tokens, %d heads",
                         a->B, a->T, s->H);
-    if (sti_hybrid_rotates(a->set))
+    if (sti_hybrid_needs_raw(a->set))
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "hybrid attention: capped positions and features before RoPE "
                         "exist in sessions only, not for whole sequences");
@@ -81,7 +81,7 @@ static still_status fill_call(const sti_hybrid_parallel_args *a, sti_hybrid_trai
     const sti_hybrid_settings *set = a->set;
     const sti_hybrid_shape *s = &a->shape;
     const sti_hybrid_in *in = &a->in;
-    const int S = sti_hybrid_selectors(set, s), DP = (s->D + 63) / 64 * 64;
+    const int S = sti_hybrid_selection_heads(set, s), DP = (s->D + 63) / 64 * 64;
     const bool relu = set->map == STI_MAP_RELU;
     *p = (sti_hybrid_train){
         .B = a->B,
