@@ -9,7 +9,7 @@ export JOBS FUZZ_SECONDS SAN
 CONFIGURED = build/build.ninja
 C_FILES    = $(shell find include src tests tools bench fuzz examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all cuda demo test gpu-test bench bench-peer lint format docs fuzz install clean help
+.PHONY: all cuda demo test mutants gpu-test bench bench-peer lint format docs fuzz install clean help
 
 all: $(CONFIGURED)
 	@cmake --build build -j $(JOBS)
@@ -31,6 +31,7 @@ demo: ; @scripts/demo
 test: ; @scripts/test
 lint: ; @scripts/lint
 fuzz: ; @scripts/test fuzz
+mutants: ; @scripts/mutants $(MUTANTS)
 gpu-test: ; @scripts/test gpu
 
 bench: all
@@ -61,6 +62,7 @@ help:
 	@echo '                 OFFLINE=1: leaves out what needs a download'
 	@echo 'make gpu-test    builds with CUDA (build/cuda) and tests every operator on the GPU'
 	@echo 'make fuzz        each fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
+	@echo 'make mutants     seeds faults one by one; the tests must notice (MUTANTS=NAMES)'
 	@echo 'make bench       speed of the default model and of the tokenizer'
 	@echo 'make bench-peer  side by side with llama.cpp (builds it once, about 8 minutes)'
 	@echo 'make lint        clang-tidy, cppcheck, clang-format, include order, exports'
