@@ -580,9 +580,9 @@ STILL_API still_status still_eval_run(still_model *m, const still_eval_params *p
  * writes each set to dir/TASK-LENGTH.jsonl with its seed and a checksum. A data folder
  * that holds such a file is read instead of making the set anew. Tasks that read their
  * questions from files are an error. */
-STILL_API still_status still_eval_freeze(const still_model *m,
-                                         const still_eval_params *p, const char *dir,
-                                         still_error *err);
+STILL_API still_status still_eval_write_datasets(const still_model *m,
+                                                 const still_eval_params *p,
+                                                 const char *dir, still_error *err);
 /* Name of the i-th task, NULL past the last; what it asks, its files in the data
  * folder, separated by spaces, and its own lengths, the last 0, or NULL if it has none
  * (each of the three may be NULL). */
@@ -604,7 +604,7 @@ typedef struct still_bench_params {
                  */
     int stage;  /* train: 1 or 2 */
     int micro;  /* train: sequences computed at once; 0: 1 */
-    uint64_t seed;              /* of ids and pretended pasts */
+    uint64_t seed;              /* of ids and synthetic pasts */
     still_progress_fn progress; /* tokens (prefill) or steps, between those that are
                                    timed; may be NULL */
     void *user;

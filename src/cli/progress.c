@@ -40,8 +40,8 @@ static void amount(const cli_progress *p, uint64_t value, char out[32])
 }
 
 /* "31.2 MiB of 98.9 MiB  12.1 MiB/s  0:05 left  note" */
-static void describe(const cli_progress *p, uint64_t done, double elapsed, char *out,
-                     size_t room)
+static void describe_progress(const cli_progress *p, uint64_t done, double elapsed,
+                              char *out, size_t room)
 {
     char have[32], all[40] = "", speed[48], left[32] = "";
     double rate = elapsed > 0 ? (double)(done - p->first) / elapsed : 0;
@@ -99,7 +99,7 @@ void cli_progress_update(cli_progress *p, uint64_t done)
     if (!p->on || now - p->last < (p->tty ? TTY_SECONDS : LOG_SECONDS)) return;
     if (done < p->first) p->first = done; /* a download that had to start over */
     char text[256];
-    describe(p, done, now - p->start, text, sizeof text);
+    describe_progress(p, done, now - p->start, text, sizeof text);
     if (p->tty)
         draw(p, done, text);
     else

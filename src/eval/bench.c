@@ -108,7 +108,7 @@ static double median(double *x, int n)
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }
 
-static void finish(const bench *b, still_bench_result *out)
+static void finish_result(const bench *b, still_bench_result *out)
 {
     out->peak = sti_model_peak(b->m, false);
     out->state = (size_t)b->p.batch * b->s[0]->state_bytes;
@@ -158,7 +158,7 @@ static still_status prefill(bench *b, still_bench_result *out, still_error *err)
                                 .fastest = seconds,
                                 .slowest = seconds,
                                 .tokens = b->total};
-    finish(b, out);
+    finish_result(b, out);
     return STILL_OK;
 }
 
@@ -238,13 +238,13 @@ static still_status decode(bench *b, still_bench_result *out, still_error *err)
     const int chunk = chunk_of(b);
     b->total =
         (uint64_t)(WARM_STEPS + b->p.steps) + (chunk ? WARM_STEPS + BOUNDARIES : 0);
-    STI_TRY(sti_session_pretend(b->s[0], b->p.length, b->p.seed, err));
+    STI_TRY(sti_session_fill_synthetic(b->s[0], b->p.length, b->p.seed, err));
     for (int i = 1; i < b->p.batch; i++)
-        STI_TRY(sti_session_pretend_like(b->s[i], b->s[0], err));
+        STI_TRY(sti_session_fill_like(b->s[i], b->s[0], err));
     *out = (still_bench_result){.tokens = (uint64_t)b->p.batch};
     STI_TRY(time_steps(b, chunk, out, err));
     if (chunk) STI_TRY(time_boundaries(b, chunk, out, err));
-    finish(b, out);
+    finish_result(b, out);
     return STILL_OK;
 }
 

@@ -304,7 +304,7 @@ static void set_id(const sti_source *s, const json_t *rec, size_t number, char o
 }
 
 /* Moves a draft into an item's one block. */
-static still_status finish(draft *d, sti_item *it, still_error *err)
+static still_status finish_item(draft *d, sti_item *it, still_error *err)
 {
     const size_t head = (size_t)d->n * sizeof(sti_option);
     char *block = d->text.failed ? NULL : malloc(head + d->text.n + 1);
@@ -330,7 +330,7 @@ static still_status make_item(const sti_source *s, const json_t *rec, size_t num
     *it = (sti_item){.kind = STI_ITEM_CHOICE};
     set_id(s, rec, number, it->id);
     still_status st = s->form->build(s, rec, &d, err);
-    if (st == STILL_OK) st = finish(&d, it, err);
+    if (st == STILL_OK) st = finish_item(&d, it, err);
     sti_buf_free(&d.text);
     return st;
 }
@@ -377,9 +377,8 @@ static still_status open_source(const form *f, const sti_task_params *p,
     s->shots = p->shots < 0 ? f->shots : p->shots;
     still_status st = STILL_OK;
     if (s->shots > 0)
-        st = sti_ingredient_read(p->data_dir, f->shot_file, take_shot, s, err);
-    if (st == STILL_OK)
-        st = sti_ingredient_read(p->data_dir, f->file, take_record, s, err);
+        st = sti_source_read(p->data_dir, f->shot_file, take_shot, s, err);
+    if (st == STILL_OK) st = sti_source_read(p->data_dir, f->file, take_record, s, err);
     if (st == STILL_OK && json_array_size(s->records) == 0)
         st = sti_fail(err, STILL_E_FORMAT, "%s/%s: has no records", p->data_dir,
                       f->file);

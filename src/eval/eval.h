@@ -74,10 +74,10 @@ typedef struct sti_answer {
 } sti_answer;
 
 /* n items of one kind; out [n]. */
-still_status sti_rank(sti_runner *r, const sti_item *item, int n, sti_answer *out,
-                      still_error *err);
-still_status sti_write(sti_runner *r, const sti_item *item, int n, sti_answer *out,
-                       still_error *err);
+still_status sti_run_loglik(sti_runner *r, const sti_item *item, int n, sti_answer *out,
+                            still_error *err);
+still_status sti_run_generate(sti_runner *r, const sti_item *item, int n,
+                              sti_answer *out, still_error *err);
 
 /* ---- Records (record.c) -------------------------------------------------- */
 

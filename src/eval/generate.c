@@ -70,7 +70,7 @@ static int keep(const sti_runner *r, writing **in, int n, int active)
     return kept;
 }
 
-static still_status write_all(sti_runner *r, writing *w, int n, still_error *err)
+static still_status generate_all(sti_runner *r, writing *w, int n, still_error *err)
 {
     writing *in[STI_MOST_SESSIONS];
     still_session *s[STI_MOST_SESSIONS];
@@ -96,7 +96,7 @@ static still_status write_all(sti_runner *r, writing *w, int n, still_error *err
     }
 }
 
-static still_status finish(writing *w, sti_answer *out, still_error *err)
+static still_status finish_answer(writing *w, sti_answer *out, still_error *err)
 {
     const char *text;
     size_t n;
@@ -120,7 +120,7 @@ static still_status read_prompts(sti_runner *r, writing *w, int n, still_error *
             .s = w[i].s, .tok = p->id, .n = p->n, .from = p->n, .next_top = &w[i].next};
         r->fed += (uint64_t)p->n;
     }
-    return sti_session_feed_together(piece, n, r->poll, r->user, err);
+    return sti_session_feed_batch(piece, n, r->poll, r->user, err);
 }
 
 static still_status run(sti_runner *r, const sti_item *item, int n, writing *w,
@@ -135,15 +135,15 @@ static still_status run(sti_runner *r, const sti_item *item, int n, writing *w,
     for (int at = 0; at < n;) {
         const int taken = n - at < r->n_sessions - 1 ? n - at : r->n_sessions - 1;
         STI_TRY(read_prompts(r, w + at, taken, err));
-        STI_TRY(write_all(r, w + at, taken, err));
+        STI_TRY(generate_all(r, w + at, taken, err));
         at += taken;
     }
-    for (int i = 0; i < n; i++) STI_TRY(finish(&w[i], &out[i], err));
+    for (int i = 0; i < n; i++) STI_TRY(finish_answer(&w[i], &out[i], err));
     return STILL_OK;
 }
 
-still_status sti_write(sti_runner *r, const sti_item *item, int n, sti_answer *out,
-                       still_error *err)
+still_status sti_run_generate(sti_runner *r, const sti_item *item, int n,
+                              sti_answer *out, still_error *err)
 {
     writing *w = sti_alloc((size_t)n, sizeof *w);
     if (!w) return sti_fail_memory(err, "outputs", (size_t)n * sizeof *w);

@@ -87,7 +87,8 @@ static int sessions_for(const question *q)
 }
 
 /* Sessions for all questions, and what computing every option alone would take. */
-static still_status make_room(sti_runner *r, const question *q, int n, still_error *err)
+static still_status reserve_sessions(sti_runner *r, const question *q, int n,
+                                     still_error *err)
 {
     int longest = 1, sessions = 1;
     for (int i = 0; i < n; i++) {
@@ -125,7 +126,7 @@ static still_status find_stem(sti_runner *r, question *const *q, int n, int *ste
     memcpy(r->stem, q[0]->opt[0].id, (size_t)same * sizeof *copy);
     still_session_reset(r->s[0]);
     const sti_piece piece = {.s = r->s[0], .tok = r->stem, .n = same, .from = same};
-    STI_TRY(sti_session_feed_together(&piece, 1, r->poll, r->user, err));
+    STI_TRY(sti_session_feed_batch(&piece, 1, r->poll, r->user, err));
     r->fed += (uint64_t)same;
     *stem = r->n_stem = same;
     return STILL_OK;
@@ -167,7 +168,7 @@ static still_status feed_beginnings(sti_runner *r, question *const *q, int n,
         r->fed += (uint64_t)(q[i]->shared - stem);
         n_pieces++;
     }
-    STI_TRY(sti_session_feed_together(piece, n_pieces, r->poll, r->user, err));
+    STI_TRY(sti_session_feed_batch(piece, n_pieces, r->poll, r->user, err));
     for (int p = 0; p < n_pieces; p++) {
         question *a = q[of[p]];
         for (int k = 0; k < a->it->n_options; k++)
@@ -212,7 +213,7 @@ static still_status feed_options(sti_runner *r, const job *jobs,
         at += (size_t)own;
     }
     r->fed += rows;
-    if (st == STILL_OK) st = sti_session_feed_together(piece, n, r->poll, r->user, err);
+    if (st == STILL_OK) st = sti_session_feed_batch(piece, n, r->poll, r->user, err);
     for (int i = 0; i < n && st == STILL_OK; i++) {
         const sti_piece *p = &piece[i];
         for (int k = p->from; k < p->n - 1; k++)
@@ -291,7 +292,7 @@ static int next_round(sti_runner *r, question *q, int n, question **round)
 
 static still_status run(sti_runner *r, question *q, int n, still_error *err)
 {
-    STI_TRY(make_room(r, q, n, err));
+    STI_TRY(reserve_sessions(r, q, n, err));
     for (int i = 0; i < n;) {
         question *round[STI_MOST_SESSIONS];
         const int taken = next_round(r, q + i, n - i, round);
@@ -302,8 +303,8 @@ static still_status run(sti_runner *r, question *q, int n, still_error *err)
     return STILL_OK;
 }
 
-still_status sti_rank(sti_runner *r, const sti_item *item, int n, sti_answer *out,
-                      still_error *err)
+still_status sti_run_loglik(sti_runner *r, const sti_item *item, int n, sti_answer *out,
+                            still_error *err)
 {
     question *q = sti_alloc((size_t)n, sizeof *q);
     if (!q) return sti_fail_memory(err, "questions", (size_t)n * sizeof *q);

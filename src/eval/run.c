@@ -80,8 +80,8 @@ static still_status digest_data(const sti_eval_task *t, const char *dir, char he
 }
 
 /* Everything that decides what an item's record says. */
-static still_status describe(const course *c, const sti_task_params *tp, json_t **out,
-                             still_error *err)
+static still_status describe_course(const course *c, const sti_task_params *tp,
+                                    json_t **out, still_error *err)
 {
     const job *j = c->j;
     unsigned char print[STI_FINGERPRINT];
@@ -192,8 +192,9 @@ static still_status answer_mine(course *c, int n, sti_buf *text, still_error *er
         }
     }
     if (st == STILL_OK && count > 0)
-        st = mine[0].kind == STI_ITEM_CHOICE ? sti_rank(r, mine, count, answer, err)
-                                             : sti_write(r, mine, count, answer, err);
+        st = mine[0].kind == STI_ITEM_CHOICE
+                 ? sti_run_loglik(r, mine, count, answer, err)
+                 : sti_run_generate(r, mine, count, answer, err);
     for (int i = 0; i < count && st == STILL_OK; i++) {
         char key[16];
         snprintf(key, sizeof key, "%d", place[i]);
@@ -332,7 +333,7 @@ static still_status begin_course(course *c, int length, still_error *err)
     if (!c->item || !c->record)
         return sti_fail_memory(err, "a block", (size_t)c->block * sizeof *c->item);
     json_t *header;
-    STI_TRY(describe(c, &tp, &header, err));
+    STI_TRY(describe_course(c, &tp, &header, err));
     still_status st = begin_log(c, header, err);
     json_decref(header);
     return st;
@@ -438,8 +439,8 @@ still_status still_eval_run(still_model *m, const still_eval_params *p,
     return st;
 }
 
-still_status still_eval_freeze(const still_model *m, const still_eval_params *p,
-                               const char *dir, still_error *err)
+still_status still_eval_write_datasets(const still_model *m, const still_eval_params *p,
+                                       const char *dir, still_error *err)
 {
     for (int i = 0; i < p->n_tasks; i++) {
         const sti_eval_task *t = sti_task_find(p->task[i]);
@@ -459,9 +460,9 @@ still_status still_eval_freeze(const still_model *m, const still_eval_params *p,
                                         .seed = p->seed,
                                         .ctx_limit =
                                             still_model_get_info(m)->ctx_train};
-            char *path = sti_frozen_path(dir, t->name, tp.length);
+            char *path = sti_dataset_file_path(dir, t->name, tp.length);
             if (!path) return sti_fail_memory(err, dir, 0);
-            const still_status st = sti_task_freeze(t, &tp, path, err);
+            const still_status st = sti_dataset_file_write(t, &tp, path, err);
             free(path);
             STI_TRY(st);
         }

@@ -53,7 +53,7 @@ bool sti_tensor_size(sti_dtype t, int n_dims, const int64_t *dim, size_t *bytes)
 }
 
 /* What the first bytes look like, in words; "" if like nothing known. */
-static const char *describe(const sti_map *m)
+static const char *describe_map(const sti_map *m)
 {
     static const struct {
         const char *magic;
@@ -88,7 +88,7 @@ static still_status fail_unknown(const sti_map *m, still_error *err)
     }
     return sti_fail(err, STILL_E_FORMAT,
                     "%s: starts with '%s'%s, expected a GGUF or safetensors file",
-                    m->path, bytes, describe(m));
+                    m->path, bytes, describe_map(m));
 }
 
 /* A length below 2^48, then JSON. The first byte alone tells nothing: it is part of the
@@ -99,7 +99,8 @@ static bool looks_like_safetensors(const sti_map *m)
     if (m->size >= 10 && m->data[6] == 0 && m->data[7] == 0 && m->data[8] == '{')
         return true;
     size_t n = strlen(m->path);
-    return n >= 12 && strcmp(m->path + n - 12, ".safetensors") == 0 && !*describe(m);
+    return n >= 12 && strcmp(m->path + n - 12, ".safetensors") == 0 &&
+           !*describe_map(m);
 }
 
 static int by_name(const void *a, const void *b)

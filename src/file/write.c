@@ -382,7 +382,7 @@ still_status sti_writer_data(sti_writer *w, const void *p, size_t n, still_error
     return w->is_gguf ? put_zeros(w, padding(e->bytes, GGUF_ALIGNMENT), err) : STILL_OK;
 }
 
-static still_status finish(sti_writer *w, still_error *err)
+static still_status finish_file(sti_writer *w, still_error *err)
 {
     if (!w->started) STI_TRY(start(w, err));
     if (w->current < w->n_tensors)
@@ -396,7 +396,7 @@ static still_status finish(sti_writer *w, still_error *err)
 
 still_status sti_writer_finish(sti_writer *w, still_error *err)
 {
-    still_status status = finish(w, err);
+    still_status status = finish_file(w, err);
     sti_writer_abort(w); /* frees; removes what is left of a failure */
     return status;
 }

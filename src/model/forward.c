@@ -281,8 +281,9 @@ static still_status layers(still_model *m, const sti_attn_config *cfg,
 
 /* What the backend is told of a pass: its key is where activations lie, and the
  * sessions, whose settings and memories never change. */
-static sti_pass describe(still_model *m, const sti_attn_config *cfg, const int32_t *tok,
-                         int M, const sti_sequence *seq, int n_seq)
+static sti_pass describe_pass(still_model *m, const sti_attn_config *cfg,
+                              const int32_t *tok, int M, const sti_sequence *seq,
+                              int n_seq)
 {
     sti_scratch *s = &m->scratch;
     s->key[0] = (uint64_t)(uintptr_t)s->memory.p;
@@ -304,7 +305,7 @@ static still_status run_pass(still_model *m, const sti_attn_config *cfg,
     const int M = place(&m->scratch, seq, n_seq);
     bool done = false;
     if (m->be->pass_begin) {
-        const sti_pass pass = describe(m, cfg, tok, M, seq, n_seq);
+        const sti_pass pass = describe_pass(m, cfg, tok, M, seq, n_seq);
         STI_TRY(m->be->pass_begin(m->dev, &pass, &done, err));
     }
     still_status st = done ? STILL_OK : layers(m, cfg, tok, M, seq, n_seq, search, err);

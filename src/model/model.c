@@ -220,7 +220,7 @@ static still_status load(still_model *m, const still_model_params *p, bool token
     return st;
 }
 
-static still_status finish(still_model *m, still_status st, still_model **out)
+static still_status finish_open(still_model *m, still_status st, still_model **out)
 {
     if (st == STILL_OK)
         *out = m;
@@ -239,7 +239,7 @@ still_status still_model_open(const char *path, const still_model_params *params
     STI_TRY(begin(path, &p, &m, err));
     still_status st = sti_store_open(path, &m->store, err);
     if (st == STILL_OK) st = load(m, &p, true, err);
-    return finish(m, st, out);
+    return finish_open(m, st, out);
 }
 
 still_status still_model_open_shape(const char *shape, const still_model_params *params,
@@ -252,7 +252,7 @@ still_status still_model_open_shape(const char *shape, const still_model_params 
     STI_TRY(begin(shape, &p, &m, err));
     still_status st = sti_shape_open(shape, m->be->host_memory, &m->store, err);
     if (st == STILL_OK) st = load(m, &p, false, err);
-    return finish(m, st, out);
+    return finish_open(m, st, out);
 }
 
 const char *still_shape_at(int i)

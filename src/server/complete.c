@@ -104,7 +104,7 @@ static void put_entry(const srv_engine *e, choice *c, int32_t id, const float *l
 static still_status echo_prompt(const srv_engine *e, const srv_completion *q,
                                 const srv_prompt *p, choice *c, still_error *err)
 {
-    const srv_past *past = &e->past;
+    const srv_prefix_cache *cache = &e->cache;
     still_decoder *d;
     const char *text;
     size_t n;
@@ -112,9 +112,9 @@ static still_status echo_prompt(const srv_engine *e, const srv_completion *q,
     still_status status = STILL_OK;
     for (size_t i = 0; i < p->n && status == STILL_OK; i++) {
         if (q->logprobs >= 0) {
-            size_t row = i * (size_t)past->k;
-            put_entry(e, c, p->id[i], i ? &past->logprob[i] : NULL, past->top + row,
-                      past->top_logprob + row, q->logprobs);
+            size_t row = i * (size_t)cache->k;
+            put_entry(e, c, p->id[i], i ? &cache->logprob[i] : NULL, cache->top + row,
+                      cache->top_logprob + row, q->logprobs);
         }
         if (i == 0 && p->has_bos) continue; /* it is not in the text */
         status = still_decoder_push(d, p->id[i], &text, &n, err);
@@ -165,15 +165,15 @@ static still_status write_tokens(srv_engine *e, const srv_completion *q, writer 
         float logprob, top_logprob[SRV_MOST_LOGPROBS];
         const char *text;
         size_t n;
-        const float *logits = still_session_logits(e->past.session);
+        const float *logits = still_session_logits(e->cache.session);
         if (gone && gone(user))
             return sti_fail(err, STILL_E_CANCELLED, "the client has left");
         STI_TRY(still_sampler_pick(w->sampler, logits, &id, err));
         still_sampler_accept(w->sampler, id);
         c->made++;
         if (q->logprobs >= 0) {
-            srv_rank(logits, e->past.vocab, id, q->logprobs, &logprob, top,
-                     top_logprob);
+            srv_top_logprobs(logits, e->cache.vocab, id, q->logprobs, &logprob, top,
+                             top_logprob);
             put_entry(e, c, id, &logprob, top, top_logprob, q->logprobs);
         }
         if (still_tokenizer_is_end(e->tk, id)) {
@@ -186,8 +186,8 @@ static still_status write_tokens(srv_engine *e, const srv_completion *q, writer 
             c->finish = "stop";
             return STILL_OK;
         }
-        if (c->made == q->max_tokens || e->past.n == e->past.limit) break;
-        STI_TRY(srv_past_add(&e->past, id, err));
+        if (c->made == q->max_tokens || e->cache.n == e->cache.limit) break;
+        STI_TRY(srv_prefix_cache_add(&e->cache, id, err));
     }
     const char *rest;
     size_t n_rest;
@@ -210,7 +210,7 @@ static still_status generate(srv_engine *e, const srv_completion *q,
                                      .min_p = (float)q->min_p,
                                      .top_k = q->top_k,
                                      .seed = seed};
-    still_status status = still_sampler_new(&sampling, e->past.vocab, &w.sampler, err);
+    still_status status = still_sampler_new(&sampling, e->cache.vocab, &w.sampler, err);
     if (status == STILL_OK) status = still_decoder_new(e->tk, false, &w.decoder, err);
     if (status == STILL_OK)
         status = still_decoder_push(w.decoder, p->id[p->n - 1], &unused, &n, err);
@@ -259,11 +259,11 @@ static still_status encode_prompts(const srv_engine *e, srv_completion *q,
                             "prompt %zu is empty, and this model has no start token to "
                             "begin with",
                             i);
-        if (p->n > (size_t)e->past.limit)
+        if (p->n > (size_t)e->cache.limit)
             return sti_fail(err, STILL_E_LIMIT,
                             "prompt %zu has %zu tokens, the context holds %d: shorten "
                             "it, or start the server with a larger --ctx",
-                            i, p->n, e->past.limit);
+                            i, p->n, e->cache.limit);
     }
     return STILL_OK;
 }
@@ -304,7 +304,7 @@ static still_status carry_out(srv_engine *e, srv_completion *q, answer *a,
         size_t index = (size_t)(p - q->prompt);
         choice c = {.finish = "length"};
         still_status status =
-            srv_past_set(&e->past, p->id, (int)p->n, k, gone, user, err);
+            srv_prefix_cache_set(&e->cache, p->id, (int)p->n, k, gone, user, err);
         if (status == STILL_OK && q->echo) status = echo_prompt(e, q, p, &c, err);
         if (status == STILL_OK && q->max_tokens > 0)
             status = generate(e, q, p, seed + index, &c, gone, user, err);

@@ -9,7 +9,7 @@
 typedef struct srv_engine {
     const char *name; /* of the model, as answers call it */
     const still_tokenizer *tk;
-    srv_past past;
+    srv_prefix_cache cache;
     uint64_t served; /* requests so far; part of their ids */
 } srv_engine;
 

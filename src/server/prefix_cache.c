@@ -11,33 +11,33 @@
 
 enum { PIECE = 512 }; /* tokens fed between two looks at whether anybody waits */
 
-still_status srv_past_new(still_model *m, still_session *s, srv_past *out,
-                          still_error *err)
+still_status srv_prefix_cache_new(still_model *m, still_session *s,
+                                  srv_prefix_cache *out, still_error *err)
 {
     size_t limit = (size_t)still_session_limit(s), wide = limit * SRV_MOST_LOGPROBS;
-    *out = (srv_past){.session = s,
-                      .limit = (int)limit,
-                      .vocab = still_model_get_info(m)->vocab,
-                      .id = sti_alloc(limit, sizeof *out->id),
-                      .logprob = sti_alloc(limit, sizeof *out->logprob),
-                      .top = sti_alloc(wide, sizeof *out->top),
-                      .top_logprob = sti_alloc(wide, sizeof *out->top_logprob)};
+    *out = (srv_prefix_cache){.session = s,
+                              .limit = (int)limit,
+                              .vocab = still_model_get_info(m)->vocab,
+                              .id = sti_alloc(limit, sizeof *out->id),
+                              .logprob = sti_alloc(limit, sizeof *out->logprob),
+                              .top = sti_alloc(wide, sizeof *out->top),
+                              .top_logprob = sti_alloc(wide, sizeof *out->top_logprob)};
     if (out->id && out->logprob && out->top && out->top_logprob) return STILL_OK;
-    srv_past_free(out);
+    srv_prefix_cache_free(out);
     return sti_fail_memory(err, "log-probabilities", wide * 8);
 }
 
-void srv_past_free(srv_past *p)
+void srv_prefix_cache_free(srv_prefix_cache *p)
 {
     free(p->id);
     free(p->logprob);
     free(p->top);
     free(p->top_logprob);
-    *p = (srv_past){0};
+    *p = (srv_prefix_cache){0};
 }
 
 /* Goes back to at most `length` tokens: to 0 where the method cannot go back so far. */
-static void go_back(srv_past *p, int length)
+static void go_back(srv_prefix_cache *p, int length)
 {
     int at;
     if (length < p->n && still_session_rollback(p->session, length, &at, NULL))
@@ -46,8 +46,8 @@ static void go_back(srv_past *p, int length)
     if (p->scored > p->n) p->scored = p->n;
 }
 
-static still_status feed(srv_past *p, const int32_t *id, int n, srv_gone_fn gone,
-                         void *user, still_error *err)
+static still_status feed(srv_prefix_cache *p, const int32_t *id, int n,
+                         srv_gone_fn gone, void *user, still_error *err)
 {
     while (p->n < n) {
         int piece = n - p->n < PIECE ? n - p->n : PIECE;
@@ -62,7 +62,8 @@ static still_status feed(srv_past *p, const int32_t *id, int n, srv_gone_fn gone
 }
 
 /* Row i of the session's answer speaks of token i+1, hence the offsets. */
-static still_status feed_scored(srv_past *p, const int32_t *id, int n, still_error *err)
+static still_status feed_scored(srv_prefix_cache *p, const int32_t *id, int n,
+                                still_error *err)
 {
     size_t next = (size_t)p->n + 1, k = (size_t)p->k;
     STI_TRY(still_session_score_top(p->session, id + p->n, n - p->n, p->k,
@@ -74,8 +75,8 @@ static still_status feed_scored(srv_past *p, const int32_t *id, int n, still_err
     return STILL_OK;
 }
 
-still_status srv_past_set(srv_past *p, const int32_t *id, int n, int k,
-                          srv_gone_fn gone, void *user, still_error *err)
+still_status srv_prefix_cache_set(srv_prefix_cache *p, const int32_t *id, int n, int k,
+                                  srv_gone_fn gone, void *user, still_error *err)
 {
     int same = 0;
     if (n < 1 || n > p->limit)
@@ -97,7 +98,7 @@ still_status srv_past_set(srv_past *p, const int32_t *id, int n, int k,
     return feed_scored(p, id, n, err);
 }
 
-still_status srv_past_add(srv_past *p, int32_t id, still_error *err)
+still_status srv_prefix_cache_add(srv_prefix_cache *p, int32_t id, still_error *err)
 {
     STI_TRY(still_session_feed(p->session, &id, 1, err));
     p->id[p->n++] = id;
@@ -105,8 +106,8 @@ still_status srv_past_add(srv_past *p, int32_t id, still_error *err)
     return STILL_OK;
 }
 
-void srv_rank(const float *logits, int vocab, int32_t id, int k, float *logprob,
-              int32_t *top, float *top_logprob)
+void srv_top_logprobs(const float *logits, int vocab, int32_t id, int k, float *logprob,
+                      int32_t *top, float *top_logprob)
 {
     int have = 0, best = 0;
     double sum = 1; /* the best's own part */

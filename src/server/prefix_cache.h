@@ -8,7 +8,7 @@
 
 #include "still.h"
 
-typedef struct srv_past {
+typedef struct srv_prefix_cache {
     still_session *session;
     int limit, vocab;
     int n;          /* tokens the session holds */
@@ -19,25 +19,25 @@ typedef struct srv_past {
     int32_t *top;   /* [limit, k]: the most likely instead of id[i], best first */
     float *top_logprob;
     uint64_t fed, reused; /* tokens computed, tokens found in the session */
-} srv_past;
+} srv_prefix_cache;
 
 /* Returns true when the work should be given up, for nobody waits for it. */
 typedef bool (*srv_gone_fn)(void *user);
 
-still_status srv_past_new(still_model *m, still_session *s, srv_past *out,
-                          still_error *err);
-void srv_past_free(srv_past *p); /* not the session */
+still_status srv_prefix_cache_new(still_model *m, still_session *s,
+                                  srv_prefix_cache *out, still_error *err);
+void srv_prefix_cache_free(srv_prefix_cache *p); /* not the session */
 
 /* Makes the session hold exactly these ids, and its logits be there. With k > 0,
  * logprob, top and top_logprob are then filled for ids 1 to n-1; the stride of the last
  * two is p->k >= k. A failure leaves what was fed until then. */
-still_status srv_past_set(srv_past *p, const int32_t *id, int n, int k,
-                          srv_gone_fn gone, void *user, still_error *err);
+still_status srv_prefix_cache_set(srv_prefix_cache *p, const int32_t *id, int n, int k,
+                                  srv_gone_fn gone, void *user, still_error *err);
 /* One more token. */
-still_status srv_past_add(srv_past *p, int32_t id, still_error *err);
+still_status srv_prefix_cache_add(srv_prefix_cache *p, int32_t id, still_error *err);
 
 /* log p of a token and the k most likely of a row of logits, best first. */
-void srv_rank(const float *logits, int vocab, int32_t id, int k, float *logprob,
-              int32_t *top, float *top_logprob);
+void srv_top_logprobs(const float *logits, int vocab, int32_t id, int k, float *logprob,
+                      int32_t *top, float *top_logprob);
 
 #endif

@@ -19,15 +19,15 @@ static void models(const srv_call *call, srv_reply *reply)
     reply->status = 200;
     srv_reply_json(reply, json_pack("{s:s, s:[{s:s, s:s, s:s, s:i, s:i}]}", "object",
                                     "list", "data", "id", e->name, "object", "model",
-                                    "owned_by", "still", "max_model_len", e->past.limit,
-                                    "vocabulary", e->past.vocab));
+                                    "owned_by", "still", "max_model_len",
+                                    e->cache.limit, "vocabulary", e->cache.vocab));
 }
 
 static void completions(const srv_call *call, srv_reply *reply)
 {
     srv_completion q;
     still_error err;
-    if (srv_completion_read(call->body->p, call->body->n, call->engine->past.vocab, &q,
+    if (srv_completion_read(call->body->p, call->body->n, call->engine->cache.vocab, &q,
                             &err)) {
         srv_reply_failure(reply, &err);
         return;
@@ -53,7 +53,7 @@ static void tokenize(const srv_call *call, srv_reply *reply)
         sti_buf *b = &reply->body;
         reply->status = 200;
         sti_buf_printf(b, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", n,
-                       call->engine->past.limit);
+                       call->engine->cache.limit);
         for (size_t i = 0; i < n; i++) sti_buf_printf(b, i ? ",%d" : "%d", (int)id[i]);
         sti_buf_puts(b, "]}");
     }
@@ -116,7 +116,7 @@ static void tokenizer_info(const srv_call *call, srv_reply *reply)
                          "eos_token", special(tk, still_tokenizer_eos(tk)), "pad_token",
                          "add_bos_token", (int)still_tokenizer_adds_bos(tk),
                          "vocab_size", still_tokenizer_vocab(tk), "model_max_length",
-                         call->engine->past.limit, "chat_template",
+                         call->engine->cache.limit, "chat_template",
                          template ? template : json_null()));
 }
 

@@ -255,7 +255,7 @@ static void free_server(srv_server *s)
     if (s->daemon) MHD_stop_daemon(s->daemon);
     srv_worker_free(&s->text);
     srv_worker_free(&s->model);
-    srv_past_free(&s->engine.past);
+    srv_prefix_cache_free(&s->engine.cache);
     pthread_cond_destroy(&s->change);
     pthread_mutex_destroy(&s->lock);
     free(s->api_key);
@@ -300,7 +300,7 @@ still_status srv_start(const srv_params *p, srv_server **out, still_error *err)
     if (status == STILL_OK && !s->engine.tk)
         status = sti_fail(err, STILL_E_ARG, "%s: has no tokenizer", p->name);
     if (status == STILL_OK)
-        status = srv_past_new(p->model, p->session, &s->engine.past, err);
+        status = srv_prefix_cache_new(p->model, p->session, &s->engine.cache, err);
     if (status == STILL_OK) status = srv_worker_start(&s->text, err);
     if (status == STILL_OK) status = srv_worker_start(&s->model, err);
     if (status == STILL_OK) status = start_daemon(s, p, err);

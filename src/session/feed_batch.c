@@ -195,9 +195,8 @@ static still_status run_pass(pass *p, const sti_piece *piece, int n, int *i, int
     return score_rows(p, err);
 }
 
-still_status sti_session_feed_together(const sti_piece *piece, int n,
-                                       bool (*poll)(void *), void *user,
-                                       still_error *err)
+still_status sti_session_feed_batch(const sti_piece *piece, int n, bool (*poll)(void *),
+                                    void *user, still_error *err)
 {
     if (n <= 0) return STILL_OK;
     STI_TRY(check(piece, n, err));

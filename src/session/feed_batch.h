@@ -30,9 +30,8 @@ typedef struct sti_piece {
  * of a pass are at most those of the widest of the sessions (sti_session_widen). poll
  * (may be NULL) is asked before each pass; false ends with STILL_E_CANCELLED. After a
  * failure the sessions are to be reset. */
-still_status sti_session_feed_together(const sti_piece *piece, int n,
-                                       bool (*poll)(void *), void *user,
-                                       still_error *err);
+still_status sti_session_feed_batch(const sti_piece *piece, int n, bool (*poll)(void *),
+                                    void *user, still_error *err);
 
 /* The past of `from` becomes that of `to`, which has the same settings and context;
  * nothing is allocated. Logits and rollback boundaries are not taken over. */

@@ -15,7 +15,7 @@ typedef struct tally {
     float *logprob; /* [PIECE] */
 } tally;
 
-static void finish(tally *t)
+static void finish_tally(tally *t)
 {
     double n = (double)t->r.n, mean = t->r.nll / n;
     double variance = t->r.n > 1 ? (t->squares - n * mean * mean) / (n - 1) : 0;
@@ -92,7 +92,7 @@ still_status still_perplexity_run(still_session *s, const int32_t *ids, size_t n
             st = piece(s, &t, ids, at, len, each, err);
             at += (size_t)len;
             if (st != STILL_OK || t.r.n == 0) continue;
-            finish(&t);
+            finish_tally(&t);
             *out = t.r; /* a running value for whoever watches, also when cancelled */
             if (cb && !cb(user, at, n))
                 st = sti_fail(err, STILL_E_CANCELLED, "stopped after %llu tokens",

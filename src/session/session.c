@@ -120,7 +120,7 @@ static void describe_caps(const still_session *s, char *out, size_t size)
     }
 }
 
-static void describe(still_session *s)
+static void describe_session(still_session *s)
 {
     const sti_attn_config *c = &s->cfg;
     const sti_hybrid_settings *h = &c->hybrid;
@@ -194,7 +194,7 @@ static still_status make(const still_session *draft, still_session **out,
     if (!s) return sti_fail_memory(err, "session", sizeof *s);
     *s = *draft;
     s->rows = s->cfg.batch;
-    describe(s);
+    describe_session(s);
     still_status st = allocate(s, err);
     if (st != STILL_OK) {
         still_session_free(s);

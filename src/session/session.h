@@ -57,10 +57,10 @@ bool sti_session_keeps_all(const still_session *s);
 /* For benchmarks (synthetic.c): the session holds `length` tokens that were never fed.
  * Its memory is as full as they would make it, its numbers are random; there are no
  * logits. After failure it is empty. */
-still_status sti_session_pretend(still_session *s, int length, uint64_t seed,
-                                 still_error *err);
+still_status sti_session_fill_synthetic(still_session *s, int length, uint64_t seed,
+                                        still_error *err);
 /* The same past as that of another session with equal settings and context. */
-still_status sti_session_pretend_like(still_session *s, const still_session *other,
-                                      still_error *err);
+still_status sti_session_fill_like(still_session *s, const still_session *other,
+                                   still_error *err);
 
 #endif

@@ -189,8 +189,8 @@ static size_t block_bytes(const still_session *s)
     return most;
 }
 
-still_status sti_session_pretend(still_session *s, int length, uint64_t seed,
-                                 still_error *err)
+still_status sti_session_fill_synthetic(still_session *s, int length, uint64_t seed,
+                                        still_error *err)
 {
     if (length < 0 || length > s->cfg.ctx)
         return sti_fail(err, STILL_E_ARG, "a session of %d tokens cannot hold %d",
@@ -199,7 +199,7 @@ still_status sti_session_pretend(still_session *s, int length, uint64_t seed,
     if (length == 0) return STILL_OK;
     past p = {.s = s, .length = length, .seed = seed};
     if (!sti_block_new(&p.block, block_bytes(s)))
-        return sti_fail_memory(err, "a pretended past", block_bytes(s));
+        return sti_fail_memory(err, "a synthetic past", block_bytes(s));
     still_status st = STILL_OK;
     for (int l = 0; l < s->model->cfg.layers && st == STILL_OK; l++)
         st = sti_attn_engine_of(&s->cfg, l) == &sti_attn_softmax
@@ -213,8 +213,8 @@ still_status sti_session_pretend(still_session *s, int length, uint64_t seed,
     return st;
 }
 
-still_status sti_session_pretend_like(still_session *s, const still_session *other,
-                                      still_error *err)
+still_status sti_session_fill_like(still_session *s, const still_session *other,
+                                   still_error *err)
 {
     STI_TRY(s->model->be->mem_move(s->model->dev, s->state, other->state,
                                    s->state_bytes, err));

@@ -29,7 +29,7 @@ size_t sti_vocab_bytes(const sti_vocab *v)
     return v->text_room + tokens + slots;
 }
 
-static still_status make_room(sti_vocab *v, size_t n, still_error *err)
+static still_status grow_table(sti_vocab *v, size_t n, still_error *err)
 {
     if (v->n + 1 >= v->room) {
         int room = v->room ? 2 * v->room : 1024;
@@ -63,7 +63,7 @@ still_status sti_vocab_add(sti_vocab *v, const char *p, size_t n, sti_kind kind,
         return sti_fail(err, STILL_E_LIMIT,
                         "token %d has %zu bytes, at most %d are expected", v->n, n,
                         STI_MAX_PIECE);
-    STI_TRY(make_room(v, n, err));
+    STI_TRY(grow_table(v, n, err));
     if (n) memcpy(v->text + v->bytes, p, n);
     v->bytes += n;
     v->kind[v->n++] = (unsigned char)kind;

@@ -17,7 +17,7 @@ typedef struct document {
 } document;
 
 /* Room for n ids, a BOS and an EOS. */
-static still_status make_room(document *d, size_t n, still_error *err)
+static still_status grow_document(document *d, size_t n, still_error *err)
 {
     if (n < d->room && d->room - n >= 2) return STILL_OK;
     size_t room = n + n / 2 + 1024;
@@ -32,12 +32,12 @@ static still_status make_room(document *d, size_t n, still_error *err)
 
 static still_status encode(document *d, const char *text, size_t n, still_error *err)
 {
-    STI_TRY(make_room(d, n / 3, err)); /* ids are four bytes long on average */
+    STI_TRY(grow_document(d, n / 3, err)); /* ids are four bytes long on average */
     for (;;) {
         size_t cap = d->room - 2;
         STI_TRY(still_tokenizer_encode(d->tk, text, n, 0, d->ids, cap, &d->n, err));
         if (d->n <= cap) return STILL_OK;
-        STI_TRY(make_room(d, d->n, err));
+        STI_TRY(grow_document(d, d->n, err));
     }
 }
 

@@ -209,8 +209,8 @@ static still_status next_stage(sti_trainer *t, still_error *err)
     return STILL_OK;
 }
 
-static still_status finish(sti_trainer *t, const still_train_progress *last,
-                           still_error *err)
+static still_status finish_run(sti_trainer *t, const still_train_progress *last,
+                               still_error *err)
 {
     char path[STI_PATH_ROOM];
     STI_TRY(sti_adapter_pull(t->adapter, err));
@@ -263,7 +263,7 @@ static still_status run(sti_trainer *t, still_error *err)
     }
     free(sums);
     if (st != STILL_OK) return st;
-    if (sti_comm_rank(t->comm) == 0) st = finish(t, &last, err);
+    if (sti_comm_rank(t->comm) == 0) st = finish_run(t, &last, err);
     return sti_comm_agree(t->comm, 0, st, err);
 }
 

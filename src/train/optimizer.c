@@ -53,7 +53,7 @@ static const sti_adapter_entry *entry_at(const sti_trainer *t, size_t at)
 }
 
 /* Names the first entry whose gradient is no number. */
-static still_status blame(const sti_trainer *t, int n, still_error *err)
+static still_status name_nan_gradient(const sti_trainer *t, int n, still_error *err)
 {
     for (int i = 0; i < n; i++) {
         const sti_adapter_entry *e = entry_at(t, t->span[i].at);
@@ -79,7 +79,7 @@ still_status sti_optimizer_step(sti_trainer *t, double *norm, still_error *err)
     STI_TRY(m->be->sum_squares(m->dev, t->grad, t->span, n, t->square, err));
     for (int i = 0; i < n; i++) square += t->square[i];
     *norm = sqrt(square);
-    if (!isfinite(*norm)) return blame(t, n, err);
+    if (!isfinite(*norm)) return name_nan_gradient(t, n, err);
     const double scale = *norm > t->p.clip ? t->p.clip / (*norm + 1e-6) : 1;
     const double lr = sti_schedule(t->p.lr[t->stage], t->step, t->steps, t->p.warmup);
     for (int i = 0; i < n; i++) {

@@ -33,7 +33,7 @@ static still_status last_norm(sti_trainer *t, float *y, still_error *err)
                           err);
 }
 
-static still_status teach(sti_trainer *t, still_error *err)
+static still_status run_teacher(sti_trainer *t, still_error *err)
 {
     const sti_layer_job teacher = {.m = t->m,
                                    .cfg = &t->cfg,
@@ -86,7 +86,8 @@ static still_status add_up(sti_trainer *t, int M, sti_tally *tally, still_error 
 }
 
 /* The loss, and back.dh [M, hidden]: its gradient at the last norm's output. */
-static still_status lose(sti_trainer *t, bool learn, sti_tally *tally, still_error *err)
+static still_status compute_loss(sti_trainer *t, bool learn, sti_tally *tally,
+                                 still_error *err)
 {
     still_model *m = t->m;
     const int M = t->batch.B * t->batch.T;
@@ -134,7 +135,8 @@ static still_status last_norm_back(sti_trainer *t, still_error *err)
 }
 
 /* Marks the first layer whose output is no number; err2 tells the other ranks. */
-static still_status blame(const sti_trainer *t, sti_tally *tally, still_error *err)
+static still_status find_nan_layer(const sti_trainer *t, sti_tally *tally,
+                                   still_error *err)
 {
     const still_model *m = t->m;
     const int L = m->cfg.layers;
@@ -157,7 +159,7 @@ still_status sti_stage2_run(sti_trainer *t, double share, bool learn, uint64_t k
     still_model *m = t->m;
     const int M = t->batch.B * t->batch.T, L = m->cfg.layers;
     const size_t size = (size_t)M * (size_t)m->cfg.hidden;
-    if (t->p.kd > 0) STI_TRY(teach(t, err));
+    if (t->p.kd > 0) STI_TRY(run_teacher(t, err));
     sti_acts acts = t->acts;
     const bool kept = acts.step > 0;
     sti_layer_job job = {
@@ -182,8 +184,8 @@ still_status sti_stage2_run(sti_trainer *t, double share, bool learn, uint64_t k
             &job, l, x, l + 1 < L ? t->inputs + (size_t)(l + 1) * size : t->x, err));
     }
     STI_TRY(last_norm(t, t->normed, err));
-    STI_TRY(lose(t, learn, tally, err));
-    if (!isfinite(tally->loss)) STI_TRY(blame(t, tally, err));
+    STI_TRY(compute_loss(t, learn, tally, err));
+    if (!isfinite(tally->loss)) STI_TRY(find_nan_layer(t, tally, err));
     if (!learn || !isfinite(tally->loss)) return STILL_OK;
     STI_TRY(last_norm_back(t, err));
     job.want = STI_WANT_ACTS;

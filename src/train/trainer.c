@@ -205,7 +205,7 @@ static size_t sums_of(const sti_trainer *t)
     return 2 * (M > layers ? M : layers);
 }
 
-static void carve(sti_trainer *t, int layers, sti_carve *c)
+static void carve_trainer(sti_trainer *t, int layers, sti_carve *c)
 {
     const still_model *m = t->m;
     const size_t T = (size_t)t->p.seq, B = (size_t)t->micro, M = B * T,
@@ -260,8 +260,8 @@ static int layers_kept(sti_trainer *t)
     size_t bytes;
     still_error why;
     if (be->host_memory || !t->stage_steps[2] || L < 2) return 1;
-    carve(t, L, &with);
-    carve(t, 1, &without);
+    carve_trainer(t, L, &with);
+    carve_trainer(t, 1, &without);
     if (!sti_add(with.used, without.used, &bytes) ||
         be->mem_new(t->m->dev, bytes, &probe, &why) != STILL_OK)
         return 1;
@@ -277,7 +277,7 @@ static still_status allocate(sti_trainer *t, still_error *err)
     const size_t n = t->adapter->n_values;
     const int layers = layers_kept(t);
     sti_carve work = {0}, tables = {0};
-    carve(t, layers, &work);
+    carve_trainer(t, layers, &work);
     carve_tables(t, &tables);
     still_error why;
     if (be->mem_new(t->m->dev, 3 * n * sizeof(float), &t->moments, &why) != STILL_OK ||
@@ -290,12 +290,12 @@ static still_status allocate(sti_trainer *t, still_error *err)
             t->micro, t->p.seq, (double)(work.used + tables.used + 12 * n) / 1e9);
     work = (sti_carve){.base = t->work.p};
     tables = (sti_carve){.base = t->tables.p};
-    carve(t, layers, &work);
+    carve_trainer(t, layers, &work);
     carve_tables(t, &tables);
     return STILL_OK;
 }
 
-static still_status make_room(sti_trainer *t, still_error *err)
+static still_status reserve_memory(sti_trainer *t, still_error *err)
 {
     const size_t n = t->adapter->n_values;
     t->micro = t->p.micro;
@@ -373,7 +373,7 @@ static still_status begin(sti_trainer *t, still_error *err)
             "a batch of %d sequences cannot be dealt out evenly to %d ranks",
             t->p.batch, sti_comm_size(t->comm));
     STI_TRY(make_adapter(t, err));
-    return make_room(t, err);
+    return reserve_memory(t, err);
 }
 
 still_status sti_trainer_begin(sti_trainer *t, still_error *err)

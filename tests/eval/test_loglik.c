@@ -51,12 +51,12 @@ static void ranked_like_plain(const char *task, const char *method_name)
     sti_answer fork[ITEMS], alone[ITEMS];
     must(t->open(&tp, &s, &e), &e);
     for (int i = 0; i < ITEMS; i++) must(t->next(s, &it[i], &e), &e);
-    must(sti_rank(&r, it, ITEMS, fork, &e), &e);
+    must(sti_run_loglik(&r, it, ITEMS, fork, &e), &e);
     const uint64_t fed = r.fed;
     assert_true(fed < r.counted || strcmp(task, "lambada") == 0);
     r.recompute = true;
     r.counted = r.fed = 0;
-    must(sti_rank(&r, it, ITEMS, alone, &e), &e);
+    must(sti_run_loglik(&r, it, ITEMS, alone, &e), &e);
     assert_int_equal(r.fed, r.counted);
     for (int i = 0; i < ITEMS; i++) {
         double sum[STI_MOST_OPTIONS];
@@ -104,7 +104,7 @@ static void few_sessions(void **state)
         if (pass == 1) r.most = 3;
         must(t->open(&tp, &s, &e), &e);
         for (int i = 0; i < 4; i++) must(t->next(s, &it[i], &e), &e);
-        must(sti_rank(&r, it, 4, a, &e), &e);
+        must(sti_run_loglik(&r, it, 4, a, &e), &e);
         for (int i = 0; i < 4; i++) {
             for (int k = 0; k < it[i].n_options; k++) sum[pass][i][k] = a[i].sum[k];
             for (int k = 0; pass == 1 && k < it[i].n_options; k++)
@@ -132,9 +132,9 @@ static void writing(void **state)
     sti_answer together[3], alone[3];
     sti_runner r;
     must(sti_runner_open(model, NULL, &r, &e), &e);
-    must(sti_write(&r, it, 3, together, &e), &e);
+    must(sti_run_generate(&r, it, 3, together, &e), &e);
     for (int i = 0; i < 3; i++) {
-        must(sti_write(&r, &it[i], 1, &alone[i], &e), &e);
+        must(sti_run_generate(&r, &it[i], 1, &alone[i], &e), &e);
         assert_string_equal(together[i].output, alone[i].output);
         free(together[i].output);
         free(alone[i].output);
@@ -142,7 +142,7 @@ static void writing(void **state)
     sti_runner_close(&r);
     /* No room to write in. */
     must(sti_runner_open(model, &(still_session_params){.ctx = 5}, &r, &e), &e);
-    assert_int_equal(sti_write(&r, it, 1, together, &e), STILL_E_LIMIT);
+    assert_int_equal(sti_run_generate(&r, it, 1, together, &e), STILL_E_LIMIT);
     sti_runner_close(&r);
 }
 
@@ -166,7 +166,7 @@ static void rank_many(const char *task, sti_answer *out)
     must(t->open(&tp, &s, &e), &e);
     for (int i = 0; i < ITEMS; i++) must(t->next(s, &one[i], &e), &e);
     for (int i = 0; i < MANY; i++) it[i] = one[i * ITEMS / MANY];
-    must(sti_rank(&r, it, MANY, out, &e), &e);
+    must(sti_run_loglik(&r, it, MANY, out, &e), &e);
     assert_true(r.fed < r.counted / (strcmp(task, "mmlu") == 0 ? 10 : 1));
     for (int i = 0; i < ITEMS; i++) sti_item_free(&one[i]);
     t->close(s);
@@ -186,7 +186,7 @@ static void write_many(sti_answer *out, uint64_t *fed)
             .kind = STI_ITEM_GENERATE, .prompt = prompt[i], .max_new = i * 7 % 31};
     }
     must(sti_runner_open(model, NULL, &r, &e), &e);
-    must(sti_write(&r, it, MANY, out, &e), &e);
+    must(sti_run_generate(&r, it, MANY, out, &e), &e);
     *fed = r.fed;
     sti_runner_close(&r);
 }

@@ -399,7 +399,7 @@ static int run_column(job *j, still_model *m, const char *name, const char *meth
 }
 
 /* --freeze: sets in files instead of answers. */
-static int freeze(const job *j, const char *name)
+static int write_datasets(const job *j, const char *name)
 {
     still_error err;
     still_model *m = NULL;
@@ -418,7 +418,8 @@ static int freeze(const job *j, const char *name)
                                      .n_lengths = g->n_lengths,
                                      .samples = (int)o->samples,
                                      .seed = o->seed};
-        if (still_eval_freeze(m, &p, o->freeze, &err)) status = cli_fail_error(&err);
+        if (still_eval_write_datasets(m, &p, o->freeze, &err))
+            status = cli_fail_error(&err);
     }
     if (status == CLI_OK && o->json)
         status = cli_print_json(json_pack("{s:s}", "frozen", o->freeze));
@@ -449,7 +450,7 @@ int cli_cmd_eval(const cli_options *o)
     if (status == CLI_OK && models * j.n_methods > MOST_COLUMNS)
         status = cli_usage("eval", "more than %d columns", MOST_COLUMNS);
     if (status == CLI_OK && o->freeze)
-        status = freeze(&j, o->n_args ? o->arg[0] : CLI_DEFAULT_MODEL);
+        status = write_datasets(&j, o->n_args ? o->arg[0] : CLI_DEFAULT_MODEL);
     for (int i = 0; i < models && status == CLI_OK && !o->freeze; i++)
         status = run_model(&j, o->n_args ? o->arg[i] : CLI_DEFAULT_MODEL);
     if (status == CLI_OK && j.rank == 0 && !o->freeze) {

@@ -261,7 +261,7 @@ static int show_plan(const job *j, const still_train_plan *plan)
 
 /* ---- The command --------------------------------------------------------- */
 
-static int finish(const job *j, still_status status, const still_error *err)
+static int finish_command(const job *j, still_status status, const still_error *err)
 {
     const bool first = j->last.step > 0; /* of the ranks: it alone hears of steps */
     if (status == STILL_E_CANCELLED) {
@@ -286,12 +286,12 @@ static int run(job *j, still_model *m)
         still_train_plan plan;
         still_status status = still_linearize_plan(m, &j->p, &plan, &err);
         cli_progress_end(&j->bar);
-        if (status != STILL_OK) return finish(j, status, &err);
+        if (status != STILL_OK) return finish_command(j, status, &err);
         return plan.rank == 0 ? show_plan(j, &plan) : CLI_OK;
     }
     still_status status = still_linearize(m, &j->p, &err);
     cli_progress_end(&j->bar);
-    return finish(j, status, &err);
+    return finish_command(j, status, &err);
 }
 
 /* An adapter as the model to train: says what its user may have wanted. */

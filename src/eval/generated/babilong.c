@@ -242,13 +242,13 @@ static still_status fill_set(set *s, still_error *err)
         return sti_fail(err, STILL_E_ARG, "%s: length %d, expected 0 to %d", s->name,
                         s->p.length, 1 << 24);
     if (!s->stories || !s->books) return sti_fail_memory(err, s->name, 0);
-    STI_TRY(sti_ingredient_read(s->p.data_dir, facts, add_story, s, err));
+    STI_TRY(sti_source_read(s->p.data_dir, facts, add_story, s, err));
     if (!json_array_size(s->stories))
         return sti_fail(err, STILL_E_LIMIT,
                         "%s: no story of %s in %s/%s fits length %d", s->name,
                         s->task->name, s->p.data_dir, facts, s->p.length);
     if (!s->size) return STILL_OK;
-    STI_TRY(sti_ingredient_read(s->p.data_dir, books, add_book, s->books, err));
+    STI_TRY(sti_source_read(s->p.data_dir, books, add_book, s->books, err));
     if (json_array_size(s->books)) return STILL_OK;
     return sti_fail(err, STILL_E_FORMAT, "%s/%s: has no books", s->p.data_dir, books);
 }

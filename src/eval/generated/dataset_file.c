@@ -22,7 +22,7 @@
 static const char FORMAT[] = "still-eval-1";
 enum { DIGEST = STI_SHA256 };
 
-char *sti_frozen_path(const char *dir, const char *task, int length)
+char *sti_dataset_file_path(const char *dir, const char *task, int length)
 {
     sti_buf b = {0};
     sti_buf_printf(&b, "%s/%s-%d.jsonl", dir, task, length);
@@ -108,8 +108,8 @@ static still_status write_file(const char *path, const sti_recipe *r,
     return st;
 }
 
-still_status sti_task_freeze(const sti_eval_task *t, const sti_task_params *p,
-                             const char *path, still_error *err)
+still_status sti_dataset_file_write(const sti_eval_task *t, const sti_task_params *p,
+                                    const char *path, still_error *err)
 {
     const sti_recipe *r = sti_ruler_recipe(t->name);
     if (!r) r = sti_babilong_recipe(t->name);
@@ -126,7 +126,7 @@ still_status sti_task_freeze(const sti_eval_task *t, const sti_task_params *p,
 
 /* ---- Reading ------------------------------------------------------------- */
 
-struct sti_frozen {
+struct sti_dataset_file {
     char *path;
     sti_lines *lines;
     uint64_t n;
@@ -186,7 +186,7 @@ static still_status check_tail(const json_t *v, uint64_t n, const char *hex,
 
 /* All lines: head, samples, tail. Samples are hashed one line late, since only the end
  * of the file tells that a line was the tail. */
-static still_status check_lines(sti_frozen *f, const sti_recipe *r,
+static still_status check_lines(sti_dataset_file *f, const sti_recipe *r,
                                 const sti_task_params *p, sti_sha256 *sha,
                                 sti_buf *held, still_error *err)
 {
@@ -223,7 +223,7 @@ static still_status check_lines(sti_frozen *f, const sti_recipe *r,
     return status;
 }
 
-static still_status reopen(sti_frozen *f, still_error *err)
+static still_status reopen(sti_dataset_file *f, still_error *err)
 {
     sti_lines_close(f->lines);
     f->lines = NULL;
@@ -231,7 +231,7 @@ static still_status reopen(sti_frozen *f, still_error *err)
     return sti_lines_open(f->path, &f->lines, err);
 }
 
-static still_status check_file(sti_frozen *f, const sti_recipe *r,
+static still_status check_file(sti_dataset_file *f, const sti_recipe *r,
                                const sti_task_params *p, still_error *err)
 {
     sti_buf held = {0};
@@ -249,28 +249,28 @@ static still_status check_file(sti_frozen *f, const sti_recipe *r,
     return sti_lines_next(f->lines, &line, &n, err); /* the head */
 }
 
-still_status sti_frozen_open(const sti_recipe *r, const sti_task_params *p,
-                             sti_frozen **out, still_error *err)
+still_status sti_dataset_file_open(const sti_recipe *r, const sti_task_params *p,
+                                   sti_dataset_file **out, still_error *err)
 {
     *out = NULL;
-    sti_frozen *f = sti_alloc(1, sizeof *f);
-    if (!f || !(f->path = sti_frozen_path(p->data_dir, r->name, p->length))) {
+    sti_dataset_file *f = sti_alloc(1, sizeof *f);
+    if (!f || !(f->path = sti_dataset_file_path(p->data_dir, r->name, p->length))) {
         free(f);
         return sti_fail_memory(err, r->name, sizeof *f);
     }
     if (access(f->path, F_OK) != 0) {
-        sti_frozen_close(f);
+        sti_dataset_file_close(f);
         return STILL_OK;
     }
     still_status status = check_file(f, r, p, err);
     if (status != STILL_OK)
-        sti_frozen_close(f);
+        sti_dataset_file_close(f);
     else
         *out = f;
     return status;
 }
 
-uint64_t sti_frozen_count(const sti_frozen *f)
+uint64_t sti_dataset_file_count(const sti_dataset_file *f)
 {
     return f->n;
 }
@@ -291,7 +291,8 @@ static still_status read_sample(const json_t *v, sti_sample *out, still_error *e
     return STILL_OK;
 }
 
-still_status sti_frozen_next(sti_frozen *f, sti_sample *out, still_error *err)
+still_status sti_dataset_file_next(sti_dataset_file *f, sti_sample *out,
+                                   still_error *err)
 {
     char *line;
     size_t n;
@@ -307,7 +308,7 @@ still_status sti_frozen_next(sti_frozen *f, sti_sample *out, still_error *err)
     return status;
 }
 
-void sti_frozen_close(sti_frozen *f)
+void sti_dataset_file_close(sti_dataset_file *f)
 {
     if (!f) return;
     sti_lines_close(f->lines);

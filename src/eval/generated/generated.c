@@ -14,8 +14,8 @@ struct sti_source {
     const sti_recipe *recipe;
     int length;
     uint64_t at, n;
-    sti_frozen *frozen; /* items come from here, or */
-    void *set;          /* from the recipe */
+    sti_dataset_file *frozen; /* items come from here, or */
+    void *set;                /* from the recipe */
     sti_sample sample;
 };
 
@@ -111,9 +111,9 @@ static still_status fill_source(sti_source *s, const sti_task_params *p, bool fr
 {
     const sti_recipe *r = s->recipe;
     const uint64_t wanted = (uint64_t)(p->samples ? p->samples : r->samples);
-    if (frozen) STI_TRY(sti_frozen_open(r, p, &s->frozen, err));
+    if (frozen) STI_TRY(sti_dataset_file_open(r, p, &s->frozen, err));
     if (s->frozen) {
-        s->n = sti_frozen_count(s->frozen);
+        s->n = sti_dataset_file_count(s->frozen);
         if (p->samples && s->n < wanted)
             return sti_fail(err, STILL_E_ARG,
                             "%s at length %d: the frozen set in %s holds %llu samples, "
@@ -171,7 +171,7 @@ still_status sti_generated_next(sti_source *s, sti_item *it, still_error *err)
     *it = (sti_item){0};
     if (s->at == s->n) return STILL_OK;
     sti_sample_clear(&s->sample);
-    STI_TRY(s->frozen ? sti_frozen_next(s->frozen, &s->sample, err)
+    STI_TRY(s->frozen ? sti_dataset_file_next(s->frozen, &s->sample, err)
                       : s->recipe->make(s->set, s->at, &s->sample, err));
     STI_TRY(make_item(s, it, err));
     s->at++;
@@ -187,7 +187,7 @@ void sti_generated_close(sti_source *s)
 {
     if (!s) return;
     if (s->set) s->recipe->close(s->set);
-    sti_frozen_close(s->frozen);
+    sti_dataset_file_close(s->frozen);
     sti_sample_free(&s->sample);
     free(s);
 }

@@ -87,18 +87,19 @@ still_status sti_generated_tokens(const still_tokenizer *tk, const char *text, s
 
 /* Makes the items of a task and writes them to path; frozen files are not read for it.
  * The file is there whole or not at all. */
-still_status sti_task_freeze(const sti_eval_task *t, const sti_task_params *p,
-                             const char *path, still_error *err);
+still_status sti_dataset_file_write(const sti_eval_task *t, const sti_task_params *p,
+                                    const char *path, still_error *err);
 /* Where sti_generated_open looks. free() it; NULL: no memory. */
-char *sti_frozen_path(const char *dir, const char *task, int length);
+char *sti_dataset_file_path(const char *dir, const char *task, int length);
 
-typedef struct sti_frozen sti_frozen;
+typedef struct sti_dataset_file sti_dataset_file;
 /* Reads the file once, as a whole, and checks task, length, seed and checksum. *out is
  * NULL, without error, if there is no such file. */
-still_status sti_frozen_open(const sti_recipe *r, const sti_task_params *p,
-                             sti_frozen **out, still_error *err);
-uint64_t sti_frozen_count(const sti_frozen *f);
-still_status sti_frozen_next(sti_frozen *f, sti_sample *out, still_error *err);
-void sti_frozen_close(sti_frozen *f);
+still_status sti_dataset_file_open(const sti_recipe *r, const sti_task_params *p,
+                                   sti_dataset_file **out, still_error *err);
+uint64_t sti_dataset_file_count(const sti_dataset_file *f);
+still_status sti_dataset_file_next(sti_dataset_file *f, sti_sample *out,
+                                   still_error *err);
+void sti_dataset_file_close(sti_dataset_file *f);
 
 #endif

@@ -51,7 +51,7 @@ static still_status add_essay(void *user, json_t *rec, still_error *err)
 static still_status load_essays(const char *dir, niah *own, still_error *err)
 {
     static const char file[] = "paul_graham_essays.jsonl";
-    STI_TRY(sti_ingredient_read(dir, file, add_essay, &own->essay, err));
+    STI_TRY(sti_source_read(dir, file, add_essay, &own->essay, err));
     const sti_buf *b = &own->essay;
     if (!b->n) return sti_fail(err, STILL_E_FORMAT, "%s/%s: has no text", dir, file);
     own->n_words = 1;

@@ -182,7 +182,7 @@ static still_status load(sti_ruler *r, still_error *err)
     if (!own || !(own->records = json_array()))
         return sti_fail_memory(err, r->name, sizeof *own);
     own->hotpot = v->hotpot;
-    STI_TRY(sti_ingredient_read(r->p.data_dir, v->file, add_record, own, err));
+    STI_TRY(sti_source_read(r->p.data_dir, v->file, add_record, own, err));
     if (!own->n_questions || !own->n_raw)
         return sti_fail(err, STILL_E_FORMAT, "%s/%s: has no questions with documents",
                         r->p.data_dir, v->file);

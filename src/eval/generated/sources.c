@@ -38,8 +38,8 @@ static const char *origin_of(const char *name)
     return "unknown origin";
 }
 
-static still_status open_ingredient(const char *dir, const char *name, sti_buf *path,
-                                    sti_lines **out, still_error *err)
+static still_status open_source_file(const char *dir, const char *name, sti_buf *path,
+                                     sti_lines **out, still_error *err)
 {
     sti_buf_printf(path, "%s/%s", dir, name);
     const size_t plain = path->n;
@@ -74,12 +74,12 @@ static still_status read_record(char *line, size_t n, sti_record_fn fn, void *us
     return status;
 }
 
-still_status sti_ingredient_read(const char *dir, const char *name, sti_record_fn fn,
-                                 void *user, still_error *err)
+still_status sti_source_read(const char *dir, const char *name, sti_record_fn fn,
+                             void *user, still_error *err)
 {
     sti_lines *l = NULL;
     sti_buf path = {0};
-    still_status status = open_ingredient(dir, name, &path, &l, err);
+    still_status status = open_source_file(dir, name, &path, &l, err);
     for (size_t number = 1; status == STILL_OK; number++) {
         char *line;
         size_t n;
@@ -126,7 +126,7 @@ static still_status append_words(const char *dir, const char *name, sti_words *w
 {
     sti_lines *l = NULL;
     sti_buf path = {0};
-    still_status status = open_ingredient(dir, name, &path, &l, err);
+    still_status status = open_source_file(dir, name, &path, &l, err);
     const size_t before = w->n;
     for (size_t number = 1; status == STILL_OK; number++) {
         char *line;

@@ -12,8 +12,8 @@
 /* Calls fn with each record of a JSONL file; a status other than STILL_OK ends the
  * reading, with file and line put before its message. rec is borrowed. */
 typedef still_status (*sti_record_fn)(void *user, json_t *rec, still_error *err);
-still_status sti_ingredient_read(const char *dir, const char *name, sti_record_fn fn,
-                                 void *user, still_error *err);
+still_status sti_source_read(const char *dir, const char *name, sti_record_fn fn,
+                             void *user, still_error *err);
 
 /* A field of a record, or an error that names it: a string, an array. */
 still_status sti_field_string(const json_t *rec, const char *key, const char **out,

@@ -57,7 +57,7 @@ typedef struct room {
     bool *chosen;            /* [C] */
 } room;
 
-static void carve(size_t C, sti_carve *c, room *r)
+static void carve_scratch(size_t C, sti_carve *c, room *r)
 {
     r->x = sti_carve_take(c, C, sizeof *r->x);
     r->y = sti_carve_take(c, C, sizeof *r->y);
@@ -96,10 +96,10 @@ still_status sti_saliency_agreement(const float *a, const float *b, int chunk,
     sti_carve c = {0};
     sti_block block;
     room r;
-    carve(C, &c, &r);
+    carve_scratch(C, &c, &r);
     if (!sti_block_new(&block, c.used)) return sti_fail_memory(err, "ranks", c.used);
     c = (sti_carve){.base = block.p};
-    carve(C, &c, &r);
+    carve_scratch(C, &c, &r);
     double shared = 0, taken = 0, sum = 0;
     int defined = 0;
     for (int i = 0; i < chunks; i++) {

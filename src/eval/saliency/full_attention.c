@@ -10,7 +10,7 @@
 #include "eval/saliency/saliency.h"
 
 typedef struct job {
-    const sti_past_args *a;
+    const sti_full_attention_args *a;
     float *whole;          /* [H,T] */
     double *received;      /* [H,T]: sums */
     unsigned char *memory; /* of all workers */
@@ -22,13 +22,13 @@ typedef struct worker {
     float *row;  /* [T]: logits, then weights, of one query */
 } worker;
 
-static void carve(const sti_past_args *a, sti_carve *c, worker *w)
+static void carve_worker(const sti_full_attention_args *a, sti_carve *c, worker *w)
 {
     w->keys = sti_carve_take(c, (size_t)a->D * (size_t)a->T, sizeof(float));
     w->row = sti_carve_take(c, (size_t)a->T, sizeof(float));
 }
 
-static void turn_keys(const sti_past_args *a, int kv, float *keys)
+static void turn_keys(const sti_full_attention_args *a, int kv, float *keys)
 {
     for (int t = 0; t < a->T; t++) {
         const float *k = a->k + ((size_t)t * (size_t)a->G + (size_t)kv) * (size_t)a->D;
@@ -52,8 +52,8 @@ static void add_four(float *restrict row, const float *restrict k, size_t T,
 
 /* row[0..n) becomes exp(q.k_j / sqrt(D) - largest) of keys [first, first + n); returns
  * its sum. */
-static double weigh(const sti_past_args *a, const worker *w, const float *q, int first,
-                    int n)
+static double weigh(const sti_full_attention_args *a, const worker *w, const float *q,
+                    int first, int n)
 {
     const size_t T = (size_t)a->T;
     const float *keys = w->keys + first;
@@ -74,7 +74,7 @@ static double weigh(const sti_past_args *a, const worker *w, const float *q, int
 
 static void attend(const job *j, const worker *w, int h)
 {
-    const sti_past_args *a = j->a;
+    const sti_full_attention_args *a = j->a;
     const sti_score *s3 = sti_score_at(STI_SCORE_S3);
     float *whole = j->whole + (size_t)h * (size_t)a->T;
     double *received = j->received + (size_t)h * (size_t)a->T;
@@ -97,14 +97,14 @@ static void work(void *v, int me, int workers)
     const job *j = v;
     worker w;
     sti_carve c = {.base = j->memory + (size_t)me * j->bytes};
-    carve(j->a, &c, &w);
+    carve_worker(j->a, &c, &w);
     for (int h = me; h < j->a->H; h += workers) attend(j, &w, h);
 }
 
 /* Means over the query heads of each selection head. */
 static void gather(const job *j)
 {
-    const sti_past_args *a = j->a;
+    const sti_full_attention_args *a = j->a;
     const int group = a->H / a->S;
     const size_t T = (size_t)a->T;
     for (int s = 0; s < a->S; s++)
@@ -123,13 +123,14 @@ static void gather(const job *j)
         }
 }
 
-still_status sti_saliency_past(const sti_past_args *a, sti_pool *pool, still_error *err)
+still_status sti_saliency_full_attention(const sti_full_attention_args *a,
+                                         sti_pool *pool, still_error *err)
 {
     job j = {.a = a};
     worker w;
     sti_carve one = {0};
     sti_block block = {0};
-    carve(a, &one, &w);
+    carve_worker(a, &one, &w);
     j.bytes = (one.used + STI_CARVE_ALIGN - 1) / STI_CARVE_ALIGN * STI_CARVE_ALIGN;
     const size_t workers = (size_t)sti_pool_threads(pool),
                  rows = (size_t)a->H * (size_t)a->T;

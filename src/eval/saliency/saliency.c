@@ -102,7 +102,7 @@ static still_status make_result(run *r, still_error *err)
     return STILL_OK;
 }
 
-static void carve(run *r, sti_carve *c)
+static void carve_run(run *r, sti_carve *c)
 {
     const still_model *m = r->m;
     const size_t T = (size_t)r->batch.T, S = (size_t)r->out->heads;
@@ -115,15 +115,15 @@ static void carve(run *r, sti_carve *c)
     r->batch.seg = sti_carve_take(c, 1, sizeof *r->batch.seg);
 }
 
-static still_status make_room(run *r, int n, still_error *err)
+static still_status reserve_memory(run *r, int n, still_error *err)
 {
     r->batch = (sti_batch){.B = 1, .T = n};
     sti_carve c = {0};
-    carve(r, &c);
+    carve_run(r, &c);
     if (!sti_block_new(&r->work, c.used))
         return sti_fail_memory(err, "activations of all tokens", c.used);
     c = (sti_carve){.base = r->work.p};
-    carve(r, &c);
+    carve_run(r, &c);
     for (int t = 0; t < n; t++) r->batch.pos[t] = t;
     r->batch.seg[0] = (sti_attn_segment){.n = n, .capacity = n};
     STI_TRY(sti_pool_new(r->m->info.threads, &r->pool, err));
@@ -167,19 +167,20 @@ static still_status measure(run *r, int layer, still_error *err)
     const size_t head = (size_t)(layer - s->first_layer) * (size_t)s->heads,
                  at = head * (size_t)s->tokens;
     STI_TRY(decide(r, layer, at, err));
-    STI_TRY(sti_saliency_past(&(sti_past_args){.q = r->acts.qr,
-                                               .k = r->acts.kr,
-                                               .T = s->tokens,
-                                               .H = g->heads,
-                                               .G = g->kv_heads,
-                                               .D = g->head_dim,
-                                               .S = s->heads,
-                                               .window = g->window[layer],
-                                               .chunk = C,
-                                               .eps = r->cfg.hybrid.eps,
-                                               .whole = s->whole + at,
-                                               .received = s->received + at},
-                              r->pool, err));
+    STI_TRY(sti_saliency_full_attention(
+        &(sti_full_attention_args){.q = r->acts.qr,
+                                   .k = r->acts.kr,
+                                   .T = s->tokens,
+                                   .H = g->heads,
+                                   .G = g->kv_heads,
+                                   .D = g->head_dim,
+                                   .S = s->heads,
+                                   .window = g->window[layer],
+                                   .chunk = C,
+                                   .eps = r->cfg.hybrid.eps,
+                                   .whole = s->whole + at,
+                                   .received = s->received + at},
+        r->pool, err));
     for (int h = 0; h < s->heads; h++) {
         /* From the second chunk on. */
         const size_t from = at + (size_t)h * (size_t)s->tokens + (size_t)C;
@@ -260,7 +261,7 @@ static still_status begin(run *r, const int32_t *tok, int n, still_error *err)
     s->layers = r->cfg.last - r->cfg.first + 1;
     s->heads = r->cfg.hybrid.per_head ? r->m->cfg.heads : r->m->cfg.kv_heads;
     s->left = ((n - 1) / C - 1) * C;
-    return make_room(r, n, err);
+    return reserve_memory(r, n, err);
 }
 
 still_status still_saliency_run(still_model *m, const int32_t *tok, int n,

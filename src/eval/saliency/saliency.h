@@ -10,7 +10,7 @@
 #include "ops/hybrid.h"
 
 /* Softmax attention of a layer over everything before, as the model was pretrained. */
-typedef struct sti_past_args {
+typedef struct sti_full_attention_args {
     const float *q, *k; /* [T,H,D], [T,G,D], after RoPE */
     int T, H, G, D;
     int S;      /* selection heads: G or H */
@@ -20,11 +20,11 @@ typedef struct sti_past_args {
     float *whole;    /* [S,T]: Self-Saliency Score with the whole past as its window */
     float *received; /* [S,T]: mean weight from queries two chunks later and on; NaN: no
                         such query */
-} sti_past_args;
+} sti_full_attention_args;
 
 /* Time grows with T^2, memory with T; query heads are shared out to the pool. */
-still_status sti_saliency_past(const sti_past_args *a, sti_pool *pool,
-                               still_error *err);
+still_status sti_saliency_full_attention(const sti_full_attention_args *a,
+                                         sti_pool *pool, still_error *err);
 
 /* Of `chunks` chunks of scores a, the method's, and b >= 0. Of equal scores the earlier
  * token is chosen, as methods do. */

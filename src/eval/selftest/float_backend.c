@@ -41,7 +41,7 @@ static float *out(pairs *p, double *x, size_t n)
 }
 
 /* Widens the results and frees everything. */
-static void finish(pairs *p)
+static void free_pairs(pairs *p)
 {
     while (p->n-- > 0) {
         double *wide = p->at[p->n].wide;
@@ -162,7 +162,7 @@ still_status sti_float_hybrid(const sti_suite_run *r,
     still_status status =
         p.failed ? sti_fail_memory(err, "golden case", n * sizeof(float))
                  : run_hybrid(b, dev, &x, session_y, state_s, state_z, err);
-    finish(&p);
+    free_pairs(&p);
     b->dev_free(dev);
     return status;
 }
@@ -177,7 +177,7 @@ still_status sti_float_route(const sti_suite_run *r,
     const sti_hybrid_parallel_args x = narrow_hybrid(&p, a);
     still_status status = p.failed ? sti_fail_memory(err, "golden case", 0)
                                    : b->hybrid_route(dev, &x, err);
-    finish(&p);
+    free_pairs(&p);
     b->dev_free(dev);
     return status;
 }
@@ -244,7 +244,7 @@ still_status sti_float_linear(const sti_suite_run *r, const sti_linear_args64 *a
     sti_linear_args x = narrow_linear(&p, a);
     still_status status = p.failed ? sti_fail_memory(err, "golden case", 0)
                                    : run_linear(b, dev, &x, state_s, err);
-    finish(&p);
+    free_pairs(&p);
     b->dev_free(dev);
     return status;
 }

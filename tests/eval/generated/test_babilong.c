@@ -247,8 +247,8 @@ int main(int argc, char **argv)
             for (int length = 0; length <= 1024 && !err.code; length += 1024) {
                 sti_task_params p = params(length, 2);
                 char *path =
-                    sti_frozen_path(argv[2], sti_task_babilong[t].name, length);
-                sti_task_freeze(&sti_task_babilong[t], &p, path, &err);
+                    sti_dataset_file_path(argv[2], sti_task_babilong[t].name, length);
+                sti_dataset_file_write(&sti_task_babilong[t], &p, path, &err);
                 free(path);
             }
         if (err.code) puts(err.text);

@@ -19,7 +19,7 @@ static still_status make(const sti_eval_task *t, sti_task_params *p, still_error
 
 static still_status freeze(const sti_eval_task *t, sti_task_params *p, still_error *err)
 {
-    return sti_task_freeze(t, p, file_in_folder, err);
+    return sti_dataset_file_write(t, p, file_in_folder, err);
 }
 
 /* Every allocation of the first 64 fails once, later ones ever more seldom. */

@@ -215,9 +215,11 @@ static void test_frozen_files(void **state)
     still_error err;
     sti_task_params p = params(1024, 2);
     const sti_eval_task other = {.name = "piqa"};
-    assert_int_equal(sti_task_freeze(&other, &p, "/nowhere/x", &err), STILL_E_ARG);
-    assert_int_equal(sti_task_freeze(&sti_task_ruler[FWE], &p, "/nowhere/x", &err),
-                     STILL_E_IO);
+    assert_int_equal(sti_dataset_file_write(&other, &p, "/nowhere/x", &err),
+                     STILL_E_ARG);
+    assert_int_equal(
+        sti_dataset_file_write(&sti_task_ruler[FWE], &p, "/nowhere/x", &err),
+        STILL_E_IO);
     assert_non_null(strstr(err.text, "/nowhere/x"));
 }
 
@@ -230,8 +232,9 @@ static void test_freeze_again(void **state)
     still_error err;
     sti_task_params p = params(1024, 2);
     p.data_dir = folder;
-    assert_int_equal(sti_task_freeze(&sti_task_ruler[FWE], &p, file_in_folder, &err),
-                     STILL_OK);
+    assert_int_equal(
+        sti_dataset_file_write(&sti_task_ruler[FWE], &p, file_in_folder, &err),
+        STILL_OK);
     again = read_text(file_in_folder);
     assert_string_equal(text, again);
     free(text);
@@ -247,8 +250,8 @@ int main(int argc, char **argv)
         if (open_tokenizer(NULL)) return 1;
         for (int t = 0; t < TASKS && !err.code; t++) {
             sti_task_params p = params(SIZE[t].length, 2);
-            char *path = sti_frozen_path(argv[2], NAME[t], SIZE[t].length);
-            sti_task_freeze(&sti_task_ruler[t], &p, path, &err);
+            char *path = sti_dataset_file_path(argv[2], NAME[t], SIZE[t].length);
+            sti_dataset_file_write(&sti_task_ruler[t], &p, path, &err);
             free(path);
         }
         if (err.code) puts(err.text);

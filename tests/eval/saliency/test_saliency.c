@@ -69,7 +69,7 @@ static void agreement_over_chunks(void **state)
 
 enum { H = 4, G = 2, D = 6 };
 
-static double logit(const sti_past_args *a, int h, int t, int j)
+static double logit(const sti_full_attention_args *a, int h, int t, int j)
 {
     double dot = 0;
     for (int d = 0; d < D; d++)
@@ -79,7 +79,7 @@ static double logit(const sti_past_args *a, int h, int t, int j)
 }
 
 /* Token j of selection head s, query by query. */
-static void by_definition(const sti_past_args *a, int s, int j, double *whole,
+static void by_definition(const sti_full_attention_args *a, int s, int j, double *whole,
                           double *received)
 {
     const sti_score *s3 = sti_score_at(STI_SCORE_S3);
@@ -123,19 +123,19 @@ static void past_is_the_definition(void **state)
                             {1, G, 0, 8}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         const int T = cases[c][0];
-        const sti_past_args a = {.q = q,
-                                 .k = k,
-                                 .T = T,
-                                 .H = H,
-                                 .G = G,
-                                 .D = D,
-                                 .S = cases[c][1],
-                                 .window = cases[c][2],
-                                 .chunk = cases[c][3],
-                                 .eps = 1e-6,
-                                 .whole = whole,
-                                 .received = received};
-        must(sti_saliency_past(&a, pool, &e), &e);
+        const sti_full_attention_args a = {.q = q,
+                                           .k = k,
+                                           .T = T,
+                                           .H = H,
+                                           .G = G,
+                                           .D = D,
+                                           .S = cases[c][1],
+                                           .window = cases[c][2],
+                                           .chunk = cases[c][3],
+                                           .eps = 1e-6,
+                                           .whole = whole,
+                                           .received = received};
+        must(sti_saliency_full_attention(&a, pool, &e), &e);
         for (int s = 0; s < a.S; s++)
             for (int t = 0; t < T; t++) {
                 double want, from;

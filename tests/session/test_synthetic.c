@@ -1,4 +1,4 @@
-/* A pretended past is as full as a real one: counts as feeding gives them, positions
+/* A synthetic past is as full as a real one: counts as feeding gives them, positions
  * possible, memory as the bill states it; and sessions go on from it. */
 #include <math.h>
 #include <setjmp.h>
@@ -133,13 +133,13 @@ static void one_setting(still_model *m, const still_method *how, const char *cac
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         still_session_reset(real);
         must(still_session_feed(real, tok, lengths[i], &e), &e);
-        must(sti_session_pretend(s, lengths[i], 7, &e), &e);
+        must(sti_session_fill_synthetic(s, lengths[i], 7, &e), &e);
         assert_int_equal(still_session_length(s), lengths[i]);
         assert_null(still_session_logits(s));
         assert_true(s->state_bytes == bill.cache);
         check_sound(s, how->name);
         check_counts(real, s, how->name);
-        must(sti_session_pretend_like(same, s, &e), &e);
+        must(sti_session_fill_like(same, s, &e), &e);
         assert_int_equal(still_session_length(same), lengths[i]);
         goes_on(s, how->name);
         goes_on(same, how->name);
@@ -176,7 +176,7 @@ static void a_long_cache_is_full(void **state)
     must(still_session_new(m, &(still_session_params){.ctx = LONG, .cache = "f16"}, &s,
                            &e),
          &e);
-    must(sti_session_pretend(s, LONG - 30, 1, &e), &e);
+    must(sti_session_fill_synthetic(s, LONG - 30, 1, &e), &e);
     const uint16_t *x = (const uint16_t *)(const void *)s->state;
     const size_t n = s->state_bytes / sizeof *x;
     size_t zeros = 0;
@@ -194,12 +194,12 @@ static void limits(void **state)
     still_error e;
     still_model *m = open_model("cpu");
     still_session *s = session(m, NULL, NULL);
-    assert_int_equal(sti_session_pretend(s, CTX + 1, 0, &e), STILL_E_ARG);
-    assert_int_equal(sti_session_pretend(s, -1, 0, &e), STILL_E_ARG);
-    must(sti_session_pretend(s, CTX, 0, &e), &e);
+    assert_int_equal(sti_session_fill_synthetic(s, CTX + 1, 0, &e), STILL_E_ARG);
+    assert_int_equal(sti_session_fill_synthetic(s, -1, 0, &e), STILL_E_ARG);
+    must(sti_session_fill_synthetic(s, CTX, 0, &e), &e);
     assert_int_equal(still_session_length(s), CTX);
     assert_int_equal(still_session_feed(s, &(int32_t){1}, 1, &e), STILL_E_LIMIT);
-    must(sti_session_pretend(s, 0, 0, &e), &e);
+    must(sti_session_fill_synthetic(s, 0, 0, &e), &e);
     assert_int_equal(still_session_length(s), 0);
     still_session_free(s);
     still_model_free(m);

@@ -20,7 +20,7 @@ static void must(still_status st, const still_error *e)
 typedef struct rig {
     still_model *model;
     still_session *session;
-    srv_past past;
+    srv_prefix_cache past;
 } rig;
 
 static rig set_up(const char *method_name, int rollback)
@@ -36,13 +36,13 @@ static rig set_up(const char *method_name, int rollback)
                  .ctx = CTX, .batch = 16, .method = &method, .rollback = rollback},
              &r.session, &e),
          &e);
-    must(srv_past_new(r.model, r.session, &r.past, &e), &e);
+    must(srv_prefix_cache_new(r.model, r.session, &r.past, &e), &e);
     return r;
 }
 
 static void tear_down(rig *r)
 {
-    srv_past_free(&r->past);
+    srv_prefix_cache_free(&r->past);
     still_session_free(r->session);
     still_model_free(r->model);
 }
@@ -70,7 +70,7 @@ static void check(rig *r, const int32_t *id, int n, int k)
     still_error e;
     truth t;
     find_truth(r, id, n, k ? k : 1, &t);
-    must(srv_past_set(&r->past, id, n, k, NULL, NULL, &e), &e);
+    must(srv_prefix_cache_set(&r->past, id, n, k, NULL, NULL, &e), &e);
     assert_int_equal(r->past.n, n);
     assert_int_equal(still_session_length(r->session), n);
     assert_memory_equal(still_session_logits(r->session), t.logits, sizeof t.logits);
@@ -139,14 +139,14 @@ static void ranks(void **state)
     const float logits[] = {1, 3, 3, -2, 0};
     float lp, top_lp[3];
     int32_t top[3];
-    srv_rank(logits, 5, 4, 3, &lp, top, top_lp);
+    srv_top_logprobs(logits, 5, 4, 3, &lp, top, top_lp);
     assert_int_equal(top[0], 1);
     assert_int_equal(top[1], 2);
     assert_int_equal(top[2], 0);
     /* log of e + 2 e^3 + e^-2 + 1 */
     assert_float_equal(lp, -3.784751, 1e-5);
     assert_float_equal(top_lp[0], 3 - 3.784751, 1e-5);
-    srv_rank(logits, 5, 4, 0, &lp, NULL, NULL);
+    srv_top_logprobs(logits, 5, 4, 0, &lp, NULL, NULL);
     assert_float_equal(lp, -3.784751, 1e-5);
 }
 
@@ -157,11 +157,12 @@ static void refuses(void **state)
     still_error e;
     int32_t id[CTX + 1] = {0}, top;
     float lp, top_lp;
-    assert_int_equal(srv_past_set(&r.past, id, 0, 0, NULL, NULL, &e), STILL_E_LIMIT);
-    assert_int_equal(srv_past_set(&r.past, id, CTX + 1, 0, NULL, NULL, &e),
+    assert_int_equal(srv_prefix_cache_set(&r.past, id, 0, 0, NULL, NULL, &e),
+                     STILL_E_LIMIT);
+    assert_int_equal(srv_prefix_cache_set(&r.past, id, CTX + 1, 0, NULL, NULL, &e),
                      STILL_E_LIMIT);
     check(&r, id, CTX, 1);
-    assert_int_equal(srv_past_add(&r.past, 1, &e), STILL_E_LIMIT);
+    assert_int_equal(srv_prefix_cache_add(&r.past, 1, &e), STILL_E_LIMIT);
     assert_int_equal(r.past.n, CTX);
     assert_int_equal(
         still_session_score_top(r.session, id, 1, 0, &lp, &top, &top_lp, &e),
