@@ -486,6 +486,37 @@ STILL_API still_status still_linearize(still_model *m, const still_train_params 
 STILL_API still_status still_linearize_plan(still_model *m, const still_train_params *p,
                                             still_train_plan *out, still_error *err);
 
+/* ---- Allocating ---------------------------------------------------------- */
+
+/* Few kv heads look things up, and a session's bytes are best spent on these. Probes,
+ * facts hidden in prose and asked for again, tell which they are; a budget of bytes then
+ * tells how many salient tokens each head keeps. */
+typedef struct still_allocation {
+    int layers, heads;   /* of the model; kv heads of a layer */
+    double *gain;        /* [layers, heads]: attention, 0..1, that answers give the fact
+                          they repeat, in the model's own softmax attention; mean over
+                          probes of the largest of the query heads of a kv head */
+    int *cap;            /* [layers, heads]: salient tokens */
+    int chosen;          /* heads that have the large cap */
+    size_t bytes;        /* of a session, still_bill.cache */
+    still_method method; /* with these caps, for sessions and for still_linearize */
+} still_allocation;
+
+typedef struct still_allocate_params {
+    const still_method *method; /* whose caps to choose; NULL: what the adapter was
+                                   trained for, "still" if there is none */
+    size_t budget; /* bytes of a session; 0: what the method takes as it is */
+    int probes;    /* 0: 24 of about 1200 tokens, a minute on two cores for 135M */
+    uint64_t seed; /* of the probes: the same seed, the same caps */
+    still_progress_fn progress; /* probes; may be NULL */
+    void *user;
+} still_allocate_params;
+
+/* Backends whose memory is the program's own: cpu, ref. */
+STILL_API still_status still_allocate(still_model *m, const still_allocate_params *p,
+                                      still_allocation **out, still_error *err);
+STILL_API void still_allocation_free(still_allocation *a);
+
 /* ---- Exporting ----------------------------------------------------------- */
 
 /* A zeroed struct is all defaults but for format and path. */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 enum { NAME_MAX_LENGTH = 32 };
 
@@ -151,6 +152,24 @@ static long long unit_of(char letter)
     case 'm': return 1000000;
     default: return 1;
     }
+}
+
+bool cli_read_bytes(const char *text, size_t *out)
+{
+    static const struct {
+        const char *name;
+        double bytes;
+    } unit[] = {{"", 1},     {"B", 1},      {"KB", 1e3},      {"MB", 1e6},
+                {"GB", 1e9}, {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}};
+    char *end;
+    if (*text < '0' || *text > '9') return false;
+    const double v = strtod(text, &end);
+    for (size_t i = 0; i < sizeof unit / sizeof *unit; i++)
+        if (strcasecmp(end, unit[i].name) == 0 && v * unit[i].bytes < 9e15) {
+            *out = (size_t)(v * unit[i].bytes);
+            return true;
+        }
+    return false;
 }
 
 bool cli_read_number(const char *text, const char **end, int64_t *out)

@@ -26,8 +26,8 @@ typedef struct cli_options {
     uint64_t seed;
 
     /* attention method; a string or number that was not given is NULL or negative */
-    const char *method, *cap, *score, *heads, *la_scale, *layers, *positions;
-    int64_t chunk, select, rollback, by_position;
+    const char *method, *cap, *score, *heads, *la_scale, *layers, *positions, *budget;
+    int64_t chunk, select, rollback, by_position, probes;
     bool no_gate, plain_map;
 
     /* saved sessions */
@@ -146,6 +146,8 @@ const char *cli_command_near(const char *name);
 int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o);
 /* A whole number at the start of a text, 512, 8K or 20M; *end is behind it. false:
  * there is none. One that is too large is the largest. */
+/* A number of bytes: 18MB, 12MiB, 4096; false: none. */
+bool cli_read_bytes(const char *text, size_t *out);
 bool cli_read_number(const char *text, const char **end, int64_t *out);
 
 /* ---- help.c -------------------------------------------------------------- */
@@ -171,6 +173,7 @@ int cli_cmd_eval(const cli_options *o);
 int cli_cmd_bench(const cli_options *o);
 int cli_cmd_pull_data(const cli_options *o);
 int cli_cmd_saliency(const cli_options *o);
+int cli_cmd_allocate(const cli_options *o);
 int cli_cmd_selftest(const cli_options *o);
 int cli_cmd_help(const cli_options *o);
 int cli_cmd_version(const cli_options *o);

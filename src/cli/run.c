@@ -89,6 +89,20 @@ int cli_read_method(const cli_options *o, const still_model *m, still_method *ou
     return CLI_OK;
 }
 
+bool cli_asks_method(const cli_options *o)
+{
+    return o->method || o->chunk || o->select >= 0 || o->score || o->heads ||
+           o->la_scale || o->no_gate || o->plain_map;
+}
+
+char *cli_cap_option(const still_method *m)
+{
+    char *out = NULL;
+    if (asprintf(&out, "%d%s%s", m->cap, m->caps[0] ? "," : "", m->caps) < 0)
+        return NULL;
+    return out;
+}
+
 int cli_run_on_text(const cli_options *o,
                     int (*work)(const cli_options *o, still_model *m, const char *text,
                                 size_t n))

@@ -16,6 +16,14 @@ int cli_run_on_text(const cli_options *o,
                                 size_t n));
 /* The attention method o describes, for m (NULL: any model). */
 int cli_read_method(const cli_options *o, const still_model *m, still_method *out);
+/* Whether o says anything of the attention method but its caps. */
+bool cli_asks_method(const cli_options *o);
+/* --cap that means the caps of a method; NULL: no memory. free() it. */
+char *cli_cap_option(const still_method *m);
+/* Chooses the caps of a method for m within --budget (still_allocate), with progress.
+ * method NULL: as still_allocate says. */
+int cli_allocate(const cli_options *o, still_model *m, const still_method *method,
+                 still_allocation **out);
 /* A session of ctx tokens with o's method, cache type and batch. */
 int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
                      still_session **out);

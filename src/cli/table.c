@@ -20,10 +20,12 @@ enum {
     PULL_DATA = 1 << 14,
     BENCH = 1 << 15,
     SALIENCY = 1 << 16,
+    ALLOCATE = 1 << 17,
     SAMPLE = GENERATE | CHAT,
     RUN = SAMPLE | LOGPROBS | PERPLEXITY | SERVE | EVAL,
-    METHOD = RUN | INSPECT | LINEARIZE | BENCH | SALIENCY, /* choose a method */
-    ALL = (1 << 17) - 1,
+    METHOD =
+        RUN | INSPECT | LINEARIZE | BENCH | SALIENCY | ALLOCATE, /* choose a method */
+    ALL = (1 << 18) - 1,
 };
 
 const char *const cli_group_title[CLI_G_COUNT] = {
@@ -124,7 +126,7 @@ const cli_option cli_option_table[] = {
     {"repeat-last", 0, "N", CLI_INT, AT(repeat_last), SAMPLE, CLI_G_SAMPLING,
      .preset = "64", .min = 1, .max = MOST_TOKENS,
      .help = "How many recent tokens the penalty looks at."},
-    {"seed", 's', "N", CLI_SEED, AT(seed), SALIENCY, CLI_G_METHOD, .preset = "0",
+    {"seed", 's', "N", CLI_SEED, AT(seed), SALIENCY | ALLOCATE, CLI_G_METHOD, .preset = "0",
      .help = "Seed of the random score."},
     {"seed", 's', "N", CLI_SEED, AT(seed), (RUN & ~EVAL) | LINEARIZE,
      CLI_G_SAMPLING, .preset = "0",
@@ -332,6 +334,13 @@ const cli_option cli_option_table[] = {
              "is 2C + M; with none it grows with the text. Layers, and kv heads "
              "of a layer, may differ: 96,17-18:768,23/0:3840 keeps 768 in layers 17 and 18, "
              "3840 in kv head 0 of layer 23, and 96 everywhere else."},
+    {"budget", 0, "BYTES", CLI_STRING, AT(budget), ALLOCATE | LINEARIZE, CLI_G_METHOD,
+     .help = "Memory of a session, such as 18MB or 12MiB. Probes tell which heads look things "
+             "up, and the caps are chosen so that a session fits (default of allocate: what "
+             "the method takes as it is)."},
+    {"probes", 0, "N", CLI_INT, AT(probes), ALLOCATE | LINEARIZE, CLI_G_METHOD, .preset = "24",
+     .min = 1, .max = 4096,
+     .help = "Prompts that hide a fact and ask for it, about 1200 tokens each."},
     {"score", 0, "NAME", CLI_STRING, AT(score), METHOD, CLI_G_METHOD,
      .help = "What makes a token salient: s3 (the Self-Saliency Score, default), distinct (a "
              "key unlike the others of its chunk, as in KeyDiff), received, keynorm or random."},
@@ -411,6 +420,8 @@ const cli_option cli_option_table[] = {
      .help = "Also write every figure to FILE as CSV, one line per point."},
     {"svg", 0, "FILE", CLI_STRING, AT(svg), BENCH, CLI_G_OUTPUT,
      .help = "Also draw time and memory by length to FILE, one line per method."},
+    {"svg", 0, "FILE", CLI_STRING, AT(svg), ALLOCATE, CLI_G_OUTPUT,
+     .help = "Also draw heads and caps to FILE: layers across, kv heads down."},
     {"echo", 0, NULL, CLI_FLAG, AT(echo), GENERATE, CLI_G_OUTPUT,
      .help = "Write the prompt before its continuation."},
     {"markdown", 0, NULL, CLI_FLAG, AT(markdown), HELP, CLI_G_OUTPUT,
@@ -420,7 +431,7 @@ const cli_option cli_option_table[] = {
     {"json", 0, NULL, CLI_FLAG, AT(json), ALL & ~HELP, CLI_G_OUTPUT,
      .help = "Write JSON instead of text, one object per line."},
     {"quiet", 'q', NULL, CLI_FLAG, AT(quiet),
-     PULL | RUN | EXPORT | PULL_DATA | BENCH | SALIENCY,
+     PULL | RUN | EXPORT | PULL_DATA | BENCH | SALIENCY | ALLOCATE,
      CLI_G_OUTPUT,
      .help = "No progress and no figures on standard error."},
     {"help", 'h', NULL, CLI_FLAG, AT(help), ALL, CLI_G_OUTPUT,
@@ -580,6 +591,20 @@ const cli_command cli_command_table[] = {
        "a model that linearize made, by its own method"},
       {"still bench train smollm2 --lengths 512,1K --batch 4", "both stages"}},
      1, 2, "prefill, decode or train", cli_cmd_bench},
+    {"allocate", ALLOCATE, "which heads look things up, and what each of them keeps",
+     "[MODEL] [options]",
+     "Few kv heads of a model look things up; the others need a window and little more. "
+     "Hides facts (numbers, words, hex groups) in pages of novels, asks for them, and "
+     "measures for each kv head how much attention the answer gives the fact, in the "
+     "model's own softmax attention. Then chooses the number of salient tokens of every "
+     "head so that a session fits in --budget, and prints it as a --cap that every command "
+     "takes. A minute or two on two cores for SmolLM2; the same seed gives the same caps. "
+     "Backends cpu and ref.",
+     {{"still allocate smollm2 --budget 18MB", "caps for a session of 18 MB"},
+      {"still allocate smollm2 --budget 9MB --svg heads.svg", "and a picture of them"},
+      {"still linearize smollm2 --budget 18MB --data books.jsonl.gz --out mine",
+       "allocate, then train with these caps"}},
+     0, 1, NULL, cli_cmd_allocate},
     {"saliency", SALIENCY, "which tokens stay exact, and whether they matter",
      "[MODEL] FILE [options]",
      "The method selects the tokens that stay exact by a score that it computes from a "

@@ -306,6 +306,28 @@ static int refuse(const char *name)
         name, base, name);
 }
 
+/* With --budget: caps by the heads of the model, found on the cpu. Without an option of
+ * its own the method is still, every token of which can be chosen, by `distinct`. */
+static int allocate(const cli_options *o, const char *name, still_model *m, bool asked,
+                    still_method *method)
+{
+    cli_options on_cpu = *o;
+    still_model *host = m;
+    still_allocation *a = NULL;
+    int status = CLI_OK;
+    on_cpu.backend = "cpu";
+    if (strcmp(still_model_get_info(m)->backend, "cuda") == 0)
+        status = cli_open_model(&on_cpu, name, &host);
+    if (status == CLI_OK) status = cli_allocate(o, host, asked ? method : NULL, &a);
+    if (status == CLI_OK) {
+        *method = a->method;
+        method->positions = STILL_POSITIONS_AUTO;
+    }
+    still_allocation_free(a);
+    if (host != m) still_model_free(host);
+    return status;
+}
+
 int cli_cmd_linearize(const cli_options *given)
 {
     cli_options o = *given;
@@ -319,6 +341,8 @@ int cli_cmd_linearize(const cli_options *given)
     if (status == CLI_OK) status = cli_open_model(&o, name, &m);
     if (status == CLI_OK && still_model_get_info(m)->method) status = refuse(name);
     if (status == CLI_OK) status = cli_read_method(&o, m, &j.p.method);
+    if (status == CLI_OK && o.budget)
+        status = allocate(&o, name, m, cli_asks_method(given), &j.p.method);
     if (status == CLI_OK && !(base = base_name(name)))
         status = cli_fail("out of memory");
     j.p.base_name = base;

@@ -1,0 +1,25 @@
+/* allocate.h - what the files of this folder share; nobody else but their tests.
+ *
+ *     prose.c, probe.c   prompts that hide a fact and ask for it
+ *     rank.c             how much each kv head looks back at the fact
+ *     caps.c             salient tokens for every head, within a number of bytes
+ *     allocate.c         still_allocate: the three in a row */
+#ifndef STI_ALLOCATE_ALLOCATE_H
+#define STI_ALLOCATE_ALLOCATE_H
+
+#include "allocate/probe.h"
+#include "model/model.h"
+
+/* Adds to gain [layers, G] what each kv head gives the value of a probe: for every token
+ * of the answer the query that has to find it, its softmax weight on the value's tokens,
+ * the mean over the answer and the largest of the query heads that share the kv head. */
+still_status sti_rank_heads(still_model *m, const sti_probe *p, double *gain,
+                            still_error *err);
+
+/* method with caps for every head that fit a session into `budget` bytes; *chosen: heads
+ * that have the large one. gain [layers, G] > 0 somewhere. */
+still_status sti_choose_caps(const still_model *m, const still_method *method,
+                             const double *gain, size_t budget, still_method *out,
+                             int *chosen, still_error *err);
+
+#endif

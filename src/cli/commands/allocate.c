@@ -1,0 +1,112 @@
+/* allocate.c - still allocate: which heads look things up, and how many salient tokens
+ * each of them keeps within a number of bytes. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <jansson.h>
+
+#include "base/new_file.h"
+#include "cli/progress.h"
+#include "cli/report/heads.h"
+#include "cli/run.h"
+
+static int print_json(const still_allocation *a, double seconds)
+{
+    const int n = a->layers * a->heads;
+    json_t *gain = json_array(), *cap = json_array();
+    for (int i = 0; i < n; i++) {
+        json_array_append_new(gain, json_real(a->gain[i]));
+        json_array_append_new(cap, json_integer(a->cap[i]));
+    }
+    json_t *all = json_pack(
+        "{s:i, s:i, s:i, s:I, s:s, s:s, s:i, s:i, s:f, s:o, s:o}", "layers", a->layers,
+        "heads", a->heads, "chosen", a->chosen, "bytes", (json_int_t)a->bytes, "method",
+        a->method.name, "score", a->method.score, "select", a->method.select, "chunk",
+        a->method.chunk, "seconds", seconds, "gain", gain, "caps", cap);
+    char *option = all ? cli_cap_option(&a->method) : NULL;
+    const int failed = !option || json_object_set_new(all, "cap", json_string(option));
+    const int status = failed ? cli_fail("out of memory") : cli_print_json(all);
+    json_decref(all);
+    free(option);
+    return status;
+}
+
+/* The heads with the large cap by falling gain, then what to do with it. */
+static int print_table(const still_allocation *a)
+{
+    const int n = a->layers * a->heads;
+    char *option = cli_cap_option(&a->method);
+    if (!option) return cli_fail("out of memory");
+    int largest = 0;
+    for (int i = 0; i < n; i++) largest = a->cap[i] > largest ? a->cap[i] : largest;
+    printf("%d of %d kv heads look things up and keep %d salient tokens, the others "
+           "%d; a session takes %.2f MB\n\n",
+           a->chosen, n, largest, a->method.cap, (double)a->bytes / 1e6);
+    puts("| layer | kv head | attention on the fact |\n|-:|-:|-:|");
+    double below = 2;
+    for (int shown = 0; shown < a->chosen;) {
+        double next = -1;
+        for (int i = 0; i < n; i++)
+            if (a->cap[i] == largest && a->gain[i] < below && a->gain[i] > next)
+                next = a->gain[i];
+        if (next < 0) break;
+        for (int i = 0; i < n; i++)
+            if (a->cap[i] == largest && a->gain[i] == next) {
+                printf("| %d | %d | %.3f |\n", i / a->heads, i % a->heads, next);
+                shown++;
+            }
+        below = next;
+    }
+    printf("\n--method %s --select %d --score %s --cap %s\n", a->method.name,
+           a->method.select, a->method.score, option);
+    free(option);
+    return CLI_OK;
+}
+
+static int write_picture(const still_allocation *a, const char *path)
+{
+    sti_buf svg = {0};
+    still_error err;
+    cli_heads_draw(a, &svg);
+    const still_status st = svg.failed ? sti_fail_memory(&err, path, svg.n)
+                                       : sti_write_file(path, svg.p, svg.n, &err);
+    sti_buf_free(&svg);
+    return st == STILL_OK ? CLI_OK : cli_fail_error(&err);
+}
+
+int cli_allocate(const cli_options *o, still_model *m, const still_method *method,
+                 still_allocation **out)
+{
+    still_error err;
+    cli_progress bar;
+    still_allocate_params p = {.method = method,
+                               .seed = o->seed,
+                               .probes = (int)o->probes,
+                               .progress = cli_progress_tick,
+                               .user = &bar};
+    if (o->budget && !cli_read_bytes(o->budget, &p.budget))
+        return cli_fail("--budget: '%s' is not a number of bytes such as 18MB or 12MiB",
+                        o->budget);
+    cli_progress_begin(&bar, o->quiet, "allocate", "probes", 0, 0);
+    const still_status st = still_allocate(m, &p, out, &err);
+    cli_progress_end(&bar);
+    return st == STILL_OK ? CLI_OK : cli_fail_error(&err);
+}
+
+int cli_cmd_allocate(const cli_options *o)
+{
+    still_model *m;
+    still_method method;
+    still_allocation *a = NULL;
+    const double start = cli_now();
+    int status = cli_open_model(o, o->n_args ? o->arg[0] : NULL, &m);
+    const bool asked = cli_asks_method(o);
+    if (status == CLI_OK && asked) status = cli_read_method(o, m, &method);
+    if (status == CLI_OK) status = cli_allocate(o, m, asked ? &method : NULL, &a);
+    if (status == CLI_OK && o->svg) status = write_picture(a, o->svg);
+    if (status == CLI_OK)
+        status = o->json ? print_json(a, cli_now() - start) : print_table(a);
+    still_allocation_free(a);
+    still_model_free(m);
+    return status;
+}

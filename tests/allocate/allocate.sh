@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The real model: its strongest heads are found, the budget holds, and the caps it prints
+# are taken by the other commands.
+set -euo pipefail
+still=$1
+out=$("$still" allocate smollm2 --probes 2 --budget 18.06MB --json 2>/dev/null)
+python3 - "$out" <<'P'
+import json, sys
+a = json.loads(sys.argv[1])
+assert a["bytes"] <= 18.06e6 and a["bytes"] > 17.5e6, a["bytes"]
+heads = {(i // a["heads"], i % a["heads"]) for i, c in enumerate(a["caps"]) if c == max(a["caps"])}
+assert len(heads) == a["chosen"] and {(18, 2), (17, 1), (21, 2)} <= heads, heads
+P
+cap=$(python3 -c 'import json, sys; print(json.loads(sys.argv[1])["cap"])' "$out")
+"$still" inspect smollm2 --method still --select 128 --score distinct --cap "$cap" --ctx 8192 |
+    grep -q attention
+! "$still" allocate smollm2 --budget 1MB --probes 1 2>err.txt
+grep -q 'too small' err.txt
+rm -f err.txt

@@ -1,0 +1,90 @@
+/* test_caps.c - caps within a number of bytes: never more, nearly all of them used, on
+ * the heads of the largest gain; a budget too small says what is needed. */
+#include <string.h>
+
+#include "../eval/tiny.h"
+#include "allocate/allocate.h"
+
+static size_t bytes_of(const still_model *m, const still_method *how)
+{
+    still_bill bill;
+    still_error err;
+    must(still_model_bill(
+             m, &(still_session_params){.method = how, .ctx = m->info.ctx_train}, &bill,
+             &err),
+         &err);
+    return bill.cache;
+}
+
+static size_t with_cap(const still_model *m, still_method how, int cap)
+{
+    how.cap = cap;
+    return bytes_of(m, &how);
+}
+
+static void test_budgets(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    const int heads = m->cfg.layers * m->cfg.kv_heads, G = m->cfg.kv_heads;
+    double *gain = sti_alloc((size_t)heads, sizeof *gain);
+    still_method how = method_of("still", 16), got;
+    how.select = 16;
+    for (int i = 0; i < heads; i++) gain[i] = 0.01;
+    gain[heads - 1] = 0.9; /* the one that looks things up */
+    for (int cap = 100; cap <= 400; cap += 100) {
+        const size_t budget = with_cap(m, how, cap);
+        int chosen;
+        still_error err;
+        must(sti_choose_caps(m, &how, gain, budget, &got, &chosen, &err), &err);
+        const size_t used = bytes_of(m, &got);
+        assert_in_range(used, budget - budget / 8, budget);
+        assert_in_range(chosen, 1, heads - 1);
+        char rule[32];
+        snprintf(rule, sizeof rule, "%d/%d:", (heads - 1) / G, (heads - 1) % G);
+        assert_ptr_equal(strstr(got.caps, rule), got.caps); /* comes first */
+        assert_true(got.cap >= 64 && got.cap < cap);
+    }
+    free(gain);
+    still_model_free(m);
+}
+
+static void test_too_small(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    const int heads = m->cfg.layers * m->cfg.kv_heads;
+    double *gain = sti_alloc((size_t)heads, sizeof *gain);
+    still_method how = method_of("still", 16), got;
+    still_error err;
+    int chosen;
+    how.select = 16;
+    for (int i = 0; i < heads; i++) gain[i] = 0.5;
+    assert_int_equal(
+        sti_choose_caps(m, &how, gain, with_cap(m, how, 8), &got, &chosen, &err),
+        STILL_E_ARG);
+    assert_non_null(strstr(err.text, "too small"));
+    free(gain);
+    still_model_free(m);
+}
+
+/* Random weights without a tokenizer cannot be probed; that is said. */
+static void test_no_tokenizer(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    still_allocation *a;
+    still_error err;
+    assert_int_equal(still_allocate(m, NULL, &a, &err), STILL_E_UNSUPPORTED);
+    assert_null(a);
+    assert_non_null(strstr(err.text, "tokenizer"));
+    still_model_free(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_budgets),
+                                       cmocka_unit_test(test_too_small),
+                                       cmocka_unit_test(test_no_tokenizer)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
