@@ -1,65 +1,72 @@
 /* cpu.c - the device of the cpu backend, and its row in the table of operators.
  *
  * The instruction set is chosen once, when the device is made: the widest the processor
- * has, or the one asked for. Everything else reads dev->isa. */
+ * has, or the one asked for. */
 #include "backend/cpu/cpu.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cpu/dense/matmul.h"
+#include "backend/cpu/kernels.h"
 #include "backend/host.h"
 
 #if STI_CPU_X86
 #include <cpuid.h>
 #endif
 
-static const char *const isa_name[] = {"portable", "avx2", "avx512"};
-enum { N_ISA = 3 };
+/* Instruction sets, the widest first; without kernels on other architectures. */
+typedef struct isa {
+    const char *name;
+    const sti_cpu_kernels *k;
+} isa;
 
-static bool has_isa(sti_cpu_isa isa)
+static const isa isas[] = {
+#if STI_CPU_X86
+    {"avx512", &sti_cpu_kernels_avx512},
+    {"avx2", &sti_cpu_kernels_avx2},
+#else
+    {"avx512", NULL},
+    {"avx2", NULL},
+#endif
+    {"portable", &sti_cpu_kernels_portable},
+};
+enum { N_ISAS = sizeof isas / sizeof *isas };
+
+/* Whether this processor has what the kernels were compiled for. */
+static bool can_run(const sti_cpu_kernels *k)
 {
 #if STI_CPU_X86
     __builtin_cpu_init();
     unsigned a, b, c = 0, d; /* clang 14 has no name for F16C */
     bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
     bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (isa == STI_ISA_AVX2) return avx2;
-    if (isa == STI_ISA_AVX512)
+    if (k == &sti_cpu_kernels_avx2) return avx2;
+    if (k == &sti_cpu_kernels_avx512)
         return avx2 && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vnni");
 #endif
-    return isa == STI_ISA_PORTABLE;
+    return k == &sti_cpu_kernels_portable;
 }
 
-static still_status choose_isa(const char *asked, sti_cpu_isa *out, still_error *err)
+/* asked NULL: the widest there is. */
+static still_status choose_kernels(const char *asked, const sti_cpu_kernels **out,
+                                   still_error *err)
 {
-    for (int i = N_ISA - 1; i >= 0; i--) {
-        bool has = has_isa((sti_cpu_isa)i);
-        if (asked ? strcmp(asked, isa_name[i]) == 0 : has) {
-            if (!has)
-                return sti_fail(err, STILL_E_UNSUPPORTED,
-                                "instruction set '%s' is not on this processor", asked);
-            *out = (sti_cpu_isa)i;
-            return STILL_OK;
-        }
+    for (int i = 0; i < N_ISAS; i++) {
+        const bool can = can_run(isas[i].k);
+        if (asked ? strcmp(asked, isas[i].name) != 0 : !can) continue;
+        if (!can)
+            return sti_fail(err, STILL_E_UNSUPPORTED,
+                            "instruction set '%s' is not on this processor", asked);
+        *out = isas[i].k;
+        return STILL_OK;
     }
     return sti_fail(
         err, STILL_E_ARG,
         "instruction set '%s' is unknown, expected portable, avx2 or avx512", asked);
-}
-
-static const sti_cpu_mm *matrix_kernels(sti_cpu_isa isa)
-{
-#if STI_CPU_X86
-    if (isa == STI_ISA_AVX512) return &sti_cpu_mm_avx512;
-    if (isa == STI_ISA_AVX2) return &sti_cpu_mm_avx2;
-#endif
-    (void)isa;
-    return &sti_cpu_mm_portable;
 }
 
 static void dev_free(sti_dev *dev)
@@ -74,12 +81,11 @@ static void dev_free(sti_dev *dev)
 static still_status dev_new(const sti_dev_params *p, sti_dev **out, still_error *err)
 {
     *out = NULL;
-    sti_cpu_isa isa = STI_ISA_PORTABLE;
-    STI_TRY(choose_isa(p->isa, &isa, err));
+    const sti_cpu_kernels *k = NULL;
+    STI_TRY(choose_kernels(p->isa, &k, err));
     sti_dev *dev = sti_alloc(1, sizeof *dev);
     if (!dev) return sti_fail_memory(err, "cpu device", sizeof *dev);
-    *dev = (sti_dev){.isa = isa,
-                     .mm = matrix_kernels(isa),
+    *dev = (sti_dev){.k = k,
                      .max_k = p->max_k,
                      .heads = p->heads,
                      .kv_heads = p->kv_heads,
@@ -95,7 +101,9 @@ static still_status dev_new(const sti_dev_params *p, sti_dev **out, still_error 
 
 static const char *dev_isa(const sti_dev *dev)
 {
-    return isa_name[dev->isa];
+    for (int i = 0; i < N_ISAS; i++)
+        if (isas[i].k == dev->k) return isas[i].name;
+    return NULL;
 }
 
 static int dev_threads(const sti_dev *dev)

@@ -1,14 +1,5 @@
-/* cpu.h - what the files of the cpu backend share: the device and its operators.
- *
- * Instruction sets: a file named *_avx2.c is compiled with AVX2, FMA and F16C, one
- * named *_avx512.c with AVX-512 F/BW/VL/DQ/VNNI on top, every other file for the
- * baseline of the architecture. Only dev_new asks the processor what it has; operators
- * read dev->isa and call the function that carries that suffix:
- *
- *     sti_cpu_thing_portable()   sti_cpu_thing_avx2()   sti_cpu_thing_avx512()
- *
- * On other architectures than x86-64 only the portable functions exist
- * (STI_CPU_X86 is 0). */
+/* cpu.h - what the files of the cpu backend share: the device and its operators. What
+ * depends on the instruction set is in the table dev->k (kernels.h). */
 #ifndef STI_BACKEND_CPU_CPU_H
 #define STI_BACKEND_CPU_CPU_H
 
@@ -21,9 +12,7 @@
 #define STI_CPU_X86 0
 #endif
 
-typedef enum sti_cpu_isa { STI_ISA_PORTABLE, STI_ISA_AVX2, STI_ISA_AVX512 } sti_cpu_isa;
-
-struct sti_cpu_mm; /* matmul.h: the matrix kernels of one instruction set */
+struct sti_cpu_kernels; /* kernels.h */
 
 /* Cosines and sines of a rotation by `position`. The hybrid operator turns all its far
  * queries by one angle; computing it anew took longer than turning them. */
@@ -35,10 +24,9 @@ typedef struct sti_cpu_turn {
 
 struct sti_dev {
     sti_pool *pool;
-    sti_cpu_isa isa;
-    const struct sti_cpu_mm *mm;
-    int max_k;                     /* largest K of any matrix */
-    int heads, kv_heads, head_dim; /* of attention; 0 where there is none */
+    const struct sti_cpu_kernels *k; /* of the instruction set in use */
+    int max_k;                       /* largest K of any matrix */
+    int heads, kv_heads, head_dim;   /* of attention; 0 where there is none */
     /* One block, used by whichever operator is running: nothing in it survives a
      * call. It holds what `rows` rows need; sti_cpu_need makes it larger. */
     sti_block scratch;

@@ -1,8 +1,8 @@
 /* simd.h - one float vector, three widths: 16 lanes with AVX-512, 8 with AVX2, 4
  * otherwise (the compiler's own vectors, which become SSE2, NEON or scalars).
  *
- * Kernels are written once over these few functions and compiled once per instruction
- * set by thin *_portable.c, *_avx2.c and *_avx512.c files. Every function is the same
+ * Kernels are written once over these few functions, in files named *_code.h, and
+ * compiled once per instruction set by isa_<set>.c. Every function is the same
  * operation in every lane, so a number's bits do not depend on the lane it sits in;
  * vf_hsum and vf_hmax are the exceptions and fix their order. vf_fma rounds once where
  * the instruction set can and twice where it cannot, always the same way in one file.
@@ -312,6 +312,26 @@ STI_INLINE void vf_store_part(float *p, vf v, int n)
     float x[VL];
     vf_store(x, v);
     memcpy(p, x, (size_t)n * sizeof *p);
+}
+
+/* The next up to VL of n numbers, zero (or `rest`) in the other lanes; and back. */
+STI_INLINE vf vf_load_some(const float *p, int64_t n)
+{
+    return n >= VL ? vf_load(p) : vf_load_part(p, (int)n);
+}
+STI_INLINE vf vf_load_or(const float *p, int64_t n, float rest)
+{
+    if (n >= VL) return vf_load(p);
+    float x[VL];
+    for (int i = 0; i < VL; i++) x[i] = i < n ? p[i] : rest;
+    return vf_load(x);
+}
+STI_INLINE void vf_store_some(float *p, vf v, int64_t n)
+{
+    if (n >= VL)
+        vf_store(p, v);
+    else
+        vf_store_part(p, v, (int)n);
 }
 
 /* e^x within 1 ulp wherever the result is a normal number: 0 at -inf, inf from 89 on,

@@ -11,6 +11,7 @@
  * not repacked, go through those entries. */
 #include "backend/cpu/dense/matmul.h"
 #include "backend/cpu/dense/norm_rope.h"
+#include "backend/cpu/kernels.h"
 #include "backend/host.h"
 
 enum { GROUPS = STI_BLOCK_K / STI_GROUP }; /* of rows in a block of activations */
@@ -21,7 +22,8 @@ typedef struct own_area { /* one worker's */
 } own_area;
 
 typedef struct ff_job {
-    const sti_cpu_mm *mm;
+    const sti_quant_kernels *quant;
+    const sti_dense_kernels *dense;
     const sti_row_kernels *rows;
     sti_ffn_args a; /* here, not elsewhere: see mm_job in matmul.c */
     sti_pool *pool;
@@ -64,7 +66,7 @@ static void prepare(const ff_job *j, const own_area *o)
     for (int64_t r = 0; r < a->M; r++)
         j->rows->rmsnorm(a->x + r * j->K, a->w.norm, o->normed + r * j->K, j->K,
                          a->w.eps);
-    j->mm->quantize(o->normed, (size_t)j->K, a->M, j->K / STI_BLOCK_K, o->act);
+    j->quant->quantize(o->normed, (size_t)j->K, a->M, j->K / STI_BLOCK_K, o->act);
 }
 
 /* y[M, N] = groups [lo, hi) of a matrix by act. */
@@ -77,11 +79,11 @@ static void multiply(const ff_job *j, const sti_weight *w, const float *bias,
     float c[STI_OWN_ROWS * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
         const int64_t row = g * STI_GROUP, left = w->N - row;
-        j->mm->direct((sti_layout)w->layout,
-                      (const uint8_t *)w->own.p + (size_t)g * group, act, M, nb, c);
-        j->mm->store(y + row, w->N, c, STI_GROUP, M,
-                     left < STI_GROUP ? (int)left : STI_GROUP, bias ? bias + row : NULL,
-                     accumulate);
+        j->quant->gemv((sti_layout)w->layout,
+                       (const uint8_t *)w->own.p + (size_t)g * group, act, M, nb, c);
+        j->dense->store(y + row, w->N, c, STI_GROUP, M,
+                        left < STI_GROUP ? (int)left : STI_GROUP,
+                        bias ? bias + row : NULL, accumulate);
     }
 }
 
@@ -97,8 +99,8 @@ static void hidden(const ff_job *j, const uint8_t *act, int64_t lo, int64_t hi)
     for (int64_t r = 0; r < a->M; r++)
         j->rows->swiglu(gate + r * j->ffn, up + r * j->ffn, gate + r * j->ffn,
                         (hi - lo) * STI_BLOCK_K);
-    j->mm->quantize(gate, (size_t)j->ffn, a->M, (int)(hi - lo),
-                    j->act + (size_t)lo * (size_t)a->M * STI_ACT_BYTES);
+    j->quant->quantize(gate, (size_t)j->ffn, a->M, (int)(hi - lo),
+                       j->act + (size_t)lo * (size_t)a->M * STI_ACT_BYTES);
 }
 
 static void work(void *arg, int worker, int workers)
@@ -130,8 +132,9 @@ still_status sti_cpu_ffn_forward(sti_dev *dev, const sti_ffn_args *a, still_erro
         a->w.up->K != a->w.gate->K || a->w.gate->K > dev->max_k || down->K > dev->max_k)
         return sti_host_ffn_forward(&sti_backend_cpu, dev, a, err);
     STI_TRY(sti_cpu_need(dev, a->M, err));
-    ff_job job = {.mm = dev->mm,
-                  .rows = sti_cpu_row_kernels(dev),
+    ff_job job = {.quant = dev->k->quant,
+                  .dense = dev->k->dense,
+                  .rows = dev->k->row,
                   .a = *a,
                   .pool = dev->pool,
                   .K = (int)a->w.gate->K,

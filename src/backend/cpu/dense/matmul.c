@@ -13,6 +13,7 @@
 #include "backend/cpu/dense/matmul.h"
 
 #include "backend/cpu/dense/norm_rope.h"
+#include "backend/cpu/kernels.h"
 
 enum {
     CHUNK_ROWS = 192,        /* rows of x swept by one unpacked panel, at most */
@@ -32,7 +33,8 @@ typedef struct work_area { /* one worker's */
 /* What a task needs lies side by side: another core then waits for it once, not once
  * for each pointer on the way. */
 typedef struct mm_job {
-    const sti_cpu_mm *mm;
+    const sti_quant_kernels *quant;
+    const sti_dense_kernels *dense;
     const sti_row_kernels *rows;
     sti_matmul_args a;
     int nb;         /* blocks of K */
@@ -83,8 +85,8 @@ static void store(const mm_job *j, int which, int row0, int n, int64_t col0,
     const int64_t N = j->a.w[which]->N;
     const float *bias = j->a.bias[which];
     if (cols > N - col0) cols = (int)(N - col0);
-    j->mm->store(j->a.y[which] + row0 * N + col0, N, c, ldc, n, cols,
-                 bias ? bias + col0 : NULL, j->a.accumulate);
+    j->dense->store(j->a.y[which] + row0 * N + col0, N, c, ldc, n, cols,
+                    bias ? bias + col0 : NULL, j->a.accumulate);
 }
 
 /* Tiles are laid one after the other; the last may have fewer rows. */
@@ -102,10 +104,10 @@ static void prepare_rows(const mm_job *j, float *normed, uint8_t *act, int lo, i
     const float *x = a->norm ? normed : a->x;
     for (int64_t r = lo; a->norm && r < hi; r++)
         j->rows->rmsnorm(a->x + r * K, a->norm, normed + r * K, (int)K, a->eps);
-    for (int r = lo; j->quantized && r < hi; r += j->mm->tile) {
-        int R = min_int(j->mm->tile, hi - r);
-        j->mm->quantize(x + (int64_t)r * K, (size_t)K, R, j->nb,
-                        act + (size_t)r * (size_t)j->nb * STI_ACT_BYTES);
+    for (int r = lo; j->quantized && r < hi; r += j->quant->tile) {
+        int R = min_int(j->quant->tile, hi - r);
+        j->quant->quantize(x + (int64_t)r * K, (size_t)K, R, j->nb,
+                           act + (size_t)r * (size_t)j->nb * STI_ACT_BYTES);
     }
 }
 
@@ -113,7 +115,7 @@ static void prepare_task(void *arg, int worker, int workers)
 {
     const mm_job *j = arg;
     int64_t lo, hi;
-    sti_split(j->a.M, j->mm->tile, worker, workers, &lo, &hi);
+    sti_split(j->a.M, j->quant->tile, worker, workers, &lo, &hi);
     prepare_rows(j, j->a.normed, j->act, (int)lo, (int)hi);
 }
 
@@ -137,15 +139,15 @@ static void fill_panel(const mm_job *j, const sti_weight *w, int64_t g, int b, i
             size_t stride = (size_t)(w->K / STI_SUPER_K) * size;
             int64_t row = (g + i) * STI_GROUP;
             int n = w->N - row < STI_GROUP ? (int)(w->N - row) : STI_GROUP;
-            j->mm->unpack_k(w->type,
-                            (const uint8_t *)w->data + (size_t)row * stride +
-                                (size_t)(b / 8) * size,
-                            stride, n, nb / 8, p, i);
+            j->dense->unpack_k(w->type,
+                               (const uint8_t *)w->data + (size_t)row * stride +
+                                   (size_t)(b / 8) * size,
+                               stride, n, nb / 8, p, i);
         } else {
             size_t size = sti_packed_block((sti_layout)w->layout);
             const uint8_t *from = (const uint8_t *)w->own.p +
                                   ((size_t)(g + i) * (size_t)j->nb + (size_t)b) * size;
-            j->mm->unpack(from, nb, p, i);
+            j->quant->unpack(from, nb, p, i);
         }
     }
 }
@@ -163,15 +165,15 @@ static int chunk_rows(const mm_job *j)
 {
     size_t fit = CHUNK_BYTES / ((size_t)j->nb * STI_ACT_BYTES);
     int rows = fit < CHUNK_ROWS ? (int)fit : CHUNK_ROWS;
-    rows -= rows % j->mm->tile;
-    return rows > j->mm->tile ? rows : j->mm->tile;
+    rows -= rows % j->quant->tile;
+    return rows > j->quant->tile ? rows : j->quant->tile;
 }
 
 static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
                             const uint8_t *act, const work_area *area)
 {
     const sti_weight *w = j->a.w[which];
-    const int tile = j->mm->tile, part = panel_blocks(j->nb), chunk = chunk_rows(j);
+    const int tile = j->quant->tile, part = panel_blocks(j->nb), chunk = chunk_rows(j);
     sti_panel p = {.kind = panel_kind(w),
                    .q = area->panel_q,
                    .d = area->panel_d,
@@ -179,7 +181,7 @@ static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
     for (int r0 = 0; r0 < j->a.M; r0 += chunk) {
         const int rows = min_int(chunk, j->a.M - r0);
         for (int64_t g = lo; g < hi; g += p.ng) {
-            p.ng = hi - g < j->mm->groups ? (int)(hi - g) : j->mm->groups;
+            p.ng = hi - g < j->quant->groups ? (int)(hi - g) : j->quant->groups;
             const int cols = p.ng * STI_GROUP;
             memset(area->c, 0, (size_t)rows * (size_t)cols * sizeof(float));
             for (int b = 0; b < j->nb; b += part) {
@@ -187,10 +189,10 @@ static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
                 fill_panel(j, w, g, b, nb, &p);
                 for (int r = 0; r < rows; r += tile) {
                     const int R = min_int(tile, rows - r);
-                    j->mm->product(&p,
-                                   tile_at(j, act, r0 + r) +
-                                       (size_t)b * (size_t)R * STI_ACT_BYTES,
-                                   R, nb, area->c + (size_t)r * (size_t)cols);
+                    j->quant->product(&p,
+                                      tile_at(j, act, r0 + r) +
+                                          (size_t)b * (size_t)R * STI_ACT_BYTES,
+                                      R, nb, area->c + (size_t)r * (size_t)cols);
                 }
             }
             store(j, which, r0, rows, g * STI_GROUP, area->c, cols, cols);
@@ -206,9 +208,9 @@ static void multiply_direct(const mm_job *j, int which, int64_t lo, int64_t hi,
     const size_t group = (size_t)j->nb * sti_packed_block((sti_layout)w->layout);
     float c[STI_TILE_MAX * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
-        j->mm->direct((sti_layout)w->layout,
-                      (const uint8_t *)w->own.p + (size_t)g * group, act, j->a.M, j->nb,
-                      c);
+        j->quant->gemv((sti_layout)w->layout,
+                       (const uint8_t *)w->own.p + (size_t)g * group, act, j->a.M,
+                       j->nb, c);
         store(j, which, 0, j->a.M, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
     }
 }
@@ -218,14 +220,14 @@ static void multiply_float(const mm_job *j, int which, int64_t lo, int64_t hi,
 {
     const sti_weight *w = j->a.w[which];
     const size_t stride = (size_t)w->K * (w->type == STI_F32 ? 4 : 2);
-    const int tile = j->mm->tile;
+    const int tile = j->quant->tile;
     float c[STI_TILE_MAX * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
         int64_t row = g * STI_GROUP;
         int n = w->N - row < STI_GROUP ? (int)(w->N - row) : STI_GROUP;
         for (int r = 0; r < j->a.M; r += tile) {
             int R = min_int(tile, j->a.M - r);
-            j->mm->product_float(
+            j->dense->product_float(
                 w->type, (const uint8_t *)w->data + (size_t)row * stride, stride, n,
                 x + (int64_t)r * w->K, (size_t)w->K, R, w->K, c);
             store(j, which, r, R, row, c, STI_GROUP, n);
@@ -258,7 +260,7 @@ static void multiply_task(void *arg, int worker, int workers)
         if (from < to) {
             if (a->w[i]->layout == STI_L_FLOAT)
                 multiply_float(j, i, from, to, a->norm ? normed : a->x);
-            else if (a->w[i]->layout != STI_L_K && a->M <= j->mm->tile)
+            else if (a->w[i]->layout != STI_L_K && a->M <= j->quant->tile)
                 multiply_direct(j, i, from, to, act);
             else
                 multiply_panels(j, i, from, to, act, &area);
@@ -274,8 +276,9 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
     if (a->n < 1 || a->n > STI_MATMUL_MAX)
         return sti_fail(err, STILL_E_ARG, "matmul: %d matrices, expected 1 to %d", a->n,
                         STI_MATMUL_MAX);
-    mm_job job = {.mm = dev->mm,
-                  .rows = sti_cpu_row_kernels(dev),
+    mm_job job = {.quant = dev->k->quant,
+                  .dense = dev->k->dense,
+                  .rows = dev->k->row,
                   .a = *a,
                   .own = a->M <= STI_OWN_ROWS};
     for (int i = 0; i < a->n; i++) {

@@ -116,7 +116,9 @@ typedef struct sti_panel {
     float *d, *m; /* [sub][ng][16 rows] */
 } sti_panel;
 
-typedef struct sti_cpu_mm {
+/* Quantized products, written by hand for each instruction set
+ * (matmul_quant_<set>.c). */
+typedef struct sti_quant_kernels {
     int tile;     /* rows of x in a tile */
     int groups;   /* groups in a panel */
     bool s8_flip; /* 8-bit weights are stored as w + 128 */
@@ -124,46 +126,33 @@ typedef struct sti_cpu_mm {
     /* R rows of x (ldx apart) into one tile of nb records. */
     void (*quantize)(const float *x, size_t ldx, int R, int nb, uint8_t *act);
     /* c[R][16] = products of one repacked group over all nb blocks. */
-    void (*direct)(sti_layout l, const uint8_t *w, const uint8_t *act, int R, int nb,
-                   float *c);
+    void (*gemv)(sti_layout l, const uint8_t *w, const uint8_t *act, int R, int nb,
+                 float *c);
     /* nb blocks of one repacked group into place g of a panel. */
     void (*unpack)(const uint8_t *w, int nb, const sti_panel *p, int g);
+    /* c[R][ng * 16] += products of a panel over nb blocks. */
+    void (*product)(const sti_panel *p, const uint8_t *act, int R, int nb, float *c);
+} sti_quant_kernels;
+
+extern const sti_quant_kernels sti_cpu_quant_portable;
+#if STI_CPU_X86
+extern const sti_quant_kernels sti_cpu_quant_avx2, sti_cpu_quant_avx512;
+/* Shared by avx2 and avx512. */
+void sti_cpu_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *act);
+#endif
+
+/* What is written once for all instruction sets (matmul_float_code.h,
+ * matmul_ktypes_code.h). */
+typedef struct sti_dense_kernels {
     /* ns super-blocks of 16 rows (stride bytes apart; n of them exist) into place g. */
     void (*unpack_k)(sti_dtype t, const uint8_t *w, size_t stride, int n, int ns,
                      const sti_panel *p, int g);
-    /* c[R][ng * 16] += products of a panel over nb blocks. */
-    void (*product)(const sti_panel *p, const uint8_t *act, int R, int nb, float *c);
     /* c[R][16]: n <= 16 float rows of w, stride bytes apart, times R rows of x. */
     void (*product_float)(sti_dtype t, const void *w, size_t stride, int n,
                           const float *x, size_t ldx, int R, int64_t K, float *c);
     /* y[R][ldy] = [y +] c[R][ldc] [+ bias], `cols` of each row. */
     void (*store)(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,
                   const float *bias, bool accumulate);
-} sti_cpu_mm;
-
-extern const sti_cpu_mm sti_cpu_mm_portable;
-#if STI_CPU_X86
-extern const sti_cpu_mm sti_cpu_mm_avx2;
-extern const sti_cpu_mm sti_cpu_mm_avx512;
-#endif
-
-/* Shared by avx2 and avx512. */
-void sti_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *act);
-void sti_unpack_k_avx2(sti_dtype t, const uint8_t *w, size_t stride, int n, int ns,
-                       const sti_panel *p, int g);
-void sti_store_portable(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,
-                        const float *bias, bool accumulate);
-void sti_product_float_portable(sti_dtype t, const void *w, size_t stride, int n,
-                                const float *x, size_t ldx, int R, int64_t K, float *c);
-void sti_store_avx2(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,
-                    const float *bias, bool accumulate);
-void sti_product_float_avx2(sti_dtype t, const void *w, size_t stride, int n,
-                            const float *x, size_t ldx, int R, int64_t K, float *c);
-void sti_store_avx512(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,
-                      const float *bias, bool accumulate);
-void sti_product_float_avx512(sti_dtype t, const void *w, size_t stride, int n,
-                              const float *x, size_t ldx, int R, int64_t K, float *c);
-void sti_unpack_k_portable(sti_dtype t, const uint8_t *w, size_t stride, int n, int ns,
-                           const sti_panel *p, int g);
+} sti_dense_kernels;
 
 #endif

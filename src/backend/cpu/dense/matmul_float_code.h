@@ -1,8 +1,8 @@
 /* matmul_float_code.h - products with float weights, rows as stored (F32, F16, BF16).
  *
- * Included once per instruction set, see simd.h. Lanes run along k: element (x row,
+ * Lanes run along k: element (x row,
  * w row) is one register of partial sums, fused multiply-adds over k in order, a tail
- * padded with zeros, then vf_hsum. Tiles of WR weight rows by XR rows of x share their
+ * padded with zeros, then vf_hsum. Tiles of FLOAT_W_ROWS weight rows by FLOAT_X_ROWS rows of x share their
  * loads; a smaller tile computes each element by the same steps. */
 #ifndef STI_BACKEND_CPU_DENSE_MATMUL_FLOAT_CODE_H
 #define STI_BACKEND_CPU_DENSE_MATMUL_FLOAT_CODE_H
@@ -10,7 +10,7 @@
 #include "backend/cpu/dense/matmul.h"
 
 /* 32 registers: 4 x 6 sums, 4 weights, one x. 16 registers: 4 x 2, 4 weights, one x. */
-enum { WR = 4, XR = V_REGS == 32 ? 6 : 2 };
+enum { FLOAT_W_ROWS = 4, FLOAT_X_ROWS = V_REGS == 32 ? 6 : 2 };
 
 STI_INLINE vf load_bf16(const uint16_t *p)
 {
@@ -46,23 +46,23 @@ STI_INLINE vf load_weights_part(const sti_dtype t, const uint8_t *row, int64_t k
     return load_weights(t, pad, 0);
 }
 
-/* c[i][j], i < rows of x, j < WR, ldc = STI_GROUP. A single row of x is bound by
+/* c[i][j], i < rows of x, j < FLOAT_W_ROWS, ldc = STI_GROUP. A single row of x is bound by
  * memory: rows are too short for the hardware to see a stream, so the place `ahead`
  * bytes on is asked for. */
 STI_INLINE void float_tile(const sti_dtype t, const int rows,
-                           const uint8_t *const w[WR], size_t ahead, const float *x,
-                           size_t ldx, int64_t K, float *c)
+                           const uint8_t *const w[FLOAT_W_ROWS], size_t ahead,
+                           const float *x, size_t ldx, int64_t K, float *c)
 {
     const size_t size = t == STI_F32 ? 4 : 2;
-    vf s[XR][WR];
+    vf s[FLOAT_X_ROWS][FLOAT_W_ROWS];
     STI_UNROLL for (int i = 0; i < rows; i++)
     {
-        STI_UNROLL for (int j = 0; j < WR; j++) s[i][j] = vf_set(0);
+        STI_UNROLL for (int j = 0; j < FLOAT_W_ROWS; j++) s[i][j] = vf_set(0);
     }
     int64_t k = 0;
     for (; k + VL <= K; k += VL) {
-        vf v[WR];
-        STI_UNROLL for (int j = 0; j < WR; j++)
+        vf v[FLOAT_W_ROWS];
+        STI_UNROLL for (int j = 0; j < FLOAT_W_ROWS; j++)
         {
             v[j] = load_weights(t, w[j], k);
             if (rows == 1) __builtin_prefetch(w[j] + ahead + (size_t)k * size, 0, 2);
@@ -70,12 +70,13 @@ STI_INLINE void float_tile(const sti_dtype t, const int rows,
         STI_UNROLL for (int i = 0; i < rows; i++)
         {
             vf xi = vf_load(x + (size_t)i * ldx + k);
-            STI_UNROLL for (int j = 0; j < WR; j++) s[i][j] = vf_fma(v[j], xi, s[i][j]);
+            STI_UNROLL for (int j = 0; j < FLOAT_W_ROWS; j++) s[i][j] =
+                vf_fma(v[j], xi, s[i][j]);
         }
     }
     if (k < K) {
         const int n = (int)(K - k);
-        STI_UNROLL for (int j = 0; j < WR; j++)
+        STI_UNROLL for (int j = 0; j < FLOAT_W_ROWS; j++)
         {
             vf v = load_weights_part(t, w[j], k, n);
             STI_UNROLL for (int i = 0; i < rows; i++) s[i][j] =
@@ -84,22 +85,23 @@ STI_INLINE void float_tile(const sti_dtype t, const int rows,
     }
     STI_UNROLL for (int i = 0; i < rows; i++)
     {
-        STI_UNROLL for (int j = 0; j < WR; j++) c[i * STI_GROUP + j] = vf_hsum(s[i][j]);
+        STI_UNROLL for (int j = 0; j < FLOAT_W_ROWS; j++) c[i * STI_GROUP + j] =
+            vf_hsum(s[i][j]);
     }
 }
 
-/* See sti_cpu_mm.product_float. Rows past n repeat the last one: c has room. */
+/* See sti_dense_kernels.product_float. Rows past n repeat the last one: c has room. */
 STI_INLINE void product_float(const sti_dtype t, const uint8_t *w, size_t stride, int n,
                               const float *x, size_t ldx, int R, int64_t K, float *c)
 {
-    const size_t ahead = WR * stride;
-    for (int j0 = 0; j0 < n; j0 += WR) {
-        const uint8_t *row[WR];
-        for (int j = 0; j < WR; j++)
+    const size_t ahead = FLOAT_W_ROWS * stride;
+    for (int j0 = 0; j0 < n; j0 += FLOAT_W_ROWS) {
+        const uint8_t *row[FLOAT_W_ROWS];
+        for (int j = 0; j < FLOAT_W_ROWS; j++)
             row[j] = w + stride * (size_t)(j0 + j < n ? j0 + j : n - 1);
         int i = 0;
-        for (; i + XR <= R; i += XR)
-            float_tile(t, XR, row, ahead, x + (size_t)i * ldx, ldx, K,
+        for (; i + FLOAT_X_ROWS <= R; i += FLOAT_X_ROWS)
+            float_tile(t, FLOAT_X_ROWS, row, ahead, x + (size_t)i * ldx, ldx, K,
                        c + i * STI_GROUP + j0);
         for (; i + 2 <= R; i += 2)
             float_tile(t, 2, row, ahead, x + (size_t)i * ldx, ldx, K,
@@ -110,7 +112,7 @@ STI_INLINE void product_float(const sti_dtype t, const uint8_t *w, size_t stride
     }
 }
 
-/* See sti_cpu_mm.store. */
+/* See sti_dense_kernels.store. */
 STI_INLINE void store_rows(float *y, int64_t ldy, const float *c, int ldc, int R,
                            int cols, const float *bias, const bool accumulate)
 {
@@ -129,26 +131,24 @@ STI_INLINE void store_rows(float *y, int64_t ldy, const float *c, int ldc, int R
     }
 }
 
-#define STI_STORE(name)                                                                \
-    void name(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,         \
-              const float *bias, bool accumulate)                                      \
-    {                                                                                  \
-        if (accumulate)                                                                \
-            store_rows(y, ldy, c, ldc, R, cols, bias, true);                           \
-        else                                                                           \
-            store_rows(y, ldy, c, ldc, R, cols, bias, false);                          \
-    }
+static void dense_store(float *y, int64_t ldy, const float *c, int ldc, int R, int cols,
+                        const float *bias, bool accumulate)
+{
+    if (accumulate)
+        store_rows(y, ldy, c, ldc, R, cols, bias, true);
+    else
+        store_rows(y, ldy, c, ldc, R, cols, bias, false);
+}
 
-#define STI_PRODUCT_FLOAT(name)                                                        \
-    void name(sti_dtype t, const void *w, size_t stride, int n, const float *x,        \
-              size_t ldx, int R, int64_t K, float *c)                                  \
-    {                                                                                  \
-        if (t == STI_F32)                                                              \
-            product_float(STI_F32, w, stride, n, x, ldx, R, K, c);                     \
-        else if (t == STI_F16)                                                         \
-            product_float(STI_F16, w, stride, n, x, ldx, R, K, c);                     \
-        else                                                                           \
-            product_float(STI_BF16, w, stride, n, x, ldx, R, K, c);                    \
-    }
+static void dense_product_float(sti_dtype t, const void *w, size_t stride, int n,
+                                const float *x, size_t ldx, int R, int64_t K, float *c)
+{
+    if (t == STI_F32)
+        product_float(STI_F32, w, stride, n, x, ldx, R, K, c);
+    else if (t == STI_F16)
+        product_float(STI_F16, w, stride, n, x, ldx, R, K, c);
+    else
+        product_float(STI_BF16, w, stride, n, x, ldx, R, K, c);
+}
 
 #endif

@@ -1,8 +1,8 @@
 /* matmul_ktypes_code.h - K types, unpacked from the file into a panel.
  *
- * Included once per instruction set. Files of K types are large, so their rows are
+ * Files of K types are large, so their rows are
  * multiplied as they lie in the mapping: 16 rows of a super-block (256 k) are expanded
- * to bytes and float scales, then turned so that a lane is a row. From there on they
+ * to bytes and float scales, then transposed so that a lane is a row. From there on they
  * are weights like all others. Centred types become w = D q + M with M = -centre D,
  * which is exact in float. */
 #ifndef STI_BACKEND_CPU_DENSE_MATMUL_KTYPES_CODE_H
@@ -136,7 +136,7 @@ STI_INLINE void k_expand_q6(const sti_block_q6_k *b, k_row *out)
 
 /* dst[c][r] = src[r][c] for 16 rows, n columns (a multiple of 8) of 32 bits; lds and
  * ldd in bytes. */
-STI_INLINE void k_turn(const void *src, size_t lds, int n, void *dst, size_t ldd)
+STI_INLINE void k_transpose(const void *src, size_t lds, int n, void *dst, size_t ldd)
 {
 #if defined(__AVX2__)
     for (int c = 0; c < n; c += 8) {
@@ -202,24 +202,24 @@ STI_INLINE void k_unpack(const sti_dtype t, const size_t bytes, const int sub,
             }
         }
         size_t at = (size_t)s * ng;
-        k_turn(row[0].q, sizeof row[0], 64, p->q + at * 4096 + (size_t)g * 64, 64 * ng);
+        k_transpose(row[0].q, sizeof row[0], 64, p->q + at * 4096 + (size_t)g * 64,
+                    64 * ng);
         size_t first = (at * (size_t)sub + (size_t)g) * 16;
-        k_turn(row[0].d, sizeof row[0], sub, p->d + first, 64 * ng);
-        k_turn(row[0].m, sizeof row[0], sub, p->m + first, 64 * ng);
+        k_transpose(row[0].d, sizeof row[0], sub, p->d + first, 64 * ng);
+        k_transpose(row[0].m, sizeof row[0], sub, p->m + first, 64 * ng);
     }
 }
 
-#define STI_UNPACK_K(name)                                                             \
-    void name(sti_dtype t, const uint8_t *w, size_t stride, int n, int ns,             \
-              const sti_panel *p, int g)                                               \
-    {                                                                                  \
-        switch (t) {                                                                   \
-        case STI_Q2_K: k_unpack(STI_Q2_K, 84, 16, w, stride, n, ns, p, g); break;      \
-        case STI_Q3_K: k_unpack(STI_Q3_K, 110, 16, w, stride, n, ns, p, g); break;     \
-        case STI_Q4_K: k_unpack(STI_Q4_K, 144, 8, w, stride, n, ns, p, g); break;      \
-        case STI_Q5_K: k_unpack(STI_Q5_K, 176, 8, w, stride, n, ns, p, g); break;      \
-        default: k_unpack(STI_Q6_K, 210, 16, w, stride, n, ns, p, g); break;           \
-        }                                                                              \
+static void dense_unpack_k(sti_dtype t, const uint8_t *w, size_t stride, int n, int ns,
+                           const sti_panel *p, int g)
+{
+    switch (t) {
+    case STI_Q2_K: k_unpack(STI_Q2_K, 84, 16, w, stride, n, ns, p, g); break;
+    case STI_Q3_K: k_unpack(STI_Q3_K, 110, 16, w, stride, n, ns, p, g); break;
+    case STI_Q4_K: k_unpack(STI_Q4_K, 144, 8, w, stride, n, ns, p, g); break;
+    case STI_Q5_K: k_unpack(STI_Q5_K, 176, 8, w, stride, n, ns, p, g); break;
+    default: k_unpack(STI_Q6_K, 210, 16, w, stride, n, ns, p, g); break;
     }
+}
 
 #endif

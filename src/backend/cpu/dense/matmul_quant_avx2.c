@@ -68,8 +68,8 @@ STI_INLINE __m256 load_half(const uint8_t *p)
  * each weight is used once and memory is the bound. A group's blocks follow each other,
  * as groups do: the hardware fetches them ahead, and better without being told to. Rows
  * 0-7, then rows 8-15. */
-STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
-                       const uint8_t *a, int nb, float *c)
+STI_INLINE void gemv(const sti_panel_kind kind, const int R, const uint8_t *w,
+                     const uint8_t *a, int nb, float *c)
 {
     const size_t quants = sti_panel_signed(kind) ? 512 : 256;
     const size_t block = quants + (sti_panel_has_min(kind) ? 64 : 32);
@@ -223,10 +223,10 @@ STI_INLINE void product(const sti_panel_kind kind, const int R, const sti_panel 
         default: fn(kind, 4, w, a, nb, c); break;                                      \
         }                                                                              \
     }
-INSTANCES(direct_u4, direct, const uint8_t *, STI_P_U4)
-INSTANCES(direct_u4_min, direct, const uint8_t *, STI_P_U4_MIN)
-INSTANCES(direct_s8, direct, const uint8_t *, STI_P_S8)
-INSTANCES(direct_s8_min, direct, const uint8_t *, STI_P_S8_MIN)
+INSTANCES(gemv_u4, gemv, const uint8_t *, STI_P_U4)
+INSTANCES(gemv_u4_min, gemv, const uint8_t *, STI_P_U4_MIN)
+INSTANCES(gemv_s8, gemv, const uint8_t *, STI_P_S8)
+INSTANCES(gemv_s8_min, gemv, const uint8_t *, STI_P_S8_MIN)
 INSTANCES(product_u4, product, const sti_panel *, STI_P_U4)
 INSTANCES(product_u4_min, product, const sti_panel *, STI_P_U4_MIN)
 INSTANCES(product_s8, product, const sti_panel *, STI_P_S8)
@@ -234,14 +234,14 @@ INSTANCES(product_s8_min, product, const sti_panel *, STI_P_S8_MIN)
 INSTANCES(product_u5_min, product, const sti_panel *, STI_P_U5_MIN)
 INSTANCES(product_u6_sub, product, const sti_panel *, STI_P_U6_SUB)
 
-static void direct_any(sti_layout l, const uint8_t *w, const uint8_t *a, int R, int nb,
-                       float *c)
+static void gemv_any(sti_layout l, const uint8_t *w, const uint8_t *a, int R, int nb,
+                     float *c)
 {
     switch (l) {
-    case STI_L_U4: direct_u4(w, a, R, nb, c); break;
-    case STI_L_U4_MIN: direct_u4_min(w, a, R, nb, c); break;
-    case STI_L_S8: direct_s8(w, a, R, nb, c); break;
-    default: direct_s8_min(w, a, R, nb, c); break;
+    case STI_L_U4: gemv_u4(w, a, R, nb, c); break;
+    case STI_L_U4_MIN: gemv_u4_min(w, a, R, nb, c); break;
+    case STI_L_S8: gemv_s8(w, a, R, nb, c); break;
+    default: gemv_s8_min(w, a, R, nb, c); break;
     }
 }
 
@@ -325,7 +325,7 @@ STI_INLINE float top_of(const __m256 v[4])
     return _mm_cvtss_f32(_mm_castsi128_ps(t));
 }
 
-void sti_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *act)
+void sti_cpu_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *act)
 {
     for (int i = 0; i < R; i++) {
         const float *row = x + (size_t)i * ldx;
@@ -362,15 +362,12 @@ void sti_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *act)
     }
 }
 
-const sti_cpu_mm sti_cpu_mm_avx2 = {
+const sti_quant_kernels sti_cpu_quant_avx2 = {
     .tile = TILE,
     .groups = 1,
     .s8_flip = false,
-    .quantize = sti_quantize_avx2,
-    .direct = direct_any,
+    .quantize = sti_cpu_quantize_avx2,
+    .gemv = gemv_any,
     .unpack = unpack,
-    .unpack_k = sti_unpack_k_avx2,
     .product = product_any,
-    .product_float = sti_product_float_avx2,
-    .store = sti_store_avx2,
 };

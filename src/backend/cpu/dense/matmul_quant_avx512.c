@@ -47,8 +47,8 @@ STI_INLINE __m512i next_digit(__m512i sum, const uint8_t *a, int R, int i,
 /* One repacked group by R rows, weights unpacked in registers: for R <= TILE, when
  * each weight is used once and memory is the bound. A group's blocks follow each other,
  * as groups do: the hardware fetches them ahead, and better without being told to. */
-STI_INLINE void direct(const sti_panel_kind kind, const int R, const uint8_t *w,
-                       const uint8_t *a, int nb, float *c)
+STI_INLINE void gemv(const sti_panel_kind kind, const int R, const uint8_t *w,
+                     const uint8_t *a, int nb, float *c)
 {
     const bool wide = sti_panel_signed(kind);
     const size_t quants = wide ? 512 : 256,
@@ -155,23 +155,23 @@ STI_INLINE void product(const sti_panel_kind kind, const int ng, const int R,
 }
 
 /* Instances: a function for every kind, its switch over the rows of the tile. */
-#define DIRECT(name, kind)                                                             \
-    static void direct_##name(const uint8_t *w, const uint8_t *a, int R, int nb,       \
-                              float *c)                                                \
+#define GEMV(name, kind)                                                               \
+    static void gemv_##name(const uint8_t *w, const uint8_t *a, int R, int nb,         \
+                            float *c)                                                  \
     {                                                                                  \
         switch (R) {                                                                   \
-        case 1: direct(kind, 1, w, a, nb, c); break;                                   \
-        case 2: direct(kind, 2, w, a, nb, c); break;                                   \
-        case 3: direct(kind, 3, w, a, nb, c); break;                                   \
-        case 4: direct(kind, 4, w, a, nb, c); break;                                   \
-        case 5: direct(kind, 5, w, a, nb, c); break;                                   \
-        default: direct(kind, 6, w, a, nb, c); break;                                  \
+        case 1: gemv(kind, 1, w, a, nb, c); break;                                     \
+        case 2: gemv(kind, 2, w, a, nb, c); break;                                     \
+        case 3: gemv(kind, 3, w, a, nb, c); break;                                     \
+        case 4: gemv(kind, 4, w, a, nb, c); break;                                     \
+        case 5: gemv(kind, 5, w, a, nb, c); break;                                     \
+        default: gemv(kind, 6, w, a, nb, c); break;                                    \
         }                                                                              \
     }
-DIRECT(u4, STI_P_U4)
-DIRECT(u4_min, STI_P_U4_MIN)
-DIRECT(s8, STI_P_S8)
-DIRECT(s8_min, STI_P_S8_MIN)
+GEMV(u4, STI_P_U4)
+GEMV(u4_min, STI_P_U4_MIN)
+GEMV(s8, STI_P_S8)
+GEMV(s8_min, STI_P_S8_MIN)
 
 #define PRODUCT(name, kind, ng)                                                        \
     static void product_##name(const sti_panel *p, const uint8_t *a, int R, int nb,    \
@@ -197,14 +197,14 @@ PRODUCT(s8_min_2, STI_P_S8_MIN, 2)
 PRODUCT(sub_1, STI_P_U6_SUB, 1)
 PRODUCT(sub_2, STI_P_U6_SUB, 2)
 
-static void direct_any(sti_layout l, const uint8_t *w, const uint8_t *a, int R, int nb,
-                       float *c)
+static void gemv_any(sti_layout l, const uint8_t *w, const uint8_t *a, int R, int nb,
+                     float *c)
 {
     switch (l) {
-    case STI_L_U4: direct_u4(w, a, R, nb, c); break;
-    case STI_L_U4_MIN: direct_u4_min(w, a, R, nb, c); break;
-    case STI_L_S8: direct_s8(w, a, R, nb, c); break;
-    default: direct_s8_min(w, a, R, nb, c); break;
+    case STI_L_U4: gemv_u4(w, a, R, nb, c); break;
+    case STI_L_U4_MIN: gemv_u4_min(w, a, R, nb, c); break;
+    case STI_L_S8: gemv_s8(w, a, R, nb, c); break;
+    default: gemv_s8_min(w, a, R, nb, c); break;
     }
 }
 
@@ -253,15 +253,12 @@ static void unpack(const uint8_t *w, int nb, const sti_panel *p, int g)
     }
 }
 
-const sti_cpu_mm sti_cpu_mm_avx512 = {
+const sti_quant_kernels sti_cpu_quant_avx512 = {
     .tile = TILE,
     .groups = 2,
     .s8_flip = true,
-    .quantize = sti_quantize_avx2,
-    .direct = direct_any,
+    .quantize = sti_cpu_quantize_avx2,
+    .gemv = gemv_any,
     .unpack = unpack,
-    .unpack_k = sti_unpack_k_avx2,
     .product = product_any,
-    .product_float = sti_product_float_avx512,
-    .store = sti_store_avx512,
 };

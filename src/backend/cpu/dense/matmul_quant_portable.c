@@ -89,8 +89,8 @@ static void unpack(const uint8_t *w, int nb, const sti_panel *p, int g)
     }
 }
 
-static void direct(sti_layout l, const uint8_t *w, const uint8_t *act, int R, int nb,
-                   float *c)
+static void gemv(sti_layout l, const uint8_t *w, const uint8_t *act, int R, int nb,
+                 float *c)
 {
     uint8_t q[512];
     float d[STI_GROUP], m[STI_GROUP];
@@ -144,15 +144,12 @@ static void quantize(const float *x, size_t ldx, int R, int nb, uint8_t *act)
     }
 }
 
-const sti_cpu_mm sti_cpu_mm_portable = {
+const sti_quant_kernels sti_cpu_quant_portable = {
     .tile = TILE,
     .groups = 1,
     .s8_flip = false,
     .quantize = quantize,
-    .direct = direct,
+    .gemv = gemv,
     .unpack = unpack,
-    .unpack_k = sti_unpack_k_portable,
     .product = product,
-    .product_float = sti_product_float_portable,
-    .store = sti_store_portable,
 };

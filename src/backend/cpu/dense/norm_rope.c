@@ -2,6 +2,7 @@
  * the pool when there is enough to do, run by the caller when there is not (a decode
  * step: waking the pool takes about as long as the work). */
 #include "backend/cpu/dense/norm_rope.h"
+#include "backend/cpu/kernels.h"
 
 #include <math.h>
 
@@ -13,19 +14,9 @@ typedef struct task {
     const void *args;
 } task;
 
-const sti_row_kernels *sti_cpu_row_kernels(const sti_dev *dev)
-{
-#if STI_CPU_X86
-    if (dev->isa == STI_ISA_AVX512) return &sti_cpu_rows_avx512;
-    if (dev->isa == STI_ISA_AVX2) return &sti_cpu_rows_avx2;
-#endif
-    (void)dev;
-    return &sti_cpu_rows_portable;
-}
-
 static void run(sti_dev *dev, sti_task fn, const void *args, int64_t size, int alone)
 {
-    task t = {sti_cpu_row_kernels(dev), args};
+    task t = {dev->k->row, args};
     if (size < alone)
         fn(&t, 0, 1);
     else

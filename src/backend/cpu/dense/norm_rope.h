@@ -10,17 +10,11 @@ typedef struct sti_row_kernels {
     void (*rmsnorm)(const float *x, const float *g, float *y, int K, float eps);
     /* n elements: y = x / (1 + e^-x) * up. */
     void (*swiglu)(const float *x, const float *up, float *y, int64_t n);
-    /* One row of [heads, D]; see sti_rope_args. -pos turns back. */
+    /* One row of [heads, D]; see sti_rope_args. -pos rotates back. */
     void (*rope)(float *x, int pos, const float *inv_freq, int heads, int D,
                  bool interleaved);
     /* Largest of n numbers, and the sum of e^(x - max). */
     double (*sum_exp)(const float *x, int n, float *max);
 } sti_row_kernels;
-
-extern const sti_row_kernels sti_cpu_rows_portable;
-#if STI_CPU_X86
-extern const sti_row_kernels sti_cpu_rows_avx2, sti_cpu_rows_avx512;
-#endif
-const sti_row_kernels *sti_cpu_row_kernels(const sti_dev *dev);
 
 #endif

@@ -1,5 +1,4 @@
-/* norm_rope_code.h - the kernels of norm_rope.h over the vectors of simd.h. Included once
- * by each ops_<isa>.c. */
+/* norm_rope_code.h - the kernels of norm_rope.h over the vectors of simd.h. */
 #ifndef STI_BACKEND_CPU_DENSE_NORM_ROPE_CODE_H
 #define STI_BACKEND_CPU_DENSE_NORM_ROPE_CODE_H
 
@@ -10,7 +9,7 @@
 #include "backend/cpu/simd.h"
 
 /* The sum of squares where it leaves the range of float, though the numbers do not. */
-static double sum_squares_large(const float *x, int K)
+static double row_sum_squares_large(const float *x, int K)
 {
     double sum = 0;
     for (int i = 0; i < K; i++) sum += (double)x[i] * x[i];
@@ -19,7 +18,7 @@ static double sum_squares_large(const float *x, int K)
 
 /* Squares are added in 4 VL columns, so the longest chain of float sums is K / (4 VL):
  * short enough that double would change nothing a float result can show. */
-static void rmsnorm(const float *x, const float *g, float *y, int K, float eps)
+static void row_rmsnorm(const float *x, const float *g, float *y, int K, float eps)
 {
     vf sum[4] = {vf_set(0), vf_set(0), vf_set(0), vf_set(0)};
     int i = 0;
@@ -34,25 +33,25 @@ static void rmsnorm(const float *x, const float *g, float *y, int K, float eps)
     }
     float ss = vf_hsum(vf_add(vf_add(sum[0], sum[1]), vf_add(sum[2], sum[3])));
     float r = 1.0f / sqrtf(ss / (float)K + eps);
-    if (!(ss <= FLT_MAX)) r = (float)(1 / sqrt(sum_squares_large(x, K) / K + eps));
+    if (!(ss <= FLT_MAX)) r = (float)(1 / sqrt(row_sum_squares_large(x, K) / K + eps));
     for (i = 0; i + VL <= K; i += VL)
         vf_store(y + i, vf_mul(vf_mul(vf_load(x + i), vf_set(r)), vf_load(g + i)));
     for (; i < K; i++) y[i] = x[i] * r * g[i];
 }
 
-STI_INLINE vf silu(vf x)
+STI_INLINE vf row_silu(vf x)
 {
     return vf_div(x, vf_add(vf_set(1.0f), vf_exp(vf_sub(vf_set(0), x))));
 }
 
-static void swiglu(const float *x, const float *up, float *y, int64_t n)
+static void row_swiglu(const float *x, const float *up, float *y, int64_t n)
 {
     int64_t i = 0;
     for (; i + VL <= n; i += VL)
-        vf_store(y + i, vf_mul(silu(vf_load(x + i)), vf_load(up + i)));
+        vf_store(y + i, vf_mul(row_silu(vf_load(x + i)), vf_load(up + i)));
     if (i < n) {
         int c = (int)(n - i);
-        vf v = vf_mul(silu(vf_load_part(x + i, c)), vf_load_part(up + i, c));
+        vf v = vf_mul(row_silu(vf_load_part(x + i, c)), vf_load_part(up + i, c));
         vf_store_part(y + i, v, c);
     }
 }
@@ -62,7 +61,7 @@ static void swiglu(const float *x, const float *up, float *y, int64_t n)
  * the nearest multiple of pi/2, whose first part has 33 bits so that the product is
  * exact; the rest are Taylor sums, far below float at |r| <= pi/4. Plain C that
  * compilers turn into vectors. */
-STI_INLINE void cos_sin(const double *angle, int n, float *c, float *s)
+STI_INLINE void row_cos_sin(const double *angle, int n, float *c, float *s)
 {
     const double magic = 0x1.8p52; /* adding it rounds to whole numbers */
     for (int i = 0; i < n; i++) {
@@ -84,10 +83,10 @@ STI_INLINE void cos_sin(const double *angle, int n, float *c, float *s)
     }
 }
 
-enum { PAIRS = 64 }; /* cosines and sines kept while all heads of a row pass */
+enum { ROPE_PAIRS = 64 }; /* cosines and sines kept while all heads of a row pass */
 
-/* Pairs (x[i], y[i]), i < n, turned. */
-STI_INLINE void turn_halves(float *x, float *y, const float *c, const float *s, int n)
+/* Rotates the pairs (x[i], y[i]), i < n. */
+STI_INLINE void rope_halves(float *x, float *y, const float *c, const float *s, int n)
 {
     int i = 0;
     for (; i + VL <= n; i += VL) {
@@ -103,8 +102,8 @@ STI_INLINE void turn_halves(float *x, float *y, const float *c, const float *s, 
     }
 }
 
-/* Pairs (x[2i], x[2i+1]), i < n, turned. */
-STI_INLINE void turn_neighbours(float *x, const float *c, const float *s, int n)
+/* Rotates the pairs (x[2i], x[2i+1]), i < n. */
+STI_INLINE void rope_neighbours(float *x, const float *c, const float *s, int n)
 {
     for (int i = 0; i < n; i++) {
         float a = x[2 * i], b = x[2 * i + 1];
@@ -113,29 +112,29 @@ STI_INLINE void turn_neighbours(float *x, const float *c, const float *s, int n)
     }
 }
 
-static void rope(float *x, int pos, const float *inv_freq, int heads, int D,
-                 bool interleaved)
+static void row_rope(float *x, int pos, const float *inv_freq, int heads, int D,
+                     bool interleaved)
 {
     int half = D / 2;
-    for (int from = 0; from < half; from += PAIRS) {
-        int n = half - from < PAIRS ? half - from : PAIRS;
-        double angle[PAIRS];
-        float c[PAIRS], s[PAIRS];
+    for (int from = 0; from < half; from += ROPE_PAIRS) {
+        int n = half - from < ROPE_PAIRS ? half - from : ROPE_PAIRS;
+        double angle[ROPE_PAIRS];
+        float c[ROPE_PAIRS], s[ROPE_PAIRS];
         for (int i = 0; i < n; i++) angle[i] = (double)pos * (double)inv_freq[from + i];
-        cos_sin(angle, n, c, s);
+        row_cos_sin(angle, n, c, s);
         for (int h = 0; h < heads; h++) {
             float *p = x + (size_t)h * (size_t)D;
             if (interleaved)
-                turn_neighbours(p + 2 * from, c, s, n);
+                rope_neighbours(p + 2 * from, c, s, n);
             else
-                turn_halves(p + from, p + half + from, c, s, n);
+                rope_halves(p + from, p + half + from, c, s, n);
         }
     }
 }
 
 /* Vocabularies have 10^5 entries: float sums are moved into a double every SPAN
  * vectors, so that the result is as good as a sum in double. */
-static double sum_exp(const float *x, int n, float *max)
+static double row_sum_exp(const float *x, int n, float *max)
 {
     enum { SPAN = 64 };
     int whole = n - n % VL;
@@ -159,9 +158,11 @@ static double sum_exp(const float *x, int n, float *max)
     return sum;
 }
 
-#define STI_ROWS_TABLE                                                                 \
-    {                                                                                  \
-        rmsnorm, swiglu, rope, sum_exp                                                 \
-    }
+static const sti_row_kernels row_kernels = {
+    .rmsnorm = row_rmsnorm,
+    .swiglu = row_swiglu,
+    .rope = row_rope,
+    .sum_exp = row_sum_exp,
+};
 
 #endif

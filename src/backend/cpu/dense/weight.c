@@ -17,6 +17,7 @@
 #include <stdlib.h>
 
 #include "backend/cpu/dense/matmul.h"
+#include "backend/cpu/kernels.h"
 #include "file/blocks.h"
 
 enum { ARENA = 64 << 20, LINE = 64 };
@@ -230,7 +231,7 @@ still_status sti_cpu_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *w
                     .block_bytes = (size_t)info->bytes,
                     .N = v.N,
                     .nb = (size_t)v.K / STI_BLOCK_K,
-                    .flip = dev->mm->s8_flip};
+                    .flip = dev->k->quant->s8_flip};
     sti_pool_run(dev->pool, pack_task, &job);
     sti_map_drop(t->data, t->bytes);
     *w = v;

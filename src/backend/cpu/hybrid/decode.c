@@ -54,15 +54,15 @@ static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
     const sti_attn_rows K = sti_hyb_rows(h, st, u->sel, b, true);
     const sti_attn_rows V = sti_hyb_rows(h, st, u->sel, b, false);
     const size_t first_value = (size_t)(b->slot + b->lo) * (size_t)h->D * st->kv_size;
-    h->f->score_panels(&t, &K, b->slot, group, b->lo, b->hi,
-                       (const char *)V.data + first_value);
+    h->f->qk_logits_panels(&t, &K, b->slot, group, b->lo, b->hi,
+                           (const char *)V.data + first_value);
     for (int r = 0; r < group; r++) {
         w->tail_l[r] = 0;
         w->self[r] = -1;
     }
     if (h->scored && b->part == STI_HYB_PREVIOUS)
         sti_hyb_tails(h, w, b, 0, group, offset);
-    h->f->soften(&t, 0, group, b->lo, b->hi);
+    h->f->softmax(&t, 0, group, b->lo, b->hi);
     if (h->scored && b->part == STI_HYB_OWN)
         sti_hyb_selves(h, w, b, 0, group, b->hi, offset);
     h->f->weigh_cache(&t, &V, b->slot, group, b->lo, b->hi, to->o, h->ldo, ahead);
@@ -132,7 +132,7 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
     const bool linear = u->b.part == STI_HYB_LINEAR;
     float *M = w->t.M, *L = w->t.L, *o = sums_at(h, u);
     if (!linear) {
-        h->f->fold(M, L, from->m, from->l, w->t.keep, w->t.add, group);
+        h->f->merge_lse(M, L, from->m, from->l, w->t.keep, w->t.add, group);
         for (int i = 0; i < group; i++) {
             h->f->join(o + (size_t)i * D, from->o + (size_t)i * h->ldo, w->t.keep[i],
                        w->t.add[i], D);

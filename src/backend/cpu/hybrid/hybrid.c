@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "backend/cpu/hybrid/hybrid.h"
+#include "backend/cpu/kernels.h"
 
 /* ---- Scratch ------------------------------------------------------------- */
 
@@ -116,37 +117,27 @@ static sti_hyb describe(const sti_dev *dev, const sti_hybrid_settings *set,
 {
     const int S = sti_hybrid_selection_heads(set, shape),
               P = sti_hybrid_features(set, shape);
-    sti_hyb h = {.set = set,
-                 .f = &sti_cpu_attn_portable,
-                 .k = &sti_cpu_hybrid_portable,
-                 .rows = sti_cpu_row_kernels(dev),
-                 .H = shape->H,
-                 .G = shape->G,
-                 .D = shape->D,
-                 .F = shape->F,
-                 .S = S,
-                 .P = P,
-                 .C = set->chunk,
-                 .group = shape->H / S,
-                 .per_kv = shape->H / shape->G,
-                 .ldo = (int)padded(shape->D),
-                 .ldu = (int)padded(shape->F),
-                 .ldp = (int)padded(P),
-                 .scale = 1.0f / sqrtf((float)shape->D),
-                 .received = set->has_window && sti_score_at(set->score)->received,
-                 .rotates = sti_hybrid_needs_raw(set),
-                 .pool = dev->pool,
-                 .workers = sti_pool_threads(dev->pool)};
-#if STI_CPU_X86
-    if (dev->isa == STI_ISA_AVX512) {
-        h.f = &sti_cpu_attn_avx512;
-        h.k = &sti_cpu_hybrid_avx512;
-    } else if (dev->isa == STI_ISA_AVX2) {
-        h.f = &sti_cpu_attn_avx2;
-        h.k = &sti_cpu_hybrid_avx2;
-    }
-#endif
-    return h;
+    return (sti_hyb){.set = set,
+                     .f = dev->k->attn,
+                     .k = dev->k->hybrid,
+                     .rows = dev->k->row,
+                     .H = shape->H,
+                     .G = shape->G,
+                     .D = shape->D,
+                     .F = shape->F,
+                     .S = S,
+                     .P = P,
+                     .C = set->chunk,
+                     .group = shape->H / S,
+                     .per_kv = shape->H / shape->G,
+                     .ldo = (int)padded(shape->D),
+                     .ldu = (int)padded(shape->F),
+                     .ldp = (int)padded(P),
+                     .scale = 1.0f / sqrtf((float)shape->D),
+                     .received = set->has_window && sti_score_at(set->score)->received,
+                     .rotates = sti_hybrid_needs_raw(set),
+                     .pool = dev->pool,
+                     .workers = sti_pool_threads(dev->pool)};
 }
 
 static size_t scratch_bytes(const sti_hyb *of, int cap, int rows)

@@ -21,7 +21,7 @@
 #include <math.h>
 
 #include "backend/cpu/dense/norm_rope.h"
-#include "backend/cpu/hybrid/rows.h"
+#include "backend/cpu/hybrid/kernels.h"
 #include "backend/cpu/softmax/attn_tile.h"
 
 enum {

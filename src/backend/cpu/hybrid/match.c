@@ -143,8 +143,8 @@ static void teach(worker *w, const sti_train *t, int folded)
                        TILE, false);
         sti_train_hide(w->l, rows, late, w->lanes, hidden);
         t->f->highest(w->l, rows, TILE, w->lanes, lane(w, MAX));
-        t->f->expect(w->l, rows, TILE, w->lanes, lane(w, MAX), lane(w, SUM_E),
-                     lane(w, MEAN_E));
+        t->f->exp_moments(w->l, rows, TILE, w->lanes, lane(w, MAX), lane(w, SUM_E),
+                          lane(w, MEAN_E));
     }
     memcpy(lane(w, TOP), lane(w, MAX), TILE * sizeof *w->lane);
     if (folded == 0) return;
@@ -152,7 +152,7 @@ static void teach(worker *w, const sti_train *t, int folded)
                    false);
     if (!t->set->has_window) sti_train_hide(w->p, folded, w->first, w->lanes, hidden);
     t->f->highest(w->p, folded, TILE, w->lanes, lane(w, TOP));
-    t->f->soften(w->p, folded, TILE, w->lanes, lane(w, TOP), 1, lane(w, SUM_P));
+    t->f->exp_shifted(w->p, folded, TILE, w->lanes, lane(w, TOP), 1, lane(w, SUM_P));
 }
 
 /* phi(q), f and SUM_F. */

@@ -152,8 +152,8 @@ void sti_hyb_tails(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_bloc
         if (lo < b->lo) lo = b->lo;
         w->tail_l[r] = 0;
         if (lo < b->hi)
-            h->k->tail(w->t.s + (size_t)r * STI_ATTN_LDS, lo, b->hi, &w->tail_m[r],
-                       &w->tail_l[r]);
+            h->k->lse(w->t.s + (size_t)r * STI_ATTN_LDS, lo, b->hi, &w->tail_m[r],
+                      &w->tail_l[r]);
     }
 }
 
@@ -243,7 +243,7 @@ void sti_hyb_finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int hea
     keep *= factor;
     const float den = (float)set->den_eps + keep * L + weight * den_lin;
     const float *gate = set->gate && in->gate_logit ? in->gate_logit + at : NULL;
-    h->k->finish(a->y + at, o, keep, lin, gate, weight, fmaxf(den, FLT_MIN), h->D);
+    h->k->output(a->y + at, o, keep, lin, gate, weight, fmaxf(den, FLT_MIN), h->D);
 }
 
 /* ---- Prefill ------------------------------------------------------------- */
@@ -254,18 +254,18 @@ static void meet(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block 
 {
     sti_attn_tile t = w->t;
     if (b->part == STI_HYB_FAR) t.q = w->q_far;
-    h->f->score(&t, h->D, row, n, b->lo, keys);
+    h->f->qk_logits(&t, h->D, row, n, b->lo, keys);
     const bool scored = h->scored && sti_hyb_in_window(b);
     if (scored && b->part == STI_HYB_PREVIOUS) {
         sti_hyb_tails(h, w, b, row, n, offset);
         for (int r = row; r < row + n; r++) w->self[r] = -1;
     }
-    h->f->soften(&t, row, n, b->lo, keys);
+    h->f->softmax(&t, row, n, b->lo, keys);
     if (scored && b->part == STI_HYB_OWN) sti_hyb_selves(h, w, b, row, n, keys, offset);
     for (int r = row; scored && r < row + n; r++)
         sti_hyb_see(&w->score[r], w->tail_m[r], w->tail_l[r], w->self[r]);
-    h->f->fold(t.M + row, t.L + row, t.m + row, t.l + row, t.keep + row, t.add + row,
-               n);
+    h->f->merge_lse(t.M + row, t.L + row, t.m + row, t.l + row, t.keep + row,
+                    t.add + row, n);
     h->f->weigh(&t, h->D, row, n, b->lo, keys, t.o + (size_t)row * h->ldo, h->ldo,
                 t.keep + row, t.add + row);
 }
@@ -360,7 +360,7 @@ static void receive(const sti_hyb *h, const sti_hyb_worker *w, int sel,
     float *sum =
         (float *)h->a->state->win_received + (size_t)sel * 2 * h->C + b->slot + b->lo;
     sti_hyb_queries(h, w, h->a, sel, h->row + i, n, false);
-    h->f->score(&w->t, h->D, 0, n * group, b->lo, b->hi);
+    h->f->qk_logits(&w->t, h->D, 0, n * group, b->lo, b->hi);
     for (int j = 0; j < n; j++) {
         int keys = b->hi; /* those before the token */
         if (b->part == STI_HYB_OWN && offset + j - b->offset < keys)

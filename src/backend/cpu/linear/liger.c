@@ -154,7 +154,7 @@ static int weigh(const sti_lin *l, const worker *w, int before, int n)
         w->sum[i] = 0;
     }
     l->f->highest(w->w, keys, ld, lanes, w->top);
-    l->f->soften(w->w, keys, ld, lanes, w->top, 1, w->sum);
+    l->f->exp_shifted(w->w, keys, ld, lanes, w->top, 1, w->sum);
     return lanes;
 }
 

@@ -1,17 +1,13 @@
 /* linear.c - the entries of Liger and SUPRA on the cpu backend; see linear.h. */
 #include "backend/cpu/linear/linear.h"
+#include "backend/cpu/kernels.h"
 
 static sti_lin call_of(const sti_dev *dev, const sti_linear_args *a, int n)
 {
-    const sti_row_kernels *rows = &sti_cpu_rows_portable;
-#if STI_CPU_X86
-    if (dev->isa == STI_ISA_AVX512) rows = &sti_cpu_rows_avx512;
-    if (dev->isa == STI_ISA_AVX2) rows = &sti_cpu_rows_avx2;
-#endif
     return (sti_lin){.a = a,
                      .n = n,
-                     .f = sti_cpu_panel(dev),
-                     .rows = rows,
+                     .f = dev->k->panel,
+                     .rows = dev->k->row,
                      .H = a->shape.H,
                      .G = a->shape.G,
                      .D = a->shape.D,

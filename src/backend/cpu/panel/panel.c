@@ -1,18 +1,8 @@
-/* panel.c - choosing the panel kernels, and feature maps as panels; see panel.h. */
+/* panel.c - feature maps as panels; see panel.h. */
 #include "backend/cpu/panel/panel.h"
 
 #include <math.h>
 #include <string.h>
-
-const sti_panel_kernels *sti_cpu_panel(const sti_dev *dev)
-{
-#if STI_CPU_X86
-    if (dev->isa == STI_ISA_AVX512) return &sti_cpu_panel_avx512;
-    if (dev->isa == STI_ISA_AVX2) return &sti_cpu_panel_avx2;
-#endif
-    (void)dev;
-    return &sti_cpu_panel_portable;
-}
 
 sti_panel_map_room sti_panel_map_carve(sti_carve *c, const sti_hybrid_shape *shape,
                                        bool backward)

@@ -46,22 +46,23 @@ typedef struct sti_panel_kernels {
                       float *y, size_t ldy);
 
     /* Lanes: x, d [n,ld], of which the first `lanes` columns count.
-     * highest: top = max(top, x_j).  soften: x_j = factor exp(x_j - shift), sum += x_j.
+     * highest: top = max(top, x_j).
+     * exp_shifted: x_j = factor exp(x_j - shift), sum += x_j.
      * total: sum += x_j.  dot: sum += x_j d_j.
      * grade: d_j = x_j (d_j + bias), sum += d_j.
-     * expect: e_j = exp(x_j - shift), sum += e_j, mean += e_j (x_j - shift).
+     * exp_moments: e_j = exp(x_j - shift), sum += e_j, mean += e_j (x_j - shift).
      * match: sum += x_j log max(d_j, floor), then x_j = share - weight x_j / d_j, or
      * share where d_j <= floor. */
     void (*highest)(const float *x, int n, size_t ld, int lanes, float *top);
-    void (*soften)(float *x, int n, size_t ld, int lanes, const float *shift,
-                   float factor, float *sum);
+    void (*exp_shifted)(float *x, int n, size_t ld, int lanes, const float *shift,
+                        float factor, float *sum);
     void (*total)(const float *x, int n, size_t ld, int lanes, float *sum);
     void (*dot)(const float *x, const float *d, int n, size_t ld, int lanes,
                 float *sum);
     void (*grade)(const float *x, float *d, int n, size_t ld, int lanes,
                   const float *bias, float *sum);
-    void (*expect)(const float *x, int n, size_t ld, int lanes, const float *shift,
-                   float *sum, float *mean);
+    void (*exp_moments)(const float *x, int n, size_t ld, int lanes, const float *shift,
+                        float *sum, float *mean);
     void (*match)(float *x, const float *d, int n, size_t ld, int lanes, float floor,
                   const float *share, const float *weight, float *sum);
 
@@ -85,12 +86,6 @@ typedef struct sti_panel_kernels {
     float (*features_backward)(const sti_panel_map *m, const float *x, float *raw,
                                int rows, const float *dphi, float *dx);
 } sti_panel_kernels;
-
-extern const sti_panel_kernels sti_cpu_panel_portable;
-#if STI_CPU_X86
-extern const sti_panel_kernels sti_cpu_panel_avx2, sti_cpu_panel_avx512;
-#endif
-const sti_panel_kernels *sti_cpu_panel(const sti_dev *dev);
 
 /* ---- Panels of callers' arrays (panel.c) --------------------------------- */
 

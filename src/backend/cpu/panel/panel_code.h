@@ -1,5 +1,4 @@
-/* panel_code.h - the kernels of panel.h over the vectors of simd.h. Included once by
- * each panel_<isa>.c. */
+/* panel_code.h - the kernels of panel.h over the vectors of simd.h. */
 #ifndef STI_BACKEND_CPU_PANEL_PANEL_CODE_H
 #define STI_BACKEND_CPU_PANEL_PANEL_CODE_H
 
@@ -13,20 +12,21 @@
 /* A register tile is ROWS x COLS vectors of C. 32 registers: 6 x 4 sums, 4 of B, one of
  * A; 16 registers: 6 x 2, 2 of B, one of A. DEPTH rows of B, COLS vectors wide, stay in
  * L1 while all rows of A pass. */
-enum { ROWS = 6, COLS = V_REGS == 32 ? 4 : 2, DEPTH = 128 };
+enum { PANEL_ROWS = 6, PANEL_COLS = V_REGS == 32 ? 4 : 2, PANEL_DEPTH = 128 };
 
-STI_INLINE void product_tile(const int rows, const int cols, int K, const float *A,
-                             size_t row, size_t col, const float *B, size_t ldb,
-                             float *C, size_t ldc, bool add)
+STI_INLINE void panel_product_tile(const int rows, const int cols, int K,
+                                   const float *A, size_t row, size_t col,
+                                   const float *B, size_t ldb, float *C, size_t ldc,
+                                   bool add)
 {
-    vf s[ROWS][COLS];
+    vf s[PANEL_ROWS][PANEL_COLS];
     STI_UNROLL for (int i = 0; i < rows; i++)
     {
         STI_UNROLL for (int j = 0; j < cols; j++) s[i][j] =
             add ? vf_load(C + (size_t)i * ldc + j * VL) : vf_set(0);
     }
     for (int k = 0; k < K; k++, A += col, B += ldb) {
-        vf b[COLS];
+        vf b[PANEL_COLS];
         STI_UNROLL for (int j = 0; j < cols; j++) b[j] = vf_load(B + j * VL);
         STI_UNROLL for (int i = 0; i < rows; i++)
         {
@@ -43,46 +43,47 @@ STI_INLINE void product_tile(const int rows, const int cols, int K, const float 
 }
 
 /* All M rows of `cols` vectors of C, over K <= DEPTH. */
-STI_INLINE void product_strip(const int cols, int M, int K, const float *A, size_t row,
-                              size_t col, const float *B, size_t ldb, float *C,
-                              size_t ldc, bool add)
+STI_INLINE void panel_product_strip(const int cols, int M, int K, const float *A,
+                                    size_t row, size_t col, const float *B, size_t ldb,
+                                    float *C, size_t ldc, bool add)
 {
     int m = 0;
-    for (; m + ROWS <= M; m += ROWS)
-        product_tile(ROWS, cols, K, A + (size_t)m * row, row, col, B, ldb,
-                     C + (size_t)m * ldc, ldc, add);
+    for (; m + PANEL_ROWS <= M; m += PANEL_ROWS)
+        panel_product_tile(PANEL_ROWS, cols, K, A + (size_t)m * row, row, col, B, ldb,
+                           C + (size_t)m * ldc, ldc, add);
     for (; m + 2 <= M; m += 2)
-        product_tile(2, cols, K, A + (size_t)m * row, row, col, B, ldb,
-                     C + (size_t)m * ldc, ldc, add);
+        panel_product_tile(2, cols, K, A + (size_t)m * row, row, col, B, ldb,
+                           C + (size_t)m * ldc, ldc, add);
     if (m < M)
-        product_tile(1, cols, K, A + (size_t)m * row, row, col, B, ldb,
-                     C + (size_t)m * ldc, ldc, add);
+        panel_product_tile(1, cols, K, A + (size_t)m * row, row, col, B, ldb,
+                           C + (size_t)m * ldc, ldc, add);
 }
 
-static void multiply(int M, int N, int K, const float *A, size_t row, size_t col,
-                     const float *B, size_t ldb, float *C, size_t ldc, bool add)
+static void panel_multiply(int M, int N, int K, const float *A, size_t row, size_t col,
+                           const float *B, size_t ldb, float *C, size_t ldc, bool add)
 {
     if (K == 0 && !add)
         for (int m = 0; m < M; m++) memset(C + (size_t)m * ldc, 0, (size_t)N * 4);
-    for (int k = 0; k < K; k += DEPTH, add = true) {
-        const int deep = K - k < DEPTH ? K - k : DEPTH;
+    for (int k = 0; k < K; k += PANEL_DEPTH, add = true) {
+        const int deep = K - k < PANEL_DEPTH ? K - k : PANEL_DEPTH;
         const float *a = A + (size_t)k * col, *b = B + (size_t)k * ldb;
         int n = 0;
-        for (; n + COLS * VL <= N; n += COLS * VL)
-            product_strip(COLS, M, deep, a, row, col, b + n, ldb, C + n, ldc, add);
-        if (COLS == 4 && n + 2 * VL <= N) {
-            product_strip(2, M, deep, a, row, col, b + n, ldb, C + n, ldc, add);
+        for (; n + PANEL_COLS * VL <= N; n += PANEL_COLS * VL)
+            panel_product_strip(PANEL_COLS, M, deep, a, row, col, b + n, ldb, C + n,
+                                ldc, add);
+        if (PANEL_COLS == 4 && n + 2 * VL <= N) {
+            panel_product_strip(2, M, deep, a, row, col, b + n, ldb, C + n, ldc, add);
             n += 2 * VL;
         }
         for (; n < N; n += VL)
-            product_strip(1, M, deep, a, row, col, b + n, ldb, C + n, ldc, add);
+            panel_product_strip(1, M, deep, a, row, col, b + n, ldb, C + n, ldc, add);
     }
 }
 
 /* Eight rows at a time: their column is one short store, and 8 x 16 floats of x are
  * read from lines that stay in L1. */
-static void transpose(const float *x, size_t ldx, int rows, int cols, float scale,
-                      float *y, size_t ldy)
+static void panel_transpose(const float *x, size_t ldx, int rows, int cols, float scale,
+                            float *y, size_t ldy)
 {
     enum { STEP = 8 };
     int r = 0;
@@ -102,7 +103,7 @@ static void transpose(const float *x, size_t ldx, int rows, int cols, float scal
 
 /* ---- Lanes --------------------------------------------------------------- */
 
-static void highest(const float *x, int n, size_t ld, int lanes, float *top)
+static void panel_highest(const float *x, int n, size_t ld, int lanes, float *top)
 {
     for (int l = 0; l < lanes; l += VL) {
         vf m = vf_load(top + l);
@@ -111,8 +112,8 @@ static void highest(const float *x, int n, size_t ld, int lanes, float *top)
     }
 }
 
-static void soften(float *x, int n, size_t ld, int lanes, const float *shift,
-                   float factor, float *sum)
+static void panel_exp_shifted(float *x, int n, size_t ld, int lanes, const float *shift,
+                              float factor, float *sum)
 {
     for (int l = 0; l < lanes; l += VL) {
         vf s = vf_load(sum + l), by = vf_load(shift + l), f = vf_set(factor);
@@ -126,7 +127,7 @@ static void soften(float *x, int n, size_t ld, int lanes, const float *shift,
     }
 }
 
-static void total(const float *x, int n, size_t ld, int lanes, float *sum)
+static void panel_total(const float *x, int n, size_t ld, int lanes, float *sum)
 {
     for (int l = 0; l < lanes; l += VL) {
         vf s = vf_load(sum + l);
@@ -135,7 +136,8 @@ static void total(const float *x, int n, size_t ld, int lanes, float *sum)
     }
 }
 
-static void dot(const float *x, const float *d, int n, size_t ld, int lanes, float *sum)
+static void panel_dot(const float *x, const float *d, int n, size_t ld, int lanes,
+                      float *sum)
 {
     for (int l = 0; l < lanes; l += VL) {
         vf s = vf_load(sum + l);
@@ -147,8 +149,8 @@ static void dot(const float *x, const float *d, int n, size_t ld, int lanes, flo
     }
 }
 
-static void grade(const float *x, float *d, int n, size_t ld, int lanes,
-                  const float *bias, float *sum)
+static void panel_grade(const float *x, float *d, int n, size_t ld, int lanes,
+                        const float *bias, float *sum)
 {
     for (int l = 0; l < lanes; l += VL) {
         vf s = vf_load(sum + l), b = vf_load(bias + l);
@@ -162,8 +164,8 @@ static void grade(const float *x, float *d, int n, size_t ld, int lanes,
     }
 }
 
-static void expect(const float *x, int n, size_t ld, int lanes, const float *shift,
-                   float *sum, float *mean)
+static void panel_exp_moments(const float *x, int n, size_t ld, int lanes,
+                              const float *shift, float *sum, float *mean)
 {
     for (int l = 0; l < lanes; l += VL) {
         vf s = vf_load(sum + l), m = vf_load(mean + l), by = vf_load(shift + l);
@@ -178,8 +180,9 @@ static void expect(const float *x, int n, size_t ld, int lanes, const float *shi
     }
 }
 
-static void match(float *x, const float *d, int n, size_t ld, int lanes, float floor,
-                  const float *share, const float *weight, float *sum)
+static void panel_match(float *x, const float *d, int n, size_t ld, int lanes,
+                        float floor, const float *share, const float *weight,
+                        float *sum)
 {
     const vf least = vf_set(floor);
     for (int l = 0; l < lanes; l += VL) {
@@ -198,27 +201,27 @@ static void match(float *x, const float *d, int n, size_t ld, int lanes, float f
 
 /* ---- Rows ---------------------------------------------------------------- */
 
-STI_INLINE float dot_of(const float *x, const float *y, int n)
+STI_INLINE float panel_dot_of(const float *x, const float *y, int n)
 {
     vf s = vf_set(0);
     for (int i = 0; i < n; i += VL) s = vf_fma(vf_load(x + i), vf_load(y + i), s);
     return vf_hsum(s);
 }
 
-static void row_dots(const float *x, size_t ldx, const float *y, size_t ldy, int rows,
-                     int n, float *out)
+static void panel_row_dots(const float *x, size_t ldx, const float *y, size_t ldy,
+                           int rows, int n, float *out)
 {
     for (int r = 0; r < rows; r++)
-        out[r] = dot_of(x + (size_t)r * ldx, y + (size_t)r * ldy, n);
+        out[r] = panel_dot_of(x + (size_t)r * ldx, y + (size_t)r * ldy, n);
 }
 
-static void add_scaled(float *y, const float *x, float a, int n)
+static void panel_add_scaled(float *y, const float *x, float a, int n)
 {
     for (int i = 0; i < n; i += VL)
         vf_store(y + i, vf_fma(vf_set(a), vf_load(x + i), vf_load(y + i)));
 }
 
-static void gate(float *y, const float *x, int n)
+static void panel_gate(float *y, const float *x, int n)
 {
     for (int i = 0; i < n; i += VL) {
         vf e = vf_exp(vf_sub(vf_set(0), vf_load(x + i)));
@@ -226,7 +229,7 @@ static void gate(float *y, const float *x, int n)
     }
 }
 
-static void softmax(float *y, const float *x, int n)
+static void panel_softmax(float *y, const float *x, int n)
 {
     const int padded = sti_panel_padded(n);
     vf top = vf_set(-INFINITY), sum = vf_set(0);
@@ -243,8 +246,8 @@ static void softmax(float *y, const float *x, int n)
     for (int i = 0; i < padded; i += VL) vf_store(y + i, vf_div(vf_load(y + i), sum));
 }
 
-static void decay(float *S, size_t ld, int rows, int n, const float *keep,
-                  const float *add, const float *v)
+static void panel_decay(float *S, size_t ld, int rows, int n, const float *keep,
+                        const float *add, const float *v)
 {
     for (int r = 0; r < rows; r++, S += ld) {
         const vf a = vf_set(keep[r]), b = vf_set(add[r]);
@@ -256,18 +259,19 @@ static void decay(float *S, size_t ld, int rows, int n, const float *keep,
 /* ---- Feature maps: a NaN stays one, it is no small feature --------------- */
 
 /* What the norm does to one row: u = scale * raw. */
-typedef struct row_norm {
+typedef struct panel_row_norm {
     float x, raw; /* |x|, max(|raw|, 1e-6) */
     bool kept;    /* |raw| is above 1e-6 */
     float scale;
-} row_norm;
+} panel_row_norm;
 
-STI_INLINE row_norm norm_of(const sti_panel_map *m, const float *x, const float *raw)
+STI_INLINE panel_row_norm panel_norm_of(const sti_panel_map *m, const float *x,
+                                        const float *raw)
 {
-    if (!m->norm_preserved) return (row_norm){.scale = 1};
+    if (!m->norm_preserved) return (panel_row_norm){.scale = 1};
     const float smallest = 1e-6f;
-    row_norm r = {.x = sqrtf(dot_of(x, x, m->Dp))};
-    const float norm = sqrtf(dot_of(raw, raw, m->Fp));
+    panel_row_norm r = {.x = sqrtf(panel_dot_of(x, x, m->Dp))};
+    const float norm = sqrtf(panel_dot_of(raw, raw, m->Fp));
     r.kept = norm > smallest;
     r.raw = r.kept ? norm : smallest;
     r.scale = r.x / r.raw;
@@ -275,8 +279,8 @@ STI_INLINE row_norm norm_of(const sti_panel_map *m, const float *x, const float 
 }
 
 /* p = softmax(scale * raw); padding comes out as 0. */
-STI_INLINE void half_softmax(const sti_panel_map *m, const float *raw, float scale,
-                             float *p)
+STI_INLINE void panel_half_softmax(const sti_panel_map *m, const float *raw,
+                                   float scale, float *p)
 {
     vf top = vf_set(-INFINITY), by = vf_set(scale), sum = vf_set(0);
     for (int i = 0; i < m->Fp; i += VL) {
@@ -295,8 +299,8 @@ STI_INLINE void half_softmax(const sti_panel_map *m, const float *raw, float sca
 }
 
 /* Features of one row before the floor. */
-STI_INLINE void row_features(const sti_panel_map *m, const float *raw, float scale,
-                             float *phi)
+STI_INLINE void panel_row_features(const sti_panel_map *m, const float *raw,
+                                   float scale, float *phi)
 {
     if (m->kind == STI_MAP_RELU) {
         for (int i = 0; i < m->Fp; i += VL) {
@@ -305,15 +309,15 @@ STI_INLINE void row_features(const sti_panel_map *m, const float *raw, float sca
         }
         return;
     }
-    half_softmax(m, raw, scale, phi);
-    half_softmax(m, raw, -scale, phi + m->Fp);
+    panel_half_softmax(m, raw, scale, phi);
+    panel_half_softmax(m, raw, -scale, phi + m->Fp);
 }
 
-static void features(const sti_panel_map *m, const float *x, const float *raw, int rows,
-                     float *phi)
+static void panel_features(const sti_panel_map *m, const float *x, const float *raw,
+                           int rows, float *phi)
 {
     for (int r = 0; r < rows; r++, x += m->Dp, raw += m->Fp, phi += m->Pp) {
-        row_features(m, raw, norm_of(m, x, raw).scale, phi);
+        panel_row_features(m, raw, panel_norm_of(m, x, raw).scale, phi);
         for (int half = 0; half < m->Pp; half += m->Fp)
             for (int i = 0; i < m->Fp; i += VL)
                 vf_store(phi + half + i,
@@ -322,8 +326,8 @@ static void features(const sti_panel_map *m, const float *x, const float *raw, i
 }
 
 /* du [Fp] of one row; below the floor a feature is a constant. */
-STI_INLINE void row_features_backward(const sti_panel_map *m, const float *phi,
-                                      const float *dphi, float *du)
+STI_INLINE void panel_row_features_backward(const sti_panel_map *m, const float *phi,
+                                            const float *dphi, float *du)
 {
     const int Fp = m->Fp;
     if (m->kind == STI_MAP_RELU) {
@@ -337,7 +341,8 @@ STI_INLINE void row_features_backward(const sti_panel_map *m, const float *phi,
         const float *p = phi + half * Fp, *d = dphi + half * Fp;
         float kept[STI_HEAD_DIM_MAX];
         for (int i = 0; i < Fp; i++) kept[i] = p[i] >= m->floor_at[i] ? d[i] : 0;
-        const vf mean = vf_set(dot_of(p, kept, Fp)), sign = vf_set(half ? -1.0f : 1.0f);
+        const vf mean = vf_set(panel_dot_of(p, kept, Fp)),
+                 sign = vf_set(half ? -1.0f : 1.0f);
         for (int i = 0; i < Fp; i += VL) {
             vf g = vf_mul(vf_load(p + i), vf_sub(vf_load(kept + i), mean));
             vf_store(du + i, vf_fma(sign, g, vf_load(du + i)));
@@ -348,32 +353,46 @@ STI_INLINE void row_features_backward(const sti_panel_map *m, const float *phi,
 /* u = raw |x| / |raw|:  draw = |x|/|raw| (du - raw (raw.du)/|raw|^2),
  * d|x| = raw.du / |raw|. At x = 0 the gradient of |x| is 0; under its floor |raw| is a
  * constant. */
-static float features_backward(const sti_panel_map *m, const float *x, float *raw,
-                               int rows, const float *dphi, float *dx)
+static float panel_features_backward(const sti_panel_map *m, const float *x, float *raw,
+                                     int rows, const float *dphi, float *dx)
 {
     float phi[2 * STI_HEAD_DIM_MAX], du[STI_HEAD_DIM_MAX], bias = 0;
     for (int r = 0; r < rows; r++, x += m->Dp, raw += m->Fp, dphi += m->Pp) {
-        const row_norm norm = norm_of(m, x, raw);
-        row_features(m, raw, norm.scale, phi);
-        row_features_backward(m, phi, dphi, du);
+        const panel_row_norm norm = panel_norm_of(m, x, raw);
+        panel_row_features(m, raw, norm.scale, phi);
+        panel_row_features_backward(m, phi, dphi, du);
         if (m->kind == STI_MAP_RELU)
             for (int i = 0; i < m->F; i++) bias += du[i];
         if (m->norm_preserved) {
-            const float along = dot_of(raw, du, m->Fp) / norm.raw;
-            if (norm.kept) add_scaled(du, raw, -along / norm.raw, m->Fp);
+            const float along = panel_dot_of(raw, du, m->Fp) / norm.raw;
+            if (norm.kept) panel_add_scaled(du, raw, -along / norm.raw, m->Fp);
             for (int i = 0; i < m->Fp; i++) du[i] *= norm.scale;
             if (dx && norm.x > 0)
-                add_scaled(dx + (size_t)r * (size_t)m->Dp, x, along / norm.x, m->Dp);
+                panel_add_scaled(dx + (size_t)r * (size_t)m->Dp, x, along / norm.x,
+                                 m->Dp);
         }
         memcpy(raw, du, (size_t)m->Fp * sizeof *raw);
     }
     return bias;
 }
 
-#define STI_PANEL_TABLE                                                                \
-    {                                                                                  \
-        multiply, transpose, highest, soften, total, dot, grade, expect, match,        \
-            row_dots, add_scaled, gate, softmax, decay, features, features_backward    \
-    }
+static const sti_panel_kernels panel_kernels = {
+    .multiply = panel_multiply,
+    .transpose = panel_transpose,
+    .highest = panel_highest,
+    .exp_shifted = panel_exp_shifted,
+    .total = panel_total,
+    .dot = panel_dot,
+    .grade = panel_grade,
+    .exp_moments = panel_exp_moments,
+    .match = panel_match,
+    .row_dots = panel_row_dots,
+    .add_scaled = panel_add_scaled,
+    .gate = panel_gate,
+    .softmax = panel_softmax,
+    .decay = panel_decay,
+    .features = panel_features,
+    .features_backward = panel_features_backward,
+};
 
 #endif

@@ -1,15 +1,15 @@
 /* attn_tile.h - the parts softmax attention is made of, for any operator that needs
- * exact attention over some keys: scores of a block, its softmax, the weighted sum of
- * values, and the state that joins blocks.
+ * exact attention over some keys: logits of a block, its softmax, the weighted sum of
+ * values, and the running log-sum-exp that joins blocks.
  *
  * Keys are cut at positions that are multiples of STI_ATTN_BLOCK. For a query row and a
  * block with visible keys [lo, hi):
- *   s_j = sum_d q_d k_jd, d in order             score
- *   m = max s_j,  p_j = e^(s_j - m),  l = sum    soften
+ *   s_j = sum_d q_d k_jd, d in order             qk_logits
+ *   m = max s_j,  p_j = e^(s_j - m),  l = sum    softmax
  *   y = sum_j p_j v_j, j in order                weigh
  * and blocks are joined in order of position:
  *   m' = max(M, m), keep = e^(M - m'), add = e^(m - m')
- *   M = m',  L = keep L + add l,  O = keep O + add y      fold, weigh or join
+ *   M = m',  L = keep L + add l,  O = keep O + add y      merge_lse, weigh or join
  * Nothing here depends on which rows share a tile, so one row decoded alone, a prompt
  * in one piece and a prompt in many give the same bits.
  *
@@ -19,14 +19,14 @@
  *
  * An operator whose keys live long may keep them transposed in its cache: panels of
  * STI_ATTN_PANEL keys, one dimension of all of them after the other. Blocks then start
- * at a panel, and a few rows read the cache itself (score_panels). */
+ * at a panel, and a few rows read the cache itself (qk_logits_panels). */
 #ifndef STI_BACKEND_CPU_SOFTMAX_ATTN_TILE_H
 #define STI_BACKEND_CPU_SOFTMAX_ATTN_TILE_H
 
 #include "backend/cpu/cpu.h"
 
 enum {
-    STI_ATTN_BLOCK = 128, /* keys: q, k, v and scores of a tile stay in L2 */
+    STI_ATTN_BLOCK = 128, /* keys: q, k, v and logits of a tile stay in L2 */
     STI_ATTN_ROWS = 96,   /* query rows of a tile; a multiple of every register tile */
     STI_ATTN_MAX_D = 256,
     STI_ATTN_PANEL = 16, /* keys of a panel in a cache; the last may have fewer */
@@ -40,7 +40,7 @@ enum {
 
 typedef struct sti_attn_tile {
     float *q;          /* [ROWS, LDQ], times 1 / sqrt(D) */
-    float *s;          /* [ROWS, LDS], scores, then weights */
+    float *s;          /* [ROWS, LDS], logits, then weights */
     float *k;          /* [BLOCK / W, D, W]: panels of W keys, W = 2 vectors */
     float *v;          /* [D / W, BLOCK, W]: panels of W dimensions */
     float *o;          /* [ROWS, D padded]: O, not yet divided by L */
@@ -71,26 +71,21 @@ typedef struct sti_attn_kernels {
     void (*load_panels)(const sti_attn_rows *src, int start, int lo, int hi, float *k);
 
     /* Rows [row, row + n) of the tile against keys [lo, hi) of the loaded block. */
-    void (*score)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi);
+    void (*qk_logits)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi);
     /* Rows [0, n) against keys in panels (load_panels not needed). `ahead`, here and
-     * below, is memory that will be read next and is asked for meanwhile; or NULL. */
-    void (*score_panels)(const sti_attn_tile *t, const sti_attn_rows *src, int start,
-                         int n, int lo, int hi, const void *ahead);
-    void (*soften)(const sti_attn_tile *t, int row, int n, int lo, int hi);
+     * below, is memory that will be read next, prefetched meanwhile; or NULL. */
+    void (*qk_logits_panels)(const sti_attn_tile *t, const sti_attn_rows *src,
+                             int start, int n, int lo, int hi, const void *ahead);
+    void (*softmax)(const sti_attn_tile *t, int row, int n, int lo, int hi);
     /* o [n, ldo]: y if keep is NULL, else keep o + add y. */
     void (*weigh)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
                   float *o, int ldo, const float *keep, const float *add);
     /* Rows [0, n): y, with values read from the cache (load_values not needed). */
     void (*weigh_cache)(const sti_attn_tile *t, const sti_attn_rows *src, int start,
                         int n, int lo, int hi, float *o, int ldo, const void *ahead);
-    /* State of n rows takes a block in; keep and add come out. */
-    void (*fold)(float *M, float *L, const float *m, const float *l, float *keep,
-                 float *add, int n);
+    /* Adds a block to the log-sum-exp of n rows; keep and add come out. */
+    void (*merge_lse)(float *M, float *L, const float *m, const float *l, float *keep,
+                      float *add, int n);
 } sti_attn_kernels;
-
-extern const sti_attn_kernels sti_cpu_attn_portable;
-#if STI_CPU_X86
-extern const sti_attn_kernels sti_cpu_attn_avx2, sti_cpu_attn_avx512;
-#endif
 
 #endif

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/softmax/attn_tile.h"
 
 enum {
@@ -41,16 +42,6 @@ typedef struct job {
     int64_t first, end; /* units of this round (decode) */
     int workers;
 } job;
-
-static const sti_attn_kernels *kernels(const sti_dev *dev)
-{
-#if STI_CPU_X86
-    if (dev->isa == STI_ISA_AVX512) return &sti_cpu_attn_avx512;
-    if (dev->isa == STI_ISA_AVX2) return &sti_cpu_attn_avx2;
-#endif
-    (void)dev;
-    return &sti_cpu_attn_portable;
-}
 
 /* ---- Memory -------------------------------------------------------------- */
 
@@ -228,8 +219,8 @@ static void decode_work(void *v, int w, int workers)
         sti_attn_rows K = cache_head(j, u.s, u.s->K, u.g);
         sti_attn_rows V = cache_head(j, u.s, u.s->V, u.g);
         j->f->load_keys(&K, u.start, u.lo, u.hi, t->k);
-        j->f->score(t, j->a->D, 0, j->group, u.lo, u.hi);
-        j->f->soften(t, 0, j->group, u.lo, u.hi);
+        j->f->qk_logits(t, j->a->D, 0, j->group, u.lo, u.hi);
+        j->f->softmax(t, 0, j->group, u.lo, u.hi);
         const size_t next = cache_row(j, u.s, 0, u.start + BLOCK);
         j->f->weigh_cache(t, &V, u.start, j->group, u.lo, u.hi, to.o, j->ldo,
                           (const char *)V.data + next * (V.type == STI_F16 ? 2 : 4));
@@ -254,7 +245,7 @@ static void join_slots(const job *j)
                 L[h] = 0;
                 memset(o + h * a->D, 0, (size_t)a->D * sizeof *o);
             }
-        j->f->fold(M, L, from.m, from.l, j->mem.keep, j->mem.add, j->group);
+        j->f->merge_lse(M, L, from.m, from.l, j->mem.keep, j->mem.add, j->group);
         for (int h = 0; h < j->group; h++, o += a->D) {
             j->f->join(o, from.o + (size_t)h * (size_t)j->ldo, j->mem.keep[h],
                        j->mem.add[h], a->D);
@@ -269,10 +260,10 @@ static void join_slots(const job *j)
 static void meet(const job *j, const sti_attn_tile *t, int token, int n, int lo, int hi)
 {
     int row = token * j->group, rows = n * j->group;
-    j->f->score(t, j->a->D, row, rows, lo, hi);
-    j->f->soften(t, row, rows, lo, hi);
-    j->f->fold(t->M + row, t->L + row, t->m + row, t->l + row, t->keep + row,
-               t->add + row, rows);
+    j->f->qk_logits(t, j->a->D, row, rows, lo, hi);
+    j->f->softmax(t, row, rows, lo, hi);
+    j->f->merge_lse(t->M + row, t->L + row, t->m + row, t->l + row, t->keep + row,
+                    t->add + row, rows);
     j->f->weigh(t, j->a->D, row, rows, lo, hi, t->o + (size_t)row * (size_t)j->ldo,
                 j->ldo, t->keep + row, t->add + row);
 }
@@ -404,7 +395,7 @@ still_status sti_cpu_softmax_attn(sti_dev *dev, const sti_attn_args *a,
     STI_TRY(sti_cpu_need(dev, rows, err));
     int workers = sti_pool_threads(dev->pool);
     sti_carve c = {.base = dev->scratch.p};
-    job j = {.f = kernels(dev),
+    job j = {.f = dev->k->attn,
              .a = a,
              .mem = carve(&c, workers, rows, a->H, a->G, a->D),
              .group = a->H / a->G,

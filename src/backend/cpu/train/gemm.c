@@ -11,6 +11,7 @@
  * copy, which is in memory, not from the file, which may not be. */
 #include <assert.h>
 
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/train/gemm.h"
 
 enum {
@@ -25,7 +26,7 @@ typedef struct product { /* A [M,Q] or its transpose, B [Q,P] */
 
 typedef struct gemm_job {
     const sti_gemm_kernels *f;
-    bool flip; /* sti_cpu_mm.s8_flip */
+    bool flip; /* sti_quant_kernels.s8_flip */
     int64_t M, P;
     product part[STI_BACK_MAX];
     int n;
@@ -184,12 +185,8 @@ static void choose_grid(gemm_job *j, int workers)
 static still_status multiply(sti_dev *dev, gemm_job *j, still_error *err)
 {
     const int workers = sti_pool_threads(dev->pool);
-    j->f = &sti_cpu_gemm_portable;
-#if STI_CPU_X86
-    if (dev->isa == STI_ISA_AVX512) j->f = &sti_cpu_gemm_avx512;
-    if (dev->isa == STI_ISA_AVX2) j->f = &sti_cpu_gemm_avx2;
-#endif
-    j->flip = dev->mm->s8_flip;
+    j->f = dev->k->gemm;
+    j->flip = dev->k->quant->s8_flip;
     choose_grid(j, workers);
     sti_carve count = {0};
     carve_area(&count);

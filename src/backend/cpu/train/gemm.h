@@ -41,9 +41,4 @@ typedef struct sti_gemm_kernels {
                        float *b, int q);
 } sti_gemm_kernels;
 
-extern const sti_gemm_kernels sti_cpu_gemm_portable;
-#if STI_CPU_X86
-extern const sti_gemm_kernels sti_cpu_gemm_avx2, sti_cpu_gemm_avx512;
-#endif
-
 #endif

@@ -1,5 +1,4 @@
-/* gemm_code.h - the kernels of gemm.h over the vectors of simd.h. Included
- * once by each train_gemm_<isa>.c. */
+/* gemm_code.h - the kernels of gemm.h over the vectors of simd.h. */
 #ifndef STI_BACKEND_CPU_TRAIN_GEMM_CODE_H
 #define STI_BACKEND_CPU_TRAIN_GEMM_CODE_H
 
@@ -8,37 +7,37 @@
 
 /* 32 registers: 8 x 3 sums, 3 of B, one of A. 16 registers: 6 x 2, 2 of B, one of A. */
 enum {
-    TILE_ROWS = V_REGS == 32 ? 8 : 6,
-    TILE_VECTORS = V_REGS == 32 ? 3 : 2,
-    STRIP = TILE_VECTORS * VL,
-    DEPTH = STI_GEMM_DEPTH,
+    GEMM_ROWS = V_REGS == 32 ? 8 : 6,
+    GEMM_VECTORS = V_REGS == 32 ? 3 : 2,
+    GEMM_STRIP = GEMM_VECTORS * VL,
+    GEMM_DEPTH = STI_GEMM_DEPTH,
 };
 
 /* ---- Products ------------------------------------------------------------ */
 
 /* One tile, of which the first `vectors` of a strip are wanted. */
-STI_INLINE void tile(const bool across, const int vectors, const float *a, int depth,
-                     const float *b, float *C, int64_t ldc, int rows, int cols,
-                     float scale, bool add)
+STI_INLINE void gemm_tile(const bool across, const int vectors, const float *a,
+                          int depth, const float *b, float *C, int64_t ldc, int rows,
+                          int cols, float scale, bool add)
 {
-    vf s[TILE_ROWS][TILE_VECTORS];
-    STI_UNROLL for (int i = 0; i < TILE_ROWS; i++)
+    vf s[GEMM_ROWS][GEMM_VECTORS];
+    STI_UNROLL for (int i = 0; i < GEMM_ROWS; i++)
     {
         STI_UNROLL for (int j = 0; j < vectors; j++) s[i][j] = vf_set(0);
     }
-    for (int k = 0; k < depth; k++, b += STRIP, a += across ? TILE_ROWS : 1) {
-        vf v[TILE_VECTORS];
+    for (int k = 0; k < depth; k++, b += GEMM_STRIP, a += across ? GEMM_ROWS : 1) {
+        vf v[GEMM_VECTORS];
         STI_UNROLL for (int j = 0; j < vectors; j++) v[j] = vf_load(b + j * VL);
-        STI_UNROLL for (int i = 0; i < TILE_ROWS; i++)
+        STI_UNROLL for (int i = 0; i < GEMM_ROWS; i++)
         {
-            const vf x = vf_set(a[across ? i : i * DEPTH]);
+            const vf x = vf_set(a[across ? i : i * GEMM_DEPTH]);
             STI_UNROLL for (int j = 0; j < vectors; j++) s[i][j] =
                 vf_fma(x, v[j], s[i][j]);
         }
     }
     const vf by = vf_set(scale);
-    if (rows == TILE_ROWS && cols == vectors * VL) {
-        STI_UNROLL for (int i = 0; i < TILE_ROWS; i++)
+    if (rows == GEMM_ROWS && cols == vectors * VL) {
+        STI_UNROLL for (int i = 0; i < GEMM_ROWS; i++)
         {
             STI_UNROLL for (int j = 0; j < vectors; j++)
             {
@@ -49,8 +48,8 @@ STI_INLINE void tile(const bool across, const int vectors, const float *a, int d
         }
         return;
     }
-    float sums[TILE_ROWS][STRIP]; /* an edge of C */
-    STI_UNROLL for (int i = 0; i < TILE_ROWS; i++)
+    float sums[GEMM_ROWS][GEMM_STRIP]; /* an edge of C */
+    STI_UNROLL for (int i = 0; i < GEMM_ROWS; i++)
     {
         STI_UNROLL for (int j = 0; j < vectors; j++)
             vf_store(sums[i] + j * VL, s[i][j]);
@@ -65,63 +64,66 @@ STI_INLINE void tile(const bool across, const int vectors, const float *a, int d
         }
 }
 
-STI_INLINE void sweep_strips(const bool across, const float *a, int depth,
-                             const float *b, float *C, int64_t ldc, int rows, int cols,
-                             float scale, bool add)
+STI_INLINE void gemm_sweep_strips(const bool across, const float *a, int depth,
+                                  const float *b, float *C, int64_t ldc, int rows,
+                                  int cols, float scale, bool add)
 {
-    for (; cols > 0; cols -= STRIP, C += STRIP, b += DEPTH * STRIP) {
-        const int n = cols < STRIP ? cols : STRIP;
+    for (; cols > 0;
+         cols -= GEMM_STRIP, C += GEMM_STRIP, b += GEMM_DEPTH * GEMM_STRIP) {
+        const int n = cols < GEMM_STRIP ? cols : GEMM_STRIP;
         if (n > 2 * VL)
-            tile(across, TILE_VECTORS, a, depth, b, C, ldc, rows, n, scale, add);
+            gemm_tile(across, GEMM_VECTORS, a, depth, b, C, ldc, rows, n, scale, add);
         else if (n > VL)
-            tile(across, 2, a, depth, b, C, ldc, rows, n, scale, add);
+            gemm_tile(across, 2, a, depth, b, C, ldc, rows, n, scale, add);
         else
-            tile(across, 1, a, depth, b, C, ldc, rows, n, scale, add);
+            gemm_tile(across, 1, a, depth, b, C, ldc, rows, n, scale, add);
     }
 }
 
-static void sweep(const float *a, bool across, int depth, const float *b, float *C,
-                  int64_t ldc, int rows, int cols, float scale, bool add)
+static void gemm_sweep(const float *a, bool across, int depth, const float *b, float *C,
+                       int64_t ldc, int rows, int cols, float scale, bool add)
 {
     if (across)
-        sweep_strips(true, a, depth, b, C, ldc, rows, cols, scale, add);
+        gemm_sweep_strips(true, a, depth, b, C, ldc, rows, cols, scale, add);
     else
-        sweep_strips(false, a, depth, b, C, ldc, rows, cols, scale, add);
+        gemm_sweep_strips(false, a, depth, b, C, ldc, rows, cols, scale, add);
 }
 
 /* ---- Copies of B --------------------------------------------------------- */
 
 /* Where column c of row q lies. A vector of columns never straddles strips. */
-STI_INLINE float *place(float *b, int q, int c)
+STI_INLINE float *gemm_place(float *b, int q, int c)
 {
-    return b + (size_t)(c / STRIP) * (DEPTH * STRIP) + (size_t)(q * STRIP + c % STRIP);
+    return b + (size_t)(c / GEMM_STRIP) * (GEMM_DEPTH * GEMM_STRIP) +
+           (size_t)(q * GEMM_STRIP + c % GEMM_STRIP);
 }
 
-STI_INLINE void copy_typed(const sti_dtype t, const uint8_t *from, int cols, float *b,
-                           int q)
+STI_INLINE void gemm_copy_typed(const sti_dtype t, const uint8_t *from, int cols,
+                                float *b, int q)
 {
     int c = 0;
-    for (; c + VL <= cols; c += VL) vf_store(place(b, q, c), load_weights(t, from, c));
+    for (; c + VL <= cols; c += VL)
+        vf_store(gemm_place(b, q, c), load_weights(t, from, c));
     if (c < cols) {
-        vf_store(place(b, q, c), load_weights_part(t, from, c, cols - c));
+        vf_store(gemm_place(b, q, c), load_weights_part(t, from, c, cols - c));
         c += VL;
     }
-    for (; c % STRIP != 0; c += VL) vf_store(place(b, q, c), vf_set(0));
+    for (; c % GEMM_STRIP != 0; c += VL) vf_store(gemm_place(b, q, c), vf_set(0));
 }
 
-static void copy_row(sti_dtype t, const uint8_t *from, int cols, float *b, int q)
+static void gemm_copy_row(sti_dtype t, const uint8_t *from, int cols, float *b, int q)
 {
     if (t == STI_F32)
-        copy_typed(STI_F32, from, cols, b, q);
+        gemm_copy_typed(STI_F32, from, cols, b, q);
     else if (t == STI_F16)
-        copy_typed(STI_F16, from, cols, b, q);
+        gemm_copy_typed(STI_F16, from, cols, b, q);
     else
-        copy_typed(STI_BF16, from, cols, b, q);
+        gemm_copy_typed(STI_BF16, from, cols, b, q);
 }
 
 /* One block of a group as bytes, row by row. */
-STI_INLINE void expand(const bool wide, const uint32_t flip, const uint8_t *from,
-                       uint8_t q[STI_GROUP][STI_BLOCK_K])
+STI_INLINE void gemm_expand(const bool wide, const uint32_t flip, const uint8_t *from,
+                            uint8_t q[STI_GROUP][STI_BLOCK_K])
 {
     for (int p = 0; p < (wide ? 8 : 4); p++)
         for (int r = 0; r < STI_GROUP; r++) {
@@ -136,50 +138,53 @@ STI_INLINE void expand(const bool wide, const uint32_t flip, const uint8_t *from
 }
 
 /* w = (q - centre) d + m. Signed bytes are read as w + 128, whichever way they lie. */
-STI_INLINE void copy_blocks(const sti_layout l, bool flip, const uint8_t *from, int nb,
-                            int n, float *b, int q)
+STI_INLINE void gemm_copy_blocks(const sti_layout l, bool flip, const uint8_t *from,
+                                 int nb, int n, float *b, int q)
 {
     const bool wide = l == STI_L_S8 || l == STI_L_S8_MIN;
     const bool has_min = l == STI_L_U4_MIN || l == STI_L_S8_MIN;
     const vf centre = vf_set(wide ? 128.0f : l == STI_L_U4 ? 8.0f : 0.0f);
-    const uint32_t turn = flip ? 0 : 0x80808080u;
+    const uint32_t to_unsigned = flip ? 0 : 0x80808080u;
     for (int k = 0; k < nb; k++, from += sti_packed_block(l)) {
         uint8_t bytes[STI_GROUP][STI_BLOCK_K];
         float d[STI_GROUP], m[STI_GROUP];
         uint16_t half[2 * STI_GROUP];
-        expand(wide, turn, from, bytes);
+        gemm_expand(wide, to_unsigned, from, bytes);
         memcpy(half, from + (wide ? 512 : 256), has_min ? 64 : 32);
         for (int r = 0; r < STI_GROUP; r += VL) {
             vf_store(d + r, vf_load_f16(half + r));
             if (has_min) vf_store(m + r, vf_load_f16(half + STI_GROUP + r));
         }
         for (int c = 0; c < STI_BLOCK_K; c += VL) {
-            float *to = place(b, q, k * STI_BLOCK_K + c);
-            for (int r = 0; r < n; r++, to += STRIP) {
+            float *to = gemm_place(b, q, k * STI_BLOCK_K + c);
+            for (int r = 0; r < n; r++, to += GEMM_STRIP) {
                 const vf x = vf_sub(vf_load_u8(bytes[r] + c), centre),
                          by = vf_set(d[r]);
                 vf_store(to, has_min ? vf_fma(x, by, vf_set(m[r])) : vf_mul(x, by));
             }
         }
     }
-    for (int c = nb * STI_BLOCK_K; c % STRIP != 0; c += VL)
-        for (int r = 0; r < n; r++) vf_store(place(b, q + r, c), vf_set(0));
+    for (int c = nb * STI_BLOCK_K; c % GEMM_STRIP != 0; c += VL)
+        for (int r = 0; r < n; r++) vf_store(gemm_place(b, q + r, c), vf_set(0));
 }
 
-static void copy_group(sti_layout l, bool flip, const uint8_t *from, int nb, int n,
-                       float *b, int q)
+static void gemm_copy_group(sti_layout l, bool flip, const uint8_t *from, int nb, int n,
+                            float *b, int q)
 {
     switch (l) {
-    case STI_L_U4: copy_blocks(STI_L_U4, flip, from, nb, n, b, q); return;
-    case STI_L_U4_MIN: copy_blocks(STI_L_U4_MIN, flip, from, nb, n, b, q); return;
-    case STI_L_S8: copy_blocks(STI_L_S8, flip, from, nb, n, b, q); return;
-    default: copy_blocks(STI_L_S8_MIN, flip, from, nb, n, b, q); return;
+    case STI_L_U4: gemm_copy_blocks(STI_L_U4, flip, from, nb, n, b, q); return;
+    case STI_L_U4_MIN: gemm_copy_blocks(STI_L_U4_MIN, flip, from, nb, n, b, q); return;
+    case STI_L_S8: gemm_copy_blocks(STI_L_S8, flip, from, nb, n, b, q); return;
+    default: gemm_copy_blocks(STI_L_S8_MIN, flip, from, nb, n, b, q); return;
     }
 }
 
-#define STI_GEMM_TABLE                                                                 \
-    {                                                                                  \
-        TILE_ROWS, STRIP, sweep, copy_row, copy_group                                  \
-    }
+static const sti_gemm_kernels gemm_kernels = {
+    .rows = GEMM_ROWS,
+    .strip = GEMM_STRIP,
+    .sweep = gemm_sweep,
+    .copy_row = gemm_copy_row,
+    .copy_group = gemm_copy_group,
+};
 
 #endif

@@ -80,7 +80,7 @@ static void softmax_weights(const sti_train *t, const worker *w, const tile *r)
         w->sum[i] = 0;
     }
     t->f->highest(w->w, r->keys, TILE, r->lanes, w->top);
-    t->f->soften(w->w, r->keys, TILE, r->lanes, w->top, 1, w->sum);
+    t->f->exp_shifted(w->w, r->keys, TILE, r->lanes, w->top, 1, w->sum);
 }
 
 static void score_tile(const job *j, const worker *w, const tile *r, int b, int h)

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "backend/cpu/hybrid/train/train.h"
+#include "backend/cpu/kernels.h"
 
 enum { TILE = STI_TRAIN_TILE };
 
@@ -28,7 +29,7 @@ still_status sti_train_new(sti_train *t, const sti_dev *dev,
     *t = (sti_train){
         .a = a,
         .set = a->set,
-        .f = sti_cpu_panel(dev),
+        .f = dev->k->panel,
         .H = s->H,
         .G = s->G,
         .D = s->D,
@@ -333,8 +334,8 @@ void sti_train_weigh(const sti_train_walk *w, sti_train_tile *r, int first, int 
     }
     scales(w, r);
     if (window)
-        t->f->soften(r->w, r->keys, TILE, r->lanes, r->shift,
-                     sti_train_window_factor(t, w->h), r->den);
+        t->f->exp_shifted(r->w, r->keys, TILE, r->lanes, r->shift,
+                          sti_train_window_factor(t, w->h), r->den);
     if (r->linear) weigh_linear(w, r);
     for (int i = 0; i < TILE; i++) r->den[i] = fmaxf(r->den[i], FLT_MIN);
 }

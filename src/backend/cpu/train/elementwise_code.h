@@ -1,40 +1,22 @@
-/* rows_code.h - the kernels of rows.h over the vectors of simd.h. Included
- * once by each train_rows_<isa>.c. */
-#ifndef STI_BACKEND_CPU_TRAIN_ROWS_CODE_H
-#define STI_BACKEND_CPU_TRAIN_ROWS_CODE_H
+/* elementwise_code.h - the kernels of elementwise.h over the vectors of simd.h. */
+#ifndef STI_BACKEND_CPU_TRAIN_ELEMENTWISE_CODE_H
+#define STI_BACKEND_CPU_TRAIN_ELEMENTWISE_CODE_H
 
 #include <math.h>
 
 #include "backend/cpu/simd.h"
-#include "backend/cpu/train/rows.h"
-
-/* The next up to VL of n numbers, other lanes as `rest`; and back. */
-STI_INLINE vf load_some(const float *p, int64_t n, float rest)
-{
-    if (n >= VL) return vf_load(p);
-    float x[VL];
-    for (int i = 0; i < VL; i++) x[i] = i < n ? p[i] : rest;
-    return vf_load(x);
-}
-
-STI_INLINE void store_some(float *p, vf v, int64_t n)
-{
-    if (n >= VL)
-        vf_store(p, v);
-    else
-        vf_store_part(p, v, (int)n);
-}
+#include "backend/cpu/train/elementwise.h"
 
 /* ---- Norm, activation ---------------------------------------------------- */
 
 /* With r = (mean(x^2) + eps)^-1/2:  dx_i += r (g_i dy_i - x_i r^2 mean(g dy x)). */
-static void rmsnorm_back(const float *x, const float *g, const float *dy, float *dx,
-                         int K, float eps)
+static void train_rmsnorm_back(const float *x, const float *g, const float *dy,
+                               float *dx, int K, float eps)
 {
     vf square[2] = {vf_set(0), vf_set(0)}, along[2] = {vf_set(0), vf_set(0)};
     for (int i = 0, u = 0; i < K; i += VL, u ^= 1) {
-        const vf a = load_some(x + i, K - i, 0);
-        const vf d = vf_mul(load_some(g + i, K - i, 0), load_some(dy + i, K - i, 0));
+        const vf a = vf_load_or(x + i, K - i, 0);
+        const vf d = vf_mul(vf_load_or(g + i, K - i, 0), vf_load_or(dy + i, K - i, 0));
         square[u] = vf_fma(a, a, square[u]);
         along[u] = vf_fma(a, d, along[u]);
     }
@@ -43,26 +25,26 @@ static void rmsnorm_back(const float *x, const float *g, const float *dy, float 
     const float mean = vf_hsum(vf_add(along[0], along[1])) / (float)K;
     const vf by = vf_set(r), back = vf_set(-r * r * mean);
     for (int i = 0; i < K; i += VL) {
-        const vf d = vf_mul(load_some(g + i, K - i, 0), load_some(dy + i, K - i, 0));
-        const vf z = vf_fma(load_some(x + i, K - i, 0), back, d);
-        store_some(dx + i, vf_fma(by, z, load_some(dx + i, K - i, 0)), K - i);
+        const vf d = vf_mul(vf_load_or(g + i, K - i, 0), vf_load_or(dy + i, K - i, 0));
+        const vf z = vf_fma(vf_load_or(x + i, K - i, 0), back, d);
+        vf_store_some(dx + i, vf_fma(by, z, vf_load_or(dx + i, K - i, 0)), K - i);
     }
 }
 
 /* s = 1 / (1 + e^-g) and 1 - s = e^-g s; below -87, where s is no normal number any
  * more, e^-g stays what it is there, so that both stay finite. */
-static void swiglu_back(const float *gate, const float *up, const float *dy,
-                        float *dgate, float *dup, int64_t n)
+static void train_swiglu_back(const float *gate, const float *up, const float *dy,
+                              float *dgate, float *dup, int64_t n)
 {
     const vf one = vf_set(1);
     for (int64_t i = 0; i < n; i += VL) {
-        const vf g = load_some(gate + i, n - i, 0), u = load_some(up + i, n - i, 0);
-        const vf d = load_some(dy + i, n - i, 0);
+        const vf g = vf_load_or(gate + i, n - i, 0), u = vf_load_or(up + i, n - i, 0);
+        const vf d = vf_load_or(dy + i, n - i, 0);
         const vf e = vf_exp(vf_min(vf_set(87), vf_sub(vf_set(0), g)));
         const vf s = vf_div(one, vf_add(one, e)), ds = vf_mul(d, s);
-        store_some(dup + i, vf_mul(ds, g), n - i);
+        vf_store_some(dup + i, vf_mul(ds, g), n - i);
         const vf slope = vf_fma(g, vf_mul(e, s), one);
-        store_some(dgate + i, vf_mul(vf_mul(ds, u), slope), n - i);
+        vf_store_some(dgate + i, vf_mul(vf_mul(ds, u), slope), n - i);
     }
 }
 
@@ -70,26 +52,26 @@ static void swiglu_back(const float *gate, const float *up, const float *dy,
 
 /* Vocabularies have 10^5 entries: float sums are moved into a double every SPAN
  * vectors, so that the result is as good as a sum in double. */
-enum { SPAN = 64 };
+enum { TRAIN_SPAN = 64 };
 
-STI_INLINE float highest(const float *x, int n)
+STI_INLINE float train_highest(const float *x, int n)
 {
     vf top = vf_set(-INFINITY);
     for (int i = 0; i < n; i += VL)
-        top = vf_max(top, load_some(x + i, n - i, -INFINITY));
+        top = vf_max(top, vf_load_or(x + i, n - i, -INFINITY));
     return vf_hmax(top);
 }
 
 /* x = e^(x - top); their sum. */
-STI_INLINE double soften(float *x, int n, float top)
+STI_INLINE double train_exp_sum(float *x, int n, float top)
 {
     double sum = 0;
     for (int i = 0; i < n;) {
         vf part = vf_set(0);
-        for (int end = i + SPAN * VL; i < end && i < n; i += VL) {
+        for (int end = i + TRAIN_SPAN * VL; i < end && i < n; i += VL) {
             const vf e =
-                vf_exp(vf_sub(load_some(x + i, n - i, -INFINITY), vf_set(top)));
-            store_some(x + i, e, n - i);
+                vf_exp(vf_sub(vf_load_or(x + i, n - i, -INFINITY), vf_set(top)));
+            vf_store_some(x + i, e, n - i);
             part = vf_add(part, e);
         }
         sum += vf_hsum(part);
@@ -100,22 +82,22 @@ STI_INLINE double soften(float *x, int n, float top)
 /* The same beside the teacher's row t, which stays: sums of x, of e^(t - top_t), and of
  * e^(t - top_t) ((t - top_t) - (x - top)). A probability of 0 may come from a logit of
  * -infinity; it adds 0, because the difference is kept finite. */
-typedef struct pair_sums {
+typedef struct train_pair_sums {
     double x, t, apart;
-} pair_sums;
+} train_pair_sums;
 
-STI_INLINE pair_sums soften_pair(float *x, const float *t, int n, float top,
-                                 float top_t)
+STI_INLINE train_pair_sums train_exp_sums(float *x, const float *t, int n, float top,
+                                          float top_t)
 {
     const vf lowest = vf_set(-1e30f);
-    pair_sums sum = {0};
+    train_pair_sums sum = {0};
     for (int i = 0; i < n;) {
         vf part_x = vf_set(0), part_t = part_x, part_apart = part_x;
-        for (int end = i + SPAN * VL; i < end && i < n; i += VL) {
-            const vf a = vf_sub(load_some(x + i, n - i, -INFINITY), vf_set(top));
-            const vf b = vf_sub(load_some(t + i, n - i, -INFINITY), vf_set(top_t));
+        for (int end = i + TRAIN_SPAN * VL; i < end && i < n; i += VL) {
+            const vf a = vf_sub(vf_load_or(x + i, n - i, -INFINITY), vf_set(top));
+            const vf b = vf_sub(vf_load_or(t + i, n - i, -INFINITY), vf_set(top_t));
             const vf e = vf_exp(a), et = vf_exp(b);
-            store_some(x + i, e, n - i);
+            vf_store_some(x + i, e, n - i);
             part_x = vf_add(part_x, e);
             part_t = vf_add(part_t, et);
             const vf apart = vf_sub(vf_max(lowest, b), vf_max(lowest, a));
@@ -130,24 +112,25 @@ STI_INLINE pair_sums soften_pair(float *x, const float *t, int n, float top,
 
 /* With p = e / sum:  gradient_i = weight ((1 + kd) p_i - kd t_i - [i = target]). The
  * element of the target, where numbers near 1 cancel, is made in double. */
-static void loss_alone(sti_loss_row *r)
+static void train_loss_alone(sti_loss_row *r)
 {
-    const float top = highest(r->x, r->V), at_target = r->x[r->target];
-    const double sum = soften(r->x, r->V, top);
+    const float top = train_highest(r->x, r->V), at_target = r->x[r->target];
+    const double sum = train_exp_sum(r->x, r->V, top);
     r->kl = 0;
     r->loss = log(sum) - ((double)at_target - top);
     const double target = r->weight * (r->x[r->target] / sum - 1);
     const vf by = vf_set((float)(r->weight / sum));
     for (int i = 0; i < r->V; i += VL)
-        store_some(r->x + i, vf_mul(by, load_some(r->x + i, r->V - i, 0)), r->V - i);
+        vf_store_some(r->x + i, vf_mul(by, vf_load_or(r->x + i, r->V - i, 0)),
+                      r->V - i);
     r->x[r->target] = (float)target;
 }
 
-static void loss_with_teacher(sti_loss_row *r)
+static void train_loss_with_teacher(sti_loss_row *r)
 {
-    const float top = highest(r->x, r->V), top_t = highest(r->t, r->V);
+    const float top = train_highest(r->x, r->V), top_t = train_highest(r->t, r->V);
     const double under = (double)r->x[r->target] - top;
-    const pair_sums sum = soften_pair(r->x, r->t, r->V, top, top_t);
+    const train_pair_sums sum = train_exp_sums(r->x, r->t, r->V, top, top_t);
     r->loss = log(sum.x) - under;
     r->kl = sum.apart / sum.t - (log(sum.t) - log(sum.x));
     const double of_x = r->weight * (1 + r->kd) / sum.x;
@@ -156,25 +139,25 @@ static void loss_with_teacher(sti_loss_row *r)
                           of_t * exp((double)r->t[r->target] - top_t);
     const vf by = vf_set((float)of_x), back = vf_set((float)-of_t);
     for (int i = 0; i < r->V; i += VL) {
-        const vf b = vf_sub(load_some(r->t + i, r->V - i, -INFINITY), vf_set(top_t));
+        const vf b = vf_sub(vf_load_or(r->t + i, r->V - i, -INFINITY), vf_set(top_t));
         const vf pull = vf_mul(back, vf_exp(b));
-        const vf e = load_some(r->x + i, r->V - i, 0);
-        store_some(r->x + i, vf_fma(by, e, pull), r->V - i);
+        const vf e = vf_load_or(r->x + i, r->V - i, 0);
+        vf_store_some(r->x + i, vf_fma(by, e, pull), r->V - i);
     }
     r->x[r->target] = (float)target;
 }
 
-static void loss(sti_loss_row *r)
+static void train_loss(sti_loss_row *r)
 {
     if (r->t)
-        loss_with_teacher(r);
+        train_loss_with_teacher(r);
     else
-        loss_alone(r);
+        train_loss_alone(r);
 }
 
 /* ---- Optimizer ----------------------------------------------------------- */
 
-static void adam(const sti_adam_args *a, size_t lo, size_t hi)
+static void train_adam(const sti_adam_args *a, size_t lo, size_t hi)
 {
     const vf scale = vf_set(a->scale), keep1 = vf_set(a->beta1);
     const vf keep2 = vf_set(a->beta2), new1 = vf_set((float)(1 - (double)a->beta1));
@@ -183,21 +166,21 @@ static void adam(const sti_adam_args *a, size_t lo, size_t hi)
     const vf eps = vf_set(a->eps), decay = vf_set(a->decay), down = vf_set(-a->lr);
     for (size_t i = lo; i < hi; i += VL) {
         const int64_t n = (int64_t)(hi - i);
-        const vf g = vf_mul(scale, load_some(a->grad + i, n, 0));
-        const vf x = load_some(a->x + i, n, 0);
-        const vf m = vf_fma(keep1, load_some(a->m + i, n, 0), vf_mul(new1, g));
+        const vf g = vf_mul(scale, vf_load_or(a->grad + i, n, 0));
+        const vf x = vf_load_or(a->x + i, n, 0);
+        const vf m = vf_fma(keep1, vf_load_or(a->m + i, n, 0), vf_mul(new1, g));
         const vf v =
-            vf_fma(keep2, load_some(a->v + i, n, 0), vf_mul(vf_mul(new2, g), g));
+            vf_fma(keep2, vf_load_or(a->v + i, n, 0), vf_mul(vf_mul(new2, g), g));
         const vf under = vf_add(vf_sqrt(vf_mul(v, by2)), eps);
         const vf step = vf_fma(decay, x, vf_div(vf_mul(m, by1), under));
-        store_some(a->m + i, m, n);
-        store_some(a->v + i, v, n);
-        store_some(a->x + i, vf_fma(down, step, x), n);
+        vf_store_some(a->m + i, m, n);
+        vf_store_some(a->v + i, v, n);
+        vf_store_some(a->x + i, vf_fma(down, step, x), n);
     }
 }
 
 /* Sixteen sums side by side, plain C that compilers turn into vectors of double. */
-static double sum_squares(const float *x, size_t n)
+static double train_sum_squares(const float *x, size_t n)
 {
     enum { SUMS = 16 };
     double s[SUMS] = {0};
@@ -210,9 +193,12 @@ static double sum_squares(const float *x, size_t n)
     return s[0];
 }
 
-#define STI_TRAIN_TABLE                                                                \
-    {                                                                                  \
-        rmsnorm_back, swiglu_back, loss, adam, sum_squares                             \
-    }
+static const sti_train_kernels train_kernels = {
+    .rmsnorm_back = train_rmsnorm_back,
+    .swiglu_back = train_swiglu_back,
+    .loss = train_loss,
+    .adam = train_adam,
+    .sum_squares = train_sum_squares,
+};
 
 #endif

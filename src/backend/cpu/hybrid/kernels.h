@@ -1,10 +1,10 @@
-/* rows.h - the small kernels of the hybrid operator beside those of attn_tile.h:
+/* kernels.h - the small kernels of the hybrid operator beside those of attn_tile.h:
  * feature maps, products with the linear state, and sums that do not drift.
  *
  * As in attn_tile.h, nothing depends on which rows share a call, so a token decoded
  * alone and one in the middle of a prompt get the same bits. */
-#ifndef STI_BACKEND_CPU_HYBRID_ROWS_H
-#define STI_BACKEND_CPU_HYBRID_ROWS_H
+#ifndef STI_BACKEND_CPU_HYBRID_KERNELS_H
+#define STI_BACKEND_CPU_HYBRID_KERNELS_H
 
 #include "backend/cpu/cpu.h"
 
@@ -31,20 +31,15 @@ typedef struct sti_hybrid_kernels {
     /* u [F] -> phi [P]. u has room for, and loses, F rounded up to 16. */
     void (*features)(const sti_hybrid_features_args *a, float *u, float *phi);
     /* m = max, l = sum of e^(s_j - m), over lo <= j < hi. */
-    void (*tail)(const float *s, int lo, int hi, float *m, float *l);
+    void (*lse)(const float *s, int lo, int hi, float *m, float *l);
     /* sum_j += e^(s_j - m) / l [n] */
     void (*receive)(float *sum, const float *s, float m, float l, int n);
     /* sum += a x [n], with what rounding takes kept in low (Kahan). */
     void (*add)(float *sum, float *low, float a, const float *x, int n);
     /* y = (keep o + a lin g) / den [n]; g = 2 sigmoid(gate), 1 where gate is NULL;
      * without a linear term lin is NULL. y may be o. */
-    void (*finish)(float *y, const float *o, float keep, const float *lin,
+    void (*output)(float *y, const float *o, float keep, const float *lin,
                    const float *gate, float a, float den, int n);
 } sti_hybrid_kernels;
-
-extern const sti_hybrid_kernels sti_cpu_hybrid_portable;
-#if STI_CPU_X86
-extern const sti_hybrid_kernels sti_cpu_hybrid_avx2, sti_cpu_hybrid_avx512;
-#endif
 
 #endif

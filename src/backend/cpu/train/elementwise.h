@@ -1,8 +1,8 @@
-/* rows.h - the operators of training that work element by element or row by row,
+/* elementwise.h - the operators of training that work element by element or row by row,
  * for one instruction set: gradients of the norm and of the gated activation, the loss,
  * the optimizer. Equations in backend/ref/train.c. */
-#ifndef STI_BACKEND_CPU_TRAIN_ROWS_H
-#define STI_BACKEND_CPU_TRAIN_ROWS_H
+#ifndef STI_BACKEND_CPU_TRAIN_ELEMENTWISE_H
+#define STI_BACKEND_CPU_TRAIN_ELEMENTWISE_H
 
 #include "backend/cpu/cpu.h"
 
@@ -27,10 +27,5 @@ typedef struct sti_train_kernels {
     void (*adam)(const sti_adam_args *a, size_t lo, size_t hi);
     double (*sum_squares)(const float *x, size_t n);
 } sti_train_kernels;
-
-extern const sti_train_kernels sti_cpu_train_portable;
-#if STI_CPU_X86
-extern const sti_train_kernels sti_cpu_train_avx2, sti_cpu_train_avx512;
-#endif
 
 #endif

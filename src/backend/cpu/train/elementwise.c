@@ -1,7 +1,8 @@
-/* rows.c - rmsnorm_back, swiglu_back, loss, adam and sum_squares of the cpu
+/* elementwise.c - rmsnorm_back, swiglu_back, loss, adam and sum_squares of the cpu
  * backend: rows or stretches of elements shared out to the pool. Everything but the
  * loss is bounded by memory. */
-#include "backend/cpu/train/rows.h"
+#include "backend/cpu/train/elementwise.h"
+#include "backend/cpu/kernels.h"
 
 #include <string.h>
 
@@ -16,19 +17,9 @@ typedef struct task {
     const void *args;
 } task;
 
-static const sti_train_kernels *kernels(const sti_dev *dev)
-{
-#if STI_CPU_X86
-    if (dev->isa == STI_ISA_AVX512) return &sti_cpu_train_avx512;
-    if (dev->isa == STI_ISA_AVX2) return &sti_cpu_train_avx2;
-#endif
-    (void)dev;
-    return &sti_cpu_train_portable;
-}
-
 static void run(sti_dev *dev, sti_task fn, const void *args, int64_t elements)
 {
-    task t = {kernels(dev), args};
+    task t = {dev->k->train, args};
     if (elements < ALONE)
         fn(&t, 0, 1);
     else
