@@ -20,6 +20,8 @@ check "${lib#"$root/usr/"}/libstill.so"
 check "${lib#"$root/usr/"}/libstill.a"
 
 bash "$source/tests/install/test_elf.sh" "$root/usr/bin" "$lib"
+found=$(grep -rlaF -- "$source" "$root/usr") || true
+[ -z "$found" ] || { echo "these name the source folder: $found" >&2; exit 1; }
 
 # Moved elsewhere, everything still fits together.
 mv "$root/usr" "$root/moved"
