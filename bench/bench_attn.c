@@ -16,14 +16,14 @@ enum { REPEAT = 9, LAYERS = 8, MAX_ROWS = 4096 };
 typedef struct bench {
     const sti_backend *b;
     sti_dev *dev;
-    int H, G, D, room;
+    int H, G, D, capacity;
     float *q, *k, *v, *o;
     uint16_t *K[LAYERS], *V[LAYERS];
 } bench;
 
 static void attend(bench *t, int layer, int n, int past)
 {
-    sti_attn_segment s = {0, n, past, t->K[layer], t->V[layer], t->room};
+    sti_attn_segment s = {0, n, past, t->K[layer], t->V[layer], t->capacity};
     sti_attn_args a = {t->q, t->k, t->v, t->o, t->H, t->G, t->D, 0, STI_F16, &s, 1};
     still_error err;
     must(t->b->softmax_attn(t->dev, &a, &err), &err);
@@ -39,7 +39,8 @@ static double error_of(const bench *t, int n, int past)
             const float *q =
                 t->q + ((size_t)i * (size_t)t->H + (size_t)h) * (size_t)t->D;
             const float *o = t->o + (q - t->q);
-            size_t head = (size_t)(h / (t->H / t->G)) * (size_t)t->room * (size_t)t->D;
+            size_t head =
+                (size_t)(h / (t->H / t->G)) * (size_t)t->capacity * (size_t)t->D;
             double max = -INFINITY, sum = 0;
             for (int j = 0; j <= past + i; j++) {
                 const uint16_t *k = t->K[0] + head + (size_t)j * (size_t)t->D;
@@ -82,7 +83,7 @@ static void report(bench *t, const char *what, int n, int past, int calls)
 int main(int argc, char **argv)
 {
     bench t = {
-        .b = sti_backend_find("cpu"), .H = 9, .G = 3, .D = 64, .room = 8192 + 4096};
+        .b = sti_backend_find("cpu"), .H = 9, .G = 3, .D = 64, .capacity = 8192 + 4096};
     const int threads = number_at(2, argc, argv, 2);
     if (argc > 5) {
         t.H = atoi(argv[3]);
@@ -109,16 +110,17 @@ int main(int argc, char **argv)
     t.k = floats(nk, 1, 2);
     t.v = floats(nk, 1, 3);
     for (int l = 0; l < LAYERS; l++) {
-        size_t bytes = (size_t)t.G * (size_t)t.room * (size_t)t.D * sizeof(uint16_t);
+        size_t bytes =
+            (size_t)t.G * (size_t)t.capacity * (size_t)t.D * sizeof(uint16_t);
         sti_block K, V;
         if (!sti_block_new(&K, bytes) || !sti_block_new(&V, bytes)) die("no memory");
         t.K[l] = K.p;
         t.V[l] = V.p;
-        for (int past = 0; past < t.room; past += MAX_ROWS)
+        for (int past = 0; past < t.capacity; past += MAX_ROWS)
             attend(&t, l, past ? 1 : MAX_ROWS, past);
         for (int g = 0; g < t.G; g++) /* copy the first 4096 rows into the rest */
-            for (int i = MAX_ROWS; i < t.room; i += MAX_ROWS) {
-                size_t head = (size_t)g * (size_t)t.room, D = (size_t)t.D;
+            for (int i = MAX_ROWS; i < t.capacity; i += MAX_ROWS) {
+                size_t head = (size_t)g * (size_t)t.capacity, D = (size_t)t.D;
                 memcpy(t.K[l] + (head + (size_t)i) * D, t.K[l] + head * D,
                        MAX_ROWS * D * 2);
                 memcpy(t.V[l] + (head + (size_t)i) * D, t.V[l] + head * D,

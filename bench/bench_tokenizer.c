@@ -35,13 +35,14 @@ static int run(const still_tokenizer *tk, const char *text, size_t n, int rounds
                double opened, const char *out)
 {
     still_error err;
-    size_t count = 0, room = n + 8; /* a token covers a byte at least, plus a prefix */
-    int32_t *ids = malloc(room * sizeof *ids);
+    size_t count = 0,
+           capacity = n + 8; /* a token covers a byte at least, plus a prefix */
+    int32_t *ids = malloc(capacity * sizeof *ids);
     if (!ids) return fail("out of memory");
     printf("{\"bytes\": %zu, \"open_ms\": %.3f, \"ms\": [", n, opened);
     for (int i = 0; i < rounds; i++) {
         double t = now_ms();
-        if (still_tokenizer_encode(tk, text, n, 0, ids, room, &count, &err)) {
+        if (still_tokenizer_encode(tk, text, n, 0, ids, capacity, &count, &err)) {
             free(ids);
             return fail(err.text);
         }

@@ -56,19 +56,19 @@ static void carve(follower *f, sti_carve *c, size_t tokens)
 {
     const size_t S = (size_t)f->S, D = (size_t)f->D, P = (size_t)f->P;
     const size_t chunk = (size_t)f->set->chunk, cap = (size_t)f->set->cap;
-    const size_t room = cap + chunk;
+    const size_t capacity = cap + chunk;
     f->head = sti_carve_take(c, S, sizeof *f->head);
     f->k = sti_carve_take(c, 3 * chunk * S * D, sizeof *f->k);
     f->v = sti_carve_take(c, 3 * chunk * S * D, sizeof *f->v);
-    f->rows = sti_carve_take(c, S * room * 2 * D, sizeof *f->rows);
+    f->rows = sti_carve_take(c, S * capacity * 2 * D, sizeof *f->rows);
     f->stays = sti_carve_take(c, tokens, sizeof *f->stays);
     for (size_t i = 0; i < S; i++) {
-        head h = {.list = sti_carve_take(c, room, sizeof *h.list),
+        head h = {.list = sti_carve_take(c, capacity, sizeof *h.list),
                   .s = sti_carve_take(c, P * D, sizeof *h.s),
                   .z = sti_carve_take(c, P, sizeof *h.z)};
         if (!c->base) continue;
-        for (size_t j = 0; j < room; j++) {
-            float *row = f->rows + (i * room + j) * 2 * D;
+        for (size_t j = 0; j < capacity; j++) {
+            float *row = f->rows + (i * capacity + j) * 2 * D;
             h.list[j] = (token){.k = row, .v = row + D};
         }
         f->head[i] = h;

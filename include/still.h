@@ -181,8 +181,8 @@ STILL_API const char *still_shape_at(int i); /* name of the i-th; NULL past the 
 
 /* How the base model of an adapter was called when it was trained: a path, or a name
  * that the program understood. */
-STILL_API still_status still_adapter_base(const char *adapter, char *name, size_t room,
-                                          still_error *err);
+STILL_API still_status still_adapter_base(const char *adapter, char *name,
+                                          size_t capacity, still_error *err);
 
 typedef struct still_model_info {
     const char *path, *name, *arch, *backend, *isa;

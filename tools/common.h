@@ -1,4 +1,4 @@
-/* common.h - what the tools that write models share: complaints, progress, room. */
+/* common.h - what the tools that write models share: complaints, progress, disk space. */
 #ifndef TOOLS_COMMON_H
 #define TOOLS_COMMON_H
 
@@ -66,8 +66,8 @@ static inline void progress_add(progress *p, uint64_t bytes)
 }
 
 /* Whether the file system of path has room for `bytes`; path may not exist yet. */
-static inline still_status check_room(const char *path, uint64_t bytes,
-                                      still_error *err)
+static inline still_status check_free_space(const char *path, uint64_t bytes,
+                                            still_error *err)
 {
     struct statvfs fs;
     char *copy = sti_strdup(path);
@@ -75,10 +75,10 @@ static inline still_status check_room(const char *path, uint64_t bytes,
     int rc = statvfs(dirname(copy), &fs);
     free(copy);
     if (rc != 0) return sti_fail(err, STILL_E_IO, "%s: %s", path, strerror(errno));
-    uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize;
-    if (room < bytes)
+    uint64_t capacity = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if (capacity < bytes)
         return sti_fail(err, STILL_E_IO, "%s: needs %.1f MB, the disk has %.1f MB free",
-                        path, (double)bytes * 1e-6, (double)room * 1e-6);
+                        path, (double)bytes * 1e-6, (double)capacity * 1e-6);
     return STILL_OK;
 }
 

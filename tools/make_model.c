@@ -33,7 +33,7 @@ typedef struct plan {
     bool gguf;
     sti_dtype type;
     item *item;
-    size_t n, room;
+    size_t n, capacity;
     uint64_t bytes;
 } plan;
 
@@ -42,12 +42,12 @@ typedef struct plan {
 static still_status add(plan *p, role what, int64_t rows, int64_t cols,
                         still_error *err, const char *fmt, int layer)
 {
-    if (p->n == p->room) {
-        size_t room = p->room ? 2 * p->room : 256;
-        item *grown = sti_grow(p->item, room, sizeof *grown);
-        if (!grown) return sti_fail_memory(err, "plan", room * sizeof *grown);
+    if (p->n == p->capacity) {
+        size_t capacity = p->capacity ? 2 * p->capacity : 256;
+        item *grown = sti_grow(p->item, capacity, sizeof *grown);
+        if (!grown) return sti_fail_memory(err, "plan", capacity * sizeof *grown);
         p->item = grown;
-        p->room = room;
+        p->capacity = capacity;
     }
     item it = {.role = what, .n_dims = rows ? 2 : 1};
     const char *slot = strchr(fmt, '#'); /* the layer's place */
@@ -429,7 +429,7 @@ int main(int argc, char **argv)
         progress bar;
         rng_seed(&r, (uint64_t)o.seed);
         progress_start(&bar, TOOL, p.bytes);
-        still_status s = check_room(o.out, p.bytes + (16 << 20), &err);
+        still_status s = check_free_space(o.out, p.bytes + (16 << 20), &err);
         if (s == STILL_OK)
             s = p.gguf ? write_gguf(&p, o.out, &r, &bar, &err)
                        : write_folder(&p, o.out, &r, &bar, &err);

@@ -167,7 +167,7 @@ static still_status run(job *j, const char *in, const char *out, still_error *er
         bytes += j->in.tensor[i].bytes;
     }
     if (j->in.n_tensors) qsort(j->order, j->in.n_tensors, sizeof *j->order, by_place);
-    STI_TRY(check_room(out, output_bytes(j) + (16 << 20), err));
+    STI_TRY(check_free_space(out, output_bytes(j) + (16 << 20), err));
     progress_start(&j->bar, TOOL, bytes);
     return write_all(j, out, err);
 }

@@ -13,13 +13,13 @@ static bool reserve(sti_buf *b, size_t extra)
     if (b->failed) return false;
     if (extra >= CAP - b->n) goto fail;
     size_t need = b->n + extra + 1;
-    if (need > b->room) {
-        size_t room = b->room < 64 ? 64 : b->room;
-        while (room < need) room *= 2;
-        char *p = realloc(b->p, room);
+    if (need > b->capacity) {
+        size_t capacity = b->capacity < 64 ? 64 : b->capacity;
+        while (capacity < need) capacity *= 2;
+        char *p = realloc(b->p, capacity);
         if (!p) goto fail;
         b->p = p;
-        b->room = room;
+        b->capacity = capacity;
     }
     return true;
 fail:

@@ -7,7 +7,7 @@
 
 typedef struct sti_buf {
     char *p;
-    size_t n, room;
+    size_t n, capacity;
     bool failed; /* an append did not fit; later appends do nothing */
 } sti_buf;
 

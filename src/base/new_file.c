@@ -41,21 +41,21 @@ still_status sti_fail_write(still_error *err, const char *path, int why)
 /* ---- Names --------------------------------------------------------------- */
 
 /* "path.NUMBER.tmp", another one each time. */
-static void name_temp(const char *path, char *out, size_t room)
+static void name_temp(const char *path, char *out, size_t capacity)
 {
     const sti_hash_key random = sti_hash_key_new();
-    snprintf(out, room, "%s.%llu.tmp", path, (unsigned long long)random.k[0]);
+    snprintf(out, capacity, "%s.%llu.tmp", path, (unsigned long long)random.k[0]);
 }
 
 /* Makes what `make` makes of a new name beside path; its result, or -1 and errno. */
 static int make_temp(const char *path, int (*make)(const char *), char **out)
 {
-    const size_t room = strlen(path) + 32;
-    char *temp = sti_alloc(room, 1);
+    const size_t capacity = strlen(path) + 32;
+    char *temp = sti_alloc(capacity, 1);
     int made = -1;
     if (!temp) errno = ENOMEM;
     for (int i = 0; temp && made < 0 && i < TRIES; i++) {
-        name_temp(path, temp, room);
+        name_temp(path, temp, capacity);
         made = make(temp);
         if (made < 0 && errno != EEXIST) break;
     }

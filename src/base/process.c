@@ -45,8 +45,8 @@ size_t sti_memory_free(void)
     size_t left = kib << 10;
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
         const size_t limit = number_in(limits[i], "", SIZE_MAX), own = resident();
-        const size_t room = limit > own ? limit - own : 0;
-        if (room < left) left = room;
+        const size_t free_bytes = limit > own ? limit - own : 0;
+        if (free_bytes < left) left = free_bytes;
     }
     return left;
 }

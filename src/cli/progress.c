@@ -41,7 +41,7 @@ static void amount(const cli_progress *p, uint64_t value, char out[32])
 
 /* "31.2 MiB of 98.9 MiB  12.1 MiB/s  0:05 left  note" */
 static void describe_progress(const cli_progress *p, uint64_t done, double elapsed,
-                              char *out, size_t room)
+                              char *out, size_t capacity)
 {
     char have[32], all[40] = "", speed[48], left[32] = "";
     double rate = elapsed > 0 ? (double)(done - p->first) / elapsed : 0;
@@ -68,8 +68,8 @@ static void describe_progress(const cli_progress *p, uint64_t done, double elaps
                          s / 60 % 60, s % 60);
         }
     }
-    snprintf(out, room, "%s%s%s%s%s%s", have, all, speed, left, p->note[0] ? "  " : "",
-             p->note);
+    snprintf(out, capacity, "%s%s%s%s%s%s", have, all, speed, left,
+             p->note[0] ? "  " : "", p->note);
 }
 
 static void draw(cli_progress *p, uint64_t done, const char *text)

@@ -298,9 +298,9 @@ int cli_generate(const cli_options *o, still_session *s, still_sampler *sampler,
     still_error err;
     still_decoder *decoder = NULL;
     cli_stream stream = {.stop = o->stop.item, .n_stops = o->stop.n};
-    int64_t room = still_session_limit(s) - still_session_length(s) + 1;
+    int64_t left = still_session_limit(s) - still_session_length(s) + 1;
     *reply = (cli_reply){0};
-    reply->token = sti_alloc((size_t)(o->n < room ? o->n : room) + 1, sizeof(int32_t));
+    reply->token = sti_alloc((size_t)(o->n < left ? o->n : left) + 1, sizeof(int32_t));
     if (!reply->token) return cli_fail("out of memory: %lld tokens", (long long)o->n);
     int status = CLI_OK;
     double start = cli_now();

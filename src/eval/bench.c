@@ -40,7 +40,7 @@ static void free_bench(bench *b)
 }
 
 /* Memory that is the program's is promised by the system whether it is there or not. */
-static still_status check_room(const bench *b, still_error *err)
+static still_status check_memory(const bench *b, still_error *err)
 {
     still_bill bill;
     if (!b->m->be->host_memory) return STILL_OK;
@@ -58,7 +58,7 @@ static still_status make_sessions(bench *b, still_error *err)
     STI_TRY(sti_model_stand_in(
         b->m, b->with.method ? b->with.method : b->m->info.method, err));
     (void)sti_model_peak(b->m, true);
-    STI_TRY(check_room(b, err));
+    STI_TRY(check_memory(b, err));
     for (int i = 0; i < b->p.batch; i++)
         STI_TRY(still_session_new(b->m, &b->with, &b->s[i], err));
     return STILL_OK;

@@ -18,33 +18,33 @@ static still_status encode(const still_tokenizer *tk, const char *text, size_t n
                            unsigned flags, size_t before, sti_ids *out,
                            still_error *err)
 {
-    size_t room = n / 2 + 16, count = 0;
+    size_t capacity = n / 2 + 16, count = 0;
     still_status st;
     for (;;) {
-        out->id = sti_alloc(before + room, sizeof *out->id);
-        if (!out->id) return sti_fail_memory(err, "tokens", room * sizeof *out->id);
-        st = still_tokenizer_encode(tk, text, n, flags, out->id + before, room, &count,
-                                    err);
+        out->id = sti_alloc(before + capacity, sizeof *out->id);
+        if (!out->id) return sti_fail_memory(err, "tokens", capacity * sizeof *out->id);
+        st = still_tokenizer_encode(tk, text, n, flags, out->id + before, capacity,
+                                    &count, err);
         if (st == STILL_OK && count > INT_MAX / 2)
             st =
                 sti_fail(err, STILL_E_LIMIT, "a text of %zu tokens is too long", count);
-        if (st == STILL_OK && count <= room) break;
+        if (st == STILL_OK && count <= capacity) break;
         free(out->id);
         out->id = NULL;
         if (st != STILL_OK) return st;
-        room = count;
+        capacity = count;
     }
     out->n = (int)(before + count);
     return STILL_OK;
 }
 
-/* Keeps the last `room` tokens. */
-static void keep_last(sti_ids *t, int room)
+/* Keeps the last `capacity` tokens. */
+static void keep_last(sti_ids *t, int capacity)
 {
-    const int over = t->n - room;
+    const int over = t->n - capacity;
     if (over <= 0) return;
-    memmove(t->id, t->id + over, (size_t)room * sizeof *t->id);
-    t->n = room;
+    memmove(t->id, t->id + over, (size_t)capacity * sizeof *t->id);
+    t->n = capacity;
     t->n_context = t->n_context - over > 1 ? t->n_context - over : 1;
     t->cut = true;
 }

@@ -64,8 +64,8 @@ static int keep(const sti_runner *r, writing **in, int n, int active)
     int kept = 0;
     for (int i = 0; i < n; i++) {
         const still_session *s = in[i]->s;
-        const bool room = still_session_length(s) < still_session_limit(s);
-        if (in[i]->left > 0 || (all && room)) in[kept++] = in[i];
+        const bool fits = still_session_length(s) < still_session_limit(s);
+        if (in[i]->left > 0 || (all && fits)) in[kept++] = in[i];
     }
     return kept;
 }

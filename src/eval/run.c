@@ -109,7 +109,7 @@ static still_status tell(sti_comm *comm, int root, sti_buf *b, still_error *err)
     if (n == 0) return STILL_OK;
     char *text = n < SIZE_MAX ? malloc((size_t)n + 1) : NULL;
     if (!text) return sti_fail_memory(err, "records", (size_t)n);
-    *b = (sti_buf){.p = text, .n = (size_t)n, .room = (size_t)n + 1};
+    *b = (sti_buf){.p = text, .n = (size_t)n, .capacity = (size_t)n + 1};
     text[n] = 0;
     return sti_comm_tell(comm, root, text, (size_t)n, err);
 }

@@ -117,10 +117,10 @@ still_status sti_runner_each(sti_runner *r, int n, sti_runner_fn *fn, void *arg,
 
 static int round_up(int ctx, int limit)
 {
-    int room = FIRST_CTX;
-    while (room < ctx && room <= limit / 2) room *= 2;
-    if (room < ctx || room > limit) room = limit;
-    return room;
+    int capacity = FIRST_CTX;
+    while (capacity < ctx && capacity <= limit / 2) capacity *= 2;
+    if (capacity < ctx || capacity > limit) capacity = limit;
+    return capacity;
 }
 
 static still_status add_session(sti_runner *r, still_error *err)

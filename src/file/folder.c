@@ -16,10 +16,11 @@ enum { MAX_JSON = 64 << 20 };
 /* dir/name, to be freed; NULL: no memory. */
 static char *join(const char *dir, const char *name)
 {
-    size_t n = strlen(dir), room = n + strlen(name) + 2;
-    char *path = sti_alloc(room, 1);
+    size_t n = strlen(dir), capacity = n + strlen(name) + 2;
+    char *path = sti_alloc(capacity, 1);
     if (path)
-        snprintf(path, room, "%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);
+        snprintf(path, capacity, "%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/",
+                 name);
     return path;
 }
 

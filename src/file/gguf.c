@@ -267,8 +267,8 @@ static still_status place(reader *r, sti_store *s, const uint64_t *offset)
                         "tensor '%s' has offset %llu, not a multiple "
                         "of %zu",
                         t->name, (unsigned long long)offset[i], alignment);
-        size_t room = r->size - start;
-        if (offset[i] > room || t->bytes > room - (size_t)offset[i])
+        size_t capacity = r->size - start;
+        if (offset[i] > capacity || t->bytes > capacity - (size_t)offset[i])
             return FAIL(r, STILL_E_FORMAT,
                         "tensor '%s' has %zu bytes at offset %llu of "
                         "the data, which begin at byte %zu of %zu (truncated?)",

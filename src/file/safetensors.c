@@ -52,9 +52,10 @@ static still_status read_shape(sti_tensor *t, const json_t *shape, still_error *
     return STILL_OK;
 }
 
-/* One entry of the header; base and room are the data. */
+/* One entry of the header; base and capacity are the data. */
 static still_status read_entry(sti_tensor *t, const json_t *v,
-                               const unsigned char *base, size_t room, still_error *err)
+                               const unsigned char *base, size_t capacity,
+                               still_error *err)
 {
     const char *dtype = json_string_value(json_object_get(v, "dtype"));
     const sti_dtype_info *info = find_dtype(dtype);
@@ -73,11 +74,11 @@ static still_status read_entry(sti_tensor *t, const json_t *v,
                         "%s: tensor '%s': data_offsets are not two integers", t->path,
                         t->name);
     long long begin = json_integer_value(from), end = json_integer_value(to);
-    if (begin < 0 || begin > end || (unsigned long long)end > room)
+    if (begin < 0 || begin > end || (unsigned long long)end > capacity)
         return sti_fail(err, STILL_E_FORMAT,
                         "%s: tensor '%s' lies at data bytes %lld to %lld, file has %zu "
                         "(truncated?)",
-                        t->path, t->name, begin, end, room);
+                        t->path, t->name, begin, end, capacity);
     if (!sti_tensor_size(t->type, t->n_dims, t->dim, &t->bytes) ||
         t->bytes != (size_t)(end - begin))
         return sti_fail(err, STILL_E_FORMAT,
@@ -129,7 +130,7 @@ static still_status read_entries(sti_store *s, size_t which, json_t *header,
 {
     const sti_map *map = &s->map[which];
     const unsigned char *base = map->data + 8 + header_bytes;
-    size_t room = map->size - 8 - header_bytes, first = s->n_tensors;
+    size_t capacity = map->size - 8 - header_bytes, first = s->n_tensors;
     STI_TRY(sti_store_reserve(s, json_object_size(header), err));
     const char *name;
     json_t *v;
@@ -141,7 +142,7 @@ static still_status read_entries(sti_store *s, size_t which, json_t *header,
         if (!t->name) return sti_fail_memory(err, map->path, strlen(name) + 1);
         s->n_tensors++; /* from here on the store frees it */
         t->path = map->path;
-        STI_TRY(read_entry(t, v, base, room, err));
+        STI_TRY(read_entry(t, v, base, capacity, err));
     }
     return check_tiling(s->tensor + first, s->n_tensors - first, map, base, err);
 }

@@ -46,11 +46,11 @@ static still_status open_stream(const char *path, gzFile *out, still_error *err)
     return STILL_OK;
 }
 
-/* Up to room bytes; *n 0 at the end. Damaged and truncated gzip are errors. */
-static still_status read_stream(gzFile gz, const char *path, void *p, size_t room,
+/* Up to capacity bytes; *n 0 at the end. Damaged and truncated gzip are errors. */
+static still_status read_stream(gzFile gz, const char *path, void *p, size_t capacity,
                                 size_t *n, still_error *err)
 {
-    int got = gzread(gz, p, (unsigned)room), code = Z_OK;
+    int got = gzread(gz, p, (unsigned)capacity), code = Z_OK;
     const char *text = gzerror(gz, &code);
     if (code == Z_ERRNO)
         return sti_fail(err, STILL_E_IO, "%s: cannot read: %s", path, strerror(errno));
@@ -67,8 +67,8 @@ static still_status read_stream(gzFile gz, const char *path, void *p, size_t roo
 struct sti_lines {
     char *path;
     gzFile gz;
-    char *buf; /* [room + 1]: unread bytes are [at, end) */
-    size_t at, end, room;
+    char *buf; /* [capacity + 1]: unread bytes are [at, end) */
+    size_t at, end, capacity;
     size_t line; /* number of the line last handed out, from 1 */
     bool eof;
 };
@@ -81,9 +81,9 @@ still_status sti_lines_open(const char *path, sti_lines **out, still_error *err)
     sti_lines *l = sti_alloc(1, sizeof *l);
     if (l) {
         l->gz = gz;
-        l->room = CHUNK;
+        l->capacity = CHUNK;
         l->path = sti_strdup(path);
-        l->buf = malloc(l->room + 1);
+        l->buf = malloc(l->capacity + 1);
     }
     if (!l || !l->path || !l->buf) {
         if (l)
@@ -113,17 +113,18 @@ static still_status fill(sti_lines *l, still_error *err)
         l->end -= l->at;
         l->at = 0;
     }
-    if (l->end == l->room) {
-        if (l->room >= MAX_LINE)
+    if (l->end == l->capacity) {
+        if (l->capacity >= MAX_LINE)
             return sti_fail(err, STILL_E_LIMIT, "%s:%zu: line longer than %d bytes",
                             l->path, l->line + 1, MAX_LINE);
-        char *grown = realloc(l->buf, 2 * l->room + 1);
-        if (!grown) return sti_fail_memory(err, l->path, 2 * l->room + 1);
+        char *grown = realloc(l->buf, 2 * l->capacity + 1);
+        if (!grown) return sti_fail_memory(err, l->path, 2 * l->capacity + 1);
         l->buf = grown;
-        l->room *= 2;
+        l->capacity *= 2;
     }
     size_t n;
-    STI_TRY(read_stream(l->gz, l->path, l->buf + l->end, l->room - l->end, &n, err));
+    STI_TRY(
+        read_stream(l->gz, l->path, l->buf + l->end, l->capacity - l->end, &n, err));
     l->end += n;
     l->eof = n == 0;
     return STILL_OK;

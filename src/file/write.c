@@ -32,7 +32,7 @@ struct sti_writer {
     uint64_t n_pairs;
     json_t *metadata; /* safetensors */
     entry *tensor;
-    size_t n_tensors, room;
+    size_t n_tensors, capacity;
     uint64_t end;         /* of the data declared so far, padding included */
     size_t current, done; /* tensor being filled, bytes of it written */
 };
@@ -274,12 +274,12 @@ still_status sti_writer_tensor(sti_writer *w, const char *name, sti_dtype t, int
         return sti_fail(err, STILL_E_ARG,
                         "%s: tensor '%s': rows of %lld elements do not fit type %d",
                         w->path, name, (long long)dim[n_dims - 1], (int)t);
-    if (w->n_tensors == w->room) {
-        size_t room = w->room ? 2 * w->room : 64;
-        entry *grown = sti_grow(w->tensor, room, sizeof *grown);
-        if (!grown) return sti_fail_memory(err, w->path, room * sizeof *grown);
+    if (w->n_tensors == w->capacity) {
+        size_t capacity = w->capacity ? 2 * w->capacity : 64;
+        entry *grown = sti_grow(w->tensor, capacity, sizeof *grown);
+        if (!grown) return sti_fail_memory(err, w->path, capacity * sizeof *grown);
         w->tensor = grown;
-        w->room = room;
+        w->capacity = capacity;
     }
     e.name = sti_strdup(name);
     if (!e.name) return sti_fail_memory(err, w->path, strlen(name) + 1);

@@ -193,16 +193,16 @@ still_status sti_adapter_read_spec(const char *dir, sti_adapter_spec *out,
     return st;
 }
 
-still_status still_adapter_base(const char *adapter, char *name, size_t room,
+still_status still_adapter_base(const char *adapter, char *name, size_t capacity,
                                 still_error *err)
 {
     sti_adapter_spec spec;
     STI_TRY(sti_adapter_read_spec(adapter, &spec, err));
-    if (snprintf(name, room, "%s", spec.base_name) >= (int)room)
+    if (snprintf(name, capacity, "%s", spec.base_name) >= (int)capacity)
         return sti_fail(err, STILL_E_LIMIT,
                         "%s: the base model's name is longer than "
                         "%zu bytes",
-                        adapter, room);
+                        adapter, capacity);
     return STILL_OK;
 }
 

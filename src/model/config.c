@@ -30,16 +30,16 @@ static const struct {
 };
 
 void sti_config_tensor_name(const sti_store *s, sti_part part, int layer, bool bias,
-                            char *buf, size_t room)
+                            char *buf, size_t capacity)
 {
     const char *pattern = s->is_gguf ? part_names[part].gguf : part_names[part].hf;
     const char *slot = strstr(pattern, "%d");
     const char *end = bias ? "bias" : "weight";
     if (slot)
-        snprintf(buf, room, "%.*s%d%s.%s", (int)(slot - pattern), pattern, layer,
+        snprintf(buf, capacity, "%.*s%d%s.%s", (int)(slot - pattern), pattern, layer,
                  slot + 2, end);
     else
-        snprintf(buf, room, "%s.%s", pattern, end);
+        snprintf(buf, capacity, "%s.%s", pattern, end);
 }
 
 const sti_tensor *sti_config_tensor(const sti_store *s, sti_part part, int layer,
@@ -107,9 +107,9 @@ typedef struct gguf_reader {
 } gguf_reader;
 
 static const sti_meta *gguf_key(const gguf_reader *r, const char *suffix, char *key,
-                                size_t room)
+                                size_t capacity)
 {
-    snprintf(key, room, "%s.%s", r->arch, suffix);
+    snprintf(key, capacity, "%s.%s", r->arch, suffix);
     return sti_meta_find(r->s, key);
 }
 

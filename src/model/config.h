@@ -45,6 +45,6 @@ const sti_tensor *sti_config_tensor(const sti_store *s, sti_part part, int layer
                                     bool bias);
 /* Its name in this kind of file, for error messages. */
 void sti_config_tensor_name(const sti_store *s, sti_part part, int layer, bool bias,
-                            char *buf, size_t room);
+                            char *buf, size_t capacity);
 
 #endif

@@ -28,7 +28,7 @@ typedef struct sti_export_tensor {
 
 typedef struct sti_export_list {
     sti_export_tensor *tensor;
-    size_t n, room;
+    size_t n, capacity;
 } sti_export_list;
 
 typedef struct sti_export {

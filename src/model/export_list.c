@@ -9,12 +9,12 @@
 still_status sti_export_add(sti_export_list *l, const sti_export_tensor *t,
                             still_error *err)
 {
-    if (l->n == l->room) {
-        const size_t room = l->room ? 2 * l->room : 64;
-        sti_export_tensor *grown = sti_grow(l->tensor, room, sizeof *grown);
-        if (!grown) return sti_fail_memory(err, "export", room * sizeof *grown);
+    if (l->n == l->capacity) {
+        const size_t capacity = l->capacity ? 2 * l->capacity : 64;
+        sti_export_tensor *grown = sti_grow(l->tensor, capacity, sizeof *grown);
+        if (!grown) return sti_fail_memory(err, "export", capacity * sizeof *grown);
         l->tensor = grown;
-        l->room = room;
+        l->capacity = capacity;
     }
     l->tensor[l->n++] = *t;
     return STILL_OK;

@@ -22,7 +22,7 @@ typedef struct rows {
     float *b;           /* [rank] */
     float *row, *moved; /* [cols] */
     unsigned char *piece;
-    int64_t room; /* rows of a piece */
+    int64_t capacity; /* rows of a piece */
 } rows;
 
 /* A vector is one row, unless its elements change places. */
@@ -78,13 +78,13 @@ static still_status rows_new(const sti_export *x, const sti_export_tensor *t, ro
                             sti_dtype_find((int)t->b->type)->name, r->rank);
     }
     const size_t cols = (size_t)r->cols, rank = (size_t)r->rank;
-    r->room = r->dst_bytes < PIECE ? (int64_t)(PIECE / r->dst_bytes) : 1;
-    if (r->room > r->n) r->room = r->n;
+    r->capacity = r->dst_bytes < PIECE ? (int64_t)(PIECE / r->dst_bytes) : 1;
+    if (r->capacity > r->n) r->capacity = r->n;
     r->a = rank ? sti_alloc(rank * cols, sizeof *r->a) : NULL;
     r->b = rank ? sti_alloc(rank, sizeof *r->b) : NULL;
     r->row = sti_alloc(cols, sizeof *r->row);
     r->moved = sti_alloc(cols, sizeof *r->moved);
-    r->piece = sti_alloc((size_t)r->room, r->dst_bytes);
+    r->piece = sti_alloc((size_t)r->capacity, r->dst_bytes);
     if ((rank && (!r->a || !r->b)) || !r->row || !r->moved || !r->piece)
         return sti_fail_memory(err, t->name, PIECE);
     if (rank) sti_dequant(t->a->type, t->a->data, r->a, (int64_t)(rank * cols));
@@ -139,7 +139,7 @@ static still_status write_rows(sti_export *x, rows *r, sti_writer *w, still_erro
 {
     for (int64_t i = 0; i < r->n;) {
         size_t used = 0;
-        for (int64_t k = 0; k < r->room && i < r->n; k++, i++) {
+        for (int64_t k = 0; k < r->capacity && i < r->n; k++, i++) {
             make_row(r, i);
             STI_TRY(check_row(r, err));
             if (!sti_quant(r->t->type, r->row, r->piece + used, r->cols))

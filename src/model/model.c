@@ -101,13 +101,14 @@ static still_status load_weights(loader *ld)
     size_t kinds = 2u * (size_t)g->hidden + (size_t)g->heads * (size_t)g->head_dim +
                    2u * (size_t)g->kv_heads * (size_t)g->head_dim +
                    2u * (size_t)g->hidden + 2u * (size_t)g->ffn;
-    m->vectors_room = kinds * (size_t)g->layers + (size_t)g->hidden;
-    ld->vectors = sti_alloc(m->vectors_room, sizeof *ld->vectors);
+    m->vectors_capacity = kinds * (size_t)g->layers + (size_t)g->hidden;
+    ld->vectors = sti_alloc(m->vectors_capacity, sizeof *ld->vectors);
     m->layer = sti_alloc((size_t)g->layers, sizeof *m->layer);
     if (!ld->vectors || !m->layer)
-        return sti_fail_memory(ld->err, m->store.path, m->vectors_room * sizeof(float));
-    STI_TRY(
-        m->be->mem_new(m->dev, m->vectors_room * sizeof(float), &m->vectors, ld->err));
+        return sti_fail_memory(ld->err, m->store.path,
+                               m->vectors_capacity * sizeof(float));
+    STI_TRY(m->be->mem_new(m->dev, m->vectors_capacity * sizeof(float), &m->vectors,
+                           ld->err));
     /* The largest matrix first: its source pages leave memory before others come. */
     STI_TRY(load_matrix(ld, STI_PART_EMBED, 0, g->vocab, g->hidden, &m->embed));
     if (!g->tied)

@@ -24,7 +24,7 @@ typedef struct sti_scratch {
     float *h;             /* [rows, hidden]: normed */
     float *q, *q_raw, *o; /* [rows, H, D] */
     float *k, *v;         /* [rows, G, D] */
-    float *ffn;           /* [2, rows, ffn]: room for gate and up */
+    float *ffn;           /* [2, rows, ffn]: scratch for gate and up */
     float *attn_gate;     /* [rows, H, D], with an adapter */
     float *lora_x;        /* [STI_MATMUL_MAX, rows, rank], likewise */
     float *logits;        /* [head_rows, vocab] */
@@ -46,7 +46,7 @@ struct still_model {
     sti_weight embed, head; /* head is unused when tied */
     const float *final_norm;
     sti_block vectors; /* all norms and biases, as floats */
-    size_t vectors_used, vectors_room;
+    size_t vectors_used, vectors_capacity;
     sti_adapter *adapter;   /* or NULL */
     sti_adapter **stand_in; /* [n_stand_ins]: made so far (measure.c) */
     int n_stand_ins;

@@ -126,10 +126,10 @@ typedef struct builder {
     const sti_shape *shape;
     bool own;
     sti_store *s;
-    size_t room;  /* for tensors */
-    place *place; /* [room] */
+    size_t capacity; /* for tensors */
+    place *place;    /* [capacity] */
     size_t n_places, used;
-    size_t *place_of; /* [room]: of each tensor */
+    size_t *place_of; /* [capacity]: of each tensor */
 } builder;
 
 static size_t find_place(builder *b, int64_t columns, size_t bytes)
@@ -203,7 +203,7 @@ static still_status add_all(builder *b, still_error *err)
     return STILL_OK;
 }
 
-static still_status check_room(const builder *b, still_error *err)
+static still_status check_memory(const builder *b, still_error *err)
 {
     const size_t left = sti_memory_free();
     if (b->used <= left) return STILL_OK;
@@ -259,14 +259,14 @@ static still_status build(builder *b, still_error *err)
     sti_store *s = b->s;
     s->path = sti_strdup(b->shape->name);
     s->config = sti_shape_config(b->shape, "float16");
-    b->room = 3 + 12 * (size_t)b->shape->layers;
-    s->tensor = sti_alloc(b->room, sizeof *s->tensor);
-    b->place = sti_alloc(b->room, sizeof *b->place);
-    b->place_of = sti_alloc(b->room, sizeof *b->place_of);
+    b->capacity = 3 + 12 * (size_t)b->shape->layers;
+    s->tensor = sti_alloc(b->capacity, sizeof *s->tensor);
+    b->place = sti_alloc(b->capacity, sizeof *b->place);
+    b->place_of = sti_alloc(b->capacity, sizeof *b->place_of);
     if (!s->path || !s->config || !s->tensor || !b->place || !b->place_of)
-        return sti_fail_memory(err, b->shape->name, b->room * sizeof *s->tensor);
+        return sti_fail_memory(err, b->shape->name, b->capacity * sizeof *s->tensor);
     STI_TRY(add_all(b, err));
-    STI_TRY(check_room(b, err));
+    STI_TRY(check_memory(b, err));
     STI_TRY(map_file(b, err));
     fill(b);
     qsort(s->tensor, s->n_tensors, sizeof *s->tensor, by_name);

@@ -21,7 +21,7 @@ typedef struct wanted {
 typedef struct pass {
     still_model *m;
     const sti_attn_config *cfg;
-    int room; /* most rows of a pass */
+    int capacity; /* most rows of a pass */
     wanted row[MOST_ROWS];
     int n_rows;
 } pass;
@@ -137,8 +137,8 @@ static still_status want(pass *p, int row, const sti_piece *piece, int at,
              : at < piece->from)
         return STILL_OK;
     const int most = p->m->scratch.head_rows,
-              room = most < MOST_ROWS ? most : MOST_ROWS;
-    if (p->n_rows == room) STI_TRY(score_rows(p, err));
+              rows = most < MOST_ROWS ? most : MOST_ROWS;
+    if (p->n_rows == rows) STI_TRY(score_rows(p, err));
     p->row[p->n_rows++] = (wanted){row, piece, at};
     return STILL_OK;
 }
@@ -162,11 +162,11 @@ static still_status run_pass(pass *p, const sti_piece *piece, int n, int *i, int
     sti_sequence seq[MOST_SEQUENCES];
     const sti_piece *of[MOST_SEQUENCES];
     int first[MOST_SEQUENCES], n_seq = 0, rows = 0;
-    const int room = p->room;
-    while (*i < n && rows < room && n_seq < MOST_SEQUENCES) {
+    const int capacity = p->capacity;
+    while (*i < n && rows < capacity && n_seq < MOST_SEQUENCES) {
         const sti_piece *q = &piece[*i];
         int take = most_rows(q->s, q->n - *at);
-        if (take > room - rows) take = room - rows;
+        if (take > capacity - rows) take = capacity - rows;
         if (take > 0) {
             memcpy(tok + rows, q->tok + *at, (size_t)take * sizeof *tok);
             seq[n_seq] = (sti_sequence){.n = take,
@@ -203,9 +203,9 @@ still_status sti_session_feed_batch(const sti_piece *piece, int n, bool (*poll)(
     still_session *widest = piece[0].s;
     for (int i = 1; i < n; i++)
         if (piece[i].s->rows > widest->rows) widest = piece[i].s;
-    pass p = {.m = widest->model, .cfg = &widest->cfg, .room = widest->rows};
-    int32_t *tok = sti_alloc((size_t)p.room, sizeof *tok);
-    if (!tok) return sti_fail_memory(err, "rows", (size_t)p.room * sizeof *tok);
+    pass p = {.m = widest->model, .cfg = &widest->cfg, .capacity = widest->rows};
+    int32_t *tok = sti_alloc((size_t)p.capacity, sizeof *tok);
+    if (!tok) return sti_fail_memory(err, "rows", (size_t)p.capacity * sizeof *tok);
     still_status st = STILL_OK;
     for (int i = 0, at = 0; i < n && st == STILL_OK;) {
         if (poll && !poll(user))
@@ -225,10 +225,10 @@ static still_status copy_layer(still_model *m, const sti_attn_config *cfg, int l
     const sti_attn_layer l = sti_model_attn_layer(m, layer);
     const size_t row =
         (size_t)l.head_dim * (cfg->cache == STI_F32 ? sizeof(float) : sizeof(uint16_t));
-    const size_t room = (size_t)from->softmax.capacity,
-                 held = (size_t)length < room ? (size_t)length : room;
+    const size_t capacity = (size_t)from->softmax.capacity,
+                 held = (size_t)length < capacity ? (size_t)length : capacity;
     for (int g = 0; g < l.kv_heads; g++) {
-        const size_t at = (size_t)g * room * row;
+        const size_t at = (size_t)g * capacity * row;
         STI_TRY(m->be->mem_move(m->dev, (char *)to->softmax.k + at,
                                 (const char *)from->softmax.k + at, held * row, err));
         STI_TRY(m->be->mem_move(m->dev, (char *)to->softmax.v + at,

@@ -249,7 +249,7 @@ static still_status make_logits(still_session *s, int row, still_error *err)
     return sti_session_take_logits(s, 0, err);
 }
 
-static still_status check_room(const still_session *s, int n, still_error *err)
+static still_status check_limit(const still_session *s, int n, still_error *err)
 {
     if (n < 0) return sti_fail(err, STILL_E_ARG, "%d tokens cannot be fed", n);
     if (n > s->cfg.ctx - s->length)
@@ -337,7 +337,7 @@ static int rows_of(const still_session *s, int length, int left)
 static still_status feed(still_session *s, const int32_t *tok, int n,
                          const score_request *score, still_error *err)
 {
-    STI_TRY(check_room(s, n, err));
+    STI_TRY(check_limit(s, n, err));
     if (n == 0) return STILL_OK;
     STI_TRY(sti_model_check_tokens(s->model, tok, n, err));
     int rows = 0;
@@ -391,7 +391,7 @@ static still_status check_step(still_session **s, const int32_t *tok, int n,
             return sti_fail(err, STILL_E_ARG,
                             "session %d keeps its past in another way than session 0",
                             i);
-        STI_TRY(check_room(s[i], 1, err));
+        STI_TRY(check_limit(s[i], 1, err));
     }
     return sti_model_check_tokens(s[0]->model, tok, n, err);
 }
@@ -529,7 +529,7 @@ still_status still_model_bill(const still_model *m, const still_session_params *
         b.weights_mapped += rows < m->embed.src->bytes ? rows : m->embed.src->bytes;
         b.weights_resident += m->embed.own.bytes;
     }
-    b.weights_resident += m->vectors_room * sizeof(float);
+    b.weights_resident += m->vectors_capacity * sizeof(float);
     if (m->adapter)
         b.weights_resident +=
             m->adapter->n_values * sizeof(float) + m->adapter->resident;

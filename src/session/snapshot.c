@@ -127,9 +127,9 @@ static int oldest_length(const still_session *s)
 {
     int oldest = 0;
     for (int l = 0; l < s->model->cfg.layers; l++) {
-        int window = s->model->cfg.window[l], room = s->layer[l].softmax.capacity;
-        if (room >= s->cfg.ctx) continue;
-        int reach = s->length - (room - window);
+        int window = s->model->cfg.window[l], capacity = s->layer[l].softmax.capacity;
+        if (capacity >= s->cfg.ctx) continue;
+        int reach = s->length - (capacity - window);
         if (reach > oldest) oldest = reach;
     }
     return oldest;
@@ -296,7 +296,7 @@ static still_status check_head(const still_session *s, const sti_map *map,
 }
 
 /* Counts in the state index arrays, so they are checked, in a copy at `state`, before
- * anything is computed with them. layer [layers] is room. */
+ * anything is computed with them. layer [layers] is scratch. */
 static bool sound(const still_session *s, void *state, sti_attn_memory *layer,
                   int length)
 {

@@ -32,13 +32,13 @@ static inline const sti_pair *find(const sti_bpe *b, int32_t left, int32_t right
 
 still_status sti_bpe_reserve(sti_bpe *b, size_t n, still_error *err)
 {
-    size_t room = 16;
-    while (room < 2 * n) room *= 2;
-    b->slot = sti_alloc(room, sizeof *b->slot);
-    if (!b->slot) return sti_fail_memory(err, "merges", room * sizeof *b->slot);
-    b->mask = room - 1;
+    size_t capacity = 16;
+    while (capacity < 2 * n) capacity *= 2;
+    b->slot = sti_alloc(capacity, sizeof *b->slot);
+    if (!b->slot) return sti_fail_memory(err, "merges", capacity * sizeof *b->slot);
+    b->mask = capacity - 1;
     b->key = sti_hash_key_new();
-    for (size_t i = 0; i < room; i++) b->slot[i].left = -1;
+    for (size_t i = 0; i < capacity; i++) b->slot[i].left = -1;
     return STILL_OK;
 }
 
@@ -141,20 +141,21 @@ static still_status run_long(const sti_bpe *b, int32_t *sym, size_t *count,
             err, STILL_E_LIMIT,
             "%zu symbols without a place to split, at most %d can be merged", n,
             INT32_MAX / 4);
-    if (w->link_room < n) {
+    if (w->link_capacity < n) {
         int32_t *prev = sti_grow(w->prev, n, sizeof *prev);
         if (prev) w->prev = prev;
         int32_t *next = sti_grow(w->next, n, sizeof *next);
         if (next) w->next = next;
         if (!prev || !next)
             return sti_fail_memory(err, "merging", 2 * n * sizeof *prev);
-        w->link_room = n;
+        w->link_capacity = n;
     }
-    if (w->heap_room < 3 * n) { /* n - 1 pairs, and two more for each of n - 1 merges */
+    if (w->heap_capacity <
+        3 * n) { /* n - 1 pairs, and two more for each of n - 1 merges */
         uint64_t *heap = sti_grow(w->heap, 3 * n, sizeof *heap);
         if (!heap) return sti_fail_memory(err, "merging", 3 * n * sizeof *heap);
         w->heap = heap;
-        w->heap_room = 3 * n;
+        w->heap_capacity = 3 * n;
     }
     int32_t *prev = w->prev, *next = w->next;
     for (size_t i = 0; i < n; i++) {
@@ -202,13 +203,13 @@ void sti_bpe_work_free(sti_bpe_work *w)
 
 still_status sti_bpe_work_symbols(sti_bpe_work *w, size_t n, still_error *err)
 {
-    if (n <= w->sym_room) return STILL_OK;
-    size_t room = w->sym_room ? w->sym_room : 256;
-    while (room < n) room *= 2;
-    int32_t *sym = sti_grow(w->sym, room, sizeof *sym);
-    if (!sym) return sti_fail_memory(err, "encoding", room * sizeof *sym);
+    if (n <= w->sym_capacity) return STILL_OK;
+    size_t capacity = w->sym_capacity ? w->sym_capacity : 256;
+    while (capacity < n) capacity *= 2;
+    int32_t *sym = sti_grow(w->sym, capacity, sizeof *sym);
+    if (!sym) return sti_fail_memory(err, "encoding", capacity * sizeof *sym);
     w->sym = sym;
-    w->sym_room = room;
+    w->sym_capacity = capacity;
     return STILL_OK;
 }
 

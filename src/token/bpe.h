@@ -28,11 +28,11 @@ typedef struct sti_bpe {
 /* Memory of the loop for long inputs, kept from one call to the next. */
 typedef struct sti_bpe_work {
     int32_t *sym; /* symbols of a piece, also used by callers */
-    size_t sym_room;
+    size_t sym_capacity;
     int32_t *prev, *next;
-    size_t link_room;
+    size_t link_capacity;
     uint64_t *heap;
-    size_t heap_room;
+    size_t heap_capacity;
 } sti_bpe_work;
 
 void sti_bpe_free(sti_bpe *b);

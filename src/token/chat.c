@@ -252,7 +252,7 @@ still_status still_chat_render(const char *chat_template, const still_message *m
         render_llama3(&b, chat_template, msg, n, add_generation_prompt);
     else
         st = render_mistral(&b, chat_template, msg, n, err);
-    if (st == STILL_OK && b.failed) st = sti_fail_memory(err, "chat", b.room);
+    if (st == STILL_OK && b.failed) st = sti_fail_memory(err, "chat", b.capacity);
     if (st != STILL_OK)
         sti_buf_free(&b);
     else

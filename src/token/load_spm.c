@@ -81,7 +81,7 @@ static still_status broken(still_error *err, const char *what)
 
 typedef struct scores {
     float *p;
-    size_t room;
+    size_t capacity;
 } scores;
 
 static still_status read_piece(still_tokenizer *tk, reader r, scores *s,
@@ -101,12 +101,13 @@ static still_status read_piece(still_tokenizer *tk, reader r, scores *s,
         return sti_fail(err, STILL_E_FORMAT,
                         "SentencePiece model: piece %zu has type %llu, expected 1 to 6",
                         id, (unsigned long long)type);
-    if (!s->p || id >= s->room) {
-        size_t room = s->room ? 2 * s->room : 1024;
-        float *p = sti_grow(s->p, room, sizeof *p);
-        if (!p) return sti_fail_memory(err, "SentencePiece scores", room * sizeof *p);
+    if (!s->p || id >= s->capacity) {
+        size_t capacity = s->capacity ? 2 * s->capacity : 1024;
+        float *p = sti_grow(s->p, capacity, sizeof *p);
+        if (!p)
+            return sti_fail_memory(err, "SentencePiece scores", capacity * sizeof *p);
         s->p = p;
-        s->room = room;
+        s->capacity = capacity;
     }
     memcpy(&s->p[id], &score_bits, sizeof score_bits);
     return sti_tokenizer_add_spm(tk, (const char *)text.p, text.n, (sti_kind)type, err);

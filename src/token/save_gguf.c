@@ -12,10 +12,10 @@ typedef struct strings {
     size_t n;
 } strings;
 
-static still_status strings_new(strings *l, size_t room, still_error *err)
+static still_status strings_new(strings *l, size_t capacity, still_error *err)
 {
-    *l = (strings){.s = sti_alloc(room ? room : 1, sizeof *l->s)};
-    return l->s ? STILL_OK : sti_fail_memory(err, "tokenizer", room * sizeof *l->s);
+    *l = (strings){.s = sti_alloc(capacity ? capacity : 1, sizeof *l->s)};
+    return l->s ? STILL_OK : sti_fail_memory(err, "tokenizer", capacity * sizeof *l->s);
 }
 
 static void strings_add(strings *l, const char *p, size_t n)

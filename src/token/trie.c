@@ -29,23 +29,23 @@ static void put(sti_trie *t, int32_t k)
 /* Room for twice as many nodes, at least 64, in a table half as full again. */
 static bool grow(sti_trie *t)
 {
-    const size_t room = t->room ? 2 * (size_t)t->room : 64;
-    sti_trie_node *node = sti_grow(t->node, room, sizeof *node);
+    const size_t capacity = t->capacity ? 2 * (size_t)t->capacity : 64;
+    sti_trie_node *node = sti_grow(t->node, capacity, sizeof *node);
     if (node) t->node = node;
-    int32_t *slot = node ? sti_alloc(2 * room, sizeof *slot) : NULL;
+    int32_t *slot = node ? sti_alloc(2 * capacity, sizeof *slot) : NULL;
     if (!slot) return false;
-    if (!t->room) t->key = sti_hash_key_new();
+    if (!t->capacity) t->key = sti_hash_key_new();
     free(t->slot);
     t->slot = slot;
-    t->mask = 2 * room - 1;
-    t->room = (int)room;
+    t->mask = 2 * capacity - 1;
+    t->capacity = (int)capacity;
     for (int32_t k = 1; k < t->n; k++) put(t, k);
     return true;
 }
 
 static int32_t new_node(sti_trie *t, int32_t parent, unsigned char byte)
 {
-    if (t->n == t->room && !grow(t)) return -1;
+    if (t->n == t->capacity && !grow(t)) return -1;
     t->node[t->n] = (sti_trie_node){parent, 0, -1, -1, byte};
     if (t->n) put(t, t->n);
     return t->n++;
@@ -66,7 +66,7 @@ still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id, bool
     }
     if (at < 0)
         return sti_fail_memory(err, "special tokens",
-                               2 * (size_t)t->room * sizeof *t->node);
+                               2 * (size_t)t->capacity * sizeof *t->node);
     if (t->node[at].any < 0) {
         t->node[at].any = id;
         t->node[at].user = user ? id : -1;
@@ -85,7 +85,7 @@ void sti_trie_free(sti_trie *t)
 
 size_t sti_trie_bytes(const sti_trie *t)
 {
-    return (size_t)t->room * (sizeof *t->node + 2 * sizeof *t->slot);
+    return (size_t)t->capacity * (sizeof *t->node + 2 * sizeof *t->slot);
 }
 
 /* ---- Where to go on when a byte leads nowhere ----------------------------- */
@@ -134,12 +134,12 @@ still_status sti_trie_finish(sti_trie *t, still_error *err)
 
 static bool push(sti_trie_hits *h, size_t start, int32_t id)
 {
-    if (h->n == h->room) {
-        const size_t room = h->room ? 2 * h->room : 64;
-        sti_trie_hit *hit = sti_grow(h->hit, room, sizeof *hit);
+    if (h->n == h->capacity) {
+        const size_t capacity = h->capacity ? 2 * h->capacity : 64;
+        sti_trie_hit *hit = sti_grow(h->hit, capacity, sizeof *hit);
         if (!hit) return false;
         h->hit = hit;
-        h->room = room;
+        h->capacity = capacity;
     }
     h->hit[h->n++] = (sti_trie_hit){start, id};
     return true;
@@ -159,7 +159,7 @@ still_status sti_trie_scan(const sti_trie *t, const char *p, size_t n, bool cont
         const int32_t id = control ? t->node[at].any : t->node[at].user;
         if (id >= 0 && !push(out, i, id))
             return sti_fail_memory(err, "places of special tokens",
-                                   2 * out->room * sizeof *out->hit);
+                                   2 * out->capacity * sizeof *out->hit);
     }
     return STILL_OK;
 }

@@ -24,7 +24,7 @@ typedef struct sti_trie_node {
 
 typedef struct sti_trie {
     sti_trie_node *node; /* [n] node 0 is the root */
-    int n, room;
+    int n, capacity;
     int32_t *slot; /* [mask+1] nodes by parent and byte, 0: empty */
     size_t mask;
     sti_hash_key key;
@@ -49,7 +49,7 @@ typedef struct sti_trie_hit {
 
 typedef struct sti_trie_hits {
     sti_trie_hit *hit;
-    size_t n, room;
+    size_t n, capacity;
 } sti_trie_hits;
 
 /* All places of p[0..n), in memory kept from one call to the next. Tokens that are not

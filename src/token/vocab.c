@@ -24,31 +24,33 @@ void sti_vocab_free(sti_vocab *v)
 
 size_t sti_vocab_bytes(const sti_vocab *v)
 {
-    size_t tokens = (size_t)v->room * (sizeof *v->at + sizeof *v->kind);
+    size_t tokens = (size_t)v->capacity * (sizeof *v->at + sizeof *v->kind);
     size_t slots = v->slot ? (v->mask + 1) * sizeof *v->slot : 0;
-    return v->text_room + tokens + slots;
+    return v->text_capacity + tokens + slots;
 }
 
 static still_status grow_table(sti_vocab *v, size_t n, still_error *err)
 {
-    if (v->n + 1 >= v->room) {
-        int room = v->room ? 2 * v->room : 1024;
-        uint32_t *at = sti_grow(v->at, (size_t)room, sizeof *at);
-        if (!at) return sti_fail_memory(err, "vocabulary", (size_t)room * sizeof *at);
+    if (v->n + 1 >= v->capacity) {
+        int capacity = v->capacity ? 2 * v->capacity : 1024;
+        uint32_t *at = sti_grow(v->at, (size_t)capacity, sizeof *at);
+        if (!at)
+            return sti_fail_memory(err, "vocabulary", (size_t)capacity * sizeof *at);
         v->at = at;
-        unsigned char *kind = sti_grow(v->kind, (size_t)room, sizeof *kind);
-        if (!kind) return sti_fail_memory(err, "vocabulary", (size_t)room);
+        unsigned char *kind = sti_grow(v->kind, (size_t)capacity, sizeof *kind);
+        if (!kind) return sti_fail_memory(err, "vocabulary", (size_t)capacity);
         v->kind = kind;
-        v->room = room;
+        v->capacity = capacity;
         at[v->n] = (uint32_t)v->bytes;
     }
-    if (v->bytes + n >= v->text_room) { /* never empty: empty tokens point there too */
-        size_t room = v->text_room ? v->text_room : 4096;
-        while (room <= v->bytes + n) room *= 2;
-        char *text = sti_grow(v->text, room, 1);
-        if (!text) return sti_fail_memory(err, "vocabulary text", room);
+    if (v->bytes + n >=
+        v->text_capacity) { /* never empty: empty tokens point there too */
+        size_t capacity = v->text_capacity ? v->text_capacity : 4096;
+        while (capacity <= v->bytes + n) capacity *= 2;
+        char *text = sti_grow(v->text, capacity, 1);
+        if (!text) return sti_fail_memory(err, "vocabulary text", capacity);
         v->text = text;
-        v->text_room = room;
+        v->text_capacity = capacity;
     }
     return STILL_OK;
 }
@@ -100,15 +102,15 @@ static void put(sti_vocab *v, int32_t id)
 
 still_status sti_vocab_index(sti_vocab *v, still_error *err)
 {
-    size_t room = 16;
-    while (room < 2 * (size_t)v->n) room *= 2;
-    sti_vocab_slot *slot = sti_alloc(room, sizeof *slot);
-    if (!slot) return sti_fail_memory(err, "vocabulary index", room * sizeof *slot);
+    size_t capacity = 16;
+    while (capacity < 2 * (size_t)v->n) capacity *= 2;
+    sti_vocab_slot *slot = sti_alloc(capacity, sizeof *slot);
+    if (!slot) return sti_fail_memory(err, "vocabulary index", capacity * sizeof *slot);
     free(v->slot);
     v->slot = slot;
     v->key = sti_hash_key_new();
-    v->mask = room - 1;
-    for (size_t i = 0; i < room; i++) slot[i].id = -1;
+    v->mask = capacity - 1;
+    for (size_t i = 0; i < capacity; i++) slot[i].id = -1;
     for (int32_t id = 0; id < v->n; id++) put(v, id);
     return STILL_OK;
 }

@@ -34,9 +34,9 @@ typedef struct sti_vocab_slot {
 } sti_vocab_slot;
 
 typedef struct sti_vocab {
-    int n, room;
+    int n, capacity;
     char *text; /* all tokens, one after the other */
-    size_t bytes, text_room;
+    size_t bytes, text_capacity;
     uint32_t *at;         /* [n+1] token i is text[at[i] .. at[i+1]) */
     unsigned char *kind;  /* [n] sti_kind */
     sti_vocab_slot *slot; /* [mask+1] tokens that text can become */

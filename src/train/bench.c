@@ -73,16 +73,16 @@ still_status still_bench_train(still_model *m, const still_bench_params *p,
                            .tokens = tokens * (uint64_t)(n + WARM_STEPS),
                            .seed = p->seed}};
     const size_t L = (size_t)m->cfg.layers;
-    double *room = sti_alloc(2 * L + (size_t)n, sizeof *room);
-    if (!room) return sti_fail_memory(err, "benchmark", (size_t)n * sizeof *room);
-    sti_tally tally = {.err2 = room, .ref2 = room + L};
+    double *scratch = sti_alloc(2 * L + (size_t)n, sizeof *scratch);
+    if (!scratch) return sti_fail_memory(err, "benchmark", (size_t)n * sizeof *scratch);
+    sti_tally tally = {.err2 = scratch, .ref2 = scratch + L};
     (void)sti_model_peak(m, true);
-    still_status st = run(&t, p, n, room + 2 * L, &tally, err);
+    still_status st = run(&t, p, n, scratch + 2 * L, &tally, err);
     if (st == STILL_OK) {
         *out = (still_bench_result){.tokens = tokens, .peak = sti_model_peak(m, false)};
-        sum_up(room + 2 * L, n, out);
+        sum_up(scratch + 2 * L, n, out);
     }
     sti_trainer_end(&t, st);
-    free(room);
+    free(scratch);
     return st;
 }

@@ -122,9 +122,10 @@ static still_status open_cache(const still_tokenizer *tk, const char *path,
  * characters: the text comes from a file. */
 static void describe_broken(sti_data_report *r, const char *path, const char *what)
 {
-    size_t room = sizeof r->first_broken - strlen(what) - sizeof ": ", n = strlen(path);
+    size_t capacity = sizeof r->first_broken - strlen(what) - sizeof ": ",
+           n = strlen(path);
     snprintf(r->first_broken, sizeof r->first_broken, "%s: %s",
-             n > room ? path + n - room : path, what);
+             n > capacity ? path + n - capacity : path, what);
     for (char *c = r->first_broken; *c; c++)
         if ((unsigned char)*c < ' ' || *c == 0x7F) *c = '?';
 }

@@ -12,21 +12,21 @@
 typedef struct document {
     const still_tokenizer *tk;
     int32_t *ids;
-    uint32_t *entry; /* both [room] */
-    size_t n, room;  /* n counts ids */
+    uint32_t *entry;    /* both [capacity] */
+    size_t n, capacity; /* n counts ids */
 } document;
 
 /* Room for n ids, a BOS and an EOS. */
 static still_status grow_document(document *d, size_t n, still_error *err)
 {
-    if (n < d->room && d->room - n >= 2) return STILL_OK;
-    size_t room = n + n / 2 + 1024;
-    int32_t *ids = sti_grow(d->ids, room, sizeof *ids);
+    if (n < d->capacity && d->capacity - n >= 2) return STILL_OK;
+    size_t capacity = n + n / 2 + 1024;
+    int32_t *ids = sti_grow(d->ids, capacity, sizeof *ids);
     if (ids) d->ids = ids;
-    uint32_t *entry = ids ? sti_grow(d->entry, room, sizeof *entry) : NULL;
+    uint32_t *entry = ids ? sti_grow(d->entry, capacity, sizeof *entry) : NULL;
     if (entry) d->entry = entry;
-    if (!entry) return sti_fail_memory(err, "tokens", room * sizeof *ids);
-    d->room = room;
+    if (!entry) return sti_fail_memory(err, "tokens", capacity * sizeof *ids);
+    d->capacity = capacity;
     return STILL_OK;
 }
 
@@ -34,7 +34,7 @@ static still_status encode(document *d, const char *text, size_t n, still_error 
 {
     STI_TRY(grow_document(d, n / 3, err)); /* ids are four bytes long on average */
     for (;;) {
-        size_t cap = d->room - 2;
+        size_t cap = d->capacity - 2;
         STI_TRY(still_tokenizer_encode(d->tk, text, n, 0, d->ids, cap, &d->n, err));
         if (d->n <= cap) return STILL_OK;
         STI_TRY(grow_document(d, d->n, err));

@@ -34,12 +34,12 @@ typedef struct sti_acts {
 
 /* Gradients on their way back, one layer's worth. */
 typedef struct sti_grads {
-    float *dh;                      /* [M, hidden]; room of the feed-forward, too */
+    float *dh;                      /* [M, hidden]; scratch of the feed-forward, too */
     float *dq, *dk, *dv;            /* [M, H D], [M, G D] twice */
     float *dgate, *dy;              /* [M, H D] */
     float *dlora_x[STI_MATMUL_MAX]; /* [M, rank] each: of additions to one input */
     float *dropped;                 /* [M, max(hidden, H D)]: an input after dropout */
-    float *feed; /* [2, M, ffn]: room of the feed-forward, both ways */
+    float *feed; /* [2, M, ffn]: scratch of the feed-forward, both ways */
 } sti_grads;
 
 /* A batch of sequences and who computes it. */

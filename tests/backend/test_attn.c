@@ -12,7 +12,7 @@ typedef struct shape {
 /* A session's whole life: inputs of T tokens, the cache, and the outputs. */
 typedef struct session {
     shape s;
-    int room, past;
+    int capacity, past;
     float *q, *k, *v, *o;
     void *K, *V;
 } session;
@@ -27,21 +27,21 @@ static sti_dev *dev_for(const char *isa, int threads, shape s)
                                           .head_dim = s.D});
 }
 
-static session open_session(shape s, int room, uint32_t seed)
+static session open_session(shape s, int capacity, uint32_t seed)
 {
     size_t nq = (size_t)(s.T * s.H * s.D), nk = (size_t)(s.T * s.G * s.D);
     size_t size = s.cache == STI_F16 ? 2 : 4;
-    session x = {.s = s, .room = room};
+    session x = {.s = s, .capacity = capacity};
     x.q = floats(nq, s.gain, seed);
     x.k = floats(nk, 1, seed + 1);
     x.v = floats(nk, 1, seed + 2);
     x.o = floats(nq, 0, 0);
-    x.K = sti_alloc((size_t)(s.G * room * s.D), size);
-    x.V = sti_alloc((size_t)(s.G * room * s.D), size);
+    x.K = sti_alloc((size_t)(s.G * capacity * s.D), size);
+    x.V = sti_alloc((size_t)(s.G * capacity * s.D), size);
     assert_true(x.K && x.V);
     /* Rows no one wrote must not matter. */
-    memset(x.K, 0xff, (size_t)(s.G * room * s.D) * size);
-    memset(x.V, 0xff, (size_t)(s.G * room * s.D) * size);
+    memset(x.K, 0xff, (size_t)(s.G * capacity * s.D) * size);
+    memset(x.V, 0xff, (size_t)(s.G * capacity * s.D) * size);
     return x;
 }
 
@@ -62,7 +62,8 @@ static void feed(sti_dev *dev, session *const *x, const int *n, int count)
     sti_attn_segment seg[8];
     int M = 0;
     for (int i = 0; i < count; i++) {
-        seg[i] = (sti_attn_segment){M, n[i], x[i]->past, x[i]->K, x[i]->V, x[i]->room};
+        seg[i] =
+            (sti_attn_segment){M, n[i], x[i]->past, x[i]->K, x[i]->V, x[i]->capacity};
         M += n[i];
     }
     size_t rq = (size_t)(s.H * s.D), rk = (size_t)(s.G * s.D);

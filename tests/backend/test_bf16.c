@@ -70,7 +70,7 @@ static void test_products(void **state)
     static const sti_dtype type[] = {STI_F32,  STI_F16,  STI_BF16,
                                      STI_Q4_1, STI_Q8_0, STI_Q6_K};
     sti_dev *dev = new_dev(K);
-    float x[M * K], y[M * N], before[M * N], g[K], room[M * K];
+    float x[M * K], y[M * N], before[M * N], g[K], capacity[M * K];
     fill(x, M * K, 1, 1);
     fill(g, K, 2, 2);
     for (size_t t = 0; t < sizeof type / sizeof *type; t++) {
@@ -90,10 +90,10 @@ static void test_products(void **state)
                                  .accumulate = form == 1,
                                  .norm = form == 2 ? g : NULL,
                                  .eps = 1e-5f,
-                                 .normed = room};
+                                 .normed = capacity};
             assert_int_equal(bf16()->matmul(dev, &a, &err), STILL_OK);
             for (size_t i = 0; i < M * N; i++) {
-                const float *row = (form == 2 ? room : x) + i / N * K;
+                const float *row = (form == 2 ? capacity : x) + i / N * K;
                 const double sum = dot(row, s.value + i % N * K, K);
                 const double want =
                     form == 1 ? (double)before[i] + (double)rounded(sum) : sum;

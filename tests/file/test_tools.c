@@ -19,14 +19,14 @@ static int remove_dir(void **state)
 }
 
 /* Exit status of `command`, its stderr in `text`. */
-static int run(char *text, size_t room, const char *command)
+static int run(char *text, size_t capacity, const char *command)
 {
     char line[512];
     snprintf(line, sizeof line, "PATH=%s:$PATH; %s 2>&1 >/dev/null", STILL_TOOLS,
              command);
     FILE *p = popen(line, "r");
     assert_non_null(p);
-    text[fread(text, 1, room - 1, p)] = 0;
+    text[fread(text, 1, capacity - 1, p)] = 0;
     int status = pclose(p);
     assert_true(WIFEXITED(status));
     return WEXITSTATUS(status);

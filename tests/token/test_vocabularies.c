@@ -56,9 +56,9 @@ static void test_golden(void **state)
     FILE *f = fopen(v->golden, "r");
     assert_non_null(f);
     char *line = NULL;
-    size_t room = 0;
+    size_t capacity = 0;
     int n = 0;
-    for (ssize_t len; (len = getline(&line, &room, f)) > 0;) {
+    for (ssize_t len; (len = getline(&line, &capacity, f)) > 0;) {
         json_t *o = json_loadb(line, (size_t)len, JSON_ALLOW_NUL, NULL);
         assert_non_null(o);
         check_line(tk, v, o, ++n);

@@ -30,11 +30,12 @@ static inline int32_t *encode(const still_tokenizer *tk, const char *text, size_
     still_error err;
     assert_int_equal(still_tokenizer_encode(tk, text, n, flags, NULL, 0, count, &err),
                      STILL_OK);
-    size_t again, room = *count;
-    int32_t *ids = malloc((room + 1) * sizeof *ids);
+    size_t again, capacity = *count;
+    int32_t *ids = malloc((capacity + 1) * sizeof *ids);
     assert_non_null(ids);
     assert_int_equal(
-        still_tokenizer_encode(tk, text, n, flags, ids, room, &again, &err), STILL_OK);
+        still_tokenizer_encode(tk, text, n, flags, ids, capacity, &again, &err),
+        STILL_OK);
     assert_int_equal(again, *count);
     return ids;
 }

@@ -157,7 +157,7 @@ static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
 {
     still_error err;
     size_t limit = (size_t)still_session_limit(c->session);
-    size_t room = (size_t)c->o->n < limit / 4 ? (size_t)c->o->n : limit / 4;
+    size_t capacity = (size_t)c->o->n < limit / 4 ? (size_t)c->o->n : limit / 4;
     int dropped = 0;
     for (;;) {
         bool fresh;
@@ -171,7 +171,7 @@ static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
             return status;
         }
         size_t held = fresh ? 0 : (size_t)still_session_length(c->session);
-        if (held + *n + room <= limit) {
+        if (held + *n + capacity <= limit) {
             if (fresh) go_back(c, *ids, n);
             if (dropped && !c->o->quiet)
                 fprintf(stderr,
@@ -188,7 +188,7 @@ static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
             return cli_fail(
                 "the message has %zu tokens, the context holds %zu of which "
                 "%zu are kept for the reply: shorten it or raise --ctx",
-                *n, limit, room);
+                *n, limit, capacity);
         dropped++;
     }
 }
@@ -288,11 +288,11 @@ static int slash(chat *c, const char *line, bool *leave)
 static int converse(chat *c)
 {
     char *line = NULL;
-    size_t room = 0;
+    size_t capacity = 0;
     int status = CLI_OK;
     for (bool leave = false; !leave && cli_flush();) {
         if (c->tty) fputs("> ", stderr);
-        ssize_t n = getline(&line, &room, stdin);
+        ssize_t n = getline(&line, &capacity, stdin);
         if (n < 0) {
             if (c->tty) fputc('\n', stderr);
             if (cli_interrupted()) status = CLI_INTERRUPTED;

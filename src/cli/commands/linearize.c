@@ -215,14 +215,14 @@ static void on_note(void *user, const char *line)
 
 /* ---- The plan ------------------------------------------------------------ */
 
-static void print_time(char *out, size_t room, double s)
+static void print_time(char *out, size_t capacity, double s)
 {
     if (s < 120)
-        snprintf(out, room, "%.0f s", s);
+        snprintf(out, capacity, "%.0f s", s);
     else if (s < 7200)
-        snprintf(out, room, "%.0f min", s / 60);
+        snprintf(out, capacity, "%.0f min", s / 60);
     else
-        snprintf(out, room, "%.1f h", s / 3600);
+        snprintf(out, capacity, "%.1f h", s / 3600);
 }
 
 static int show_plan(const job *j, const still_train_plan *plan)

@@ -69,18 +69,18 @@ typedef struct source {
 } source;
 
 /* *got 0 at the end. */
-static still_status read_some(source *s, void *p, size_t room, size_t *got,
+static still_status read_some(source *s, void *p, size_t capacity, size_t *got,
                               still_error *err)
 {
     if (s->file) {
-        *got = fread(p, 1, room, s->file);
+        *got = fread(p, 1, capacity, s->file);
         if (ferror(s->file))
             return sti_fail(err, STILL_E_IO, "%s: %s", s->path, strerror(errno));
         return STILL_OK;
     }
-    if (s->left < room) room = (size_t)s->left;
-    const int n = room ? gzread(s->archive, p, (unsigned)room) : 0;
-    if (n < 0 || (n == 0 && room))
+    if (s->left < capacity) capacity = (size_t)s->left;
+    const int n = capacity ? gzread(s->archive, p, (unsigned)capacity) : 0;
+    if (n < 0 || (n == 0 && capacity))
         return sti_fail(err, STILL_E_FORMAT, "%s: ends early, or is damaged", s->path);
     s->left -= (uint64_t)n;
     *got = (size_t)n;

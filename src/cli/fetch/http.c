@@ -22,7 +22,7 @@ typedef struct transfer {
 
 /* The value of a header line if it is the one named, trimmed, in out. */
 static bool header_is(const char *line, size_t n, const char *name, char *out,
-                      size_t room)
+                      size_t capacity)
 {
     size_t length = strlen(name);
     if (n <= length || strncasecmp(line, name, length) != 0 || line[length] != ':')
@@ -31,7 +31,7 @@ static bool header_is(const char *line, size_t n, const char *name, char *out,
     while (value < end && (*value == ' ' || *value == '\t')) value++;
     while (end > value && (unsigned char)end[-1] <= ' ') end--;
     size_t m = (size_t)(end - value);
-    if (m >= room) m = 0; /* a tag this long is not one to rely on */
+    if (m >= capacity) m = 0; /* a tag this long is not one to rely on */
     memcpy(out, value, m);
     out[m] = 0;
     return true;

@@ -155,9 +155,9 @@ typedef struct set {
     /* Of the sample that is being made. */
     sti_buf noise, context;
     cut *sentence;
-    size_t n_sentences, room;
+    size_t n_sentences, capacity;
     int32_t *ids; /* of the last sentence, which is cut to fit */
-    size_t n_ids, ids_room;
+    size_t n_ids, ids_capacity;
 } set;
 
 static uint64_t context_size(int length)
@@ -315,12 +315,12 @@ static bool next_sentence(set *s, const char **p, size_t *n)
 /* Appends " sentence" to s->noise and encodes it into s->ids. */
 static still_status add_sentence(set *s, const char *p, size_t n, still_error *err)
 {
-    if (s->n_sentences == s->room) {
-        const size_t room = s->room ? 2 * s->room : 64;
-        cut *grown = sti_grow(s->sentence, room, sizeof *grown);
-        if (!grown) return sti_fail_memory(err, s->name, room * sizeof *grown);
+    if (s->n_sentences == s->capacity) {
+        const size_t capacity = s->capacity ? 2 * s->capacity : 64;
+        cut *grown = sti_grow(s->sentence, capacity, sizeof *grown);
+        if (!grown) return sti_fail_memory(err, s->name, capacity * sizeof *grown);
         s->sentence = grown;
-        s->room = room;
+        s->capacity = capacity;
     }
     const size_t at = s->noise.n;
     sti_buf_puts(&s->noise, " ");
@@ -329,24 +329,25 @@ static still_status add_sentence(set *s, const char *p, size_t n, still_error *e
     s->sentence[s->n_sentences++] = (cut){at + 1, n};
     for (;;) {
         STI_TRY(still_tokenizer_encode(s->p.tk, s->noise.p + at, n + 1, 0, s->ids,
-                                       s->ids_room, &s->n_ids, err));
-        if (s->n_ids <= s->ids_room) return STILL_OK;
+                                       s->ids_capacity, &s->n_ids, err));
+        if (s->n_ids <= s->ids_capacity) return STILL_OK;
         int32_t *grown = sti_grow(s->ids, s->n_ids, sizeof *grown);
         if (!grown) return sti_fail_memory(err, s->name, s->n_ids * sizeof *grown);
         s->ids = grown;
-        s->ids_room = s->n_ids;
+        s->ids_capacity = s->n_ids;
     }
 }
 
-/* Sentences until `room` tokens are full. *keep: tokens of the last that still fit.
+/* Sentences until `capacity` tokens are full. *keep: tokens of the last that still fit.
  * Pieces have a few tokens more or less than the whole they make, so a last sentence
  * must have some to spare; one that ends too near the border is left out. */
-static still_status fill_noise(set *s, uint64_t room, uint64_t *keep, still_error *err)
+static still_status fill_noise(set *s, uint64_t capacity, uint64_t *keep,
+                               still_error *err)
 {
     sti_buf_clear(&s->noise);
     s->n_sentences = 0;
     int barren = 0; /* excerpts in a row that gave nothing */
-    for (uint64_t used = 0; used < room;) {
+    for (uint64_t used = 0; used < capacity;) {
         const char *p;
         size_t n;
         uint64_t tokens;
@@ -361,7 +362,7 @@ static still_status fill_noise(set *s, uint64_t room, uint64_t *keep, still_erro
         STI_TRY(sti_generated_tokens(s->p.tk, p, n, &tokens, err));
         if (tokens < LEAST_TOKENS) continue;
         STI_TRY(add_sentence(s, p, n, err));
-        *keep = room - used;
+        *keep = capacity - used;
         if (s->n_ids >= *keep && s->n_ids < *keep + SPARE) {
             s->noise.n = s->sentence[--s->n_sentences].start - 1;
         } else {

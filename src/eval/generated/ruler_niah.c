@@ -249,11 +249,11 @@ static void put_first_words(const niah *own, uint32_t n, sti_buf *out)
  * sentences i..j-1 joined by spaces are the bytes [first[i], first[j] - 1). */
 static size_t *find_sentences(const sti_buf *text, size_t *count)
 {
-    size_t room = 64, n = 0, at = 0, start, end;
-    size_t *first = sti_alloc(room, sizeof *first);
+    size_t capacity = 64, n = 0, at = 0, start, end;
+    size_t *first = sti_alloc(capacity, sizeof *first);
     while (first && sti_sentence_next(text->p, text->n, true, &at, &start, &end)) {
-        if (n + 1 == room) {
-            size_t *grown = sti_grow(first, room *= 2, sizeof *first);
+        if (n + 1 == capacity) {
+            size_t *grown = sti_grow(first, capacity *= 2, sizeof *first);
             if (!grown) free(first);
             first = grown;
         }

@@ -23,14 +23,14 @@ typedef struct question {
 typedef struct qa {
     json_t *records;
     char **raw;
-    size_t n_raw, raw_room;
+    size_t n_raw, raw_capacity;
     size_t *first; /* [records + 1] */
-    size_t first_room;
+    size_t first_capacity;
     uint32_t *id;     /* [n_raw] */
     const char **doc; /* [n_docs], in order of their bytes */
     uint32_t n_docs;
     question *question;
-    size_t n_questions, question_room;
+    size_t n_questions, question_capacity;
     bool hotpot;
 } qa;
 
@@ -38,12 +38,12 @@ typedef struct qa {
 
 /* The array, with room for one more element; NULL, and the old one intact, if there is
  * no memory. */
-static void *reserve(void *array, size_t n, size_t *room, size_t size)
+static void *reserve(void *array, size_t n, size_t *capacity, size_t size)
 {
-    if (n < *room) return array;
-    const size_t wanted = *room ? 2 * *room : 256;
+    if (n < *capacity) return array;
+    const size_t wanted = *capacity ? 2 * *capacity : 256;
     void *grown = sti_grow(array, wanted, size);
-    if (grown) *room = wanted;
+    if (grown) *capacity = wanted;
     return grown;
 }
 
@@ -51,7 +51,7 @@ static void *reserve(void *array, size_t n, size_t *room, size_t size)
 static still_status add_document(qa *own, char *text, still_error *err)
 {
     char **raw =
-        text ? reserve(own->raw, own->n_raw, &own->raw_room, sizeof *raw) : NULL;
+        text ? reserve(own->raw, own->n_raw, &own->raw_capacity, sizeof *raw) : NULL;
     if (!raw) {
         free(text);
         return sti_fail_memory(err, "documents", own->n_raw * sizeof *raw);
@@ -67,7 +67,7 @@ static still_status add_question(qa *own, const char *text, const json_t *answer
                                  still_error *err)
 {
     const size_t n = own->n_questions;
-    question *q = reserve(own->question, n, &own->question_room, sizeof *q);
+    question *q = reserve(own->question, n, &own->question_capacity, sizeof *q);
     if (!q) return sti_fail_memory(err, "questions", n * sizeof *q);
     own->question = q;
     q[own->n_questions++] =
@@ -131,7 +131,7 @@ static still_status add_record(void *user, json_t *rec, still_error *err)
 {
     qa *own = user;
     const size_t n = json_array_size(own->records);
-    size_t *first = reserve(own->first, n + 1, &own->first_room, sizeof *first);
+    size_t *first = reserve(own->first, n + 1, &own->first_capacity, sizeof *first);
     if (!first) return sti_fail_memory(err, "records", n * sizeof *first);
     own->first = first;
     if (json_array_append(own->records, rec) != 0)

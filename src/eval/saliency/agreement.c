@@ -51,13 +51,13 @@ static double correlation(const double *x, const double *y, int n)
 }
 
 /* The memory of a comparison, for chunks of C tokens. */
-typedef struct room {
+typedef struct scratch {
     scored *x, *y;           /* [C]: tokens in order of either score */
     double *rank_x, *rank_y; /* [C] */
     bool *chosen;            /* [C] */
-} room;
+} scratch;
 
-static void carve_scratch(size_t C, sti_carve *c, room *r)
+static void carve_scratch(size_t C, sti_carve *c, scratch *r)
 {
     r->x = sti_carve_take(c, C, sizeof *r->x);
     r->y = sti_carve_take(c, C, sizeof *r->y);
@@ -68,7 +68,7 @@ static void carve_scratch(size_t C, sti_carve *c, room *r)
 
 /* How many of the `select` first tokens of both orders are the same; marks those of x.
  */
-static int common(const room *r, int chunk, int select)
+static int common(const scratch *r, int chunk, int select)
 {
     int n = 0;
     for (int i = 0; i < chunk; i++) r->chosen[r->x[i].token] = i < select;
@@ -77,7 +77,7 @@ static int common(const room *r, int chunk, int select)
 }
 
 /* The share of all scores of y that the `select` first tokens of x have. */
-static double captured(const room *r, int chunk, int select)
+static double captured(const scratch *r, int chunk, int select)
 {
     double all = 0, part = 0;
     for (int i = 0; i < chunk; i++) {
@@ -95,7 +95,7 @@ still_status sti_saliency_agreement(const float *a, const float *b, int chunk,
     const size_t C = (size_t)chunk;
     sti_carve c = {0};
     sti_block block;
-    room r;
+    scratch r;
     carve_scratch(C, &c, &r);
     if (!sti_block_new(&block, c.used)) return sti_fail_memory(err, "ranks", c.used);
     c = (sti_carve){.base = block.p};

@@ -197,8 +197,8 @@ static still_status measure(run *r, int layer, still_error *err)
 static still_status run_layers(run *r, const int32_t *tok, still_error *err)
 {
     still_model *m = r->m;
-    /* Nothing goes back: what is kept of a layer is room for its feed-forward. */
-    sti_grads room = {.dh = r->acts.h, .feed = r->acts.feed};
+    /* Nothing goes back: what is kept of a layer is scratch for its feed-forward. */
+    sti_grads scratch = {.dh = r->acts.h, .feed = r->acts.feed};
     const sti_layer_job job = {.m = m,
                                .cfg = &r->cfg,
                                .adapter = m->adapter,
@@ -206,7 +206,7 @@ static still_status run_layers(run *r, const int32_t *tok, still_error *err)
                                .want = STI_WANT_OUTPUT,
                                .batch = &r->batch,
                                .acts = &r->acts,
-                               .back = &room};
+                               .back = &scratch};
     STI_TRY(m->be->embed(
         m->dev,
         &(sti_embed_args){.w = &m->embed, .tok = tok, .M = r->batch.T, .y = r->x},

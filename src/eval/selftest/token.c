@@ -104,24 +104,24 @@ static bool ends_with(const char *s, const char *tail)
 }
 
 /* Looks for v at `where`: the file itself, or a place under the folder. */
-static bool look_at(const vocabulary *v, const char *where, char *path, size_t room)
+static bool look_at(const vocabulary *v, const char *where, char *path, size_t capacity)
 {
     struct stat st;
     if (!where || stat(where, &st) != 0) return false;
     for (size_t i = 0; i < 5 && v->place[i]; i++) {
         if (S_ISREG(st.st_mode)) {
             if (!ends_with(where, v->place[i])) continue;
-            return snprintf(path, room, "%s", where) < (int)room;
+            return snprintf(path, capacity, "%s", where) < (int)capacity;
         }
         struct stat file;
-        if (snprintf(path, room, "%s/%s", where, v->place[i]) < (int)room &&
+        if (snprintf(path, capacity, "%s/%s", where, v->place[i]) < (int)capacity &&
             stat(path, &file) == 0)
             return true;
     }
     return false;
 }
 
-static bool look_in_cache(const vocabulary *v, char *path, size_t room)
+static bool look_in_cache(const vocabulary *v, char *path, size_t capacity)
 {
     static const char *const folders[] = {"vocab", "models"};
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -133,7 +133,7 @@ static bool look_in_cache(const vocabulary *v, char *path, size_t room)
                      : home ? home
                             : "",
                      xdg ? "" : "/.cache", folders[i]) < (int)sizeof where &&
-            look_at(v, where, path, room))
+            look_at(v, where, path, capacity))
             return true;
     }
     return false;
@@ -201,16 +201,16 @@ static still_status check_line(const still_tokenizer *tk, const json_t *text,
                                const json_t *want, tally *t, still_error *err)
 {
     const char *p = json_string_value(text);
-    size_t n = json_string_length(text), count, room = n + 8;
-    int32_t *ids = sti_alloc(room, sizeof *ids); /* a byte is a token at most */
-    if (!ids) return sti_fail_memory(err, "ids", room * sizeof *ids);
-    still_status st = still_tokenizer_encode(tk, p, n, 0, ids, room, &count, err);
+    size_t n = json_string_length(text), count, capacity = n + 8;
+    int32_t *ids = sti_alloc(capacity, sizeof *ids); /* a byte is a token at most */
+    if (!ids) return sti_fail_memory(err, "ids", capacity * sizeof *ids);
+    still_status st = still_tokenizer_encode(tk, p, n, 0, ids, capacity, &count, err);
     if (st == STILL_OK) {
         bool same = count == json_array_size(want);
         for (size_t i = 0; same && i < count; i++)
             same = ids[i] == json_integer_value(json_array_get(want, i));
         t->wrong_ids += !same;
-        st = decode(tk, ids, count < room ? count : room, &t->text, err);
+        st = decode(tk, ids, count < capacity ? count : capacity, &t->text, err);
     }
     if (st == STILL_OK && reversible(tk, p, n))
         t->wrong_text += t->text.n != n || (n && memcmp(t->text.p, p, n) != 0);

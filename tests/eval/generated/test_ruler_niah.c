@@ -9,20 +9,20 @@ static const char NOISE[] = "The grass is green. The sky is blue. The sun is yel
 
 /* What lies between two texts, the first the last of its kind. */
 static void between(const char *text, const char *before, const char *after, char *out,
-                    size_t room)
+                    size_t capacity)
 {
     const char *from = NULL;
     for (const char *p = text; (p = strstr(p, before)); p++) from = p + strlen(before);
     assert_non_null(from);
     const char *to = strstr(from, after);
     assert_non_null(to);
-    assert_true((size_t)(to - from) < room);
+    assert_true((size_t)(to - from) < capacity);
     memcpy(out, from, (size_t)(to - from));
     out[to - from] = 0;
 }
 
 static void assert_head_and_tail(const char *prompt, const char *one, const char *t,
-                                 char *query, size_t room)
+                                 char *query, size_t capacity)
 {
     char text[2048];
     const bool single = *one != 0;
@@ -38,7 +38,7 @@ static void assert_head_and_tail(const char *prompt, const char *one, const char
              single ? "\nWhat is the special magic %s for "
                     : "\nWhat are all the special magic %s for ",
              t);
-    between(prompt, text, " mentioned in the provided text? The", query, room);
+    between(prompt, text, " mentioned in the provided text? The", query, capacity);
     snprintf(text, sizeof text,
              single
                  ? "\nWhat is the special magic %s for %s mentioned in the provided "
