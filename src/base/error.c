@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 const char *still_version(void)
 {
 #define STI_STR2(x) #x
@@ -33,8 +35,7 @@ static void set_text(still_error *err, still_status code, const char *fmt, va_li
 {
     err->code = code;
     vsnprintf(err->text, sizeof err->text, fmt, ap);
-    for (unsigned char *p = (unsigned char *)err->text; *p; p++)
-        if (*p < 0x20 || *p == 0x7f) *p = '?';
+    sti_utf8_harmless(err->text, strlen(err->text), false);
 }
 
 still_status(sti_fail)(still_error *err, still_status code, const char *fmt, ...)

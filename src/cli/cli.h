@@ -38,6 +38,13 @@ void cli_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- Standard output ----------------------------------------------------- */
 
+/* Text for people, on standard output and on standard error. What files say may be in
+ * it: control characters other than newline and tab become '?'. */
+void cli_print(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void cli_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* A name from a file as part of a line: newlines become '?' too. Returns out. */
+const char *cli_line(char *out, size_t room, const char *text);
+/* Text of a model: as it is, but made harmless where a terminal shows it. */
 void cli_put(const char *text, size_t n);
 /* Hands out what was put. False: nobody reads any more, or the disk is full; the
  * command should stop, and cli_finish knows what to say. */

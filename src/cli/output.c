@@ -15,6 +15,7 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/process.h"
+#include "base/utf8.h"
 #include "cli/cli.h"
 
 static void print_line(const char *prefix, const char *suffix, const char *fmt,
@@ -22,8 +23,7 @@ static void print_line(const char *prefix, const char *suffix, const char *fmt,
 {
     char text[1400];
     vsnprintf(text, sizeof text, fmt, ap);
-    for (char *c = text; *c; c++) /* arguments are untrusted: nothing raw to the tty */
-        if ((unsigned char)*c < 32 || *c == 127) *c = '?';
+    sti_utf8_harmless(text, strlen(text), false); /* arguments are untrusted */
     fflush(stdout);
     fprintf(stderr, "still: %s%s%s\n", prefix, text, suffix);
 }
@@ -63,9 +63,57 @@ int cli_fail_error(const still_error *err)
     return cli_fail("%s", err->text);
 }
 
+/* Formatted text, made harmless. */
+static void print_text(FILE *to, const char *fmt, va_list ap)
+{
+    char small[1024], *text = small;
+    va_list again;
+    va_copy(again, ap);
+    const int n = vsnprintf(small, sizeof small, fmt, ap);
+    if (n >= (int)sizeof small && (text = malloc((size_t)n + 1)))
+        vsnprintf(text, (size_t)n + 1, fmt, again);
+    va_end(again);
+    if (!text) text = small; /* no memory: its beginning */
+    const size_t length = n < 0 ? 0 : strlen(text);
+    sti_utf8_harmless(text, length, true);
+    fwrite(text, 1, length, to);
+    if (text != small) free(text);
+}
+
+void cli_print(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    print_text(stdout, fmt, ap);
+    va_end(ap);
+}
+
+void cli_note(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    print_text(stderr, fmt, ap);
+    va_end(ap);
+}
+
+const char *cli_line(char *out, size_t room, const char *text)
+{
+    snprintf(out, room, "%s", text);
+    sti_utf8_harmless(out, strlen(out), false);
+    return out;
+}
+
 void cli_put(const char *text, size_t n)
 {
-    fwrite(text, 1, n, stdout);
+    sti_buf plain = {0};
+    if (isatty(STDOUT_FILENO)) {
+        sti_buf_put(&plain, text, n);
+        n = plain.failed ? 0 : n;
+        if (n) sti_utf8_harmless(plain.p, n, true);
+        text = plain.p;
+    }
+    if (n) fwrite(text, 1, n, stdout);
+    sti_buf_free(&plain);
 }
 
 bool cli_flush(void)
@@ -94,29 +142,11 @@ int cli_print_json(json_t *object)
                         : NULL;
     json_decref(object);
     if (!text) return cli_fail("out of memory while writing JSON");
-    puts(text);
+    cli_put(text, strlen(text));
+    cli_put("\n", 1);
     free(text);
     cli_flush();
     return CLI_OK;
-}
-
-/* Length of the UTF-8 character at s (n bytes are left), 0 if it is not one. */
-static size_t utf8_length(const unsigned char *s, size_t n)
-{
-    size_t length = s[0] < 0x80   ? 1
-                    : s[0] < 0xc2 ? 0
-                    : s[0] < 0xe0 ? 2
-                    : s[0] < 0xf0 ? 3
-                    : s[0] < 0xf5 ? 4
-                                  : 0;
-    if (length > n) return 0;
-    for (size_t i = 1; i < length; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    if (length == 3 && s[0] == 0xe0 && s[1] < 0xa0) return 0; /* overlong */
-    if (length == 3 && s[0] == 0xed && s[1] > 0x9f) return 0; /* surrogate */
-    if (length == 4 && s[0] == 0xf0 && s[1] < 0x90) return 0; /* overlong */
-    if (length == 4 && s[0] == 0xf4 && s[1] > 0x8f) return 0; /* past U+10FFFF */
-    return length;
 }
 
 json_t *cli_json_text(const char *text, size_t n)
@@ -126,11 +156,13 @@ json_t *cli_json_text(const char *text, size_t n)
     if (string || !n) return string;
     sti_buf clean = {0};
     for (size_t i = 0; i < n;) {
-        size_t length = utf8_length((const unsigned char *)text + i, n - i);
+        size_t bad;
+        bool cut;
+        const size_t length = sti_utf8_char(text + i, n - i, &bad, &cut);
         if (length)
             sti_buf_put(&clean, text + i, length);
         else
-            sti_buf_puts(&clean, "\xef\xbf\xbd");
+            sti_buf_puts(&clean, STI_UTF8_REPLACEMENT);
         i += length ? length : 1;
     }
     if (!clean.failed) string = json_stringn(clean.p, clean.n);

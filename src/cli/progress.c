@@ -18,7 +18,8 @@ enum { MAX_COLUMNS = 100, NARROW = 50 };
 void cli_progress_begin(cli_progress *p, bool quiet, const char *what, const char *unit,
                         uint64_t done, uint64_t total)
 {
-    *p = (cli_progress){.what = what, .unit = unit, .first = done, .total = total};
+    *p = (cli_progress){.unit = unit, .first = done, .total = total};
+    cli_line(p->what, sizeof p->what, what);
     p->on = !quiet;
     p->tty = isatty(STDERR_FILENO) == 1;
     p->start = p->last = cli_now();

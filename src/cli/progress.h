@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 typedef struct cli_progress {
-    const char *what; /* "model.safetensors"; borrowed */
+    char what[120];   /* "model.safetensors" */
     const char *unit; /* "tok"; NULL: bytes in human units */
     char note[48];    /* shown at the end of the line: "ppl 12.31" */
     uint64_t first, total;

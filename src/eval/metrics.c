@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "token/utf8.h"
+#include "base/utf8.h"
 
 typedef struct span {
     const char *p, *end;

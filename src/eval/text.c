@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "token/utf8.h"
+#include "base/utf8.h"
 
 /* The character at s, of n > 0 bytes; a broken byte stands for itself. */
 static uint32_t char_at(const char *s, size_t n, size_t *len)

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "token/utf8.h"
+#include "base/utf8.h"
 
 enum { SHORT = 48 }; /* symbols; beyond it the heap wins */
 static const uint32_t NO_RANK = UINT32_MAX;

@@ -10,7 +10,7 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/mem.h"
-#include "token/utf8.h"
+#include "base/utf8.h"
 
 still_chat_format still_chat_format_of(const char *t)
 {

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/utf8.h"
 #include "token/tokenizer.h"
-#include "token/utf8.h"
 
 const char *still_tokenizer_piece(const still_tokenizer *tk, int32_t id,
                                   bool with_special, size_t *n)

@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/utf8.h"
 #include "token/tokenizer.h"
-#include "token/utf8.h"
 
 typedef struct encoder {
     const still_tokenizer *tk;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "token/utf8.h"
+#include "base/utf8.h"
 
 still_tokenizer *sti_tokenizer_new(void)
 {

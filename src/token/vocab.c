@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "token/utf8.h"
+#include "base/utf8.h"
 
 void sti_vocab_init(sti_vocab *v)
 {

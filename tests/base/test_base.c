@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -11,6 +12,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "base/sha256.h"
+#include "base/utf8.h"
 
 static void errors_are_one_safe_line(void **state)
 {
@@ -125,9 +127,39 @@ static void large_blocks_are_aligned_and_zero(void **state)
     assert_null(sti_grow(NULL, SIZE_MAX / 2, 4));
 }
 
+/* Nothing that a terminal takes as a command is left, and nothing else is lost. */
+static void test_harmless(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *line, *lines;
+    } cases[] = {
+        {"plain", "plain", "plain"},
+        {"\033[31mred\007", "?[31mred?", "?[31mred?"},
+        {"a\nb\tc\rd\177", "a?b?c?d?", "a\nb\tc?d?"},
+        {"caf\xC3\xA9 \xE6\xBC\xA2 \xF0\x9F\x99\x82",
+         "caf\xC3\xA9 \xE6\xBC\xA2 \xF0\x9F\x99\x82",
+         "caf\xC3\xA9 \xE6\xBC\xA2 \xF0\x9F\x99\x82"},
+        {"\302\23331m \302\240", "??31m \302\240", "??31m \302\240"}, /* CSI of C1 */
+        {"\23331m \303 \377", "?31m ? ?", "?31m ? ?"},                /* no UTF-8 */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[64];
+        for (int lines = 0; lines < 2; lines++) {
+            snprintf(text, sizeof text, "%s", cases[i].text);
+            sti_utf8_harmless(text, strlen(text), lines);
+            assert_string_equal(text, lines ? cases[i].lines : cases[i].line);
+        }
+        still_error e;
+        sti_fail(&e, STILL_E_IO, "%s", cases[i].text);
+        assert_string_equal(e.text, cases[i].line);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_harmless),
         cmocka_unit_test(errors_are_one_safe_line),
         cmocka_unit_test(sha256_is_the_standards),
         cmocka_unit_test(buffers_grow),

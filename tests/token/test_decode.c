@@ -1,7 +1,7 @@
 /* Streaming decode: whole characters only, nothing lost, U+FFFD for what is broken. */
 #include "tokens.h"
 
-#include "token/utf8.h"
+#include "base/utf8.h"
 
 static const char TEXT[] =
     "Wörter, 世界 und 🙂🙂 – the sky. \u2581 नमस्ते";

@@ -174,10 +174,9 @@ static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
         if (held + *n + capacity <= limit) {
             if (fresh) go_back(c, *ids, n);
             if (dropped && !c->o->quiet)
-                fprintf(stderr,
-                        "[the context of %zu tokens is full: forgot the oldest %d "
-                        "turn%s]\n",
-                        limit, dropped, dropped > 1 ? "s" : "");
+                cli_note("[the context of %zu tokens is full: forgot the oldest %d "
+                         "turn%s]\n",
+                         limit, dropped, dropped > 1 ? "s" : "");
             return CLI_OK;
         }
         free(*text);
@@ -280,7 +279,7 @@ static int slash(chat *c, const char *line, bool *leave)
               "Ctrl-C stops a reply; pressed again it leaves.\n",
               stderr);
     } else {
-        fprintf(stderr, "[unknown command; /help lists them]\n");
+        cli_note("[unknown command; /help lists them]\n");
     }
     return CLI_OK;
 }
@@ -338,11 +337,13 @@ static int open_chat(chat *c)
     if (status == CLI_OK && !c->held)
         status = cli_fail("out of memory: a context of %lld tokens", (long long)ctx);
     if (status == CLI_OK && o->system) status = set_system(c, o->system);
+    char name[256];
     if (status == CLI_OK && c->tty && !o->quiet)
-        fprintf(stderr,
-                "%s, %lld tokens of context. /help lists commands, Ctrl-D "
-                "leaves.\n",
-                info->name && *info->name ? info->name : info->path, (long long)ctx);
+        cli_note("%s, %lld tokens of context. /help lists commands, Ctrl-D "
+                 "leaves.\n",
+                 cli_line(name, sizeof name,
+                          info->name && *info->name ? info->name : info->path),
+                 (long long)ctx);
     return status;
 }
 

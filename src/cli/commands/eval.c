@@ -53,7 +53,7 @@ static int list_tasks(const cli_options *o)
     const char *name, *summary, *files;
     json_t *list = json_array();
     for (int i = 0; (name = still_eval_task_at(i, &summary, &files, NULL)); i++) {
-        if (!o->json) printf("%-18s %s (%s)\n", name, summary, files ? files : "");
+        if (!o->json) cli_print("%-18s %s (%s)\n", name, summary, files ? files : "");
         json_array_append_new(list, json_pack("{s:s,s:s,s:s}", "task", name, "summary",
                                               summary, "files", files ? files : ""));
     }
@@ -285,31 +285,31 @@ static int print_json(const job *j)
 static void print_table(const job *j)
 {
     const column *first = &j->column[0];
-    printf("| task | length | metric | n |");
-    for (int i = 0; i < j->n_columns; i++) printf(" %s |", j->column[i].title);
-    printf("\n|---|---:|---|---:|");
-    for (int i = 0; i < j->n_columns; i++) printf("---:|");
-    putchar('\n');
+    cli_print("| task | length | metric | n |");
+    for (int i = 0; i < j->n_columns; i++) cli_print(" %s |", j->column[i].title);
+    cli_print("\n|---|---:|---|---:|");
+    for (int i = 0; i < j->n_columns; i++) cli_print("---:|");
+    cli_print("\n");
     for (int k = 0; k < first->n_rows; k++) {
         const still_eval_result *r = &first->row[k];
         const bool norm = strcmp(r->metric, "acc_norm") == 0;
-        printf("| %s | ", r->task);
-        if (r->length) printf("%d", r->length);
-        printf(" | %s | %llu |", r->metric, (unsigned long long)r->n);
+        cli_print("| %s | ", r->task);
+        if (r->length) cli_print("%d", r->length);
+        cli_print(" | %s | %llu |", r->metric, (unsigned long long)r->n);
         for (int i = 0; i < j->n_columns; i++) {
             if (k >= j->column[i].n_rows) {
-                printf(" |");
+                cli_print(" |");
                 continue;
             }
             const still_eval_result *x = &j->column[i].row[k];
             const double value = norm ? x->acc_norm : x->acc,
                          error = norm ? x->acc_norm_stderr : x->acc_stderr;
-            printf(" %.2f", 100 * value);
-            if (isfinite(error)) printf(" ± %.2f", 100 * error);
-            if (isfinite(x->perplexity)) printf(" (ppl %.2f)", x->perplexity);
-            printf(" |");
+            cli_print(" %.2f", 100 * value);
+            if (isfinite(error)) cli_print(" ± %.2f", 100 * error);
+            if (isfinite(x->perplexity)) cli_print(" (ppl %.2f)", x->perplexity);
+            cli_print(" |");
         }
-        putchar('\n');
+        cli_print("\n");
     }
 }
 
@@ -388,8 +388,7 @@ static int run_column(job *j, still_model *m, const char *name, const char *meth
     if (c->n_rows) j->rank = c->row[0].rank;
     if (st == STILL_E_CANCELLED) {
         if (o.log && *err.text)
-            fprintf(stderr, "still: stopped; the same command goes on from %s\n",
-                    o.log);
+            cli_note("still: stopped; the same command goes on from %s\n", o.log);
         return CLI_INTERRUPTED;
     }
     /* An error without text is told by another rank. */
@@ -424,7 +423,8 @@ static int write_datasets(const job *j, const char *name)
     if (status == CLI_OK && o->json)
         status = cli_print_json(json_pack("{s:s}", "frozen", o->freeze));
     else if (status == CLI_OK)
-        printf("the sets are in %s: ask them with --data %s\n", o->freeze, o->freeze);
+        cli_print("the sets are in %s: ask them with --data %s\n", o->freeze,
+                  o->freeze);
     still_model_free(m);
     return status;
 }

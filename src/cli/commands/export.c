@@ -40,11 +40,11 @@ static int show(const cli_options *o, const watch *w, bool linearized)
         return cli_print_json(json_pack("{s:s,s:s,s:I,s:b}", "done", o->out, "format",
                                         o->to, "bytes", (json_int_t)w->bytes,
                                         "linearized", linearized));
-    printf("%s: %s of tensors%s\n", o->out, cli_bytes(bytes, w->bytes),
-           strcmp(o->to, "peft") == 0      ? ", the low-rank additions alone"
-           : strcmp(o->to, "adapter") == 0 ? ", the adapter alone"
-           : linearized ? "; softmax attention elsewhere, linearized with still"
-                        : "");
+    cli_print("%s: %s of tensors%s\n", o->out, cli_bytes(bytes, w->bytes),
+              strcmp(o->to, "peft") == 0      ? ", the low-rank additions alone"
+              : strcmp(o->to, "adapter") == 0 ? ", the adapter alone"
+              : linearized ? "; softmax attention elsewhere, linearized with still"
+                           : "");
     return CLI_OK;
 }
 

@@ -120,11 +120,10 @@ static int print_object(const cli_options *o, const job *j)
 static void print_figures(const job *j)
 {
     char rss[32];
-    fprintf(stderr,
-            "[loaded in %.2f s; prompt %zu tokens, %.0f/s; reply %zu tokens, %.1f/s; "
-            "peak memory %s]\n",
-            j->load_s, j->n_ids, rate(j->n_ids, j->prefill_s), j->reply.n_tokens,
-            rate(j->reply.n_fed, j->reply.seconds), cli_bytes(rss, cli_peak_rss()));
+    cli_note("[loaded in %.2f s; prompt %zu tokens, %.0f/s; reply %zu tokens, %.1f/s; "
+             "peak memory %s]\n",
+             j->load_s, j->n_ids, rate(j->n_ids, j->prefill_s), j->reply.n_tokens,
+             rate(j->reply.n_fed, j->reply.seconds), cli_bytes(rss, cli_peak_rss()));
 }
 
 static int run(const cli_options *o, job *j)

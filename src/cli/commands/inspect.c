@@ -108,47 +108,49 @@ static void row(const bills *b, const char *name, uint64_t softmax, uint64_t of_
 {
     char one[32], other[32] = "";
     if (b->two) cli_bytes(other, of_method);
-    printf("  %-18s %10s", name, cli_bytes(one, softmax));
-    if (b->two) printf(" %10s", other);
-    printf("  %s\n", remark);
+    cli_print("  %-18s %10s", name, cli_bytes(one, softmax));
+    if (b->two) cli_print(" %10s", other);
+    cli_print("  %s\n", remark);
 }
 
 static void print_model(const still_model_info *i)
 {
-    char size[32];
-    printf("%s\n", i->name && *i->name ? i->name : i->path);
-    printf("  %-18s %s\n", "file", i->path);
-    printf("  %-18s %s, %.1f M weights, %s\n", "architecture", i->arch,
-           (double)i->params / 1e6, cli_bytes(size, i->file_bytes));
-    printf("  %-18s %d layers, hidden %d, ffn %d\n", "shape", i->layers, i->hidden,
-           i->ffn);
-    printf("  %-18s %d heads, %d kv heads, head size %d", "attention", i->heads,
-           i->kv_heads, i->head_dim);
-    if (i->sliding_window) printf(", window %d", i->sliding_window);
-    printf("\n  %-18s %d tokens%s\n", "vocabulary", i->vocab,
-           i->tied ? ", output tied to the embedding" : "");
-    printf("  %-18s %d tokens, RoPE base %g\n", "trained context", i->ctx_train,
-           i->rope_theta);
+    char size[32], name[256];
+    cli_print("%s\n",
+              cli_line(name, sizeof name, i->name && *i->name ? i->name : i->path));
+    cli_print("  %-18s %s\n", "file", i->path);
+    cli_print("  %-18s %s, %.1f M weights, %s\n", "architecture", i->arch,
+              (double)i->params / 1e6, cli_bytes(size, i->file_bytes));
+    cli_print("  %-18s %d layers, hidden %d, ffn %d\n", "shape", i->layers, i->hidden,
+              i->ffn);
+    cli_print("  %-18s %d heads, %d kv heads, head size %d", "attention", i->heads,
+              i->kv_heads, i->head_dim);
+    if (i->sliding_window) cli_print(", window %d", i->sliding_window);
+    cli_print("\n  %-18s %d tokens%s\n", "vocabulary", i->vocab,
+              i->tied ? ", output tied to the embedding" : "");
+    cli_print("  %-18s %d tokens, RoPE base %g\n", "trained context", i->ctx_train,
+              i->rope_theta);
 }
 
 static void print_tensors(const still_model *m, bool all)
 {
-    char size[32];
+    char size[32], name[256];
     type_sum sum[MOST_TYPES];
     int n = sum_types(m, sum);
-    printf("\nTensors: %zu\n", still_model_tensors(m));
+    cli_print("\nTensors: %zu\n", still_model_tensors(m));
     for (int k = 0; k < n; k++)
-        printf("  %-18s %10s  in %zu tensors\n", sum[k].dtype,
-               cli_bytes(size, sum[k].bytes), sum[k].count);
+        cli_print("  %-18s %10s  in %zu tensors\n", sum[k].dtype,
+                  cli_bytes(size, sum[k].bytes), sum[k].count);
     if (!all) return;
-    putchar('\n');
+    cli_print("\n");
     still_tensor_info t;
     for (size_t i = 0; i < still_model_tensors(m); i++) {
         if (!still_model_tensor(m, i, &t)) continue;
-        printf("  %-6s %10s  %s [", t.dtype, cli_bytes(size, t.bytes), t.name);
+        cli_print("  %-6s %10s  %s [", t.dtype, cli_bytes(size, t.bytes),
+                  cli_line(name, sizeof name, t.name));
         for (int d = 0; d < t.n_dims; d++)
-            printf("%s%lld", d ? ", " : "", (long long)t.dim[d]);
-        puts("]");
+            cli_print("%s%lld", d ? ", " : "", (long long)t.dim[d]);
+        cli_print("]\n");
     }
 }
 
@@ -156,10 +158,10 @@ static void print_bills(const still_model *m, const bills *b)
 {
     const still_model_info *i = still_model_get_info(m);
     const still_bill *s = &b->softmax, *t = &b->of_method;
-    printf("\nMemory at context %lld, %s%s%s backend, %d thread%s:\n",
-           (long long)b->ctx, i->backend, i->isa ? " " : "", i->isa ? i->isa : "",
-           i->threads, i->threads == 1 ? "" : "s");
-    if (b->two) printf("  %-18s %10s %10s\n", "", "softmax", b->method.name);
+    cli_print("\nMemory at context %lld, %s%s%s backend, %d thread%s:\n",
+              (long long)b->ctx, i->backend, i->isa ? " " : "", i->isa ? i->isa : "",
+              i->threads, i->threads == 1 ? "" : "s");
+    if (b->two) cli_print("  %-18s %10s %10s\n", "", "softmax", b->method.name);
     row(b, "weights, mapped", s->weights_mapped, t->weights_mapped,
         "used in place, shared with the file cache");
     row(b, "weights, repacked", s->weights_resident, t->weights_resident,

@@ -181,14 +181,14 @@ static bool on_step(void *user, const still_train_progress *p)
     if (j->o->json) print_step(p);
     if (!j->o->json && isfinite(p->valid_loss)) {
         cli_progress_end(&j->bar);
-        printf("stage %d  step %llu of %llu  loss %.4f", p->stage,
-               (unsigned long long)p->step, (unsigned long long)p->steps, p->loss);
+        cli_print("stage %d  step %llu of %llu  loss %.4f", p->stage,
+                  (unsigned long long)p->step, (unsigned long long)p->steps, p->loss);
         if (p->stage == 1)
-            printf("  relative error %.5f  held out %.5f", p->relative,
-                   p->valid_relative);
+            cli_print("  relative error %.5f  held out %.5f", p->relative,
+                      p->valid_relative);
         else
-            printf("  held out %.4f", p->valid_loss);
-        printf("  %.0f tokens/s\n", p->tokens_per_s);
+            cli_print("  held out %.4f", p->valid_loss);
+        cli_print("  %.0f tokens/s\n", p->tokens_per_s);
         cli_flush();
     }
     j->last = *p;
@@ -228,10 +228,12 @@ static void print_time(char *out, size_t capacity, double s)
 static int show_plan(const job *j, const still_train_plan *plan)
 {
     json_t *list = j->o->json ? json_array() : NULL;
+    char why[256];
     if (!list)
-        printf("%llu records of training data, %llu left out%s%s\n",
-               (unsigned long long)plan->records, (unsigned long long)plan->broken,
-               plan->broken ? ": " : "", plan->first_broken);
+        cli_print("%llu records of training data, %llu left out%s%s\n",
+                  (unsigned long long)plan->records, (unsigned long long)plan->broken,
+                  plan->broken ? ": " : "",
+                  cli_line(why, sizeof why, plan->first_broken));
     for (int s = 1; s <= 2; s++) {
         char bytes[32], time[32];
         if (!plan->steps[s]) continue;
@@ -246,12 +248,12 @@ static int show_plan(const job *j, const still_train_plan *plan)
             continue;
         }
         print_time(time, sizeof time, plan->seconds[s]);
-        printf("stage %d  %llu steps, %llu tokens, %.2f million numbers trained, "
-               "%s of memory, about %s (%.0f tokens/s)\n",
-               s, (unsigned long long)plan->steps[s],
-               (unsigned long long)plan->tokens[s], (double)plan->trained[s] / 1e6,
-               cli_bytes(bytes, plan->bytes[s]), time,
-               (double)plan->tokens[s] / plan->seconds[s]);
+        cli_print("stage %d  %llu steps, %llu tokens, %.2f million numbers trained, "
+                  "%s of memory, about %s (%.0f tokens/s)\n",
+                  s, (unsigned long long)plan->steps[s],
+                  (unsigned long long)plan->tokens[s], (double)plan->trained[s] / 1e6,
+                  cli_bytes(bytes, plan->bytes[s]), time,
+                  (double)plan->tokens[s] / plan->seconds[s]);
     }
     if (!list) return CLI_OK;
     return cli_print_json(json_pack("{s:I,s:I,s:o}", "records",
@@ -265,7 +267,7 @@ static int finish_command(const job *j, still_status status, const still_error *
 {
     const bool first = j->last.step > 0; /* of the ranks: it alone hears of steps */
     if (status == STILL_E_CANCELLED) {
-        if (first) fprintf(stderr, "still: %s; go on with --resume\n", err->text);
+        if (first) cli_note("still: %s; go on with --resume\n", err->text);
         return CLI_INTERRUPTED;
     }
     /* Also when interrupted: a launcher that lost a rank signals the others. An error
@@ -275,7 +277,7 @@ static int finish_command(const job *j, still_status status, const still_error *
     if (j->o->json)
         return cli_print_json(
             json_pack("{s:s,s:f}", "done", j->o->out, "loss", j->last.loss));
-    printf("%s is a model now: still chat %s\n", j->o->out, j->o->out);
+    cli_print("%s is a model now: still chat %s\n", j->o->out, j->o->out);
     return CLI_OK;
 }
 

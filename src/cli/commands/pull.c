@@ -175,10 +175,10 @@ static int report(const cli_options *o, const char *name, const char *folder,
                                         "downloaded_bytes", (json_int_t)p->bytes));
     char size[32];
     if (p->bytes)
-        printf("%s: %s downloaded and verified: %s\n", name, cli_bytes(size, p->bytes),
-               path);
+        cli_print("%s: %s downloaded and verified: %s\n", name,
+                  cli_bytes(size, p->bytes), path);
     else
-        printf("%s: already here and verified: %s\n", name, path);
+        cli_print("%s: already here and verified: %s\n", name, path);
     return CLI_OK;
 }
 

@@ -237,7 +237,7 @@ static int report(const cli_options *o, const collection *c)
     json_t *missing = json_object();
     if (!o->json) {
         char size[32];
-        printf("%d files, %s: %s\n", c->taken, cli_bytes(size, c->bytes), c->out);
+        cli_print("%d files, %s: %s\n", c->taken, cli_bytes(size, c->bytes), c->out);
     }
     for (int t = 0; (name = still_eval_task_at(t, NULL, &files, NULL)); t++) {
         json_t *list = json_array();
@@ -249,10 +249,10 @@ static int report(const cli_options *o, const collection *c)
             at += strspn(at, " ");
         }
         if (json_array_size(list) > 0 && !o->json) {
-            printf("%s lacks", name);
+            cli_print("%s lacks", name);
             for (size_t i = 0; i < json_array_size(list); i++)
-                printf(" %s", json_string_value(json_array_get(list, i)));
-            putchar('\n');
+                cli_print(" %s", json_string_value(json_array_get(list, i)));
+            cli_print("\n");
         }
         if (json_array_size(list) > 0)
             json_object_set_new(missing, name, list);

@@ -61,21 +61,22 @@ static int print_json(const cli_saliency *r, double seconds)
 static void print_row(const char *name, const still_agreement *whole,
                       const still_agreement *received)
 {
-    printf("| %s | %.3f | %.3f | %.3f | %.3f | %.3f |\n", name, whole->overlap,
-           whole->correlation, received->overlap, received->correlation,
-           received->captured);
+    cli_print("| %s | %.3f | %.3f | %.3f | %.3f | %.3f |\n", name, whole->overlap,
+              whole->correlation, received->overlap, received->correlation,
+              received->captured);
 }
 
 static int print_table(const still_saliency *s)
 {
     const still_method *m = &s->method;
-    printf("%d tokens, %.1f%% exact at the end; of a chunk of %d, %d are chosen by %s "
-           "(overlap by chance %.3f)\n\n",
-           s->tokens, 100 * cli_saliency_exact(s), m->chunk, m->select, m->score,
-           (double)m->select / m->chunk);
-    puts("| layer | whole past: overlap | rank | received later: overlap | rank | "
-         "captured |");
-    puts("|-:|-:|-:|-:|-:|-:|");
+    cli_print(
+        "%d tokens, %.1f%% exact at the end; of a chunk of %d, %d are chosen by %s "
+        "(overlap by chance %.3f)\n\n",
+        s->tokens, 100 * cli_saliency_exact(s), m->chunk, m->select, m->score,
+        (double)m->select / m->chunk);
+    cli_print("| layer | whole past: overlap | rank | received later: overlap | rank | "
+              "captured |\n");
+    cli_print("|-:|-:|-:|-:|-:|-:|\n");
     for (int l = 0; l < s->layers; l++) {
         char name[16];
         snprintf(name, sizeof name, "%d", s->first_layer + l);

@@ -17,7 +17,7 @@ enum { IDS_MAX = 256 << 20, MOST_WINDOW = 2048 };
 static int print_logprobs(const cli_options *o, const float *logprob, size_t n)
 {
     if (!o->json) {
-        for (size_t i = 0; i < n; i++) printf("%.6f\n", (double)logprob[i]);
+        for (size_t i = 0; i < n; i++) cli_print("%.6f\n", (double)logprob[i]);
         return CLI_OK;
     }
     json_t *list = json_array();
@@ -124,12 +124,13 @@ static int print_perplexity(const cli_options *o, const still_perplexity *p,
         double value;
         json_unpack(part, "{s:I, s:I, s:I, s:F}", "from", &from, "to", &to, "tokens",
                     &tokens, "perplexity", &value);
-        printf("tokens %8lld to %8lld  perplexity %9.4f  (%lld)\n", from, to, value,
-               tokens);
+        cli_print("tokens %8lld to %8lld  perplexity %9.4f  (%lld)\n", from, to, value,
+                  tokens);
     }
     json_decref(positions);
-    printf("perplexity %.4f +- %.4f  (%llu tokens in %d windows of %lld)\n", p->value,
-           p->stderr_, (unsigned long long)p->n, p->windows, (long long)ctx);
+    cli_print("perplexity %.4f +- %.4f  (%llu tokens in %d windows of %lld)\n",
+              p->value, p->stderr_, (unsigned long long)p->n, p->windows,
+              (long long)ctx);
     return CLI_OK;
 }
 

@@ -33,11 +33,13 @@ static void on_case(void *user, const still_check_case *c)
         cli_print_json(case_object(c));
         return;
     }
-    printf("%-4s  %s/%-28s", c->passed ? "ok" : "FAIL", c->suite, c->name);
+    char name[128];
+    cli_print("%-4s  %s/%-28s", c->passed ? "ok" : "FAIL", c->suite,
+              cli_line(name, sizeof name, c->name));
     for (int i = 0; i < c->n_checks; i++)
-        printf("  %s %.3g%s%.3g", c->check[i].name, c->check[i].value,
-               c->check[i].passed ? " <= " : " > ", c->check[i].limit);
-    putchar('\n');
+        cli_print("  %s %.3g%s%.3g", c->check[i].name, c->check[i].value,
+                  c->check[i].passed ? " <= " : " > ", c->check[i].limit);
+    cli_print("\n");
     cli_flush();
 }
 
@@ -94,7 +96,7 @@ int cli_cmd_selftest(const cli_options *o)
                                  r.cases, "failed", failed, "passed",
                                  (int)(failed == 0)));
     else
-        printf("%s: %d cases, %d out of tolerance\n", suite, r.cases, failed);
+        cli_print("%s: %d cases, %d out of tolerance\n", suite, r.cases, failed);
     if (r.cases == 0) return cli_fail("%s: no golden data of '%s' here", folder, suite);
     return failed ? CLI_FAILED : CLI_OK;
 }

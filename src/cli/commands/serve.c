@@ -51,7 +51,7 @@ static int announce(const cli_options *o, const char *name, int port,
         return cli_print_json(json_pack("{s:s, s:s, s:i, s:s, s:i}", "listening", url,
                                         "host", o->host, "port", port, "model", name,
                                         "ctx", still_session_limit(s)));
-    printf("%s answers at %s (Ctrl-C ends it)\n", name, url);
+    cli_print("%s answers at %s (Ctrl-C ends it)\n", name, url);
     cli_flush();
     return CLI_OK;
 }

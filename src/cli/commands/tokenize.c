@@ -53,8 +53,8 @@ static int print_ids(const cli_options *o, const int32_t *ids, size_t n)
             json_array_append_new(list, json_integer(ids[i]));
         return cli_print_json(json_pack("{s:o}", "ids", list));
     }
-    for (size_t i = 0; i < n; i++) printf("%s%d", i ? " " : "", (int)ids[i]);
-    putchar('\n');
+    for (size_t i = 0; i < n; i++) cli_print("%s%d", i ? " " : "", (int)ids[i]);
+    cli_print("\n");
     return CLI_OK;
 }
 

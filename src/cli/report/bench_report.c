@@ -61,16 +61,17 @@ void cli_bench_print_head(const cli_bench *b)
     };
     char title[256];
     title_text(b, title);
-    printf("%s, median of %d. %s; memory: the most %s held.\n\n", title, b->rounds,
-           meaning[b->kind], on_gpu(b) ? "the GPU" : "the process");
-    printf("| tokens |");
+    cli_print("%s, median of %d. %s; memory: the most %s held.\n\n", title, b->rounds,
+              meaning[b->kind], on_gpu(b) ? "the GPU" : "the process");
+    cli_print("| tokens |");
     for (int i = 0; i < b->columns; i++)
-        printf(" %s %s |", b->column[i].title, unit(b));
-    for (int i = 0; i < b->columns; i++) printf(" %s tokens/s |", b->column[i].title);
-    for (int i = 0; i < b->columns; i++) printf(" %s memory |", b->column[i].title);
-    printf("\n|---:|");
-    for (int i = 0; i < 3 * b->columns; i++) printf("---:|");
-    putchar('\n');
+        cli_print(" %s %s |", b->column[i].title, unit(b));
+    for (int i = 0; i < b->columns; i++)
+        cli_print(" %s tokens/s |", b->column[i].title);
+    for (int i = 0; i < b->columns; i++) cli_print(" %s memory |", b->column[i].title);
+    cli_print("\n|---:|");
+    for (int i = 0; i < 3 * b->columns; i++) cli_print("---:|");
+    cli_print("\n");
     cli_flush();
 }
 
@@ -78,28 +79,28 @@ static void print_time(const cli_bench *b, const cli_bench_point *p)
 {
     const double x = p->r.seconds * (b->kind == CLI_BENCH_DECODE ? 1000 : 1);
     if (p->measured)
-        printf(" %.*f |", x < 10 ? 3 : x < 100 ? 2 : 1, x);
+        cli_print(" %.*f |", x < 10 ? 3 : x < 100 ? 2 : 1, x);
     else
-        printf(" %s |", p->does_not_fit ? NO_ROOM : "not run");
+        cli_print(" %s |", p->does_not_fit ? NO_ROOM : "not run");
 }
 
 void cli_bench_print_row(const cli_bench *b, int row)
 {
     char bytes[32];
-    printf("| %d |", b->length[row]);
+    cli_print("| %d |", b->length[row]);
     for (int i = 0; i < b->columns; i++) print_time(b, &b->point[row][i]);
     for (int i = 0; i < b->columns; i++) {
         const cli_bench_point *p = &b->point[row][i];
         if (p->measured)
-            printf(" %.*f |", rate(p) < 100 ? 1 : 0, rate(p));
+            cli_print(" %.*f |", rate(p) < 100 ? 1 : 0, rate(p));
         else
-            printf(" |");
+            cli_print(" |");
     }
     for (int i = 0; i < b->columns; i++) {
         const cli_bench_point *p = &b->point[row][i];
-        printf(" %s |", p->measured ? cli_bytes(bytes, p->r.peak) : "");
+        cli_print(" %s |", p->measured ? cli_bytes(bytes, p->r.peak) : "");
     }
-    putchar('\n');
+    cli_print("\n");
     cli_flush();
 }
 

@@ -13,12 +13,12 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "eval/generated/generated.h"
 #include "eval/generated/sentences.h"
 #include "eval/generated/sources.h"
 #include "eval/metrics.h"
 #include "eval/text.h"
-#include "token/utf8.h"
 
 /* ---- Prompts ------------------------------------------------------------- */
 

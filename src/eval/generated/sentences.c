@@ -18,7 +18,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "token/utf8.h"
+#include "base/utf8.h"
 
 static const char *const ABBREVIATION[] = {
     "mr",   "mrs",  "ms",  "dr",   "prof",   "st",  "jr",  "sr",  "rev",  "hon",

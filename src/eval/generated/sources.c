@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "token/utf8.h"
+#include "base/utf8.h"
 
 static const struct {
     const char *name, *origin;

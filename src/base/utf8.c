@@ -1,6 +1,6 @@
 /* utf8.c - see utf8.h. Well-formed as Unicode defines it (table 3-7): no overlong
  * forms, no surrogates, nothing above U+10FFFF. */
-#include "token/utf8.h"
+#include "base/utf8.h"
 
 #include <string.h>
 
@@ -76,4 +76,19 @@ uint32_t sti_utf8_decode(const char *p, size_t *len)
     *len = 4;
     return (s[0] & 0x07u) << 18 | (s[1] & 0x3Fu) << 12 | (s[2] & 0x3Fu) << 6 |
            (s[3] & 0x3Fu);
+}
+
+void sti_utf8_harmless(char *p, size_t n, bool lines)
+{
+    for (size_t i = 0, len; i < n; i += len) {
+        size_t bad;
+        bool cut;
+        len = sti_utf8_char(p + i, n - i, &bad, &cut);
+        const unsigned char c = (unsigned char)p[i];
+        const bool c1 = len == 2 && c == 0xC2 && (unsigned char)p[i + 1] < 0xA0;
+        const bool kept = len && !c1 && c != 0x7F &&
+                          (c >= 0x20 || (lines && (c == '\n' || c == '\t')));
+        if (!len) len = 1;
+        if (!kept) memset(p + i, '?', len);
+    }
 }

@@ -1,6 +1,6 @@
-/* utf8.h - the two questions tokenizers ask about UTF-8. */
-#ifndef STI_TOKEN_UTF8_H
-#define STI_TOKEN_UTF8_H
+/* utf8.h - what tokenizers ask about UTF-8, and text that terminals can bear. */
+#ifndef STI_BASE_UTF8_H
+#define STI_BASE_UTF8_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,6 +16,11 @@ size_t sti_utf8_span(const char *p, size_t n);
 
 /* Code point of the well-formed character at p, *len its length. */
 uint32_t sti_utf8_decode(const char *p, size_t *len);
+
+/* Makes text from a file fit for a terminal, in place: control characters (also those of
+ * C1, U+0080 to U+009F) and bytes that are no UTF-8 become '?', so that no escape
+ * sequence is left. `lines` keeps newlines and tabs. */
+void sti_utf8_harmless(char *p, size_t n, bool lines);
 
 #define STI_UTF8_REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD */
 
