@@ -22,9 +22,9 @@ still_status sti_fail_prefix(still_error *err, still_status code, const char *fm
 /* The usual line for a failed allocation. */
 still_status sti_fail_memory(still_error *err, const char *what, size_t bytes);
 
-/* The same calls with a result that the compiler and the analyzer can see: otherwise
- * they must assume that a failing function might return STILL_OK, and warn about
- * outputs it then would not have set. code is evaluated twice. */
+/* The same calls with a result that the compiler and the analyzer can see. Without it
+ * they assume that a failing function may return STILL_OK, and warn about outputs that
+ * it would not have set. code is evaluated twice. */
 static inline still_status sti_code(still_status same, still_status code)
 {
     (void)same;
@@ -34,7 +34,7 @@ static inline still_status sti_code(still_status same, still_status code)
 #define sti_fail_memory(err, what, bytes)                                              \
     sti_code(sti_fail_memory(err, what, bytes), STILL_E_MEMORY)
 
-/* Evaluate a fallible call and leave on failure. */
+/* Evaluates a call that can fail, and returns its status if it does. */
 #define STI_TRY(call)                                                                  \
     do {                                                                               \
         still_status sti_try_status_ = (call);                                         \

@@ -10,7 +10,7 @@ sti_hash_key sti_hash_key_new(void)
 {
     sti_hash_key key;
     if (getrandom(&key, sizeof key, 0) == (ssize_t)sizeof key) return key;
-    /* A system without it: where things lie and what time it is must do. */
+    /* Fallback without getrandom: an address and the time. */
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
     const uint64_t seed = (uint64_t)t.tv_nsec ^ (uint64_t)(uintptr_t)&key;

@@ -1,8 +1,8 @@
 /* hash.h - SipHash-1-3: a keyed hash for tables that files fill.
  *
- * Who does not know the key cannot choose entries that collide, so a table of n entries
- * takes time in proportion to n whoever wrote the file. Each table draws a key of its
- * own; what is found in it never depends on the key, only where it lies. */
+ * Without the key nobody can choose entries that collide, so filling a table of n
+ * entries takes time proportional to n, whoever wrote the file. Each table draws its
+ * own key. The key decides where entries lie, never what a look-up finds. */
 #ifndef STI_BASE_HASH_H
 #define STI_BASE_HASH_H
 
@@ -28,7 +28,7 @@ static inline uint64_t sti_rotl64(uint64_t x, int n)
     return x << n | x >> (64 - n);
 }
 
-/* Both halves of a product, one over the other. */
+/* The two halves of a 128-bit product, xored. */
 static inline uint64_t sti_fold64(uint64_t a, uint64_t b)
 {
     __extension__ typedef unsigned __int128 wide;
@@ -103,9 +103,9 @@ static inline uint64_t sti_hash_bytes(const sti_hash_key *key, const void *data,
     return sti_sip_end(&s);
 }
 
-/* Of two numbers, for tables asked once for every pair of symbols of a text, where
- * SipHash would take as long as all the rest: a product of both, each hidden by half of
- * the key, folded to 64 bits and folded again. */
+/* Hash of two numbers, for tables that are queried once per pair of symbols of a text,
+ * where SipHash would take as long as everything else: the product of both, each masked
+ * by half of the key, folded to 64 bits and folded again. */
 static inline uint64_t sti_hash_pair(const sti_hash_key *key, uint64_t a, uint64_t b)
 {
     return sti_fold64(sti_fold64(a ^ key->k[0], b ^ key->k[1]), STI_MIX64_STEP);

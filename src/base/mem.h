@@ -26,8 +26,8 @@ static inline bool sti_add(size_t a, size_t b, size_t *out)
     return !__builtin_add_overflow(a, b, out);
 }
 
-/* One aligned, zeroed allocation of its own mapping. Returned to the system on
- * free at once, so a bill of memory is also what the system shows. */
+/* One aligned, zeroed allocation in a mapping of its own. Freeing returns it to the
+ * system at once, so the bill of memory is what the system shows. */
 typedef struct sti_block {
     void *p;
     size_t bytes;
@@ -35,8 +35,8 @@ typedef struct sti_block {
 bool sti_block_new(sti_block *b, size_t bytes); /* false: no memory; b zeroed */
 void sti_block_free(sti_block *b);
 
-/* Carves aligned pieces out of one block. First pass with base NULL counts, second
- * pass hands out: the same code states the size and lays out the memory. */
+/* Carves aligned pieces out of one block. A first pass with base NULL counts bytes, a
+ * second hands out memory, so the same code gives the size and the layout. */
 typedef struct sti_carve {
     unsigned char *base; /* NULL: count only */
     size_t used;

@@ -16,7 +16,7 @@
 enum { BUFFER = 1 << 16, TRIES = 100 };
 
 struct sti_new_file {
-    char *path, *temp; /* temp NULL: path is written straight to */
+    char *path, *temp; /* temp NULL: path is written directly */
     int fd;
     size_t n; /* bytes in buffer */
     unsigned char buffer[BUFFER];
@@ -47,7 +47,7 @@ static void name_temp(const char *path, char *out, size_t capacity)
     snprintf(out, capacity, "%s.%llu.tmp", path, (unsigned long long)random.k[0]);
 }
 
-/* Makes what `make` makes of a new name beside path; its result, or -1 and errno. */
+/* Calls `make` with a new name beside path; returns its result, or -1 with errno. */
 static int make_temp(const char *path, int (*make)(const char *), char **out)
 {
     const size_t capacity = strlen(path) + 32;
@@ -88,7 +88,7 @@ still_status sti_new_folder(const char *path, char **out, still_error *err)
     return fail_make(err, path, errno);
 }
 
-/* Whether a name stands for something that is not to be replaced by a file. */
+/* Whether path is something that must not be replaced by a file. */
 static bool is_special(const char *path)
 {
     struct stat st;

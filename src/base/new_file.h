@@ -1,12 +1,12 @@
-/* new_file.h - files that are there whole or not at all: how everything is written.
+/* new_file.h - atomic writes: a file appears whole or not at all.
  *
  * The bytes go to a new file beside the target, under a name nobody can guess and
  * created exclusively, so that no link planted there is followed. When all of them are
- * on the disk the file takes its name, and the folder is synced: whatever happens, there
- * is the old file or the new one. A failure removes what was begun.
+ * on disk the file is renamed and the folder synced, so at any time there is either the
+ * old file or the new one. A failure removes the unfinished file.
  *
  * Devices and pipes (/dev/stdout, /dev/null, a FIFO) cannot be replaced and are written
- * straight to. Logs that grow line by line are no matter of this file. */
+ * to directly. Logs, which grow line by line, do not go through here. */
 #ifndef STI_BASE_NEW_FILE_H
 #define STI_BASE_NEW_FILE_H
 
@@ -35,7 +35,7 @@ still_status sti_write_file(const char *path, const void *p, size_t n,
 
 /* ---- Parts, for what has to go other ways -------------------------------- */
 
-/* A new folder beside path, for files that take their places together; *out is
+/* A new folder beside path, for files that are published together; *out is
  * allocated. */
 still_status sti_new_folder(const char *path, char **out, still_error *err);
 /* Syncs the file `temp`, gives it the name `path` and syncs the folder. */
@@ -43,8 +43,9 @@ still_status sti_publish(const char *temp, const char *path, still_error *err);
 /* Makes a file's new name itself durable; best effort, as some file systems refuse. */
 void sti_sync_folder_of(const char *path);
 
-/* Opens a file that is ours to go on writing, or a new one: flags of open(2) besides
- * those of creation. Refuses links, and files that other names lead to. */
+/* Opens an existing file of ours to continue writing, or a new one. flags: of
+ * open(2), without those of creation. Refuses symbolic links, and files with other
+ * hard links. */
 still_status sti_open_own(const char *path, int flags, int *fd, still_error *err);
 /* write(2) until all is written; false and errno otherwise. */
 bool sti_write_all(int fd, const void *p, size_t n);

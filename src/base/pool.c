@@ -1,11 +1,11 @@
 /* pool.c - see pool.h.
  *
- * A task is published by raising `round`; a worker that sees a new round runs the task
- * and says so on a line of its own. A line of memory goes from one core to another in
- * 50 to 250 ns, so nobody writes what another one writes too: a task costs the way of
- * its line there and of the worker's back, a meeting the way of one. Workers spin for a
- * while, then sleep on a condition variable. All sharing is through atomics and the
- * mutex, so ThreadSanitizer can follow it. */
+ * Raising `round` publishes a task; a worker that sees a new round runs the task and
+ * reports on a cache line of its own. Moving a line between cores takes 50 to 250
+ * ns, so no two threads write the same one: a task costs one transfer of its line to
+ * the worker and one of the worker's line back, a barrier one transfer. Workers spin
+ * for a while, then sleep on a condition variable. All sharing is through atomics
+ * and the mutex, so ThreadSanitizer can follow it. */
 #include "base/pool.h"
 
 #include <pthread.h>
@@ -16,19 +16,18 @@
 
 #include "base/mem.h"
 
-/* Spins before the processor is offered to others, and before a worker sleeps. The
- * first is longer than any task of a decode step, so that only a crowded machine
- * notices. */
+/* Spins before a thread yields its processor, and before a worker sleeps. The first is
+ * longer than any task of a decode step, so it matters only on a crowded machine. */
 enum { SPIN_POLITE = 4000, SPIN_SLEEP = 20000, MAX_THREADS = 1024 };
 
 /* Written by one worker alone. */
 typedef struct own_line {
     _Alignas(64) atomic_uint done; /* the last round it has finished */
-    atomic_uint arrived;           /* how often, of all times */
+    atomic_uint arrived;           /* barriers it has arrived at, ever */
 } own_line;
 
 struct sti_pool {
-    _Alignas(64) atomic_uint round; /* raised once per task, after the rest of it: */
+    _Alignas(64) atomic_uint round; /* raised once per task, last: */
     int threads;
     sti_task fn;
     void *arg;
@@ -53,7 +52,7 @@ static inline void relax(int spins)
 #endif
 }
 
-/* Waits, without sleeping, until *count has come to n; it may go round. */
+/* Spins until *count has reached n; the counter may wrap around. */
 static void wait_for(const atomic_uint *count, unsigned n)
 {
     for (int spins = 0;

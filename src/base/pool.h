@@ -19,16 +19,17 @@ int sti_cores(void); /* cores this process may run on */
 /* Runs fn(arg, w, workers) on every worker and returns when all are done. */
 void sti_pool_run(sti_pool *p, sti_task fn, void *arg);
 
-/* Inside a task, for worker w. It arrives somewhere; it waits until every worker has
- * arrived as often as itself; or both: a meeting, which is cheaper than the end of a
- * task and the start of the next, since the caller prepares nothing in between. All
- * workers of a task arrive equally often; who has nothing to wait for need not. */
+/* A barrier inside a task, for worker w: arrive signals, await blocks until every
+ * worker has signalled as often as w, meet does both. It is cheaper than ending a
+ * task and starting the next, because the caller prepares nothing in between. All
+ * workers of a task arrive equally often; a worker that depends on no other need not
+ * await. */
 void sti_pool_arrive(sti_pool *p, int w);
 void sti_pool_await(sti_pool *p, int w);
 void sti_pool_meet(sti_pool *p, int w);
 
-/* The part [*lo, *hi) of 0..n-1 that worker w of `workers` does, cut at multiples of
- * grain. Static, so that results do not depend on timing. */
+/* The share [*lo, *hi) of 0..n-1 of worker w of `workers`, cut at multiples of grain.
+ * Static, so that results do not depend on timing. */
 void sti_split(int64_t n, int64_t grain, int w, int workers, int64_t *lo, int64_t *hi);
 
 #endif

@@ -1,5 +1,5 @@
-/* process.c - what the system says of memory; see process.h. Where it does not say,
- * nothing is assumed to be short. */
+/* process.c - memory as the system reports it; see process.h. Where it does not report,
+ * memory is assumed to be plentiful. */
 #include "base/process.h"
 
 #include <stdint.h>

@@ -14,18 +14,18 @@ static inline double sti_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* The most memory it has held, in bytes. */
+/* Peak resident memory of this process, in bytes. */
 static inline size_t sti_peak_rss(void)
 {
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
     return (size_t)use.ru_maxrss * 1024;
 }
-/* What it holds now becomes the most it has held, where the system can do that. */
+/* Resets the peak to what the process holds now, where the system can do that. */
 void sti_peak_rss_restart(void);
 
-/* Bytes it could still get, by the system's estimate and the limit of its container;
- * next to all there are if the system does not say. */
+/* Bytes it could still allocate, by the system's estimate and its container's limit; a
+ * huge number if the system does not say. */
 size_t sti_memory_free(void);
 
 #endif

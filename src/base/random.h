@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* splitmix64: a bijection whose outputs for 0, 1, 2, ... look random, and so do those
- * for multiples of its step, which is the generator of that name. */
+/* splitmix64: a bijection whose outputs for 0, 1, 2, ... look random. Its outputs for
+ * multiples of STI_MIX64_STEP are the generator of that name. */
 #define STI_MIX64_STEP 0x9e3779b97f4a7c15u
 static inline uint64_t sti_mix64(uint64_t x)
 {

@@ -1,6 +1,6 @@
-/* sha256.c - see sha256.h. Written out here because a library's digest is an object that
- * must be allocated and whose first use sets up the library, and both can fail at any
- * place that asks for a name; the function itself is a page that never changes. */
+/* sha256.c - see sha256.h. Written out here because a library's digest must be
+ * allocated and its first use initializes the library; both can fail wherever
+ * something is named. The function itself is one page that never changes. */
 #include "base/sha256.h"
 
 #include <string.h>
@@ -28,7 +28,7 @@ static inline uint32_t big_endian(const unsigned char *p)
     return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
 }
 
-/* Round i of a block: instead of moving a .. h down by one, their names move. */
+/* Round i of a block: the indices of a .. h rotate instead of their values. */
 static inline void round_of(uint32_t x[8], int i, uint32_t kw)
 {
 #define AT(n) x[((n)-i) & 7]

@@ -1,5 +1,5 @@
-/* sha256.h - SHA-256 (FIPS 180-4): names for models, data and runs. It allocates nothing
- * and cannot fail, so neither can what is named by it. */
+/* sha256.h - SHA-256 (FIPS 180-4): names for models, data and runs. It allocates
+ * nothing and cannot fail, so naming something cannot fail either. */
 #ifndef STI_BASE_SHA256_H
 #define STI_BASE_SHA256_H
 
@@ -17,7 +17,7 @@ typedef struct sti_sha256 {
 void sti_sha256_start(sti_sha256 *s);
 void sti_sha256_add(sti_sha256 *s, const void *p, size_t n);
 void sti_sha256_end(sti_sha256 *s, unsigned char out[STI_SHA256]);
-/* Of one range of bytes. */
+/* Digest of one range of bytes. */
 void sti_sha256_of(const void *p, size_t n, unsigned char out[STI_SHA256]);
 
 #endif

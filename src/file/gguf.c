@@ -35,7 +35,7 @@ typedef struct reader {
 #define FAIL(r, code, fmt, ...)                                                        \
     sti_fail((r)->err, code, "%s: " fmt, (r)->path, __VA_ARGS__)
 
-/* The next n bytes, or NULL: the file ends before them. */
+/* The next n bytes, or NULL if the file ends before them. */
 static const unsigned char *take(reader *r, uint64_t n)
 {
     if (n > r->size - r->at) return NULL;
@@ -165,7 +165,7 @@ static still_status take_pairs(reader *r, sti_store *s, uint64_t n)
     return STILL_OK;
 }
 
-/* Types GGML knows and still does not run, so that the error can name them. */
+/* Types of GGML that still does not support, so that the error can name them. */
 static const char *foreign_type(uint32_t type)
 {
     static const char *const NAMES[] = {
@@ -178,7 +178,7 @@ static const char *foreign_type(uint32_t type)
     return NAMES[type];
 }
 
-/* Dims, type and offset: where the data begin is known only after the last tensor. */
+/* Dims, type and offset. Where the data begins is known only after the last tensor. */
 static still_status take_tensor(reader *r, sti_tensor *t, uint64_t *offset)
 {
     size_t begin = r->at;
@@ -302,7 +302,7 @@ still_status sti_parse_gguf(sti_store *s, sti_map map, still_error *err)
     STI_TRY(take_count(&r, "number of tensors", MIN_TENSOR, &n_tensors));
     STI_TRY(take_count(&r, "number of metadata pairs", MIN_PAIR, &n_pairs));
     STI_TRY(take_pairs(&r, s, n_pairs));
-    /* Counted again: metadata may have used up the bytes tensors were promised. */
+    /* Checked again: metadata may have used up the bytes that the tensors need. */
     if (n_tensors > (r.size - r.at) / MIN_TENSOR) return truncated(&r, "tensor list");
     uint64_t *offset = sti_alloc((size_t)n_tensors, sizeof *offset);
     if (!offset)

@@ -1,8 +1,8 @@
 /* map.c - read-only mappings of whole files.
  *
- * No advice is given when a file is mapped: opening a model must not read it, and the
- * weights are then streamed in an order of which the system's read-ahead makes good
- * use. A file cut short while it is mapped raises SIGBUS on access, as everywhere. */
+ * Mapping gives no madvise: opening a model must not read it, and weights are later
+ * streamed in an order that suits the system's read-ahead. A file truncated while it is
+ * mapped raises SIGBUS on access, as in any program. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -40,7 +40,7 @@ static bool number(const sti_meta *m, sti_meta_type type, uint64_t i, int64_t *i
     case STI_META_U64: {
         uint64_t v;
         memcpy(&v, (const unsigned char *)m->data + i * sizeof v, sizeof v);
-        *is_integer = v <= INT64_MAX; /* larger ones still read as a float */
+        *is_integer = v <= INT64_MAX; /* larger ones can still be read as floats */
         *integer = *is_integer ? (int64_t)v : 0;
         *real = (double)v;
         return true;

@@ -8,7 +8,7 @@
 
 #include "file/store.h"
 
-/* Both take the map over, also when they fail. A GGUF file is a store of its own;
+/* Both take over the map, even if they fail. A GGUF file is a store of its own;
  * safetensors are appended, and sorted when all shards are there. *metadata becomes a
  * new reference to __metadata__, or NULL if there is none; metadata may be NULL. */
 still_status sti_parse_gguf(sti_store *s, sti_map map, still_error *err);
@@ -25,11 +25,11 @@ still_status sti_store_add_map(sti_store *s, sti_map *map, still_error *err);
 still_status sti_store_reserve(sti_store *s, size_t n, still_error *err);
 
 /* Replaces the mapping by a copy in memory that begins `pad` bytes later in its page,
- * for files whose numbers lie at odd addresses. */
+ * for files whose numbers are unaligned. */
 still_status sti_map_shift(sti_map *m, size_t pad, still_error *err);
 
 /* Product of the dims and its size in bytes; false if either overflows, or the
- * innermost dim is no multiple of the block. */
+ * innermost dim is not a multiple of the block. */
 bool sti_tensor_size(sti_dtype t, int n_dims, const int64_t *dim, size_t *bytes);
 
 #endif

@@ -8,7 +8,7 @@
 
 #include "file/blocks.h"
 
-/* v cut to an integer level in 0..top. */
+/* v truncated to an integer level in 0..top. */
 static inline int level(float v, int top)
 {
     return v > 0 ? v < (float)top ? (int)v : top : 0;

@@ -5,8 +5,8 @@
  *          "__metadata__": {"key": "string"}}
  *
  * As the format demands, the tensors fill the data without holes or overlaps. Numbers
- * are read in place and must lie at multiples of their size; writers arrange that,
- * but the format does not, so a file whose data start at an odd address is copied
+ * are read in place and must be aligned to their size; writers do that, but the format
+ * does not require it, so a file whose data starts at an unaligned address is copied
  * once into memory. */
 #include <stdlib.h>
 #include <string.h>
@@ -102,7 +102,7 @@ static int by_place(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Tensors of one file must tile its data. Sorts them by place. */
+/* Tensors of one file must tile its data. Sorts them by offset. */
 static still_status check_tiling(sti_tensor *t, size_t n, const sti_map *map,
                                  const unsigned char *base, still_error *err)
 {

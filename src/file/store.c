@@ -1,8 +1,8 @@
 /* store.c - opening: find out what a path holds, let its parser fill the store, sort.
  *
- * Files are told apart by content, not by name; what is not a model is described as
- * far as its first bytes tell, because the usual causes are a failed download, a
- * pointer file of git-lfs or the wrong file of a folder. */
+ * Formats are recognized by content, not by name. If a file is not a model, the
+ * error says what its first bytes look like: the usual causes are a failed download,
+ * a git-lfs pointer or the wrong file of a folder. */
 #include "file/store.h"
 
 #include <stdio.h>
@@ -52,7 +52,7 @@ bool sti_tensor_size(sti_dtype t, int n_dims, const int64_t *dim, size_t *bytes)
     return n <= INT64_MAX && sti_dtype_bytes(t, n, bytes);
 }
 
-/* What the first bytes look like, in words; "" if like nothing known. */
+/* What the first bytes look like, in words; "" if unknown. */
 static const char *describe_map(const sti_map *m)
 {
     static const struct {
@@ -91,9 +91,9 @@ static still_status fail_unknown(const sti_map *m, still_error *err)
                     m->path, bytes, describe_map(m));
 }
 
-/* A length below 2^48, then JSON. The first byte alone tells nothing: it is part of the
- * length. What only has the name is parsed too, for the parser's more exact error,
- * unless it looks like something else. */
+/* A length below 2^48, then JSON. The first byte alone says nothing: it is part of the
+ * length. A file that only has the name is parsed too, for the parser's more exact
+ * error, unless it looks like something else. */
 static bool looks_like_safetensors(const sti_map *m)
 {
     if (m->size >= 10 && m->data[6] == 0 && m->data[7] == 0 && m->data[8] == '{')

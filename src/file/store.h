@@ -20,7 +20,7 @@ typedef struct sti_map { /* a read-only mapping of one file */
 } sti_map;
 still_status sti_map_open(const char *path, sti_map *out, still_error *err);
 void sti_map_close(sti_map *m);
-/* Tell the system the pages of [p, p+n) are not needed in memory any more. */
+/* Tells the system that the pages of [p, p+n) are no longer needed in memory. */
 void sti_map_drop(const void *p, size_t n);
 
 typedef struct sti_tensor {
@@ -110,14 +110,14 @@ still_status sti_writer_meta_strs(sti_writer *w, const char *key, const sti_str 
                                   size_t n, still_error *err);
 still_status sti_writer_meta_i32s(sti_writer *w, const char *key, const int32_t *v,
                                   size_t n, still_error *err);
-/* Copies a metadata entry of another file as it is. */
+/* Copies a metadata entry of another file unchanged. */
 still_status sti_writer_meta_copy(sti_writer *w, const sti_meta *m, still_error *err);
 still_status sti_writer_tensor(sti_writer *w, const char *name, sti_dtype t, int n_dims,
                                const int64_t *dim, still_error *err);
 /* Appends bytes of the next unfinished tensor. */
 still_status sti_writer_data(sti_writer *w, const void *p, size_t n, still_error *err);
-/* Checks that all data came, syncs, renames. Frees w either way; on failure and on
- * sti_writer_abort the file that was at path is untouched. */
+/* Checks that all data was written, syncs, renames. Frees w either way; on failure
+ * and on sti_writer_abort the file that was at path is untouched. */
 still_status sti_writer_finish(sti_writer *w, still_error *err);
 void sti_writer_abort(sti_writer *w);
 /* A whole text file, in the same way. */
@@ -136,7 +136,7 @@ static inline still_status sti_path_join(char out[STI_PATH_ROOM], const char *di
     return STILL_OK;
 }
 
-/* Whether parsing failed for want of memory: jansson then often says nothing. */
+/* Whether parsing failed for lack of memory: jansson then often gives no message. */
 static inline bool sti_json_no_memory(const json_error_t *e)
 {
     return json_error_code(e) == json_error_out_of_memory || e->text[0] == 0;
@@ -147,9 +147,9 @@ typedef struct sti_lines sti_lines;
 still_status sti_lines_open(const char *path, sti_lines **out, still_error *err);
 /* Next line without its newline; *line NULL at the end. Valid until the next call. */
 still_status sti_lines_next(sti_lines *l, char **line, size_t *n, still_error *err);
-/* The first byte still to come that is no white space; 0 at the end. */
+/* The next byte that is not white space, without consuming it; 0 at the end. */
 still_status sti_lines_peek(sti_lines *l, char *c, still_error *err);
-/* Bytes of the file read so far, as they lie on the disk: packed, if it is gzip. */
+/* Bytes of the file on disk read so far: compressed ones, if it is gzip. */
 uint64_t sti_lines_offset(const sti_lines *l);
 void sti_lines_close(sti_lines *l);
 

@@ -2,7 +2,7 @@
  *
  * zlib reads both gzip and plain files through one call, so compression is found by
  * content; JSON lines are found by name (.jsonl, .jsonl.gz), because a text may well
- * begin with a brace. What a file can ask for in memory is capped. */
+ * begin with a brace. The memory a file can demand is capped. */
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -105,7 +105,7 @@ void sti_lines_close(sti_lines *l)
     free(l);
 }
 
-/* Reads more behind what is unread; makes room first, by moving, then by growing. */
+/* Reads more after the unread bytes; makes room by moving them, then by growing. */
 static still_status fill(sti_lines *l, still_error *err)
 {
     if (l->at > 0) {

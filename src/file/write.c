@@ -1,10 +1,9 @@
 /* write.c - streaming writers of GGUF v3 and safetensors.
  *
- * Headers are gathered in memory and written when the first data come: sizes and
- * offsets follow from types and shapes alone. The file takes
- * its name only when everything is on disk; a reader therefore never sees half a model.
- * The two formats differ only in how the header is encoded and in the padding between
- * tensors. */
+ * Headers are collected in memory and written before the first data: sizes and
+ * offsets follow from types and shapes alone. The file gets its name only when
+ * everything is on disk, so a reader never sees half a model. The two formats differ
+ * only in the encoding of the header and the padding between tensors. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
