@@ -1,10 +1,10 @@
 /* complete.c - see complete.h.
  *
- * Prompts of a request are taken in the order of their ids, so that those which begin
- * alike follow one another and the session walks them like a tree; answers are put back
- * in the order of the request. A choice is written as text at once: a batch may have
- * hundreds of thousands of tokens, and an object for each would cost more than they do.
- */
+ * The prompts of a request are processed in the order of their ids, so that those
+ * with a common prefix follow one another and the session walks them like a tree;
+ * answers go back in the order of the request. Choices are written directly as JSON
+ * text: a batch may have hundreds of thousands of tokens, and an object for each
+ * would cost more than computing it. */
 #include "server/complete.h"
 
 #include <math.h>
@@ -34,7 +34,7 @@ still_status srv_encode(const still_tokenizer *tk, const char *text, size_t n,
 
 /* ---- One choice ---------------------------------------------------------- */
 
-/* The four lists of "logprobs", as they grow, and the text. */
+/* The four growing lists of "logprobs", and the text. */
 typedef struct choice {
     sti_buf text, tokens, logprobs, tops, offsets;
     size_t characters; /* of the text */
@@ -65,10 +65,11 @@ static void put_piece(const srv_engine *e, sti_buf *b, int32_t id)
     srv_put_string(b, piece ? piece : "", n);
 }
 
-/* A token with its log-probability and the k most likely in its place; logprob NULL:
- * nothing comes before it. The token itself is always among the alternatives. Clients
- * tell by comparing numbers whether it was the most likely one, so the best of the
- * others must not round to the same value. Floats take 9 digits to come back exact. */
+/* A token with its log-probability and the k most likely tokens at its position;
+ * logprob NULL: nothing precedes it. The token itself is always among the
+ * alternatives. Clients compare numbers to see whether it was the most likely one,
+ * so the best of the others must not round to the same value. A float needs 9 digits
+ * to survive the round trip. */
 static void put_entry(const srv_engine *e, choice *c, int32_t id, const float *logprob,
                       const int32_t *top, const float *top_logprob, int k)
 {
@@ -100,7 +101,7 @@ static void put_entry(const srv_engine *e, choice *c, int32_t id, const float *l
     sti_buf_puts(&c->tops, "}");
 }
 
-/* The prompt as part of the answer: its text, and what the model thought of it. */
+/* The prompt as part of the answer: its text and its log-probabilities. */
 static still_status echo_prompt(const srv_engine *e, const srv_completion *q,
                                 const srv_prompt *p, choice *c, still_error *err)
 {
@@ -133,7 +134,7 @@ static still_status echo_prompt(const srv_engine *e, const srv_completion *q,
     return status;
 }
 
-/* Cuts what was written from `from` on at the first stop text. */
+/* Truncates the text at the first stop string at or after `from`. */
 static bool stopped(const srv_completion *q, choice *c, size_t from)
 {
     size_t first = c->text.n;
@@ -152,7 +153,7 @@ typedef struct writer {
     still_decoder *decoder;
 } writer;
 
-/* Chooses, shows and feeds tokens until something ends it. An end token has its entry
+/* Samples, records and feeds tokens until something ends it. An end token has an entry
  * in the lists, but no text. */
 static still_status write_tokens(srv_engine *e, const srv_completion *q, writer *w,
                                  choice *c, srv_gone_fn gone, void *user,
@@ -196,8 +197,8 @@ static still_status write_tokens(srv_engine *e, const srv_completion *q, writer 
     return STILL_OK;
 }
 
-/* The decoder has seen the prompt's last token, so that a space or half a character at
- * the border is not taken for the beginning of a text. */
+/* The decoder has seen the prompt's last token, so a space or half a character at the
+ * border is not mistaken for the beginning of a text. */
 static still_status generate(srv_engine *e, const srv_completion *q,
                              const srv_prompt *p, uint64_t seed, choice *c,
                              srv_gone_fn gone, void *user, still_error *err)

@@ -1,4 +1,4 @@
-/* complete.h - a request for completions, carried out. */
+/* complete.h - carries out a request for completions. */
 #ifndef SERVER_COMPLETE_H
 #define SERVER_COMPLETE_H
 
@@ -7,7 +7,7 @@
 #include "server/request.h"
 
 typedef struct srv_engine {
-    const char *name; /* of the model, as answers call it */
+    const char *name; /* of the model, in answers */
     const still_tokenizer *tk;
     srv_prefix_cache cache;
     uint64_t served; /* requests so far; part of their ids */

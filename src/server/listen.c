@@ -1,5 +1,5 @@
-/* listen.c - see listen.h. The socket is made here and not by libmicrohttpd, so that
- * an error says what the system said. */
+/* listen.c - see listen.h. We make the socket rather than libmicrohttpd, so that an
+ * error has the system's message. */
 #include "server/listen.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@ static int open_socket(const struct addrinfo *a)
     int fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,
                     a->ai_protocol);
     if (fd < 0) return -1;
-    /* A port whose last connections still linger may be taken again. */
+    /* Allow a port whose last connections still linger. */
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0) return fd;
     int saved = errno;

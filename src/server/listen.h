@@ -8,7 +8,7 @@
  * *bound is the port it got. close() *fd. */
 still_status srv_listen(const char *host, int port, int *fd, int *bound,
                         still_error *err);
-/* Whether the peer of a connection has gone, as far as the system knows. */
+/* Whether the peer has closed its connection, as far as the system knows. */
 bool srv_peer_gone(int fd);
 
 #endif

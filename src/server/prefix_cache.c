@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "server/request.h"
 
-enum { PIECE = 512 }; /* tokens fed between two looks at whether anybody waits */
+enum { PIECE = 512 }; /* tokens fed between two checks that the client is still there */
 
 still_status srv_prefix_cache_new(still_model *m, still_session *s,
                                   srv_prefix_cache *out, still_error *err)
@@ -86,8 +86,8 @@ still_status srv_prefix_cache_set(srv_prefix_cache *p, const int32_t *id, int n,
     while (same < p->n && same < n && p->id[same] == id[same]) same++;
     if (k > 0 && same > p->scored) same = p->scored;
     if (k > p->k) same = 0; /* too few alternatives were kept */
-    /* The last token is always fed, for its logits; so is, when scoring, the last that
-     * both have in common, for it speaks of the first that differs. */
+    /* The last token is always fed, for its logits. When scoring, so is the last common
+     * token, because its row scores the first token that differs. */
     if (same == n || (k > 0 && same > 0)) same--;
     go_back(p, same);
     p->reused += (uint64_t)p->n;
@@ -110,7 +110,7 @@ void srv_top_logprobs(const float *logits, int vocab, int32_t id, int k, float *
                       int32_t *top, float *top_logprob)
 {
     int have = 0, best = 0;
-    double sum = 1; /* the best's own part */
+    double sum = 1; /* the best one's own term */
     for (int i = 1; i < vocab; i++)
         if (logits[i] > logits[best]) best = i;
     for (int i = 0; i < vocab; i++)

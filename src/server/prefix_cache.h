@@ -1,8 +1,9 @@
-/* prefix_cache.h - the server's one session, and what was measured while it was fed.
+/* prefix_cache.h - the server's one session, with the log-probabilities of its tokens.
  *
- * Requests often begin alike: the choices of a question, the turns of a conversation.
- * What a session already holds of a prompt is kept and the rest rolled back, with the
- * log-probabilities of what is kept, so that a shared beginning is computed once. */
+ * Requests often share a prefix: the choices of a question, the turns of a
+ * conversation. The session keeps what it already holds of a prompt, with its
+ * log-probabilities, and rolls back the rest, so that a shared prefix is computed
+ * once. */
 #ifndef STI_SERVER_PREFIX_CACHE_H
 #define STI_SERVER_PREFIX_CACHE_H
 
@@ -13,15 +14,15 @@ typedef struct srv_prefix_cache {
     int limit, vocab;
     int n;          /* tokens the session holds */
     int32_t *id;    /* [limit] */
-    int scored;     /* of the first so many, what follows is known */
+    int scored;     /* number of leading tokens whose scores are known */
     int k;          /* alternatives per token; 0: nothing was scored yet */
     float *logprob; /* [limit]: log p(id[i] | before); undefined at 0 */
-    int32_t *top;   /* [limit, k]: the most likely instead of id[i], best first */
+    int32_t *top;   /* [limit, k]: the most likely ids at position i, best first */
     float *top_logprob;
     uint64_t fed, reused; /* tokens computed, tokens found in the session */
 } srv_prefix_cache;
 
-/* Returns true when the work should be given up, for nobody waits for it. */
+/* Returns true if the client has gone, so that the work can stop. */
 typedef bool (*srv_gone_fn)(void *user);
 
 still_status srv_prefix_cache_new(still_model *m, still_session *s,

@@ -21,7 +21,7 @@ void srv_reply_json(srv_reply *r, json_t *body)
 void srv_reply_error(srv_reply *r, int status, const char *code, const char *message)
 {
     json_t *text = json_string(message);
-    if (!text) { /* it quotes the client, perhaps half a character */
+    if (!text) { /* it quotes the client, perhaps with invalid UTF-8 */
         char ascii[sizeof(still_error)] = "";
         for (size_t i = 0; message[i] && i + 1 < sizeof ascii; i++)
             ascii[i] = message[i] & 0x80 ? '?' : message[i];

@@ -1,4 +1,4 @@
-/* reply.h - what clients get: a status and a body of JSON. */
+/* reply.h - an HTTP reply: a status and a JSON body. */
 #ifndef SERVER_REPLY_H
 #define SERVER_REPLY_H
 

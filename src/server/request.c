@@ -1,8 +1,8 @@
 /* request.c - see request.h.
  *
  * jansson bounds nesting, checks UTF-8 and refuses numbers that do not fit; here every
- * field is checked for its kind and range. A field that is null counts as not given, as
- * clients send it. Fields that are not known are ignored, but those that would change
+ * field is checked for type and range. A null field counts as absent, because clients
+ * send such fields. Unknown fields are ignored, but fields of the API that would change
  * the result and are not implemented are refused. */
 #include "server/request.h"
 
@@ -28,7 +28,7 @@ static still_status read_object(const char *text, size_t n, json_t **out,
     return sti_fail(err, STILL_E_FORMAT, "the body is JSON, but not an object");
 }
 
-/* A field that is there and not null. */
+/* A field that is present and not null; else NULL. */
 static const json_t *field(const json_t *body, const char *name)
 {
     const json_t *value = json_object_get(body, name);
@@ -118,7 +118,8 @@ static still_status read_prompt(const json_t *value, int vocab, srv_prompt *out,
     return read_ids(value, "prompt", vocab, &out->id, &out->n, err);
 }
 
-/* A list is several prompts unless it begins with a number: then it is one, of ids. */
+/* A list that begins with a number is one prompt of ids; any other is several
+ * prompts. */
 static still_status read_prompts(const json_t *value, int vocab, srv_completion *c,
                                  still_error *err)
 {
@@ -165,7 +166,7 @@ static still_status read_seed(const json_t *value, srv_completion *c, still_erro
     return STILL_OK;
 }
 
-/* What is part of the API, changes the result, and is not here. */
+/* Fields of the API that change the result and are not implemented. */
 static still_status refuse_missing(const json_t *body, still_error *err)
 {
     int one = 1;

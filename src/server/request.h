@@ -1,4 +1,4 @@
-/* request.h - what clients send, checked: bodies of the POST endpoints. */
+/* request.h - reads and checks the bodies of POST requests. */
 #ifndef SERVER_REQUEST_H
 #define SERVER_REQUEST_H
 
@@ -12,7 +12,8 @@ enum {
     SRV_MOST_PROMPTS = 65536 /* in one request */
 };
 
-/* Either text, to be encoded as the model's tokenizer likes it, or ids as they are. */
+/* Either text, which the model's tokenizer encodes, or ids, which are used
+ * unchanged. */
 typedef struct srv_prompt {
     const char *text; /* borrowed from the body; NULL: ids were given */
     size_t n_text;
@@ -40,9 +41,9 @@ typedef struct srv_completion {
     int n_stops;
 } srv_completion;
 
-/* Reads n bytes of JSON; ids are checked against the vocabulary. An error is for the
- * client: STILL_E_FORMAT for what is no JSON object, STILL_E_ARG for a wrong field,
- * STILL_E_UNSUPPORTED for one that still does not implement. */
+/* Reads n bytes of JSON; ids are checked against the vocabulary. Errors are meant
+ * for the client: STILL_E_FORMAT if it is not a JSON object, STILL_E_ARG for a wrong
+ * field, STILL_E_UNSUPPORTED for a field that is not implemented. */
 still_status srv_completion_read(const char *text, size_t n, int vocab,
                                  srv_completion *out, still_error *err);
 void srv_completion_free(srv_completion *c);

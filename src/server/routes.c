@@ -1,6 +1,6 @@
-/* routes.c - see routes.h. Shapes of the tokenizer's endpoints are those of vLLM, which
- * lm-evaluation-harness asks for with tokenizer_backend=remote. The tokenizer does not
- * change after it was opened, so any thread may read it. */
+/* routes.c - see routes.h. The tokenizer endpoints have vLLM's shapes, which
+ * lm-evaluation-harness uses with tokenizer_backend=remote. A tokenizer does not change
+ * once it is open, so any thread may read it. */
 #include "server/routes.h"
 
 #include <stdlib.h>
@@ -61,7 +61,7 @@ static void tokenize(const srv_call *call, srv_reply *reply)
     json_decref(q.body);
 }
 
-/* Special tokens are written out: the text is one that /tokenize turns back. */
+/* Special tokens are written out, so that /tokenize gives the same ids back. */
 static void detokenize(const srv_call *call, srv_reply *reply)
 {
     still_error err;

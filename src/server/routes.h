@@ -1,12 +1,12 @@
-/* routes.h - the endpoints: what each takes and who answers it. */
+/* routes.h - the endpoints: their methods, and the thread that answers each. */
 #ifndef SERVER_ROUTES_H
 #define SERVER_ROUTES_H
 
 #include "base/buf.h"
 #include "server/complete.h"
 
-/* Which thread answers: the one that moves bytes (must be quick), the one for text, the
- * one that runs the model. */
+/* The thread that answers: the I/O thread (must be quick), the one for tokenizing,
+ * or the one that runs the model. */
 typedef enum srv_thread { SRV_HERE, SRV_TEXT, SRV_MODEL } srv_thread;
 
 typedef struct srv_call {

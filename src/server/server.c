@@ -1,9 +1,9 @@
 /* server.c - connections: from bytes to a request, from an answer to bytes.
  *
  * libmicrohttpd calls `handle` on its one thread: first with the headers, then with
- * pieces of the body, then once more. A request for another thread is suspended, handed
- * over as a job and resumed when its answer is there; `handle` then sends it. A client
- * that leaves is noticed by the job, which looks at the socket between tokens. */
+ * pieces of the body, then once more. A request for another thread is suspended, queued
+ * as a job and resumed when its answer is ready; `handle` then sends it. The job checks
+ * the socket between tokens and so notices a client that has disconnected. */
 #include "server/server.h"
 
 #include <errno.h>
@@ -24,8 +24,8 @@
 enum {
     MOST_BODY = 64 << 20,
     MOST_CONNECTIONS = 256,
-    IDLE_SECONDS = 60, /* a connection without a byte */
-    GRACE_SECONDS = 5  /* for answers to be read when the server stops */
+    IDLE_SECONDS = 60, /* before an idle connection is closed */
+    GRACE_SECONDS = 5  /* for clients to read answers when the server stops */
 };
 
 struct srv_server {
@@ -36,7 +36,7 @@ struct srv_server {
     srv_worker text, model;
     pthread_mutex_t lock;
     pthread_cond_t change;
-    int requests; /* begun and not completed */
+    int requests; /* in progress */
     atomic_bool stopping;
 };
 
@@ -48,14 +48,14 @@ typedef struct request {
     sti_buf body;
     size_t received;
     srv_reply reply;
-    const char *allow; /* 405: what could be used */
+    const char *allow; /* 405: the method that would be allowed */
     bool answered;
     int fd;
 } request;
 
 /* ---- Headers ------------------------------------------------------------- */
 
-/* Takes as long for a wrong key as for the right one. */
+/* Constant time, so that timing does not reveal the key. */
 static bool same_key(const char *a, const char *b)
 {
     size_t n = strlen(a), m = strlen(b);
@@ -80,7 +80,7 @@ static void refuse(request *r, int status, const char *code, const char *message
     srv_reply_error(&r->reply, status, code, message);
 }
 
-/* Finds out what is asked for; what is wrong goes into the reply. */
+/* Finds the route; errors go into the reply. */
 static void read_head(request *r, const char *method, const char *path)
 {
     char message[256];
@@ -133,7 +133,7 @@ static void run_job(srv_job *job)
     request *r = (request *)job;
     answer(r);
     r->answered = true;
-    MHD_resume_connection(r->connection); /* r is the other thread's from here on */
+    MHD_resume_connection(r->connection); /* r is the other thread's now */
 }
 
 /* The response takes over the body's memory. */
@@ -154,7 +154,7 @@ static enum MHD_Result send_reply(request *r)
     return result;
 }
 
-/* The whole request is here. */
+/* The request has arrived completely. */
 static enum MHD_Result act(request *r)
 {
     if (r->route && r->received > MOST_BODY) refuse_size(r);
@@ -217,8 +217,8 @@ static enum MHD_Result handle(void *user, struct MHD_Connection *connection,
     if (!r) return begin(user, connection, path, method, context);
     if (r->answered) return send_reply(r);
     if (*n == 0) return act(r);
-    /* A body without a stated length that does not end: some of it is read, so that
-     * the client gets to read the answer, but none is kept. */
+    /* A body without a stated length that is too long: read some more of it without
+     * keeping it, so that the client gets to read the answer. */
     if (r->received > 4u * MOST_BODY) return MHD_NO;
     r->received += *n;
     if (r->route && r->received <= MOST_BODY)
@@ -311,8 +311,8 @@ still_status srv_start(const srv_params *p, srv_server **out, still_error *err)
     return status;
 }
 
-/* Jobs are finished first, however long they take; then answers get a while to leave.
- * A suspended connection has been resumed by then, as the daemon demands. */
+/* Finishes all jobs first, however long they take, then waits a while for answers to be
+ * sent. By then every suspended connection has been resumed, as the daemon requires. */
 void srv_stop(srv_server *s)
 {
     struct timespec until;

@@ -1,4 +1,4 @@
-/* worker.h - a thread that does jobs one after the other, in the order they came. */
+/* worker.h - a thread that runs jobs one after the other, in order of arrival. */
 #ifndef SERVER_WORKER_H
 #define SERVER_WORKER_H
 
@@ -22,8 +22,8 @@ typedef struct srv_worker {
 still_status srv_worker_start(srv_worker *w, still_error *err);
 /* False: the worker has stopped and the job is still the caller's. */
 bool srv_worker_add(srv_worker *w, srv_job *job);
-/* Does what is left to do, then ends the thread; more jobs are refused. */
+/* Runs the remaining jobs, then ends the thread; new jobs are refused. */
 void srv_worker_stop(srv_worker *w);
-void srv_worker_free(srv_worker *w); /* stops it first; a zeroed one is left alone */
+void srv_worker_free(srv_worker *w); /* stops it first; does nothing if zeroed */
 
 #endif

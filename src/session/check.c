@@ -1,15 +1,15 @@
-/* check.c - results that are no numbers, and the layer they come from.
+/* check.c - finds results that are not finite, and the layer they come from.
  *
  * The residual stream only adds up: once a row of it holds a NaN or an infinity it
  * stays, and the final norm makes every logit of that row NaN. So one number of a row
- * that has logits tells, at no cost, whether all layers gave numbers. Which layer did
- * not is found when it matters: the tokens of the failed pass are fed to a session of
- * their own, and each layer's output is looked at. */
+ * that has logits tells, at no cost, whether all layers gave finite results. The layer
+ * that did not is found only when needed: the tokens of the failed pass are fed to a
+ * separate session, and each layer's output is checked. */
 #include <math.h>
 
 #include "session/session.h"
 
-/* *layer: cfg.layers if every layer gives numbers for these tokens alone. */
+/* *layer: cfg.layers if every layer gives finite results for these tokens alone. */
 static still_status find_layer(const still_session *s, const int32_t *tok, int n,
                                int *layer, still_error *err)
 {

@@ -1,9 +1,9 @@
 /* feed_batch.c - see feed_batch.h.
  *
- * A pass takes as many tokens of as many pieces as fit the scratch of one session, in
- * the order of the pieces; a long piece goes on in the next pass. Rows that are asked
- * for are gathered and become logits a slice at a time, so that memory does not grow
- * with the pass. */
+ * A pass takes as many tokens of as many pieces as fit the scratch of one session,
+ * in the order of the pieces; a long piece continues in the next pass. The rows
+ * whose logits are wanted are gathered and computed a slice at a time, so that
+ * memory does not grow with the pass. */
 #include "session/feed_batch.h"
 
 #include <stdlib.h>
@@ -43,8 +43,8 @@ static still_status check(const sti_piece *piece, int n, still_error *err)
     return STILL_OK;
 }
 
-/* The rows that are asked for become the first of the pass, in their order, so that one
- * product makes the logits of all. None moves to behind another that has not moved. */
+/* Moves the wanted rows to the front of the pass, in order, so that one product
+ * makes the logits of all. No row overwrites one that has not moved yet. */
 static still_status gather(pass *p, still_error *err)
 {
     const size_t width = (size_t)p->m->cfg.hidden;
@@ -52,7 +52,7 @@ static still_status gather(pass *p, still_error *err)
     for (int i = 0, n; i < p->n_rows; i += n) {
         const int from = p->row[i].row, by = from - i;
         for (n = 1; i + n < p->n_rows && p->row[i + n].row == from + n; n++)
-            if (by > 0 && n == by) break; /* what moves at once does not overlap */
+            if (by > 0 && n == by) break; /* rows moved in one call do not overlap */
         if (by > 0)
             STI_TRY(p->m->be->mem_move(p->m->dev, x + (size_t)i * width,
                                        x + (size_t)from * width,
@@ -66,8 +66,8 @@ static bool is_last(const wanted *w)
     return w->at == w->piece->n - 1;
 }
 
-/* Of a row that has logits: the token after it or, of the last of a piece, candidate k.
- * Rows without one are asked for any. */
+/* The target of a row with logits: the token after it or, for the last row of a piece,
+ * candidate k. Rows without one get an arbitrary target. */
 static int32_t target_of(const wanted *w, int k)
 {
     if (is_last(w)) return k < w->piece->n_next ? w->piece->next[k] : 0;
@@ -86,8 +86,8 @@ static void take_score(const wanted *w, int k, float value, int32_t top)
     if (q->next_top) *q->next_top = top;
 }
 
-/* Logits of the rows collected, and what is asked of them. Candidates are scored one of
- * each row at a time. */
+/* Computes the logits of the collected rows and the scores that were asked for.
+ * Candidates are scored one per row at a time. */
 static still_status score_rows(pass *p, still_error *err)
 {
     const still_model *m = p->m;
@@ -143,8 +143,8 @@ static still_status want(pass *p, int row, const sti_piece *piece, int at,
     return STILL_OK;
 }
 
-/* Rows that a session takes in one pass: a ring holds its window and a batch of its
- * own, and boundaries are kept between passes. */
+/* Rows that a session may take in one pass: a ring holds its window and one batch, and
+ * boundaries are saved between passes. */
 static int most_rows(const still_session *s, int left)
 {
     int rows = left < s->cfg.batch ? left : s->cfg.batch;
@@ -155,7 +155,7 @@ static int most_rows(const still_session *s, int left)
     return rows;
 }
 
-/* One pass from token *at of piece *i on; both move. */
+/* One pass, starting at token *at of piece *i; advances both. */
 static still_status run_pass(pass *p, const sti_piece *piece, int n, int *i, int *at,
                              int32_t *tok, still_error *err)
 {
@@ -178,7 +178,7 @@ static still_status run_pass(pass *p, const sti_piece *piece, int n, int *i, int
             rows += take;
             *at += take;
         }
-        if (*at < q->n) break; /* a session has one place in a pass */
+        if (*at < q->n) break; /* a session occurs once in a pass */
         ++*i;
         *at = 0;
     }
@@ -217,7 +217,7 @@ still_status sti_session_feed_batch(const sti_piece *piece, int n, bool (*poll)(
     return st;
 }
 
-/* Keys and values up to the length; a ring, which may have turned, as a whole. */
+/* Keys and values up to the length; a ring, which may have wrapped, as a whole. */
 static still_status copy_layer(still_model *m, const sti_attn_config *cfg, int layer,
                                const sti_attn_memory *from, sti_attn_memory *to,
                                int length, still_error *err)
@@ -245,8 +245,8 @@ still_status sti_session_copy(still_session *to, const still_session *from,
         return sti_fail(err, STILL_E_ARG,
                         "the past of one session does not fit the other");
     still_model *m = from->model;
-    /* Of a cache the rows that are there; a GPU copies all of it sooner than it is told
-     * of the rows of each layer and head. */
+    /* Copy only the rows in use; on a GPU one copy of everything is faster than a
+     * call per layer and head. */
     if (sti_session_keeps_all(from) && m->be->host_memory)
         for (int l = 0; l < m->cfg.layers; l++)
             STI_TRY(copy_layer(m, &from->cfg, l, &from->layer[l], &to->layer[l],

@@ -1,8 +1,8 @@
 /* feed_batch.h - several sessions of one model advanced by several tokens each in one
  * pass, with log-probabilities; and the past of one copied into another.
  *
- * Short pieces of text are slow one by one: each pass streams all weights. What ranks
- * answers has many short pieces that do not depend on each other. */
+ * Short pieces of text are slow one by one, because each pass streams all weights.
+ * Ranking answers has many short pieces that do not depend on each other. */
 #ifndef STI_SESSION_FEED_BATCH_H
 #define STI_SESSION_FEED_BATCH_H
 
@@ -33,8 +33,8 @@ typedef struct sti_piece {
 still_status sti_session_feed_batch(const sti_piece *piece, int n, bool (*poll)(void *),
                                     void *user, still_error *err);
 
-/* The past of `from` becomes that of `to`, which has the same settings and context;
- * nothing is allocated. Logits and rollback boundaries are not taken over. */
+/* Copies the past of `from` to `to`, which has the same settings and context; allocates
+ * nothing. Logits and rollback boundaries are not copied. */
 still_status sti_session_copy(still_session *to, const still_session *from,
                               still_error *err);
 

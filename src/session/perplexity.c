@@ -1,7 +1,7 @@
 /* perplexity.c - how surprised a model is by a text.
  *
- * A window is fed a piece at a time, so that one window of a million tokens shows
- * progress and can be stopped; pieces change nothing in the numbers. */
+ * A window is fed a piece at a time, so that even a window of a million tokens shows
+ * progress and can be cancelled; the results do not depend on the pieces. */
 #include <math.h>
 #include <stdlib.h>
 

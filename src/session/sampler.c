@@ -1,7 +1,7 @@
 /* sampler.c - choosing a token from logits.
  *
- * Order of the steps, as llama.cpp users know it: repeat penalty, top-k, then with
- * temperature top-p and min-p, then a draw. Everything works on one array of candidates
+ * The order of the steps is llama.cpp's: repeat penalty, top-k, then with temperature
+ * top-p and min-p, then a draw. Everything works on one array of candidates
  * allocated up front. Only as much of it is sorted as the settings need. */
 #include <math.h>
 #include <stdlib.h>
@@ -79,8 +79,8 @@ void still_sampler_accept(still_sampler *s, int32_t id)
     if (s->n_recent < s->p.repeat_last) s->n_recent++;
 }
 
-/* A token seen lately loses: positive logits are divided, negative ones multiplied.
- * Each token is punished once however often it occurred. */
+/* Makes recent tokens less likely: positive logits are divided, negative ones
+ * multiplied. Each token is penalized once, however often it occurred. */
 static void penalize(const still_sampler *s)
 {
     for (int i = 0; i < s->n_recent; i++) {

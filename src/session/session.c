@@ -1,10 +1,10 @@
 /* session.c - feeding tokens.
  *
- * A session is one block of memory, made and touched when it is created: the bill that
- * still_model_bill states is paid up front, and a decode step allocates nothing.
- * Everything a call could object to is checked before the first row is computed, so a
- * call that fails leaves the session as it was; numbers that are not finite are found
- * afterwards, and its past is then lost. */
+ * A session is one block of memory, allocated and touched when it is created: what
+ * still_model_bill states is paid up front, and a decode step allocates nothing. All
+ * arguments are checked before the first row is computed, so a failed call leaves the
+ * session unchanged. The exception is results that are not finite: they are found
+ * afterwards, and the session's past is then lost. */
 #include "session/session.h"
 
 #include <stdio.h>
@@ -13,14 +13,14 @@
 
 enum { MOST_ROLLBACK = 4096, MOST_HEAD_ROWS = 512 };
 
-/* An adapter's numbers mean something for the method they were trained for only. Sizes
- * (chunk, cap, select) and the score may differ; what the tensors stand for may not. */
+/* An adapter is valid only for the method it was trained for. Sizes (chunk, cap,
+ * select) and the score may differ; the meaning of its tensors may not. */
 static still_status check_method(const still_model *m, const still_method *method,
                                  still_error *err)
 {
     const still_method *t = m->info.method;
     if (!t) return STILL_OK;
-    /* Without low-rank additions the projections are the teacher's: softmax is its. */
+    /* Without LoRA the projections are the teacher's, so softmax gives the teacher. */
     if (method && strcmp(method->name, "softmax") == 0 &&
         m->adapter->spec.lora.rank == 0)
         return STILL_OK;
@@ -52,7 +52,8 @@ static still_status configure(const still_model *m, const still_session_params *
                         "rollback of %d chunks is not between 0 and %d", p.rollback,
                         MOST_ROLLBACK);
     if (p.batch > p.ctx) p.batch = p.ctx;
-    /* A model stored in f32 is there for precision: so are its keys and values. */
+    /* A model stored in f32 is meant for precision, so its keys and values are f32
+     * too. */
     sti_dtype cache = m->layer[0].k.w.type == STI_F32 ? STI_F32 : m->be->cache;
     if (p.cache) {
         const sti_dtype_info *t = sti_dtype_by_name(p.cache);
@@ -269,7 +270,7 @@ typedef struct score_request {
     float *logprob;
     int32_t *top; /* [n-1], or [n-1, k] with top_logprob; may be NULL */
     int k;
-    float *top_logprob; /* NULL: only the most likely is asked for */
+    float *top_logprob; /* NULL: only the most likely id is wanted */
 } score_request;
 
 /* The k most likely of a row of logits, whose `target` has log-probability lp. */
@@ -322,7 +323,7 @@ static still_status score_rows(still_session *s, const score_request *r, int at,
     return STILL_OK;
 }
 
-/* Rows of the next call: a batch, cut where a boundary is to be kept. */
+/* Rows of the next call: a batch, cut at a boundary that must be saved. */
 static int rows_of(const still_session *s, int length, int left)
 {
     int rows = left < s->cfg.batch ? left : s->cfg.batch;
@@ -481,7 +482,7 @@ int still_session_limit(const still_session *s)
 
 void still_session_reset(still_session *s)
 {
-    /* A cache is read up to the length only; states are sums that start at zero. */
+    /* A cache is read only up to the length, but states are sums that start at zero. */
     still_error unused;
     if (!sti_session_keeps_all(s))
         (void)s->model->be->mem_clear(s->model->dev, s->state, s->state_bytes, &unused);
@@ -492,7 +493,7 @@ void still_session_reset(still_session *s)
 
 /* ---- The bill ------------------------------------------------------------ */
 
-/* Code, libraries and tables of a running program; measured, see docs/perf.md. */
+/* Code, libraries and tables of a running program, as measured. */
 static const size_t RUNTIME_BYTES = 27u << 19; /* 13.5 MiB */
 
 static void add_weight(const sti_weight *w, still_bill *b)

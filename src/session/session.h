@@ -14,11 +14,11 @@ enum { STI_SETTINGS_LINE = 4096 };
 struct still_session {
     still_model *model;
     sti_attn_config cfg;
-    /* Everything the meaning of its memory depends on, as text: sessions with equal
-     * lines can be computed together and take each other's past. */
+    /* Everything that the meaning of its memory depends on, as text: sessions with
+     * equal lines can be batched and can adopt each other's past. */
     char settings[STI_SETTINGS_LINE];
     int rollback; /* boundaries kept */
-    int rows;     /* most of a pass that it shares with others; cfg.batch, or more */
+    int rows;     /* capacity of a pass shared with others; cfg.batch or more */
     int length;
     bool has_logits;
     uint64_t number;      /* see sti_sequence */
@@ -38,18 +38,17 @@ still_status sti_session_like(const still_session *s, int ctx, still_session **o
  * log-probability after the last of n tokens, is finite (check.c). */
 still_status sti_session_check(const still_session *s, const int32_t *tok, int n,
                                float result, still_error *err);
-/* Makes passes of several sessions (feed_batch.h) possible that have up to `rows` rows.
- * What one session takes of a pass stays its batch, which is no more than its context.
- */
+/* Allows passes of several sessions (feed_batch.h) with up to `rows` rows. One session
+ * still takes at most its batch per pass, which is at most its context. */
 still_status sti_session_widen(still_session *s, int rows, still_error *err);
-/* Where the layers' memories lie in a range of state_bytes at `base`: the session's
- * own, or a copy of it elsewhere. NULL: counts. Returns the bytes. */
+/* Lays out the layers' memories in a range of state_bytes at `base`: the session's
+ * own, or a copy of it elsewhere. base NULL: only counts. Returns the bytes. */
 size_t sti_session_lay_out(const still_session *s, void *base, sti_attn_memory *layer);
-/* Takes row `row` of the model's last logits as those of the session. */
+/* Copies row `row` of the model's last logits to the session. */
 still_status sti_session_take_logits(still_session *s, int row, still_error *err);
-/* Tokens between the boundaries it keeps: a chunk, or a batch for methods without. */
+/* Tokens between saved boundaries: a chunk, or a batch for methods without chunks. */
 int sti_session_chunk(const still_session *s);
-/* Keeps the past if it stands at a chunk boundary and boundaries are kept. */
+/* Saves the past if it is at a chunk boundary and the session keeps boundaries. */
 still_status sti_session_mark(still_session *s, int length, still_error *err);
 /* Whether its past can be cut to any length because nothing was folded. */
 bool sti_session_keeps_all(const still_session *s);

@@ -1,7 +1,7 @@
-/* snapshot.c - a session's past set aside: in memory, in a file, at chunk boundaries.
+/* snapshot.c - saves a session's past: in memory, in a file, at chunk boundaries.
  *
  * All layers' memories lie in one range of bytes, so a past is that range, a length and
- * the last logits. A file adds what it must fit: the model's fingerprint and the
+ * the last logits. A file adds what it must match: the model's fingerprint and the
  * settings as one line of text, which an error can show.
  *
  *   "STILLST1"  u32 version  u32 bytes of the settings line
@@ -77,7 +77,7 @@ void still_snapshot_free(still_snapshot *p)
     free(p);
 }
 
-/* The session's past becomes the given one; boundaries of another past are gone. */
+/* Replaces the session's past; boundaries of the old past are dropped. */
 static still_status adopt(still_session *s, const void *state, const void *logits,
                           int length, bool has_logits, still_error *err)
 {
@@ -121,8 +121,8 @@ still_status sti_session_mark(still_session *s, int length, still_error *err)
     return STILL_OK;
 }
 
-/* How far a cache of all keys can be cut: rings of sliding-window layers have already
- * overwritten what lay before the window and a batch. */
+/* The shortest length a cache of all keys can be cut to: rings of sliding-window layers
+ * have already overwritten what was before the window and a batch. */
 static int oldest_length(const still_session *s)
 {
     int oldest = 0;
@@ -251,7 +251,7 @@ still_status still_session_save(const still_session *s, const char *path,
     return st;
 }
 
-/* The head of a file against what this session would write. */
+/* Compares the header of a file with what this session would write. */
 static still_status check_head(const still_session *s, const sti_map *map,
                                const char *path, file_head *got, still_error *err)
 {

@@ -1,13 +1,11 @@
-/* synthetic.c - a past that was never fed: what a session holds after `length` tokens, in
- * size and shape, with random numbers in it. A benchmark of a step at depth 65536 need
- * not compute the 65536 tokens before it.
+/* synthetic.c - a past that was never fed: what a session holds after `length` tokens,
+ * in size and shape, with random numbers in it. A benchmark of a step at depth 65536
+ * need not compute the 65536 tokens before it.
  *
- * A cache of keys and values is filled with one random block, doubled in place, so that
- * little of it crosses to a device. States of other methods are built layer by layer in
- * the program's memory and moved: counts as they would be, positions in order and
- * possible, keys and values of unit variance, sums of the size that so many tokens
- * give.
- */
+ * A cache of keys and values is filled with one random block, doubled in place, so
+ * that little data is transferred to a device. States of other methods are built
+ * layer by layer in host memory and moved: the counts, positions and sums that so
+ * many tokens would give, with keys and values of unit variance. */
 #include <math.h>
 #include <string.h>
 
@@ -19,7 +17,7 @@ enum { SEED_BLOCK = 4 << 20 };
 typedef struct past {
     const still_session *s;
     int length;
-    uint64_t seed;   /* moves on with every array */
+    uint64_t seed;   /* advances with every array */
     sti_block block; /* in the program's memory: random numbers, or a layer's state */
 } past;
 
@@ -77,8 +75,8 @@ static still_status fill_softmax(past *p, int layer, still_error *err)
 
 /* ---- States -------------------------------------------------------------- */
 
-/* Tokens that have left the window: all chunks before the last token's and the one
- * before it. */
+/* Tokens that have left the window: all chunks before the last token's chunk and its
+ * predecessor. */
 static int64_t tokens_left(const sti_hybrid_settings *set, int64_t length)
 {
     if (!set->has_window) return length;
@@ -86,7 +84,7 @@ static int64_t tokens_left(const sti_hybrid_settings *set, int64_t length)
     return chunk > 1 ? (chunk - 1) * set->chunk : 0;
 }
 
-/* Salient tokens of one list: as many as were chosen, or as fit. */
+/* Salient tokens of one list: as many as were selected, or as fit. */
 static int64_t salient(const sti_hybrid_settings *set, sti_hybrid_list list,
                        int64_t left)
 {
