@@ -1,9 +1,10 @@
 /* chat.c - conversations written the way a model was trained to read them.
  *
  * Models bring a Jinja program for this. Nearly all of them are variations of three
- * shapes, so the program is not run: its markers tell the shape, and the few literals
- * that vary within it (a default system prompt, spaces around [INST], dates) are read
- * off its text. What a template would refuse by raising is an error here. */
+ * families, so the program is not run: its markers identify the family, and the few
+ * literals that vary within it (a default system prompt, spaces around [INST],
+ * dates) are read from its text. Where a template would raise an exception, we
+ * return an error. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +36,7 @@ const char *still_chat_format_name(still_chat_format f)
 
 /* ---- Reading literals off a template ------------------------------------- */
 
-/* Appends [p, end) with Jinja's "\n" made newlines. */
+/* Appends [p, end), with Jinja's "\n" as newlines. */
 static void put_literal(sti_buf *b, const char *p, const char *end)
 {
     for (; p < end; p++) {
@@ -91,7 +92,7 @@ static bool is_space(uint32_t c)
            c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-/* Jinja's trim: white space gone from both ends. */
+/* Jinja's trim: strips white space from both ends. */
 static void put_trimmed(sti_buf *b, const char *p)
 {
     size_t n = strlen(p), first = n, last = 0;

@@ -26,8 +26,8 @@ const char *still_tokenizer_piece(const still_tokenizer *tk, int32_t id,
 struct still_decoder {
     const still_tokenizer *tk;
     bool with_special;
-    bool started; /* some text came: SentencePiece's leading space is past */
-    sti_buf raw;  /* bytes not handed out yet: at most an unfinished character */
+    bool started; /* some text was emitted: no more leading space to drop */
+    sti_buf raw;  /* pending bytes: at most an unfinished character */
     sti_buf out;
 };
 
@@ -52,9 +52,9 @@ void still_decoder_free(still_decoder *d)
     free(d);
 }
 
-/* Moves whole characters from raw to out, U+FFFD for what can never become one, and
- * keeps an unfinished one (unless this is the end). SentencePiece replaces broken
- * bytes one by one, byte-level decoders a broken character at a time. */
+/* Moves whole characters from raw to out, with U+FFFD for invalid bytes, and keeps an
+ * unfinished one (unless this is the end). SentencePiece replaces invalid bytes one by
+ * one, byte-level decoders an invalid character at a time. */
 static void move_text(still_decoder *d, bool end)
 {
     const char *p = d->raw.p;

@@ -1,9 +1,9 @@
 /* encode.c - from text to ids.
  *
  * Special tokens cut the text into fragments. A byte-level fragment is split by the
- * vocabulary's rule; a SentencePiece fragment gets its leading space and falls into
- * words if no token reaches across them. Each piece is then looked up whole (nine in
- * ten words are tokens) and merged only if that fails. */
+ * vocabulary's rule; a SentencePiece fragment gets its leading space and is split
+ * into words if no token spans them. Each piece is then looked up whole (nine in ten
+ * words are tokens) and merged only if that fails. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,7 +60,7 @@ static still_status encode_piece(void *user, const char *p, size_t n, still_erro
     return STILL_OK;
 }
 
-/* Bytes that are no UTF-8: as they are, or as U+FFFD if the vocabulary lacks one. */
+/* Bytes that are not UTF-8: unchanged, or as U+FFFD if the vocabulary lacks one. */
 static still_status encode_broken(encoder *e, const char *p, size_t n, still_error *err)
 {
     for (size_t i = 0; i < n; i++)
@@ -113,8 +113,8 @@ static void emit_character(encoder *e, const char *p, size_t n)
     for (size_t i = 0; i < n; i++) emit(e, byte_id[(unsigned char)p[i]]);
 }
 
-/* A symbol after merging. UNUSED tokens are taken apart into what made them, at most
- * `depth` levels; vocabularies have one or two. */
+/* A symbol after merging. UNUSED tokens are split back into the pair they were merged
+ * from, at most `depth` levels; vocabularies have one or two. */
 static void emit_symbol(encoder *e, int32_t id, const char *p, size_t n, int depth)
 {
     const still_tokenizer *tk = e->tk;
@@ -168,8 +168,8 @@ static still_status encode_words(encoder *e, const char *p, size_t n, still_erro
     return STILL_OK;
 }
 
-/* The fragment with its leading space, U+2581 as the space it is read as, and U+FFFD
- * for every byte that is no UTF-8. */
+/* The fragment with its leading space, U+2581 as a space, and U+FFFD for every byte
+ * that is not UTF-8. */
 static still_status normalize(encoder *e, const char *p, size_t n, bool first,
                               still_error *err)
 {

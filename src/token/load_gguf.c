@@ -154,7 +154,7 @@ still_status sti_tokenizer_load_gguf(still_tokenizer *tk, const sti_store *s,
     STI_TRY(read_id(s, "tokenizer.ggml.eos_token_id", tk->n, &tk->eos, err));
     STI_TRY(read_id(s, "tokenizer.ggml.eot_token_id", tk->n, &eot, err));
     STI_TRY(sti_tokenizer_add_end(tk, eot, err));
-    /* Byte-level text is never unknown: the key, where it is, means something else. */
+    /* Byte-level text is never unknown: there the key means something else. */
     if (tk->spm)
         STI_TRY(
             read_id(s, "tokenizer.ggml.unknown_token_id", tk->n, &tk->unknown, err));

@@ -2,9 +2,9 @@
  *
  * Two families are read: byte-level (a ByteLevel pre-tokenizer, with splitting rules
  * before it) and SentencePiece-like (spaces become U+2581 by a normalizer or by
- * Metaspace, unknown characters become byte tokens). Whatever else a file asks for is
- * named in the error rather than left out. An NFC normalizer (Qwen) is accepted and
- * not applied: text is taken to be in NFC, as nearly all text is. */
+ * Metaspace, unknown characters become byte tokens). Anything else in a file is an
+ * error that names it. An NFC normalizer (Qwen) is accepted and not applied: text is
+ * assumed to be in NFC, as nearly all text is. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,7 +73,7 @@ static still_status read_index(const json_t *v, size_t limit, const char *token,
     return STILL_OK;
 }
 
-/* limit: more ids than the file has bytes cannot be meant. */
+/* limit: there cannot be more ids than the file has bytes. */
 static still_status read_entries(const still_tokenizer *tk, json_t *vocab,
                                  json_t *added, const json_t *model, size_t limit,
                                  table *t, still_error *err)
@@ -190,7 +190,7 @@ static still_status read_byte_level(still_tokenizer *tk, const json_t *pre,
 {
     const char *list = "pretokenizers";
     size_t n = steps(pre, list);
-    bool digits = false; /* each digit was cut off alone, and not yet made a stage */
+    bool digits = false; /* digits are split off one by one; not yet added as a stage */
     for (size_t i = 0; i < n; i++) {
         const json_t *o = step(pre, list, i);
         if (is_type(o, "Digits") && flag(o, "individual_digits", false) && i == 0) {

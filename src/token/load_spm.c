@@ -8,7 +8,7 @@
  *                   40 unk_id   41 bos_id   42 eos_id
  *   NormalizerSpec  1 name   2 precompiled_charsmap   3 add_dummy_prefix
  *                   4 remove_extra_whitespaces   5 escape_whitespaces
- * Only what Llama 2 and Mistral use is read: BPE, text taken as it is. */
+ * Only what Llama 2 and Mistral use is supported: BPE without normalization. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* load_tiktoken.c - tiktoken rank files, as Llama 3 ships them: a line is the base64
- * of a token's bytes, a space, its rank (also its id). Such a file brings neither a
+ * of a token's bytes, a space, its rank (also its id). Such a file has neither a
  * splitting rule nor special tokens; both are Llama 3's. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +15,7 @@ static int sextet(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Decodes n characters of padded base64 into out (3 bytes for 4); false if it is none.
- */
+/* Decodes n characters of padded base64 into out (3 bytes for 4); false if invalid. */
 static bool base64(const char *p, size_t n, char *out, size_t *n_out)
 {
     size_t k = 0, pad = 0;

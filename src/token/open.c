@@ -1,5 +1,5 @@
-/* open.c - finding a tokenizer where a path points, by content rather than by name,
- * and the settings that lie beside it in a Hugging Face folder. */
+/* open.c - finds the tokenizer at a path, by content rather than by name, and the
+ * settings beside it in a Hugging Face folder. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "base/buf.h"
 #include "token/tokenizer.h"
 
-/* A file of a folder; *out is empty and the status STILL_OK where there is none. */
+/* A file of a folder; *out is empty, with STILL_OK, if there is none. */
 static still_status open_in(const char *folder, const char *name, sti_map *out,
                             still_error *err)
 {
@@ -86,7 +86,7 @@ static still_status read_generation_config(still_tokenizer *tk, const json_t *o,
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_is_array(eos) ? json_array_get(eos, i) : eos;
         json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
-        if (id < 0 || id >= tk->n) continue; /* configs of padded vocabularies */
+        if (id < 0 || id >= tk->n) continue; /* ids of padded vocabularies */
         if (tk->eos < 0) tk->eos = (int32_t)id;
         STI_TRY(sti_tokenizer_add_end(tk, (int32_t)id, err));
     }
@@ -180,7 +180,7 @@ static still_status from_map(const sti_map *m, const char *folder,
     return st == STILL_OK ? st : sti_fail_prefix(err, st, "%s", m->path);
 }
 
-/* *out stays NULL where the folder brings no tokenizer. */
+/* *out stays NULL if the folder has no tokenizer. */
 static still_status from_folder(const char *folder, still_tokenizer **out,
                                 still_error *err)
 {

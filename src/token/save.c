@@ -1,4 +1,4 @@
-/* save.c - see save.h. The way back from spell.c. */
+/* save.c - see save.h. The inverse of spell.c. */
 #include "token/save.h"
 
 #include <stdlib.h>

@@ -6,8 +6,8 @@
 #include "token/tokenizer.h"
 
 /* Replaces out's content by the token as vocabulary files spell it: GPT-2's alphabet,
- * or U+2581 for a space and <0xE2> for a byte. Special tokens are spelled as they are,
- * unused ones without text get a name of their own. */
+ * or U+2581 for a space and <0xE2> for a byte. Special tokens are spelled literally;
+ * unused ones without text get a generated name. */
 void sti_spell_token(const still_tokenizer *tk, int32_t id, sti_buf *out);
 
 /* All merges between tokens of the public vocabulary, lowest rank first. free() *out.

@@ -5,7 +5,8 @@
 
 #include "token/save.h"
 
-/* Strings of an array, one after the other. Offsets until all are there: text moves. */
+/* Strings of an array, consecutive. Offsets rather than pointers, as the text may
+ * move. */
 typedef struct strings {
     sti_buf text;
     sti_str *s;

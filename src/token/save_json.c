@@ -1,9 +1,8 @@
 /* save_json.c - a tokenizer as the files of a Hugging Face folder, for models that came
  * as GGUF.
  *
- * Splitting rules are written out as the regular expressions of their names. Built with
- * jansson, whose calls on NULL fail in turn, so that running out of memory is seen
- * once, at the end. */
+ * Splitting rules are written as regular expressions. jansson's calls fail on NULL, so
+ * running out of memory is checked once, at the end. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +22,7 @@ static still_status write_file(const char *folder, const char *name, json_t *o,
     return st;
 }
 
-/* Appends, or gives the list up: NULL then fails whatever it becomes part of. */
+/* Appends, or frees the list and makes it NULL, on which later calls fail. */
 static void append(json_t **list, json_t *v)
 {
     if (json_array_append_new(*list, v) == 0) return;
@@ -47,7 +46,7 @@ static json_t *vocabulary(const still_tokenizer *tk, bool *ok)
     for (int32_t id = 0; id < tk->n && *ok; id++) {
         sti_spell_token(tk, id, &b);
         if (b.failed || !b.p || strlen(b.p) != b.n) {
-            *ok = !b.failed; /* a name with a NUL in it is left out */
+            *ok = !b.failed; /* a name that contains NUL is skipped */
             continue;
         }
         if (!json_object_get(o, b.p)) /* of equal ones, the first */

@@ -59,14 +59,14 @@ still_status sti_tokenizer_add_gpt2(still_tokenizer *tk, const char *p, size_t n
         if (k == 1 && v->byte_id[(unsigned char)bytes[0]] < 0)
             v->byte_id[(unsigned char)bytes[0]] = v->n;
         st = sti_vocab_add(v, bytes, k, kind, err);
-    } else { /* no text becomes it, but decoding knows it */
+    } else { /* never encoded, but decoding knows it */
         st = sti_vocab_add(v, p, n, STI_KIND_CONTROL, err);
     }
     free(bytes);
     return st;
 }
 
-/* The bytes of one side of a merge; false if no token can be spelled so. */
+/* The bytes of one side of a merge; false if no token is spelled this way. */
 static bool side_bytes(const still_tokenizer *tk, const char *p, size_t n, char *out,
                        size_t *n_out)
 {

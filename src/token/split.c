@@ -12,8 +12,8 @@
 
 const char sti_split_gpt2[] =
     "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
-/* GPT-2's rule on text from which every \p{N} was cut off first: spaces before a digit
- * then end their piece, and stay together. */
+/* GPT-2's rule for text from which every \p{N} was split off first: spaces before a
+ * digit then end their piece and stay together. */
 const char sti_split_gpt2_digits[] =
     "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+|"
     "\\s+(?![^\\s\\p{N}])|\\s+";
@@ -46,7 +46,7 @@ static const named_rule named[] = {
     {"llama-v3", true, {sti_split_llama3}},
     {"qwen2", false, {qwen2}},
     {"deepseek-r1-qwen", false, {qwen2}},
-    /* What files without a rule are read with elsewhere. */
+    /* The rule that llama.cpp uses for files without one. */
     {"default",
      false,
      {"[\\p{P}\\$\\+<=>\\^~\\|]+", sti_split_gpt2, "\\p{N}+", "[0-9][0-9][0-9]"}},

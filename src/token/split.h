@@ -1,7 +1,7 @@
-/* split.h - cutting text into the pieces within which byte-level BPE merges.
+/* split.h - splits text into the pieces within which byte-level BPE merges.
  *
- * A rule is one regular expression or a few, applied one after the other: each cuts
- * the pieces of the one before into its matches and what lies between them. */
+ * A rule is one or more regular expressions, applied one after the other: each
+ * splits the pieces of the one before into its matches and the gaps between them. */
 #ifndef STI_TOKEN_SPLIT_H
 #define STI_TOKEN_SPLIT_H
 
@@ -21,17 +21,17 @@ still_status sti_split_add(sti_split *s, const char *pattern, size_t n,
 /* Adds the stages of a rule by its GGUF name ("gpt-2", "llama-bpe", "qwen2" ...). */
 still_status sti_split_add_named(sti_split *s, const char *name, size_t n,
                                  still_error *err);
-/* Whether the named rule takes a piece that is a token as it is, merges or not. */
+/* Whether the named rule keeps a piece that is a token whole, whatever the merges. */
 bool sti_split_name_ignores_merges(const char *name, size_t n);
 /* The i-th regular expression of a named rule; NULL past the last. */
 const char *sti_split_named_stage(const char *name, int i);
-/* The name of a rule that cuts text as this one does, told by a text on which all the
- * named ones differ; *name is NULL if there is none. */
+/* The name of the rule that splits like this one, found with a probe text on which all
+ * named rules differ; *name is NULL if there is none. */
 still_status sti_split_name_of(const sti_split *s, const char **name, still_error *err);
 void sti_split_free(sti_split *s);
 
-/* The regular expressions of GPT-2 and Llama 3, for files that mean but do not bring
- * them; `digits` is GPT-2's after each digit was cut off alone. */
+/* The regular expressions of GPT-2 and Llama 3, for files that imply them; `digits` is
+ * GPT-2's for text whose digits were split off one by one. */
 extern const char sti_split_gpt2[], sti_split_gpt2_digits[], sti_split_llama3[];
 
 /* Calls fn for each piece of a well-formed text, in order. A status other than

@@ -1,4 +1,4 @@
-/* token.h - what the rest of the library asks of tokenizers beyond still.h. */
+/* token.h - what the rest of the library needs of tokenizers beyond still.h. */
 #ifndef STI_TOKEN_TOKEN_H
 #define STI_TOKEN_TOKEN_H
 
@@ -13,7 +13,7 @@ size_t sti_tokenizer_bytes(const still_tokenizer *tk); /* memory it holds */
 
 /* ---- Writing, for other programs (save_json.c, save_gguf.c) -------------- */
 
-/* Both spell out what the tokenizer holds, whatever file it came from. */
+/* Both write the tokenizer, whatever kind of file it came from. */
 
 /* tokenizer.json, tokenizer_config.json and generation_config.json in a folder. */
 still_status sti_tokenizer_save_json(const still_tokenizer *tk, const char *folder,

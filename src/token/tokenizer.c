@@ -1,4 +1,4 @@
-/* tokenizer.c - a tokenizer's life: made by a loader, completed, asked, freed. */
+/* tokenizer.c - completes a tokenizer that a loader filled; queries; frees it. */
 #include "token/tokenizer.h"
 
 #include <stdlib.h>
@@ -39,7 +39,7 @@ size_t sti_tokenizer_bytes(const still_tokenizer *tk)
 
 /* ---- Completing ---------------------------------------------------------- */
 
-/* Gives characters that stand in tokens without being tokens an id past the
+/* Gives characters that occur in tokens but are not tokens themselves an id past the
  * vocabulary, so that merges can start from them. */
 static still_status add_characters(sti_vocab *v, still_error *err)
 {
@@ -47,7 +47,7 @@ static still_status add_characters(sti_vocab *v, still_error *err)
     for (int32_t id = 0; id < n; id++) {
         size_t end = v->at[id + 1], len = end - v->at[id];
         if (!sti_kind_merges(v->kind[id])) continue;
-        if (sti_utf8_span(v->text + v->at[id], len) != len) continue; /* no text's */
+        if (sti_utf8_span(v->text + v->at[id], len) != len) continue; /* not UTF-8 */
         for (size_t i = v->at[id]; i < end; i += len) {
             char c[4];
             sti_utf8_decode(v->text + i, &len);
@@ -169,7 +169,7 @@ static still_status check_id(const still_tokenizer *tk, const char *what, int32_
 
 still_status sti_tokenizer_finish(still_tokenizer *tk, still_error *err)
 {
-    /* Names under which chat models end a turn or a text. */
+    /* Names of the tokens with which chat models end a turn or a text. */
     static const char *const ends[] = {
         "<|im_end|>", "<|eot_id|>",    "<|eom_id|>", "<|end_of_text|>",
         "</s>",       "<|endoftext|>", "<|end|>",    "<end_of_turn>"};

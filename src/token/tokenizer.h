@@ -33,9 +33,9 @@ struct still_tokenizer {
     bool space_in_front; /* a space is put before a text that has none */
 
     sti_prefix prefix; /* SentencePiece */
-    bool prefix_once;  /* ... and only where no space stands there already */
+    bool prefix_once;  /* ... and only if there is no space yet */
     bool each_space;   /* every space starts a word of its own */
-    bool user_inside;  /* USER tokens are matched after the leading space was put */
+    bool user_inside;  /* USER tokens are matched after the leading space is added */
     sti_trie user;     /* those tokens then; otherwise they are in `special` */
     bool words_apart;  /* no token has a space after a non-space: words are separate */
     bool fuse_unknown; /* a run of unknown characters is one unknown token */
@@ -48,10 +48,10 @@ struct still_tokenizer {
 };
 
 still_tokenizer *sti_tokenizer_new(void);
-/* Look-ups from the vocabulary's tokens and kinds, which are final from here on. Merges
- * come after it, since they are told by tokens. */
+/* Builds the look-ups from the vocabulary's tokens and kinds, which are final from
+ * here on. Merges come after it, since they refer to tokens. */
 still_status sti_tokenizer_index(still_tokenizer *tk, still_error *err);
-/* Merges by the score of whole tokens (higher goes first): SentencePiece. */
+/* Derives merges from the scores of whole tokens (higher first): SentencePiece. */
 still_status sti_tokenizer_merges_by_score(still_tokenizer *tk, const float *score,
                                            still_error *err);
 /* Checks ids and finds the tokens that end generation by their names. */

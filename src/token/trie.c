@@ -10,7 +10,7 @@ static inline size_t first_slot(const sti_trie *t, int32_t parent, unsigned char
     return sti_hash_pair(&t->key, (uint32_t)parent, byte) & t->mask;
 }
 
-/* The node that a byte leads to, 0: none. */
+/* The child of a node for a byte; 0: none. */
 static inline int32_t step(const sti_trie *t, int32_t at, unsigned char byte)
 {
     for (size_t i = first_slot(t, at, byte);; i = (i + 1) & t->mask) {

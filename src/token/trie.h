@@ -1,12 +1,12 @@
 /* trie.h - finding the tokens that are matched in text before anything is split.
  *
- * At the first place where tokens stand the longest counts, and the search goes on
- * behind it. Trying every place would take the length of the text times that of the
- * longest token, which a file may choose. So tokens are kept back to front in an
- * automaton after Aho and Corasick, and the text is read once from its end: each step
- * then knows the longest token that starts there. That is linear in the text for any
- * set of tokens, and so is building in the tokens. Most texts hold none: a table of
- * last bytes lets the search run over them at a byte a cycle. */
+ * The leftmost match wins, the longest of those; the search continues after it.
+ * Trying every position would take the length of the text times that of the longest
+ * token, which a file may choose. So tokens are stored reversed in an Aho-Corasick
+ * automaton and the text is scanned once from its end: each step then knows the
+ * longest token that starts there. Scanning is linear in the text for any set of
+ * tokens, and building is linear in the tokens. Most texts contain none: a table of
+ * last bytes skips them at about a byte per cycle. */
 #ifndef STI_TOKEN_TRIE_H
 #define STI_TOKEN_TRIE_H
 
@@ -41,7 +41,7 @@ still_status sti_trie_finish(sti_trie *t, still_error *err);
 void sti_trie_free(sti_trie *t);
 size_t sti_trie_bytes(const sti_trie *t);
 
-/* Places where tokens stand, the last one first. */
+/* Positions of tokens, the last one first. */
 typedef struct sti_trie_hit {
     size_t start;
     int32_t id;
@@ -52,11 +52,11 @@ typedef struct sti_trie_hits {
     size_t n, capacity;
 } sti_trie_hits;
 
-/* All places of p[0..n), in memory kept from one call to the next. Tokens that are not
- * `user` count only if `control`. */
+/* All matches in p[0..n), in memory reused between calls. Tokens that are not `user`
+ * count only if `control`. */
 still_status sti_trie_scan(const sti_trie *t, const char *p, size_t n, bool control,
                            sti_trie_hits *out, still_error *err);
-/* Takes the first place at or after `from`, and drops those before. NULL: none. */
+/* Takes the first match at or after `from`, and drops those before. NULL: none. */
 const sti_trie_hit *sti_trie_next(sti_trie_hits *h, size_t from);
 void sti_trie_hits_free(sti_trie_hits *h);
 

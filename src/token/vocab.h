@@ -18,8 +18,8 @@ typedef enum sti_kind {
     STI_KIND_USER = 4,    /* always matched in text, before anything else */
     STI_KIND_UNUSED = 5,  /* merges go through it, but it is never emitted */
     STI_KIND_BYTE = 6,    /* stands for one byte that no other token covers */
-    /* Ours: a character that stands in tokens but is none itself. Its id lies past the
-     * public vocabulary; merges go through it; emitted, it is an unknown character. */
+    /* Ours: a character that occurs in tokens but is not a token itself. Its id is past
+     * the public vocabulary; merges go through it; if emitted, it is unknown. */
     STI_KIND_CHARACTER = 7
 } sti_kind;
 
@@ -39,7 +39,7 @@ typedef struct sti_vocab {
     size_t bytes, text_capacity;
     uint32_t *at;         /* [n+1] token i is text[at[i] .. at[i+1]) */
     unsigned char *kind;  /* [n] sti_kind */
-    sti_vocab_slot *slot; /* [mask+1] tokens that text can become */
+    sti_vocab_slot *slot; /* [mask+1] tokens that can be encoded */
     size_t mask;
     sti_hash_key key;
     int32_t byte_id[256]; /* token of a single byte, -1: none */
@@ -60,7 +60,7 @@ static inline bool sti_kind_merges(int kind)
 }
 /* Builds the look-up over such tokens. Of equal ones the first id is found. */
 still_status sti_vocab_index(sti_vocab *v, still_error *err);
-/* Brings the token added last into it. */
+/* Adds the last token to it. */
 still_status sti_vocab_index_last(sti_vocab *v, still_error *err);
 int32_t sti_vocab_find(const sti_vocab *v, const char *p, size_t n); /* -1: none */
 

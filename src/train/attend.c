@@ -1,6 +1,6 @@
 /* attend.c - the student's attention over whole sequences, by the engine of its method:
- * the hybrid operator's parallel form, or Liger's and SUPRA's. A layer that stays
- * softmax is a setting of the hybrid operator, too: every token is kept exact. */
+ * the parallel form of the hybrid operator, or that of Liger and SUPRA. A layer that
+ * stays softmax is also a setting of the hybrid operator: every token is kept exact. */
 #include <stdlib.h>
 
 #include "train/layer.h"
@@ -24,7 +24,7 @@ static float *own_grad(const sti_layer_job *j, int layer, sti_trained kind)
 
 /* ---- The hybrid operator ------------------------------------------------- */
 
-enum { OTHER_CHUNK = 64 }; /* of layers that stay softmax beside Liger or SUPRA */
+enum { OTHER_CHUNK = 64 }; /* for layers that stay softmax beside Liger or SUPRA */
 
 typedef struct hybrid_call {
     sti_hybrid_settings set;

@@ -1,10 +1,9 @@
-/* checkpoint.c - a run on disk: values and moments, where it stood, and what it was a
- * run of.
+/* checkpoint.c - a run on disk: parameters and moments, its position, and its settings.
  *
- * Everything a step depends on is in it or follows from the settings, so a run that
- * goes on from a checkpoint ends with the same bits as one that was never interrupted.
- * The file is written under another name, synced and renamed: whatever happens, the
- * last complete one is there. */
+ * Everything a step depends on is in it or follows from the settings, so a run
+ * resumed from a checkpoint ends with the same bits as one that was never
+ * interrupted. The file is written under a temporary name, synced and renamed, so
+ * the last complete one always survives. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -24,7 +23,7 @@ bool sti_checkpoint_there(const char *dir)
            stat(path, &st) == 0;
 }
 
-/* The sweep takes regular files only that our writers name so: FILE.NUMBER.tmp. */
+/* Removes only regular files named as our writers name them: FILE.NUMBER.tmp. */
 void sti_checkpoint_sweep(const char *dir)
 {
     static const char *const ours[] = {STI_CHECKPOINT ".", STI_ADAPTER_TENSORS ".",
@@ -55,7 +54,7 @@ static bool put_parts(json_t *to, const char *prefix, json_t *from)
     {
         char name[96];
         snprintf(name, sizeof name, "%s%s%s", prefix, *prefix ? "." : "", key);
-        /* How the user calls the base model decides nothing. */
+        /* The user's name for the base model does not affect the result. */
         if (strcmp(name, "base.name") == 0) continue;
         if (json_is_object(value)) {
             ok = put_parts(to, name, value) && ok;
@@ -68,7 +67,7 @@ static bool put_parts(json_t *to, const char *prefix, json_t *from)
     return ok;
 }
 
-/* All that decides what a step does, as an object of strings. NULL: no memory. */
+/* Every setting that affects a step, as an object of strings. NULL: no memory. */
 static json_t *settings_of(const sti_trainer *t)
 {
     const still_train_params *p = &t->p;
@@ -78,7 +77,8 @@ static json_t *settings_of(const sti_trainer *t)
     sti_hex(digest, sizeof digest, hex);
     json_t *adapter = sti_adapter_to_json(&t->adapter->spec), *s = json_object();
     bool ok = adapter != NULL;
-    /* The first that differs is named, so what follows from others comes after them. */
+    /* The error names the first that differs, so derived settings come after their
+     * causes. */
 #define PUT(key, ...)                                                                  \
     do {                                                                               \
         char line[256];                                                                \
@@ -109,7 +109,7 @@ static json_t *settings_of(const sti_trainer *t)
 
 /* ---- Writing ------------------------------------------------------------- */
 
-/* One of the operators' arrays, by way of the program's memory. */
+/* One of the operators' arrays, copied through host memory. */
 static still_status write_part(const sti_trainer *t, sti_writer *w, const float *x,
                                still_error *err)
 {

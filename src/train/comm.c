@@ -1,8 +1,9 @@
 /* comm.c - joining a job of several processes, and the job of one; see comm.h.
  *
- * Launchers leave their mark in the environment. Without one MPI is never loaded, so a
- * plain run pays nothing for it. A mark that this still or its MPI cannot follow is an
- * error: N processes that each believe to be alone would write one folder N times. */
+ * Launchers set variables in the environment. Without them MPI is never loaded, so a
+ * plain run pays nothing for it. If a launcher is detected but MPI cannot be used,
+ * that is an error: N processes that each believe they are alone would write the
+ * same folder. */
 #include "train/comm.h"
 
 #include <stdlib.h>
@@ -15,7 +16,7 @@ struct sti_comm {
     const sti_mpi_module *module;
     sti_mpi *mpi; /* NULL: one rank */
     bool failed;
-    int failed_rank; /* by agreement; -1: none */
+    int failed_rank; /* agreed on by all ranks; -1: none */
 };
 
 /* ---- The launcher -------------------------------------------------------- */
@@ -29,7 +30,7 @@ static int count_of(const char *name)
 }
 
 typedef struct launch {
-    bool mpi;  /* by something that speaks to MPI */
+    bool mpi;  /* the launcher works with MPI */
     int ranks; /* how many it started; 0: it does not say */
 } launch;
 

@@ -1,13 +1,13 @@
 /* comm.h - several processes that train as one (data parallel).
  *
- * Without MPI, or when not started by mpirun or srun, there is one rank and everything
- * here is immediate. Sums are made in the order of the ranks, each number by one rank,
- * so that all ranks hold the same bits and a run can be repeated. All calls but rank
- * and size wait for every rank, and all ranks make them in the same order.
+ * Without MPI, or when not started by mpirun or srun, there is one rank and every call
+ * returns at once. One rank computes each sum, in the order of the ranks, so that all
+ * ranks hold the same bits and a run can be repeated. All calls except rank and size
+ * wait for every rank, and all ranks make them in the same order.
  *
- * A rank that fails alone leaves without telling the others. They notice by the
- * processes of their own machine, and by the launcher everywhere: their call fails, or
- * they are ended. Nobody waits forever. */
+ * A rank that fails alone exits without telling the others. On the same machine they
+ * notice that its process is gone, elsewhere the launcher does: their call fails, or
+ * they are ended. No rank waits forever. */
 #ifndef STI_TRAIN_COMM_H
 #define STI_TRAIN_COMM_H
 
@@ -15,31 +15,29 @@
 
 typedef struct sti_comm sti_comm;
 
-/* Joins the job this process was started in. Once per process is enough, more is fine.
- */
+/* Joins the job this process was started in. May be called more than once. */
 still_status sti_comm_new(sti_comm **out, still_error *err);
 void sti_comm_free(sti_comm *c);
-/* To be called before sti_comm_free by a rank that gives up: the others may be waiting
- * for it, so the job is to end as one that failed. That happens when this process
- * exits, so that its message comes out first. */
+/* Call before sti_comm_free on a rank that gives up: others may be waiting for it,
+ * so the whole job must fail. It ends when this process exits, so that its message
+ * comes first. */
 void sti_comm_fail(sti_comm *c);
 int sti_comm_rank(const sti_comm *c);
 int sti_comm_size(const sti_comm *c);
 
-/* x becomes its sum over ranks, on all of them. */
+/* Replaces x by its sum over ranks, on all ranks. */
 still_status sti_comm_sum(sti_comm *c, float *x, size_t n, still_error *err);
 still_status sti_comm_sum_doubles(sti_comm *c, double *x, size_t n, still_error *err);
-/* Whether it is true on any rank. */
+/* Logical or over ranks. */
 still_status sti_comm_any(sti_comm *c, bool *x, still_error *err);
-/* `bytes` of rank `root`, on all ranks. */
+/* Broadcasts `bytes` bytes from rank `root`. */
 still_status sti_comm_tell(sti_comm *c, int root, void *x, size_t bytes,
                            still_error *err);
 /* The status of rank `root`, with its message, on all ranks. */
 still_status sti_comm_agree(sti_comm *c, int root, still_status st, still_error *err);
 /* The status of the first rank that failed, with its message, on all ranks. */
 still_status sti_comm_settle(sti_comm *c, still_status st, still_error *err);
-/* The rank whose failure came out of an agreement, so that all know of it and it alone
- * needs to tell; -1: there was none. */
+/* The rank whose failure all ranks agreed on; only it needs to report. -1: none. */
 int sti_comm_failed_rank(const sti_comm *c);
 
 #endif

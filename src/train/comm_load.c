@@ -1,9 +1,9 @@
 /* comm_load.c - finds libstill-mpi.so and loads it; see comm_mpi.h.
  *
- * The module is sought relative to the file this code was loaded from, the command or
- * libstill.so, by absolute path: never in the current directory, and never by the
- * search path of the dynamic linker. A program that was
- * linked with libstill.a may lie anywhere: STILL_MPI_MODULE names the file then. */
+ * The module is searched for relative to the file that this code was loaded from
+ * (the command or libstill.so), by absolute path: never in the current directory,
+ * and never through the search path of the dynamic linker. A program linked with
+ * libstill.a may be anywhere; for it STILL_MPI_MODULE names the file. */
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -14,12 +14,12 @@
 
 #include "train/comm_mpi.h"
 
-#ifndef STI_MODULES_FROM_BIN /* CMake knows how bin and lib lie to each other */
+#ifndef STI_MODULES_FROM_BIN /* set by CMake: the way from bin to lib */
 #define STI_MODULES_FROM_BIN "../lib/still"
 #endif
 
-/* The path of the file that holds this code: the system's list of mappings has it, as an
- * absolute path, for programs and libraries alike. */
+/* The path of the file that holds this code, from the system's list of mappings, which
+ * has it as an absolute path for programs and libraries alike. */
 static bool find_own_path(char path[static PATH_MAX])
 {
     const uintptr_t here = (uintptr_t)&find_own_path;
@@ -68,8 +68,8 @@ static still_status find_module(char path[static PATH_MAX], still_error *err)
 
 static still_status load(const char *path, const sti_mpi_module **out, still_error *err)
 {
-    /* Its symbols are global, because Open MPI loads parts of itself that expect libmpi's
-     * to be. It stays loaded: MPI is ended when the process exits. */
+    /* RTLD_GLOBAL, because Open MPI loads plug-ins that expect libmpi's symbols. It
+     * stays loaded: MPI is finalized when the process exits. */
     void *module = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
     if (!module)
         return sti_fail(

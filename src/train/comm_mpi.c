@@ -1,17 +1,18 @@
 /* comm_mpi.c - ranks over MPI: the module libstill-mpi.so, built where CMake found MPI.
  *
- * Sums: a block of at most BLOCK bytes is cut into a slice per rank. Everybody sends
- * every slice to its owner, who adds them in the order of the ranks, and sends the
- * result to all. Each rank so moves about twice the numbers, whatever the number of
- * ranks, and each number is added by one rank in one order: MPI's own reductions
- * promise neither the order nor the same bits everywhere.
+ * Sums: a block of at most BLOCK bytes is cut into one slice per rank. Every rank sends
+ * every slice to its owner, which adds them in the order of the ranks and sends the
+ * result to all. So each rank transfers about twice the data, whatever the number of
+ * ranks, and one rank adds each number in a fixed order: MPI's own reductions promise
+ * neither the order nor the same bits everywhere.
  *
- * Waiting: everything is sent and received without blocking, and one loop waits. It
- * sleeps between looks, because a rank that waits must not take cores from the threads
- * of one that computes; and it looks whether the processes of this machine are there,
- * because MPI itself would wait for a dead one until the launcher ends the job.
+ * Waiting: all transfers are non-blocking, and one loop waits for them. It sleeps
+ * between polls, because a waiting rank must not take cores from the threads of a
+ * computing one; and it checks that the processes on this machine are alive, because
+ * MPI itself would wait for a dead one until the launcher ends the job.
  *
- * MPI can be started once in a process, so it is ended when the process exits. */
+ * MPI can be initialized only once per process, so it is finalized when the process
+ * exits. */
 #include "train/comm_mpi.h"
 #include "base/process.h"
 
@@ -26,8 +27,8 @@
 
 enum { BLOCK = 4 << 20, TAG = 1, NAME_ROOM = 64 };
 
-/* Where a rank lives; ranks of one host and one space of process numbers can see
- * whether the other is there. */
+/* Where a rank runs; ranks on one host and in one PID namespace can see whether the
+ * other is alive. */
 typedef struct place {
     char host[NAME_ROOM], space[NAME_ROOM];
     long process;
@@ -62,8 +63,8 @@ static bool gone(const sti_mpi *m, int rank)
            kill((pid_t)other->process, 0) != 0 && errno == ESRCH;
 }
 
-/* Waits for the first n requests. The requests of a call that failed are left behind:
- * the job is over. */
+/* Waits for the first n requests. After a failure they are abandoned: the job is
+ * over. */
 static still_status wait_all(sti_mpi *m, int n, const char *what, still_error *err)
 {
     const double start = sti_now();
@@ -74,7 +75,7 @@ static still_status wait_all(sti_mpi *m, int n, const char *what, still_error *e
         if (code != MPI_SUCCESS) return fail_mpi(m, code, what, err);
         if (done) return STILL_OK;
         const double t = sti_now();
-        if (t - start < 0.0005) continue; /* the others are usually here */
+        if (t - start < 0.0005) continue; /* usually the others arrive this soon */
         if (t - looked > 0.05) {
             looked = t;
             for (int r = 0; r < m->size; r++)
@@ -125,7 +126,7 @@ static still_status find_places(sti_mpi *m, still_error *err)
     place me = {.process = (long)getpid()};
     gethostname(me.host, sizeof me.host - 1);
     if (readlink("/proc/self/ns/pid", me.space, sizeof me.space - 1) < 0)
-        me.process = 0; /* cannot be told from outside */
+        me.process = 0; /* unknown to others */
     const int code = MPI_Allgather(&me, (int)sizeof me, MPI_BYTE, m->at, (int)sizeof me,
                                    MPI_BYTE, m->comm);
     return code == MPI_SUCCESS ? STILL_OK : fail_mpi(m, code, "meeting", err);

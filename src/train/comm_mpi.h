@@ -1,8 +1,9 @@
 /* comm_mpi.h - the table through which comm.c reaches MPI.
  *
- * What calls MPI is a shared module of its own, libstill-mpi.so (comm_mpi.c), loaded into
- * a process that a launcher started; so neither the command nor libstill needs MPI to be
- * installed. The module is of the same version as the library that loads it. */
+ * The code that calls MPI is a separate shared module, libstill-mpi.so (comm_mpi.c),
+ * which is loaded only into a process that a launcher started; so neither the
+ * command nor libstill needs MPI to be installed. The module and the library that
+ * loads it must have the same version. */
 #ifndef STI_TRAIN_COMM_MPI_H
 #define STI_TRAIN_COMM_MPI_H
 
@@ -15,7 +16,7 @@ typedef void (*sti_mpi_add)(void *y, const void *x, size_t n);
 
 typedef struct sti_mpi_module {
     const char *(*version)(void); /* of still */
-    /* expected: ranks the launcher speaks of, 0 if it does not. */
+    /* expected: the number of ranks the launcher announced; 0: unknown. */
     still_status (*join)(int expected, sti_mpi **out, still_error *err);
     void (*leave)(sti_mpi *m, bool failed); /* m may be NULL */
     int (*rank)(const sti_mpi *m);
@@ -31,7 +32,7 @@ typedef struct sti_mpi_module {
 #define STI_MPI_ENTRY "sti_mpi_module_v1"
 typedef const sti_mpi_module *(*sti_mpi_entry)(void);
 
-/* Loads the module. An error says where it was sought, or why it does not load. */
+/* Loads the module. An error says where it was searched for, or why it did not load. */
 still_status sti_mpi_load(const sti_mpi_module **out, still_error *err);
 
 #endif

@@ -96,7 +96,7 @@ static char *cache_path(const char *dir, const unsigned char key[STI_DATA_DIGEST
     return b.p;
 }
 
-/* Maps the cache of a file; makes it first if it is not there or no good. */
+/* Maps the cache of a file; builds it first if it is missing or invalid. */
 static still_status open_cache(const still_tokenizer *tk, const char *path,
                                const char *dir, const unsigned char *tokenizer,
                                const sti_data_progress *progress, sti_cache *cache,
@@ -156,8 +156,9 @@ static still_status count_source(sti_data *d, source *s, const sti_data_params *
     return STILL_OK;
 }
 
-/* By size, a file's weight is its number of sequences, so that each is drawn once
- * before any is drawn again. Given weights are taken to a millionth of the largest. */
+/* By default a file's weight is its number of sequences, so that each is drawn once
+ * before any is drawn again. Given weights are rounded to a millionth of the
+ * largest. */
 static void set_weights(sti_data *d, const sti_data_params *p)
 {
     double largest = 0;
@@ -169,7 +170,7 @@ static void set_weights(sti_data *d, const sti_data_params *p)
     }
 }
 
-/* Over numbers of 64 bits, one after the other, and the keys of the files. */
+/* Hashes a list of 64-bit numbers and the keys of the files. */
 static still_status make_digest(sti_data *d, still_error *err)
 {
     sti_buf b = {0};

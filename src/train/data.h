@@ -2,9 +2,9 @@
  *
  * Files of records are tokenized once into a cache file that is memory-mapped from then
  * on. Documents end with EOS and are packed one after the other into sequences of `seq`
- * ids, so no id is padding; what is left over at the end of a file is dropped. Which
- * sequence is number i of a run follows from the seed alone, so that a run that was
- * interrupted goes on with the very sequences it would have seen.
+ * ids, so no id is padding; the rest at the end of a file is dropped. Which sequence is
+ * number i of a run depends on the seed alone, so an interrupted run continues with
+ * exactly the sequences it would have seen.
  *
  * A file is JSON lines, a JSON array, or a JSON object with an array "data", gzipped or
  * not. A record has strings "instruction" and "output" and perhaps "input", which make
@@ -37,7 +37,7 @@ typedef struct sti_data_params {
 
 /* What was found, summed over the files. */
 typedef struct sti_data_report {
-    uint64_t records, broken; /* broken ones were left out, empty ones among them */
+    uint64_t records, broken; /* broken, including empty, ones were skipped */
     uint64_t tokens;
     uint64_t train, valid; /* sequences */
     char
@@ -48,8 +48,8 @@ typedef struct sti_data_report {
 typedef struct sti_data sti_data;
 
 /* Errors: no file, no JSON, no usable record, fewer tokens than a sequence, a tokenizer
- * without EOS. A cache that does not fit its file or tokenizer any more, or is damaged,
- * is made anew; it is written to a temporary name, synced and renamed. */
+ * without EOS. A cache that no longer matches its file or tokenizer, or is damaged, is
+ * rebuilt; it is written to a temporary name, synced and renamed. */
 still_status sti_data_open(const still_tokenizer *tk, const sti_data_params *p,
                            sti_data **out, still_error *err);
 /* Random ids below vocab instead of text, all of which count; for measuring. */
@@ -58,8 +58,8 @@ still_status sti_data_random(int vocab, int seq, uint64_t seed, sti_data **out,
 void sti_data_free(sti_data *d);
 const sti_data_report *sti_data_get_report(const sti_data *d);
 
-/* SHA-256 over the sources' contents, weights and everything else that decides which
- * sequence comes when: a resumed run must find the same. */
+/* SHA-256 over the sources' contents, weights and everything else that determines the
+ * order of sequences: a resumed run must find the same. */
 enum { STI_DATA_DIGEST = 32 };
 void sti_data_digest(const sti_data *d, unsigned char out[STI_DATA_DIGEST]);
 
@@ -71,8 +71,8 @@ void sti_data_train(const sti_data *d, uint64_t i, int32_t *ids, uint8_t *counts
 /* Validation sequence i < report.valid, in file order. */
 void sti_data_valid(const sti_data *d, uint64_t i, int32_t *ids, uint8_t *counts);
 
-/* The prompt in front of an output (METHOD.md's Alpaca prompt); input may be NULL or
- * empty. malloc'd; NULL if there is no memory. */
+/* The Alpaca prompt before an output; input may be NULL or empty. free() it; NULL: no
+ * memory. */
 char *sti_data_prompt(const char *instruction, const char *input);
 
 #endif

@@ -1,9 +1,9 @@
 /* data_cache.c - tokens of one file of training text, on disk.
  *
  * The name of a cache is a hash of what it was made from, so a cache is never stale: if
- * data or tokenizer change, it is not found. What is found is read as a stranger's file
- * all the same, each byte of it before the first is used; a pass at memory speed costs
- * little next to training on it. */
+ * data or tokenizer change, it is not found. A cache is still untrusted input and is
+ * checked completely before use; one pass at memory speed costs little next to training
+ * on it. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,7 +82,7 @@ void sti_cache_close(sti_cache *c)
 
 /* ---- Writing ------------------------------------------------------------- */
 
-/* The entries are streamed behind room for the header, which is written last, when
+/* Entries are streamed after space for the header, which is written last, when
  * counts and checksums are known. */
 
 struct sti_cache_writer {

@@ -40,13 +40,13 @@ typedef struct sti_record { /* borrowed: valid until the next call */
     const char *broken;     /* "line 12: no field ..."; NULL if it is good */
 } sti_record;
 
-/* Records of a JSONL file (one a line), or of a JSON file: an array, or an object whose
- * "data" is one. Which of them it is follows from the contents. */
+/* Records of a JSONL file (one per line), or of a JSON file: an array, or an object
+ * whose "data" is one. The contents tell which. */
 still_status sti_records_open(const char *path, sti_records **out, still_error *err);
 /* *more: false after the last one; rec is filled only where it is true. */
 still_status sti_records_next(sti_records *r, sti_record *rec, bool *more,
                               still_error *err);
-/* How many of the `size` bytes of the file are behind us. */
+/* How many of the file's `size` bytes have been read. */
 uint64_t sti_records_offset(const sti_records *r, uint64_t size);
 void sti_records_close(sti_records *r);
 
@@ -99,8 +99,8 @@ typedef struct sti_data_progress {
     uint64_t before, size, total; /* bytes of earlier files, of this one, of all */
 } sti_data_progress;
 
-/* SHA-256 of all a tokenizer does: its pieces, its settings, and the ids into which it
- * splits its own pieces put together, which shows its merges and rules. */
+/* SHA-256 of a tokenizer's behaviour: its pieces, its settings, and the ids of the
+ * text of all its pieces joined, which depends on its merges and rules. */
 still_status sti_tokens_digest_tokenizer(const still_tokenizer *tk,
                                          unsigned char out[STI_DATA_DIGEST],
                                          still_error *err);
@@ -117,7 +117,7 @@ enum { STI_ORDER_VERSION = 1 };
 
 /* Draw i of a mix: the file, and how often it was drawn before. weight [n], > 0, below
  * 2^40; i below 2^62. Of the first W = sum of weights draws, each file has exactly its
- * weight, and after any number it is less than n/2 + 1 draws off its share. */
+ * weight; after any number of draws it is less than n/2 + 1 off its share. */
 int sti_mix_draw(const uint64_t *weight, int n, uint64_t i, uint64_t *nth);
 /* Where `at` goes in a permutation of 0 .. n-1 chosen by seed, file and pass. */
 uint64_t sti_mix_shuffle(uint64_t n, uint64_t seed, uint64_t file, uint64_t pass,

@@ -4,7 +4,7 @@
  * is held in memory and its records are parsed one at a time. The contents tell the two
  * apart, because names do not: many a .json holds lines.
  *
- * A record that is of no use is described, not fatal: whoever counts them decides. */
+ * An unusable record is described, not fatal: the caller decides. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,8 +67,8 @@ static still_status broken(sti_records *r, sti_record *rec, const char *why)
     return STILL_OK;
 }
 
-/* A record that has an instruction and an output is one of those, also if a "text"
- * spells out the two: then the prompt can be told from the output. */
+/* A record with instruction and output is used as such even if it also has a "text"
+ * that joins the two, because then prompt and output can be told apart. */
 static still_status make_document(sti_records *r, const json_t *v, sti_record *rec,
                                   still_error *err)
 {
@@ -145,8 +145,8 @@ static still_status next_element(sti_records *r, sti_record *rec, bool *more,
     return status;
 }
 
-/* Whether a line that begins an object is the beginning of a file that is one value: it
- * does not end with the object, or the object has "data". */
+/* Whether a first line that begins an object begins a file that is one JSON value: the
+ * line does not end the object, or the object has "data". */
 static bool begins_whole(const char *line, size_t n)
 {
     json_t *v = json_loadb(line, n, JSON_ALLOW_NUL, NULL);

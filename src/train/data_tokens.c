@@ -1,6 +1,6 @@
 /* data_tokens.c - documents as ids, each marked as prompt or as output.
  *
- * Prompt and output are encoded as one text, as the model will meet them. A token
+ * Prompt and output are encoded as one text, as the model will see them. A token
  * belongs to the output if it begins at or after the end of the prompt: one that
  * straddles the two cannot be predicted from the prompt alone, and counts as prompt. */
 #include <stdlib.h>
@@ -55,11 +55,12 @@ static size_t pieces_bytes(const document *d)
     return sum;
 }
 
-/* Encodes a document and finds its first id of output.
+/* Encodes a document and finds its first output id.
  *
- * The place is counted in bytes of pieces. For most tokenizers they add up to the text,
- * or to the text with a space in front; where they do not (characters the vocabulary
- * lacks, U+2581 read as a space), the prompt is encoded alone to count its bytes. */
+ * The position is counted in bytes of pieces. For most tokenizers they add up to the
+ * text, or to the text with a leading space; where they do not (characters the
+ * vocabulary lacks, U+2581 read as a space), the prompt is encoded alone to count
+ * its bytes. */
 static still_status encode_document(document *d, const sti_record *rec, size_t *output,
                                     still_error *err)
 {
@@ -79,8 +80,8 @@ static still_status encode_document(document *d, const sti_record *rec, size_t *
     return STILL_OK;
 }
 
-/* BOS where the tokenizer adds one, the ids, EOS. BOS is nobody's output; EOS is part
- * of it: a model must learn to stop. */
+/* BOS if the tokenizer adds one, the ids, EOS. BOS is not output; EOS is, because a
+ * model must learn to stop. */
 static still_status put_document(document *d, const sti_record *rec,
                                  sti_cache_writer *w, still_error *err)
 {

@@ -1,13 +1,13 @@
 /* layer.c - a layer forwards and backwards; see layer.h.
  *
  *   h = norm(x)   q, k, v, gate = h W (+ low rank)   y = attention
- *   mid = x + y W_o (+ low rank)   x' = mid + (silu(h2 W_g) h2 W_u) W_d,  h2 =
- * norm(mid)
+ *   mid = x + y W_o (+ low rank)
+ *   x' = mid + (silu(h2 W_g) h2 W_u) W_d,  h2 = norm(mid)
  *
- * Base weights are frozen: going back asks for the gradient of inputs only. */
+ * Base weights are frozen: the backward computes gradients of inputs only. */
 #include "train/layer.h"
 
-/* What each layer may have of its own. */
+/* Arrays that each layer may have of its own. */
 static void carve_own(const sti_config *g, size_t M, int rank, bool raw, sti_carve *c,
                       sti_acts *out)
 {
@@ -144,13 +144,13 @@ static still_status project(const sti_layer_job *j, int layer, const float *x,
     return sti_layer_rotate(j, a->qr, a->kr, false, err);
 }
 
-/* The layer as it was pretrained: softmax over everything it sees. */
+/* The layer as pretrained: softmax over everything it sees. */
 static still_status teacher_attend(const sti_layer_job *j, int layer, still_error *err)
 {
     still_model *m = j->m;
     const sti_config *g = &m->cfg;
     sti_acts *a = j->acts;
-    /* Far from the program there are tensor cores, which take halves. */
+    /* On a GPU tensor cores take halves. */
     const sti_dtype cache = m->be->host_memory ? STI_F32 : m->be->cache;
     const size_t one = (size_t)g->kv_heads * (size_t)j->batch->T * (size_t)g->head_dim;
     for (int b = 0; b < j->batch->B; b++) {
@@ -177,7 +177,7 @@ still_status sti_layer_attend(const sti_layer_job *j, int layer, const float *x,
                               still_error *err)
 {
     STI_TRY(project(j, layer, x, err));
-    /* A layer that stays softmax has the same attention; its backward needs a route. */
+    /* A layer that stays softmax goes this way too: its backward needs a route. */
     if (j->adapter) return sti_student_attend(j, layer, j->acts->y, err);
     return teacher_attend(j, layer, err);
 }
@@ -245,7 +245,7 @@ still_status sti_layer_forward(const sti_layer_job *j, int layer, const float *x
 
 /* ---- Backwards ----------------------------------------------------------- */
 
-/* dx: of mid -> of the layer's input. */
+/* dx: gradient of mid -> of the layer's input. */
 static still_status attention_back(const sti_layer_job *j, int layer, const float *x,
                                    float *dx, still_error *err)
 {

@@ -1,10 +1,10 @@
 /* layer.h - one transformer layer over whole sequences, forwards and backwards.
  *
- * Sessions go through a text token by token and remember; training sees B sequences of
- * T tokens at once, from their beginning, and needs to go back. A layer keeps what its
- * backward asks for in sti_acts. Where there is memory for them, every layer has its
- * own; elsewhere all share one layer's worth, and the backward of the whole model
- * computes each layer again before it goes back through it.
+ * Sessions go through a text token by token and keep a state; training sees B sequences
+ * of T tokens at once, from their beginning, and needs gradients. A layer keeps what
+ * its backward needs in sti_acts. If memory allows, every layer has its own; otherwise
+ * all share one layer's worth, and the backward of the whole model recomputes each
+ * layer before differentiating it.
  *
  * Letters: M = B T rows, H query heads, G kv heads, D head size. */
 #ifndef STI_TRAIN_LAYER_H
@@ -15,8 +15,8 @@
 /* What a layer computed, in order. All float, [M, .] row-major. */
 typedef struct sti_acts {
     float *h;       /* [M, hidden]: normed input of attention */
-    float *q, *k;   /* [M, H D], [M, G D]: before RoPE; qr, kr where nothing asks for
-                       that */
+    float *q, *k;   /* [M, H D], [M, G D]: before RoPE; equal to qr, kr if not
+                       needed */
     float *qr, *kr; /* after RoPE */
     float *v;       /* [M, G D] */
     float *gate;    /* [M, H D]: logits of attention's gate */
@@ -28,11 +28,11 @@ typedef struct sti_acts {
     size_t step;   /* bytes from one layer's to the next layer's of all these;
                       0: they share one place */
 
-    /* What no backward asks for: one place for all layers. */
+    /* Not needed by any backward: one buffer for all layers. */
     void *cache; /* keys and values of softmax_attn, float [2, G, T, D] a sequence */
 } sti_acts;
 
-/* Gradients on their way back, one layer's worth. */
+/* Gradients of activations, one layer's worth. */
 typedef struct sti_grads {
     float *dh;                      /* [M, hidden]; scratch of the feed-forward, too */
     float *dq, *dk, *dv;            /* [M, H D], [M, G D] twice */
@@ -42,7 +42,7 @@ typedef struct sti_grads {
     float *feed; /* [2, M, ffn]: scratch of the feed-forward, both ways */
 } sti_grads;
 
-/* A batch of sequences and who computes it. */
+/* A batch of sequences, and the model that computes it. */
 typedef struct sti_batch {
     int B, T;
     int32_t *pos;          /* [B T] */
@@ -57,17 +57,17 @@ typedef struct sti_dropout {
     uint64_t key;
 } sti_dropout;
 
-/* What a forward is for. */
+/* What a forward must produce. */
 enum {
     STI_WANT_OUTPUT = 1, /* the next layer's input */
-    STI_WANT_ACTS = 2    /* all that a backward asks for */
+    STI_WANT_ACTS = 2    /* everything the backward needs */
 };
 
 typedef struct sti_layer_job {
     still_model *m;
     const sti_attn_config *cfg; /* of the student */
     const sti_adapter *adapter; /* NULL: the teacher, softmax everywhere */
-    const sti_adapter *gates;   /* whose attention gates are projected, too; or NULL */
+    const sti_adapter *gates;   /* also project its attention gates; or NULL */
     unsigned want;              /* of a forward */
     float *grad;                /* [n_values]: added to; NULL: none wanted */
     bool low_rank_only;         /* the gate's own matrix is not trained */
@@ -77,11 +77,11 @@ typedef struct sti_layer_job {
     sti_grads *back;
 } sti_layer_job;
 
-/* raw: q and k are kept as they are before RoPE, too. layers: how many have acts of
- * their own (1: all share them); *out is the first one's. */
+/* raw: also keep q and k before RoPE. layers: how many have acts of their own (1: all
+ * share them); *out is the first one's. */
 void sti_acts_carve(const still_model *m, int B, int T, int rank, bool raw, int layers,
                     sti_carve *c, sti_acts *out);
-/* Those of a layer. */
+/* The acts of a layer. */
 sti_acts sti_acts_of(const sti_acts *first, int layer);
 void sti_grads_carve(const still_model *m, int B, int T, int rank, sti_carve *c,
                      sti_grads *out);
@@ -102,29 +102,29 @@ still_status sti_layer_backward(const sti_layer_job *j, int layer, const float *
 
 /* Whether the student's attention replaces this layer's. */
 bool sti_layer_converted(const sti_layer_job *j, int layer);
-/* Queries and keys turned to their positions, in place; back: their gradients turned
- * back. */
+/* RoPE on queries and keys, in place; back: the inverse, on their gradients. */
 still_status sti_layer_rotate(const sti_layer_job *j, float *q, float *k, bool back,
                               still_error *err);
 
 /* ---- Attention alone (attend.c) ------------------------------------------ */
 
-/* y from q, k, v and gate of the acts, as the student attends; route included. */
+/* The student's attention: y from q, k, v and gate of the acts; computes the route
+ * too. */
 still_status sti_student_attend(const sti_layer_job *j, int layer, float *y,
                                 still_error *err);
-/* Gradients of everything attention read, given dy; those of q, k, v if `inputs`.
- * Parameters' gradients are added to j->grad. */
+/* Gradients of everything attention reads, given dy; those of q, k, v only if `inputs`.
+ * Gradients of parameters are added to j->grad. */
 still_status sti_student_backward(const sti_layer_job *j, int layer, const float *dy,
                                   bool inputs, still_error *err);
 
-/* Instead: attention weights matched with the teacher's. *loss: see
+/* The alternative loss: matches attention weights with the teacher's. *loss: see
  * sti_hybrid_match_args; gradients times scale are added to j->grad. */
 still_status sti_student_match(const sti_layer_job *j, int layer, float scale,
                                double *loss, still_error *err);
 
 /* ---- Low-rank additions (low_rank.c) ------------------------------------- */
 
-/* Projections of one input that may have additions. */
+/* Projections of one input that may have LoRA. */
 typedef struct sti_low_rank {
     int n;
     sti_target target[STI_MATMUL_MAX]; /* O alone, or Q, K, V and then GATE */
@@ -137,8 +137,8 @@ typedef struct sti_low_rank {
 still_status sti_low_rank_forward(const sti_layer_job *j, int layer,
                                   const sti_low_rank *r, const sti_matmul_args *base,
                                   const float *from, still_error *err);
-/* Gradients of A and B, and that of the input: through `base`, the projections' own
- * matrices, and through the additions. */
+/* Gradients of A and B, and of the input: through `base`, the projections' own
+ * matrices, and through LoRA. */
 still_status sti_low_rank_backward(const sti_layer_job *j, int layer,
                                    const sti_low_rank *r,
                                    const sti_matmul_back_args *base, still_error *err);

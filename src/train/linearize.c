@@ -1,5 +1,5 @@
-/* linearize.c - a training run: what is checked before it, its two stages, and how it
- * is interrupted and gone on with. */
+/* linearize.c - a training run: checks before it starts, its two stages,
+ * interrupting and resuming. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -88,7 +88,7 @@ static still_status prepare(sti_trainer *t, bool plan_only, still_error *err)
     if (st == STILL_OK && first && !plan_only) st = make_folder(t, err);
     STI_TRY(sti_comm_agree(t->comm, 0, st, err));
     st = open_data(t, err);
-    /* The name is free for the next try; a folder with something in it stays. */
+    /* Remove the empty folder, so that the next attempt can use the name. */
     if (st != STILL_OK && first && !plan_only && !t->p.resume) rmdir(t->p.out);
     return st;
 }
@@ -113,8 +113,8 @@ static uint64_t between(uint64_t low, uint64_t x, uint64_t high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* Ten validations of eight sequences in a long run, fewer and smaller ones in a short
- * one, so that training is what takes the time. */
+/* Ten validations of eight sequences in a long run; fewer and smaller ones in a
+ * short run, so that training dominates the time. */
 static bool time_to_validate(const sti_trainer *t)
 {
     const uint64_t times = between(1, t->steps * (uint64_t)t->p.batch / 20, 10);
@@ -149,7 +149,7 @@ static still_status one_step(sti_trainer *t, clock_of_stage *c, sti_tally *tally
     still_status st = sti_step_run(t, tally, err);
     p->lr = sti_schedule(t->p.lr[t->stage], t->step, t->steps, t->p.warmup);
     if (st == STILL_OK) st = sti_optimizer_step(t, &p->norm, err);
-    /* What is no number is so on all ranks, since it is in their sums. */
+    /* All ranks see a NaN, since it is in their sums. */
     if (st == STILL_E_NUMERIC) return sti_comm_agree(t->comm, 0, st, err);
     if (st != STILL_OK) return st;
     t->step++;
@@ -186,7 +186,7 @@ static still_status run_stage(sti_trainer *t, sti_tally *tally,
                                    : sti_now() - c.saved > SAVE_SECONDS;
         STI_TRY(sti_comm_any(t->comm, &stop, err));
         STI_TRY(sti_comm_any(t->comm, &due, err));
-        /* After the very last step all that is left is to write the result. */
+        /* After the very last step only the result remains to be written. */
         if (t->step == t->steps && (t->stage == 2 || !t->stage_steps[2])) stop = false;
         if (stop || (due && t->step < t->steps)) STI_TRY(save(t, &c, err));
         if (stop)
@@ -230,7 +230,7 @@ static void note_broken(const sti_trainer *t)
     t->p.note(t->p.user, line);
 }
 
-/* Where the last run of this folder stood. */
+/* Continues from the checkpoint in the folder. */
 static still_status go_on(sti_trainer *t, still_error *err)
 {
     STI_TRY(sti_comm_settle(t->comm, sti_checkpoint_read(t, err), err));
@@ -267,7 +267,7 @@ static still_status run(sti_trainer *t, still_error *err)
     return sti_comm_agree(t->comm, 0, st, err);
 }
 
-/* A failure that all ranks know of is told by the one it happened on. */
+/* Only the rank on which a failure happened reports it. */
 static still_status end(sti_trainer *t, still_status st, still_error *err)
 {
     const int failed = sti_comm_failed_rank(t->comm);

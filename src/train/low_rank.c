@@ -4,7 +4,7 @@
  *   dB += dy^T lora_x     dlora_x = scale dy B     dA += dlora_x^T drop(x)
  *   dx = dy W + drop(dlora_x A)
  *
- * Without dropout A is one more matrix of the product that goes back through W. */
+ * Without dropout A is one more matrix in the backward product with W. */
 #include "base/random.h"
 #include "train/layer.h"
 
@@ -37,7 +37,7 @@ static float *low_of(const sti_layer_job *j, sti_target t)
     return j->acts->lora_x + place[t] * rows_of(j) * (size_t)j->adapter->spec.lora.rank;
 }
 
-/* y = [y +] what dropout leaves of x. */
+/* y = [y +] dropout of x. */
 static still_status drop(const sti_layer_job *j, int layer, sti_target t,
                          const float *x, size_t n, float *y, bool add, still_error *err)
 {
@@ -90,7 +90,7 @@ still_status sti_low_rank_forward(const sti_layer_job *j, int layer,
     return STILL_OK;
 }
 
-/* Gradients of matrices that are still to be computed. */
+/* Gradients of matrices yet to be computed. */
 typedef struct grads {
     int n;
     sti_matmul_grad_args of[2 * STI_MATMUL_MAX];

@@ -33,8 +33,8 @@ bool sti_trains(const sti_trainer *t, int stage, const sti_adapter_entry *e)
     return g == STILL_GROUP_LORA || (g != STILL_GROUP_GATE && !t->p.freeze_maps);
 }
 
-/* Entries that the stage trains as stretches of the adapter's arrays; returns how many.
- */
+/* The entries that the stage trains, as spans of the adapter's arrays; returns how
+ * many. */
 static int list_spans(const sti_trainer *t)
 {
     int n = 0;
@@ -100,7 +100,7 @@ still_status sti_optimizer_step(sti_trainer *t, double *norm, still_error *err)
                             .c2 = 1 - pow(t->p.beta2, (double)(t->step + 1))};
     }
     STI_TRY(m->be->adam(m->dev, t->adam, n, err));
-    /* Such values must not reach a checkpoint. */
+    /* Values that are not finite must not reach a checkpoint. */
     STI_TRY(m->be->sum_squares(m->dev, a->seen, t->span, n, t->square, err));
     for (int i = 0; i < n; i++) {
         const sti_adapter_entry *e = entry_at(t, t->span[i].at);

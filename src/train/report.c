@@ -1,5 +1,5 @@
-/* report.c - what a run tells: train.jsonl, a line a step, and the README card of the
- * folder it writes. */
+/* report.c - reports of a run: train.jsonl, one line per step, and the README card
+ * of the folder. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -58,7 +58,7 @@ still_status sti_report_step(const sti_trainer *t, const still_train_progress *p
     return st;
 }
 
-/* Whether a line belongs to what the checkpoint holds. */
+/* Whether a line is of a step that the checkpoint includes. */
 static bool is_past(const sti_trainer *t, const char *line, size_t n)
 {
     json_t *o = json_loadb(line, n, 0, NULL);

@@ -4,14 +4,14 @@
  *   loss = 1/L sum_l 1000 mean((y_l - o_l)^2)
  *
  * o is the teacher's output per head before the output projection, y the student's from
- * the same q, k, v and normed input. The next layer gets the teacher's output, so
+ * the same q, k, v and normalized input. The next layer gets the teacher's output, so
  * layers learn independently and only one is in memory at a time. */
 #include <math.h>
 
 #include "train/train.h"
 
-/* The student's output against the teacher's, which is in acts.y: errors of the layer
- * into t->sums; the output becomes its gradient, factor (y - o). */
+/* Compares the student's output with the teacher's in acts.y: adds the layer's
+ * errors to t->sums and replaces the output by its gradient, factor (y - o). */
 static still_status compare(sti_trainer *t, int layer, float factor, still_error *err)
 {
     const sti_config *g = &t->m->cfg;
@@ -31,7 +31,7 @@ static int layers_of(const sti_trainer *t)
     return t->cfg.last - t->cfg.first + 1;
 }
 
-/* What a squared error adds to the loss. */
+/* Contribution of a unit of squared error to the loss. */
 static double per_error(const sti_trainer *t, double share)
 {
     const sti_config *g = &t->m->cfg;
@@ -49,7 +49,7 @@ static still_status match_outputs(sti_trainer *t, const sti_layer_job *student,
                                   int layer, double share, bool learn, sti_tally *tally,
                                   still_error *err)
 {
-    (void)tally; /* when all layers' errors are there */
+    (void)tally; /* added up once all layers' errors are known */
     STI_TRY(sti_student_attend(student, layer, t->student, err));
     STI_TRY(compare(t, layer, (float)(2 * per_error(t, share)), err));
     return learn ? sti_student_backward(student, layer, t->student, false, err)
@@ -70,7 +70,7 @@ static still_status match_weights(sti_trainer *t, const sti_layer_job *student,
     return STILL_OK;
 }
 
-/* Errors of all layers into the tally. */
+/* Adds the errors of all layers to the tally. */
 static still_status add_up(sti_trainer *t, double share, sti_tally *tally,
                            still_error *err)
 {

@@ -2,10 +2,10 @@
  *
  *   loss = mean over counted ids of (-log p(id) + kd KL(teacher || student))
  *
- * Forwards every layer's input is kept, and where there is memory for it (trainer.c)
- * all that its backward asks for; elsewhere each layer is computed again from its input
- * before it is gone back through. Logits are made and used a few rows at a time, so no
- * [M, vocab] exists. */
+ * The forward keeps every layer's input and, if there is memory for it (trainer.c),
+ * everything the backward needs; otherwise the backward recomputes each layer from its
+ * input. Logits are computed and used a few rows at a time, so no [M, vocab] array
+ * exists. */
 #include <math.h>
 
 #include "train/train.h"
@@ -47,7 +47,8 @@ static still_status run_teacher(sti_trainer *t, still_error *err)
     return last_norm(t, t->teacher, err);
 }
 
-/* Row r predicts the id after it in its sequence; the last of a sequence nothing. */
+/* Row r predicts the next id of its sequence; the last row of a sequence predicts
+ * none. */
 static void set_targets(sti_trainer *t, double share)
 {
     const int T = t->batch.T, M = t->batch.B * T;
@@ -69,7 +70,7 @@ static still_status logits_of(sti_trainer *t, const float *normed, int rows,
         err);
 }
 
-/* The rows' losses into the tally. */
+/* Adds the rows' losses to the tally. */
 static still_status add_up(sti_trainer *t, int M, sti_tally *tally, still_error *err)
 {
     const bool taught = t->p.kd > 0;

@@ -1,8 +1,8 @@
 /* step.c - the sequences of one optimizer step, computed a micro-batch at a time.
  *
- * Sequence numbers follow from the step alone: a step's `batch` sequences are dealt out
- * to the ranks in turn, each rank sums its own in order, and the ranks' sums are added
- * in the order of ranks. */
+ * Sequence numbers depend on the step alone: ranks take the `batch` sequences of a
+ * step in turn, each rank sums its own in order, and the sums are added in the order
+ * of ranks. */
 #include <math.h>
 #include <string.h>
 
@@ -19,14 +19,14 @@ static void clear(sti_trainer *t, sti_tally *tally)
     tally->bad_layer = -1;
 }
 
-/* First sequence of a step: stage 2 goes on where stage 1 ended. */
+/* First sequence of a step; stage 2 continues where stage 1 ended. */
 static uint64_t first_sequence(const sti_trainer *t)
 {
     const uint64_t before = t->stage == 2 ? t->stage_steps[1] : 0;
     return (before + t->step) * (uint64_t)t->p.batch;
 }
 
-/* Ids of a sequence that count, the first of it never. */
+/* Ids of a sequence that count in the loss; the first never does. */
 static uint64_t counted(const uint8_t *counts, int T)
 {
     uint64_t n = 0;
@@ -36,7 +36,7 @@ static uint64_t counted(const uint8_t *counts, int T)
 
 typedef void sequence_fn(const sti_data *d, uint64_t i, int32_t *ids, uint8_t *counts);
 
-/* 1 / what the losses of n sequences from `first` on are a mean over. */
+/* 1 / the number of terms in the mean loss of n sequences from `first`. */
 static double share_of(sti_trainer *t, sequence_fn *sequence, uint64_t first,
                        uint64_t n)
 {
@@ -49,7 +49,7 @@ static double share_of(sti_trainer *t, sequence_fn *sequence, uint64_t first,
     return all ? 1 / (double)all : 0;
 }
 
-/* This rank's part of n sequences from `first` on. */
+/* This rank's share of the n sequences from `first`. */
 static still_status run_own(sti_trainer *t, sequence_fn *sequence, uint64_t first,
                             uint64_t n, bool learn, sti_tally *tally, still_error *err)
 {
@@ -87,8 +87,8 @@ static still_status sum_tally(sti_trainer *t, sti_tally *tally, still_error *err
     return STILL_OK;
 }
 
-/* Devices that met add by themselves, others in the program's memory; `gathered` is
- * where, if it is not the operators'. */
+/* Devices joined by NCCL add among themselves; others add in host memory, in `gathered`
+ * if that is not the operators' own. */
 static still_status sum_gradients(sti_trainer *t, still_error *err)
 {
     const sti_backend *be = t->m->be;
@@ -108,8 +108,8 @@ still_status sti_step_run(sti_trainer *t, sti_tally *tally, still_error *err)
     STI_TRY(t->m->be->mem_clear(t->m->dev, t->grad, n * sizeof *t->grad, err));
     STI_TRY(run_own(t, sti_data_train, first_sequence(t), (uint64_t)t->p.batch, true,
                     tally, err));
-    /* The tally goes first: its sum notices a rank that is gone, for whom devices would
-     * wait. */
+    /* The tally first: its sum notices a dead rank, for which devices would wait
+     * forever. */
     STI_TRY(sum_tally(t, tally, err));
     STI_TRY(sum_gradients(t, err));
     if (tally->bad_layer >= 0)

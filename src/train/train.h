@@ -48,35 +48,35 @@ typedef struct sti_trainer {
     float *logits, *teacher_logits; /* [loss_rows, vocab] */
 
     double *sums; /* [2, M] loss and KL of rows, or [layers, 2] errors of a stage 1 */
-    double *results;       /* the same, where the program can read it */
+    double *results;       /* the same, in host memory */
     float *row_weight;     /* [M] */
     int32_t *ids, *target; /* [M] */
     uint8_t *counts;       /* [M] */
     sti_span *span;        /* [entries]: what a stage trains */
     double *square;        /* [entries] */
     sti_adam_args *adam;   /* [entries] */
-    bool devices_met;      /* they add gradients over ranks by themselves */
-    float *gathered;       /* [n_values]: gradients, where ranks can add them;
-                              NULL: they are there already, or devices met */
+    bool devices_met;      /* devices add gradients over ranks among themselves */
+    float *gathered;       /* [n_values]: gradients in host memory;
+                              NULL: they are there already, or devices_met */
 } sti_trainer;
 
-/* Rows of logits at once: what a cache holds, or a call that is worth waiting for. */
+/* Rows of logits computed at once: what fits a cache; on a GPU, what fills it. */
 enum { STI_LOSS_ROWS = 128, STI_LOSS_ROWS_FAR = 2048 };
 
-/* t->m and t->p are set: fills in defaults, checks, makes adapter and memory; all but
- * the data. End also after failure. */
+/* With t->m and t->p set: fills in defaults, checks them, makes adapter and memory,
+ * but not the data. Call sti_trainer_end even after failure. */
 still_status sti_trainer_begin(sti_trainer *t, still_error *err);
-/* Frees all but the model; st: how it went, for the other ranks. */
+/* Frees everything but the model; st: the outcome, for the other ranks. */
 void sti_trainer_end(sti_trainer *t, still_status st);
 
 /* Sums over the sequences of a step (or of a validation). */
 typedef struct sti_tally {
-    double loss;   /* the step's mean loss, as far as it has been summed */
+    double loss;   /* the step's mean loss, summed so far */
     double kl;     /* stage 2: mean of KL(teacher || student) */
     double *err2;  /* [layers]: stage 1, squared error of attention outputs */
     double *ref2;  /* [layers]: squares of the teacher's */
     uint64_t rows; /* tokens */
-    int bad_layer; /* first layer whose loss is no number; -1: none */
+    int bad_layer; /* first layer whose loss is not finite; -1: none */
 } sti_tally;
 
 /* One micro-batch: ids and counts are in t. Adds to tally and, if learn, to t->grad.
@@ -99,8 +99,8 @@ double sti_tally_relative(const sti_trainer *t, const sti_tally *tally);
 /* Learning rate of step s of n: warm-up, then a cosine down to a tenth. */
 double sti_schedule(double peak, uint64_t s, uint64_t n, double warmup);
 /* Clips, steps, and sets *norm to the gradient's norm before clipping. Fails with
- * STILL_E_NUMERIC, naming the layer, if a gradient is no number (nothing was changed)
- * or a value has become none. */
+ * STILL_E_NUMERIC, naming the layer, if a gradient is not finite (nothing was changed)
+ * or a value has become so. */
 still_status sti_optimizer_step(sti_trainer *t, double *norm, still_error *err);
 /* Whether an entry is trained in a stage. */
 bool sti_trains(const sti_trainer *t, int stage, const sti_adapter_entry *e);
@@ -112,7 +112,7 @@ still_status sti_checkpoint_write(const sti_trainer *t, still_error *err);
 /* Fails if it was made with other settings, data or model, naming what differs. */
 still_status sti_checkpoint_read(sti_trainer *t, still_error *err);
 bool sti_checkpoint_there(const char *dir);
-/* Removes what writers that were killed have left in a run's folder. */
+/* Removes temporary files that killed writers left in a run's folder. */
 void sti_checkpoint_sweep(const char *dir);
 
 /* ---- report.c ------------------------------------------------------------ */

@@ -1,5 +1,5 @@
-/* trainer.c - what a run is made of, before its first step: settings with their
- * defaults and checks, the adapter at its start, and memory. */
+/* trainer.c - sets up a run before its first step: settings with their defaults and
+ * checks, the initial adapter, and memory. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -93,8 +93,8 @@ static void plan_steps(sti_trainer *t)
 
 /* ---- The adapter --------------------------------------------------------- */
 
-/* A of every low-rank pair: uniform within 1 / sqrt(inputs), so that B alone, which is
- * 0, decides whether there is an addition. */
+/* A of every LoRA pair is uniform within 1 / sqrt(inputs); B starts at 0, so LoRA
+ * starts without effect. */
 static void start_low_rank(sti_trainer *t)
 {
     const sti_adapter *a = t->adapter;
@@ -136,7 +136,7 @@ static bool has_work(const sti_trainer *t, int stage)
     return false;
 }
 
-/* Of both stages, the first is left out where a method has nothing to learn in it. */
+/* With both stages, skips the first if the method has nothing to learn in it. */
 static still_status check_stages(sti_trainer *t, still_error *err)
 {
     const char *method = t->p.method.name;
@@ -178,7 +178,7 @@ static still_status make_adapter(sti_trainer *t, still_error *err)
         (int)sizeof spec.base_name)
         return sti_fail(err, STILL_E_ARG, "%s: the name is too long", name);
     sti_model_fingerprint(t->m, false, spec.base);
-    /* Training sees sequences from their beginning: positions are what they are. */
+    /* Training sees sequences from their beginning, so positions need no cap. */
     spec.method.positions = STILL_POSITIONS_AUTO;
     still_method absolute = spec.method;
     absolute.positions = STILL_POSITIONS_ABSOLUTE;
@@ -247,10 +247,10 @@ static void carve_tables(sti_trainer *t, sti_carve *c)
         t->gathered = sti_carve_take(c, t->adapter->n_values, sizeof(float));
 }
 
-/* How many layers keep what their backward asks for until it comes: all, or 1 that all
- * share, computing each layer twice. A GPU has memory to spare for that more often than
- * not, where a processor that computes in its caches has little to gain. With all of
- * them there must be room for as much again as without: operators need scratch. */
+/* How many layers keep their activations for the backward: all, or 1 that all share,
+ * which computes each layer twice. A GPU usually has the memory; a CPU, which
+ * computes in its caches, gains little. Keeping all requires that as much memory
+ * again as without stays free, because operators need scratch. */
 static int layers_kept(sti_trainer *t)
 {
     const sti_backend *be = t->m->be;
@@ -270,7 +270,7 @@ static int layers_kept(sti_trainer *t)
     return L;
 }
 
-/* All of it, or nothing. */
+/* Allocates everything or nothing. */
 static still_status allocate(sti_trainer *t, still_error *err)
 {
     const sti_backend *be = t->m->be;
@@ -314,7 +314,7 @@ static still_status reserve_memory(sti_trainer *t, still_error *err)
 
 void sti_trainer_end(sti_trainer *t, still_status st)
 {
-    /* What all ranks know of ends them all; else the others wait for this one. */
+    /* A failure that all ranks know of ends them all; any other leaves them waiting. */
     if (st != STILL_OK && st != STILL_E_CANCELLED && sti_comm_failed_rank(t->comm) < 0)
         sti_comm_fail(t->comm);
     t->m->be->mem_free(t->m->dev, &t->moments);
@@ -345,7 +345,7 @@ static still_status alone_with_device(sti_trainer *t, bool *out, still_error *er
     return STILL_OK;
 }
 
-/* Lets the ranks' devices add gradients by themselves, where they can. */
+/* Lets the ranks' devices add gradients among themselves, if they can. */
 static still_status meet(sti_trainer *t, still_error *err)
 {
     const sti_backend *be = t->m->be;
