@@ -37,8 +37,8 @@ static inline double now(void)
     return seconds_of(CLOCK_MONOTONIC);
 }
 
-/* One thread is timed by the processor time it takes, which other programs disturb
- * less; several by the clock. */
+/* One thread is timed in CPU time, which other programs disturb less; several
+ * threads by the clock. */
 static inline double now_of(int threads)
 {
     return seconds_of(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC);

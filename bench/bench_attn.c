@@ -4,8 +4,8 @@
  *     bench_attn [ISA [THREADS [H G D]]]
  *
  * GFLOP/s counts the 4 D operations of every visible (query head, key) pair; GB/s the
- * cache bytes that decode has to read. Decode walks over enough copies of the cache
- * ("layers") that none of it is still in L2 when it comes round again. */
+ * cache bytes that decode has to read. Decode cycles through enough copies of the cache
+ * ("layers") that none of it is still in L2 the next time. */
 #include <math.h>
 
 #include "bench.h"

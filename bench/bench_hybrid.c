@@ -4,11 +4,11 @@
  *
  *     bench_hybrid [ISA|best [THREADS [C [CAP [H G D]]]]]
  *
- * Times are per token and layer; "30 layers" is that times 30 (SmolLM2-135M). Prefill
- * comes in pieces of 512 tokens. GFLOP/s counts products of queries with window,
- * salient keys and state. Decode walks over enough layers that no state is still in
- * L2 when its turn comes again, and includes the chunks that leave. The least of a few
- * runs is printed beside the median, since other work on the machine only adds. */
+ * Times are per token and layer; "30 layers" is that times 30 (SmolLM2-135M).
+ * Prefill comes in pieces of 512 tokens. GFLOP/s counts products of queries with
+ * window, salient keys and state. Decode cycles through enough layers that no state
+ * is still in L2 the next time, and includes retiring chunks. The fastest of a few
+ * runs is printed beside the median, since other work on the machine only adds time. */
 #include <math.h>
 
 #include "bench.h"

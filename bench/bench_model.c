@@ -3,9 +3,9 @@
  * Sees the library as a user does (still.h). A job is
  *     prefill:N     N tokens into an empty session, one call
  *     decode:N@D    N tokens one by one into a session that already holds D
- * and only the calls of still_session_feed are timed: no sampling, no text. Jobs come
- * from the command line, each repeated and summed up by its median, or one by one from
- * standard input (job "-"), so that another program can alternate two tools. */
+ * and only the calls of still_session_feed are timed: no sampling, no text. Jobs come from
+ * the command line, each repeated and reported by its median, or one by one from standard
+ * input (job "-"), so that another program can alternate two tools. */
 #include <inttypes.h>
 
 #include "bench.h"
@@ -38,7 +38,7 @@ static int parse_int(const char *s, const char **end, int lo, int *out)
     return 0;
 }
 
-/* The numbers of a file, whatever separates them: a JSON list is fine. */
+/* The numbers in a file, whatever separates them: a JSON list works. */
 static still_status read_ids(const char *path, bench *b, still_error *err)
 {
     char *text = NULL;
@@ -55,7 +55,7 @@ static still_status read_ids(const char *path, bench *b, still_error *err)
     return STILL_OK;
 }
 
-/* Without --ids: some tokens from all over the vocabulary, always the same. */
+/* Without --ids: a fixed choice of tokens from the whole vocabulary. */
 static void make_ids(bench *b)
 {
     int n = 1021;

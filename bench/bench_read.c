@@ -1,12 +1,12 @@
-/* bench_read.c - how fast the machine reads memory and how fast its cores hear of each
- * other: what bounds decode.
+/* bench_read.c - memory bandwidth and core-to-core latency, which bound decode.
  *
  *     bench_read [THREADS [SECONDS [MB]]]        (2, 10, 96)
  *
- * The workers of a pool read a part of one block each, again and again, as they read
- * weights, and meet after each quarter of a second. Prints GB/s by quarters, then the
- * median, and that of a meeting in ns: on a shared machine they differ by the hour and
- * by the second, and cores that share a cache meet sooner but read slower. */
+ * Each worker of a pool reads its part of one block again and again, as it reads
+ * weights, with a barrier every quarter of a second. Prints GB/s by quarters, then
+ * the median, and the median latency of a barrier in ns. On a shared machine they
+ * vary by the hour and by the second; cores that share a cache have faster barriers
+ * but read slower. */
 #include <stdatomic.h>
 
 #include "base/mem.h"
@@ -18,7 +18,7 @@ enum { MAX_SECONDS = 1000, MAX_MB = 16384, LINE = 8, MEETINGS = 10000 };
 typedef struct reading {
     const uint64_t *from;
     int64_t n;
-    atomic_ullong sum; /* so that nothing is left out */
+    atomic_ullong sum; /* so that the compiler keeps the reads */
 } reading;
 
 static void read_part(void *arg, int worker, int workers)

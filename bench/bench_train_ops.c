@@ -94,7 +94,7 @@ static void peak(int threads)
 
 typedef still_status (*entry)(const bench *, const void *args);
 
-/* Runs it, says how fast: `work` is in units of 1e9 a second. */
+/* Times `run` and prints its rate: `work` is in units of 1e9. */
 static void measure(const bench *b, const char *what, entry run, const void *args,
                     double work, const char *unit)
 {
@@ -134,7 +134,7 @@ static still_status run_adam(const bench *b, const void *a)
 
 /* ---- Matrix products ----------------------------------------------------- */
 
-/* values: [N,K] where the numbers are wanted too. */
+/* values: [N,K], if the numbers are wanted too. */
 static void make(const bench *b, matrix *m, sti_dtype type, int64_t N, int64_t K,
                  float *values)
 {

@@ -6,12 +6,13 @@
  * are not counted: the median of 10 and more, fewer of what takes long.
  *
  *   prefill    N tokens of one sequence in pieces of --rows, the state carried from one
- *              to the next; N = 1K..128K (softmax to 64K). Llama-3.1-8B: 32 query
- * heads, 8 kv heads, size 128. decode     one token for each of a batch of sequences at
- * full state: in a pass, so that a graph is recorded and replayed, and outside of one;
- * for methods with a window also the step that begins a chunk. A pass goes over as many
- *              layers as it takes to exceed the L2 cache, as in a model, where weights
- *              pass through it in between; what is printed is one layer's share.
+ *              to the next; N = 1K..128K (softmax to 64K). Llama 3.1 8B: 32 query
+ *              heads, 8 kv heads, size 128.
+ *   decode     one token for each of a batch of sequences at full state: inside a graph
+ *              and outside of one; for methods with a window also the step that begins
+ *              a chunk. A graph goes over enough layers to exceed the L2 cache, as in
+ *              a model, where weights pass through it in between; one layer's share is
+ *              printed.
  *   products   q, k, v and attention's gate, output, feed-forward of one layer, M rows.
  */
 #include <cuda_runtime_api.h>
@@ -177,7 +178,7 @@ static void report(bench *b, const char *what, const char *how, int tokens, int 
     if (n > 0 && (size_t)n < room) b->json_used += (size_t)n;
 }
 
-/* Results that are not numbers would be timed as well as any. */
+/* NaN would be timed like any other result, so check. */
 static void check_finite(bench *b, size_t n)
 {
     still_error e;

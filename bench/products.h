@@ -1,5 +1,5 @@
-/* products.h - what benchmarks of matrix products share: weights, and the command line
- * that says which of them. */
+/* products.h - shared by the benchmarks of matrix products: weights, and the command
+ * line that selects them. */
 #ifndef BENCH_PRODUCTS_H
 #define BENCH_PRODUCTS_H
 
@@ -28,7 +28,7 @@ static inline void new_source(matrix *m, sti_dtype type, int64_t N, int64_t K)
                         .path = "memory"};
 }
 
-/* The backend may take the source's pages away. */
+/* The backend may drop the source's pages. */
 static inline void bind_source(const sti_backend *be, sti_dev *dev, matrix *m)
 {
     still_error err;
@@ -53,7 +53,7 @@ typedef struct options {
     sti_dtype type[MAX_TYPES];
 } options;
 
-/* o holds what goes without saying. */
+/* o holds the defaults. */
 static inline void parse(int argc, char **argv, options *o)
 {
     int n_types = 0;

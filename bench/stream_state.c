@@ -1,20 +1,20 @@
-/* stream_state.c - whether the linear state of a long stream drifts: feeds a book to a
- * model under the method `still` and, beside it, sums the state of one layer again in
+/* stream_state.c - whether the linear state drifts over a long stream: feeds a book to
+ * a model with the method `still` and, in parallel, sums the state of one layer in
  * double.
  *
  *     stream_state MODEL TEXT [--tokens N] [--layer L] [--threads T]
  *
- * Layer L sees the same numbers whether or not there are layers above it, so those are
- * left out: with L = 0 a million tokens take minutes. Tokens come a chunk at a time and
+ * Layer L does not depend on the layers above it, so those are skipped: with L = 0 a
+ * million tokens take minutes. Tokens come a chunk at a time and
  * the layer is the last one that runs, so its keys and values are in the activations
  * after each call. Which tokens were folded follows from positions alone: those of the
  * leaving chunk and of the salient list before, less those of the list after. Each adds
  *     s += phi(k) v^T,  z += phi(k),  phi(k) = [softmax(k), softmax(-k)]
- * in double, k turned back to what it was before RoPE (capped positions).
+ * in double, with RoPE undone on k (capped positions).
  *
- * Prints a JSON object at every tenth of the stream: |s - s64| / |s64| and the same for
- * z, the largest of all heads. Status 1 if one is above 1e-5, or if a token was lost.
- */
+ * Prints a JSON object at every tenth of the stream: |s - s64| / |s64| and the same
+ * for z, the largest of all heads. Status 1 if one is above 1e-5, or if a token was
+ * lost. / */
 #include <inttypes.h>
 #include <math.h>
 

@@ -1,4 +1,4 @@
-/* common.h - what the tools that write models share: complaints, progress, disk space. */
+/* common.h - shared by the tools that write models: errors, progress, disk space. */
 #ifndef TOOLS_COMMON_H
 #define TOOLS_COMMON_H
 

@@ -1,8 +1,8 @@
 /* make_model.c - writes a random model of a published shape, as GGUF or as a Hugging
  * Face folder, so that full-size files can be tested without anyone's weights.
  *
- * First a plan of all tensors, which gives every size, so that impossible types and a
- * full disk are found before a byte is written; then the plan is streamed. */
+ * It first plans all tensors and their sizes, so that impossible types and a full
+ * disk are found before a byte is written, then streams the plan. */
 #include <getopt.h>
 #include <limits.h>
 #include <sys/stat.h>
@@ -300,7 +300,7 @@ static still_status write_folder(const plan *p, const char *dir, rng *r, progres
     static const char *const STALE[] = {"config.json", "model.safetensors",
                                         "model.safetensors.index.json"};
     for (size_t i = 0; i < sizeof STALE / sizeof *STALE; i++)
-        STI_TRY(remove_in(dir, STALE[i], err)); /* until it is whole it is no model */
+        STI_TRY(remove_in(dir, STALE[i], err)); /* not a model until it is complete */
     int n = 0, k = 0;
     for (size_t lo = 0; lo < p->n; lo = shard_end(p, lo)) n++;
     json_t *weight_map = json_object();
@@ -356,7 +356,7 @@ typedef struct options {
     bool force;
 } options;
 
-/* Exit status, or -1 to go on. */
+/* Exit status, or -1 to continue. */
 static int parse(int argc, char **argv, options *o)
 {
     static const struct option LONG[] = {{"type", required_argument, NULL, 't'},

@@ -1,8 +1,8 @@
-/* quantize.c - writes a GGUF file anew with its matrices in another type.
+/* quantize.c - rewrites a GGUF file with its matrices in another type.
  *
  * Matrices (two dimensions) are widened to float and encoded; everything else and
  * all metadata are copied, except general.file_type. A few rows are in memory at a
- * time, and pages of the source are given back as soon as they are used. */
+ * time, and pages of the source are dropped as soon as they are used. */
 #include <getopt.h>
 #include <math.h>
 
@@ -71,7 +71,7 @@ static still_status put_headers(const job *j, sti_writer *w, still_error *err)
     return STILL_OK;
 }
 
-/* A NaN or infinity would spoil a whole block without a trace. */
+/* A NaN or infinity would silently corrupt a whole block. */
 static bool all_finite(const float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
@@ -79,7 +79,7 @@ static bool all_finite(const float *x, int64_t n)
     return true;
 }
 
-/* Rows in bunches of about CHUNK elements; a bunch is a run of blocks like any row. */
+/* Rows in groups of about CHUNK elements; a group is a run of blocks like any row. */
 static still_status put_rows(job *j, sti_writer *w, const sti_tensor *t, sti_dtype to,
                              still_error *err)
 {

@@ -40,7 +40,7 @@ still_status sti_fail_write(still_error *err, const char *path, int why)
 
 /* ---- Names --------------------------------------------------------------- */
 
-/* "path.NUMBER.tmp", another one each time. */
+/* "path.NUMBER.tmp", with a new random number each time. */
 static void name_temp(const char *path, char *out, size_t capacity)
 {
     const sti_hash_key random = sti_hash_key_new();

@@ -22,9 +22,9 @@ enum {
 int cli_fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 int cli_usage(const char *command, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-/* The line of a failed call. A cancelled one prints nothing: the user knows. */
+/* Prints the error of a failed call; nothing for a cancelled one, as the user knows. */
 int cli_fail_error(const still_error *err);
-/* The same with the status in plain sight of compilers and analyzers. */
+/* The same, with a status that compilers and analyzers can see. */
 static inline int cli_status(int printed, int status)
 {
     (void)printed;
@@ -46,11 +46,11 @@ void cli_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 const char *cli_line(char *out, size_t room, const char *text);
 /* Text of a model: as it is, but made harmless where a terminal shows it. */
 void cli_put(const char *text, size_t n);
-/* Hands out what was put. False: nobody reads any more, or the disk is full; the
- * command should stop, and cli_finish knows what to say. */
+/* Writes out what was put. False: the reader has gone or the disk is full; the command
+ * should stop, and cli_finish reports it. */
 bool cli_flush(void);
-/* Flushes; turns a failed write into status 1 with its line, and a closed pipe
- * (still generate | head) into a quiet end. */
+/* Flushes; turns a failed write into status 1 with a message, and a closed pipe
+ * (still generate | head) into a silent exit. */
 int cli_finish(int status);
 
 /* Prints one object on one line, flushes, and takes over the reference. */
@@ -62,7 +62,7 @@ json_t *cli_json_text(const char *text, size_t n);
 
 /* "98.9 MiB"; returns buf. */
 const char *cli_bytes(char buf[32], uint64_t bytes);
-double cli_now(void); /* seconds of a clock that only goes forward */
+double cli_now(void); /* seconds of a monotonic clock */
 uint64_t cli_peak_rss(void);
 /* A whole file, or standard input for "-"; at most cap bytes. free() *out, which is
  * NUL-terminated. */

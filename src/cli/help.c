@@ -27,7 +27,7 @@ static void wrap(const char *text, int indent, int at)
     putchar('\n');
 }
 
-/* Calls each(line) for every line of a usage text. */
+/* The next line of a usage text, *n bytes of this one; NULL after the last. */
 static const char *next_line(const char *text, int *n)
 {
     *n = (int)strcspn(text, "\n");
@@ -46,7 +46,7 @@ static bool has_group(const cli_command *c, int group)
     return false;
 }
 
-/* The default as the reader should see it; NULL if the text says it or none is. */
+/* The default to show; NULL if there is none or the help text states it. */
 static const char *preset(const cli_option *o)
 {
     return o->preset && !strstr(o->help, "default:") ? o->preset : NULL;

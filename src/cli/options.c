@@ -1,9 +1,9 @@
 /* options.c - the parser: argv against the tables of table.c.
  *
- * Numbers are taken whole (no trailing text but K or M) and within the range of their
+ * Numbers must be complete (no trailing text but K or M) and within the range of their
  * row. A mistyped name gets the nearest one as a suggestion. Every error is one line
- * and status 2; a name that belongs to the contract but not to this version is status
- * 1, because the usage was right. */
+ * and status 2; a name that is documented but not in this version is status 1, because
+ * the usage was right. */
 #include "cli/options.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* options.h - the one table of options and the one table of commands.
  *
- * Parsing, --help, the manual page and docs/cli.md are all made from these two, so
- * they cannot tell different stories. */
+ * Parsing, --help, the manual page and docs/cli.md are all made from these two, so they
+ * cannot disagree. */
 #ifndef CLI_OPTIONS_H
 #define CLI_OPTIONS_H
 
@@ -144,10 +144,10 @@ const char *cli_command_near(const char *name);
 /* Fills o with the command's defaults, then with argv[0..argc-1] (what follows the
  * command's name). Returns CLI_OK, or a status whose line was printed. */
 int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o);
-/* A whole number at the start of a text, 512, 8K or 20M; *end is behind it. false:
- * there is none. One that is too large is the largest. */
 /* A number of bytes: 18MB, 12MiB, 4096; false: none. */
 bool cli_read_bytes(const char *text, size_t *out);
+/* A whole number at the start of a text, 512, 8K or 20M; *end is after it. false: there
+ * is none. Saturates. */
 bool cli_read_number(const char *text, const char **end, int64_t *out);
 
 /* ---- help.c -------------------------------------------------------------- */

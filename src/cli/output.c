@@ -1,8 +1,8 @@
 /* output.c - standard output, error lines and figures for people.
  *
- * Results go to stdout through stdio; whether they arrived is asked at flushes and
- * at the end, so that commands do not check every print. A reader that has left
- * (EPIPE) is an ordinary end, anything else a failure. */
+ * Results go to stdout through stdio; errors are checked at flushes and at the end, so
+ * that commands need not check every print. A reader that has gone (EPIPE) is a normal
+ * end, anything else a failure. */
 #include <errno.h>
 #include <poll.h>
 #include <stdarg.h>
@@ -121,8 +121,8 @@ bool cli_flush(void)
     return fflush(stdout) == 0 && !ferror(stdout);
 }
 
-/* stdio may have met the error in an earlier implicit flush, where errno is lost;
- * a pipe without reader still answers POLLERR. */
+/* The error may have occurred in an earlier implicit flush, whose errno is lost; a pipe
+ * without a reader still gives POLLERR. */
 static bool reader_left(void)
 {
     struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
@@ -207,7 +207,7 @@ still_status cli_read(const char *path, size_t cap, char **out, size_t *n,
     sti_buf text = {0};
     char part[65536];
     size_t got;
-    sti_buf_put(&text, "", 0); /* even nothing is a string */
+    sti_buf_put(&text, "", 0); /* never NULL */
     errno = 0;
     while ((got = fread(part, 1, sizeof part, f)) > 0 && text.n <= cap)
         sti_buf_put(&text, part, got);

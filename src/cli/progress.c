@@ -1,8 +1,7 @@
 /* progress.c - see progress.h.
  *
- * A terminal is redrawn at most ten times a second and never wider than it is. A log
- * gets its first line after ten seconds and one every ten seconds from then on, so
- * short work leaves no trace. */
+ * A terminal is redrawn at most ten times a second and the line never wraps. A log
+ * gets a line every ten seconds, so short work leaves none. */
 #include "cli/progress.h"
 
 #include <stdio.h>

@@ -20,7 +20,7 @@ typedef struct cli_progress {
 void cli_progress_begin(cli_progress *p, bool quiet, const char *what, const char *unit,
                         uint64_t done, uint64_t total);
 void cli_progress_update(cli_progress *p, uint64_t done);
-/* Takes the bar away, so that the next line of text starts clean. */
+/* Removes the bar, so that the next line of text starts clean. */
 void cli_progress_end(cli_progress *p);
 
 /* A still_progress_fn; user is the cli_progress. False once Ctrl-C was pressed. */

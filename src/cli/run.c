@@ -40,7 +40,7 @@ static bool read_int(const char **text, int *out)
     return true;
 }
 
-/* What options change: the adapter's method if there is one, else a preset. */
+/* The method that options then modify: the adapter's if there is one, else a preset. */
 static still_status start_method(const cli_options *o, const still_method *trained,
                                  still_method *out, still_error *err)
 {
@@ -244,7 +244,7 @@ static void finish_stream(const cli_options *o, cli_stream *stream, still_decode
     if (!o->json) cli_put(text, n);
 }
 
-/* The loop: choose, show, feed. Ends with r->stop set, or with an error in err. */
+/* The loop: sample, show, feed. Ends with r->stop set, or with an error in err. */
 static still_status generate(const cli_options *o, still_session *s,
                              still_sampler *sampler, const still_tokenizer *tk,
                              still_decoder *decoder, cli_stream *stream, cli_reply *r,

@@ -38,7 +38,7 @@ int cli_need_tokenizer(const still_model *m, const still_tokenizer **out);
 int cli_encode(const still_tokenizer *tk, const char *text, size_t n, unsigned flags,
                int32_t **ids, size_t *n_ids);
 
-/* Feeds ids batch by batch, so that Ctrl-C and progress come through. */
+/* Feeds ids batch by batch, so that Ctrl-C and progress work. */
 int cli_feed(const cli_options *o, still_session *s, const int32_t *ids, size_t n);
 
 typedef struct cli_reply {
@@ -48,11 +48,11 @@ typedef struct cli_reply {
     size_t n_fed;     /* how many of them the session holds */
     const char *stop; /* "eos", "length", "stop", "interrupted" */
     double seconds;   /* from the first choice to the last */
-    bool cut;         /* a stop string: the session holds more than the text says */
+    bool cut;         /* by a stop string: the session holds more than the text */
 } cli_reply;
 
-/* Generates up to o->n tokens after what s holds, and as it goes writes them to
- * standard output unless o->json. Free the reply also after failure. */
+/* Generates up to o->n tokens after what s holds, and writes them to standard output
+ * as it goes unless o->json. Free the reply even after failure. */
 int cli_generate(const cli_options *o, still_session *s, still_sampler *sampler,
                  const still_tokenizer *tk, cli_reply *reply);
 void cli_reply_free(cli_reply *reply);

@@ -1,7 +1,8 @@
 /* stream.c - see stream.h.
  *
- * Held back is the longest end of the text that begins some stop string. A stop string
- * therefore can only start at or after `out`, and each push looks at a few bytes. */
+ * Holds back the longest suffix of the text that is a prefix of some stop string. So
+ * a stop string can only start at or after `out`, and each push looks at a few
+ * bytes. */
 #include "cli/stream.h"
 
 #include <string.h>

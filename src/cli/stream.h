@@ -1,5 +1,5 @@
-/* stream.h - lets generated text out as early as possible, but never a byte of a stop
- * string, also when one is spread over several tokens. */
+/* stream.h - releases generated text as early as possible, but never a byte of a stop
+ * string, even when one spans several tokens. */
 #ifndef CLI_STREAM_H
 #define CLI_STREAM_H
 
@@ -13,7 +13,7 @@
 typedef struct cli_stream {
     const char *const *stop;
     int n_stops;
-    sti_buf text; /* all bytes taken; the first `out` of them were let out */
+    sti_buf text; /* all bytes received; the first `out` of them are released */
     size_t out;
 } cli_stream;
 
@@ -21,7 +21,7 @@ typedef struct cli_stream {
  * push. True: a stop string has appeared; the text ends before it, push no more. */
 bool cli_stream_push(cli_stream *s, const char *bytes, size_t n, const char **show,
                      size_t *n_show);
-/* No more bytes will come: what was held back for a stop string is let out. */
+/* No more bytes will come: releases what was held back for a stop string. */
 void cli_stream_end(cli_stream *s, const char **show, size_t *n_show);
 void cli_stream_free(cli_stream *s);
 

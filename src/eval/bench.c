@@ -1,8 +1,8 @@
 /* bench.c - timing prefill and decode of a model; see "Measuring" in still.h.
  *
- * Everything a point needs is made and freed by its call, so that the most memory in
- * use is the point's own. What is timed is what a caller waits for: the calls of
- * still_session_feed and still_session_step_top, results in the program's memory. */
+ * Each call allocates and frees everything its point needs, so that the peak memory
+ * is the point's own. It times what a caller waits for: the calls of
+ * still_session_feed and still_session_step_top, with results in host memory. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ enum {
     WARM_STEPS =
         3, /* a backend may run a pass, record it, and replay it from then on */
     BOUNDARIES = 5, /* timed steps that begin a chunk */
-    PASSES = 4 /* of a call of feed where a pass is too short to be asked between */
+    PASSES = 4      /* per call of feed, if a pass is too short to poll after each */
 };
 
 typedef struct bench {
@@ -36,10 +36,10 @@ static void free_bench(bench *b)
     free(b->tok);
     free(b->top);
     free(b->seconds);
-    (void)sti_model_stand_in(b->m, NULL, &unused); /* taking it away cannot fail */
+    (void)sti_model_stand_in(b->m, NULL, &unused); /* removing it cannot fail */
 }
 
-/* Memory that is the program's is promised by the system whether it is there or not. */
+/* The system promises host memory whether it has it or not, so check first. */
 static still_status check_memory(const bench *b, still_error *err)
 {
     still_bill bill;
@@ -116,7 +116,7 @@ static void finish_result(const bench *b, still_bench_result *out)
 
 /* ---- Prefill ------------------------------------------------------------- */
 
-/* The first n tokens, in calls between which the caller can stop. */
+/* Feeds the first n tokens, in calls between which the caller can cancel. */
 static still_status feed(bench *b, still_session *s, int n, bool count,
                          still_error *err)
 {
@@ -129,7 +129,7 @@ static still_status feed(bench *b, still_session *s, int n, bool count,
     return STILL_OK;
 }
 
-/* A pass of each size that will come. */
+/* Runs a pass of each size that will be timed. */
 static still_status warm_up(bench *b, still_error *err)
 {
     still_session *s = b->s[0];
@@ -174,9 +174,8 @@ still_status still_bench_prefill(still_model *m, const still_bench_params *p,
 
 /* ---- Decode -------------------------------------------------------------- */
 
-/* One step of all sessions from `length` tokens on. The position is all that tells a
- * method which step begins a chunk, so steps of either kind can be timed by themselves.
- */
+/* One step of all sessions at `length` tokens. Only the position tells a method
+ * which step begins a chunk, so steps of either kind can be timed separately. */
 static still_status step_at(bench *b, int length, double *seconds, still_error *err)
 {
     for (int i = 0; i < b->p.batch; i++) b->s[i]->length = length;
@@ -186,7 +185,7 @@ static still_status step_at(bench *b, int length, double *seconds, still_error *
     return tell(b, 1, err);
 }
 
-/* Steps that do more than others come once in so many; 0: none does. */
+/* Period of the steps that do more work (chunk boundaries); 0: none. */
 static int chunk_of(const bench *b)
 {
     const sti_attn_config *c = &b->s[0]->cfg;
@@ -194,7 +193,7 @@ static int chunk_of(const bench *b)
     return leaves && c->hybrid.chunk > 1 ? c->hybrid.chunk : 0;
 }
 
-/* Steps within chunks, one after the other; beginnings of chunks are passed over. */
+/* Times consecutive steps within chunks; skips those that begin a chunk. */
 static still_status time_steps(bench *b, int chunk, still_bench_result *out,
                                still_error *err)
 {

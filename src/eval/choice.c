@@ -1,9 +1,8 @@
 /* choice.c - multiple-choice tasks: PIQA, ARC, HellaSwag, WinoGrande, MMLU, LAMBADA.
  *
- * A file is read and checked as a whole when its task is opened, so that a broken
- * record is known before a model has run for an hour; an item's texts are made when it
- * is asked for. Every string of an item lies in one block, with the options in front of
- * it. */
+ * A file is read and checked completely when its task is opened, so that a malformed
+ * record is found before a model has run for an hour; an item's texts are made on
+ * demand. All strings of an item are in one block, with its options at the start. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,7 @@
 
 enum { MOST_OPTIONS = 16 };
 
-/* An item in the making: options by where their texts begin in `text`. */
+/* An item under construction: options as offsets into `text`. */
 typedef struct draft {
     sti_buf text;
     size_t context[MOST_OPTIONS], continuation[MOST_OPTIONS];
@@ -26,7 +25,7 @@ typedef struct draft {
     bool greedy;
 } draft;
 
-/* Worked examples of one subject of MMLU, as they stand in its prompts. */
+/* Worked examples of one subject of MMLU, as text of its prompts. */
 typedef struct shots {
     char *subject;
     sti_buf text;
@@ -52,7 +51,7 @@ struct form {
 
 /* ---- Texts of a draft ---------------------------------------------------- */
 
-/* What is appended between two calls of begin() is one string. */
+/* Everything appended between two calls of begin() is one string. */
 static size_t begin(draft *d)
 {
     if (d->text.n) sti_buf_put(&d->text, "", 1);
@@ -161,7 +160,7 @@ static still_status build_hellaswag(const sti_source *s, const json_t *rec, draf
     return STILL_OK;
 }
 
-/* The gap is filled in the context; what is ranked is the same text after both. */
+/* The context has the gap filled in; the ranked text after it is the same for both. */
 static still_status build_winogrande(const sti_source *s, const json_t *rec, draft *d,
                                      still_error *err)
 {

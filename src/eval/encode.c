@@ -1,9 +1,9 @@
 /* encode.c - items as tokens.
  *
- * Context and continuation are one text, tokenized as one; the tokens of the context
- * alone say how many of them are context, even where a merge crosses the border. White
- * space at the end of a context belongs to the continuation, which leaves the one text
- * as it is. */
+ * Context and continuation are tokenized as one text; the number of tokens of the
+ * context alone says how many of them are context, even where a merge crosses the
+ * border. White space at the end of a context counts as continuation, which does not
+ * change the text. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +12,8 @@
 #include "eval/eval.h"
 #include "eval/text.h"
 
-/* Tokens of a text behind `before` free places. Most texts have fewer than half as many
- * as bytes, so they are read once. */
+/* Tokens of a text, after `before` free entries. Most texts have fewer than half as
+ * many tokens as bytes, so one pass is usually enough. */
 static still_status encode(const still_tokenizer *tk, const char *text, size_t n,
                            unsigned flags, size_t before, sti_ids *out,
                            still_error *err)
@@ -49,7 +49,7 @@ static void keep_last(sti_ids *t, int capacity)
     t->cut = true;
 }
 
-/* What stands for nothing before a text: BOS, else EOS. */
+/* The token for an empty context: BOS, else EOS. */
 static still_status start_token(const still_tokenizer *tk, int32_t *id,
                                 still_error *err)
 {

@@ -1,8 +1,8 @@
 /* eval.h - running a model on items: sessions, answers, records.
  *
- * run.c takes items from a task, hands them to loglik.c or generate.c a block at a time, and
- * turns answers into records, JSON objects that go to the log and into the results. A
- * record of an earlier run counts as one of this. */
+ * run.c takes items from a task, passes them to loglik.c or generate.c a block at a
+ * time, and turns answers into records: JSON objects for the log and the results. A
+ * record from an earlier run with the same settings is reused. */
 #ifndef STI_EVAL_EVAL_H
 #define STI_EVAL_EVAL_H
 
@@ -18,30 +18,30 @@ typedef struct sti_runner {
     const still_tokenizer *tk;
     still_session_params params; /* ctx: set when sessions are made */
     still_method method;         /* params.method */
-    int limit;                   /* most tokens a model is to see at once */
+    int limit;                   /* most tokens the model may see */
     bool recompute;              /* each option from its first token on */
     bool (*poll)(void *);
     void *user;
     /* Sessions of ctx tokens; session 0 keeps a beginning that items share. */
     still_session *s[STI_MOST_SESSIONS];
-    int n_sessions, most, ctx;        /* there are, there may be; tokens of each */
-    struct sti_pool *pool;            /* for what is done beside a GPU; or NULL */
-    char settings[STI_SETTINGS_LINE]; /* as text: what logs are bound to */
+    int n_sessions, most, ctx;        /* how many exist, how many may; tokens of each */
+    struct sti_pool *pool;            /* for CPU work beside a GPU; or NULL */
+    char settings[STI_SETTINGS_LINE]; /* as text, for the log */
     int32_t *stem;                    /* [n_stem]: what session 0 holds */
     int n_stem;
-    uint64_t fed, counted; /* tokens computed; if every option were computed alone */
+    uint64_t fed, counted; /* tokens computed; the same without sharing */
 } sti_runner;
 
 /* p: as still_eval_run got it; method NULL: the model's own. */
 still_status sti_runner_open(still_model *m, const still_session_params *p,
                              sti_runner *r, still_error *err);
 void sti_runner_close(sti_runner *r);
-/* Makes sure that there are sessions of at least ctx tokens: as many as are asked for,
- * but at least three, and no more than memory is set aside for. Those there were keep
- * their past if they are long enough. */
+/* Makes sure that there are sessions of at least ctx tokens: as many as asked for,
+ * but at least three, and no more than the memory set aside allows. Existing ones
+ * keep their past if they are long enough. */
 still_status sti_runner_need(sti_runner *r, int ctx, int sessions, still_error *err);
-/* fn(arg, i) for i = 0 .. n - 1, in any order, in several threads where these are not
- * busy computing. Of errors, that of the lowest i. */
+/* Calls fn(arg, i) for i = 0 .. n - 1, in any order, on several threads if they are
+ * idle. Returns the error of the lowest i that failed. */
 typedef still_status sti_runner_fn(void *arg, int i, still_error *err);
 still_status sti_runner_each(sti_runner *r, int n, sti_runner_fn *fn, void *arg,
                              still_error *err);
@@ -59,8 +59,8 @@ typedef struct sti_ids {
  * before; those that were made before an error, too. */
 still_status sti_encode_options(const still_tokenizer *tk, const sti_option *o, int n,
                                 int limit, sti_ids *out, still_error *err);
-/* A prompt with room for what is to be written. *plain: the item asks for a chat turn
- * and the model has no template. */
+/* A prompt that leaves room for the answer. *plain: the item wants a chat turn but the
+ * model has no template. */
 still_status sti_encode_prompt(const still_tokenizer *tk, const sti_item *it, int limit,
                                sti_ids *out, bool *plain, still_error *err);
 
@@ -84,10 +84,10 @@ still_status sti_run_generate(sti_runner *r, const sti_item *item, int n,
 /* Of an answered item. NULL: no memory. */
 json_t *sti_record_make(const char *run, const sti_eval_task *t, const sti_item *it,
                         const sti_answer *a);
-/* Index of the largest, the first of equals; by length: of sum / length. */
+/* Index of the largest sum, or sum / length; ties go to the first. */
 int sti_record_pick(const double *sum, const int *length, int n);
 
-typedef struct sti_tally { /* a result in the making */
+typedef struct sti_tally { /* running sums of a result */
     uint64_t n, cut, plain;
     double right, right2; /* sums of the score and its square */
     double right_norm, right_norm2;
@@ -100,12 +100,12 @@ void sti_tally_result(const sti_tally *t, still_eval_result *out);
 /* ---- The log (log.c) ----------------------------------------------------- */
 
 typedef struct sti_log sti_log;
-/* Opens or begins a log. A last line without its end is cut off. path NULL: *out is
- * NULL, which the functions below take for a log without records. */
+/* Opens or creates a log. Removes an incomplete last line. path NULL: *out is NULL,
+ * which the functions below treat as an empty log. */
 still_status sti_log_open(const char *path, sti_log **out, still_error *err);
 void sti_log_close(sti_log *l);
-/* Begins or goes on with the run that `header` describes: `run` is its short name, made
- * of the header. *done: {id: record} of what the log has of it; json_decref it. */
+/* Begins or continues the run that `header` describes; `run` is its short name, a
+ * hash of the header. *done: {id: record} of its records in the log; json_decref it. */
 still_status sti_log_begin(sti_log *l, const json_t *header, char run[17],
                            json_t **done, still_error *err);
 still_status sti_log_add(sti_log *l, const json_t *record, still_error *err);

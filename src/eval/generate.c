@@ -1,6 +1,6 @@
-/* generate.c - items whose answer is written: prompts are read together, then every
- * session takes one token a step, greedily, until each has met an end token or its
- * limit. What comes back of a step are ids, not logits. */
+/* generate.c - items with a generated answer: prompts are read together, then all
+ * sessions decode greedily, one token per step, until each has reached an end token
+ * or its limit. A step returns ids, not logits. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,10 +14,10 @@ typedef struct writing {
     sti_buf text;
     still_session *s;
     int32_t next; /* the most likely id after its past */
-    int left;     /* tokens it may still write; 0: it is over */
+    int left;     /* tokens it may still generate; 0: finished */
 } writing;
 
-/* Items on their way to become writings. */
+/* Items being prepared. */
 typedef struct desk {
     sti_runner *r;
     const sti_item *item;
@@ -55,9 +55,9 @@ static still_status take_next(const sti_runner *r, writing *w, still_error *err)
     return STILL_OK;
 }
 
-/* Who takes the next step, of n that took the last one. A GPU replays the step of a set
- * of sessions that it knows, which saves more than sessions cost that are over: they
- * stay until they are half of the set. */
+/* Which of the n sessions of the last step take part in the next. A GPU replays the
+ * graph of a known set of sessions, which saves more than finished sessions cost:
+ * they stay until they are half of the set. */
 static int keep(const sti_runner *r, writing **in, int n, int active)
 {
     const bool all = !r->m->be->host_memory && 2 * active > n;
@@ -108,7 +108,7 @@ static still_status finish_answer(writing *w, sti_answer *out, still_error *err)
     return STILL_OK;
 }
 
-/* Reads the prompts of as many as there are sessions for, from w[0] on. */
+/* Reads the prompts of as many items as there are sessions, from w[0]. */
 static still_status read_prompts(sti_runner *r, writing *w, int n, still_error *err)
 {
     sti_piece piece[STI_MOST_SESSIONS];

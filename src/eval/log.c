@@ -1,9 +1,10 @@
 /* log.c - the log of a run: JSON lines, headers and records.
  *
- * A header says what a run is: model, settings, task, data. Its SHA-256, shortened, is
- * the run's name, which each of its records carries, so that one file may hold several
- * runs and a record never counts for a run with other settings. A line is written in
- * one call; what a crash leaves of one is cut off when the file is opened again. */
+ * A header says what a run is: model, settings, task, data. Its SHA-256, shortened,
+ * is the run's name, which each of its records carries, so that one file may hold
+ * several runs and a record never counts for a run with other settings. A line is
+ * written in one call; an incomplete line after a crash is removed when the file is
+ * opened again. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -28,7 +29,7 @@ static still_status fail_io(const sti_log *l, const char *what, still_error *err
                     strerror(errno));
 }
 
-/* Cuts off what follows the last newline. */
+/* Removes what follows the last newline. */
 static still_status mend(const sti_log *l, still_error *err)
 {
     struct stat st;
@@ -52,7 +53,7 @@ static still_status mend(const sti_log *l, still_error *err)
     return STILL_OK;
 }
 
-/* A file that begins with something else is somebody's, not a log. */
+/* Refuses a file that does not begin like a log. */
 static still_status check_first(const sti_log *l, still_error *err)
 {
     char first[24] = {0};
@@ -115,8 +116,8 @@ static still_status put_line(sti_log *l, const json_t *o, still_error *err)
     return written ? STILL_OK : sti_fail_write(err, l->path, errno);
 }
 
-/* A line of the log that belongs to the run. A broken one is as if it were not there:
- * its item is answered again. */
+/* Reads a line of the log that belongs to the run. A malformed line is ignored: its
+ * item is answered again. */
 static bool take_line(const char *line, size_t n, const char *run, json_t *done,
                       bool *known)
 {

@@ -1,18 +1,18 @@
 /* loglik.c - ranking continuations.
  *
- * Options of a question begin alike. The tokens they share are computed once, in a
- * session of the question; options go on from copies of it, the last one in the session
- * itself. Questions that begin alike (worked examples) share a stem, which is kept from
- * one round to the next. A round takes as many questions as there are sessions for, but
- * none of another stem, and everything that does not depend on each other goes through
- * the model together: first the beginnings of all questions, then all options. */
+ * The options of a question share a prefix. It is computed once, in a session of the
+ * question; options continue from copies of it, the last one in the session itself.
+ * Questions that share a prefix (worked examples) share a stem, which is kept from
+ * one round to the next. A round takes as many questions of one stem as there are
+ * sessions for, and runs everything independent in one batch: first the prefixes of
+ * all questions, then all options. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "eval/eval.h"
 #include "session/feed_batch.h"
 
-enum { LEAST_STEM = 48 }; /* tokens that are worth a copy per question */
+enum { LEAST_STEM = 48 }; /* shortest stem that is worth a copy per question */
 
 typedef struct question {
     const sti_item *it;
@@ -32,14 +32,14 @@ static int common(const int32_t *a, int na, const int32_t *b, int nb)
     return n;
 }
 
-/* Tokens of option i that are fed after the shared ones; the last is target only. */
+/* Tokens of option i fed after the shared ones; the last is only a target. */
 static int own_tokens(const question *q, int i)
 {
     int n = q->opt[i].n - 1 - q->shared;
     return n > 0 ? n : 0;
 }
 
-/* Items on their way to become questions. */
+/* Items being prepared. */
 typedef struct desk {
     sti_runner *r;
     const sti_item *item;
@@ -66,7 +66,7 @@ static still_status prepare(void *arg, int at, still_error *err)
         out->cut = out->cut || o->cut;
         q->shared = common(q->opt[0].id, q->shared, o->id, o->n_context);
     }
-    /* Where nothing follows, at least one token is the question's own. */
+    /* If an option adds no token, one of the shared ones becomes its own. */
     for (int i = 0; i < it->n_options; i++)
         if (q->shared > q->opt[i].n - 1) q->shared = q->opt[i].n - 1;
     if (q->shared < 0 || d->r->recompute) q->shared = 0;
@@ -104,7 +104,7 @@ static still_status reserve_sessions(sti_runner *r, const question *q, int n,
 
 /* ---- The stem ------------------------------------------------------------ */
 
-/* How many tokens of all questions session 0 holds; it may be made to. */
+/* How many tokens of all questions session 0 holds; feeds the stem if worthwhile. */
 static still_status find_stem(sti_runner *r, question *const *q, int n, int *stem,
                               still_error *err)
 {
@@ -268,7 +268,7 @@ static int alike(const question *a, const question *b)
 }
 
 /* How many questions make the next round: as many as there are sessions for, and either
- * all of one stem, which the next one must not cut to less than half, or none. */
+ * all share a stem, which no question may shorten to less than half, or none does. */
 static int next_round(sti_runner *r, question *q, int n, question **round)
 {
     int taken = 0, used = 1, same = n > 1 ? alike(&q[0], &q[1]) : 0;

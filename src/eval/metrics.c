@@ -34,8 +34,8 @@ static uint32_t lower(uint32_t u)
     return u;
 }
 
-/* The next character in lower case; a control character is a newline, as RULER has it,
- * and a byte that is no character stands for itself, above all of them. */
+/* The next character in lower case. A control character counts as a newline, as in
+ * RULER; an invalid byte gets a value of its own above all characters. */
 static uint32_t take(span *s)
 {
     size_t bad, len = sti_utf8_char(s->p, (size_t)(s->end - s->p), &bad, &(bool){0});

@@ -1,4 +1,4 @@
-/* record.c - an answered item as JSON, and what many of them come to. */
+/* record.c - an answered item as JSON, and the result of many of them. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -45,7 +45,7 @@ static void put_choice(json_t *o, const sti_item *it, const sti_answer *a)
     json_object_set_new(o, "correct_norm", json_boolean(norm == it->gold));
 }
 
-/* Output of a model may be cut inside a character; what is not UTF-8 is left out. */
+/* A model's output may end inside a character; invalid UTF-8 is dropped. */
 static void put_output(json_t *o, const sti_eval_task *t, const sti_item *it,
                        const sti_answer *a)
 {
@@ -98,7 +98,7 @@ void sti_tally_add(sti_tally *t, const json_t *record)
     }
 }
 
-/* The mean, and the standard error of it: sd / sqrt(n), sd with n - 1. */
+/* The mean and its standard error, sd / sqrt(n), with n - 1 in the variance. */
 static void mean_of(double sum, double squares, uint64_t count, double *mean,
                     double *error)
 {

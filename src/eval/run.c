@@ -1,10 +1,9 @@
 /* run.c - still_eval_run: tasks, blocks of items, ranks.
  *
- * Items are read in order, in blocks; those of a block that the log does not have are
- * dealt to the ranks in turn. What comes back are records, as text, which every rank
- * gets of every other: all add up the same figures in the order of the items, and rank
- * 0 writes them down. A block is complete or not there at all, so a run that is stopped
- * loses at most one. */
+ * Items are read in order, in blocks; ranks take those that the log does not have in
+ * turn. They exchange their records as text, so every rank adds up the same figures
+ * in the order of the items, and rank 0 writes the log. A block is logged completely
+ * or not at all, so an interrupted run loses at most one. */
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,8 +17,8 @@
 #include "eval/generated/generated.h"
 #include "train/comm.h"
 
-/* Items of a block and rank: what an interruption may cost on a processor; as many as
- * there can be sessions on a GPU, which takes a second for them. */
+/* Items per block and rank. On a CPU: what an interruption may cost. On a GPU, which
+ * takes about a second for them: as many as there can be sessions. */
 enum { BLOCK_RANK = 32, BLOCK_WRITE = 8, BLOCK_FAR = 255, MOST_BLOCK = 4096 };
 
 typedef struct job {
@@ -49,8 +48,8 @@ typedef struct course {
 
 /* ---- What a run is ------------------------------------------------------- */
 
-/* SHA-256 of a task's files as they lie in the folder; those that are not there are
- * left out, since frozen sets may stand for them. */
+/* SHA-256 of a task's files in the folder; missing ones are skipped, since frozen
+ * sets may replace them. */
 static still_status digest_data(const sti_eval_task *t, const char *dir, char hex[65],
                                 still_error *err)
 {
@@ -79,7 +78,7 @@ static still_status digest_data(const sti_eval_task *t, const char *dir, char he
     return STILL_OK;
 }
 
-/* Everything that decides what an item's record says. */
+/* Everything that an item's record depends on. */
 static still_status describe_course(const course *c, const sti_task_params *tp,
                                     json_t **out, still_error *err)
 {
@@ -98,7 +97,7 @@ static still_status describe_course(const course *c, const sti_task_params *tp,
 
 /* ---- Ranks --------------------------------------------------------------- */
 
-/* Text of rank `root` on all ranks; b is what this rank has to say if it is root. */
+/* Broadcasts the text in b from rank `root` to all ranks. */
 static still_status tell(sti_comm *comm, int root, sti_buf *b, still_error *err)
 {
     uint64_t n = b->n;
@@ -211,7 +210,7 @@ static still_status answer_mine(course *c, int n, sti_buf *text, still_error *er
     return st;
 }
 
-/* Puts the records of one rank to their places. */
+/* Stores the records of one rank at their positions. */
 static still_status place_records(course *c, int n, const sti_buf *text,
                                   still_error *err)
 {
@@ -253,7 +252,7 @@ static void update_result(course *c)
     c->result->tokens_alone = r->counted - c->counted;
 }
 
-/* Counts and writes down item i. */
+/* Adds item i to the tally and the log. */
 static still_status report(course *c, int i, still_error *err)
 {
     const still_eval_params *p = c->j->p;
@@ -401,7 +400,7 @@ static still_status run_all(job *j, still_eval_result *out, int cap, int *n,
                             still_error *err)
 {
     const still_eval_params *p = j->p;
-    for (int i = 0; i < p->n_tasks; i++) /* names first: nothing runs for nothing */
+    for (int i = 0; i < p->n_tasks; i++) /* check all names before anything runs */
         if (!sti_task_find(p->task[i]))
             return sti_fail(err, STILL_E_ARG, "there is no task '%s'", p->task[i]);
     still_status st = sti_runner_open(j->m, p->session, &j->runner, err);

@@ -1,7 +1,7 @@
 /* runner.c - the sessions that items are run on.
  *
- * Sessions are as long as the longest item so far: attention caches are copied and
- * cleared as a whole by some methods, and most questions are short. */
+ * Sessions are as long as the longest item so far, because some methods copy and clear
+ * whole attention caches, and most questions are short. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +10,9 @@
 #include "eval/eval.h"
 
 enum { LEAST_SESSIONS = 3, SESSIONS = 32, FIRST_CTX = 256, MOST_THREADS = 32 };
-/* Rows of a pass: what a processor's caches hold, and what keeps a GPU busy. */
+/* Rows per pass: what a CPU's caches hold, and what keeps a GPU busy. */
 enum { BATCH = 256, BATCH_FAR = 8192 };
-/* Of sessions: of a machine's memory, and of a GPU's, if it has that much. */
+/* Memory for sessions: on a CPU, and on a GPU if it has that much. */
 static const size_t MOST_BYTES = (size_t)1 << 30, MOST_BYTES_FAR = (size_t)64 << 30;
 
 still_status sti_runner_open(still_model *m, const still_session_params *p,
@@ -37,7 +37,7 @@ still_status sti_runner_open(still_model *m, const still_session_params *p,
         r->method = *m->info.method;
     else
         STI_TRY(still_method_init(&r->method, "softmax", 0, err));
-    /* Sessions differ in length, what they compute must not. */
+    /* Sessions differ in length, but must compute the same. */
     if (r->method.positions == STILL_POSITIONS_AUTO)
         r->method.positions = r->limit > m->info.ctx_train ? STILL_POSITIONS_CAPPED
                                                            : STILL_POSITIONS_ABSOLUTE;
@@ -151,7 +151,7 @@ still_status sti_runner_need(sti_runner *r, int ctx, int sessions, still_error *
         if (st == STILL_OK) continue;
         if (!far || st != STILL_E_MEMORY || r->n_sessions < 2 * LEAST_SESSIONS)
             return st;
-        /* The GPU has less: passes need some of it, too. */
+        /* The GPU has less memory: leave some for passes. */
         r->most = r->n_sessions - r->n_sessions / 4;
         free_sessions(r, r->most);
         break;

@@ -1,14 +1,13 @@
-/* text.h - what protocols ask of text, as Python's str has it: they were written there.
- */
+/* text.h - string functions of the protocols, with the semantics of Python's str, in
+ * which the protocols were written. */
 #ifndef STI_EVAL_TEXT_H
 #define STI_EVAL_TEXT_H
 
 #include "base/buf.h"
 
-/* Well-formed UTF-8 is assumed (JSON strings are); of other bytes each counts as one.
- */
+/* Assumes well-formed UTF-8, as JSON strings are; each other byte counts as one. */
 int sti_text_code_points(const char *s);
-/* Without white space at both ends: *s moves, the rest has *n bytes. */
+/* Strips white space at both ends: advances *s, and *n becomes the rest's length. */
 void sti_text_strip(const char **s, size_t *n);
 /* Bytes of s[0..n) without white space at its end. */
 size_t sti_text_strip_end(const char *s, size_t n);

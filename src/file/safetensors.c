@@ -52,7 +52,7 @@ static still_status read_shape(sti_tensor *t, const json_t *shape, still_error *
     return STILL_OK;
 }
 
-/* One entry of the header; base and capacity are the data. */
+/* One entry of the header; base and capacity are the data and its size. */
 static still_status read_entry(sti_tensor *t, const json_t *v,
                                const unsigned char *base, size_t capacity,
                                still_error *err)

@@ -36,7 +36,7 @@ void srv_prefix_cache_free(srv_prefix_cache *p)
     *p = (srv_prefix_cache){0};
 }
 
-/* Goes back to at most `length` tokens: to 0 where the method cannot go back so far. */
+/* Rolls back to at most `length` tokens; to 0 if the method cannot go back that far. */
 static void go_back(srv_prefix_cache *p, int length)
 {
     int at;
@@ -61,7 +61,7 @@ static still_status feed(srv_prefix_cache *p, const int32_t *id, int n,
     return STILL_OK;
 }
 
-/* Row i of the session's answer speaks of token i+1, hence the offsets. */
+/* Row i of the scores is about token i+1, hence the offsets. */
 static still_status feed_scored(srv_prefix_cache *p, const int32_t *id, int n,
                                 still_error *err)
 {

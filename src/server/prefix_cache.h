@@ -19,7 +19,7 @@ typedef struct srv_prefix_cache {
     float *logprob; /* [limit]: log p(id[i] | before); undefined at 0 */
     int32_t *top;   /* [limit, k]: the most likely ids at position i, best first */
     float *top_logprob;
-    uint64_t fed, reused; /* tokens computed, tokens found in the session */
+    uint64_t fed, reused; /* tokens computed, tokens reused */
 } srv_prefix_cache;
 
 /* Returns true if the client has gone, so that the work can stop. */
@@ -29,9 +29,9 @@ still_status srv_prefix_cache_new(still_model *m, still_session *s,
                                   srv_prefix_cache *out, still_error *err);
 void srv_prefix_cache_free(srv_prefix_cache *p); /* not the session */
 
-/* Makes the session hold exactly these ids, and its logits be there. With k > 0,
- * logprob, top and top_logprob are then filled for ids 1 to n-1; the stride of the last
- * two is p->k >= k. A failure leaves what was fed until then. */
+/* Makes the session hold exactly these ids and have logits. With k > 0, logprob, top
+ * and top_logprob are filled for ids 1 to n-1; the stride of the last two is p->k >= k.
+ * After a failure the session holds what was fed until then. */
 still_status srv_prefix_cache_set(srv_prefix_cache *p, const int32_t *id, int n, int k,
                                   srv_gone_fn gone, void *user, still_error *err);
 /* One more token. */

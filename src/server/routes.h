@@ -10,7 +10,7 @@
 typedef enum srv_thread { SRV_HERE, SRV_TEXT, SRV_MODEL } srv_thread;
 
 typedef struct srv_call {
-    srv_engine *engine; /* its cache: SRV_MODEL only */
+    srv_engine *engine; /* for SRV_MODEL only */
     const sti_buf *body;
     srv_gone_fn gone;
     void *user;

@@ -21,7 +21,7 @@ typedef struct wanted {
 typedef struct pass {
     still_model *m;
     const sti_attn_config *cfg;
-    int capacity; /* most rows of a pass */
+    int capacity; /* rows of a pass */
     wanted row[MOST_ROWS];
     int n_rows;
 } pass;

@@ -28,8 +28,8 @@ typedef struct sti_piece {
 /* Feeds all pieces; no session occurs twice, and all have the same settings. Each
  * result is the one that feeding the sessions one by one would give, bit for bit. Rows
  * of a pass are at most those of the widest of the sessions (sti_session_widen). poll
- * (may be NULL) is asked before each pass; false ends with STILL_E_CANCELLED. After a
- * failure the sessions are to be reset. */
+ * (may be NULL) is called before each pass; false ends with STILL_E_CANCELLED. After a
+ * failure the caller must reset the sessions. */
 still_status sti_session_feed_batch(const sti_piece *piece, int n, bool (*poll)(void *),
                                     void *user, still_error *err);
 

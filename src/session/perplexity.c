@@ -93,7 +93,7 @@ still_status still_perplexity_run(still_session *s, const int32_t *ids, size_t n
             at += (size_t)len;
             if (st != STILL_OK || t.r.n == 0) continue;
             finish_tally(&t);
-            *out = t.r; /* a running value for whoever watches, also when cancelled */
+            *out = t.r; /* a running value for progress, and when cancelled */
             if (cb && !cb(user, at, n))
                 st = sti_fail(err, STILL_E_CANCELLED, "stopped after %llu tokens",
                               (unsigned long long)t.r.n);

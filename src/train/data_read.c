@@ -2,7 +2,7 @@
  *
  * JSON lines are read one at a time, whatever the file's size. The text of a JSON file
  * is held in memory and its records are parsed one at a time. The contents tell the two
- * apart, because names do not: many a .json holds lines.
+ * apart, because names do not: many .json files hold lines.
  *
  * An unusable record is described, not fatal: the caller decides. */
 #include <stdio.h>
@@ -185,7 +185,7 @@ static still_status open_records(sti_records *r, still_error *err)
     STI_TRY(looks_whole(r->path, &whole, &certain, err));
     if (whole) {
         still_status status = load_whole(r, err);
-        /* Lines whose first one is cut off look like a whole file, too. */
+        /* JSON lines whose first line is truncated look like a whole file too. */
         if (status != STILL_E_FORMAT || certain || r->array.is_json) return status;
         free(r->whole);
         r->whole = NULL;

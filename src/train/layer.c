@@ -182,7 +182,7 @@ still_status sti_layer_attend(const sti_layer_job *j, int layer, const float *x,
     return teacher_attend(j, layer, err);
 }
 
-/* x += feed-forward of x; nothing is kept of it. */
+/* x += feed-forward of x; keeps no activations. */
 static still_status ffn_forward(const sti_layer_job *j, int layer, float *x,
                                 still_error *err)
 {
@@ -196,8 +196,9 @@ static still_status ffn_forward(const sti_layer_job *j, int layer, float *x,
                               err);
 }
 
-/* The same from acts->mid, keeping what a backward asks for; forwards out = mid + it,
- * NULL if that is not wanted; backwards dx: of the layer's output -> of mid. */
+/* The same from acts->mid, keeping what the backward needs. Forward: out = mid +
+ * result, NULL if not wanted. Backward: dx, gradient of the layer's output -> of
+ * mid. */
 static sti_ffn_train_args feed_args(const sti_layer_job *j, int layer, float *out,
                                     float *dx)
 {

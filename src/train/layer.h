@@ -49,9 +49,9 @@ typedef struct sti_batch {
     sti_attn_segment *seg; /* [B]; K and V are set per layer */
 } sti_batch;
 
-/* Dropout of the lora_x-rank inputs: number i of a target's input in a layer is kept if a
- * hash of `key`, layer, target and i says so, and then multiplied by 1 / (1 - p). The
- * same key drops the same numbers again. p 0: none. */
+/* Dropout on LoRA's inputs: a hash of `key`, layer, target and i decides whether
+ * element i of a target's input is kept; kept elements are multiplied by 1 / (1 -
+ * p). The same key drops the same elements again. p 0: none. */
 typedef struct sti_dropout {
     float p;
     uint64_t key;
@@ -132,8 +132,8 @@ typedef struct sti_low_rank {
     float *y[STI_MATMUL_MAX];          /* [M, out]; going back: their gradients */
 } sti_low_rank;
 
-/* The product of the projections' own matrices, accumulated to `from` if that is not
- * NULL, and scale drop(x) A^T B^T of those that have one; keeps lora_x. */
+/* The product with the projections' own matrices, added to `from` if that is not NULL,
+ * plus scale drop(x) A^T B^T for those with LoRA; keeps lora_x. */
 still_status sti_low_rank_forward(const sti_layer_job *j, int layer,
                                   const sti_low_rank *r, const sti_matmul_args *base,
                                   const float *from, still_error *err);

@@ -26,7 +26,7 @@ static size_t rows_of(const sti_layer_job *j)
     return (size_t)j->batch->B * (size_t)j->batch->T;
 }
 
-/* Where lora_x of a target is: those of one input follow each other. */
+/* Where lora_x of a target is; those of one input are consecutive. */
 static float *low_of(const sti_layer_job *j, sti_target t)
 {
     static const size_t place[STI_TARGETS] = {[STI_TARGET_Q] = 0,
@@ -78,7 +78,7 @@ still_status sti_low_rank_forward(const sti_layer_job *j, int layer,
                 (sti_lora_args){&lora->a.w, &lora->b.w, low_of(j, r->target[i])};
     }
     STI_TRY(j->m->be->matmul_lora(j->m->dev, &all, err));
-    for (int i = 0; i < r->n && dropped; i++) { /* each drops other numbers */
+    for (int i = 0; i < r->n && dropped; i++) { /* each drops other elements */
         const sti_target t = r->target[i];
         const sti_lora *lora = find(j, layer, t);
         const float *x = r->x;
@@ -166,7 +166,7 @@ still_status sti_low_rank_backward(const sti_layer_job *j, int layer,
         if (!lora) continue;
         STI_TRY(matrices_back(j, layer, r->target[i], lora, r->x, r->y[i], dlora_x,
                               &later, err));
-        if (j->dropout.p > 0) { /* the next one's input takes the place of this one's */
+        if (j->dropout.p > 0) { /* the next input overwrites this one */
             STI_TRY(compute(j, &later, err));
             continue;
         }

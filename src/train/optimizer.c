@@ -52,7 +52,7 @@ static const sti_adapter_entry *entry_at(const sti_trainer *t, size_t at)
     return e;
 }
 
-/* Names the first entry whose gradient is no number. */
+/* Names the first entry whose gradient is not finite. */
 static still_status name_nan_gradient(const sti_trainer *t, int n, still_error *err)
 {
     for (int i = 0; i < n; i++) {

@@ -135,7 +135,7 @@ static still_status last_norm_back(sti_trainer *t, still_error *err)
                                err);
 }
 
-/* Marks the first layer whose output is no number; err2 tells the other ranks. */
+/* Marks the first layer whose output is not finite; err2 tells the other ranks. */
 static still_status find_nan_layer(const sti_trainer *t, sti_tally *tally,
                                    still_error *err)
 {

@@ -1,8 +1,8 @@
 /* bench.c - still bench: time and memory by length, methods side by side.
  *
- * The library measures one point at a time (still_bench_prefill and its like); here are
- * the loops around it. Rounds go over all methods of a length in turn, so that drift of
- * the machine falls on all of them alike. */
+ * The library measures one point at a time (still_bench_prefill and so on); here are
+ * the loops around it. Each round runs all methods of a length in turn, so that
+ * drift of the machine affects all of them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -123,7 +123,7 @@ static int add_column(job *j, const char *name)
     return CLI_OK;
 }
 
-/* Those of --against, then that of --method unless it was among them. */
+/* The methods of --against, then --method unless it is among them. */
 static int read_methods(job *j)
 {
     const cli_options *o = j->o;
@@ -214,8 +214,8 @@ static void sum_up(const still_bench_result *s, int n, cli_bench_point *p)
     p->measured = true;
 }
 
-/* One run of a point. What does not fit, or what the backend lacks, is noted; what is
- * wrong ends the command. */
+/* One run of a point. If it does not fit, or the backend lacks the method, the point
+ * says so; any other failure ends the command. */
 static int run_point(job *j, int row, int column, int round)
 {
     still_error err;
@@ -267,7 +267,7 @@ static int run_rows(job *j)
     return status;
 }
 
-/* Figures of an interrupted run are shown as far as they go. */
+/* Shows the figures measured so far, if the run was interrupted. */
 static int report(job *j, int status)
 {
     const cli_options *o = j->o;

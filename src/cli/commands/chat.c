@@ -1,10 +1,10 @@
 /* chat.c - still chat: a conversation in the model's own format.
  *
- * Each turn renders the whole conversation as text, but only what the session has not
- * yet seen is tokenized and fed: the session already holds the previous text and the
- * reply's own tokens. When the text does not continue what was seen (a stop string cut
- * a reply, a turn was taken back, old turns were dropped), the session goes back to
- * where both still agree, as far as its method can. */
+ * Each turn renders the whole conversation as text, but only what the session has
+ * not yet seen is tokenized and fed: the session already holds the previous text and
+ * the reply's own tokens. If the text does not continue what was seen (a stop string
+ * cut a reply, a turn was undone, old turns were dropped), the session rolls back to
+ * where both agree, as far as its method can. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -15,11 +15,11 @@
 #include "base/mem.h"
 #include "cli/run.h"
 
-enum { MOST_CONTEXT = 8192 }; /* unless asked for: a long cache costs memory */
+enum { MOST_CONTEXT = 8192 }; /* by default, since a long cache costs memory */
 
 typedef struct chat {
     const cli_options *o;
-    bool tty; /* a person types */
+    bool tty; /* input is a terminal */
     still_model *model;
     const still_tokenizer *tk;
     const char *chat_template;
@@ -42,8 +42,8 @@ static void forget_session(chat *c)
     cli_reply_free(&c->reply);
 }
 
-/* Takes the session back to where it agrees with ids, and those it then holds out of
- * ids. At least one id is left to feed. */
+/* Rolls the session back to where it agrees with ids, and removes from ids those it
+ * then holds. At least one id is left to feed. */
 static void go_back(chat *c, int32_t *ids, size_t *n)
 {
     size_t same = 0;
@@ -110,8 +110,9 @@ static int set_system(chat *c, const char *text)
     return *text ? add_message(c, "system", text, strlen(text)) : CLI_OK;
 }
 
-/* The part of text that follows what the session holds; NULL if text does not continue
- * it. Templates trim a reply or put a space before it, so space around it is free. */
+/* The part of text that follows what the session holds; NULL if text does not
+ * continue it. Templates trim a reply or add a space before it, so white space
+ * around it is ignored. */
 static const char *unseen(const chat *c, const char *text)
 {
     if (!c->seen || c->reply.cut) return NULL;
@@ -208,8 +209,8 @@ static int print_reply(const chat *c, double prefill_s, size_t n_prompt)
         (json_int_t)r->n_tokens, "prefill_s", prefill_s, "decode_s", r->seconds));
 }
 
-/* One message and its reply. A failure that leaves the conversation usable (too long a
- * message) also leaves it as it was before. */
+/* One message and its reply. After a failure that the conversation survives (too long a
+ * message), it is unchanged. */
 static int turn(chat *c, const char *message)
 {
     char *text = NULL;
@@ -245,14 +246,14 @@ static int turn(chat *c, const char *message)
                        c->reply.text.n);
 }
 
-/* Takes the last question and its answer out of the conversation. */
+/* Removes the last question and its answer from the conversation. */
 static bool undo(chat *c)
 {
     size_t first = has_system(c);
     if (c->n < first + 2) return false;
     remove_message(c, c->n - 1);
     remove_message(c, c->n - 1);
-    free(c->seen); /* the session no longer stands where the text ends */
+    free(c->seen); /* the session no longer ends where the text does */
     c->seen = NULL;
     return true;
 }
@@ -300,7 +301,7 @@ static int converse(chat *c)
         while (n && isspace((unsigned char)line[n - 1])) line[--n] = 0;
         if (!n) continue;
         status = line[0] == '/' ? slash(c, line, &leave) : turn(c, line);
-        if (cli_interrupted() && c->tty) { /* the reply was stopped, the talk goes on */
+        if (cli_interrupted() && c->tty) { /* only the reply was stopped */
             cli_interrupt_clear();
             status = CLI_OK;
             fputs("[stopped]\n", stderr);

@@ -13,8 +13,8 @@
 
 enum { MOST_TASKS = 64, MOST_LENGTHS = 16, MOST_COLUMNS = 64, MOST_ROWS = 512 };
 
-/* Tasks [first, first + n) of the list: those that follow each other with the same
- * lengths and limit. */
+/* Tasks [first, first + n) of the list: consecutive ones with the same lengths and
+ * limit. */
 typedef struct group {
     int first, n;
     int length[MOST_LENGTHS], n_lengths;
@@ -62,8 +62,8 @@ static int list_tasks(const cli_options *o)
     return CLI_OK;
 }
 
-/* Adds every task of that name, or all that begin with it and a '_'. at_lengths: the
- * entry names some, and so each task has to have them. */
+/* Adds the task of that name, or all that begin with it and a '_'. at_lengths: the
+ * entry gives lengths, so each task must have lengths. */
 static int add_tasks(job *j, const char *word, bool at_lengths)
 {
     const char *name;
@@ -93,8 +93,8 @@ static bool same_group(const group *a, const group *b)
            memcmp(a->length, b->length, sizeof a->length) == 0;
 }
 
-/* An entry of --tasks: NAME, NAME@LENGTH+LENGTH, NAME=LIMIT or NAME@LENGTH=LIMIT. What
- * it does not say is as `usual` says. */
+/* An entry of --tasks: NAME, NAME@LENGTH+LENGTH, NAME=LIMIT or NAME@LENGTH=LIMIT. The
+ * rest comes from `usual`. */
 static int read_entry(job *j, char *entry, const group *usual)
 {
     group g = *usual;
@@ -102,7 +102,7 @@ static int read_entry(job *j, char *entry, const group *usual)
     if (limit) {
         char *end;
         *limit++ = 0;
-        const long long n = strtoll(limit, &end, 10); /* too large: the most there is */
+        const long long n = strtoll(limit, &end, 10); /* saturates */
         if (end == limit || *end || n < 1)
             return cli_usage("eval", "--tasks: '%s' is not a number of questions",
                              limit);
@@ -150,7 +150,7 @@ static int read_tasks(job *j)
 
 static int read_methods(job *j)
 {
-    j->n_methods = 1; /* that of the options */
+    j->n_methods = 1; /* the method of the options */
     if (!j->o->against) return CLI_OK;
     j->method_text = sti_strdup(j->o->against);
     if (!j->method_text) return cli_fail("out of memory");
@@ -313,7 +313,7 @@ static void print_table(const job *j)
     }
 }
 
-/* What a reader of the figures must know, on standard error. */
+/* Warnings about the figures, on standard error. */
 static void print_remarks(const column *c)
 {
     for (int i = 0; i < c->n_rows; i++) {
@@ -391,13 +391,13 @@ static int run_column(job *j, still_model *m, const char *name, const char *meth
             cli_note("still: stopped; the same command goes on from %s\n", o.log);
         return CLI_INTERRUPTED;
     }
-    /* An error without text is told by another rank. */
+    /* An error without text is reported by another rank. */
     if (st != STILL_OK) return *err.text ? cli_fail("%s", err.text) : CLI_FAILED;
     if (j->rank == 0) print_remarks(c);
     return CLI_OK;
 }
 
-/* --freeze: sets in files instead of answers. */
+/* --freeze: writes sets to files instead of running them. */
 static int write_datasets(const job *j, const char *name)
 {
     still_error err;

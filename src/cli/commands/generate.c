@@ -41,9 +41,9 @@ static int read_prompt(const cli_options *o, job *j)
     return j->prompt ? CLI_OK : cli_fail("out of memory: the prompt");
 }
 
-/* Tokens of the session: what was asked for, else just enough for prompt and reply,
- * so that a short run of a long-context model takes little memory; but the trained
- * length where a session is saved or loaded, so that the two fit. */
+/* Context of the session: --ctx, else just enough for prompt and reply, so that a short
+ * run of a long-context model takes little memory; the trained length if a session is
+ * saved or loaded, so that the two match. */
 static int choose_context(const cli_options *o, const job *j, int64_t *ctx)
 {
     int64_t trained = still_model_get_info(j->model)->ctx_train;
@@ -116,7 +116,7 @@ static int print_object(const cli_options *o, const job *j)
     return cli_print_json(object);
 }
 
-/* One line of figures for a person who watches. */
+/* One line of timings on standard error. */
 static void print_figures(const job *j)
 {
     char rss[32];

@@ -1,4 +1,4 @@
-/* inspect.c - still inspect: what a model is and where its memory goes. */
+/* inspect.c - still inspect: a model's architecture and where its memory goes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +57,7 @@ static json_t *tensor_list(const still_model *m)
     return list;
 }
 
-/* The same context kept two ways: by softmax, and by the method asked for. */
+/* Memory for the same context under softmax and under the chosen method. */
 typedef struct bills {
     int64_t ctx;
     still_method method;

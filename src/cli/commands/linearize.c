@@ -29,7 +29,7 @@ typedef struct job {
 
 /* ---- Options ------------------------------------------------------------- */
 
-/* FILE or FILE@WEIGHT; an @ without a number behind it belongs to the name. */
+/* FILE or FILE@WEIGHT; an @ that no number follows belongs to the name. */
 static int read_data(job *j)
 {
     const cli_list *list = &j->o->data;
@@ -91,8 +91,8 @@ static int read_targets(job *j)
     return CLI_OK;
 }
 
-/* How the adapter should call its base: a name of the cache as it is, a path so that it
- * is found from anywhere. */
+/* The base's name in the adapter: a cached model by its name, a path as an absolute
+ * path. */
 static char *base_name(const char *model)
 {
     char *whole = realpath(model, NULL);
@@ -265,13 +265,13 @@ static int show_plan(const job *j, const still_train_plan *plan)
 
 static int finish_command(const job *j, still_status status, const still_error *err)
 {
-    const bool first = j->last.step > 0; /* of the ranks: it alone hears of steps */
+    const bool first = j->last.step > 0; /* only the first rank receives progress */
     if (status == STILL_E_CANCELLED) {
         if (first) cli_note("still: %s; go on with --resume\n", err->text);
         return CLI_INTERRUPTED;
     }
     /* Also when interrupted: a launcher that lost a rank signals the others. An error
-     * without text is told by another rank. */
+     * without text is reported by another rank. */
     if (status != STILL_OK) return *err->text ? cli_fail("%s", err->text) : CLI_FAILED;
     if (!first) return CLI_OK;
     if (j->o->json)
@@ -296,7 +296,7 @@ static int run(job *j, still_model *m)
     return finish_command(j, status, &err);
 }
 
-/* An adapter as the model to train: says what its user may have wanted. */
+/* The model to train is an adapter: suggests what the user may have wanted. */
 static int refuse(const char *name)
 {
     char base[1024];

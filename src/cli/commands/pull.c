@@ -46,7 +46,7 @@ static still_status read_token(const cli_options *o, char **token, still_error *
     return STILL_OK;
 }
 
-/* Bytes still to come, as far as the hub says sizes. */
+/* Bytes still to download, as far as the hub states sizes. */
 static uint64_t missing_bytes(const cli_listing *l, const char *folder)
 {
     uint64_t sum = 0;
@@ -68,7 +68,7 @@ static uint64_t missing_bytes(const cli_listing *l, const char *folder)
     return sum;
 }
 
-/* Whether a file is complete here; checks its sum if it was not noted, or if forced. */
+/* Whether a file is complete; verifies its checksum if not recorded, or if forced. */
 static bool complete(const cli_options *o, const char *folder, const char *path,
                      const cli_file *f)
 {

@@ -1,9 +1,9 @@
 /* pull_data.c - still pull-data: benchmark files from a folder or an archive.
  *
- * Only files that a task names are taken, each as NAME or NAME.gz. An archive is read
- * as a stream of tar entries, gzipped or not; of a path in it the last part counts, so
- * that nothing in an archive can choose where it is written. A file appears under its
- * name when it is complete. */
+ * Only files that a task names are taken, each as NAME or NAME.gz. An archive is
+ * read as a stream of tar entries, gzipped or not; only the last part of a path is
+ * used, so an archive cannot choose where files are written. A file appears under
+ * its name only when it is complete. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +50,7 @@ static void gather(collection *c)
         }
 }
 
-/* Which file a name stands for, with or without .gz; -1: none. */
+/* The index of the wanted file with this name, with or without .gz; -1: none. */
 static int wanted(const collection *c, const char *base)
 {
     size_t n = strlen(base);
@@ -60,7 +60,7 @@ static int wanted(const collection *c, const char *base)
 
 /* ---- Copying ------------------------------------------------------------- */
 
-/* Where bytes come from: a file as it is, or an entry of an archive. */
+/* Where bytes come from: a plain file, or an entry of an archive. */
 typedef struct source {
     const char *path;
     FILE *file; /* or: */
@@ -161,8 +161,8 @@ static bool octal(const char *p, size_t n, uint64_t *out)
     return i == n || p[i] == ' ' || p[i] == 0;
 }
 
-/* Whether a block is a tar header: the sum of its bytes, with spaces for the sum
- * itself, is written in it. */
+/* Whether a block is a tar header: it contains the sum of its bytes, with spaces in
+ * place of the sum itself. */
 static bool is_header(const unsigned char *h)
 {
     uint64_t want, sum = 0;
@@ -205,7 +205,7 @@ static still_status take_archive(collection *c, const char *path, still_error *e
     for (bool first = true; st == STILL_OK; first = false) {
         unsigned char header[TAR_BLOCK];
         const int n = gzread(s.archive, header, TAR_BLOCK);
-        if (n == 0 && !first) break; /* an end without zeros will do */
+        if (n == 0 && !first) break; /* accept an end without zero blocks */
         if (n != TAR_BLOCK) {
             st = sti_fail(err, STILL_E_FORMAT, "%s: is not a whole tar archive", path);
         } else {
@@ -219,7 +219,7 @@ static still_status take_archive(collection *c, const char *path, still_error *e
 
 /* ---- The command --------------------------------------------------------- */
 
-/* Files of earlier pulls count, too. */
+/* Files from earlier pulls count too. */
 static void look_around(collection *c)
 {
     for (int i = 0; i < 2 * c->n; i++) {
@@ -230,7 +230,7 @@ static void look_around(collection *c)
     }
 }
 
-/* Of each task what is missing. */
+/* Lists what each task lacks. */
 static int report(const cli_options *o, const collection *c)
 {
     const char *name, *files;

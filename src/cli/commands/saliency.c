@@ -1,5 +1,5 @@
 /* saliency.c - still saliency: which tokens of a text stay exact, and whether a
- * score that sees a window alone chooses those that matter later. */
+ * score that sees only a window selects those that matter later. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,7 +94,7 @@ static int measure(const cli_options *o, still_model *m, cli_saliency *r, int n)
     still_method method;
     still_saliency *s = NULL;
     cli_progress bar;
-    cli_options asked = *o; /* softmax, what plain models run, chooses nothing */
+    cli_options asked = *o; /* softmax, the default of plain models, selects nothing */
     if (!o->method && !still_model_get_info(m)->method) asked.method = "still";
     int status = cli_read_method(&asked, m, &method);
     if (status != CLI_OK) return status;

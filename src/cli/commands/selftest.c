@@ -43,8 +43,8 @@ static void on_case(void *user, const still_check_case *c)
     cli_flush();
 }
 
-/* The model of end-to-end; one that was asked for must exist, the default need not for
- * the suites that do not use it. */
+/* The model of end-to-end. One given by the user must exist; the default need not, for
+ * suites that do not use it. */
 static int find_model(const cli_options *o, const char *suite, char **path)
 {
     still_error err;

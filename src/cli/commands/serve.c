@@ -34,7 +34,7 @@ static bool is_local(const char *host)
            !strcmp(host, "localhost");
 }
 
-/* Clients learn a model's name, not where its file is. */
+/* Clients see a model's name, not its path. */
 static const char *last_part(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -56,7 +56,7 @@ static int announce(const cli_options *o, const char *name, int port,
     return CLI_OK;
 }
 
-/* The signal may reach any thread, so the flag is looked at and not waited for. */
+/* The signal may reach any thread, so poll the flag instead of waiting for it. */
 static void wait_for_interrupt(void)
 {
     while (!cli_interrupted())

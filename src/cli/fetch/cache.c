@@ -1,5 +1,5 @@
-/* cache.c - see cache.h. Sums are trusted as long as size and modification time of a
- * file are those noted when it was verified. */
+/* cache.c - see cache.h. A recorded checksum is trusted as long as the file's size and
+ * modification time are those of its verification. */
 #include "cli/fetch/cache.h"
 
 #include <dirent.h>
@@ -74,7 +74,7 @@ static bool ends_with(const char *text, const char *end)
 }
 
 /* The one GGUF of a folder without config.json, else the folder itself. An adapter
- * beside it does not count, and an adapter's folder is one. */
+ * beside the GGUF does not count; an adapter's folder stands for itself. */
 static still_status entry_of(char *folder, char **out, still_error *err)
 {
     const bool whole = exists(folder, "config.json") || exists(folder, "still.json");
@@ -118,7 +118,7 @@ static bool could_be_cached(const char *name)
     return *name && slashes <= 1 && name[strlen(name) - 1] != '/';
 }
 
-/* An adapter's folder that came with the program, found from where the program is:
+/* An adapter folder that ships with still, found relative to the program:
  * PREFIX/bin/still and PREFIX/share/still/models, or a build folder (build/,
  * build/asan/) and models/ of the source tree. NULL: there is none of this name. */
 static char *shipped(const char *name)
@@ -145,7 +145,7 @@ static char *shipped(const char *name)
     return NULL;
 }
 
-/* A model without regard to adapters. */
+/* Resolves a name, ignoring adapters. */
 static still_status resolve_plain(const char *name, char **out, still_error *err)
 {
     *out = NULL;
@@ -206,7 +206,7 @@ still_status cli_make_folders(const char *path, still_error *err)
 still_status cli_check_space(const char *folder, uint64_t bytes, still_error *err)
 {
     struct statvfs fs;
-    if (statvfs(folder, &fs)) return STILL_OK; /* unknown is not an error yet */
+    if (statvfs(folder, &fs)) return STILL_OK; /* unknown: let the write fail later */
     uint64_t left = (uint64_t)fs.f_bavail * fs.f_frsize;
     char need[32], have[32];
     if (left >= bytes) return STILL_OK;
@@ -277,8 +277,8 @@ still_status cli_set_verified(const char *folder, const char *name, const char *
     return status;
 }
 
-/* NAME.gguf and NAME.still.gguf: which of the two `path` is not; NULL if it is neither,
- * or the other is not there. */
+/* NAME.gguf and NAME.still.gguf: the one that `path` is not; NULL if it is neither,
+ * or the other does not exist. */
 static char *twin_of(const char *path, bool *is_adapter)
 {
     *is_adapter = ends_with(path, ".still.gguf");
@@ -293,8 +293,8 @@ static char *twin_of(const char *path, bool *is_adapter)
     return NULL;
 }
 
-/* *path is an adapter: it becomes the base model, and *adapter what it was. A folder
- * that is a model, too (an export), is its own base. */
+/* *path is an adapter: moves it to *adapter and sets *path to its base model. A folder
+ * that also is a model (an export) is its own base. */
 static still_status resolve_base(char **path, char **adapter, still_error *err)
 {
     char base[1024], *found;

@@ -1,12 +1,12 @@
 /* fetch.c - see fetch.h.
  *
  * What can go wrong and what is done:
- *   connection drops, stalls, 5xx   wait and go on from the last byte; five attempts in
- *                                   a row without a new byte give up, .part is kept
+ *   connection drops, stalls, 5xx   wait and continue from the last byte; give up after
+ *                                   five attempts without a new byte, keeping .part
  *   server ignores Range            answers 200: the part starts over
  *   file changed meanwhile          If-Range does not match: 200 as well
- *   more or fewer bytes than told   error; the part is thrown away
- *   wrong checksum                  a resumed part is thrown away and fetched once more
+ *   more or fewer bytes than stated error; the part is discarded
+ *   wrong checksum                  a resumed part is discarded and fetched once more
  *                                   from the start; a fresh one is an error
  *   HTML where a file should be     error that says so (a login or proxy page) */
 #include "cli/fetch/fetch.h"
@@ -38,7 +38,7 @@ typedef struct fetch {
     FILE *out;
     int64_t have;    /* bytes in part */
     int64_t asked;   /* first byte asked for */
-    bool began;      /* the body of this response was looked at */
+    bool began;      /* this response was checked */
     bool resumed;    /* some of the part comes from an earlier response */
     char tag[256];   /* the server's tag of the bytes in part */
     still_error why; /* set by the body function when it ends a transfer */
@@ -52,7 +52,7 @@ static bool ends_with(const char *s, const char *end)
 
 static void save_tag(fetch *t)
 {
-    /* If it cannot be kept the next run starts over: slower, not wrong. */
+    /* If it cannot be saved, the next run starts over: slower, but correct. */
     sti_write_file(t->tag_path, t->tag, strlen(t->tag), NULL);
 }
 
@@ -77,7 +77,7 @@ static void start_over(fetch *t)
     t->resumed = false;
 }
 
-/* Looks at a response before its first byte is kept. False: it is not our file. */
+/* Checks a response before its first byte is saved. False: it is not our file. */
 static bool begin(fetch *t, const cli_response *r)
 {
     cli_file *f = t->file;
@@ -178,8 +178,8 @@ static still_status attempt(fetch *t, bool *done, bool *again, still_error *err)
     }
     sum_from_tag(t->file, r.linked_etag[0] ? r.linked_etag : r.etag);
     if (t->file->size >= 0 && t->have < t->file->size) {
-        /* Everything the server announced has come: its file is another one. Without
-         * an announced length it may just have closed early. */
+        /* Everything the server announced has arrived, so its file is a different one.
+         * Without an announced length it may just have closed early. */
         *again = r.length < 0;
         status =
             sti_fail(err, STILL_E_IO, "%s: ends after %lld bytes, the hub lists %lld",
@@ -195,7 +195,7 @@ static still_status attempt(fetch *t, bool *done, bool *again, still_error *err)
 static still_status download(fetch *t, still_error *err)
 {
     bool done = t->file->size > 0 && t->have == t->file->size;
-    int64_t furthest = t->have; /* only new ground counts as progress */
+    int64_t furthest = t->have; /* only new bytes count as progress */
     for (int failures = 0; !done;) {
         bool again = false;
         still_status status = attempt(t, &done, &again, err);
@@ -232,8 +232,8 @@ static still_status transfer(fetch *t, still_error *err)
         return sti_fail(err, STILL_E_IO, "%s: %s", t->part, strerror(errno));
     t->have = st.st_size;
     load_tag(t);
-    /* Without a tag there is no telling whether the rest would fit this beginning,
-     * unless a checksum will. */
+    /* Without a tag or a checksum nothing tells whether the rest would match this
+     * beginning. */
     if ((!t->tag[0] && !t->file->sum[0]) ||
         (t->file->size >= 0 && t->have > t->file->size))
         start_over(t);

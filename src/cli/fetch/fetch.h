@@ -11,10 +11,11 @@ typedef struct cli_file {
     char sum[65]; /* sha256 (64 digits) or git blob name (40); "": not said */
 } cli_file;
 
-/* Downloads url to path. While it is incomplete it is path.part, with the server's tag
- * in path.etag; a later call goes on from there if the file is still the same. Dropped
- * connections are tried again. After STILL_OK the file has f's size and sum; if f had
- * none, what the server's headers said. After failure path is as it was before. */
+/* Downloads url to path. While it is incomplete it is path.part, with the server's
+ * tag in path.etag; a later call continues from there if the file is still the same.
+ * Dropped connections are retried. After STILL_OK the file has f's size and
+ * checksum, or if f had none, those of the server's headers. After failure path is
+ * unchanged. */
 still_status cli_fetch(cli_http *h, const char *url, const char *path, cli_file *f,
                        cli_progress *bar, still_error *err);
 

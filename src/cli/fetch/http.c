@@ -31,7 +31,7 @@ static bool header_is(const char *line, size_t n, const char *name, char *out,
     while (value < end && (*value == ' ' || *value == '\t')) value++;
     while (end > value && (unsigned char)end[-1] <= ' ') end--;
     size_t m = (size_t)(end - value);
-    if (m >= capacity) m = 0; /* a tag this long is not one to rely on */
+    if (m >= capacity) m = 0; /* ignore a tag this long */
     memcpy(out, value, m);
     out[m] = 0;
     return true;
@@ -137,7 +137,7 @@ static void configure(cli_http *h, const cli_request *q, transfer *t, char *mess
     }
 }
 
-/* Network troubles that may pass. */
+/* Network errors that may be temporary. */
 static bool passing(CURLcode code)
 {
     switch (code) {

@@ -1,5 +1,5 @@
-/* hub.c - see hub.h. Everything the server says is untrusted: names become paths below
- * the cache folder only after they were checked. */
+/* hub.c - see hub.h. Everything the server sends is untrusted: names are checked before
+ * they become paths below the cache folder. */
 #include "cli/fetch/hub.h"
 
 #include <fnmatch.h>
@@ -89,7 +89,7 @@ static bool collect(void *user, const cli_response *r, const char *data, size_t 
     return !body->failed;
 }
 
-/* One GET into body, tried again on trouble that may pass. */
+/* One GET into body, retried on temporary errors. */
 static still_status get_text(cli_http *h, const char *url, sti_buf *body,
                              cli_response *r, still_error *err)
 {
@@ -128,7 +128,7 @@ static still_status add_file(cli_listing *l, const json_t *entry, const char *ur
     if (sum && cli_is_hex(sum, 64))
         memcpy(f->sum, sum, 65);
     else if (!json_is_object(lfs) && blob && cli_is_hex(blob, 40))
-        memcpy(f->sum, blob, 41); /* of a large file it would name the pointer */
+        memcpy(f->sum, blob, 41); /* for a large file it would be that of the pointer */
     return STILL_OK;
 }
 
@@ -159,7 +159,7 @@ static still_status parse_listing(const sti_buf *body, const char *url,
 still_status cli_hub_list(cli_http *h, const char *repo, const char *revision,
                           cli_listing *out, still_error *err)
 {
-    /* Sizes and sums come with blobs=true; simple mirrors know only the later forms. */
+    /* blobs=true gives sizes and checksums; simple mirrors know only the other form. */
     static const char *const form[] = {"?blobs=true", "", NULL};
     still_status status = STILL_OK;
     *out = (cli_listing){0};
@@ -184,7 +184,7 @@ still_status cli_hub_list(cli_http *h, const char *repo, const char *revision,
         bool unknown = got != STILL_OK && r.status == 404;
         if (got == STILL_OK) got = parse_listing(&body, url, out, &this_time);
         free(url);
-        if (i == 0 || !unknown) { /* of several 404 the first says most */
+        if (i == 0 || !unknown) { /* the first 404 says most */
             status = got;
             if (got != STILL_OK && err) *err = this_time;
         }
@@ -240,7 +240,7 @@ still_status cli_hub_select(cli_listing *l, const char *repo, const cli_list *in
                         include->item[0]);
     }
     if (count(l, "*.safetensors")) {
-        /* Some publish the weights twice, whole and in parts. */
+        /* Some repositories have the weights twice, whole and sharded. */
         bool twice = count(l, "model*.safetensors") > 0;
         keep(l, folder, 8, twice ? "consolidated*.safetensors" : NULL);
         return STILL_OK;

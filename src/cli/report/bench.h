@@ -20,9 +20,9 @@ typedef struct cli_bench_column {
 } cli_bench_column;
 
 typedef struct cli_bench_point {
-    bool measured;        /* result is there */
-    char reason[256];     /* not: what the library said; "": it was not tried */
-    bool does_not_fit;    /* for want of memory */
+    bool measured;        /* r is valid */
+    char reason[256];     /* if not: the library's message; "": not tried */
+    bool does_not_fit;    /* for lack of memory */
     still_bench_result r; /* medians over the rounds; extremes; most memory */
 } cli_bench_point;
 

@@ -216,7 +216,7 @@ static const char *time_title(const cli_bench *b)
     }
 }
 
-/* Lengths of which something is known; an interrupted run has fewer. */
+/* Lengths with any result; an interrupted run has fewer. */
 static int rows_there(const cli_bench *b)
 {
     int rows = 0;

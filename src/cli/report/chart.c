@@ -1,5 +1,5 @@
 /* chart.c - see chart.h. Plain shapes and text in the reader's sans-serif font, white
- * ground, one colour a line, the same colour for a method in every chart. */
+ * background, one colour per line, the same colour for a method in every chart. */
 #include "cli/report/chart.h"
 
 #include <math.h>
@@ -70,7 +70,7 @@ static double nice(double x)
     return x <= ten ? ten : x <= 2 * ten ? 2 * ten : x <= 5 * ten ? 5 * ten : 10 * ten;
 }
 
-/* Whether any value is there, and the range of those. */
+/* The range of the values; false if there are none. */
 static bool range(const cli_chart *c, const double *y, double *low, double *high)
 {
     *low = INFINITY;
@@ -172,7 +172,7 @@ static void draw_line(const cli_chart *c, const double *y, const scale *sx,
             sti_buf_printf(out,
                            "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n",
                            at, place(sy, y[i]), colour);
-        else /* crosses of several lines stand beside each other */
+        else /* crosses of several lines are drawn side by side */
             sti_buf_printf(out,
                            "<path d=\"M%.1f %dl8 8m0 -8l-8 8\" stroke=\"%s\" "
                            "stroke-width=\"2\"/>\n",

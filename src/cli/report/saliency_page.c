@@ -1,7 +1,7 @@
-/* saliency_page.c - the page of `still saliency`. Its figures are JSON between the two
- * parts; text gets into the document as text nodes only, and the policy in its head
- * keeps it from loading anything. Colours are shares of one ink over the reader's own
- * ground, so that they read in light and dark. */
+/* saliency_page.c - the page of `still saliency`. Its figures are JSON between the
+ * two parts; text enters the document as text nodes only, and the policy in its head
+ * prevents it from loading anything. Colours are opacities of one ink over the
+ * reader's own background, so that they work in light and dark. */
 #include "cli/report/saliency.h"
 
 /* clang-format off */

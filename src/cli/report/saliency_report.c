@@ -1,5 +1,5 @@
-/* saliency_report.c - see saliency.h. The figures lie in the page as JSON, which other
- * programs may read, too: scores are arrays [layers x heads][tokens]. */
+/* saliency_report.c - see saliency.h. The figures are in the page as JSON, which other
+ * programs can read: scores are arrays [layers x heads][tokens]. */
 #include "cli/report/saliency.h"
 
 #include <math.h>

@@ -6,9 +6,9 @@
  * here sizes are in tokens of the evaluated model, and books come from Project
  * Gutenberg. Length 0, or any that leaves no room, is the facts alone.
  *
- * Draws of the set, as noise is needed: a book, where in it an excerpt begins. What one
- * sample leaves of an excerpt serves the next. Draws of a sample: a gap for each fact.
- */
+ * Draws of the set, whenever noise is needed: a book, and where an excerpt begins in
+ * it. The next sample uses the rest of an excerpt. Draws of a sample: a gap for each
+ * fact. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -278,8 +278,8 @@ static uint64_t available(const void *p)
 
 /* ---- Noise --------------------------------------------------------------- */
 
-/* Another excerpt, of ten characters for each token of a context. Its first sentence is
- * left out, being cut. */
+/* Draws an excerpt of ten characters per token of a context. Its first sentence is
+ * incomplete and dropped. */
 static void take_excerpt(set *s)
 {
     const json_t *book = json_array_get(
@@ -338,15 +338,15 @@ static still_status add_sentence(set *s, const char *p, size_t n, still_error *e
     }
 }
 
-/* Sentences until `capacity` tokens are full. *keep: tokens of the last that still fit.
- * Pieces have a few tokens more or less than the whole they make, so a last sentence
- * must have some to spare; one that ends too near the border is left out. */
+/* Adds sentences until `capacity` tokens are full. *keep: tokens of the last one that
+ * fit. Pieces have a few tokens more or less than the text they make, so the last
+ * sentence must have some to spare; one that ends too close to the limit is skipped. */
 static still_status fill_noise(set *s, uint64_t capacity, uint64_t *keep,
                                still_error *err)
 {
     sti_buf_clear(&s->noise);
     s->n_sentences = 0;
-    int barren = 0; /* excerpts in a row that gave nothing */
+    int barren = 0; /* consecutive excerpts without a usable sentence */
     for (uint64_t used = 0; used < capacity;) {
         const char *p;
         size_t n;
@@ -373,8 +373,9 @@ static still_status fill_noise(set *s, uint64_t capacity, uint64_t *keep,
     return STILL_OK;
 }
 
-/* The last sentence becomes its first `keep` tokens, less a character cut in two, and
- * less white space, which would not survive at the end of a context. */
+/* Truncates the last sentence to its first `keep` tokens, without an incomplete
+ * character and without trailing white space, which would not survive at the end of
+ * a context. */
 static void cut_last(set *s, uint64_t keep)
 {
     cut *last = &s->sentence[s->n_sentences - 1];
@@ -415,9 +416,9 @@ static void put_context(set *s, const json_t *facts, const uint32_t *gap)
     }
 }
 
-/* Cuts the last sentence so that the whole context has s->size tokens, as near as the
- * borders between tokens and characters allow, and never more. Tokens of pieces nearly
- * add up to tokens of the whole, so the first or second try is the last. */
+/* Truncates the last sentence so that the whole context has s->size tokens, or
+ * slightly fewer where borders of tokens and characters do not allow it. The tokens
+ * of pieces nearly add up to those of the whole, so one or two tries suffice. */
 static still_status fit_context(set *s, const json_t *facts, const uint32_t *gap,
                                 uint64_t keep, still_error *err)
 {
@@ -506,7 +507,7 @@ OPEN(3)
 OPEN(4)
 OPEN(5)
 
-static const int LENGTHS[] = {1024, 2048, 4096, 0}; /* 0K has to be asked for */
+static const int LENGTHS[] = {1024, 2048, 4096, 0}; /* 0K only on request */
 
 #define ROW(k, text, metric_fn)                                                        \
     {                                                                                  \

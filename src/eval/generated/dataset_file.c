@@ -1,13 +1,15 @@
-/* dataset_file.c - generated sets as files, so that others can run the very same samples.
+/* dataset_file.c - generated sets as files, so that others can run exactly these
+ * samples.
  *
  * A file is JSON lines:
  *     {"format": "still-eval-1", "task", "length", "seed", "max_new", "chat", "vocab"}
- *     {"id", "prompt", "expected": [...]}       one a sample
- *     {"samples": N, "sha256": "..."}           of the lines in between, newlines
- * included vocab is the size of the vocabulary that samples were sized with; a set may
- * be run with another model, whose tokens then are a few more or less.
+ *     {"id", "prompt", "expected": [...]}       one per sample
+ *     {"samples": N, "sha256": "..."}           of the lines in between, with newlines
  *
- * Reading goes over the file twice: once to check all of it, once for the samples. */
+ * vocab is the size of the vocabulary in whose tokens samples were measured; a set may
+ * be run with another model, for which prompts have a few tokens more or less.
+ *
+ * The file is read twice: once to check all of it, once for the samples. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +47,7 @@ typedef struct writer {
     const char *path;
 } writer;
 
-/* Writes v, which it takes over, as a line; counted: it belongs to the checksum. */
+/* Writes v as a line and releases it; counted: the checksum includes it. */
 static still_status put_line(writer *w, json_t *v, bool counted, still_error *err)
 {
     char *line = v ? json_dumps(v, JSON_COMPACT) : NULL;
@@ -184,8 +186,8 @@ static still_status check_tail(const json_t *v, uint64_t n, const char *hex,
     return STILL_OK;
 }
 
-/* All lines: head, samples, tail. Samples are hashed one line late, since only the end
- * of the file tells that a line was the tail. */
+/* All lines: head, samples, tail. Samples are hashed one line late, because only the
+ * end of the file shows that a line was the tail. */
 static still_status check_lines(sti_dataset_file *f, const sti_recipe *r,
                                 const sti_task_params *p, sti_sha256 *sha,
                                 sti_buf *held, still_error *err)

@@ -1,7 +1,7 @@
 /* generated.c - the source of items behind every generated task, and its draws.
  *
- * It owns what all recipes share: streams of draws, the number of samples, and turning
- * a sample into an item, which is one block of memory. */
+ * It has what all generators share: streams of draws, the number of samples, and
+ * packing a sample into an item, which is one block of memory. */
 #include "eval/generated/generated.h"
 
 #include <stdio.h>

@@ -1,11 +1,12 @@
-/* generated.h - tasks whose items are made from ingredients: RULER and BABILong.
+/* generated.h - tasks whose items are generated from source texts: RULER and BABILong.
  *
- * A recipe makes the samples of one task at one length, in order and from a seed.
- * Sample i is the same whatever number of samples is asked for. What a sample is made
- * of comes from draws of its own stream, so a change in one task leaves the others
- * alone; the order of draws is written at the top of each ruler_*.c, and in babilong.c.
+ * A recipe generates the samples of one task at one length, in order, from a seed.
+ * Sample i does not depend on how many are asked for. Each sample draws from a stream
+ * of its own, so a change in one task does not affect the others; the top of each
+ * ruler_*.c and of babilong.c lists the order of draws.
  *
- * A set can be frozen: written to a file, and read from there ever after (dataset_file.c). */
+ * A set can be frozen: written to a file and read from there afterwards
+ * (dataset_file.c). */
 #ifndef STI_EVAL_GENERATED_GENERATED_H
 #define STI_EVAL_GENERATED_GENERATED_H
 
@@ -68,9 +69,8 @@ struct sti_recipe {
 const sti_recipe *sti_ruler_recipe(const char *name); /* NULL: not one of them */
 const sti_recipe *sti_babilong_recipe(const char *name);
 
-/* A task's row in terms of its recipe. A file NAME-LENGTH.jsonl in
- * p->data_dir is a frozen set, which is then read; otherwise items are made. _new makes
- * them in any case. */
+/* Opens a task by its recipe. If p->data_dir has a frozen set NAME-LENGTH.jsonl,
+ * reads it; otherwise generates the items. _new always generates them. */
 still_status sti_generated_open(const sti_recipe *r, const sti_task_params *p,
                                 sti_source **out, still_error *err);
 still_status sti_generated_open_new(const sti_recipe *r, const sti_task_params *p,
@@ -85,8 +85,8 @@ still_status sti_generated_tokens(const still_tokenizer *tk, const char *text, s
 
 /* ---- Frozen sets (dataset_file.c) ---------------------------------------------- */
 
-/* Makes the items of a task and writes them to path; frozen files are not read for it.
- * The file is there whole or not at all. */
+/* Generates the items of a task and writes them to path, ignoring frozen files. The
+ * file appears whole or not at all. */
 still_status sti_dataset_file_write(const sti_eval_task *t, const sti_task_params *p,
                                     const char *path, still_error *err);
 /* Where sti_generated_open looks. free() it; NULL: no memory. */

@@ -1,13 +1,13 @@
-/* ruler.c - the tasks of RULER, and how their samples come to a length.
+/* ruler.c - the tasks of RULER, and how samples are fitted to a length.
  *
  * Sizes are in tokens of the evaluated model, without special ones: a prompt and the
  * max_new tokens written after it are at most p->length. Once per set, a search finds
- * the largest n whose probe fits; each sample then starts from that n and, while it is
- * too long, loses one unit and is drawn again from where its stream stands. Prompts
- * grow evenly with n, so the search steps by the rule of three and needs a handful of
- * probes; a sample is usually counted once.
+ * the largest n whose probe fits; each sample then starts with that n and, while it is
+ * too long, loses one unit and is drawn again with the next draws of its stream.
+ * Prompts grow linearly with n, so the search interpolates and needs a handful of
+ * probes; a sample is usually tokenized once.
  *
- * The original loops for ever where one unit does not fit; here that is an error. */
+ * The original loops forever if one unit does not fit; here that is an error. */
 #include "eval/generated/ruler.h"
 
 #include <stdlib.h>
@@ -43,7 +43,7 @@ still_status sti_ruler_search(const sti_ruler *r, uint64_t unit, uint64_t most,
                               uint64_t limit, uint64_t *n, still_error *err)
 {
     sti_sample s = {0};
-    if (most > unit + limit) most = unit + limit; /* every n adds a token at least */
+    if (most > unit + limit) most = unit + limit; /* each n adds a token or more */
     uint64_t tokens, fits = 0, fits_tokens = 0, fails = most + 1, fails_tokens = 0;
     uint64_t at = unit;
     still_status status = STILL_OK;
@@ -59,8 +59,8 @@ still_status sti_ruler_search(const sti_ruler *r, uint64_t unit, uint64_t most,
             fails_tokens = tokens;
         }
         if (!fits || fails - fits == 1) break;
-        /* By the rule of three beyond the one end, or between the two; every fourth
-         * step halves, in case that creeps. */
+        /* Extrapolates from one end, or interpolates between the two; every fourth step
+         * bisects, in case that converges slowly. */
         double guess = (double)fits * (double)limit / (double)fits_tokens;
         if (fails_tokens && step % 4 == 3)
             guess = (double)fits + (double)(fails - fits) / 2;
@@ -254,7 +254,7 @@ const sti_recipe *sti_ruler_recipe(const char *name)
     return NULL;
 }
 
-/* A row's open has no argument for the row, so each has its own. */
+/* open has no argument for the row, so each row has its own function. */
 #define OPEN(at)                                                                       \
     static still_status open_##at(const sti_task_params *p, sti_source **out,          \
                                   still_error *err)                                    \

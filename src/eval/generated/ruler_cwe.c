@@ -1,10 +1,10 @@
-/* ruler_cwe.c - common words: a numbered list in which ten words stand more often than
- * the others. A solved example with words of its own stands in front.
+/* ruler_cwe.c - common words: a numbered list in which ten words occur more often than
+ * the others, after a solved example with other words.
  *
- * Draws of a sample: the example's words, the first ten of which are the common ones,
- * and the order of its list; then the same for the sample. n is the number of distinct
- * words. Where the union of nouns, adjectives and verbs has fewer, all of them come
- * from the long English list, as in the original. */
+ * Draws of a sample: the example's words, the first ten of which are the common
+ * ones, and the order of its list; then the same for the sample. n is the number of
+ * distinct words. Where the union of nouns, adjectives and verbs has fewer, all of
+ * them come from the long English list, as in the original. */
 #include <stdlib.h>
 
 #include "base/mem.h"

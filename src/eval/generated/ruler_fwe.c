@@ -52,8 +52,8 @@ static bool all_differ(const word *v, uint64_t n, word *sorted)
     return true;
 }
 
-/* Of 26^6 words a few hundred or thousand are drawn, so that two are hardly ever the
- * same; if they are, all are drawn again. */
+/* A few hundred or thousand of 26^6 words are drawn, so two are rarely the same; if
+ * they are, all are drawn again. */
 static void draw_vocabulary(sti_draws *d, word *v, uint64_t n, word *scratch)
 {
     do
@@ -120,7 +120,7 @@ static still_status size(sti_ruler *r, still_error *err)
     return status;
 }
 
-/* With fewer words, ranks 4 and 5 are equally frequent, or not there at all. */
+/* With fewer words, ranks 4 and 5 are equally frequent or missing. */
 static uint64_t least(const sti_ruler *r, uint64_t i)
 {
     (void)r;

@@ -138,7 +138,7 @@ static void draw_value(const sti_ruler *r, sti_draws *d, label *out)
                  1000000 + sti_draw_below(d, 9000000));
 }
 
-/* Draws until it differs from all of seen[0..n); gives up where lists are too small. */
+/* Draws until it differs from all of seen[0..n); fails if the lists are too small. */
 static still_status draw_new(const sti_ruler *r, sti_draws *d,
                              void (*one)(const sti_ruler *, sti_draws *, label *),
                              const label *seen, uint32_t n, label *out,
@@ -201,7 +201,7 @@ static int by_number(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* n lines of noise or other needles; needles stand before distinct ones. */
+/* n lines of noise or other needles; each needle goes before a different one. */
 static still_status put_lines(const sti_ruler *r, uint32_t n, const needles *h,
                               sti_draws *d, sti_buf *out, still_error *err)
 {
@@ -235,7 +235,7 @@ static still_status put_lines(const sti_ruler *r, uint32_t n, const needles *h,
     return status;
 }
 
-/* The first n words, from the start again where they end. */
+/* The first n words, starting over at the end. */
 static void put_first_words(const niah *own, uint32_t n, sti_buf *out)
 {
     for (; n > own->n_words; n -= (uint32_t)own->n_words) {
@@ -270,8 +270,8 @@ static void put_sentences(sti_buf *out, const sti_buf *text, const size_t *first
     if (to > from) sti_buf_put(out, text->p + first[from], first[to] - 1 - first[from]);
 }
 
-/* Needles stand before the sentences at depths drawn from 40. Pieces of text and
- * needles alternate with a space between them; a piece may be empty. */
+/* Needles go before the sentences at depths drawn from 40. Pieces of text and needles
+ * alternate, separated by a space; a piece may be empty. */
 static still_status put_essay(const sti_ruler *r, uint32_t n, const needles *h,
                               sti_draws *d, sti_buf *out, still_error *err)
 {
@@ -319,7 +319,7 @@ static still_status draw(const sti_ruler *r, uint64_t i, uint64_t n, sti_draws *
         at += (uint32_t)snprintf(query + at, sizeof query - at, "%s%s", join,
                                  h.key[asked[q]].text);
     }
-    /* One answer is spoken of in the singular. */
+    /* A single answer is worded in the singular. */
     const bool one = v->queries * v->values == 1;
     char t[8];
     snprintf(t, sizeof t, "%.*s", (int)strlen(h.plural) - one, h.plural);

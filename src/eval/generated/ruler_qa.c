@@ -1,4 +1,4 @@
-/* ruler_qa.c - questions whose answer stands in one or a few of many documents.
+/* ruler_qa.c - questions whose answer is in one or a few of many documents.
  *
  * Question i is number i of the file, in order. Its own documents are always there; n
  * counts them and the others. With SQuAD the others come from the same article as long
@@ -47,7 +47,7 @@ static void *reserve(void *array, size_t n, size_t *capacity, size_t size)
     return grown;
 }
 
-/* Takes text over, also when it fails. */
+/* Takes ownership of text, even if it fails. */
 static still_status add_document(qa *own, char *text, still_error *err)
 {
     char **raw =
@@ -107,7 +107,7 @@ static still_status add_hotpot(qa *own, const json_t *rec, still_error *err)
     return add_question(own, text, json_object_get(rec, "answer"), err);
 }
 
-/* Questions without an answer are left out. */
+/* Questions without an answer are skipped. */
 static still_status add_squad(qa *own, const json_t *rec, still_error *err)
 {
     const char *title, *context, *text;

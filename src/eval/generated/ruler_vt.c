@@ -1,6 +1,6 @@
-/* ruler_vt.c - variable tracking: five names that get one value, each from the one
- * before, on lines of a text of noise; all five are asked for. A solved example of some
- * 500 tokens stands in front.
+/* ruler_vt.c - variable tracking: five names are assigned one value, each from the one
+ * before, on lines among noise; the question asks for all five. A solved example of
+ * about 500 tokens comes first.
  *
  * Draws of the set: a sample of the example's kind per probe; then the places of its
  * lines. Draws of a sample: the example's names and value, the names (letters of one

@@ -1,14 +1,14 @@
 /* sentences.c - a sentence splitter by rules, in place of NLTK's Punkt.
  *
- * It only decides where needles and facts may stand, never what they say. As in Punkt,
+ * It only decides where needles and facts may go, never what they say. As in Punkt,
  * a sentence ends at '?', '!' or a period before white space, together with the quotes
  * and brackets that close behind it, except
  *   - after an abbreviation, if those are known (Punkt's trained model; "untrained"
- * Punkt knows none);
+ *     Punkt knows none);
  *   - after an initial, one letter and a period, before an upper-case letter;
  *   - after a number and a period, or an ellipsis, before a lower-case letter.
  *
- * It differs from Punkt where that one learned: Punkt has some hundred abbreviations
+ * It differs from Punkt in what Punkt learned: Punkt has about a hundred abbreviations
  * from newspapers, ends a sentence after one if the next word is a frequent first word,
  * and knows pairs of words that belong together. Here the list is short and an
  * abbreviation never ends a sentence. */

@@ -1,8 +1,8 @@
-/* agreement.c - how far two scores choose the same tokens; see saliency.h.
+/* agreement.c - how far two scores select the same tokens; see saliency.h.
  *
- * A method chooses among the tokens of one chunk, so scores are compared within chunks:
- * over a whole text, whatever drifts with the position would count as agreement or the
- * lack of it. */
+ * A method selects among the tokens of one chunk, so scores are compared within
+ * chunks: over a whole text, any drift with the position would look like agreement
+ * or the lack of it. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,9 +1,9 @@
 /* full_attention.c - scores of tokens by the model's full attention; see saliency.h.
  *
- * For every query the softmax over all it sees is written out, row by row: what it
- * gives itself makes the one score, what it gives tokens that have left its window adds
- * to the other. Keys of a head are turned to [D, T] first, so that a row of logits is a
- * sum of long vectors, which compilers make good code of. */
+ * For every query the softmax over everything it sees is computed, row by row: its
+ * weight on itself gives one score, its weights on tokens that have left the window
+ * add to the other. Keys of a head are transposed to [D, T] first, so that a row of
+ * logits is a sum of long vectors, which compilers vectorize well. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,10 +1,10 @@
 /* saliency.c - which tokens a method keeps, and whether it chose well; see "Saliency"
  * in still.h.
  *
- * The text is one sequence from its beginning, so layers run in the form that training
- * has (train/layer.h), which leaves queries and keys of a layer in one place. What the
- * method decides there is read off the routing entry of the backend itself: its scores
- * and, of each token, the chunk in which it is folded. */
+ * The text is one sequence from its beginning, so layers run in the form that
+ * training uses (train/layer.h), which keeps the queries and keys of a layer
+ * together. The backend's own routing entry gives the method's decisions: its scores
+ * and, for each token, the chunk in which it is folded. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +39,7 @@ static still_status configure(run *r, int n, still_error *err)
         *method = *own;
     else
         STI_TRY(still_method_init(method, "still", 0, err));
-    /* The text is seen from its beginning: positions are what they are. */
+    /* The text is seen from its beginning, so positions need no cap. */
     method->positions = STILL_POSITIONS_ABSOLUTE;
     if (!m->be->host_memory)
         return sti_fail(err, STILL_E_UNSUPPORTED,

@@ -1,8 +1,9 @@
-/* saliency.h - what the files saliency*.c share; nobody else but their tests.
+/* saliency.h - shared by the files of this folder and their tests; nobody else includes
+ * it.
  *
- *     saliency.c            the run: layers, what the method decides in each
- *     full_attention.c       two scores that need the whole past, or the future
- *     agreement.c  how far two scores choose the same tokens */
+ *     saliency.c        the run: layers, and what the method decides in each
+ *     full_attention.c  two scores that need the whole past, or the future
+ *     agreement.c       how far two scores select the same tokens */
 #ifndef STI_EVAL_SALIENCY_SALIENCY_H
 #define STI_EVAL_SALIENCY_SALIENCY_H
 

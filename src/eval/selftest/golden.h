@@ -1,10 +1,10 @@
 /* golden.h - cases of golden data: a safetensors file with its settings in the
  * metadata.
  *
- * Golden tensors are head-major [heads, T, width]; ours are token-major, so rows are
- * turned while they are read. Reading stops at the first failure: `status` keeps it,
- * later reads return NULL, and a case checks once, after its last read. What was read
- * belongs to the case. */
+ * Golden tensors are head-major [heads, T, width]; ours are token-major, so reading
+ * transposes them. Reading stops at the first failure: `status` keeps it, later
+ * reads return NULL, and a case checks once, after its last read. The case owns what
+ * was read. */
 #ifndef STI_EVAL_SELFTEST_GOLDEN_H
 #define STI_EVAL_SELFTEST_GOLDEN_H
 

@@ -1,7 +1,7 @@
-/* models.c - checkpoints and texts whose logits another implementation gave.
+/* models.c - checkpoints and texts with logits from another implementation.
  *
- * Both suites compare through the public way of feeding tokens, in one piece and token
- * by token, so a pass also says that prefill and decode agree. */
+ * Both suites feed tokens through the public interface, in one piece and token by
+ * token, so they also show that prefill and decode agree. */
 #include <dirent.h>
 #include <math.h>
 #include <stdio.h>
@@ -187,8 +187,7 @@ static still_status read_ids(const char *path, const json_t *list, const char *w
     return STILL_OK;
 }
 
-/* The settings a row of log-probabilities was made with: names of METHOD in the file.
- */
+/* The settings that a row of log-probabilities was made with, by the file's names. */
 static still_status read_settings(const char *path, const json_t *j, still_method *out,
                                   still_error *err)
 {
@@ -267,7 +266,8 @@ static still_status check_text(const sti_suite_run *r, still_model *m, const cha
     return st;
 }
 
-/* The number of tokens after which a greedy continuation leaves the expected one. */
+/* The number of tokens after which a greedy continuation differs from the expected
+ * one. */
 static still_status greedy_wrong(still_model *m, const int32_t *prompt, int n,
                                  const int32_t *want, int n_want, int *wrong,
                                  still_error *err)

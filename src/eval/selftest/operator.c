@@ -1,11 +1,11 @@
 /* operator.c - golden cases of the hybrid operator.
  *
- * A case is run in both forms: recurrent over the whole sequence, and parallel with the
- * golden routing, which also gives the gradients. What a backend computes is an engine:
- * it fills `results` in double, whatever it computes in. The reference must agree to
- * rounding of double, routing included. A float engine may order two tokens either way
- * if their scores differ by less than its rounding; where it did, its recurrent form
- * saw other tokens than the golden one and is not compared. */
+ * A case is run in both forms: recurrent over the whole sequence, and parallel with
+ * the golden routing, which also gives the gradients. An engine runs it on a backend
+ * and fills `results` in double, whatever it computes in. The reference must agree
+ * to double rounding, routing included. A float engine may order two tokens either
+ * way if their scores differ by less than its rounding; where it did, its recurrent
+ * form saw other tokens than the golden one and is not compared. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -227,9 +227,8 @@ static still_status run_forms(const sti_backend *b, sti_dev *dev, float_case *f,
     return b->hybrid_backward(dev, &a, err);
 }
 
-/* A backend that does not say when it folded a token: what is known at the end is which
- * tokens are in the salient list. Those elsewhere count as folded when the golden ones
- * were. */
+/* For a backend that does not report when it folded a token: only the final salient
+ * list is known, so all other tokens count as folded when the golden ones were. */
 static void read_routes(const float_case *f, const sti_hybrid_case *c, results *r)
 {
     const sti_hybrid_state *st = &f->st;
@@ -247,7 +246,7 @@ static void read_routes(const float_case *f, const sti_hybrid_case *c, results *
     }
 }
 
-/* The case on a device: laid out in the program's memory, moved to the operators', and
+/* Runs the case on a device: lays it out in host memory, moves it to the device and
  * back. */
 static still_status run_on(const sti_backend *b, sti_dev *dev, const sti_hybrid_case *c,
                            results *r, size_t kv, still_error *err)
@@ -322,8 +321,8 @@ static void round_to_half(sti_golden *g, const double **x, size_t n)
     *x = y;
 }
 
-/* What rounding q, k and v to half alone makes of the case, in double: an error of a
- * backend that multiplies halves is measured by it. */
+/* The case in double with q, k and v rounded to half: the baseline for the error of a
+ * backend that multiplies halves. */
 static still_status half_baseline(sti_golden *g, const sti_hybrid_case *c, results *r,
                                   still_error *err)
 {
@@ -345,8 +344,8 @@ static const engine engines[] = {
 
 /* ---- Routing ------------------------------------------------------------- */
 
-/* Tokens folded in another chunk than the golden ones. One is excused if a token of its
- * head whose score is within `tie` of its own went elsewhere too. */
+/* Counts tokens folded in another chunk than the golden ones. One is excused if another
+ * token of its head, with a score within `tie` of its own, differs too. */
 static void compare_routes(const sti_hybrid_case *c, const int32_t *fold, double tie,
                            int *wrong, int *excused)
 {
