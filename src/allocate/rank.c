@@ -41,7 +41,7 @@ static still_status prepare(run *r, still_error *err)
     c = (sti_carve){.base = r->work.p};
     lay_out(r, &c);
     for (int t = 0; t < n; t++) r->batch.pos[t] = t;
-    r->batch.seg[0] = (sti_attn_segment){.n = n, .room = n};
+    r->batch.seg[0] = (sti_attn_segment){.n = n, .capacity = n};
     return r->m->be->dev_reserve(r->m->dev, n, err);
 }
 
