@@ -51,7 +51,7 @@ static still_status generate(const char *path, const char *prompt, int n,
     size_t bytes;
     for (int i = 0; i < n && !st; i++) {
         int32_t id;
-        st = still_sampler_pick(sampler, still_session_logits(session), &id, err);
+        st = still_sampler_sample(sampler, still_session_logits(session), &id, err);
         if (st || still_tokenizer_is_end(tk, id)) break;
         st = still_decoder_push(decoder, id, &text, &bytes, err);
         if (!st) {

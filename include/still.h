@@ -1,7 +1,24 @@
 /* still.h - the public interface of libstill, and its manual.
  *
- * still loads pretrained language models (GGUF files, Hugging Face folders),
- * tokenizes, and runs them with constant memory and linear time.
+ * still loads pretrained language models (GGUF files, Hugging Face folders), runs them,
+ * and linearizes them: attention is replaced by a method whose memory is constant and
+ * whose time is linear in the length of the text (docs/methods.md). It works on a CPU or
+ * on an NVIDIA GPU: see still_model_params.backend.
+ *
+ * Sections, and the commands that are built on them:
+ *
+ *     tokenizers, chat templates    tokenize, chat
+ *     models, attention methods     inspect
+ *     sessions, sampling            generate, chat, serve, logprobs
+ *     perplexity                    perplexity
+ *     linearizing, allocating       linearize, allocate
+ *     exporting                     export
+ *     evaluation                    eval
+ *     measuring                     bench
+ *     saliency                      saliency
+ *     self-tests                    selftest
+ *
+ * (pull and pull-data download files; that is the command's own work.)
  *
  * Life of a program:
  *
@@ -99,7 +116,7 @@ STILL_API still_status still_tokenizer_encode(const still_tokenizer *tk,
  * the vocabulary give NULL. */
 STILL_API const char *still_tokenizer_piece(const still_tokenizer *tk, int32_t id,
                                             bool with_special, size_t *n);
-STILL_API int still_tokenizer_vocab(const still_tokenizer *tk);
+STILL_API int still_tokenizer_vocab_size(const still_tokenizer *tk);
 STILL_API int32_t still_tokenizer_bos(const still_tokenizer *tk); /* -1: none */
 STILL_API int32_t still_tokenizer_eos(const still_tokenizer *tk); /* -1: none */
 STILL_API bool still_tokenizer_adds_bos(const still_tokenizer *tk);
@@ -155,7 +172,10 @@ typedef struct still_model still_model;
 typedef struct still_method still_method;
 
 typedef struct still_model_params {
-    const char *backend; /* "cpu" (default) or "ref" */
+    /* "cpu" (NULL: this one). "ref": the specification, in double, slow. "bf16": the
+     * cpu's softmax attention rounded to bfloat16 where frameworks round, to compare
+     * with published scores. "cuda": one NVIDIA GPU, in builds that have it. */
+    const char *backend;
     int threads;         /* 0: one per core */
     const char *isa;     /* cpu: "avx512", "avx2", "portable"; NULL: best here */
     const char *adapter; /* what still_linearize wrote: a folder, or a file
@@ -204,7 +224,7 @@ typedef struct still_tensor_info {
     int64_t dim[4]; /* outermost first: [out, in] for a matrix */
     size_t bytes;
 } still_tensor_info;
-STILL_API size_t still_model_tensors(const still_model *m);
+STILL_API size_t still_model_tensor_count(const still_model *m);
 STILL_API bool still_model_tensor(const still_model *m, size_t i,
                                   still_tensor_info *out);
 
@@ -222,19 +242,20 @@ typedef enum still_positions {
 /* How layers remember the past. Start from still_method_init and change what you mean;
  * docs/methods.md has the equations. Fields a method has no use for are ignored. */
 struct still_method {
-    char name[16]; /* "softmax", "still", "lolcats", ... */
+    char name[16]; /* see still_method_at: "softmax", "still", "lolcats", ... */
     int chunk;     /* C: the window is 1 to 2 chunks */
     int select;    /* lambda: tokens of a chunk that stay exact when it leaves */
     int cap;       /* exact tokens kept in all; -1: no cap. Budget = 2 chunk + cap */
     /* Layers, or heads of a layer, with another cap: "17-18:768,23/0:512"; "": none. A
      * head is one that chooses for itself: a kv head, or, per_head, a query head. */
     char caps[2048];
-    char score[16]; /* what chooses them: "s3", "distinct", "received", ... */
+    char score[16]; /* what chooses them: "s3" (STILL eq. 5), "distinct" (KeyDiff's
+                       formula), "received", "keynorm" or "random" */
     bool per_head;  /* choose and fold per query head instead of per kv head */
-    bool
-        window_scale; /* LoLCATs' scaling of the linear term instead of the exact one */
-    bool norm_map;    /* norm-preserved feature map */
-    bool gate;        /* gate on the linear term */
+    /* LoLCATs' scaling of the linear term instead of the exact one. */
+    bool window_scale;
+    bool norm_preserved; /* the feature map keeps the norm of its input (STILL eq. 6) */
+    bool gate;           /* gate on the linear term (STILL eq. 7) */
     int first_layer, last_layer; /* layers it replaces, others stay softmax; -1: last */
     still_positions positions;
     uint64_t seed; /* of the random score */
@@ -295,23 +316,23 @@ STILL_API still_status still_session_step_top(still_session **s, const int32_t *
 
 /* Feeds n tokens and writes logprob[i] = log p(tok[i+1] | everything up to tok[i])
  * for i < n-1; top[i] (may be NULL) is the most likely id at i. */
-STILL_API still_status still_session_score(still_session *s, const int32_t *tok, int n,
-                                           float *logprob, int32_t *top,
-                                           still_error *err);
+STILL_API still_status still_session_logprobs(still_session *s, const int32_t *tok,
+                                              int n, float *logprob, int32_t *top,
+                                              still_error *err);
 
 /* The same with the k most likely ids at each i in top[i*k], most likely first and of
  * equals the lowest id first, and their log-probabilities in top_logprob[i*k]. */
-STILL_API still_status still_session_score_top(still_session *s, const int32_t *tok,
-                                               int n, int k, float *logprob,
-                                               int32_t *top, float *top_logprob,
-                                               still_error *err);
+STILL_API still_status still_session_top_logprobs(still_session *s, const int32_t *tok,
+                                                  int n, int k, float *logprob,
+                                                  int32_t *top, float *top_logprob,
+                                                  still_error *err);
 
 /* [vocab] floats after the last token; valid until the next call on s; NULL while
  * the session is empty. */
 STILL_API const float *still_session_logits(const still_session *s);
 STILL_API int still_session_length(const still_session *s); /* tokens held */
-STILL_API int
-still_session_limit(const still_session *s);          /* the ctx it was made with */
+/* The ctx it was made with. */
+STILL_API int still_session_limit(const still_session *s);
 STILL_API void still_session_reset(still_session *s); /* back to empty */
 
 /* A new session with the same settings and the same past. */
@@ -359,8 +380,8 @@ STILL_API still_status still_sampler_new(const still_sampler_params *p, int voca
                                          still_sampler **out, still_error *err);
 STILL_API void still_sampler_free(still_sampler *sp);
 /* Chooses a token from logits [vocab]; a tie goes to the lowest id. */
-STILL_API still_status still_sampler_pick(still_sampler *sp, const float *logits,
-                                          int32_t *id, still_error *err);
+STILL_API still_status still_sampler_sample(still_sampler *sp, const float *logits,
+                                            int32_t *id, still_error *err);
 /* Tells the sampler a token was emitted (prompt tokens too, for the penalty). */
 STILL_API void still_sampler_accept(still_sampler *sp, int32_t id);
 
@@ -404,8 +425,8 @@ enum {
 };
 
 typedef struct still_train_data {
-    const char
-        *path;     /* JSONL or JSON, gzipped or not: instruction/input/output, text */
+    /* JSONL or JSON, gzipped or not: records of instruction, input, output, or of text. */
+    const char *path;
     double weight; /* share of the sequences; 0: by its size */
 } still_train_data;
 
@@ -424,8 +445,8 @@ typedef struct still_train_progress {
 /* false: save and stop; still_linearize then returns STILL_E_CANCELLED. */
 typedef bool (*still_train_fn)(void *user, const still_train_progress *p);
 
-/* A zeroed struct is all defaults but for method, data and out; see METHOD in
- * docs/training.md. */
+/* A zeroed struct is all defaults but for method, data and out. docs/training.md explains
+ * the two stages. */
 typedef struct still_train_params {
     still_method method; /* from still_method_init */
     const still_train_data *data;
@@ -438,7 +459,7 @@ typedef struct still_train_params {
     int stage;             /* 1, 2; 0: both */
     uint64_t tokens;       /* of each stage; 0: 20 million */
     int seq, batch;        /* ids of a sequence (0: 1024), sequences of a step (0: 8) */
-    int micro;             /* sequences computed at once (0: 1) */
+    int micro_batch;       /* sequences computed at once (0: 1) */
     bool mask_prompt;
     double held_out; /* 0: 0.02; negative: none */
     uint64_t seed;
@@ -634,7 +655,7 @@ typedef struct still_bench_params {
     int steps;  /* decode, train: how many are timed, after some that are not; 0: 32, 2
                  */
     int stage;  /* train: 1 or 2 */
-    int micro;  /* train: sequences computed at once; 0: 1 */
+    int micro_batch;            /* train: sequences computed at once; 0: 1 */
     uint64_t seed;              /* of ids and synthetic pasts */
     still_progress_fn progress; /* tokens (prefill) or steps, between those that are
                                    timed; may be NULL */
@@ -741,7 +762,9 @@ typedef struct still_selftest_params {
     const char *tokenizer[4]; /* tokenizer: files or folders to look for vocabularies */
 } still_selftest_params;
 
-/* suite: "models", "tokenizer", "chat", "end-to-end". Calls cb for each case. The
+/* suite: "models", "end-to-end", "tokenizer", "chat", "operator" (the hybrid operator)
+ * or "baselines" (the methods of other papers), over golden data in dir. Calls cb for each
+ * case. The
  * status tells whether the suite could be run; *failed counts cases out of
  * tolerance. */
 STILL_API still_status still_selftest_run(const char *suite, const char *dir,

@@ -80,7 +80,7 @@ still_status still_method_init(still_method *out, const char *name, int chunk,
         out->cap = s.cap;
         out->per_head = s.per_head;
         out->window_scale = s.la_scale == STI_SCALE_WINDOW;
-        out->norm_map = s.norm_preserved;
+        out->norm_preserved = s.norm_preserved;
         out->gate = s.gate;
     }
     return STILL_OK;
@@ -151,7 +151,7 @@ static still_status hybrid_settings(const still_method *m, const sti_attn_layer 
     out->cap = m->cap;
     out->per_head = m->per_head;
     out->la_scale = m->window_scale ? STI_SCALE_WINDOW : STI_SCALE_EXACT;
-    out->norm_preserved = m->norm_map;
+    out->norm_preserved = m->norm_preserved;
     out->gate = m->gate;
     out->seed = m->seed;
     bool capped = m->positions == STILL_POSITIONS_CAPPED ||

@@ -53,7 +53,7 @@ typedef struct cli_options {
     /* linearize */
     cli_list data, lr_scale;
     const char *out, *stage, *start, *loss, *lora_targets;
-    int64_t tokens, seq, micro, save_every, validate_every, lora_rank;
+    int64_t tokens, seq, micro_batch, save_every, validate_every, lora_rank;
     double held_out, lr1, lr2, warmup, clip, decay, lora_alpha, lora_dropout, kd;
     bool resume, dry_run, mask_prompt, freeze_maps;
 
@@ -70,7 +70,7 @@ typedef struct cli_options {
     const char *freeze;
     bool no_fork;
 
-    /* bench; and lengths, against, batch, micro */
+    /* bench; and lengths, against, batch, micro_batch */
     const char *shape, *csv, *svg;
     int64_t rounds, steps, batch_rows;
 

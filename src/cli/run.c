@@ -76,7 +76,7 @@ int cli_read_method(const cli_options *o, const still_model *m, still_method *ou
     if (o->heads) out->per_head = strcmp(o->heads, "per-head") == 0;
     if (o->la_scale) out->window_scale = strcmp(o->la_scale, "window") == 0;
     if (o->no_gate) out->gate = false;
-    if (o->plain_map) out->norm_map = false;
+    if (o->plain_map) out->norm_preserved = false;
     at = o->layers;
     if (o->layers && (!read_int(&at, &out->first_layer) || *at++ != '-' ||
                       !read_int(&at, &out->last_layer) || *at))
@@ -257,7 +257,7 @@ static still_status generate(const cli_options *o, still_session *s,
             break;
         }
         still_status status =
-            still_sampler_pick(sampler, still_session_logits(s), &id, err);
+            still_sampler_sample(sampler, still_session_logits(s), &id, err);
         if (status != STILL_OK) return status;
         if (!o->ignore_eos && still_tokenizer_is_end(tk, id)) {
             r->stop = "eos";

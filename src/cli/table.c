@@ -169,7 +169,7 @@ const cli_option cli_option_table[] = {
      .min = 1, .max = 65536,
      .help = "Sequences per optimizer step, over all machines; gradients are "
              "accumulated."},
-    {"micro", 0, "N", CLI_INT, AT(micro), LINEARIZE, CLI_G_TRAINING, .preset = "1",
+    {"micro", 0, "N", CLI_INT, AT(micro_batch), LINEARIZE, CLI_G_TRAINING, .preset = "1",
      .min = 1, .max = 65536, .help = "Sequences computed at once; memory grows with it."},
     {"resume", 0, NULL, CLI_FLAG, AT(resume), LINEARIZE, CLI_G_TRAINING,
      .help = "Continue from the last checkpoint in --out. The result is, bit for bit, that "
@@ -310,7 +310,7 @@ const cli_option cli_option_table[] = {
              "cpu)."},
     {"seed", 's', "N", CLI_SEED, AT(seed), BENCH, CLI_G_BENCH, .preset = "0",
      .help = "Seed of random ids and pasts, and of the random score."},
-    {"micro", 0, "N", CLI_INT, AT(micro), BENCH, CLI_G_BENCH, .preset = "1", .min = 1,
+    {"micro", 0, "N", CLI_INT, AT(micro_batch), BENCH, CLI_G_BENCH, .preset = "1", .min = 1,
      .max = 65536, .help = "Train: sequences computed at once; memory grows with it."},
 
     /* attention method */

@@ -60,9 +60,9 @@ json_t *sti_adapter_to_json(const sti_adapter_spec *spec)
         "fingerprint", hex, "method", "name", m->name, "chunk", m->chunk, "select",
         m->select, "cap", m->cap, "caps", m->caps, "score", m->score, "heads",
         m->per_head ? "per-head" : "shared", "la_scale",
-        m->window_scale ? "window" : "exact", "gate", m->gate, "norm_map", m->norm_map,
-        "first_layer", m->first_layer, "last_layer", m->last_layer, "seed",
-        (json_int_t)m->seed, "lora", "rank", spec->lora.rank, "alpha",
+        m->window_scale ? "window" : "exact", "gate", m->gate, "norm_map",
+        m->norm_preserved, "first_layer", m->first_layer, "last_layer", m->last_layer,
+        "seed", (json_int_t)m->seed, "lora", "rank", spec->lora.rank, "alpha",
         (double)spec->lora.alpha, "targets", targets);
 }
 
@@ -132,7 +132,7 @@ static still_status spec_of_json(json_t *j, const char *path, sti_adapter_spec *
                         "knows",
                         path);
     m->gate = gate;
-    m->norm_map = norm;
+    m->norm_preserved = norm;
     m->seed = (uint64_t)seed;
     out->lora.alpha = (float)alpha;
     return STILL_OK;

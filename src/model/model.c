@@ -293,7 +293,7 @@ const still_model_info *still_model_get_info(const still_model *m)
     return &m->info;
 }
 
-size_t still_model_tensors(const still_model *m)
+size_t still_model_tensor_count(const still_model *m)
 {
     return m->store.n_tensors;
 }

@@ -169,7 +169,7 @@ static still_status write_tokens(srv_engine *e, const srv_completion *q, writer 
         const float *logits = still_session_logits(e->cache.session);
         if (gone && gone(user))
             return sti_fail(err, STILL_E_CANCELLED, "the client has left");
-        STI_TRY(still_sampler_pick(w->sampler, logits, &id, err));
+        STI_TRY(still_sampler_sample(w->sampler, logits, &id, err));
         still_sampler_accept(w->sampler, id);
         c->made++;
         if (q->logprobs >= 0) {

@@ -66,9 +66,9 @@ static still_status feed_scored(srv_prefix_cache *p, const int32_t *id, int n,
                                 still_error *err)
 {
     size_t next = (size_t)p->n + 1, k = (size_t)p->k;
-    STI_TRY(still_session_score_top(p->session, id + p->n, n - p->n, p->k,
-                                    p->logprob + next, p->top + next * k,
-                                    p->top_logprob + next * k, err));
+    STI_TRY(still_session_top_logprobs(p->session, id + p->n, n - p->n, p->k,
+                                       p->logprob + next, p->top + next * k,
+                                       p->top_logprob + next * k, err));
     memcpy(p->id + p->n, id + p->n, (size_t)(n - p->n) * sizeof *id);
     p->fed += (uint64_t)(n - p->n);
     p->n = p->scored = n;

@@ -70,7 +70,7 @@ static void detokenize(const srv_call *call, srv_reply *reply)
     const char *part;
     size_t n = 0, n_part;
     int32_t *id = NULL;
-    int vocab = still_tokenizer_vocab(call->engine->tk);
+    int vocab = still_tokenizer_vocab_size(call->engine->tk);
     still_status status =
         srv_detokenize_read(call->body->p, call->body->n, vocab, &id, &n, &err);
     if (status == STILL_OK)
@@ -115,8 +115,8 @@ static void tokenizer_info(const srv_call *call, srv_reply *reply)
                          "still", "bos_token", special(tk, still_tokenizer_bos(tk)),
                          "eos_token", special(tk, still_tokenizer_eos(tk)), "pad_token",
                          "add_bos_token", (int)still_tokenizer_adds_bos(tk),
-                         "vocab_size", still_tokenizer_vocab(tk), "model_max_length",
-                         call->engine->cache.limit, "chat_template",
+                         "vocab_size", still_tokenizer_vocab_size(tk),
+                         "model_max_length", call->engine->cache.limit, "chat_template",
                          template ? template : json_null()));
 }
 

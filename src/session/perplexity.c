@@ -64,7 +64,7 @@ static still_status piece(still_session *s, tally *t, const int32_t *ids, size_t
         STI_TRY(score_first(s, ids[at], t->logprob, err));
         STI_TRY(count(t, t->logprob, at, 1, each, err));
     }
-    STI_TRY(still_session_score(s, ids + at, n, t->logprob, NULL, err));
+    STI_TRY(still_session_logprobs(s, ids + at, n, t->logprob, NULL, err));
     return count(t, t->logprob, at + 1, n - 1, each, err);
 }
 

@@ -161,8 +161,8 @@ static int filter(const still_sampler *s, double *mass)
     return n;
 }
 
-still_status still_sampler_pick(still_sampler *s, const float *logits, int32_t *id,
-                                still_error *err)
+still_status still_sampler_sample(still_sampler *s, const float *logits, int32_t *id,
+                                  still_error *err)
 {
     bool greedy = s->p.temperature == 0;
     int best = 0;

@@ -30,7 +30,8 @@ static still_status check_method(const still_model *m, const still_method *metho
                         "model for that",
                         t->name, method ? method->name : "softmax");
     if (method->per_head != t->per_head || method->gate != t->gate ||
-        method->norm_map != t->norm_map || method->window_scale != t->window_scale ||
+        method->norm_preserved != t->norm_preserved ||
+        method->window_scale != t->window_scale ||
         method->first_layer != t->first_layer || method->last_layer != t->last_layer)
         return sti_fail(err, STILL_E_ARG,
                         "the adapter was trained with other heads, gate, map, scale or "
@@ -364,15 +365,15 @@ still_status still_session_feed(still_session *s, const int32_t *tok, int n,
     return feed(s, tok, n, NULL, err);
 }
 
-still_status still_session_score(still_session *s, const int32_t *tok, int n,
-                                 float *logprob, int32_t *top, still_error *err)
+still_status still_session_logprobs(still_session *s, const int32_t *tok, int n,
+                                    float *logprob, int32_t *top, still_error *err)
 {
     return feed(s, tok, n, &(score_request){tok, n, logprob, top, 1, NULL}, err);
 }
 
-still_status still_session_score_top(still_session *s, const int32_t *tok, int n, int k,
-                                     float *logprob, int32_t *top, float *top_logprob,
-                                     still_error *err)
+still_status still_session_top_logprobs(still_session *s, const int32_t *tok, int n,
+                                        int k, float *logprob, int32_t *top,
+                                        float *top_logprob, still_error *err)
 {
     int vocab = s->model->cfg.vocab;
     if (k < 1 || k > vocab)

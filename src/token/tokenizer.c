@@ -188,7 +188,7 @@ still_status sti_tokenizer_finish(still_tokenizer *tk, still_error *err)
 
 /* ---- Questions ----------------------------------------------------------- */
 
-int still_tokenizer_vocab(const still_tokenizer *tk)
+int still_tokenizer_vocab_size(const still_tokenizer *tk)
 {
     return tk->n;
 }

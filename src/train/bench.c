@@ -69,7 +69,7 @@ still_status still_bench_train(still_model *m, const still_bench_params *p,
                            .stage = p->stage,
                            .seq = p->length,
                            .batch = batch,
-                           .micro = p->micro,
+                           .micro_batch = p->micro_batch,
                            .tokens = tokens * (uint64_t)(n + WARM_STEPS),
                            .seed = p->seed}};
     const size_t L = (size_t)m->cfg.layers;

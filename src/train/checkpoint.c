@@ -85,7 +85,7 @@ static json_t *settings_of(const sti_trainer *t)
         snprintf(line, sizeof line, __VA_ARGS__);                                      \
         ok = json_object_set_new(s, key, json_string(line)) == 0 && ok;                \
     } while (0)
-    PUT("batch", "%d x %d, %d at once", p->batch, p->seq, p->micro);
+    PUT("batch", "%d x %d, %d at once", p->batch, p->seq, p->micro_batch);
     PUT("steps", "%llu + %llu", (unsigned long long)t->stage_steps[1],
         (unsigned long long)t->stage_steps[2]);
     PUT("ranks", "%d", sti_comm_size(t->comm));

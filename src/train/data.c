@@ -102,7 +102,7 @@ static still_status open_cache(const still_tokenizer *tk, const char *path,
                                const sti_data_progress *progress, sti_cache *cache,
                                bool *cached, still_error *err)
 {
-    int vocab = still_tokenizer_vocab(tk);
+    int vocab = still_tokenizer_vocab_size(tk);
     sti_cache_header head = {.vocab = (uint32_t)vocab};
     STI_TRY(make_key(path, tokenizer, head.key, err));
     char *file = cache_path(dir, head.key);

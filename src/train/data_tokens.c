@@ -163,7 +163,7 @@ still_status sti_tokens_digest_tokenizer(const still_tokenizer *tk,
                                          unsigned char out[STI_DATA_DIGEST],
                                          still_error *err)
 {
-    int32_t vocab = still_tokenizer_vocab(tk);
+    int32_t vocab = still_tokenizer_vocab_size(tk);
     int32_t settings[] = {vocab, still_tokenizer_bos(tk), still_tokenizer_eos(tk),
                           still_tokenizer_adds_bos(tk)};
     sti_buf joined = {0}, all = {0};

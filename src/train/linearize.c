@@ -303,7 +303,7 @@ static still_status time_stage(sti_trainer *t, int stage, double *seconds,
     if (!sums) return sti_fail_memory(err, "plan", 0);
     sti_tally tally = {.err2 = sums, .ref2 = sums + L};
     t->stage = stage;
-    t->p.batch = t->micro * sti_comm_size(t->comm);
+    t->p.batch = t->micro_batch * sti_comm_size(t->comm);
     const double start = sti_now();
     still_status st = sti_step_run(t, &tally, err);
     *seconds = sti_now() - start;
@@ -327,7 +327,7 @@ static still_status plan(sti_trainer *t, still_train_plan *out, still_error *err
         out->tokens[s] = t->stage_steps[s] * (uint64_t)batch * (uint64_t)t->p.seq;
         out->trained[s] = trained_in(t, s);
         out->seconds[s] = seconds * (double)t->stage_steps[s] * batch /
-                          (t->micro * sti_comm_size(t->comm));
+                          (t->micro_batch * sti_comm_size(t->comm));
         out->bytes[s] = sti_peak_rss();
     }
     return STILL_OK;

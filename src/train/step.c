@@ -60,7 +60,7 @@ static still_status run_own(sti_trainer *t, sequence_fn *sequence, uint64_t firs
     for (uint64_t i = rank; i < n;) {
         const uint64_t key = sti_mix64(t->p.seed ^ sti_mix64(first + i));
         int B = 0;
-        for (; B < t->micro && i < n; B++, i += size)
+        for (; B < t->micro_batch && i < n; B++, i += size)
             sequence(t->data, first + i, t->ids + (size_t)B * T,
                      t->counts + (size_t)B * T);
         t->batch.B = B;

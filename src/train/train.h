@@ -32,10 +32,10 @@ typedef struct sti_trainer {
     sti_block moments;
     float *grad, *moment1, *moment2;
 
-    /* Work space of one micro-batch: M = micro * seq rows. */
+    /* Work space of one micro-batch: M = micro_batch * seq rows. */
     sti_block work;   /* of the operators */
     sti_block tables; /* of the program: ids, weights, positions, sums */
-    int micro, loss_rows;
+    int micro_batch, loss_rows;
     sti_batch batch;
     sti_acts acts;
     sti_grads back;

@@ -16,7 +16,7 @@ static void set_defaults(still_train_params *p)
     DEFAULT(tokens, 20000000);
     DEFAULT(seq, 1024);
     DEFAULT(batch, 8);
-    DEFAULT(micro, 1);
+    DEFAULT(micro_batch, 1);
     DEFAULT(held_out, 0.02);
     DEFAULT(lr[1], 1e-2);
     DEFAULT(lr[2], 5e-4);
@@ -41,11 +41,11 @@ static still_status check(const still_model *m, const still_train_params *p,
                         "%s: is already linearized: train its base model, and give "
                         "the adapter as what to start from",
                         m->store.path);
-    if (m->tokenizer && still_tokenizer_vocab(m->tokenizer) > m->cfg.vocab)
+    if (m->tokenizer && still_tokenizer_vocab_size(m->tokenizer) > m->cfg.vocab)
         return sti_fail(err, STILL_E_ARG,
                         "%s: the tokenizer has %d tokens, the model's vocabulary %d: "
                         "they do not belong together",
-                        m->store.path, still_tokenizer_vocab(m->tokenizer),
+                        m->store.path, still_tokenizer_vocab_size(m->tokenizer),
                         m->cfg.vocab);
     if (!m->be->hybrid_backward)
         return sti_fail(err, STILL_E_UNSUPPORTED,
@@ -60,10 +60,10 @@ static still_status check(const still_model *m, const still_train_params *p,
         return sti_fail(err, STILL_E_ARG, "stage %d is not 1, 2 or 0 for both",
                         p->stage);
     if (p->seq < 2 || p->seq > 1 << 20 || p->batch < 1 || p->batch > 1 << 16 ||
-        p->micro < 1 || p->micro > p->batch)
+        p->micro_batch < 1 || p->micro_batch > p->batch)
         return sti_fail(err, STILL_E_ARG,
                         "%d sequences of %d tokens, %d at once, cannot be a batch",
-                        p->batch, p->seq, p->micro);
+                        p->batch, p->seq, p->micro_batch);
     if (p->lora_dropout < 0 || p->lora_dropout >= 1 || p->kd < 0 || p->held_out >= 1 ||
         p->warmup < 0 || p->warmup > 1 || p->clip < 0)
         return sti_fail(
@@ -200,7 +200,7 @@ static still_status make_adapter(sti_trainer *t, still_error *err)
 /* Numbers in t->sums. */
 static size_t sums_of(const sti_trainer *t)
 {
-    const size_t M = (size_t)t->micro * (size_t)t->p.seq,
+    const size_t M = (size_t)t->micro_batch * (size_t)t->p.seq,
                  layers = (size_t)t->m->cfg.layers;
     return 2 * (M > layers ? M : layers);
 }
@@ -208,14 +208,14 @@ static size_t sums_of(const sti_trainer *t)
 static void carve_trainer(sti_trainer *t, int layers, sti_carve *c)
 {
     const still_model *m = t->m;
-    const size_t T = (size_t)t->p.seq, B = (size_t)t->micro, M = B * T,
+    const size_t T = (size_t)t->p.seq, B = (size_t)t->micro_batch, M = B * T,
                  hidden = (size_t)m->cfg.hidden, vocab = (size_t)m->cfg.vocab,
                  qd = (size_t)m->cfg.heads * (size_t)m->cfg.head_dim;
     const size_t rows = (size_t)t->loss_rows;
     const int rank = t->adapter->spec.lora.rank;
     const bool raw = t->cfg.method->engine == &sti_attn_linear;
-    sti_acts_carve(m, t->micro, t->p.seq, rank, raw, layers, c, &t->acts);
-    sti_grads_carve(m, t->micro, t->p.seq, rank, c, &t->back);
+    sti_acts_carve(m, t->micro_batch, t->p.seq, rank, raw, layers, c, &t->acts);
+    sti_grads_carve(m, t->micro_batch, t->p.seq, rank, c, &t->back);
     t->x = sti_carve_take(c, M * hidden, sizeof(float));
     t->student = sti_carve_take(c, M * qd, sizeof(float));
     t->sums = sti_carve_take(c, sums_of(t), sizeof *t->sums);
@@ -231,7 +231,7 @@ static void carve_trainer(sti_trainer *t, int layers, sti_carve *c)
 
 static void carve_tables(sti_trainer *t, sti_carve *c)
 {
-    const size_t B = (size_t)t->micro, M = B * (size_t)t->p.seq,
+    const size_t B = (size_t)t->micro_batch, M = B * (size_t)t->p.seq,
                  entries = t->adapter->n_entries;
     t->batch.pos = sti_carve_take(c, M, sizeof *t->batch.pos);
     t->batch.seg = sti_carve_take(c, B, sizeof *t->batch.seg);
@@ -287,7 +287,7 @@ static still_status allocate(sti_trainer *t, still_error *err)
             err, STILL_E_MEMORY,
             "training %d x %d tokens at once needs %.1f GB of memory, which "
             "is not there: use shorter sequences",
-            t->micro, t->p.seq, (double)(work.used + tables.used + 12 * n) / 1e9);
+            t->micro_batch, t->p.seq, (double)(work.used + tables.used + 12 * n) / 1e9);
     work = (sti_carve){.base = t->work.p};
     tables = (sti_carve){.base = t->tables.p};
     carve_trainer(t, layers, &work);
@@ -298,18 +298,18 @@ static still_status allocate(sti_trainer *t, still_error *err)
 static still_status reserve_memory(sti_trainer *t, still_error *err)
 {
     const size_t n = t->adapter->n_values;
-    t->micro = t->p.micro;
+    t->micro_batch = t->p.micro_batch;
     t->loss_rows = t->m->be->host_memory ? STI_LOSS_ROWS : STI_LOSS_ROWS_FAR;
     STI_TRY(allocate(t, err));
     t->grad = t->moments.p;
     t->moment1 = t->grad + n;
     t->moment2 = t->moment1 + n;
     t->batch.T = t->p.seq;
-    for (int r = 0; r < t->micro * t->p.seq; r++) t->batch.pos[r] = r % t->p.seq;
-    for (int b = 0; b < t->micro; b++)
+    for (int r = 0; r < t->micro_batch * t->p.seq; r++) t->batch.pos[r] = r % t->p.seq;
+    for (int b = 0; b < t->micro_batch; b++)
         t->batch.seg[b] = (sti_attn_segment){
             .row0 = b * t->p.seq, .n = t->p.seq, .capacity = t->p.seq};
-    return t->m->be->dev_reserve(t->m->dev, t->micro * t->p.seq, err);
+    return t->m->be->dev_reserve(t->m->dev, t->micro_batch * t->p.seq, err);
 }
 
 void sti_trainer_end(sti_trainer *t, still_status st)

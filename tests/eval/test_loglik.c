@@ -20,7 +20,7 @@ static void plain_sums(const sti_item *it, const still_method *method, double *s
              &e);
         float *logprob = calloc((size_t)o.n, sizeof *logprob);
         still_session_reset(s);
-        must(still_session_score(s, o.id, o.n, logprob, NULL, &e), &e);
+        must(still_session_logprobs(s, o.id, o.n, logprob, NULL, &e), &e);
         sum[i] = 0;
         for (int k = o.n_context; k < o.n; k++) sum[i] += (double)logprob[k - 1];
         free(logprob);

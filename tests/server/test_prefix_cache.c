@@ -59,8 +59,9 @@ static void find_truth(rig *r, const int32_t *id, int n, int k, truth *t)
     still_session *s;
     must(still_session_fork(r->session, &s, &e), &e);
     still_session_reset(s);
-    must(still_session_score_top(s, id, n, k, t->logprob, t->top, t->top_logprob, &e),
-         &e);
+    must(
+        still_session_top_logprobs(s, id, n, k, t->logprob, t->top, t->top_logprob, &e),
+        &e);
     memcpy(t->logits, still_session_logits(s), sizeof t->logits);
     still_session_free(s);
 }
@@ -165,7 +166,7 @@ static void refuses(void **state)
     assert_int_equal(srv_prefix_cache_add(&r.past, 1, &e), STILL_E_LIMIT);
     assert_int_equal(r.past.n, CTX);
     assert_int_equal(
-        still_session_score_top(r.session, id, 1, 0, &lp, &top, &top_lp, &e),
+        still_session_top_logprobs(r.session, id, 1, 0, &lp, &top, &top_lp, &e),
         STILL_E_ARG);
     tear_down(&r);
 }

@@ -110,7 +110,7 @@ static int settings(still_method out[64])
     out[n] = method("still", 8);
     out[n++].window_scale = true;
     out[n] = method("still", 8);
-    out[n++].norm_map = false;
+    out[n++].norm_preserved = false;
     out[n] = method("still", 8); /* features without positions, a capped state */
     out[n++].positions = STILL_POSITIONS_CAPPED;
     out[n] = method("lolcats", 8);

@@ -62,7 +62,7 @@ static void check_window(still_session *s, int start, int n, const float *each,
     float *want = malloc((size_t)n * sizeof *want);
     assert_non_null(want);
     still_session_reset(s);
-    must(still_session_score(s, ids + start, n, want, NULL, &e), &e);
+    must(still_session_logprobs(s, ids + start, n, want, NULL, &e), &e);
     assert_true(isnan(each[start]));
     for (int i = 1; i < n; i++) {
         if (!(fabsf(each[start + i] - want[i - 1]) <= 2e-5f))

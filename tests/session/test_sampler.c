@@ -26,7 +26,7 @@ static void histogram(still_sampler_params p, int count[V])
     for (int i = 0; i < V; i++) count[i] = 0;
     for (int i = 0; i < DRAWS; i++) {
         int32_t id;
-        assert_int_equal(still_sampler_pick(s, logits, &id, NULL), STILL_OK);
+        assert_int_equal(still_sampler_sample(s, logits, &id, NULL), STILL_OK);
         count[id]++;
     }
     still_sampler_free(s);
@@ -37,7 +37,7 @@ static void greedy_takes_the_first_of_equals(void **state)
     (void)state;
     still_sampler *s = sampler((still_sampler_params){0});
     int32_t id;
-    assert_int_equal(still_sampler_pick(s, logits, &id, NULL), STILL_OK);
+    assert_int_equal(still_sampler_sample(s, logits, &id, NULL), STILL_OK);
     assert_int_equal(id, 1);
     still_sampler_free(s);
 }
@@ -89,7 +89,7 @@ static unsigned drawn(still_sampler_params p, const float x[V])
     still_sampler *s = sampler(p);
     for (int i = 0; i < 2000; i++) {
         int32_t id;
-        assert_int_equal(still_sampler_pick(s, x, &id, NULL), STILL_OK);
+        assert_int_equal(still_sampler_sample(s, x, &id, NULL), STILL_OK);
         seen |= 1u << id;
     }
     still_sampler_free(s);
@@ -186,7 +186,7 @@ static int32_t greedy_after(float penalty, const int32_t *seen, int n, const flo
     still_sampler *s = sampler((still_sampler_params){.repeat_penalty = penalty});
     int32_t id;
     for (int i = 0; i < n; i++) still_sampler_accept(s, seen[i]);
-    assert_int_equal(still_sampler_pick(s, x, &id, NULL), STILL_OK);
+    assert_int_equal(still_sampler_sample(s, x, &id, NULL), STILL_OK);
     still_sampler_free(s);
     return id;
 }
@@ -216,13 +216,13 @@ static void penalty_moves_on(void **state)
         sampler((still_sampler_params){.repeat_penalty = 2, .repeat_last = 2});
     int32_t id;
     still_sampler_accept(s, 1);
-    still_sampler_pick(s, logits, &id, NULL);
+    still_sampler_sample(s, logits, &id, NULL);
     assert_int_equal(id, 4);
     still_sampler_accept(s, 4);
-    still_sampler_pick(s, logits, &id, NULL);
+    still_sampler_sample(s, logits, &id, NULL);
     assert_int_equal(id, 3); /* 2/2 = 1 for both seen ones, 1.5 is best */
     still_sampler_accept(s, 3);
-    still_sampler_pick(s, logits, &id, NULL);
+    still_sampler_sample(s, logits, &id, NULL);
     assert_int_equal(id, 1); /* it has left the last two */
     still_sampler_free(s);
 }
@@ -236,9 +236,9 @@ static void same_seed_same_draws(void **state)
     int differ = 0;
     for (int i = 0; i < 200; i++) {
         int32_t x, y, z;
-        still_sampler_pick(a, logits, &x, NULL);
-        still_sampler_pick(b, logits, &y, NULL);
-        still_sampler_pick(c, logits, &z, NULL);
+        still_sampler_sample(a, logits, &x, NULL);
+        still_sampler_sample(b, logits, &y, NULL);
+        still_sampler_sample(c, logits, &z, NULL);
         assert_int_equal(x, y);
         differ += x != z;
     }
@@ -265,7 +265,7 @@ static void bad_settings_and_logits(void **state)
     float nan_logits[V] = {0, 0, NAN};
     s = sampler((still_sampler_params){0});
     int32_t id;
-    assert_int_equal(still_sampler_pick(s, nan_logits, &id, &e), STILL_E_NUMERIC);
+    assert_int_equal(still_sampler_sample(s, nan_logits, &id, &e), STILL_E_NUMERIC);
     still_sampler_free(s);
 }
 

@@ -140,7 +140,7 @@ static void score_agrees_with_logits(void **state)
     make_tokens(tok, N, 3);
     still_error e;
     still_session *s = new_session(m, N, 50), *t = new_session(m, N, 50);
-    must(still_session_score(s, tok, N, lp, top, &e), &e);
+    must(still_session_logprobs(s, tok, N, lp, top, &e), &e);
     for (int i = 0; i < N - 1; i++) {
         must(still_session_feed(t, tok + i, 1, &e), &e);
         const float *l = still_session_logits(t);

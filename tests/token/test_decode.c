@@ -47,7 +47,7 @@ static void test_never_cuts_a_character(void **state)
 
 static int32_t byte_token(const still_tokenizer *tk, unsigned char byte)
 {
-    for (int32_t id = 0; id < still_tokenizer_vocab(tk); id++) {
+    for (int32_t id = 0; id < still_tokenizer_vocab_size(tk); id++) {
         size_t n;
         const char *p = still_tokenizer_piece(tk, id, false, &n);
         if (n == 1 && (unsigned char)*p == byte) return id;
@@ -97,7 +97,7 @@ static void test_special_tokens(void **state)
     assert_string_equal(still_tokenizer_piece(tk, 1, false, &n), "");
     assert_int_equal(n, 0);
     assert_null(still_tokenizer_piece(tk, -1, true, &n));
-    assert_null(still_tokenizer_piece(tk, still_tokenizer_vocab(tk), true, &n));
+    assert_null(still_tokenizer_piece(tk, still_tokenizer_vocab_size(tk), true, &n));
     still_decoder *d;
     still_error err;
     const char *p;

@@ -17,7 +17,7 @@ static void test_special_only_when_asked(void **state)
 {
     (void)state;
     still_tokenizer *tk = open_tokenizer(VOCAB("llama3.tiktoken"));
-    int32_t bos = still_tokenizer_bos(tk), vocab = still_tokenizer_vocab(tk);
+    int32_t bos = still_tokenizer_bos(tk), vocab = still_tokenizer_vocab_size(tk);
     assert_int_equal(bos, vocab - 256);
     check(tk, "<|begin_of_text|>", STILL_ENCODE_SPECIAL, &bos, 1);
     size_t n;

@@ -42,7 +42,7 @@ static inline still_train_params params_of(const problem *c, int T, int chunk, i
     still_train_params p = {.stage = c->stage,
                             .seq = T,
                             .batch = B,
-                            .micro = B,
+                            .micro_batch = B,
                             .tokens = 1,
                             .lora_rank = c->rank ? c->rank : 4,
                             .lora_alpha = 8,

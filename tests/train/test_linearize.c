@@ -46,7 +46,7 @@ static void every_method_learns(void **state)
         still_session *s;
         still_error e;
         setup(&r, c[i].method, 0, STEPS);
-        if (c[i].plain) r.p.method.gate = r.p.method.norm_map = false;
+        if (c[i].plain) r.p.method.gate = r.p.method.norm_preserved = false;
         r.p.method.per_head = c[i].per_head;
         r.p.method.window_scale = c[i].window || strcmp(c[i].method, "lolcats") == 0;
         r.p.match_weights = c[i].weights;
@@ -107,16 +107,16 @@ static void accumulation(void **state)
         one.p.data = data + 1;
         one.p.mask_prompt = true; /* parts of unequal weight */
         train(&one, "micro");
-        for (int micro = 2; micro <= BATCH; micro *= 2) {
+        for (int micro_batch = 2; micro_batch <= BATCH; micro_batch *= 2) {
             setup(&r, "still", stage, 4);
             r.p.data = data + 1;
             r.p.mask_prompt = true;
-            r.p.micro = micro;
+            r.p.micro_batch = micro_batch;
             train(&r, "micro");
             for (int i = 0; i < 4; i++)
                 if (fabs(r.step[i].loss - one.step[i].loss) > 2e-5 * one.step[i].loss)
                     fail_msg("stage %d, %d at once, step %d: loss %.9g, not %.9g",
-                             stage, micro, i, r.step[i].loss, one.step[i].loss);
+                             stage, micro_batch, i, r.step[i].loss, one.step[i].loss);
         }
     }
 }

@@ -63,7 +63,7 @@ static void set_params(fixture *f, still_train_params *p)
     }
     p->stage = (int)number_of(f, "stage");
     p->seq = T;
-    p->batch = p->micro = B;
+    p->batch = p->micro_batch = B;
     f->steps = (int)number_of(f, "steps");
     p->tokens = (uint64_t)f->steps * B * T;
     p->match_weights = strstr(text_of(f, "loss"), "weights") != NULL;
@@ -225,7 +225,7 @@ static void session_is_the_student(void **state)
              &e);
         for (int b = 0; b < B; b++) {
             still_session_reset(s);
-            must(still_session_score(s, f.ids + b * T, T, logprob, NULL, &e), &e);
+            must(still_session_logprobs(s, f.ids + b * T, T, logprob, NULL, &e), &e);
             for (int i = 0; i < T - 1; i++) nll -= logprob[i];
         }
         assert_true(fabs(nll / (B * (T - 1)) - trained) < 2e-5);

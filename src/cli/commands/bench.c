@@ -59,9 +59,9 @@ static int read_kind(job *j)
     if (o->shape && o->n_args > 1)
         return cli_usage("bench", "MODEL and --shape exclude each other");
     if (o->shape && !is_shape(o->shape)) return unknown_shape(o->shape);
-    if (o->micro > j->b.batch)
+    if (o->micro_batch > j->b.batch)
         return cli_usage("bench", "--micro %lld is more than the batch of %d",
-                         (long long)o->micro, j->b.batch);
+                         (long long)o->micro_batch, j->b.batch);
     j->b.rounds = (int)o->rounds;
     j->b.rows = (int)o->batch_rows;
     return CLI_OK;
@@ -173,7 +173,7 @@ static still_status measure(job *j, int row, const cli_bench_column *c,
                                   .batch = j->b.batch,
                                   .steps = (int)o->steps,
                                   .stage = c->stage,
-                                  .micro = (int)o->micro,
+                                  .micro_batch = (int)o->micro_batch,
                                   .seed = o->seed,
                                   .progress = on_tick,
                                   .user = j};

@@ -18,7 +18,7 @@ static int sum_types(const still_model *m, type_sum sum[MOST_TYPES])
 {
     int n = 0;
     still_tensor_info t;
-    for (size_t i = 0; i < still_model_tensors(m); i++) {
+    for (size_t i = 0; i < still_model_tensor_count(m); i++) {
         if (!still_model_tensor(m, i, &t)) continue;
         int k = 0;
         while (k < n && strcmp(sum[k].dtype, t.dtype) != 0) k++;
@@ -44,7 +44,7 @@ static json_t *tensor_list(const still_model *m)
 {
     json_t *list = json_array();
     still_tensor_info t;
-    for (size_t i = 0; i < still_model_tensors(m); i++) {
+    for (size_t i = 0; i < still_model_tensor_count(m); i++) {
         if (!still_model_tensor(m, i, &t)) continue;
         json_t *shape = json_array();
         for (int d = 0; d < t.n_dims; d++)
@@ -91,7 +91,7 @@ static int print_object(const cli_options *o, const still_model *m, const bills 
     json_object_update_missing(object, shape);
     json_decref(shape);
     json_object_set_new(object, "tensors",
-                        json_integer((json_int_t)still_model_tensors(m)));
+                        json_integer((json_int_t)still_model_tensor_count(m)));
     json_object_set_new(object, "dtypes", types);
     json_object_set_new(object, "memory", bill_object(&b->softmax, b->ctx));
     if (b->two) {
@@ -137,14 +137,14 @@ static void print_tensors(const still_model *m, bool all)
     char size[32], name[256];
     type_sum sum[MOST_TYPES];
     int n = sum_types(m, sum);
-    cli_print("\nTensors: %zu\n", still_model_tensors(m));
+    cli_print("\nTensors: %zu\n", still_model_tensor_count(m));
     for (int k = 0; k < n; k++)
         cli_print("  %-18s %10s  in %zu tensors\n", sum[k].dtype,
                   cli_bytes(size, sum[k].bytes), sum[k].count);
     if (!all) return;
     cli_print("\n");
     still_tensor_info t;
-    for (size_t i = 0; i < still_model_tensors(m); i++) {
+    for (size_t i = 0; i < still_model_tensor_count(m); i++) {
         if (!still_model_tensor(m, i, &t)) continue;
         cli_print("  %-6s %10s  %s [", t.dtype, cli_bytes(size, t.bytes),
                   cli_line(name, sizeof name, t.name));

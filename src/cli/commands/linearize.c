@@ -121,7 +121,7 @@ static int read_options(job *j, char **cache)
     p->tokens = (uint64_t)o->tokens;
     p->seq = (int)o->seq;
     p->batch = (int)o->batch;
-    p->micro = (int)o->micro;
+    p->micro_batch = (int)o->micro_batch;
     p->mask_prompt = o->mask_prompt;
     p->held_out = o->held_out > 0 ? o->held_out : -1;
     p->seed = o->seed;

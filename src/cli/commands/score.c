@@ -39,7 +39,7 @@ static int score(const cli_options *o, still_model *m, const int32_t *ids, size_
     if (!logprob) return cli_fail("out of memory: %zu ids", n);
     int status = cli_open_session(o, m, ctx, &session);
     if (status == CLI_OK &&
-        still_session_score(session, ids, (int)n, logprob, NULL, &err))
+        still_session_logprobs(session, ids, (int)n, logprob, NULL, &err))
         status = cli_fail_error(&err);
     if (status == CLI_OK) status = print_logprobs(o, logprob, n - 1);
     still_session_free(session);

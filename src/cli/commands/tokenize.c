@@ -97,7 +97,7 @@ static int decode(const cli_options *o, const still_tokenizer *tk, const char *t
     int32_t *ids;
     size_t n;
     sti_buf out = {0};
-    if (cli_parse_ids(text, still_tokenizer_vocab(tk), &ids, &n, &err))
+    if (cli_parse_ids(text, still_tokenizer_vocab_size(tk), &ids, &n, &err))
         return cli_fail_error(&err);
     int status = CLI_OK;
     if (decode_all(tk, o->special, ids, n, &out, &err)) {

@@ -77,12 +77,13 @@ static still_status put_items(writer *w, const sti_recipe *r, const sti_task_par
                               sti_source *s, still_error *err)
 {
     uint64_t n = 0;
-    STI_TRY(put_line(w,
-                     json_pack("{s:s, s:s, s:i, s:I, s:i, s:b, s:i}", "format", FORMAT,
-                               "task", r->name, "length", p->length, "seed",
-                               (json_int_t)p->seed, "max_new", r->max_new, "chat",
-                               (int)r->chat, "vocab", still_tokenizer_vocab(p->tk)),
-                     false, err));
+    STI_TRY(
+        put_line(w,
+                 json_pack("{s:s, s:s, s:i, s:I, s:i, s:b, s:i}", "format", FORMAT,
+                           "task", r->name, "length", p->length, "seed",
+                           (json_int_t)p->seed, "max_new", r->max_new, "chat",
+                           (int)r->chat, "vocab", still_tokenizer_vocab_size(p->tk)),
+                 false, err));
     for (;; n++) {
         sti_item it;
         STI_TRY(sti_generated_next(s, &it, err));

@@ -223,7 +223,7 @@ static still_status check_row(const sti_suite_run *r, still_model *m, const char
     else
         st = still_session_new(m, &(still_session_params){.ctx = n, .method = method},
                                &s, err);
-    if (st == STILL_OK) st = still_session_score(s, ids, n, got, NULL, err);
+    if (st == STILL_OK) st = still_session_logprobs(s, ids, n, got, NULL, err);
     if (st == STILL_OK) {
         double sum = 0, ours = 0, theirs = 0;
         for (int i = 0; i < n - 1; i++) {
@@ -281,7 +281,7 @@ static still_status greedy_wrong(still_model *m, const int32_t *prompt, int n,
     if (st == STILL_OK) st = still_session_feed(s, prompt, n, err);
     int i = 0;
     for (; i < n_want && st == STILL_OK; i++) {
-        st = still_sampler_pick(sp, still_session_logits(s), &id, err);
+        st = still_sampler_sample(sp, still_session_logits(s), &id, err);
         if (st != STILL_OK || id != want[i]) break;
         st = still_session_feed(s, &id, 1, err);
     }
