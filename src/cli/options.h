@@ -48,7 +48,7 @@ typedef struct cli_options {
     const char *endpoint, *revision, *token_file;
     cli_list include;
     int64_t timeout;
-    bool force;
+    bool force, insecure_token;
 
     /* linearize */
     cli_list data, lr_scale;

@@ -142,7 +142,10 @@ const cli_option cli_option_table[] = {
              "(default: configuration, tokenizer and safetensors, or the one GGUF)."},
     {"token-file", 0, "FILE", CLI_STRING, AT(token_file), PULL, CLI_G_DOWNLOAD,
      .help = "File with the access token (default: $HF_TOKEN). It is sent to the "
-             "endpoint's host only."},
+             "endpoint's host only, and only over https://, or http:// to this machine."},
+    {"insecure-token", 0, NULL, CLI_FLAG, AT(insecure_token), PULL, CLI_G_DOWNLOAD,
+     .help = "Send the token also over http:// to another machine, where everyone on the "
+             "way can read it."},
     {"timeout", 0, "S", CLI_INT, AT(timeout), PULL, CLI_G_DOWNLOAD, .preset = "30",
      .min = 1, .max = 3600, .help = "Retry after this many seconds without data."},
     {"force", 0, NULL, CLI_FLAG, AT(force), PULL, CLI_G_DOWNLOAD,

@@ -111,9 +111,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def resolve(self, name):
         if name not in files:
             self.answer(404, b"not found")
-        elif name.endswith(LARGE) and mode == "redirect":
-            port = self.server.server_address[1]
-            self.answer(302, Location=f"http://localhost:{port}/cdn/{name}",
+        elif name.endswith(LARGE) and mode in ("redirect", "redirect-port"):
+            host = "localhost" if mode == "redirect" else "127.0.0.1"
+            port = (server if mode == "redirect" else other).server_address[1]
+            self.answer(302, Location=f"http://{host}:{port}/cdn/{name}",
                         X_Linked_Etag=f'"{sha256(files[name])}"',
                         X_Linked_Size=str(len(files[name])))
         elif mode == "html" and name.endswith(LARGE):
@@ -168,6 +169,8 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 server = Server(("127.0.0.1", 0), Hub)
+other = Server(("127.0.0.1", 0), Hub)  # the same on another port
+threading.Thread(target=other.serve_forever, daemon=True).start()
 print(server.server_address[1], flush=True)
 threading.Thread(target=lambda: (sys.stdin.read(), server.shutdown()),
                  daemon=True).start()

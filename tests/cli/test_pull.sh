@@ -53,11 +53,36 @@ fresh; serve redirect
 HF_TOKEN=secret-1 pull 0 downloaded
 logged 'resolve/main/model.safetensors .*auth=Bearer secret-1'
 logged '/cdn/model.safetensors .*auth= '
+fresh; serve redirect-port
+HF_TOKEN=secret-1 pull 0 downloaded
+logged 'resolve/main/model.safetensors .*auth=Bearer secret-1'
+logged '/cdn/model.safetensors .*auth= '
 fresh; printf 'secret-2\n' >"$scratch/token"
 pull 0 downloaded --token-file "$scratch/token"
 logged 'auth=Bearer secret-2'
 printf 'two words' >"$scratch/token"
 pull 1 'holds no token' --token-file "$scratch/token"
+
+# Over http:// a token goes to this machine only, unless that is asked for. The hub stands
+# in as the proxy of a machine that does not exist; loopback addresses ask no proxy.
+serve ok
+far() { local want=$1 pattern=$2; shift 2
+    http_proxy=$url expect "$want" "$pattern" "$still" pull org/tiny --endpoint "$@"; }
+for host in hub.invalid 127.0.0.1@hub.invalid 128.0.0.1 localhost.hub.invalid '[::2]'; do
+    fresh; HF_TOKEN=secret-3 far 1 'could read the token.*--insecure-token' "http://$host"
+done
+far 1 'could read the token' http://hub.invalid --token-file <(echo secret-3)
+[ ! -s "$scratch/log" ] || fail "asked before the token was refused: $(cat "$scratch/log")"
+fresh; far 0 downloaded http://hub.invalid
+logged 'auth= host=hub.invalid'
+fresh; HF_TOKEN=secret-3 far 0 downloaded http://hub.invalid --insecure-token
+logged 'auth=Bearer secret-3 host=hub.invalid'
+for host in localhost LOCALHOST 127.0.0.1; do
+    fresh; : >"$scratch/log"
+    HF_TOKEN=secret-4 http_proxy=http://127.0.0.1:1 expect 0 downloaded \
+        "$still" pull org/tiny --endpoint "http://$host:${url##*:}"
+    logged 'auth=Bearer secret-4'
+done
 
 # Dropped connections: goes on from the last byte, asking for the same version.
 fresh; serve drop

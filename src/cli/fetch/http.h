@@ -10,6 +10,7 @@ typedef struct cli_http {
     CURL *curl;
     char *endpoint;  /* "https://host"; no slash at the end */
     char *token;     /* NULL: none. Goes to the endpoint's host only */
+    bool loopback;   /* the endpoint is this machine: no proxy is asked */
     int64_t timeout; /* seconds without a byte */
 } cli_http;
 
@@ -37,9 +38,10 @@ typedef struct cli_request {
     void *user;
 } cli_request;
 
-/* token may be NULL. Copies endpoint and token. */
+/* token may be NULL; over http:// to another machine it is refused unless `insecure`.
+ * Copies endpoint and token. */
 still_status cli_http_open(cli_http *h, const char *endpoint, const char *token,
-                           int64_t timeout, still_error *err);
+                           bool insecure, int64_t timeout, still_error *err);
 void cli_http_close(cli_http *h);
 
 /* STILL_OK: a response arrived whole, of whatever status. STILL_E_IO: the network
