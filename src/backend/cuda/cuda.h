@@ -37,7 +37,7 @@ struct sti_dev {
     size_t half_scratch;    /* scratch of the largest matrix that is made half */
     size_t step_scratch; /* scratch of a session's step, in the layer that needs most */
     struct sti_cublaslt_plans *plans;  /* matmul.c: cuBLASLt's choices, by shape */
-    struct sti_cuda_graphs *graphs;    /* graph.c: ids, positions, recorded graphs */
+    struct sti_cuda_graphs *graphs;    /* graph.c: ids, positions, captured graphs */
     struct sti_cuda_weight_bf16 *bf16; /* weight_bf16.c: weights in bfloat16 */
     int n_bf16;
     struct ncclComm *ranks; /* ranks.c: GPUs of other processes; NULL: alone */
@@ -53,9 +53,9 @@ still_status sti_cublas_check(cublasStatus_t e, const char *what, still_error *e
         if (sti_st_ != STILL_OK) return sti_st_;                                       \
     } while (0)
 
-/* `bytes` of scratch, valid until the next operator asks: operators follow each other
- * on the stream, so they share it. It grows, outside of recordings, and never shrinks.
- */
+/* `bytes` of scratch, valid until the next operator takes it: operators follow each
+ * other on the stream, so they share it. It grows, outside of captures, and never
+ * shrinks. */
 still_status sti_cuda_scratch(sti_dev *dev, size_t bytes, void **out, still_error *err);
 
 /* ids and positions of the running pass, where they are on the device; outside of a
@@ -64,7 +64,7 @@ still_status sti_cuda_ids(sti_dev *dev, const int32_t *host, int n, const int32_
                           still_error *err);
 /* A small table on the device (pointers to states, frequencies). Inside a pass the k-th
  * table of the pass has a place of its own and is copied only if it differs from what
- * the pass of that key had there before: a recorded pass makes no copies, and fails if
+ * the pass of that key had there before: a captured pass makes no copies, and fails if
  * it would have to. Outside, `slot` (0..15) names the place. */
 still_status sti_cuda_table(sti_dev *dev, int slot, const void *host, size_t bytes,
                             const void **out, still_error *err);
@@ -73,7 +73,7 @@ bool sti_cuda_capturing(const sti_dev *dev);
 const int32_t *sti_cuda_pass_positions(const sti_dev *dev);
 still_status sti_cuda_graphs_new(sti_dev *dev, still_error *err);
 void sti_cuda_graphs_free(sti_dev *dev);
-/* Recorded passes are recorded anew: an address they use has changed. */
+/* Drops captured graphs: an address they use has changed. */
 void sti_cuda_graphs_forget(sti_dev *dev);
 still_status sti_cuda_pass_begin(sti_dev *, const sti_pass *, bool *done,
                                  still_error *);
@@ -118,8 +118,7 @@ still_status sti_cuda_hybrid_reserve(sti_dev *, const sti_hybrid_settings *,
 bool sti_cuda_hybrid_ropes(const sti_hybrid_args *, int n);
 still_status sti_cuda_hybrid(sti_dev *, const sti_hybrid_args *, int n, still_error *);
 
-/* Training (train.c, lora.c, ffn.c, train.c). Results for the
- * program are waited for. */
+/* Training (folders train and hybrid/train). Results for the program are waited for. */
 still_status sti_cuda_matmul_lora(sti_dev *, const sti_matmul_lora_args *,
                                   still_error *);
 still_status sti_cuda_matmul_back(sti_dev *, const sti_matmul_back_args *,
@@ -146,7 +145,7 @@ still_status sti_cuda_linear_forward(sti_dev *, const sti_linear_args *, int n,
                                      still_error *);
 still_status sti_cuda_linear_backward(sti_dev *, const sti_linear_args *, int n,
                                       still_error *);
-/* Whether kernels of this program wait for those before them (pdl.cuh). */
+/* Whether kernels of this program wait for those in front of them (pdl.cuh). */
 still_status sti_cuda_has_pdl(bool *out, still_error *err);
 void sti_cuda_bf16_free(sti_dev *dev);
 /* A weight is gone, and its copy in float with it. */

@@ -117,7 +117,7 @@ still_status sti_cuda_scratch(sti_dev *dev, size_t bytes, void **out, still_erro
     if (bytes > dev->scratch.bytes) {
         if (sti_cuda_capturing(dev))
             return sti_fail(err, STILL_E_MEMORY,
-                            "cuda: a recorded pass asked for more scratch (%zu bytes) "
+                            "cuda: a captured pass needs more scratch (%zu bytes) "
                             "than the one before it",
                             bytes);
         sti_block grown;
@@ -165,7 +165,7 @@ static still_status keep_memory(const sti_dev *dev, still_error *err)
     return STILL_OK;
 }
 
-/* Processes that a launcher started on one machine take its GPUs in turn. */
+/* Processes that a launcher started on one machine share its GPUs round robin. */
 static int gpu_of_rank(int n)
 {
     static const char *const name[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
@@ -246,7 +246,7 @@ static int dev_threads(const sti_dev *dev)
     return dev->sms;
 }
 
-/* What products and softmax attention ask for, for so many rows. */
+/* Scratch of products and softmax attention, for so many rows. */
 static size_t scratch_of(const sti_dev *dev, int rows)
 {
     const size_t M = (size_t)rows, K = sti_cuda_round_up((size_t)dev->max_k, 8);

@@ -1,13 +1,12 @@
 /* graph.c - passes over the layers: ids and positions on the device, answers back, and
- * passes that are captured as CUDA graphs.
+ * passes captured as CUDA graphs.
  *
- * A decode step queues hundreds of small kernels, each for a microsecond or two: less
+ * A decode step queues hundreds of small kernels of a microsecond or two each: less
  * than it takes to launch one. Passes in which every sequence has one row are therefore
- * captured. The first of a key runs as it is and retires its tables on the device; the
+ * captured. The first of a key runs as it is and leaves its tables on the device; the
  * second is captured while it runs; later ones are replayed, after their ids and
  * positions have been copied to where the captured kernels read them. Sequences that
- * begin a chunk do more work than others, so a key has two captures, with and
- * without.
+ * begin a chunk do more work than others, so a key has two captures, with and without.
  *
  * Kernels may depend on positions only by reading them on the device. */
 #include <stdlib.h>

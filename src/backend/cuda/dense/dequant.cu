@@ -240,7 +240,7 @@ __global__ void to_half(sti_cuda_matrix m, __half *__restrict__ out)
     }
 }
 
-/* It follows nobody, since ids come by a copy, but what it leads can prepare itself. */
+/* Waits for no kernel, since ids come by a copy, but lets the next one prepare. */
 __global__ void gather(sti_cuda_matrix m, const int32_t *__restrict__ id,
                        float *__restrict__ y)
 {

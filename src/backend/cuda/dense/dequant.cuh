@@ -9,9 +9,10 @@
  *            a word. Column 2i is nibble i, column 2i + 1 nibble i + 4: two neighbours
  *            are 16 bits apart, as the halves of a half2 are.
  *   8 bits   uint4 at [at][h][lane], h = 0: row g, h = 1: row g + 8; byte j is column
- * j, as q + 128. scales   [at][g][group], a group being 64 / groups columns: with
- * minima two half2 (scale, minimum) of row g and of row g + 8; without, one half2, the
- * scales of row g and of row g + 8.
+ *            j, as q + 128.
+ *   scales   [at][g][group], a group being 64 / groups columns: with minima two half2
+ *            (scale, minimum) of row g and of row g + 8; without, one half2, the scales
+ *            of row g and of row g + 8.
  *
  * Integers become halves without conversion instructions: 1024 + q has q as its last
  * bits. Both steps that follow, minus 1024 and times scale plus minimum, round once. */
@@ -197,7 +198,7 @@ struct sti_chunk_half {
     }
 };
 
-/* Asks for a chunk of any kind, before anything else is done. */
+/* Prefetches a chunk of any kind. */
 __device__ __forceinline__ void prefetch_chunk(const sti_cuda_matrix &m, int tile,
                                                int chunk, int lane)
 {

@@ -1,18 +1,19 @@
-/* gemm.cu - products of rows by the dozen, of all matrices that read one input at once.
+/* gemm.cu - gemm_small: products of rows by the dozen, of all matrices that read one
+ * input at once.
  *
  * A decode step of many sessions has too many rows for gemv.cu and too few to keep a
  * library's product busy: each matrix alone is a launch that fills part of the GPU and
- * ends before its memory is up to speed. Here one launch takes tiles of all of them
- * (q, k, v and attention's gate; gate and up, with silu(gate) * up as the result).
- * Bounded by latency for small models, by the memory that weights come from for large
- * ones; weights and x are halves.
+ * ends before its memory is up to speed. Here one launch takes tiles of all of them (q,
+ * k, v and attention's gate; gate and up, with silu(gate) * up as the result). Bounded
+ * by latency for small models, by the memory that weights come from for large ones;
+ * weights and x are halves.
  *
  * A block of four warps makes 64 rows of W times BM rows of x. Steps of 64 columns go
- * through a ring of STAGES tiles in shared memory; weights of the first ones are asked
- * for before x is waited for (pdl.cuh). Where tiles are fewer than blocks the GPU
- * holds, a cluster of blocks shares one, each with part of the columns: their sums meet
- * in shared memory and are added in the order of the parts. So there are always enough
- * bytes under way to keep memory busy, and no block has many steps to go through.
+ * through a ring of STAGES tiles in shared memory; the first weights are fetched before
+ * the wait for x (pdl.cuh). Where tiles are fewer than blocks the GPU holds, a cluster
+ * of blocks shares one, each with part of the columns: their sums are added from shared
+ * memory in the order of the parts. So there are always enough bytes under way to keep
+ * memory busy, and no block has many steps to go through.
  *
  * A block that runs for two microseconds reads most of its code for the first time,
  * from afar: a loop that is unrolled where nothing is won by it takes longer. */
@@ -30,7 +31,7 @@ enum {
     READ_ONCE = 32,       /* rows of x for which weights are read once */
     MOST_BYTES = 8 << 20, /* of weights that may be read more than once */
     MOST_PARTS = 8,       /* blocks of a cluster: what every GPU that has them allows */
-    LEAST_STEPS = 3       /* of a part: with fewer, meeting takes longer than adding */
+    LEAST_STEPS = 3 /* of a part: with fewer, the barrier takes longer than adding */
 };
 
 /* The ring of a block. One fits where 99 KB of shared memory are all there is; here two
@@ -84,7 +85,7 @@ template <int BM, bool GATED> struct copier {
             cp_async16_or_zero<256>(at + j * 16 * ROW, w + (int64_t)j * APART * ld + k,
                                     in && j * APART < rows_w);
     }
-    /* Eight steps from columns k on, one for each unit, will be needed soon. */
+    /* Prefetches eight steps from columns k on, one for each unit. */
     __device__ __forceinline__ void prefetch_weights(int k, int end) const
     {
         k += column / 8 * STEP;
@@ -127,7 +128,7 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b)
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-/* Four sums of all parts, where this one's are `mine`; four parts are asked at once. */
+/* Four sums of all parts, where this one's are `mine`; four parts are read at once. */
 __device__ __forceinline__ float4 total_of(const float *mine, int parts)
 {
     float4 v = make_float4(0, 0, 0, 0);
@@ -233,10 +234,10 @@ __global__ void __launch_bounds__(THREADS, (plan<BM>::BLOCKS))
     const uint32_t base = shared_address(shared);
     const copier<BM, GATED> copy(f, i, tile, m0, base);
     pdl_trigger();
-    int ahead = first + STAGES - 1; /* the step that is asked for next */
+    int ahead = first + STAGES - 1; /* the step that is fetched next */
 #pragma unroll 1
     for (int step = first; step < min(ahead, end); step++)
-        copy.weights(step - first, step * STEP); /* they wait for nobody */
+        copy.weights(step - first, step * STEP); /* no kernel in front writes them */
     /* Where rows are more, weights are few enough to lie in the L2 cache. */
     if (BM > READ_ONCE) copy.prefetch_weights(ahead * STEP, end * STEP);
     pdl_wait();
@@ -268,7 +269,7 @@ __global__ void __launch_bounds__(THREADS, (plan<BM>::BLOCKS))
     store_sums(s, (float *)shared);
     cluster_sync();
     out.store((const float *)shared, part, parts);
-    if (parts > 1) cluster_sync(); /* nobody leaves while its sums are read */
+    if (parts > 1) cluster_sync(); /* no block ends while its sums are read */
 }
 
 /* Tiles of all matrices. */
@@ -280,8 +281,8 @@ int tiles_of(const sti_cuda_gemv_args *f)
     return tiles;
 }
 
-/* Parts of a tile: as many as SMs have room for, and of these the fewest that leave the
- * longest part as short. */
+/* Parts of a tile: as many as SMs hold, and of these the fewest that keep the longest
+ * part as short. */
 template <int BM> int parts_of(const sti_dev *dev, const sti_cuda_gemv_args *f)
 {
     if (!dev->pdl) return 1;

@@ -7,14 +7,14 @@
  * many rows.
  *
  * A block takes a tile of 16 rows of W, its 8 warps interleaved chunks of 64 columns;
- * their sums meet in shared memory and are added in the order of the warps. Of large
+ * their sums are added from shared memory in the order of the warps. Of large
  * matrices (the head) a warp takes a tile by itself. x is normed
  * and rounded into shared memory once per block; what does not fit there comes as half
  * and is read from memory.
  *
  * Weights depend on no other kernel, so a warp has its first chunks in registers before
- * it waits for x (pdl.cuh), each chunk that has been used makes room for the one
- * AHEAD of it, and what y held before is asked for before the products begin. Matrices
+ * it waits for x (pdl.cuh), each chunk that has been used is replaced by the one
+ * AHEAD of it, and y is loaded before the products begin. Matrices
  * of different kinds share a launch: a block finds out what its tile is made of.
  *
  * Small matrices with short rows, all but the head of a small model, go another way,
@@ -28,7 +28,7 @@ enum { WARPS = STI_ROW_WARPS, THREADS = STI_ROW_THREADS, TILE = STI_CUDA_TILE };
 enum {
     STAGE_MAX = 88 << 10,  /* bytes of x in shared memory: with the sums, what every GPU
                               since sm_80 has; here two blocks fit an SM */
-    STAGE_FREE = 38 << 10, /* with the sums, what need not be asked for */
+    STAGE_FREE = 38 << 10, /* with the sums, what kernels get by default */
     BLOCKS = 12,           /* an SM, at most */
     OWN_FROM = 16          /* tiles an SM from which on a warp takes one by itself */
 };
@@ -43,7 +43,7 @@ __host__ __device__ int stage_stride(int K, int columns)
     return wide + (columns == 16 ? 8 : 32);
 }
 
-/* What the norm multiplies with: a thread's first fours, asked for before x is waited
+/* What the norm multiplies with: a thread's first fours, loaded before x is waited
  * for. In models that are bound by latency that is all. */
 enum { HELD = 1 };
 typedef sti_held<HELD> gains;
@@ -94,8 +94,8 @@ __device__ __forceinline__ void stage_half(const sti_cuda_gemv_args &f, __half *
                        : make_uint4(0, 0, 0, 0);
 }
 
-/* x where and as products read it. What the caller needs and other kernels do not touch
- * it has asked for by now. */
+/* x where and as products read it. The caller has fetched what it needs and other
+ * kernels do not touch. */
 template <bool STAGED>
 __device__ __forceinline__ const __half *take_input(const sti_cuda_gemv_args &f,
                                                     __half *staged, int stride)
@@ -152,8 +152,8 @@ template <class chunk_t, int STEP> struct chunk_stream {
             if (u * STEP < left) w[u].load(place, u * STEP);
     }
 
-    /* Those after them are asked for, too: of a row as short as a small model's head
-     * has all, since its warps have one tile each. */
+    /* Prefetches those after them; all of a row as short as that of a small model's
+     * head, whose warps have one tile each. */
     __device__ __forceinline__ void fetch(const sti_cuda_matrix &m, int tile,
                                           int first) const
     {

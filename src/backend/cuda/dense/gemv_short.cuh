@@ -4,8 +4,8 @@
  *
  * A block takes a tile of 16 rows of W, a warp one or two of its chunks of 64 columns.
  * Before x is waited for weights are fragments in registers already. Then a warp reads
- * of x what it multiplies, straight into registers, and what warps have meets once,
- * when it is added up. x need not be normed before that: a warp brings its columns to a
+ * of x what it multiplies, straight into registers, and the sums of warps are joined
+ * once, at the end. x need not be normed before that: a warp brings its columns to a
  * mean square of 1, which halves can hold whatever x is, and leaves the root it divided
  * by and their sum of squares:
  *

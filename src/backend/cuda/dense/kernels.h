@@ -44,10 +44,9 @@ enum {
 };
 
 typedef struct sti_cuda_matrix {
-    const void *w;     /* float, half or quants */
-    const void *scale; /* of quants */
-    const sti_half
-        *half; /* [N, ld] for many rows; NULL: to be made before each product */
+    const void *w;        /* float, half or quants */
+    const void *scale;    /* of quants */
+    const sti_half *half; /* [N, ld] for many rows; NULL: made before each product */
     int N, K, ld;
     int chunks; /* of 64 columns */
     int groups; /* a chunk: 2 or 4 */
@@ -73,7 +72,7 @@ still_status sti_cuda_to_half(sti_dev *, const sti_cuda_matrix *m, sti_half *out
 still_status sti_cuda_gather(sti_dev *, const sti_cuda_matrix *m, const int32_t *id,
                              int M, float *y, still_error *err);
 
-/* ---- Few rows (gemv.cu) -------------------------------------------------- */
+/* ---- Few rows: gemv (gemv.cu) -------------------------------------------- */
 
 /* y_i[M, N_i] = [y_i +] h W_i^T + bias_i, h = x, or rmsnorm(x), or xh. With yh instead
  * of y: yh[M, N] = silu(h W_0^T + bias_0) * (h W_1^T + bias_1), N = N_0 = N_1. */
@@ -99,7 +98,7 @@ still_status sti_cuda_gemv(sti_dev *, const sti_cuda_gemv_args *f, still_error *
 still_status sti_cuda_gemv_float(sti_dev *, const sti_cuda_gemv_args *f,
                                  still_error *err);
 
-/* ---- Rows by the dozen (gemm.cu) ----------------------------------------- */
+/* ---- Rows by the dozen: gemm_small (gemm.cu) ----------------------------- */
 
 /* The same products for any M where they are small, with weights in half (m.half) and h
  * as xh. fit: whether these are. */

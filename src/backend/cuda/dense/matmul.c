@@ -55,8 +55,8 @@ static still_status open_matrices(const sti_matmul_args *a, matrices *all,
     return STILL_OK;
 }
 
-/* Norms x and rounds it to half, as far as that is wanted, into a->normed or scratch; the
- * latter has `more` bytes for in->half too. */
+/* Norms x and rounds it to half, as far as that is wanted, into a->normed or scratch;
+ * the latter has `more` bytes for in->half too. */
 static still_status prepare_input(sti_dev *dev, const sti_matmul_args *a,
                                   bool want_float, bool want_half, size_t more,
                                   input *in, still_error *err)
@@ -147,7 +147,7 @@ static still_status multiply(sti_dev *dev, const sti_cuda_matrix *m, const input
     return sti_cuda_gemm(dev, &g, err);
 }
 
-/* The call as one thin product, if that is what it is: all in training, of low rank. */
+/* The call as one product down to low ranks, if it is one: all matrices in training. */
 static bool is_lora_down(const sti_matmul_args *a, const matrices *all,
                          sti_cuda_lora_down_args *out)
 {
@@ -246,6 +246,20 @@ typedef struct ffn_weights {
     sti_cuda_matrix gate, up, down;
 } ffn_weights;
 
+/* x += between W_down^T + bias */
+static sti_cuda_gemv_args ffn_down(const sti_ffn_args *a, const ffn_weights *w,
+                                   const sti_half *between)
+{
+    return (sti_cuda_gemv_args){.xh = between,
+                                .M = a->M,
+                                .K = w->down.K,
+                                .n = 1,
+                                .w = {w->down},
+                                .bias = {a->w.down_bias},
+                                .y = {a->x},
+                                .accumulate = true};
+}
+
 /* Two launches; what lies between is half [M, ffn] in half. */
 static still_status ffn_gemv(sti_dev *dev, const sti_ffn_args *a, const ffn_weights *w,
                              still_error *err)
@@ -267,14 +281,7 @@ static still_status ffn_gemv(sti_dev *dev, const sti_ffn_args *a, const ffn_weig
         first.xh = h;
         first.norm = NULL;
     }
-    sti_cuda_gemv_args second = {.xh = between,
-                                 .M = a->M,
-                                 .K = w->down.K,
-                                 .n = 1,
-                                 .w = {w->down},
-                                 .bias = {a->w.down_bias},
-                                 .y = {a->x},
-                                 .accumulate = true};
+    const sti_cuda_gemv_args second = ffn_down(a, w, between);
     STI_TRY(sti_cuda_gemv(dev, &first, err));
     return sti_cuda_gemv(dev, &second, err);
 }
@@ -313,14 +320,7 @@ static still_status ffn_gemm(sti_dev *dev, const sti_ffn_args *a, const ffn_weig
     if (more > 0) STI_TRY(sti_cuda_scratch(dev, more, &scratch, err));
     const input in = {.xh = h, .half = scratch},
                 second = {.xh = between, .half = scratch};
-    const sti_cuda_gemv_args down = {.xh = between,
-                                     .M = M,
-                                     .K = w->down.K,
-                                     .n = 1,
-                                     .w = {w->down},
-                                     .bias = {a->w.down_bias},
-                                     .y = {a->x},
-                                     .accumulate = true};
+    const sti_cuda_gemv_args down = ffn_down(a, w, between);
     STI_TRY(sti_cuda_norm(dev, a->x, a->w.norm, a->w.eps, M, w->gate.K, NULL, h, err));
     STI_TRY(ffn_gate(dev, a, w, &in, err));
     if (sti_cuda_gemm_small_fits(dev, &down))

@@ -1,5 +1,5 @@
-/* norm_rope.c - table entries of the operators on rows: what lies in the program's memory is
- * checked and brought over here, the rest is in norm_rope.cu. */
+/* norm_rope.c - table entries of the operators on rows: checks and copies what lies in
+ * the program's memory; the rest is in norm_rope.cu. */
 #include "backend/cuda/dense/kernels.h"
 
 /* Slots of sti_cuda_table that belong to this file. */
@@ -10,8 +10,8 @@ still_status sti_cuda_embed(sti_dev *dev, const sti_embed_args *a, still_error *
     const int32_t *tok;
     const sti_cuda_matrix m = sti_cuda_matrix_of(a->w);
     if (a->M < 1) return STILL_OK;
-    if (!sti_cuda_capturing(
-            dev)) /* later passes of a recording are the caller's to check */
+    /* A captured pass is replayed with ids that only the caller sees. */
+    if (!sti_cuda_capturing(dev))
         for (int i = 0; i < a->M; i++)
             if (a->tok[i] < 0 || a->tok[i] >= m.N)
                 return sti_fail(err, STILL_E_ARG,
@@ -32,7 +32,7 @@ still_status sti_cuda_rope(sti_dev *dev, const sti_rope_args *a, still_error *er
     const int32_t *pos;
     const void *inv_freq;
     if (a->D < 2 || a->D % 2 != 0)
-        return sti_fail(err, STILL_E_ARG, "rope turns pairs: head size %d is odd",
+        return sti_fail(err, STILL_E_ARG, "rope rotates pairs: head size %d is odd",
                         a->D);
     if (a->M < 1) return STILL_OK;
     STI_TRY(sti_cuda_ids(dev, a->pos, a->M, &pos, err));

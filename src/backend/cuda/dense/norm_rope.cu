@@ -1,5 +1,6 @@
-/* norm_rope.cu - operators that go through rows of activations once: rmsnorm, rope, swiglu,
- * log probabilities. All are bounded by memory, or by latency where rows are few. */
+/* norm_rope.cu - operators that go through rows of activations once: rmsnorm, rope,
+ * swiglu, log probabilities. All are bounded by memory, or by latency where rows are
+ * few. */
 #include <float.h>
 
 #include "backend/cuda/dense/dequant.cuh"
@@ -13,7 +14,7 @@ enum { THREADS = STI_ROW_THREADS };
 
 /* ---- rmsnorm, conversion to half ----------------------------------------- */
 
-/* A block a row. g is asked for before x is waited for: it comes from far away. */
+/* A block a row. g is loaded before the wait for x: it comes from far away. */
 __global__ void __launch_bounds__(THREADS)
     norm_rows(const float *x, const float *g, float eps, int K, float *y, __half *yh)
 {
@@ -109,7 +110,7 @@ enum { TURN_HEADS = 4 }; /* heads that share a thread's sine and cosine */
 /* A thread takes pair i of TURN_HEADS heads of row m. The angle is a product in double
  * and is brought to [-1/2, 1/2] turns in double; sine and cosine of that are float.
  * Positions and frequencies come from the program by copies, which no kernel overtakes,
- * so only the rows are waited for; all heads are then asked for at once. */
+ * so only the rows are waited for; all heads are then loaded at once. */
 __global__ void __launch_bounds__(128)
     rope(const __grid_constant__ sti_rope_args a, const int32_t *__restrict__ pos,
          const float *__restrict__ inv_freq)
@@ -271,10 +272,10 @@ __global__ void __launch_bounds__(PROB_THREADS)
     const int id = min(max(target.id[blockIdx.y], 0), V - 1);
     pdl_trigger();
     pdl_wait();
-    const float wanted = first == 0 ? l[id] : 0; /* asked for before it is needed */
+    const float wanted = first == 0 ? l[id] : 0; /* loaded before it is needed */
     if (first < before) s.add(l[first], first);
     for (int i = first; i < fours; i += 4 * by) {
-        float4 v[4]; /* asked for before the first is looked at */
+        float4 v[4]; /* loaded before the first is used */
 #pragma unroll
         for (int j = 0; j < 4; j++)
             if (i + j * by < fours) v[j] = __ldcs(l4 + i + j * by);
@@ -303,7 +304,7 @@ __global__ void __launch_bounds__(PROB_THREADS)
             out[blockIdx.y] = {(float)((double)wanted - (double)s.max - log1p(others)),
                                s.top < V ? s.top : 0};
     }
-    if (blocks > 1) cluster_sync(); /* nobody leaves while its part is read */
+    if (blocks > 1) cluster_sync(); /* no block ends while its part is read */
 }
 
 unsigned blocks_of(size_t n, size_t threads)

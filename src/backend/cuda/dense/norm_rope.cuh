@@ -38,8 +38,8 @@ __device__ __forceinline__ float sti_squares(const float *x, int K, bool vec)
     return s;
 }
 
-/* The first fours of a row that a thread has, columns 4 tid, + 4 THREADS, ...: asked
- * for before they are needed. */
+/* The first fours of a row that a thread has, columns 4 tid, + 4 THREADS, ...: loaded
+ * before they are needed. */
 template <int N> struct sti_held {
     float4 v[N];
     static __device__ __forceinline__ int column(int j)

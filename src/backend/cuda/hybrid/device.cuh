@@ -1,12 +1,12 @@
-/* device.cuh - what the kernels of the recurrent hybrid operator share: keys in
- * either precision, rotation, feature maps, and which token a session is at. The
- * meaning of each is in backend/ref/hybrid/hybrid.h. */
+/* device.cuh - what kernels of the hybrid operator for sessions share: keys in either
+ * precision, the window of a token, RoPE, sums with compensation. Their meaning is in
+ * backend/ref/hybrid/hybrid.h. */
 #ifndef STI_BACKEND_CUDA_HYBRID_DEVICE_CUH
 #define STI_BACKEND_CUDA_HYBRID_DEVICE_CUH
 
 #include <float.h>
 
-#include "backend/cuda/hybrid/step/step.h"
+#include "backend/cuda/hybrid/map.cuh"
 #include "backend/cuda/ptx/half.cuh"
 #include "backend/cuda/ptx/reduce.cuh"
 
@@ -109,7 +109,7 @@ STI_DEVICE sti_window window_of(int pos, int C)
     return sti_window{first, pos - first + 1, first % (2 * C)};
 }
 
-/* ---- Rotation ------------------------------------------------------------ */
+/* ---- RoPE ---------------------------------------------------------------- */
 
 /* The two elements of pair i. */
 STI_DEVICE int2 pair_at(const sti_cuda_hybrid_params &h, int i)
@@ -117,8 +117,8 @@ STI_DEVICE int2 pair_at(const sti_cuda_hybrid_params &h, int i)
     return h.interleaved ? make_int2(2 * i, 2 * i + 1) : make_int2(i, i + h.D / 2);
 }
 
-/* Pair i turns by position * inv_freq[i]. In double, and in half turns: the angle of a
- * token a million places away has no digits to spare. */
+/* Rotates pair i by position * inv_freq[i]. In double, and in units of pi: the angle of
+ * a token a million places away has no digits to spare. */
 STI_DEVICE void rope_pair(const sti_cuda_hybrid_params &h, int i, int position,
                           float *a, float *b)
 {
@@ -131,65 +131,12 @@ STI_DEVICE void rope_pair(const sti_cuda_hybrid_params &h, int i, int position,
     *b = (float)(y * c + x * s);
 }
 
-/* ---- Feature map --------------------------------------------------------- */
-
-/* phi [P] from u = x W [F] and |x|^2, by one warp; phi may be u. */
-STI_DEVICE void warp_features(const sti_cuda_hybrid_params &h, const float *u,
-                              float square, float bias, float *phi)
+/* s += a x, with what rounding takes kept in comp (Kahan). */
+STI_DEVICE void kahan_add(float *sum, float *comp, float a, float x)
 {
-    enum { EACH = STI_STEP_MAX_D / 32 };
-    const int F = h.F, lane = (int)threadIdx.x & 31;
-    float x[EACH], sum = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        x[i] = lane + 32 * i < F ? u[lane + 32 * i] : 0;
-        sum += x[i] * x[i];
-    }
-    if (h.norm_preserved) {
-        const float keep = sqrtf(square) / fmaxf(sqrtf(warp_sum(sum)), 1e-6f);
-#pragma unroll
-        for (int i = 0; i < EACH; i++) x[i] *= keep;
-    }
-    if (h.map == STI_MAP_RELU) {
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (lane + 32 * i < F)
-                phi[lane + 32 * i] = fmaxf(fmaxf(x[i] + bias, 0), h.feature_floor);
-        return;
-    }
-    float top = -INFINITY, bottom = -INFINITY; /* of u and of -u */
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-        if (lane + 32 * i < F) {
-            top = fmaxf(top, x[i]);
-            bottom = fmaxf(bottom, -x[i]);
-        }
-    top = warp_max(top);
-    bottom = warp_max(bottom);
-    float plus = 0, minus = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-        if (lane + 32 * i < F) {
-            plus += expf(x[i] - top);
-            minus += expf(-x[i] - bottom);
-        }
-    plus = 1 / warp_sum(plus);
-    minus = 1 / warp_sum(minus);
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-        if (lane + 32 * i < F) {
-            phi[lane + 32 * i] = fmaxf(expf(x[i] - top) * plus, h.feature_floor);
-            phi[F + lane + 32 * i] =
-                fmaxf(expf(-x[i] - bottom) * minus, h.feature_floor);
-        }
-}
-
-/* The state's sums keep what rounding takes (Kahan): s += a x. */
-STI_DEVICE void kahan_add(float *sum, float *low, float a, float x)
-{
-    const float was = *sum, more = fmaf(a, x, *low), now = was + more;
+    const float was = *sum, more = fmaf(a, x, *comp), now = was + more;
     *sum = now;
-    *low = more - (now - was);
+    *comp = more - (now - was);
 }
 
 #endif

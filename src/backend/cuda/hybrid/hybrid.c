@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "backend/cuda/hybrid/chunk/chunk.h"
+#include "backend/cuda/hybrid/score.h"
 #include "backend/cuda/hybrid/step/step.h"
 
 enum {
@@ -16,11 +17,22 @@ enum {
     SLOT_FREQUENCIES = 6
 };
 
-sti_cuda_hybrid_params sti_cuda_hybrid_params_of(const sti_hybrid_args *a)
+still_status sti_cuda_hybrid_check(const sti_hybrid_settings *set, still_error *err)
 {
-    const sti_hybrid_settings *set = a->set;
-    const sti_hybrid_shape *shape = &a->shape;
-    const sti_hybrid_in *in = &a->in;
+    STI_TRY(sti_cuda_score_check(set->score, err));
+    if (set->uneven)
+        return sti_fail(
+            err, STILL_E_UNSUPPORTED,
+            "cuda hybrid attention: caps that differ between the heads of a "
+            "layer run on the cpu: use --backend cpu");
+    return STILL_OK;
+}
+
+sti_cuda_hybrid_params sti_cuda_hybrid_params_of(const sti_hybrid_settings *set,
+                                                 const sti_hybrid_shape *shape,
+                                                 const sti_hybrid_in *in,
+                                                 size_t kv_size)
+{
     const int S = sti_hybrid_selection_heads(set, shape);
     return (sti_cuda_hybrid_params){.H = shape->H,
                                     .G = shape->G,
@@ -46,7 +58,7 @@ sti_cuda_hybrid_params sti_cuda_hybrid_params_of(const sti_hybrid_args *a)
                                         set->feature_positions == STI_FEATURES_NONE,
                                     .interleaved = in->interleaved,
                                     .unrotated = in->unrotated,
-                                    .half_kv = a->state->kv_size == 2,
+                                    .half_kv = kv_size == 2,
                                     .position_cap = set->position_cap,
                                     .state_cap = set->state_cap,
                                     .feature_floor = (float)set->feature_floor,
@@ -63,16 +75,17 @@ sti_cuda_hybrid_params sti_cuda_hybrid_params_of(const sti_hybrid_args *a)
                                     .bias_k = in->bias_k};
 }
 
+static sti_cuda_hybrid_params params_of(const sti_hybrid_args *a)
+{
+    return sti_cuda_hybrid_params_of(a->set, &a->shape, &a->in, a->state->kv_size);
+}
+
 /* The same with what has to be brought to the device. */
 static still_status params_on_device(sti_dev *dev, const sti_hybrid_args *a,
                                      sti_cuda_hybrid_params *out, still_error *err)
 {
-    if (a->set->uneven)
-        return sti_fail(
-            err, STILL_E_UNSUPPORTED,
-            "cuda hybrid attention: caps that differ between the heads of a "
-            "layer run on the cpu: use --backend cpu");
-    *out = sti_cuda_hybrid_params_of(a);
+    STI_TRY(sti_cuda_hybrid_check(a->set, err));
+    *out = params_of(a);
     if (!a->in.inv_freq) return STILL_OK;
     const void *freq;
     STI_TRY(sti_cuda_table(dev, SLOT_FREQUENCIES, a->in.inv_freq,
@@ -138,8 +151,8 @@ static still_status step_sessions(sti_dev *dev, const sti_cuda_hybrid_params *h,
     }
     STI_TRY(sti_cuda_table(dev, SLOT_SESSIONS, session, (size_t)n * sizeof *session,
                            &table, err));
-    /* As much as any layer will ask for: if there is too little, the first one fails,
-     * and no state has changed. */
+    /* As much as any layer needs: if there is too little, the first one fails and no
+     * state has changed. */
     size_t bytes = sti_cuda_hybrid_step_scratch(dev, h, n);
     if (bytes < (size_t)n * dev->step_scratch) bytes = (size_t)n * dev->step_scratch;
     void *scratch;
@@ -187,11 +200,11 @@ static still_status run_chunks(sti_dev *dev, const sti_cuda_hybrid_params *h, qu
     return n > 0 ? sti_cuda_hybrid_chunk_run(dev, h, session, pos, n, err) : STILL_OK;
 }
 
-/* Steps turn rows; chunks are made of rows that have turned. */
+/* Steps apply RoPE themselves; chunks take rotated rows. */
 bool sti_cuda_hybrid_ropes(const sti_hybrid_args *a, int n)
 {
     if (n <= 0) return false;
-    const sti_cuda_hybrid_params h = sti_cuda_hybrid_params_of(a);
+    const sti_cuda_hybrid_params h = params_of(a);
     const bool chunks = sti_cuda_hybrid_chunk_supported(&h);
     for (int i = 0; i < n; i++)
         if (chunks && a[i].T > FEW_TOKENS) return false;

@@ -1,5 +1,5 @@
-/* params.h - settings, shape and sessions of the hybrid operator as its kernels see them:
- * one struct that hybrid.c fills, for every form. */
+/* params.h - settings, shape and sessions of the hybrid operator as its kernels see
+ * them: one struct that hybrid.c fills, for every form. */
 #ifndef STI_BACKEND_CUDA_HYBRID_PARAMS_H
 #define STI_BACKEND_CUDA_HYBRID_PARAMS_H
 
@@ -8,6 +8,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Numbers of a head, and of its features, in sessions at most: no model has more. */
+enum { STI_STEP_MAX_D = 256, STI_STEP_MAX_P = 2 * STI_STEP_MAX_D };
 
 /* Settings and shape; of a call, or of all sessions of one. */
 typedef struct sti_cuda_hybrid_params {
@@ -48,9 +51,18 @@ typedef struct sti_cuda_hybrid_session {
     int64_t *folded;                        /* [S] */
 } sti_cuda_hybrid_session;
 
-/* A call's settings, without inv_freq, and a session's rows and state as kernels see
- * them (hybrid.c); pos: where the position of its first row is. */
-sti_cuda_hybrid_params sti_cuda_hybrid_params_of(const sti_hybrid_args *a);
+/* Refuses settings that no form computes: a score without a kernel, caps that
+ * differ. */
+still_status sti_cuda_hybrid_check(const sti_hybrid_settings *set, still_error *err);
+
+/* Settings and shape of a call, in every form; without inv_freq. kv_size: bytes of a
+ * number of stored keys and values, 0 where none are. */
+sti_cuda_hybrid_params sti_cuda_hybrid_params_of(const sti_hybrid_settings *set,
+                                                 const sti_hybrid_shape *shape,
+                                                 const sti_hybrid_in *in,
+                                                 size_t kv_size);
+
+/* A session's rows and state; pos: where the position of its first row is. */
 sti_cuda_hybrid_session sti_cuda_hybrid_session_of(const sti_hybrid_args *a,
                                                    const int32_t *pos);
 

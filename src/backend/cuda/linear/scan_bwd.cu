@@ -207,11 +207,12 @@ static __global__ void __launch_bounds__(32 * DECAY_WARPS)
 still_status sti_cuda_linear_dstates(sti_dev *dev, const sti_cuda_linear *p,
                                      still_error *err)
 {
-#define SUM_BACK_(W)                                                                   \
-    launch(dev, "linear attention: gradients of states", err,                          \
-           scan_bwd_kernel<W, false>, span_grid(p), SPAN_THREADS, back_shared<W>(),    \
-           *p)
-    if (p->longest > SPAN) STI_TRY(STI_LINEAR_BY_WIDTH(p->DP, SUM_BACK_));
+    if (p->longest > SPAN)
+        STI_TRY(by_width(p, [&](auto W) {
+            return launch(dev, "linear attention: gradients of states", err,
+                          scan_bwd_kernel<W, false>, span_grid(p), SPAN_THREADS,
+                          back_shared<W>(), *p);
+        }));
     const dim3 grid((unsigned)(p->DP * p->DP + SCAN_THREADS - 1) / SCAN_THREADS,
                     (unsigned)p->S, (unsigned)p->n);
     return launch(dev, "linear attention: gradients of states, joined", err,
@@ -221,10 +222,11 @@ still_status sti_cuda_linear_dstates(sti_dev *dev, const sti_cuda_linear *p,
 still_status sti_cuda_linear_keys(sti_dev *dev, const sti_cuda_linear *p,
                                   still_error *err)
 {
-#define KEYS_(W)                                                                       \
-    launch(dev, "linear attention: gradient of the keys", err,                         \
-           scan_bwd_kernel<W, true>, span_grid(p), SPAN_THREADS, back_shared<W>(), *p)
-    return STI_LINEAR_BY_WIDTH(p->DP, KEYS_);
+    return by_width(p, [&](auto W) {
+        return launch(dev, "linear attention: gradient of the keys", err,
+                      scan_bwd_kernel<W, true>, span_grid(p), SPAN_THREADS,
+                      back_shared<W>(), *p);
+    });
 }
 
 still_status sti_cuda_linear_decays(sti_dev *dev, const sti_cuda_linear *p,

@@ -166,10 +166,12 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
 still_status sti_cuda_linear_states(sti_dev *dev, const sti_cuda_linear *p,
                                     still_error *err)
 {
-#define SUM_(W)                                                                        \
-    launch(dev, "linear attention: sums of spans", err, scan_fwd_kernel<W, SUM>,       \
-           span_grid(p), SPAN_THREADS, scan_fwd_shared<W>(), *p)
-    if (p->longest > SPAN) STI_TRY(STI_LINEAR_BY_WIDTH(p->DP, SUM_));
+    if (p->longest > SPAN)
+        STI_TRY(by_width(p, [&](auto W) {
+            return launch(dev, "linear attention: sums of spans", err,
+                          scan_fwd_kernel<W, SUM>, span_grid(p), SPAN_THREADS,
+                          scan_fwd_shared<W>(), *p);
+        }));
     const dim3 grid((unsigned)(p->DP * p->DP + SCAN_THREADS - 1) / SCAN_THREADS,
                     (unsigned)p->S, (unsigned)p->n);
     return launch(dev, "linear attention: states of spans", err, scan_kernel, grid,
@@ -179,18 +181,18 @@ still_status sti_cuda_linear_states(sti_dev *dev, const sti_cuda_linear *p,
 still_status sti_cuda_linear_outputs(sti_dev *dev, const sti_cuda_linear *p,
                                      still_error *err)
 {
-#define OUTPUT_(W)                                                                     \
-    launch(dev, "linear attention: outputs", err, scan_fwd_kernel<W, OUTPUT>,          \
-           span_grid(p), SPAN_THREADS, scan_fwd_shared<W>(), *p)
-    return STI_LINEAR_BY_WIDTH(p->DP, OUTPUT_);
+    return by_width(p, [&](auto W) {
+        return launch(dev, "linear attention: outputs", err, scan_fwd_kernel<W, OUTPUT>,
+                      span_grid(p), SPAN_THREADS, scan_fwd_shared<W>(), *p);
+    });
 }
 
 still_status sti_cuda_linear_queries(sti_dev *dev, const sti_cuda_linear *p,
                                      still_error *err)
 {
-#define QUERIES_(W)                                                                    \
-    launch(dev, "linear attention: gradient of the queries", err,                      \
-           scan_fwd_kernel<W, QUERIES>, span_grid(p), SPAN_THREADS,                    \
-           scan_fwd_shared<W>(), *p)
-    return STI_LINEAR_BY_WIDTH(p->DP, QUERIES_);
+    return by_width(p, [&](auto W) {
+        return launch(dev, "linear attention: gradient of the queries", err,
+                      scan_fwd_kernel<W, QUERIES>, span_grid(p), SPAN_THREADS,
+                      scan_fwd_shared<W>(), *p);
+    });
 }

@@ -1,7 +1,7 @@
 /* tile.cuh - what the kernels of linear.h share: launching, where a block is,
  * the numbers of one token, tiles of 16 tokens in shared memory and products of them.
  *
- * Rows of tiles are LD = DP + 4 floats apart. A block of the walks has 4 warps;
+ * Rows of tiles are LD = DP + 4 floats apart. A block of the scans has 4 warps;
  * products with 16 rows are shared by columns, DP / 4 a warp. */
 #ifndef STI_BACKEND_CUDA_LINEAR_TILE_CUH
 #define STI_BACKEND_CUDA_LINEAR_TILE_CUH
@@ -21,12 +21,11 @@ enum {
 
 /* ---- Launching ----------------------------------------------------------- */
 
-/* Runs LAUNCH with DP as a constant. */
-#define STI_LINEAR_BY_WIDTH(width, LAUNCH)                                             \
-    ((width) == 32   ? LAUNCH(32)                                                      \
-     : (width) == 64 ? LAUNCH(64)                                                      \
-     : (width) == 96 ? LAUNCH(96)                                                      \
-                     : LAUNCH(128))
+/* f(W) with the call's DP as a constant. */
+template <class F> static still_status by_width(const sti_cuda_linear *p, const F &f)
+{
+    return with_constant<32, 64, 96, 128>(p->DP, f);
+}
 
 STI_DEVICE float *block_memory(void)
 {
@@ -53,8 +52,8 @@ STI_DEVICE float log_gamma(int h)
     return log1pf(-exp2f((float)(-5 - h)));
 }
 
-/* Element e of a vector of D that is rotated to position t: value cos + other sin, where
- * `other` is the value at `partner`, its sign included in sin. */
+/* Element e of a vector of D that is rotated to position t: value cos + other sin,
+ * where `other` is the value at `partner`, its sign included in sin. */
 typedef struct rotation {
     int partner;
     float c, s;
@@ -87,8 +86,8 @@ STI_DEVICE void ring_put(void *ring, size_t at, float x, bool is_half)
         ((float *)ring)[at] = x;
 }
 
-/* SUPRA's features by a whole warp: f [width] = relu(raw + b) rotated, times `by`; zeros
- * from D on. */
+/* SUPRA's features by a whole warp: f [width] = relu(raw + b) rotated, times `by`;
+ * zeros from D on. */
 STI_DEVICE void relu_row(const sti_cuda_linear &p, const float *raw, const float *b,
                          int64_t t, float by, float *f, int width)
 {
@@ -188,7 +187,7 @@ STI_DEVICE void product_at(float (&c)[N][4], const float *A, int lda, const floa
     }
 }
 
-/* ---- The walks ----------------------------------------------------------- */
+/* ---- Scans over spans ---------------------------------------------------- */
 
 /* The span of a block: grid is spans of the longest sequence, states, sequences. */
 typedef struct span_place {

@@ -284,28 +284,29 @@ static dim3 window_grid(const sti_cuda_linear *p, int heads)
 still_status sti_cuda_linear_window(sti_dev *dev, const sti_cuda_linear *p,
                                     still_error *err)
 {
-#define WINDOW_(W)                                                                     \
-    launch(dev, "linear attention: the window's outputs", err, window_kernel<W>,       \
-           window_grid(p, p->H), SPAN_THREADS, window_shared<W>(), *p)
-    return STI_LINEAR_BY_WIDTH(p->DP, WINDOW_);
+    return by_width(p, [&](auto W) {
+        return launch(dev, "linear attention: the window's outputs", err,
+                      window_kernel<W>, window_grid(p, p->H), SPAN_THREADS,
+                      window_shared<W>(), *p);
+    });
 }
 
 still_status sti_cuda_linear_window_queries(sti_dev *dev, const sti_cuda_linear *p,
                                             still_error *err)
 {
-#define WINDOW_QUERIES_(W)                                                             \
-    launch(dev, "linear attention: gradient of the window's queries", err,             \
-           window_query_kernel<W>, window_grid(p, p->H), SPAN_THREADS,                 \
-           window_shared<W>(), *p)
-    return STI_LINEAR_BY_WIDTH(p->DP, WINDOW_QUERIES_);
+    return by_width(p, [&](auto W) {
+        return launch(dev, "linear attention: gradient of the window's queries", err,
+                      window_query_kernel<W>, window_grid(p, p->H), SPAN_THREADS,
+                      window_shared<W>(), *p);
+    });
 }
 
 still_status sti_cuda_linear_window_keys(sti_dev *dev, const sti_cuda_linear *p,
                                          still_error *err)
 {
-#define WINDOW_KEYS_(W)                                                                \
-    launch(dev, "linear attention: gradient of the window's keys", err,                \
-           window_key_kernel<W>, window_grid(p, p->G), SPAN_THREADS,                   \
-           window_shared<W>(), *p)
-    return STI_LINEAR_BY_WIDTH(p->DP, WINDOW_KEYS_);
+    return by_width(p, [&](auto W) {
+        return launch(dev, "linear attention: gradient of the window's keys", err,
+                      window_key_kernel<W>, window_grid(p, p->G), SPAN_THREADS,
+                      window_shared<W>(), *p);
+    });
 }

@@ -1,9 +1,9 @@
-/* half.cuh - floats to halves and back, two by two: the lower half of a word comes first
- * in memory.
+/* half.cuh - floats to halves and back, two by two: the lower half of a word comes
+ * first in memory.
  *
- * Two ways to stay in half's range. half_range sends NaN to the range too: in the hybrid
- * operator a NaN that entered a state would stay there. saturated keeps NaN, which the
- * dense operators and softmax attention pass on. */
+ * Two ways to stay in half's range. half_range sends NaN to the range too: in the
+ * hybrid operator a NaN that entered a state would stay there. saturated keeps NaN,
+ * which the dense operators and softmax attention pass on. */
 #ifndef STI_BACKEND_CUDA_PTX_HALF_CUH
 #define STI_BACKEND_CUDA_PTX_HALF_CUH
 

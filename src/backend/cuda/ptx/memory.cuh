@@ -1,5 +1,5 @@
-/* memory.cuh - global and shared memory: copies in the background (cp.async), prefetches,
- * loads and additions that say how they are meant. */
+/* memory.cuh - global and shared memory: copies in the background (cp.async),
+ * prefetches, loads and additions that say how they are meant. */
 #ifndef STI_BACKEND_CUDA_PTX_MEMORY_CUH
 #define STI_BACKEND_CUDA_PTX_MEMORY_CUH
 

@@ -49,7 +49,8 @@ STI_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address)
                  : "memory");
 }
 
-/* The transpose of an 8 x 8 matrix of which lane 4 g + t has (g, 2t) and (g, 2t + 1). */
+/* The transpose of an 8 x 8 matrix of which lane 4 g + t has (g, 2t) and (g, 2t +
+ * 1). */
 STI_DEVICE uint32_t movmatrix_trans(uint32_t x)
 {
     uint32_t y;

@@ -1,12 +1,13 @@
-/* pdl.cuh - programmatic dependent launch: kernels that start before the one in front of
- * them has ended; and clusters of blocks.
+/* pdl.cuh - programmatic dependent launch: kernels that start before the one in front
+ * of them has ended; and clusters of blocks.
  *
  * A step queues hundreds of kernels that take one or two microseconds each; launching
  * the next only when the last has drained would double that. On sm_90 a kernel that is
- * launched with pdl_launch may be placed on SMs while its predecessor still runs. It must
- * call pdl_wait before it reads or writes anything another kernel touches: that waits
- * until everything queued before has ended. pdl_trigger lets the successor be placed;
- * kernels call it first, since it decides only when the successor starts to wait. */
+ * launched with pdl_launch may be placed on SMs while its predecessor still runs. It
+ * must call pdl_wait before it reads or writes anything another kernel touches: that
+ * waits until everything queued before has ended. pdl_trigger lets the successor be
+ * placed; kernels call it first, since it decides only when the successor starts to
+ * wait. */
 #ifndef STI_BACKEND_CUDA_PTX_PDL_CUH
 #define STI_BACKEND_CUDA_PTX_PDL_CUH
 
@@ -27,8 +28,8 @@ STI_DEVICE void pdl_wait()
 #endif
 }
 
-/* Barrier of all threads of a cluster (of the block, where it is alone), after which they
- * see what the others wrote to shared memory. */
+/* Barrier of all threads of a cluster (of the block, where it is alone), after which
+ * they see what the others wrote to shared memory. */
 STI_DEVICE void cluster_sync()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -59,8 +60,9 @@ STI_DEVICE uint4 cluster_read16(const void *mine, int block)
 #endif
 }
 
-/* Launches in clusters of so many blocks, next to each other in x. dev->pdl: the code that
- * runs was made for sm_90; older code neither waits nor has clusters of more than one. */
+/* Launches in clusters of so many blocks, next to each other in x. dev->pdl: the code
+ * that runs was made for sm_90; older code neither waits nor has clusters of more than
+ * one. */
 template <class... wanted, class... given>
 static cudaError_t pdl_launch_clusters(const sti_dev *dev, int cluster,
                                        void (*kernel)(wanted...), dim3 grid, dim3 block,

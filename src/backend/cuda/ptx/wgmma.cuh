@@ -24,10 +24,10 @@ static __device__ __forceinline__ int word_at(int row, int word)
     return word / 8 * PANEL + row * 128 + ((word % 8 ^ (row & 7)) << 4);
 }
 
-/* Descriptor of a matrix of halves in shared memory, swizzled by 128 bytes. 8 rows of 128
- * bytes are 1024 bytes, and the next 8 follow. Keys and queries: rows are rows, dims are
- * summed over. Values: rows are summed over, and the second half of the dims is a panel
- * away. */
+/* Descriptor of a matrix of halves in shared memory, swizzled by 128 bytes. 8 rows of
+ * 128 bytes are 1024 bytes, and the next 8 follow. Keys and queries: rows are rows,
+ * dims are summed over. Values: rows are summed over, and the second half of the dims
+ * is a panel away. */
 static __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t at)
 {
     return (uint64_t)(at >> 4) | (uint64_t)(PANEL >> 4) << 16 |

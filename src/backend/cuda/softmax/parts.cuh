@@ -24,7 +24,7 @@ static __device__ __forceinline__ int first_key(int t, int window)
 
 /* The keys of a row that decodes, [first, first + count), in `pieces` pieces of `piece`
  * keys. The cut follows from the row's own position and the size of the launch: other
- * rows change nothing unless they make it a crowd, and a recorded launch may be
+ * rows change nothing unless they make it a crowd, and a captured launch may be
  * replayed at any depth. */
 typedef struct cut {
     int first, count, piece, pieces;
@@ -43,7 +43,8 @@ static __device__ __forceinline__ cut cut_keys(const sti_cuda_attn &a, int t)
     return c;
 }
 
-/* Cache row of the token `after` tokens behind the one in row `row`; after < capacity. */
+/* Cache row of the token `after` tokens behind the one in row `row`; after <
+ * capacity. */
 static __device__ __forceinline__ int ring_row(int row, int after, int capacity)
 {
     int at = row + after;

@@ -5,7 +5,7 @@
  * walks over the keys they see, KEYS at a time; logits and weights live in registers
  * only. A warp has 32 of the rows, two fragments high, so that what it reads of keys
  * and values from shared memory is used twice: with 16 rows shared memory would be the
- * bound. Blocks share a multiprocessor: one's exponentials run beside another's
+ * bound. Blocks share a multiprocessor: one's exponentials overlap with another's
  * products.
  *
  * Heads of up to 64 dims on Hopper (sm_90a): the four warps multiply together, in the
@@ -158,8 +158,8 @@ static __device__ __forceinline__ void await_sums(float (&sum)[8][4], weights &p
     pin(sum);
 }
 
-/* The weights p of fragment I meet the values of their tile, and meanwhile the logits
- * of the other fragment, against keys from j0 on, become the next weights. */
+/* Multiplies the weights p of fragment I with the values of their tile; meanwhile the
+ * logits of the other fragment, against keys from j0 on, become the next weights. */
 template <int I>
 static __device__ __forceinline__ void step(rows<64> &x, weights &p, const job &b,
                                             uint32_t queries, uint32_t keys,

@@ -1,5 +1,5 @@
-/* prefill.cuh - what the walks of prefill.cu are made of: copies of
- * queries, keys and values to shared memory, and the softmax of a warp's rows. */
+/* prefill.cuh - the parts of prefill.cu: copies of queries, keys and values to shared
+ * memory, and the softmax of a warp's rows. */
 #ifndef STI_BACKEND_CUDA_SOFTMAX_PREFILL_CUH
 #define STI_BACKEND_CUDA_SOFTMAX_PREFILL_CUH
 
@@ -12,7 +12,7 @@ namespace
 
 enum { WARPS = 4, THREADS = WARPS * 32, ROWS = WARPS * 32, KEYS = 64 };
 
-/* Heads of up to DP dims; what fetch_keys and fetch_queries ask for comes first. */
+/* Heads of up to DP dims; what fetch_keys and fetch_queries need comes first. */
 template <int DP> struct plan {
     static constexpr int KEYS = ::KEYS, ROWS = ::ROWS;
     static constexpr int ROW = DP * 2;           /* bytes from a row to the next */

@@ -6,8 +6,8 @@
  * that the 62 % of the peak that is open to mma.sync and its fragments in registers is
  * not the limit. Two warpgroups of 4 warps have 64 rows each and share the keys, KEYS
  * at a time. Products are queued and waited for: while the values of one tile are
- * multiplied, the next tile's logits become weights, queue S' = Q K'^T; queue O += P V;
- * wait for S'; P' = 2^(S' - m); wait for O.
+ * multiplied, the next tile's logits become weights,
+ *   queue S' = Q K'^T; queue O += P V; wait for S'; P' = 2^(S' - m); wait for O.
  *
  * Shared memory: tiles of 128 rows of 128 halves, for queries, two of keys, two of
  * values, as wgmma.cuh lays them out. */

@@ -1,7 +1,7 @@
 /* softmax.h - what the files of softmax attention share.
  *
  * softmax.c checks a call and hands its segments, by value, to kernels: descriptors
- * lie in the launch's parameters, so a recorded launch carries them along and nothing
+ * lie in the launch's parameters, so a captured launch carries them along and nothing
  * has to be copied to the device first. What changes from token to token, the position,
  * is read on the device. Rows that come alone (decode) and rows that come together
  * (prefill) go to different kernels:

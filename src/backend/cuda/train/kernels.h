@@ -1,4 +1,4 @@
-/* kernels.h - launchers of the operators of training (train*.cu, lora_gemm.cu); the
+/* kernels.h - launchers of the operators of training (*.cu of this folder); the
  * entries in train.c, lora.c and ffn.c say what is computed by which. */
 #ifndef STI_BACKEND_CUDA_TRAIN_KERNELS_H
 #define STI_BACKEND_CUDA_TRAIN_KERNELS_H
@@ -25,7 +25,7 @@ still_status sti_cuda_adam_step(sti_dev *, const sti_adam_args *all, int n,
 /* part[i] = sum of squares of piece i of x, for n pieces. */
 still_status sti_cuda_squares(sti_dev *, const float *x, const sti_span *piece, int n,
                               double *part, still_error *);
-/* part [2, STI_CUDA_PARTS] is room. */
+/* part [2, STI_CUDA_PARTS] is scratch. */
 enum { STI_CUDA_PARTS = 528 };
 still_status sti_cuda_differ(sti_dev *, const sti_compare_args *, double *part,
                              still_error *);
@@ -133,7 +133,7 @@ typedef struct sti_cuda_stack {
 still_status sti_cuda_round_rows(sti_dev *, const sti_cuda_stack *, still_error *);
 
 /* Weights of equal K one below the other in bfloat16, [sum N up to 8, K up to 8], the
- * rest zeros (weight_bf16.c). May ask for scratch. */
+ * rest zeros (weight_bf16.c). May take scratch. */
 still_status sti_cuda_bf16_rows(sti_dev *, const sti_weight *const *w, int n,
                                 const sti_bf16 **out, still_error *);
 

@@ -1,11 +1,11 @@
 /* lora.c - products of training whose matrices have low-rank additions,
  *
- *   y_i = [from +] x W_i^T + bias_i + low_i B_i^T,   low_i = scale x A_i^T.
+ *   y_i = [from +] x W_i^T + bias_i + lora_x_i B_i^T,   lora_x_i = scale x A_i^T.
  *
- * An addition of its own would read and write y once more, which takes longer than the
- * product: instead low stands concat x and B concat W, both in half, and y is one
- * product, [x | low_0 low_1 ..] [W_i | 0 .. B_i .. 0]^T. B is small when training
- * begins, so low gives it some of its size: GAIN. */
+ * A separate addition would read and write y once more, which takes longer than the
+ * product: instead lora_x is concatenated to x and B to W, both in half, and y is one
+ * product, [x | lora_x_0 lora_x_1 ..] [W_i | 0 .. B_i .. 0]^T. B is small when training
+ * begins, so it is multiplied by GAIN and lora_x divided by it. */
 #include "backend/cuda/dense/kernels.h"
 #include "backend/cuda/train/kernels.h"
 #include "backend/host.h"

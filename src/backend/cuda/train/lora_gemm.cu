@@ -24,7 +24,7 @@ enum {
     WARPS = THREADS / 32,
     ROWS = 16,          /* of a warp */
     TILES = 4,          /* of 8 columns: all there may be */
-    AHEAD = 6,          /* steps of 16 columns asked for before they are multiplied */
+    AHEAD = 6,          /* steps of 16 columns loaded before they are multiplied */
     SHARED = 48 * 1024, /* bytes */
     BLOCKS = 4          /* an SM */
 };
@@ -130,7 +130,7 @@ template <int R, int V>
 __global__ void __launch_bounds__(THREADS)
     lora_up(const __grid_constant__ sti_cuda_lora_up_args a)
 {
-    enum { BATCH = 16 / V }; /* rows asked for before they are added to */
+    enum { BATCH = 16 / V }; /* rows loaded before they are added to */
     __shared__ __align__(16) float x[UP_ROWS][R];
     const int c = (int)(blockIdx.x * 32 + threadIdx.x % 32) * V;
     const int m0 = (int)blockIdx.y * UP_ROWS, rows = min((int)UP_ROWS, a.M - m0);
@@ -231,7 +231,7 @@ still_status sti_cuda_lora_down(sti_dev *dev, const sti_cuda_lora_down_args *a,
     const unsigned blocks = (unsigned)(tiles < most ? tiles : most);
     const size_t bytes = (size_t)columns * (size_t)row_of(a->K) * sizeof(__half);
     lora_down<<<blocks, THREADS, bytes, dev->stream>>>(*a, columns);
-    STI_CUDA(cudaGetLastError(), "a thin product");
+    STI_CUDA(cudaGetLastError(), "a product down to a low rank");
     return STILL_OK;
 }
 
@@ -249,7 +249,7 @@ still_status sti_cuda_lora_up(sti_dev *dev, const sti_cuda_lora_up_args *a,
         launch_up<16, 4>(dev, a);
     else
         launch_up<UP_MOST, 2>(dev, a);
-    STI_CUDA(cudaGetLastError(), "a product of low rank");
+    STI_CUDA(cudaGetLastError(), "a product up from a low rank");
     return STILL_OK;
 }
 
@@ -260,6 +260,6 @@ still_status sti_cuda_concat_lora(sti_dev *dev, const sti_cuda_concat_lora_args 
     for (int i = 0; i < a->n; i++) rows += a->N[i];
     concat_lora<<<(unsigned)((rows + WARPS - 1) / WARPS), THREADS, 0, dev->stream>>>(
         *a, rows);
-    STI_CUDA(cudaGetLastError(), "weights and what is added to them");
+    STI_CUDA(cudaGetLastError(), "concatenating weights and additions");
     return STILL_OK;
 }

@@ -29,7 +29,7 @@ __device__ float log_sum(const float *x, int n, bool vec)
     float top = -FLT_MAX;
     double sum = 0;
     for (int i = 4 * threadIdx.x; i < n; i += BATCH * 4 * THREADS) {
-        float4 v[BATCH]; /* asked for before the first is looked at */
+        float4 v[BATCH]; /* loaded before the first is used */
 #pragma unroll
         for (int j = 0; j < BATCH; j++) v[j] = logits4(x, i + j * 4 * THREADS, n, vec);
         float most = top;

@@ -4,9 +4,9 @@
  * Gradients are float32 in memory. What goes back through weights is multiplied in
  * bfloat16, which has the range of float32 (half would lose the small ones), with
  * float32 sums: gradients become bfloat16 on their way, side by side where several add
- * up to one, so that theirs is one product; weights in bfloat16 are in weight_bf16.c. Products
- * down to a low rank and gradients of its matrices (lora_grad.cu) are bound by reading
- * their inputs and read them as they are, in TF32. */
+ * up to one, so that theirs is one product; weights in bfloat16 are in weight_bf16.c.
+ * Products down to a low rank and gradients of its matrices (lora_grad.cu) are bound by
+ * reading their inputs and read them as they are, in TF32. */
 #include "backend/cuda/dense/kernels.h"
 #include "backend/cuda/train/kernels.h"
 
@@ -56,8 +56,8 @@ static still_status back_low_rank(sti_dev *dev, const sti_matmul_back_args *a,
     return STILL_OK;
 }
 
-/* dx[M, K] = [dx +] scale dy[M, ld] W, W as weight_bf16.c keeps it: K columns, and as many
- * rows as dy has columns, those that fill up included. */
+/* dx[M, K] = [dx +] scale dy[M, ld] W, W as weight_bf16.c keeps it: K columns, and as
+ * many rows as dy has columns, those that fill up included. */
 static still_status multiply_bf16(sti_dev *dev, const sti_bf16 *w, int K,
                                   const sti_bf16 *dy, int ld, int M, float scale,
                                   bool accumulate, float *dx, still_error *err)

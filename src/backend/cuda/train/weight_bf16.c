@@ -1,7 +1,7 @@
-/* weight_bf16.c - weights in bfloat16, as what goes back through them in training wants them.
+/* weight_bf16.c - weights in bfloat16, for gradients that go back through them.
  *
- * Frozen weights are kept so from the first time on, since they are asked for in every
- * step; those in training, which change, are rounded anew each time. */
+ * Frozen weights are kept so from the first time on, since every step needs them; those
+ * in training, which change, are rounded anew each time. */
 #include "backend/cuda/dense/kernels.h"
 #include "backend/cuda/train/kernels.h"
 

@@ -6,6 +6,7 @@
  * still in the second-level cache. The carried state makes pieces invisible in the
  * result. */
 #include "backend/cuda/hybrid/chunk/chunk.h"
+#include "backend/cuda/hybrid/score.h"
 
 enum {
     SLOT_PIECES = 7, /* see sti_cuda_table */
@@ -89,10 +90,11 @@ static void carve_piece(sti_carve *s, sti_chunk_piece *c, int T)
         sti_carve_take(s, c->raw ? S * (size_t)c->rows * D : 0, sizeof *c->k_raw);
     c->fold_k = h->raw_features ? c->k_raw : c->k;
     c->score = sti_carve_take(s, S * (size_t)c->rows, sizeof *c->score);
-    c->norm = sti_carve_take(
-        s,
-        c->select > 0 && h->score == STI_SCORE_RECEIVED ? (size_t)h->H * (size_t)T : 0,
-        sizeof *c->norm);
+    c->norm = sti_carve_take(s,
+                             c->select > 0 && sti_score_from(h->score, STI_FROM_QUERIES)
+                                 ? (size_t)h->H * (size_t)T
+                                 : 0,
+                             sizeof *c->norm);
     c->count = sti_carve_take(s, S, sizeof *c->count);
     c->folded = sti_carve_take(s, S, sizeof *c->folded);
     c->candidate =
@@ -139,7 +141,7 @@ size_t sti_cuda_hybrid_chunk_scratch(const sti_cuda_hybrid_params *h, int T)
 
 /* ---- Pieces and groups --------------------------------------------------- */
 
-/* Where chunks begin and leave in T tokens from pos on. */
+/* Where chunks begin and retire in T tokens from pos on. */
 static void lay_out(sti_chunk_piece *c, int pos, int T)
 {
     c->pos = pos;

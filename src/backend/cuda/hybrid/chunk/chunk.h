@@ -1,34 +1,36 @@
-/* chunk.h - what the kernels of the chunk-parallel hybrid operator share.
+/* chunk.h - what the kernels of the chunk-parallel hybrid operator (STILL Alg. 1)
+ * share.
  *
  * A piece is T tokens of a session, from position pos on; it may begin and end inside a
  * chunk. Pieces of many sessions are a group and share launches: a kernel's units of
- * work (tiles, chunks, leaves) are counted over all of them. Kernels run one after the
- * other on the device's stream:
- *   pack     keys and values, old and new, as half rows in one buffer   pack.cu
- *   score    the score of every new token                               score.cu
- *            one that later tokens give it                          received.cu
- *   select   the salient list of each chunk, the rows folded at each select.cu
- *   state    what each chunk folds, then sums of it along the piece     state.cu
- *   output   queries meet window, list and state                     output.cu
- *            the same on Hopper                              output_hopper.cu
- *   tail     window and list of the sessions after the pieces          pack.cu
+ * work (tiles, chunks, retirements) are counted over all of them. Kernels run one after
+ * the other on the device's stream:
+ *
+ *   pack      keys and values, old and new, as halves in one buffer    pack.cu
+ *   score     the score of every new token (eq. 2 to 5)                score.cu
+ *             one made of weights that later tokens give it            received.cu
+ *   select    the salient list of each chunk, the rows folded (eq. 8)  select.cu
+ *   state     what each chunk folds, then running sums (eq. 9)         state.cu
+ *   output    queries against window, list and state (eq. 7, 10, 11)   output.cu
+ *             the same on Hopper                                       output_hopper.cu
+ *   tail      window and list of the sessions after the pieces         pack.cu
+ *
  * Methods without a window have kernels of their own: no_window.cu.
  *
  * A selection head (S of them: kv heads, or with per_head query heads, which then each
  * have a copy of their keys) has rows of keys, values and scores: first the salient
- * list as the session brought it ([0, capacity)), then tokens in order, position `base` at
- * row `room`. base begins a chunk, the oldest that the piece needs: the chunk before
- * that of token pos - 1, and the session's ring holds all from there on.
+ * list as the session brought it ([0, capacity)), then tokens in order, position `base`
+ * at row `capacity`. base begins a chunk, the oldest that the piece needs: the chunk
+ * before that of token pos - 1, and the session's ring holds all tokens from there on.
  *
- * Chunk c leaves somebody if its first token is in the piece and c >= 2: leave number k
- * happens at the start of chunk first_retire + k, and chunk first_retire + k - 2 leaves.
- * How many tokens are then salient or folded follows from the counts the session
- * brought, which are known to the device alone.
+ * A chunk c >= 2 that begins in the piece retires chunk c - 2. Retirement k happens at
+ * the start of chunk first_retire + k. How many tokens are salient or folded after it
+ * follows from the counts that the session brought, which only the device knows.
  *
- * Where keys are wanted as they were before RoPE (sti_hybrid_needs_raw) they are rows of
- * a second buffer, k_raw, made from the others. With a position cap the list that the
- * queries of a chunk see is ordered: those near enough first, then those that are seen
- * at the capped distance; which is which follows from position and chunk. */
+ * Where keys are wanted as they were before RoPE (sti_hybrid_needs_raw) they are rows
+ * of a second buffer, k_raw, made from the others. With a position cap the list that
+ * the queries of a chunk see is ordered: near tokens first, then those that are seen at
+ * the capped distance; which is which follows from position and chunk. */
 #ifndef STI_BACKEND_CUDA_HYBRID_CHUNK_CHUNK_H
 #define STI_BACKEND_CUDA_HYBRID_CHUNK_CHUNK_H
 
@@ -65,8 +67,8 @@ typedef struct sti_chunk_piece {
     int first_chunk, n_chunks; /* those that queries are in */
     int first_retire, n_retired;
     int select, capacity; /* both 0 if one of them is */
-    int rows; /* of a selection head: room for the list and the tokens from base on */
-    /* Scratch. L leaves, N chunks, both at most. */
+    int rows; /* of a selection head: the list, then the tokens from base on */
+    /* Scratch. L retirements, N chunks, both at most. */
     sti_chunk_half *k, *v;         /* [S, rows, D] */
     sti_chunk_half *k_raw;         /* [S, rows, D], if raw */
     const sti_chunk_half *fold_k;  /* k or k_raw: what features are made of */
@@ -75,17 +77,16 @@ typedef struct sti_chunk_piece {
     sti_chunk_half *map_q, *map_k; /* [H, D, D], [S, D, D] or NULL */
     int32_t *count;                /* [S]: salient tokens before the piece */
     int64_t *folded;               /* [S]: folded tokens before the piece */
-    uint64_t *candidate;           /* [L, S, select]: selected tokens, best first */
-    int32_t *salient; /* [L, S, capacity]: rows of the list after a leave, best first */
-    int32_t *fold;    /* [L, S, C]: rows folded at a leave */
+    uint64_t *candidate; /* [L, S, select]: selected tokens (order.cuh), best first */
+    int32_t *salient;    /* [L, S, capacity]: rows of the list after each, best first */
+    int32_t *fold;       /* [L, S, C]: rows folded at each */
     /* With a position cap: */
-    float *cap_rope;   /* [D/2, 2]: cosine and sine of a turn by that many positions */
-    int32_t *position; /* [S, capacity]: of the list as the session brought it */
-    int32_t
-        *order;    /* [L + 1, S, capacity]: rows of the list after so many leaves, those
-                          near first */
-    int32_t *near; /* [L + 1, S]: how many those are */
-    float *ds, *dz;       /* [L, S, P, D], [L, S, P]: what a leave adds to the state */
+    float *cap_rope;      /* [D/2, 2]: cosine and sine of the rotation by the cap */
+    int32_t *position;    /* [S, capacity]: of the list as the session brought it */
+    int32_t *order;       /* [L + 1, S, capacity]: rows of the list after so many
+                             retirements, near ones first */
+    int32_t *near;        /* [L + 1, S]: how many those are */
+    float *ds, *dz;       /* [L, S, P, D], [L, S, P]: what each adds to the state */
     sti_chunk_half *mean; /* [N, S, P, D]: s / z, for the queries of a chunk */
     float *z;             /* [N, S, P]: z times state_scale */
     float *phi_q, *phi_k; /* [T, H, P], [T, S, P] without a window; ds, dz of every
@@ -100,8 +101,8 @@ typedef struct sti_chunk_group {
     int n;
 } sti_chunk_group;
 
-/* Whether the chunk-parallel form takes these settings and this shape; the recurrent form
- * runs the others. */
+/* Whether the chunk-parallel form takes these settings and this shape; the recurrent
+ * form runs the others. */
 bool sti_cuda_hybrid_chunk_supported(const sti_cuda_hybrid_params *h);
 /* Bytes of scratch for T rows, of one session or of many. */
 size_t sti_cuda_hybrid_chunk_scratch(const sti_cuda_hybrid_params *h, int T);
@@ -190,12 +191,12 @@ static __device__ __forceinline__ int kv_head(const sti_chunk_piece &c, int g)
 {
     return g / (c.h.S / c.h.G);
 }
-/* Leaves that a query of this chunk has behind it. */
+/* Retirements before the queries of this chunk. */
 static __device__ __forceinline__ int retired_until(const sti_chunk_piece &c, int chunk)
 {
     return min(max(chunk - c.first_retire + 1, 0), c.n_retired);
 }
-/* Salient tokens of selection head g after n leaves. */
+/* Salient tokens of selection head g after n retirements. */
 static __device__ __forceinline__ int salient_after(const sti_chunk_piece &c, int g,
                                                     int n)
 {
@@ -207,7 +208,7 @@ static __device__ __forceinline__ int64_t folded_after(const sti_chunk_piece &c,
 {
     return c.folded[g] + (int64_t)c.h.C * n - (salient_after(c, g, n) - c.count[g]);
 }
-/* Rows folded at leave k. */
+/* Rows folded at retirement k. */
 static __device__ __forceinline__ int fold_count(const sti_chunk_piece &c, int g, int k)
 {
     return c.h.C - (salient_after(c, g, k + 1) - salient_after(c, g, k));
@@ -223,8 +224,8 @@ static __device__ __forceinline__ int position_of_row(const sti_chunk_piece &c, 
     return row < c.capacity ? c.position[(size_t)g * c.capacity + row]
                             : c.base + row - c.capacity;
 }
-/* Whether a salient token is far for queries that have n leaves behind them: as far
- * from the last token of their chunk as the cap, or more. */
+/* Whether a salient token is far for queries after n retirements: as far from the last
+ * token of their chunk as the cap, or more. */
 static __device__ __forceinline__ bool is_far(const sti_chunk_piece &c, int n,
                                               int position)
 {

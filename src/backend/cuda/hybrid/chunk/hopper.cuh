@@ -1,5 +1,5 @@
-/* hopper.cuh - blocks of the output kernel on Hopper (output_hopper.cu):
- * how jobs, tiles and queries get to those who multiply. */
+/* hopper.cuh - blocks of the output kernel on Hopper (output_hopper.cu): how jobs,
+ * tiles and queries get to the warps that multiply. */
 #ifndef STI_BACKEND_CUDA_HYBRID_CHUNK_HOPPER_CUH
 #define STI_BACKEND_CUDA_HYBRID_CHUNK_HOPPER_CUH
 
@@ -57,7 +57,7 @@ template <bool ONE> struct job_list {
 typedef uint32_t weights[TILE_ROWS / 16][4]; /* halves, ready to multiply */
 
 /* Where in a ring of N places we are: the round is known by its last bit. */
-template <int N> struct walk {
+template <int N> struct ring_place {
     int at;
     uint32_t round;
     __device__ __forceinline__ void next()
@@ -73,8 +73,8 @@ struct block_view {
     uint32_t tiles, queries; /* addresses in shared memory */
     unsigned char *bytes;
     notes *n;
-    walk<RING> tile;
-    walk<JOBS> job;
+    ring_place<RING> tile;
+    ring_place<JOBS> job;
 };
 
 static __device__ __forceinline__ uint32_t tile_of(const block_view &r)

@@ -4,6 +4,7 @@
 #define STI_BACKEND_CUDA_HYBRID_CHUNK_HOPPER_LINEAR_CUH
 
 #include "backend/cuda/hybrid/chunk/hopper.cuh"
+#include "backend/cuda/hybrid/chunk/weigh.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -80,9 +81,6 @@ static __device__ __forceinline__ int token_of(const share &s, int h)
 
 /* ---- The linear term ----------------------------------------------------- */
 
-/* Exponentials are kept in half times 2^14. */
-static const float feature_unit_log2 = 14;
-
 /* Without a map u is q. */
 static __device__ __forceinline__ void same_queries(fragment &u, const share &s)
 {
@@ -114,59 +112,20 @@ static __device__ __forceinline__ float norm_of(const share &s, int h)
     return quad_sum(sum);
 }
 
-/* Row h of this lane: u becomes weights a = phi z, those of u in `up`, of -u in `down`;
- * see weigh in linear.cuh. Returns the lane's part of sum a. */
+/* Row h of this lane: u becomes weights a = phi z (weigh_row), those of u in `up`, of
+ * -u in `down`. */
 static __device__ __forceinline__ float
-weigh_features(const sti_cuda_hybrid_params &shape, fragment &u, weights &up,
+weigh_features(const sti_cuda_hybrid_params &params, fragment &u, weights &up,
                weights &down, int h, const share &s, const float *z)
 {
-    float uu = 0, top = -INFINITY, bottom = INFINITY;
-#pragma unroll
-    for (int n = 0; n < DIMS / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const float x = u[4 * n + 2 * h + e];
-            uu += x * x;
-            top = fmaxf(top, x);
-            bottom = fminf(bottom, x);
-        }
-    float scale = log2_e;
-    if (shape.norm_preserved)
-        scale *= sqrtf(norm_of(s, h)) / fmaxf(sqrtf(quad_sum(uu)), 1e-6f);
-    top = quad_max(top) * scale - feature_unit_log2;
-    bottom = -quad_max(-bottom) * scale + feature_unit_log2;
-    float sum_up = 0, sum_down = 0;
-#pragma unroll
-    for (int n = 0; n < DIMS / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            float &x = u[4 * n + 2 * h + e];
-            const float l = x * scale;
-            const float a = exp2_fast(l - top), b = exp2_fast(bottom - l);
-            sum_up += a;
-            sum_down += b;
-            x = __uint_as_float(pack_half2(a, b));
-        }
-    const float part_up = 1.0f / quad_sum(sum_up);
-    const float part_down = 1.0f / quad_sum(sum_down), floor = shape.feature_floor;
-    const float *z_here = z + ((int)threadIdx.x & 3) * 2;
-    float sum = 0;
-#pragma unroll
-    for (int n = 0; n < DIMS / 8; n++) {
-        const float2 x = unpack_half2(__float_as_uint(u[4 * n + 2 * h]));
-        const float2 y = unpack_half2(__float_as_uint(u[4 * n + 2 * h + 1]));
-        const float2 z_up = *(const float2 *)(z_here + n * 8);
-        const float2 z_down = *(const float2 *)(z_here + DIMS + n * 8);
-        const uint32_t a = pack_half2(fmaxf(x.x * part_up, floor) * z_up.x,
-                                      fmaxf(y.x * part_up, floor) * z_up.y);
-        const uint32_t b = pack_half2(fmaxf(x.y * part_down, floor) * z_down.x,
-                                      fmaxf(y.y * part_down, floor) * z_down.y);
-        const float2 a2 = unpack_half2(a), b2 = unpack_half2(b);
-        sum += (a2.x + a2.y) + (b2.x + b2.y);
-        up[n / 2][n % 2 * 2 + h] = a;
-        down[n / 2][n % 2 * 2 + h] = b;
-    }
-    return sum;
+    return weigh_row<DIMS>(
+        params, z + ((int)threadIdx.x & 3) * 2,
+        [&](int n, int e) -> float & { return u[4 * n + 2 * h + e]; },
+        [&]() { return norm_of(s, h); },
+        [&](int n, uint32_t a, uint32_t b) {
+            up[n / 2][n % 2 * 2 + h] = a;
+            down[n / 2][n % 2 * 2 + h] = b;
+        });
 }
 
 /* Element offset of column 0 of row h of this lane in q, y and gate, or false. */

@@ -1,8 +1,8 @@
-/* linear.cuh - the linear term of a block of the output kernel
- * (output.cu).
+/* linear.cuh - the linear term (STILL eq. 7; LA of eq. 11) of a block of the output
+ * kernel (output.cu).
  *
- * With means s / z (state.cu) it is softmax-like, weights a_p = phi_p(q) z_p and
- * values mean_p:
+ * With means s / z (state.cu) it is softmax-like, weights a_p = phi_p(q) z_p and values
+ * mean_p:
  *   phi(q) s = sum_p a_p mean_p,   phi(q).z = sum_p a_p.
  * u = q W stays in registers; weights of u become A fragments there, weights of -u take
  * the place of W in shared memory. */
@@ -10,9 +10,7 @@
 #define STI_BACKEND_CUDA_HYBRID_CHUNK_LINEAR_CUH
 
 #include "backend/cuda/hybrid/chunk/tile.cuh"
-
-/* Exponentials are kept in half times 2^14. */
-static const float feature_unit_log2 = 14;
+#include "backend/cuda/hybrid/chunk/weigh.cuh"
 
 /* u = q W of 32 rows, and |q|^2 of this lane's rows, in parts of a quad. */
 template <int D>
@@ -74,10 +72,8 @@ same_queries(float (&u)[2][D / 8][4], float (&qq)[4], const unsigned char *tile,
     }
 }
 
-/* Row i of this lane: u becomes weights a = phi z. Both exponentials of an element wait
- * as two halves in its place until their sums are known. Those of u go to C fragments
- * `up`, packed; those of -u to row `row` of the tile `down`. Returns the lane's part of
- * sum a, of the weights as they were rounded. */
+/* Row i of this lane: u becomes weights a = phi z (weigh_row), those of u in C
+ * fragments `up`, packed; those of -u in row `row` of the tile `down`. */
 template <int D>
 static __device__ __forceinline__ float
 weigh(const sti_cuda_hybrid_params &h, float (&u)[2][D / 8][4],
@@ -85,51 +81,13 @@ weigh(const sti_cuda_hybrid_params &h, float (&u)[2][D / 8][4],
       int row, int lane)
 {
     const int mt = i >> 1, e = (i & 1) * 2, t = lane & 3;
-    float uu = 0, top = -INFINITY, bottom = INFINITY;
-#pragma unroll
-    for (int nt = 0; nt < D / 8; nt++)
-#pragma unroll
-        for (int x = e; x < e + 2; x++) {
-            uu += u[mt][nt][x] * u[mt][nt][x];
-            top = fmaxf(top, u[mt][nt][x]);
-            bottom = fminf(bottom, u[mt][nt][x]);
-        }
-    float scale = log2_e;
-    if (h.norm_preserved)
-        scale *= sqrtf(quad_sum(qq)) / fmaxf(sqrtf(quad_sum(uu)), 1e-6f);
-    top = quad_max(top) * scale - feature_unit_log2;
-    bottom = -quad_max(-bottom) * scale + feature_unit_log2;
-    float sum_up = 0, sum_down = 0;
-#pragma unroll
-    for (int nt = 0; nt < D / 8; nt++)
-#pragma unroll
-        for (int x = e; x < e + 2; x++) {
-            const float l = u[mt][nt][x] * scale;
-            const float a = exp2_fast(l - top), b = exp2_fast(bottom - l);
-            sum_up += a;
-            sum_down += b;
-            u[mt][nt][x] = __uint_as_float(pack_half2(a, b));
-        }
-    const float part_up = 1.0f / quad_sum(sum_up),
-                part_down = 1.0f / quad_sum(sum_down);
-    float sum = 0;
-#pragma unroll
-    for (int nt = 0; nt < D / 8; nt++) {
-        const float2 x = unpack_half2(__float_as_uint(u[mt][nt][e]));
-        const float2 y = unpack_half2(__float_as_uint(u[mt][nt][e + 1]));
-        const float2 z_up = *(const float2 *)(z + nt * 8 + t * 2);
-        const float2 z_down = *(const float2 *)(z + D + nt * 8 + t * 2);
-        const uint32_t a = pack_half2(fmaxf(x.x * part_up, h.feature_floor) * z_up.x,
-                                      fmaxf(y.x * part_up, h.feature_floor) * z_up.y);
-        const uint32_t b =
-            pack_half2(fmaxf(x.y * part_down, h.feature_floor) * z_down.x,
-                       fmaxf(y.y * part_down, h.feature_floor) * z_down.y);
-        const float2 a2 = unpack_half2(a), b2 = unpack_half2(b);
-        sum += (a2.x + a2.y) + (b2.x + b2.y);
-        up[mt][nt][i & 1] = a;
-        *(uint32_t *)(down + unit_at<D>(row, nt) + t * 4) = b;
-    }
-    return sum;
+    return weigh_row<D>(
+        h, z + t * 2, [&](int n, int x) -> float & { return u[mt][n][e + x]; },
+        [&]() { return quad_sum(qq); },
+        [&](int n, uint32_t a, uint32_t b) {
+            up[mt][n][i & 1] = a;
+            *(uint32_t *)(down + unit_at<D>(row, n) + t * 4) = b;
+        });
 }
 
 /* o += weights of 64 features times their means, a tile [64, D]; K-step ks of the

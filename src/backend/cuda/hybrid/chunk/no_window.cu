@@ -1,5 +1,5 @@
-/* no_window.cu - pieces of methods without a window: every token is folded before
- * its own output (Hedgehog, T2R),
+/* no_window.cu - pieces of methods without a window: every token is folded before its
+ * own output (Hedgehog, T2R),
  *   y_t = (sum_{j <= t} (phi(q_t).phi(k_j)) v_j) g_t / sum_{j <= t} phi(q_t).phi(k_j).
  *
  * Tokens are taken 32 at a time, wherever a piece begins:
@@ -7,6 +7,7 @@
  *   fold      what each 32 tokens add to the state
  *   sum       the state before each, and after the piece, with the rounding kept
  *   output    phi(q) with that state, and with the keys of its own 32 tokens
+ *
  * These are methods to compare with: the kernels take any map and float's range (relu
  * features have no bound) and leave tensor cores alone. Bounded by arithmetic. */
 #include "backend/cuda/hybrid/chunk/chunk.h"
@@ -97,17 +98,17 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* What the chunks add becomes what was there before each; a number of the state by
  * thread. */
-static __device__ __forceinline__ void sum_number(float *sum, float *low, float *added,
+static __device__ __forceinline__ void sum_number(float *sum, float *comp, float *added,
                                                   size_t step, int chunks)
 {
-    float now = *sum, rest = *low;
+    float now = *sum, rest = *comp;
     for (int j = 0; j < chunks; j++, added += step) {
         const float more = *added;
         *added = now;
         kahan_add(&now, &rest, 1, more);
     }
     *sum = now;
-    *low = rest;
+    *comp = rest;
 }
 
 template <class Pieces>

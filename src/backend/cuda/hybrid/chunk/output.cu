@@ -1,5 +1,5 @@
-/* output.cu - queries of a chunk meet the window, the salient list and the
- * state.
+/* output.cu - the queries of a chunk against the window, the salient list and the
+ * state: STILL eq. 7, 10 and 11 for all tokens of a piece.
  *
  * A block has up to 128 queries that see the same keys: those of one chunk (or 128 of
  * it) and one head, or, where chunks are short, of several heads of a kv head. Four
@@ -7,15 +7,16 @@
  * outputs of D = 128), keys and values come in tiles of 64 through two stages of shared
  * memory. Bounded by tensor cores.
  *
- * The state comes first (linear.cuh). In exact scaling it is where the running
- * maximum starts: M = alpha, o = (phi(q) s) g, l = phi(q).z, and window and list go on
- * from there (FlashAttention's recurrence): M' = max(M, logits),  o' = e^(M - M') o +
- * sum e^(l - M') v,  likewise l. In window scaling M is of the softmax tokens alone;
- * the linear term then waits in y, written and read back by the same thread.
+ * The state comes first (linear.cuh). In exact scaling it is where the running maximum
+ * starts: M = alpha, o = (phi(q) s) g, l = phi(q).z, and window and list continue from
+ * there (FlashAttention's recurrence):
+ *   M' = max(M, logits),  o' = e^(M - M') o + sum e^(logit - M') v,  l likewise.
+ * In window scaling M is of the softmax tokens alone; the linear term then waits in y,
+ * written and read back by the same thread.
  *
- * With keys before RoPE (RAW; see chunk.h) the tile of queries is filled up to
- * three times: as features want them, as they are for window and near tokens, and at
- * the capped distance for far ones, which come last.
+ * With keys before RoPE (RAW; see chunk.h) the tile of queries is filled up to three
+ * times: as features want them, as they are for window and near tokens, and at the
+ * capped distance for far ones, which come last.
  *
  * Shared memory: queries [128, D]; four buffers [64, D]: keys and values of two stages.
  * For the state, W (then phi of -u) takes the first two buffers, tiles of means the

@@ -1,7 +1,6 @@
-/* output_hopper.cu - output.cu on Hopper's own matrix instructions
- * (sm_90a), for heads of 128 dims and chunks of 64 or 128, with positions as they are;
- * the arithmetic and its order
- * are explained there.
+/* output_hopper.cu - output.cu (STILL eq. 7, 10, 11) on Hopper's own matrix
+ * instructions (sm_90a), for heads of 128 dims and chunks of 64 or 128, with positions
+ * as they are; the arithmetic and its order are explained there.
  *
  * Bounded by tensor cores. A job is the 128 queries of a chunk and head, or, with
  * chunks of 64, of two heads that share keys. Everything it multiplies by is a tile of
@@ -12,9 +11,9 @@
  * multiply:
  *   warps 0..3, 4..7   multiply
  *   warps 8, 9         copy tiles to the ring, gathering rows
- *   warps 10, 11       queries of the next job as halves, z, and what else is to know
- * They wait for each other at barriers in shared memory: one for "is there" and one for
- * "is done with", of each place in the ring and of each of two places for jobs. */
+ *   warps 10, 11       fetch the next job: its queries as halves, z, where it is
+ * Barriers in shared memory synchronize them: one for "is there" and one for "is done
+ * with", of each place in the ring and of each of two places for jobs. */
 #include <type_traits>
 
 #include "backend/cuda/hybrid/chunk/hopper_linear.cuh"

@@ -1,7 +1,8 @@
-/* pack.cu - a piece's way in and out: keys, values and scores of the session and
- * of the new tokens become rows of one buffer; afterwards the session's window and
- * salient list are written from it. Bounded by bandwidth. */
+/* pack.cu - a piece's way in and out: keys, values and scores of the session and of the
+ * new tokens become rows of one buffer; afterwards the session's window and salient
+ * list are written from it (STILL eq. 9, h). Bounded by bandwidth. */
 #include "backend/cuda/hybrid/chunk/chunk.h"
+#include "backend/cuda/hybrid/score.h"
 #include "backend/cuda/ptx/mma.cuh"
 
 enum { THREADS = 256 };
@@ -48,8 +49,9 @@ static __global__ void __launch_bounds__(THREADS)
         const size_t at = slot * units + unit;
         k = ((const uint4 *)(listed ? c.s.sal_k : c.s.win_k))[at];
         v = ((const uint4 *)(listed ? c.s.sal_v : c.s.win_v))[at];
-        const float *score =
-            c.h.score == STI_SCORE_RECEIVED ? c.s.win_received : c.s.win_score;
+        const float *score = sti_score_from(c.h.score, STI_FROM_QUERIES)
+                                 ? c.s.win_received
+                                 : c.s.win_score;
         if (!listed && unit == 0)
             c.score[(size_t)g * c.rows + row] =
                 score[(size_t)g * window + position % window];
@@ -59,13 +61,13 @@ static __global__ void __launch_bounds__(THREADS)
     ((uint4 *)c.v)[to] = v;
 }
 
-/* Pair i of a row turns by `turns` half turns, in float; the angle is worked out in
- * double, as the recurrent form does: that of a token a million places away has no
- * digits to spare. */
-static __device__ __forceinline__ float2 rope_at(double turns)
+/* Cosine and sine, in float, of an angle in units of pi, which is computed in double as
+ * in the recurrent form: that of a token a million places away has no digits to
+ * spare. */
+static __device__ __forceinline__ float2 rope_at(double angle)
 {
     double s, co;
-    sincospi(turns, &s, &co);
+    sincospi(angle, &s, &co);
     return make_float2((float)co, (float)s);
 }
 static __device__ __forceinline__ double angle_over_pi(const sti_cuda_hybrid_params &h,
@@ -83,8 +85,8 @@ static __device__ __forceinline__ void rope_pair(const __half *from, __half *to,
 }
 
 /* Rows as they were before RoPE, and far tokens of the list, which are kept so, as they
- * were after it; a pair of dims of a row of all selection heads, by thread. The turn by
- * the position cap is left behind too. */
+ * were after it; a thread has a pair of dims of a row of all selection heads. Also
+ * computes the rotation by the position cap. */
 template <class Pieces>
 static __global__ void __launch_bounds__(THREADS)
     unrotate_kernel(const __grid_constant__ Pieces pieces)
@@ -174,10 +176,11 @@ extern "C" still_status sti_chunk_pack(const sti_chunk_group *g, still_error *er
 
 /* ---- Out ----------------------------------------------------------------- */
 
-/* Whether a token has its score when it comes; others are 0 until its chunk leaves. */
+/* Whether a token has its score when it comes; others are 0 until its chunk retires. */
 static __device__ __forceinline__ bool known_at_once(int score)
 {
-    return score != STI_SCORE_DISTINCT && score != STI_SCORE_RECEIVED;
+    return !sti_score_from(score, STI_FROM_CHUNK) &&
+           !sti_score_from(score, STI_FROM_QUERIES);
 }
 
 /* Rows of the session that change: the last tokens of the ring, then the list, whose

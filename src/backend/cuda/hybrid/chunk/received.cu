@@ -1,17 +1,18 @@
-/* received.cu - the score `received` of every token that queries of a piece see:
- * the sum of the weights they give it in the softmax over their window (their chunk and
- * the one before), mean over the query heads of its selection head. The token itself is
- * not among them. select divides by their number when the chunk leaves.
+/* received.cu - scores from the weights that later queries give a token: for every
+ * token that queries of a piece see, the sum of these in the softmax over their window
+ * (their chunk and the one before), mean over the query heads of its selection head.
+ * The token itself is not among them. select divides by their number when the chunk
+ * retires.
  *
  *   norms      of every query, log2 of the denominator of that softmax
  *   received   keys go through the queries behind them; with the denominators known a
  *              weight is one power of two, and a key's sum stays in registers
  *
- * So logits are worked out twice, but nobody adds to what another block adds to, and
- * the sum has the same order in every run. Tiles of 64 queries begin at positions that
- * are multiples of 64; how a prompt was cut still shows in the last digits, since a sum
- * goes on from that of the piece before. Blocks of four warps with 16 rows each. */
-#include "backend/cuda/hybrid/logits.cuh"
+ * So logits are computed twice, but no block adds to the sums of another, and sums have
+ * the same order in every run. Tiles of 64 queries begin at positions that are
+ * multiples of 64; how a prompt was cut still shows in the last digits, since a sum
+ * continues that of the piece before. Blocks of four warps with 16 rows each. */
+#include "backend/cuda/hybrid/chunk/logits.cuh"
 
 enum { THREADS = 128, TILE = STI_LOGIT_COLUMNS };
 

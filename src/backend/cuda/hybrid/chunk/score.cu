@@ -1,20 +1,18 @@
-/* score.cu - the score of every new token, mean over the query heads of its kv
- * head.
+/* score.cu - the score of every new token of a piece, mean over the query heads of its
+ * selection head: the launchers by where a score comes from (score.h), and the kernels
+ * of all but received (received.cu).
  *
- * s3: with p the weight a token gives itself in the softmax over the last C tokens,
- *   score = (1 - p) log(1 - p) + p log((p + eps) / eps).
- * A block takes 128 queries and the C + 127 keys they can see, which stay in shared
+ * score_kernel, STILL eq. 2 to 5: the softmax of each token over the last C tokens. A
+ * block takes 128 queries and the C + 127 keys they can see, which stay in shared
  * memory while it goes through the query heads; so the mean is a sum in registers, in a
- * fixed order. Eight warps of 16 queries (two blocks a processor, which
- * hide each other's reads); products with key tiles that none of a warp's queries sees
- * are left out. Tiles begin at positions that are multiples of 128
- * wherever the piece does, so a token's score does not depend on how a prompt was cut.
- * Bounded by tensor cores and the read of q.
- *
- * received is in received.cu. */
+ * fixed order. Eight warps of 16 queries (two blocks a processor, which hide each
+ * other's reads); products with key tiles that none of a warp's queries sees are left
+ * out. Tiles begin at positions that are multiples of 128 wherever the piece does, so a
+ * token's score does not depend on how a prompt was cut. Bounded by tensor cores and
+ * the read of q. */
 #include "backend/cuda/hybrid/chunk/chunk.h"
-#include "backend/cuda/hybrid/logits.cuh"
-#include "backend/cuda/hybrid/score.cuh"
+#include "backend/cuda/hybrid/chunk/logits.cuh"
+#include "backend/cuda/hybrid/score.h"
 
 enum { THREADS = 256, QUERIES = 128, KEYS = STI_LOGIT_COLUMNS };
 
@@ -40,8 +38,8 @@ static __device__ __forceinline__ void clear_sums(row_sums &r)
     }
 }
 
-/* Hides the keys that row i, token row t, does not see, and takes its own logit out.
- * key: token row of this lane's first. Returns the largest. */
+/* STILL eq. 2: row i, token row t, sees the last C tokens. Hides the other keys, and
+ * takes its own logit out. key: token row of this lane's first. Returns the largest. */
 static __device__ __forceinline__ float mask_row(row_sums &r, float (&s)[8][4], int i,
                                                  int t, int first, int key, float scale)
 {
@@ -93,12 +91,12 @@ static __device__ __forceinline__ void add_logits(row_sums &r, float (&s)[8][4],
 }
 
 /* The score of row i, known to the four lanes of the row alike. */
-static __device__ __forceinline__ float score_of_row(const row_sums &r, int i,
-                                                     float eps)
+static __device__ __forceinline__ float score_of_row(int score, const row_sums &r,
+                                                     int i, float eps)
 {
     const float top = quad_max(r.top[i]); /* the token sees itself: finite */
     const float others = quad_sum(r.others[i] * exp2_fast(r.top[i] - top));
-    return saliency(exp2_fast(quad_max(r.self[i]) - top), others, eps);
+    return self_score(score, exp2_fast(quad_max(r.self[i]) - top), others, eps);
 }
 
 /* Shared memory: queries [128, D], keys [64 key_tiles, D]. Grid (query tiles, kv
@@ -160,7 +158,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         }
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            mean[i] += score_of_row(sums, i, c.h.eps) / (float)c.h.group;
+            mean[i] += score_of_row(c.h.score, sums, i, c.h.eps) / (float)c.h.group;
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -177,7 +175,8 @@ static __device__ float mean_random(const sti_chunk_piece &c, int g, int positio
 {
     double sum = 0;
     for (int n = 0; n < c.h.group; n++)
-        sum += (double)random_score(c.h.seed, c.h.layer, g * c.h.group + n, position) /
+        sum += (double)position_score(c.h.score, c.h.seed, c.h.layer, g * c.h.group + n,
+                                      position) /
                c.h.group;
     return (float)sum;
 }
@@ -190,7 +189,7 @@ static __device__ float keynorm_score(const sti_chunk_piece &c, int g, int row)
         const float x = __half2float(k[d]);
         sum += x * x;
     }
-    return -sqrtf(sum);
+    return key_score(c.h.score, sum);
 }
 
 /* Grid (tokens, selection heads). */
@@ -203,7 +202,7 @@ static __global__ void __launch_bounds__(THREADS)
     const int g = (int)blockIdx.y, i = block * THREADS + (int)threadIdx.x;
     if (i >= c.T) return;
     const int position = c.pos + i, row = window_row(c, position);
-    c.score[(size_t)g * c.rows + row] = c.h.score == STI_SCORE_KEYNORM
+    c.score[(size_t)g * c.rows + row] = sti_score_from(c.h.score, STI_FROM_KEY)
                                             ? keynorm_score(c, g, row)
                                             : mean_random(c, g, position);
 }
@@ -211,7 +210,7 @@ static __global__ void __launch_bounds__(THREADS)
 /* ---- Scores that a chunk must be complete for ---------------------------- */
 
 /* Grid (chunks, selection heads). Tokens of a chunk that is not complete score 0: it is
- * not going to leave. */
+ * not going to retire. */
 template <class Pieces>
 static __global__ void __launch_bounds__(THREADS)
     distinct_kernel(const __grid_constant__ Pieces pieces)
@@ -228,9 +227,10 @@ static __global__ void __launch_bounds__(THREADS)
         for (int i = (int)threadIdx.x; i < n; i += THREADS) score[i] = 0;
         return;
     }
-    distinct::compare_keys<THREADS / 32>(
-        n, D, mean, [&](int i, int d) { return __half2float(k[(size_t)i * D + d]); },
-        [&](int i, float x) { score[i] = distinct::score_of(x, first + i); });
+    chunk_scores<THREADS / 32>(
+        c.h.score, n, D, first, mean,
+        [&](int i, int d) { return __half2float(k[(size_t)i * D + d]); },
+        [&](int i, float x) { score[i] = x; });
 }
 
 /* ---- Entry --------------------------------------------------------------- */
@@ -267,24 +267,29 @@ static still_status launch(const sti_chunk_group *g, unsigned units,
 extern "C" still_status sti_chunk_score(const sti_chunk_group *g, still_error *err)
 {
     const sti_chunk_piece *c = g->c;
-    if (c->select == 0) return STILL_OK; /* nobody asks */
-    if (c->h.score == STI_SCORE_RECEIVED) return sti_chunk_received(g, err);
-    if (c->h.score == STI_SCORE_S3)
+    if (c->select == 0) return STILL_OK; /* nothing is selected */
+    switch (sti_score_source_of(c->h.score)) {
+    case STI_FROM_SELF:
         return launch_units(g, query_tiles_of, [&](unsigned units, const auto &pieces) {
             return c->h.D == 128 ? launch<128>(g, units, pieces, err)
                                  : launch<64>(g, units, pieces, err);
         });
-    if (c->h.score == STI_SCORE_DISTINCT)
+    case STI_FROM_QUERIES: return sti_chunk_received(g, err);
+    case STI_FROM_KEY:
+    case STI_FROM_POSITION:
+        return launch_units(g, token_blocks, [&](unsigned units, const auto &pieces) {
+            const dim3 grid(units, (unsigned)c->h.S);
+            plain_score_kernel<<<grid, THREADS, 0, g->stream>>>(pieces);
+            STI_CUDA(cudaGetLastError(), "hybrid attention, scores");
+            return STILL_OK;
+        });
+    case STI_FROM_CHUNK:
         return launch_units(g, chunks_of, [&](unsigned units, const auto &pieces) {
             const dim3 grid(units, (unsigned)c->h.S);
             distinct_kernel<<<grid, THREADS, 0, g->stream>>>(pieces);
             STI_CUDA(cudaGetLastError(), "hybrid attention, scores");
             return STILL_OK;
         });
-    return launch_units(g, token_blocks, [&](unsigned units, const auto &pieces) {
-        const dim3 grid(units, (unsigned)c->h.S);
-        plain_score_kernel<<<grid, THREADS, 0, g->stream>>>(pieces);
-        STI_CUDA(cudaGetLastError(), "hybrid attention, scores");
-        return STILL_OK;
-    });
+    default: return sti_cuda_score_check((sti_score_kind)c->h.score, err);
+    }
 }

@@ -1,48 +1,31 @@
-/* select.cu - which tokens stay exact, for all chunks of a piece.
+/* select.cu - which tokens stay exact, for all chunks of a piece (STILL eq. 8, 9).
  *
- * A token is one number, smaller is better: its score turned round, then its position,
- * so equal scores keep the earlier one and no two tokens are equal.
+ *   rank    every retiring chunk on its own, all at once. A token's rank is the number
+ *           of better ones (order.cuh); the `select` best become candidates, in order;
+ *           the others are folded.
+ *   merge   the list after retirement k is the best `capacity` of the list before and
+ *           the candidates. Both are sorted, so an element's new place is its own index
+ *           plus the number of better ones in the other list, a binary search. What
+ *           falls off the end is folded with the chunk's own.
+ *   order   with a position cap, near tokens of each list before far ones.
  *
- * rank: every leaving chunk on its own, all at once. A token's rank is the number of
- *   better ones; the `select` best become candidates, in order; the others are folded.
- * merge: the list after leave k is the best `room` of the list before and the
- *   candidates. Both are sorted, so an element's new place is its own index plus the
- *   number of better ones in the other list, a binary search. One block per selection
- * head takes the leaves in turn: a step is one barrier and some 10 reads of shared
- * memory (about 0.3 us), less than the launches of a parallel scan would cost. What
- * falls off the end of the list is folded with the chunk's own; nothing depends on the
- * order in which threads run. */
+ * One block per selection head merges chunk after chunk: a step is one barrier and some
+ * ten reads of shared memory, less than the launches of a parallel scan would cost.
+ * Nothing depends on the order in which threads run. */
 #include "backend/cuda/hybrid/chunk/chunk.h"
-#include "backend/cuda/hybrid/score.cuh"
+#include "backend/cuda/hybrid/order.cuh"
+#include "backend/cuda/hybrid/score.h"
 
 enum { MERGE_THREADS = 512, BATCH = 1024, ORDER_THREADS = 256 };
 
-typedef unsigned long long token_key; /* as long as uint64_t, and what CUDA prints */
-
-static __device__ __forceinline__ token_key key_of(float score, int position)
-{
-    const uint32_t bits = __float_as_uint(score + 0.0f); /* -0 is 0 */
-    const uint32_t rising = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return (token_key)~rising << 32 | (uint32_t)position;
-}
-static __device__ __forceinline__ float score_of(token_key key)
-{
-    const uint32_t rising = ~(uint32_t)(key >> 32);
-    return __uint_as_float(rising & 0x80000000u ? rising & 0x7fffffffu : ~rising);
-}
-static __device__ __forceinline__ int position_of(token_key key)
-{
-    return (int)(uint32_t)key;
-}
-
 /* ---- Rank ---------------------------------------------------------------- */
 
-/* Grid (retired, selection heads), a thread a token. */
+/* Grid (retirements, selection heads), a thread a token. */
 template <class Pieces>
 static __global__ void __launch_bounds__(STI_CHUNK_MAX_C)
     rank_kernel(const __grid_constant__ Pieces pieces)
 {
-    __shared__ token_key keys[STI_CHUNK_MAX_C];
+    __shared__ token_order keys[STI_CHUNK_MAX_C];
     int k = (int)blockIdx.x, retired;
     const sti_chunk_piece &c = pieces.find(k, retired);
     const int g = (int)blockIdx.y, i = (int)threadIdx.x;
@@ -53,12 +36,13 @@ static __global__ void __launch_bounds__(STI_CHUNK_MAX_C)
     int rank = i;
     if (c.select > 0) {
         float score = c.score[(size_t)g * c.rows + row];
-        if (c.h.score == STI_SCORE_RECEIVED) score = mean_received(score, C, i);
-        const token_key own = key_of(score, position);
+        if (sti_score_from(c.h.score, STI_FROM_QUERIES))
+            score = queries_score(c.h.score, score, C, i);
+        const token_order own = order_of(score, position);
         keys[i] = own;
         __syncthreads();
         rank = 0;
-        for (int j = 0; j < C; j++) rank += keys[j] < own;
+        for (int j = 0; j < C; j++) rank += keys[j] > own;
         if (rank < c.select) c.candidate[list * c.select + rank] = own;
     }
     if (rank >= c.select) c.fold[list * C + rank - c.select] = row;
@@ -67,71 +51,54 @@ static __global__ void __launch_bounds__(STI_CHUNK_MAX_C)
 /* ---- Merge --------------------------------------------------------------- */
 
 typedef struct sorted_list {
-    token_key key[STI_CHUNK_MAX_CAP];
+    token_order key[STI_CHUNK_MAX_CAP];
     int row[STI_CHUNK_MAX_CAP];
 } sorted_list;
 
 typedef struct merge_shared {
     sorted_list list[2];
-    token_key candidate[BATCH]; /* of as many leaves as fit */
+    token_order candidate[BATCH]; /* of as many retirements as fit */
 } merge_shared;
-
-/* Elements of a sorted array that are better than `key`. */
-static __device__ __forceinline__ int better_than(const token_key *a, int n,
-                                                  token_key key)
-{
-    int lo = 0;
-    while (n > 0) {
-        const int half = n >> 1;
-        if (a[lo + half] < key) {
-            lo += half + 1;
-            n -= half + 1;
-        } else {
-            n = half;
-        }
-    }
-    return lo;
-}
 
 /* The session's list, sorted into `to`; `from` is for the unsorted keys. */
 static __device__ void sort_list(const sti_chunk_piece &c, int g, int n,
-                                 token_key *from, sorted_list *to)
+                                 token_order *from, sorted_list *to)
 {
     for (int i = (int)threadIdx.x; i < n; i += MERGE_THREADS) {
         const size_t at = (size_t)g * c.capacity + i;
-        from[i] = key_of(c.s.sal_score[at], c.s.sal_pos[at]);
+        from[i] = order_of(c.s.sal_score[at], c.s.sal_pos[at]);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < n; i += MERGE_THREADS) {
-        const token_key own = from[i];
+        const token_order own = from[i];
         int rank = 0;
-        for (int j = 0; j < n; j++) rank += from[j] < own;
+        for (int j = 0; j < n; j++) rank += from[j] > own;
         to->key[rank] = own;
         to->row[rank] = i;
     }
 }
 
-/* One leave: n tokens of `from` and the candidates to `to`, to the rows of the list
- * after it and, beyond its end, to the rows folded. */
+/* One retirement (STILL eq. 9, h): n tokens of `from` and the candidates to `to`, to
+ * the rows of the list after it and, beyond its end, to the rows folded. */
 static __device__ __forceinline__ void merge(const sti_chunk_piece &c, int g, int k,
                                              int n, const sorted_list *from,
-                                             const token_key *candidate,
+                                             const token_order *candidate,
                                              sorted_list *to)
 {
     const size_t list = (size_t)k * c.h.S + g;
     int32_t *salient = c.salient + list * c.capacity;
     int32_t *fold = c.fold + list * c.h.C + (c.h.C - c.select);
     for (int i = (int)threadIdx.x; i < n + c.select; i += MERGE_THREADS) {
-        token_key key;
+        token_order key;
         int row, place;
         if (i < n) {
             key = from->key[i];
             row = from->row[i];
-            place = i + better_than(candidate, c.select, key);
+            place = i + count_better(candidate, c.select, key);
         } else {
             key = candidate[i - n];
-            row = window_row(c, position_of(key));
-            place = i - n + better_than(from->key, n, key);
+            row = window_row(c, position_in(key));
+            place = i - n + count_better(from->key, n, key);
         }
         if (place < c.capacity) {
             to->key[place] = key;
@@ -143,8 +110,8 @@ static __device__ __forceinline__ void merge(const sti_chunk_piece &c, int g, in
     }
 }
 
-/* Grid (pieces with retired, selection heads). Candidates of many leaves are fetched at
- * once: a step that waited for memory would take three times as long. */
+/* Grid (pieces with retirements, selection heads). Candidates of many retirements are
+ * fetched at once: a step that waited for memory would take three times as long. */
 template <class Pieces>
 static __global__ void __launch_bounds__(MERGE_THREADS)
     merge_kernel(const __grid_constant__ Pieces pieces)
@@ -170,8 +137,8 @@ static __global__ void __launch_bounds__(MERGE_THREADS)
     }
     const sorted_list *last = &r.list[c.n_retired & 1];
     for (int i = tid; i < salient_after(c, g, c.n_retired); i += MERGE_THREADS) {
-        c.s.sal_score[(size_t)g * c.capacity + i] = score_of(last->key[i]);
-        c.s.sal_pos[(size_t)g * c.capacity + i] = position_of(last->key[i]);
+        c.s.sal_score[(size_t)g * c.capacity + i] = score_in(last->key[i]);
+        c.s.sal_pos[(size_t)g * c.capacity + i] = position_in(last->key[i]);
     }
 }
 
@@ -188,7 +155,7 @@ static int merges_of(const sti_chunk_piece &c)
 /* ---- Order --------------------------------------------------------------- */
 
 /* With a position cap: near tokens of a list before far ones, both as they were. Grid
- * (lists, selection heads): list n is that after n leaves. */
+ * (lists, selection heads): list n is that after n retirements. */
 template <class Pieces>
 static __global__ void __launch_bounds__(ORDER_THREADS)
     order_kernel(const __grid_constant__ Pieces pieces)

@@ -1,19 +1,20 @@
-/* state.cu - the linear state along a piece.
+/* state.cu - the linear state along a piece (STILL eq. 9, s and z).
  *
- * fold: what leave k adds, ds = sum of phi(k)^T v and dz = sum of phi(k) over the rows
- *   folded there. A block makes one half of the features, [softmax(u)] or
- *   [softmax(-u)], u = k W, and the D rows of the state that belong to it: twice the
- *   product k W (a third of the work), but no block needs more than 96 KB of shared
- *   memory and 128 registers, so that two share a processor and hide each other's
- *   gathers. Features are held in half times 2^12, which moves the smallest normal
- *   number to 1.5e-8.
- * sum: the state before every chunk, by adding up leave after leave with the rounding
- *   kept (Kahan, as the recurrent form does); every number of the state on its own, a
- *   row by a warp.
- *   Queries get it as rows of means s / z, weighted averages of values which half holds
- *   as well as it holds values, and z times a power of two, see state_scale. Bounded by
- *   bandwidth: 4 bytes in, 2 out, for each number and chunk. */
+ * fold   what retirement k adds, ds = sum of phi(k)^T v and dz = sum of phi(k) over the
+ *        rows folded there. A block makes one half of the features, [softmax(u)] or
+ *        [softmax(-u)], u = k W, and the D rows of the state that belong to it: twice
+ *        the product k W (a third of the work), but no block needs more than 96 KB of
+ *        shared memory and 128 registers, so that two share a processor and hide each
+ *        other's gathers. Features are held in half times 2^12, which moves the
+ *        smallest normal number to 1.5e-8.
+ * sum    the state before every chunk, by adding up retirement after retirement with
+ *        Kahan's compensation, as the recurrent form does; every number of the state
+ *        on its own, a row by a warp. Queries get it as rows of means s / z,
+ *        weighted averages of values, which half holds as well as it holds values,
+ *        and z times a power of two (state_scale). Bounded by bandwidth: 4 bytes in,
+ *        2 out, for each number and chunk. */
 #include "backend/cuda/hybrid/chunk/chunk.h"
+#include "backend/cuda/hybrid/map.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 
 enum { THREADS = 256, TOKENS = 128 };
@@ -84,8 +85,7 @@ static __device__ __forceinline__ void soften(float (&u)[D / 8][4], int j, float
             top = fmaxf(top, u[nt][e]);
         }
     float scale = log2_e;
-    if (h.norm_preserved)
-        scale *= sqrtf(quad_sum(xx)) / fmaxf(sqrtf(quad_sum(uu)), 1e-6f);
+    if (h.norm_preserved) scale *= norm_kept(sqrtf(quad_sum(xx)), sqrtf(quad_sum(uu)));
     top = quad_max(top) * scale;
     float sum = 0;
 #pragma unroll
@@ -100,7 +100,7 @@ static __device__ __forceinline__ void soften(float (&u)[D / 8][4], int j, float
     for (int nt = 0; nt < D / 8; nt++)
 #pragma unroll
         for (int e = 2 * j; e < 2 * j + 2; e++)
-            u[nt][e] = fmaxf(u[nt][e] * part, h.feature_floor) * feature_unit;
+            u[nt][e] = softmax_feature(u[nt][e], part, h.feature_floor) * feature_unit;
 }
 
 /* The features of a warp's 16 rows take the place of its keys; rows from `rows` on are
@@ -168,7 +168,7 @@ add_products(part_sums<D> &sums, lane_address<D> phi, lane_address<D> value, int
     }
 }
 
-/* ds [D, D], dz [D]: the block's half. Later tiles of a leave add to what the same
+/* ds [D, D], dz [D]: the block's half. Later tiles of a retirement add to what the same
  * thread stored, so that no sums have to be held while features are made. */
 template <int D>
 static __device__ __forceinline__ void store_sums(const part_sums<D> &sums, bool add,
@@ -207,8 +207,8 @@ static __device__ __forceinline__ void gather(uint32_t to, const __half *x,
 }
 
 /* Shared memory: W [D, D], keys then features [128, D], values [128, D]. Grid (2
- * leaves, selection heads): block 2 k + half. Warp 2 a + b has part (a, b) of the sums.
- */
+ * retirements, selection heads): block 2 k + half. Warp 2 a + b has part (a, b) of the
+ * sums. */
 template <int D, class Pieces>
 static __global__ void __launch_bounds__(THREADS, 2)
     fold_kernel(const __grid_constant__ Pieces pieces)
@@ -248,12 +248,12 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- Sum ----------------------------------------------------------------- */
 
-/* sum += x, with what rounding takes kept in low. */
-static __device__ __forceinline__ void kahan_add(float &sum, float &low, float x)
+/* sum += x, with what rounding takes kept in comp. */
+static __device__ __forceinline__ void kahan_add(float &sum, float &comp, float x)
 {
-    const float was = sum, more = __fadd_rn(x, low);
+    const float was = sum, more = __fadd_rn(x, comp);
     sum = __fadd_rn(was, more);
-    low = __fsub_rn(more, __fsub_rn(sum, was));
+    comp = __fsub_rn(more, __fsub_rn(sum, was));
 }
 
 /* N numbers that follow each other, read and written as one. */
@@ -299,7 +299,7 @@ static __device__ __forceinline__ void store_means(__half *to, const numbers<N> 
 
 /* A warp has a row p of the state of head g, D / 32 numbers a lane, and all lanes z of
  * the row. What is the same for all rows, or is read for one number alone, is done for
- * 32 chunks at once, by a lane each. Where nothing is folded yet nobody asks for means.
+ * 32 chunks at once, by a lane each. Where nothing is folded yet means are not read.
  * Grid (rows / 4, selection heads). */
 template <int D, class Pieces>
 static __global__ void __launch_bounds__(128)
@@ -312,7 +312,7 @@ static __global__ void __launch_bounds__(128)
     const int p = block * 4 + ((int)threadIdx.x >> 5);
     if (folded_after(c, g, c.n_retired) == 0) return;
     const size_t row = (size_t)g * (2 * D) + p, at = row * D + lane * N;
-    const size_t rows = (size_t)c.h.S * (2 * D), all = rows * D; /* of a retire */
+    const size_t rows = (size_t)c.h.S * (2 * D), all = rows * D; /* of a retirement */
     const int before = c.first_retire - c.first_chunk; /* chunks before the first */
     numbers<N> s = load_numbers<N>(c.s.lin_s + at),
                s_comp = load_numbers<N>(c.s.comp_s + at);

@@ -40,7 +40,7 @@ typedef struct tile_place {
     int first, rows; /* token row of query 0; queries of a head */
     int begin, end;  /* token rows that are in the piece */
     int window;      /* token row of the first key */
-    int retired;     /* leaves the queries have behind them */
+    int retired;     /* retirements before the queries */
     int salient;     /* length of their list */
     int window_tiles, tiles;
 } tile_place;
@@ -103,8 +103,8 @@ static __device__ __forceinline__ int lane_row(int i, int lane)
 
 /* ---- Terms --------------------------------------------------------------- */
 
-/* What the settings make of the two terms for one query head, as ops/hybrid.h and the
- * reference have it; exponents in powers of two. */
+/* STILL eq. 11: what the settings make of the two terms for one query head, as
+ * ops/hybrid.h and the reference have it; exponents in powers of two. */
 typedef struct head_terms {
     float alpha;  /* with the shift of state_cap */
     float factor; /* log2 of the window factor */

@@ -1,21 +1,21 @@
-/* join.cuh - what the unit that arrives last does: joins the results of all
- * units to the output, and gives the new token its score. */
+/* join.cuh - the unit that arrives last joins the results of all units to the output
+ * (STILL eq. 10, 11) and gives the new token its score. */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_JOIN_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_JOIN_CUH
 
-#include "backend/cuda/hybrid/score.cuh"
+#include "backend/cuda/hybrid/score.h"
 #include "backend/cuda/hybrid/step/step.cuh"
 
 /* ---- Output -------------------------------------------------------------- */
 
-enum { JOINED = 6 }; /* results that are asked for at once */
+enum { JOINED = 6 }; /* results that are loaded at once */
 
 typedef struct weights {
     float keep, linear;
 } weights;
 
-/* What the softmax sums and the linear term are multiplied by; sti_ref_scales_of. M and
- * the result are relative to 2^M. */
+/* STILL eq. 11: what the softmax sums and the linear term are multiplied by, as
+ * sti_ref_scales_of. M and the result are relative to 2^M. */
 STI_DEVICE weights weights_of(const sti_cuda_hybrid_params &h, float alpha,
                               float factor, float M, int64_t folded)
 {
@@ -42,7 +42,7 @@ template <int VEC> struct joined {
     float M, L, sum, o[VEC], linear[VEC];
 
     /* Results of the `rows` state units that had head n, then those of the key units.
-     * All of a batch are asked for before one is used; what is not there weighs
+     * All of a batch are loaded before one is used; what is not there weighs
      * nothing. */
     __device__ __forceinline__ void join(const step_args &a, int rows, int n, int e)
     {
@@ -150,8 +150,8 @@ STI_DEVICE void warp_softmax(const float *logit, int n, float *m, float *l)
     *l = warp_sum(top > -INFINITY ? sum * exp2_fast(top - *m) : 0);
 }
 
-/* Score of the new token for query head n: the weight it gives itself among the last
- * tokens. */
+/* Score of the new token for query head n, from the weight it gives itself among the
+ * last C tokens (STILL eq. 2 to 5). */
 STI_DEVICE float own_weight_score(const step_args &a, int n, int pos)
 {
     const int last = window_of(pos, a.h.C).tokens - 1;
@@ -165,8 +165,8 @@ STI_DEVICE float own_weight_score(const step_args &a, int n, int pos)
         others.join(head.z, head.w);
     }
     const float top = fmaxf(others.m, own);
-    return saliency(exp2_fast(own - top), others.l * exp2_fast(others.m - top),
-                    a.h.eps);
+    return self_score(a.h.score, exp2_fast(own - top),
+                      others.l * exp2_fast(others.m - top), a.h.eps);
 }
 
 /* Mean score of the query heads, by a warp. */
@@ -176,7 +176,7 @@ STI_DEVICE float mean_score(const step_args &a, const step_shared<KV, HEADS, WID
     const sti_cuda_hybrid_params &h = a.h;
     const int lane = (int)threadIdx.x % 32;
     float sum = 0;
-    if (h.score == STI_SCORE_KEYNORM) { /* heads do not differ */
+    if (sti_score_from(h.score, STI_FROM_KEY)) { /* heads do not differ */
         const float *k = sh.session.k + ((size_t)a.t * h.G + kv_head(a)) * h.D;
         for (int e = lane; e < h.D; e += 32) {
             KV as_kept;
@@ -184,17 +184,18 @@ STI_DEVICE float mean_score(const step_args &a, const step_shared<KV, HEADS, WID
             const float x = widen(as_kept);
             sum = fmaf(x, x, sum);
         }
-        return -sqrtf(warp_sum(sum));
+        return key_score(h.score, warp_sum(sum));
     }
 #pragma unroll 1
     for (int n = lane; n < h.group; n += 32)
-        sum += h.score == STI_SCORE_RANDOM
-                   ? random_score(h.seed, h.layer, first_head(a) + n, sh.now.pos)
+        sum += sti_score_from(h.score, STI_FROM_POSITION)
+                   ? position_score(h.score, h.seed, h.layer, first_head(a) + n,
+                                    sh.now.pos)
                    : own_weight_score(a, n, sh.now.pos);
     return warp_sum(sum) / (float)h.group;
 }
 
-/* Earlier tokens of the window receive the weight that the new one gives them. */
+/* Adds the weights that the new token gives to earlier ones of the window. */
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE void give_weights(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh)
 {
@@ -223,7 +224,7 @@ STI_DEVICE void give_weights(const step_args &a, const step_shared<KV, HEADS, WI
     }
 }
 
-/* By the last warp: the first ones are busy with the output. */
+/* By the last warp, since the first ones are busy with the output. */
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE void write_score(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh)
 {
@@ -231,9 +232,9 @@ STI_DEVICE void write_score(const step_args &a, const step_shared<KV, HEADS, WID
     const int last = THREADS - 32;
     const size_t slot = (size_t)selector() * 2 * h.C + sh.now.pos % (2 * h.C);
     float score = 0;
-    if (h.score == STI_SCORE_RECEIVED)
+    if (sti_score_from(h.score, STI_FROM_QUERIES))
         give_weights(a, sh);
-    else if (h.score != STI_SCORE_DISTINCT && (int)threadIdx.x >= last)
+    else if (!sti_score_from(h.score, STI_FROM_CHUNK) && (int)threadIdx.x >= last)
         score = mean_score(a, sh);
     if ((int)threadIdx.x == last) sh.session.win_score[slot] = score;
 }

@@ -1,8 +1,8 @@
-/* keys.cuh - how queries meet keys (unit.cuh) that tensor cores
- * do not fit: keys in float, or in rows of another size.
+/* keys.cuh - key units (unit.cuh) where tensor cores do not fit: keys in float, or in
+ * rows of another size.
  *
- * Every lane, or group of lanes that share a key, has a running softmax of its own, so
- * that nothing waits for anything until the end. */
+ * Every lane, or group of lanes that share a key, has a running softmax of its own:
+ * nothing waits until the end. */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_KEYS_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_KEYS_CUH
 
@@ -200,7 +200,7 @@ template <typename Layout, typename KV, int HEADS> struct lane_batch {
                                                 typename Layout::running &r)
     {
         const float scale = a.h.scale * log2_e;
-        const bool all = a.h.score == STI_SCORE_RECEIVED;
+        const bool all = sti_score_from(a.h.score, STI_FROM_QUERIES);
         const bool first_lane = threadIdx.x % Layout::LANES == 0;
 #pragma unroll
         for (int n = 0; n < HEADS; n++) {

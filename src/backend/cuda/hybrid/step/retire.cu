@@ -1,53 +1,45 @@
-/* retire.cu - a chunk leaves the window: its best tokens join the salient list,
- * all others, and what the list cannot keep, are folded into the linear state.
+/* retire.cu - a chunk leaves the window (STILL eq. 8, 9): its best tokens join the
+ * salient list; all others, and those that the list cannot keep, are folded into the
+ * linear state.
  *
- * Four kernels, in all of which the blocks of a session that begins no chunk return at
+ * Four kernels, in each of which the blocks of a session that begins no chunk return at
  * once:
- *   select    who stays, who goes; lists of both in the room     a block per head
- *   features  phi of the folded keys                             KEYS tokens a block
- *   fold      s += phi^T v, z += sum of phi                      TILE x TILE of s a
- * block settle    newcomers take the places of the evicted           a block per head
- * It happens once in C tokens, so it is built for being simple; bound by arithmetic (in
- * float32: 6 million multiplications a head at the 8B shape, two thirds in fold).
+ *   select     who stays, who goes; lists of both in scratch   a block per head
+ *   features   phi of the folded keys                          KEYS tokens a block
+ *   fold       s += phi^T v, z += sum of phi                   TILE x TILE of s a block
+ *   settle     newcomers take the places of the evicted        a block per head
  *
- * What a chunk folds is multiplied first and added to the state once, with its rounding
- * kept (Kahan): the state of a long stream is as exact as a short one's. Where a chunk
- * is larger than PIECE, or there are many sessions, features and fold take them in turn
- * so that the room for features stays small. */
-#include "backend/cuda/hybrid/score.cuh"
+ * This happens once in C tokens, so it is built to be simple. Bounded by arithmetic in
+ * float32: 6 million multiplications a head at the 8B shape, two thirds of them in
+ * fold.
+ *
+ * The sums of a chunk are complete before they are added to the state, once, with
+ * Kahan's compensation: the state of a long stream is as exact as that of a short one.
+ * Where a chunk is larger than PIECE, or there are many sessions, features and fold
+ * take parts of them one after the other, so that scratch for features stays small. */
+#include "backend/cuda/hybrid/order.cuh"
+#include "backend/cuda/hybrid/score.h"
 #include "backend/cuda/hybrid/step/retire_fold.cuh"
 
 /* ---- Select -------------------------------------------------------------- */
-
-/* A token as one number: larger is better. Its score, then its position: equal scores
- * keep the earlier one. All numbers have their place, NaN too, and those of a chunk
- * differ; a list may name a token of the chunk only where a chunk leaves twice. */
-typedef unsigned long long rank;
-
-STI_DEVICE rank rank_of(float score, int position)
-{
-    const uint32_t bits = __float_as_uint(score + 0.0f); /* -0 is 0 */
-    const uint32_t rising = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return (rank)rising << 32 | ~(uint32_t)position;
-}
 
 STI_DEVICE int salient_tokens(const sti_cuda_hybrid_session &s, int sel)
 {
     return max(0, min(s.sal_count[sel], s.capacity));
 }
 
-/* The score with which token i of the chunk in ring slots `slot`.. leaves the window.
- */
+/* The score with which token i of the chunk in ring slots `slot`.. leaves the
+ * window. */
 STI_DEVICE float final_score(const sti_cuda_hybrid_params &h,
                              const sti_cuda_hybrid_session &s, int sel, int slot, int i)
 {
     const size_t at = (size_t)sel * 2 * h.C + slot + i;
-    if (h.score != STI_SCORE_RECEIVED) return s.win_score[at];
-    return mean_received(s.win_received[at], h.C, i);
+    if (!sti_score_from(h.score, STI_FROM_QUERIES)) return s.win_score[at];
+    return queries_score(h.score, s.win_received[at], h.C, i);
 }
 
-/* The final score where it depends on the whole chunk: it takes the place of what the
- * tokens arrived with, 0, until they have settled. */
+/* The final score where it depends on the whole chunk: replaces the 0 that the tokens
+ * arrived with, until they have settled. */
 STI_DEVICE void score_chunk(const sti_cuda_hybrid_params &h,
                             const sti_cuda_hybrid_session &s, int sel, int first,
                             float *mean)
@@ -57,13 +49,13 @@ STI_DEVICE void score_chunk(const sti_cuda_hybrid_params &h,
     const size_t at = ((size_t)(sel * h.group / h.per_kv) * 2 * h.C + slot) * D;
     const __half *half_keys = static_cast<const __half *>(s.win_k) + at;
     const float *keys = static_cast<const float *>(s.win_k) + at;
-    distinct::compare_keys<WARPS>(
-        h.C, D, mean,
+    chunk_scores<WARPS>(
+        h.score, h.C, D, first, mean,
         [&](int i, int d) {
             const size_t n = (size_t)i * D + d;
             return h.half_kv ? __half2float(half_keys[n]) : keys[n];
         },
-        [&](int i, float x) { score[i] = distinct::score_of(x, first + i); });
+        [&](int i, float x) { score[i] = x; });
 }
 
 /* Tokens that may stay: i < C those of the chunk, then those of the list. */
@@ -72,18 +64,18 @@ typedef struct candidates {
     const sti_cuda_hybrid_session *s;
     int sel, first, slot, count;
 
-    __device__ __forceinline__ rank at(int i) const
+    __device__ __forceinline__ token_order at(int i) const
     {
-        if (i < h->C) return rank_of(final_score(*h, *s, sel, slot, i), first + i);
+        if (i < h->C) return order_of(final_score(*h, *s, sel, slot, i), first + i);
         const size_t place = (size_t)sel * s->capacity + (i - h->C);
-        return rank_of(s->sal_score[place], s->sal_pos[place]);
+        return order_of(s->sal_score[place], s->sal_pos[place]);
     }
 } candidates;
 
 typedef struct select_shared {
     int bin[256];
     int wanted, there; /* among those that begin with `prefix` */
-    rank prefix;
+    token_order prefix;
     int warp[WARPS + 1];
 } select_shared;
 
@@ -108,7 +100,7 @@ STI_DEVICE void choose_bin(select_shared &sh, int shift)
         if (wanted <= before + sh.bin[b]) {
             sh.wanted = wanted - before;
             sh.there = sh.bin[b];
-            sh.prefix |= (rank)b << shift;
+            sh.prefix |= (token_order)b << shift;
             return;
         }
         before += sh.bin[b];
@@ -118,8 +110,8 @@ STI_DEVICE void choose_bin(select_shared &sh, int shift)
 /* The k-th best (1 <= k) of the first n candidates, `there` of which count: those of
  * the chunk if they are at least `least`, those of the list always. A digit of 8 bits
  * at a time, from the top, until all that is left is wanted. */
-STI_DEVICE rank kth_best(const candidates &c, select_shared &sh, int n, int there,
-                         rank least, int k)
+STI_DEVICE token_order kth_best(const candidates &c, select_shared &sh, int n,
+                                int there, token_order least, int k)
 {
     const int tid = (int)threadIdx.x;
     __syncthreads();
@@ -130,11 +122,12 @@ STI_DEVICE rank kth_best(const candidates &c, select_shared &sh, int n, int ther
     }
     __syncthreads();
     for (int shift = 56; shift >= 0 && sh.wanted < sh.there; shift -= 8) {
-        const rank mask = shift == 56 ? 0 : ~(rank)0 << (shift + 8), prefix = sh.prefix;
+        const token_order mask = shift == 56 ? 0 : ~(token_order)0 << (shift + 8),
+                          prefix = sh.prefix;
         for (int i = tid; i < 256; i += THREADS) sh.bin[i] = 0;
         __syncthreads();
         for (int i = tid; i < n; i += THREADS) {
-            const rank r = c.at(i);
+            const token_order r = c.at(i);
             if ((i >= c.h->C || r >= least) && (r & mask) == prefix)
                 atomicAdd(&sh.bin[(int)(r >> shift) & 255], 1);
         }
@@ -165,12 +158,12 @@ STI_DEVICE int flags_before(select_shared &sh, bool flag, int *all)
 /* Adds tokens of the list to those folded, of which there are n: the ones below `least`
  * or, equal, the ones at it; at most `most`. Returns how many. */
 STI_DEVICE int evict(const candidates &c, select_shared &sh, int *fold, int n,
-                     rank least, bool equal, int most)
+                     token_order least, bool equal, int most)
 {
     int evicted = 0;
     for (int base = 0; base < c.count && evicted < most; base += THREADS) {
         const int i = base + (int)threadIdx.x;
-        const rank r = i < c.count ? c.at(c.h->C + i) : 0;
+        const token_order r = i < c.count ? c.at(c.h->C + i) : 0;
         const bool goes = i < c.count && (equal ? r == least : r < least);
         int all;
         const int at = evicted + flags_before(sh, goes, &all);
@@ -180,8 +173,8 @@ STI_DEVICE int evict(const candidates &c, select_shared &sh, int *fold, int n,
     return evicted;
 }
 
-/* Whatever the scores are, at most `room` tokens are salient afterwards, and no more
- * are evicted than stay: lists are never longer than their room. */
+/* STILL eq. 8. Whatever the scores are, at most `capacity` tokens are salient
+ * afterwards, and no more are evicted than stay: lists never overflow. */
 static __global__ void __launch_bounds__(THREADS)
     select_kernel(const __grid_constant__ retire_args a)
 {
@@ -192,17 +185,17 @@ static __global__ void __launch_bounds__(THREADS)
     const sti_cuda_hybrid_session &s = a.session[session];
     const int first = retiring_chunk(a, s), C = h.C;
     if (first < 0) return;
-    if (h.score == STI_SCORE_DISTINCT) score_chunk(h, s, sel, first, mean);
+    if (sti_score_from(h.score, STI_FROM_CHUNK)) score_chunk(h, s, sel, first, mean);
     const int count = salient_tokens(s, sel), select = s.capacity > 0 ? h.select : 0;
     const candidates c = {&h, &s, sel, first, first % (2 * C), count};
-    /* Of the chunk those stay that are among its best and, with the list, among the
-     * best that there is room for. */
+    /* Tokens of the chunk stay if they are among its best and, together with the list,
+     * among the best `capacity`. */
     const bool full = select > 0 && count + select > s.capacity;
-    rank least = ~(rank)0, least_of_all = 0;
+    token_order least = ~(token_order)0, least_of_all = 0;
     if (select > 0) least = kth_best(c, sh, C, C, 0, select);
     if (full)
         least_of_all = kth_best(c, sh, C + count, count + select, least, s.capacity);
-    const rank least_new = least > least_of_all ? least : least_of_all;
+    const token_order least_new = least > least_of_all ? least : least_of_all;
 
     retired *l = retired_of(a, session, sel);
     int folded = 0;
@@ -287,7 +280,7 @@ static __global__ void __launch_bounds__(THREADS)
         s.sal_count[sel] = now;
         s.folded[sel] += n.fold;
     }
-    for (int i = (int)threadIdx.x; h.score == STI_SCORE_DISTINCT && i < h.C;
+    for (int i = (int)threadIdx.x; sti_score_from(h.score, STI_FROM_CHUNK) && i < h.C;
          i += THREADS)
         s.win_score[(size_t)sel * 2 * h.C + first % (2 * h.C) + i] = 0;
     if (s.sal_far) make_far<KV>(a, s, sel, first + 3 * h.C - 1, now);

@@ -1,10 +1,11 @@
-/* retire_fold.cuh - tokens that leave for good: features of their keys, and the
- * sums of these with their values into the state. Included by retire.cu alone,
- * which says how leaving works. */
+/* retire_fold.cuh - tokens that leave the window for good: features of their keys
+ * (STILL eq. 6), and the sums of these with their values into the state (eq. 9).
+ * Included by retire.cu alone, which says how a chunk retires. */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_RETIRE_FOLD_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_RETIRE_FOLD_CUH
 
 #include "backend/cuda/hybrid/device.cuh"
+#include "backend/cuda/hybrid/step/step.h"
 
 enum {
     THREADS = 256,
@@ -17,7 +18,7 @@ enum {
     STEP = 32                 /* tokens that a fold block takes at once */
 };
 
-/* Of a session and selection head, in the room; then C folded tokens and C that stay.
+/* Of a session and selection head, in scratch; C folded tokens and C that stay follow.
  * Token i < C is that of the chunk, C + i is slot i of the list. */
 typedef struct retired {
     int fold;    /* tokens folded: those of the chunk, then those of the list */
@@ -55,7 +56,7 @@ STI_DEVICE float *features_at(const retire_args &a, int session, int sel)
     return a.phi + ((size_t)(session - a.first) * a.h.S + sel) * a.piece * a.h.P;
 }
 
-/* First position of the chunk that leaves before token t of the session; < 0: none. */
+/* First position of the chunk that retires before token t of the session; < 0: none. */
 STI_DEVICE int retiring_chunk(const retire_args &a, const sti_cuda_hybrid_session &s)
 {
     if (s.T <= a.t) return -1;
@@ -86,7 +87,7 @@ typedef struct features_shared {
     int token[KEYS];
 } features_shared;
 
-/* Keys that are not in the form that features are made of are turned. */
+/* Applies or undoes RoPE on keys that are not in the form that features are made of. */
 STI_DEVICE void rope_keys(const retire_args &a, const sti_cuda_hybrid_session &s,
                           int sel, int first, features_shared &sh, int n)
 {
@@ -189,7 +190,7 @@ typedef struct fold_shared {
     float phi[STEP][TILE], v[STEP][TILE];
 } fold_shared;
 
-/* A thread's 4 x 4 sums join the state. */
+/* STILL eq. 9, s: adds a thread's 4 x 4 sums to the state. */
 STI_DEVICE void add_to_state(const sti_cuda_hybrid_params &h,
                              const sti_cuda_hybrid_session &s, int sel, int row,
                              int column, const float (*sum)[4])

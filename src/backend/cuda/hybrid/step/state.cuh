@@ -1,10 +1,10 @@
-/* state.cuh - a state unit: phi(q) s and phi(q).z over a run of the state's
- * rows, for some query heads. Without a window the new token is folded first.
+/* state.cuh - a state unit: phi(q) s and phi(q).z (STILL eq. 7) over a run of the
+ * state's rows, for some query heads. Without a window the new token is folded first.
  *
  * The maps of the unit's heads and its rows of the state are one stream of vectors of
  * 16 bytes through shared memory, none of which depends on anything that is computed: a
  * thread is always RING groups ahead, also while features are made. The code is kept
- * short on purpose: what a layer runs once is fetched from memory every time, and
+ * short on purpose: code that a layer runs once is fetched from memory every time, and
  * unrolled loops took longer to arrive than to run. */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_STATE_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_STATE_CUH
@@ -30,7 +30,7 @@ typedef struct share {
 } share;
 
 /* First `maps` matrices [D, F], then one [rows, D]. A thread copies to places of its
- * own, so it waits for nothing but what it has asked for. */
+ * own, so it waits for its own copies alone. */
 template <typename KV, int HEADS, int WIDE> struct stream {
     enum { RING = step_shared<KV, HEADS, WIDE>::RING };
     share in_map, in_state;
@@ -39,7 +39,7 @@ template <typename KV, int HEADS, int WIDE> struct stream {
     int matrices;      /* that have been begun */
     const float *next; /* of the matrix at hand: the next vector, */
     int row, end;      /* its row, how many there are, */
-    int left;          /* how many have not been asked for, */
+    int left;          /* how many have not been fetched, */
     int deep, apart;   /* rows and floats from one vector to the next */
     int stage;         /* of the ring: the oldest group */
 
@@ -52,7 +52,7 @@ template <typename KV, int HEADS, int WIDE> struct stream {
         deep = s.deep;
         apart = s.deep * s.width;
     }
-    /* Asks for the next group, in the place of the oldest. */
+    /* Starts the copy of the next group, in the place of the oldest. */
     __device__ __forceinline__ void fetch(step_shared<KV, HEADS, WIDE> &sh)
     {
         if (left <= 0 && matrices <= maps) {
@@ -148,7 +148,7 @@ STI_DEVICE int project_singly(step_shared<KV, HEADS, WIDE> &sh,
     return 1;
 }
 
-/* phi from the parts of u = x W, in place, by a warp; as warp_features. */
+/* STILL eq. 6: phi from the parts of u = x W, in place, by a warp; as warp_features. */
 STI_DEVICE void make_features(const sti_cuda_hybrid_params &h, const float *x,
                               float bias, int parts, float *phi)
 {
@@ -168,12 +168,12 @@ STI_DEVICE void make_features(const sti_cuda_hybrid_params &h, const float *x,
         float square = 0;
 #pragma unroll 1
         for (int e = lane; e < h.D; e += 32) square = fmaf(x[e], x[e], square);
-        keep = sqrtf(warp_sum(square)) / fmaxf(sqrtf(warp_sum(norm)), 1e-6f);
+        keep = norm_kept(sqrtf(warp_sum(square)), sqrtf(warp_sum(norm)));
     }
     if (h.map == STI_MAP_RELU) {
 #pragma unroll 1
         for (int c = lane; c < F; c += 32)
-            phi[c] = fmaxf(fmaxf(phi[c] * keep + bias, 0), h.feature_floor);
+            phi[c] = relu_feature(phi[c] * keep + bias, h.feature_floor);
         return;
     }
     top = warp_max(top) * keep;
@@ -192,8 +192,8 @@ STI_DEVICE void make_features(const sti_cuda_hybrid_params &h, const float *x,
     minus = 1 / warp_sum(minus);
 #pragma unroll 1
     for (int c = lane; c < F; c += 32) {
-        phi[c] = fmaxf(phi[c] * plus, h.feature_floor);
-        phi[F + c] = fmaxf(phi[F + c] * minus, h.feature_floor);
+        phi[c] = softmax_feature(phi[c], plus, h.feature_floor);
+        phi[F + c] = softmax_feature(phi[F + c], minus, h.feature_floor);
     }
 }
 
@@ -306,7 +306,8 @@ STI_DEVICE bool in_stream(const sti_cuda_hybrid_params &h, const float *W)
     return h.D % 4 == 0 && h.F % 4 == 0 && ((uintptr_t)W & 15) == 0;
 }
 
-/* Without a window: the new token is folded before it asks. Rows [lo, hi). */
+/* Without a window the new token is folded before its own output (STILL eq. 9, s and
+ * z). Rows [lo, hi). */
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                            int pos, int lo, int hi)
@@ -355,7 +356,7 @@ STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
 
 /* ---- The unit ------------------------------------------------------------ */
 
-/* Memory is told of n floats, in one piece where it can be. */
+/* Prefetches n floats, with one instruction where it can. */
 STI_DEVICE void prefetch_range(const float *from, size_t n)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -369,7 +370,7 @@ STI_DEVICE void prefetch_range(const float *from, size_t n)
         prefetch_l2(from + i);
 }
 
-/* Memory is told of the unit's rows of the state, and once of the maps. */
+/* Prefetches the unit's rows of the state, and once the maps. */
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE void prefetch_state(const step_args &a,
                                const step_shared<KV, HEADS, WIDE> &sh, int index)

@@ -1,32 +1,35 @@
-/* step.cu - one token of each of n sessions: it enters, gets its score, and
+/* step.cu - one token of each of n sessions: it enters the window, gets its score
+ * (STILL eq. 2 to 5), and its output (eq. 7, 10, 11) is
  *   y = (sum_j w_j v_j + a (phi(q) s) * g) / (sum_j w_j + a phi(q).z)
  * over window and salient tokens j. One kernel, grid (units, selection heads,
- * sessions). Rows of q and k that come before RoPE are turned on their way to shared
+ * sessions). Rows of q and k that come before RoPE are rotated on their way to shared
  * memory.
  *
  * A unit is some of the keys, for all query heads of the selection head, so that keys
  * are read once; or a run of rows of the state, for some of the heads: the map of a
  * query head is half as large as a state, so sharing the maps out saves more than
- * reading a state twice costs. The result of a unit goes to the room; the unit that
- * arrives last joins them in the order of the units, whoever it is: the same numbers
- * every time. How many units there are depends on the number of sessions alone, never
- * on positions: a recorded launch stays right, and a unit may well find that it has
- * nothing to do.
+ * reading a state twice costs. A unit's result goes to scratch; the unit that arrives
+ * last joins all of them in the order of the units, whichever it is: the same numbers
+ * every time. The number of units depends on the number of sessions alone, never on
+ * positions: a captured launch stays right, and a unit may find that it has nothing to
+ * do.
  *
  * Bound by memory: at the 8B shape a selection head reads 256 KB of keys and values and
  * 128 KB of state from DRAM, and 256 KB of maps, which all sessions share, from L2. A
- * block has 32 KB of copies to shared memory under way before it uses the first, and
- * there are 5 blocks a multiprocessor (6 of small heads): 160 KB in flight, more than
- * the memory's latency needs. For few sessions the time is that of a chain of waits,
- * kept short: while the kernel before still runs the table of sessions is read, and
- * what the state holds is asked for unless that kernel writes to it; keys before it is
- * known which of them count, the state before the features that weigh it. Instructions
- * are read from memory too, 16 bytes each, and between two runs of the kernel a layer's
- * weights have passed through the caches: what runs once is written as short loops, not
- * unrolled, and what the host can divide it divides. Half keys meet queries on tensor
- * cores: without, instructions take longer than bytes.
+ * block has 32 KB of copies to shared memory under way before it uses the first, and a
+ * multiprocessor has 5 blocks (6 of small heads): 160 KB in flight, more than the
+ * memory's latency needs.
  *
- * Logits are kept in units of log 2. */
+ * For few sessions the time is that of a chain of waits, kept short. While the kernel
+ * in front still runs, the table of sessions is read and the state is prefetched,
+ * unless that kernel writes to it; keys are fetched before it is known which of them
+ * count, the state before the features that weigh it. Instructions are read from memory
+ * too, 16 bytes each, and between two runs of the kernel a layer's weights have passed
+ * through the caches: code that runs once is written as short loops, not unrolled, and
+ * the host does the divisions it can. Half keys are multiplied on tensor cores: without
+ * them instructions take longer than bytes.
+ *
+ * Logits are in units of log 2. */
 #include "backend/cuda/hybrid/step/join.cuh"
 #include "backend/cuda/hybrid/step/state.cuh"
 #include "backend/cuda/hybrid/step/unit.cuh"
@@ -53,9 +56,9 @@ STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS, WIDE> &s
 
 /* ---- The kernel ---------------------------------------------------------- */
 
-/* What every unit needs to know. Until pdl_wait the kernels before may be writing:
- * only tables are read, which no kernel writes, and of the rest it is said that it will
- * be needed. States that are settled units read before they call it themselves. */
+/* What every unit needs to know. Until pdl_wait the kernels in front may be writing:
+ * only tables are read, which no kernel writes, and the rest is prefetched. Units read
+ * settled states before they wait. */
 template <typename Layout, typename KV, int HEADS, int WIDE>
 STI_DEVICE foreseen begin(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
@@ -89,7 +92,7 @@ STI_DEVICE void step(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
     const foreseen token = begin<Layout>(a, sh);
     const int unit = this_unit();
     if (sh.session.T <= a.t) { /* it has no token t */
-        pdl_wait(); /* or the kernel behind would not wait for those before */
+        pdl_wait(); /* or the next kernel would not wait for those in front */
         return;
     }
     if (unit < a.plan.state_units)
@@ -98,7 +101,8 @@ STI_DEVICE void step(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
         key_unit<Layout>(a, sh, token, unit - a.plan.state_units);
     if (!arrives_last(a, sh)) return;
     write_output<Layout::OUTPUT>(a, sh);
-    if (a.h.has_window && (a.h.select > 0 || a.h.score == STI_SCORE_RECEIVED))
+    if (a.h.has_window &&
+        (a.h.select > 0 || sti_score_from(a.h.score, STI_FROM_QUERIES)))
         write_score(a, sh);
 }
 
@@ -142,8 +146,8 @@ static bool in_tiles(const sti_cuda_hybrid_params *h)
 }
 
 /* As many units as run at once, so that none waits for others to end, but none smaller
- * than what a block asks for before it first waits: joining one more would cost more
- * than it brings. */
+ * than what a block fetches before it first waits: joining one more costs more than it
+ * saves. */
 static step_plan plan_of(const sti_dev *dev, const sti_cuda_hybrid_params *h, int n)
 {
     const int no_cap = 1 << 12, pairs = at_least(n * h->S, 1);
@@ -184,7 +188,7 @@ static size_t part_floats(const sti_cuda_hybrid_params *h, const step_plan *p, i
     return (size_t)n * (size_t)h->S * units * (size_t)h->group * (size_t)part_row(h->D);
 }
 
-/* Fewer sessions may be cut into more units, and a room is used for any number. */
+/* Fewer sessions may be cut into more units, and scratch serves any number. */
 size_t sti_cuda_hybrid_step_scratch(const sti_dev *dev, const sti_cuda_hybrid_params *h,
                                     int n)
 {
@@ -201,10 +205,10 @@ size_t sti_cuda_hybrid_step_scratch(const sti_dev *dev, const sti_cuda_hybrid_pa
     return step > retire ? step : retire;
 }
 
-/* Without a window, and for norms of keys as they are kept, keys are wanted turned. */
+/* Without a window, and for scores of keys as they are kept, keys must come rotated. */
 bool sti_cuda_hybrid_step_ropes(const sti_cuda_hybrid_params *h)
 {
-    return h->has_window && h->score != STI_SCORE_KEYNORM && h->D % 2 == 0;
+    return h->has_window && !sti_score_from(h->score, STI_FROM_KEY) && h->D % 2 == 0;
 }
 
 still_status sti_cuda_hybrid_step_check(const sti_cuda_hybrid_params *h,

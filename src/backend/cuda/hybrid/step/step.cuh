@@ -5,6 +5,8 @@
 #define STI_BACKEND_CUDA_HYBRID_STEP_STEP_CUH
 
 #include "backend/cuda/hybrid/device.cuh"
+#include "backend/cuda/hybrid/score.h"
+#include "backend/cuda/hybrid/step/step.h"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
 
@@ -14,9 +16,9 @@ enum {
     MAX_D = STI_STEP_MAX_D,
     MAX_P = STI_STEP_MAX_P,
     HALF_D = MAX_D / 2, /* heads of tensor cores are at most as large */
-    MAX_HEADS = 4,      /* query heads that meet keys at once */
+    MAX_HEADS = 4,      /* query heads against keys at once */
     KEYS_AHEAD = 4,
-    GROUP = 4,    /* vectors of maps and state that a thread asks for at once */
+    GROUP = 4,    /* vectors of maps and state that a thread fetches at once */
     PART_HEAD = 4 /* floats of a unit's result before those of the output */
 };
 
@@ -35,9 +37,9 @@ typedef struct step_plan {
     int heads;                 /* at once */
     int head_parts, row_parts; /* state units: (part of the heads, part of the rows) */
     int part_heads, part_rows; /* in each but the last */
-    int map_deep,
-        state_deep;  /* rows of a map, of the state, that a vector a thread is */
-    int state_units; /* the first ones: they take longest */
+    int map_deep, state_deep;  /* rows of a map, of the state, that one vector a thread
+                                  covers */
+    int state_units;           /* the first ones: they take longest */
     int key_units;
     bool early; /* all run at once: units begin while the kernel before still runs */
 } step_plan;
@@ -56,7 +58,7 @@ typedef struct step_args {
 } step_args;
 
 /* Keys, or values, of a selection head by place: the slots of the ring, then those of
- * the list. Where they lie depends on no position, so that they can be asked for before
+ * the list. Where they lie depends on no position, so that they can be fetched before
  * it is known which of them the token sees. Places behind the last are the first one.
  */
 template <typename KV> struct token_rows {
@@ -187,7 +189,7 @@ template <typename KV, int HEADS, int WIDE> struct step_shared {
         } keys;
         struct {
             float4 ring[RING][GROUP][THREADS]; /* of each thread its own vectors */
-            alignas(16) float x[HEADS][WIDE];  /* queries, turned if features are */
+            alignas(16) float x[HEADS][WIDE];  /* queries, rotated if features are */
             alignas(16) float phi[HEADS][MAX_P];
             float z[2 * WIDE];
         } state;
@@ -245,7 +247,7 @@ STI_DEVICE float *logits_at(const step_args &a, int head)
 /* Whether the score is that of the weight the new token gives itself. */
 STI_DEVICE bool looks_at_itself(const sti_cuda_hybrid_params &h)
 {
-    return h.score == STI_SCORE_S3 && h.select > 0;
+    return sti_score_from(h.score, STI_FROM_SELF) && h.select > 0;
 }
 
 /* Whether the key at place i, which is seen, is kept as it was before RoPE. */
@@ -259,11 +261,11 @@ STI_DEVICE bool is_far(const step_shared<KV, HEADS, WIDE> &sh, int i)
 
 /* ---- Rows of the new token ----------------------------------------------- */
 
-/* What is known before the kernel in front has ended: positions and frequencies come
- * from the program by copies, which no kernel overtakes. */
+/* Known before the kernel in front has ended: positions and frequencies come from the
+ * program by copies, which no kernel overtakes. */
 typedef struct foreseen {
     int pos;    /* of the token */
-    float freq; /* by how much the thread's pair turns a position; 0: it has turned */
+    float freq; /* angle of the thread's pair per position; 0: it is rotated already */
 } foreseen;
 
 /* Cosine and sine of position * freq, a product in double. */
@@ -277,9 +279,8 @@ STI_DEVICE float2 rope_at(float freq, int position)
     return t;
 }
 
-/* Up to ROWS rows of D numbers on their way to shared memory, where they arrive turned;
- * zero up to ROW, and where there is no row. A thread has pair() of every AT_ONCE-th
- * row. */
+/* Up to ROWS rows of D numbers on their way to shared memory, rotated when stored; zero
+ * up to ROW, and where there is no row. A thread has pair() of every AT_ONCE-th row. */
 template <int ROWS, int ROW> struct token_row {
     enum { PAIRS = ROW / 2, AT_ONCE = THREADS / PAIRS };
     enum { EACH = (ROWS + AT_ONCE - 1) / AT_ONCE };

@@ -1,5 +1,5 @@
-/* step.h - the recurrent form of the hybrid operator: token t of each of n sessions, which
- * are an array on the device. All settings, any shape. */
+/* step.h - the recurrent form of the hybrid operator: token t of each of n sessions,
+ * which are an array on the device. All settings, any shape. */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_STEP_H
 #define STI_BACKEND_CUDA_HYBRID_STEP_STEP_H
 
@@ -8,8 +8,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum { STI_STEP_MAX_D = 256, STI_STEP_MAX_P = 2 * STI_STEP_MAX_D };
 
 /* Bytes of scratch that both below need; retire alone (retire.cu). */
 size_t sti_cuda_hybrid_step_scratch(const sti_dev *dev, const sti_cuda_hybrid_params *h,
@@ -29,9 +27,9 @@ still_status sti_cuda_hybrid_retire(sti_dev *, const sti_cuda_hybrid_params *h,
                                     const sti_cuda_hybrid_session *session, int n,
                                     int t, void *scratch, still_error *err);
 
-/* The token enters the window and its output is written. settled: no kernel queued since
- * the last copy writes to the states, so that they can be read while the kernels in front
- * still run (pdl.cuh). */
+/* The token enters the window and its output is written. settled: no kernel queued
+ * since the last copy writes to the states, so that they can be read while the kernels
+ * in front still run (pdl.cuh). */
 still_status sti_cuda_hybrid_step(sti_dev *, const sti_cuda_hybrid_params *h,
                                   const sti_cuda_hybrid_session *session, int n, int t,
                                   bool settled, void *scratch, still_error *err);

@@ -1,9 +1,9 @@
-/* tiles.cuh - a key unit on tensor cores: half keys, heads of up to 128
- * numbers. The parts of unit.cuh that depend on how keys lie, for tiles of
- * 16 keys and four queries (fragments: mma.cuh):
+/* tiles.cuh - a key unit on tensor cores: half keys, heads of up to 128 numbers. The
+ * parts of unit.cuh that depend on how keys lie, for tiles of 16 keys and four queries
+ * (fragments: mma.cuh):
  *
- *   logits [16 keys, 8] += K [16 keys, 16] Q [16, 8]    D / 16 products
- *   o [16, 8]           += V^T [16, 16 keys] p [16 keys, 8]   likewise
+ *   logits [16 keys, 8]  +=  K [16 keys, 16] Q [16, 8]         D / 16 products
+ *   o [16, 8]            +=  V^T [16, 16 keys] p [16 keys, 8]  likewise
  *
  * Queries and weights are sums of two halves, so nothing is lost to half precision: the
  * eight columns are (high, low) of each query. Logits and o of lane 4 g + t are those
@@ -211,7 +211,7 @@ template <int TILES, int ROW> struct tile_batch {
     {
         const float scale = a.h.scale * log2_e;
         const int query = first + (int)threadIdx.x % 4;
-        const bool all = a.h.score == STI_SCORE_RECEIVED;
+        const bool all = sti_score_from(a.h.score, STI_FROM_QUERIES);
 #pragma unroll
         for (int u = 0; u < 2 * TILES; u++)
             logit[u] = seen[u] ? logit[u] * scale : -INFINITY;

@@ -1,12 +1,12 @@
-/* unit.cuh - a key unit: the queries of a selection head meet keys of the
- * window and of the salient list. Layout says how: on tensor cores
- * (tiles.cuh) or without (keys.cuh).
+/* unit.cuh - a key unit: the queries of a selection head against keys of the window and
+ * of the salient list (STILL eq. 11, SA). Layout says how: on tensor cores (tiles.cuh)
+ * or without (keys.cuh).
  *
- * The warps of all key units take batches of places in rope. Each asks for its first
- * one before anything else: where it lies depends on neither position nor query. It has
- * a running softmax of its own, and asks for the next keys as soon as it has used these
- * and for the next values likewise: it meets the others of its block once, at the end.
- */
+ * The warps of all key units take batches of places one after the other. Each fetches
+ * its first batch before anything else: where it lies depends on neither position nor
+ * query. A warp has a running softmax of its own, fetches the next keys as soon as it
+ * has used these, and the next values likewise: it synchronizes with its block once, at
+ * the end. */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_UNIT_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_UNIT_CUH
 
@@ -35,7 +35,7 @@ template <typename Layout> STI_DEVICE int next_batch(const step_args &a)
     return a.plan.key_units * WARPS * Layout::BATCH;
 }
 
-/* Memory is told of a warp's first batch; of the second if the first is asked for. */
+/* Prefetches a warp's first batch; the second where the first is fetched already. */
 template <typename Layout, typename KV, int HEADS, int WIDE>
 STI_DEVICE void prefetch_keys(const step_args &a,
                               const step_shared<KV, HEADS, WIDE> &sh, int index)
@@ -88,8 +88,8 @@ STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     }
 }
 
-/* The new token goes to the ring. Selection heads may share a kv head: one of them.
- * Others may read the slot meanwhile: what they read there they do not use. */
+/* Writes the new token to the ring, by one of the selection heads that share a kv head.
+ * Others may read the slot meanwhile, but do not use what they read. */
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh,
                       int slot)
@@ -103,8 +103,8 @@ STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh
     }
 }
 
-/* Queries that are ready meet the keys, those that are far or those that are not. b has
- * asked for the warp's first batch. */
+/* The queries at hand against the keys, those that are far or those that are not. b has
+ * started the copy of the warp's first batch. */
 template <typename Layout, typename KV, int HEADS, int WIDE>
 STI_DEVICE void attend_keys(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                             int base, bool far, int first, typename Layout::batch &b,
@@ -128,8 +128,7 @@ STI_DEVICE void attend_keys(const step_args &a, step_shared<KV, HEADS, WIDE> &sh
     }
 }
 
-/* Other queries, turned by `position`, in the place of those that nobody needs any
- * more. */
+/* Replaces the queries with others, rotated by `position`. */
 template <typename Layout, typename KV, int HEADS, int WIDE>
 STI_DEVICE void take_queries(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                              const float *from, int heads, int position)
@@ -193,7 +192,8 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                                      far           ? h.position_cap
                                      : h.unrotated ? sh.now.pos
                                                    : 0);
-                /* with nothing to see here, the first copies may still be on their way */
+                /* with nothing to see here, the first copies may still be on their
+                 * way */
                 const bool some = base < sh.see.end();
                 b.load_keys(sh, base, some);
                 b.load_values(sh, base, some);

@@ -53,13 +53,13 @@ STI_DEVICE void copy_features(const sti_hybrid_train &p, const query_tile &r,
                64 * f;
     };
     copy_tile<ROWS, 64>(tiles.first(step),
-                        [&](int i) { return features(p.phi_q, p.H, r.h, i); });
+                        [&](int i) { return features(p.phi_q, p.h.H, r.h, i); });
     copy_tile<ROWS, DP>(tiles.second(step), [&](int i) {
         return p.mean + (r.span * p.PP + 64 * f + i) * DP;
     });
     if (!WINDOW)
         copy_tile<ROWS, 64>(tiles.phi_k(step),
-                            [&](int i) { return features(p.phi_k, p.S, r.sel, i); });
+                            [&](int i) { return features(p.phi_k, p.h.S, r.sel, i); });
 }
 
 /* Weights of a tile of logits s, relative to the new maximum; all sums move with it. */
@@ -106,7 +106,7 @@ STI_DEVICE void attend_keys(const sti_hybrid_train &p, const query_tile &r,
     wait_products<DP>(s);
     const int limit = r.keys - r.n + at.warp * 16 + 1 - step * ROWS; /* of g = 0 */
     if (limit < ROWS) mask(s, limit + at.g, at);
-    soften<DP>(p.scale * log2_e, s, x);
+    soften<DP>(p.h.scale * log2_e, s, x);
     multiply_rn<DP>(x->soft, s, tiles.second(step), at);
 }
 
@@ -156,7 +156,7 @@ STI_DEVICE void attend_pairs(const sti_hybrid_train &p, const query_tile &r,
         }
     __syncthreads();
     copy_tile<ROWS, DP>(tiles.stages, [&](int i) {
-        return p.half_v + row_at(p, p.G, r.b, r.g, r.first + min(i, r.n - 1)) * DP;
+        return p.half_v + row_at(p, p.h.G, r.b, r.g, r.first + min(i, r.n - 1)) * DP;
     });
     cp_async_commit();
     tiles_arrive();
@@ -186,8 +186,8 @@ STI_DEVICE void attend_relu(const sti_hybrid_train &p, const query_tile &r,
     clear_tiles(f);
     for (int p0 = 0; p0 < p.PP; p0 += STEP) {
         __syncthreads();
-        load_features(p, phi, p.phi_q, p.H, r.h, r, p0);
-        if (!WINDOW) load_features(p, phi_k, p.phi_k, p.S, r.sel, r, p0);
+        load_features(p, phi, p.phi_q, p.h.H, r.h, r, p0);
+        if (!WINDOW) load_features(p, phi_k, p.phi_k, p.h.S, r.sel, r, p0);
         load_tile<STEP, DP>(S, DP + 8, DP, true, rounded(), [&](int i) {
             return (const float *)p.state + (r.span * p.PP + p0 + i) * DP;
         });
@@ -215,8 +215,8 @@ STI_DEVICE void attend_relu(const sti_hybrid_train &p, const query_tile &r,
             }
         float *v = shared;
         __syncthreads();
-        load_tile<ROWS, DP>(v, DP + 4, p.D, p.vec, rounded(), [&](int i) {
-            return i < r.n ? p.v + token_at(p, p.G, r.b, r.g, r.first + i) * p.D
+        load_tile<ROWS, DP>(v, DP + 4, p.h.D, p.vec, rounded(), [&](int i) {
+            return i < r.n ? p.v + token_at(p, p.h.G, r.b, r.g, r.first + i) * p.h.D
                            : (const float *)NULL;
         });
         __syncthreads();
@@ -232,7 +232,7 @@ STI_DEVICE void attend_all(const sti_hybrid_train &p, const query_tile &r,
 {
     const int keys = (r.keys + ROWS - 1) / ROWS;
     const int steps = keys + (r.linear && !p.relu ? p.PP / 64 : 0);
-    const size_t base = row_at(p, p.G, r.b, r.g, 0);
+    const size_t base = row_at(p, p.h.G, r.b, r.g, 0);
     const auto copy = [&](int step) {
         if (step < keys)
             copy_list<DP>(p, base, r.span, r.n_salient, r.start, r.keys, step * ROWS,
@@ -243,7 +243,8 @@ STI_DEVICE void attend_all(const sti_hybrid_train &p, const query_tile &r,
     };
     if (WINDOW)
         copy_tile<ROWS, DP>(tiles.q, [&](int i) {
-            return p.half_q + row_at(p, p.H, r.b, r.h, r.first + min(i, r.n - 1)) * DP;
+            return p.half_q +
+                   row_at(p, p.h.H, r.b, r.h, r.first + min(i, r.n - 1)) * DP;
         });
     copy(0);
     clear_tiles(x->soft);
@@ -297,7 +298,7 @@ static __global__ void __launch_bounds__(THREADS, DP > 64  ? 2
     const query_tile &r = *shared_tile;
     if (r.n <= 0) { /* the last span's tiles past the end */
         if (!BACKWARD || threadIdx.x != 0) return;
-        const size_t part = ((size_t)r.b * gridDim.x + blockIdx.x) * p.H + r.h;
+        const size_t part = ((size_t)r.b * gridDim.x + blockIdx.x) * p.h.H + r.h;
         p.part_alpha[part] = p.part_window[part] = 0;
         return;
     }
@@ -310,8 +311,8 @@ static __global__ void __launch_bounds__(THREADS, DP > 64  ? 2
         x.sum[i] = x.dot[i] = 0;
     }
     const auto prefetch_input = [&](const float *y) {
-        prefetch_rows<ROWS>(p.D, [&](int i) {
-            return i < r.n ? y + token_at(p, p.H, r.b, r.h, r.first + i) * p.D
+        prefetch_rows<ROWS>(p.h.D, [&](int i) {
+            return i < r.n ? y + token_at(p, p.h.H, r.b, r.h, r.first + i) * p.h.D
                            : (const float *)NULL;
         });
     };
@@ -328,25 +329,25 @@ template <bool BACKWARD, bool WINDOW>
 static still_status attend(sti_dev *dev, const sti_hybrid_train *p, const char *what,
                            still_error *err)
 {
-    const dim3 grid(p->spans * p->tiles, p->H, p->B);
-#define ATTEND(W)                                                                      \
-    launch(dev, what, err, attend_kernel<W, BACKWARD, WINDOW>, grid, THREADS,          \
-           attend_shared<W, WINDOW>(), *p)
-    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, ATTEND);
+    const dim3 grid(p->spans * p->tiles, p->h.H, p->B);
+    return by_width(p, [&](auto W) {
+        return launch(dev, what, err, attend_kernel<W, BACKWARD, WINDOW>, grid, THREADS,
+                      attend_shared<W, WINDOW>(), *p);
+    });
 }
 
 still_status sti_hybrid_train_attend(sti_dev *dev, const sti_hybrid_train *p,
                                      still_error *err)
 {
     const char *what = "hybrid training: outputs";
-    return p->has_window ? attend<false, true>(dev, p, what, err)
-                         : attend<false, false>(dev, p, what, err);
+    return p->h.has_window ? attend<false, true>(dev, p, what, err)
+                           : attend<false, false>(dev, p, what, err);
 }
 
 still_status sti_hybrid_train_rows(sti_dev *dev, const sti_hybrid_train *p,
                                    still_error *err)
 {
     const char *what = "hybrid training: gradients of the queries' sums";
-    return p->has_window ? attend<true, true>(dev, p, what, err)
-                         : attend<true, false>(dev, p, what, err);
+    return p->h.has_window ? attend<true, true>(dev, p, what, err)
+                           : attend<true, false>(dev, p, what, err);
 }

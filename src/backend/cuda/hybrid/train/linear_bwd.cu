@@ -31,7 +31,7 @@ STI_DEVICE void load_adng(const sti_hybrid_train &p, float *to, int b, int h, in
                           int n)
 {
     load_tile<ROWS, DP>(to, DP + 4, DP, true, as_it_is(), [&](int i) {
-        return i < n ? (const float *)p.adng + row_at(p, p.H, b, h, first + i) * DP
+        return i < n ? (const float *)p.adng + row_at(p, p.h.H, b, h, first + i) * DP
                      : (const float *)NULL;
     });
 }
@@ -50,8 +50,8 @@ template <int DP, typename Token>
 STI_DEVICE void load_values(const sti_hybrid_train &p, float *to, int b, int g, int n,
                             Token token)
 {
-    load_tile<ROWS, DP>(to, DP + 4, p.D, p.vec, rounded(), [&](int i) {
-        return i < n ? p.v + token_at(p, p.G, b, g, token(i)) * p.D
+    load_tile<ROWS, DP>(to, DP + 4, p.h.D, p.vec, rounded(), [&](int i) {
+        return i < n ? p.v + token_at(p, p.h.G, b, g, token(i)) * p.h.D
                      : (const float *)NULL;
     });
 }
@@ -78,7 +78,7 @@ static __global__ void __launch_bounds__(THREADS, WINDOW     ? 6
     if (r.n <= 0) return;
     float *adng = block_memory(), *S = adng + ROWS * LD, *z = S + STEP * LD;
     float *v = z + STEP, *phi = v + ROWS * LD; /* without a window */
-    const size_t row0 = row_at(p, p.H, r.b, r.h, r.first);
+    const size_t row0 = row_at(p, p.h.H, r.b, r.h, r.first);
     const int row = at.warp * 16 + at.g;
     float adden[2];
 #pragma unroll
@@ -108,7 +108,7 @@ static __global__ void __launch_bounds__(THREADS, WINDOW     ? 6
             });
             if (threadIdx.x < STEP)
                 z[threadIdx.x] = p.state_z[r.span * p.PP + p0 + threadIdx.x];
-            if (!WINDOW) load_phi(p, phi, p.phi_k, p.S, r.b, r.sel, r.first, r.n, p0);
+            if (!WINDOW) load_phi(p, phi, p.phi_k, p.h.S, r.b, r.sel, r.first, r.n, p0);
             __syncthreads();
             product_nt<STEP / 8, DP / 8>(dphi, adng + at.warp * 16 * LD, LD, S, LD,
                                          at.lane);
@@ -132,12 +132,12 @@ static __global__ void __launch_bounds__(THREADS, WINDOW     ? 6
 still_status sti_hybrid_train_linear_queries(sti_dev *dev, const sti_hybrid_train *p,
                                              still_error *err)
 {
-    const dim3 grid(p->spans * p->tiles, p->H, p->B);
-#define LINEAR_QUERIES(W)                                                              \
-    launch(dev, "hybrid training: gradient of the queries' features", err,             \
-           p->has_window ? query_kernel<W, true> : query_kernel<W, false>, grid,       \
-           THREADS, query_shared<W>(p->has_window), *p)
-    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, LINEAR_QUERIES);
+    const dim3 grid(p->spans * p->tiles, p->h.H, p->B);
+    return by_width(p, [&](auto W) {
+        return launch(dev, "hybrid training: gradient of the queries' features", err,
+                      p->h.has_window ? query_kernel<W, true> : query_kernel<W, false>,
+                      grid, THREADS, query_shared<W>(p->h.has_window), *p);
+    });
 }
 
 /* ---- Keys ---------------------------------------------------------------- */
@@ -160,7 +160,7 @@ typedef struct key_tile {
 
 STI_DEVICE float *dphi_row(const sti_hybrid_train &p, const key_tile &r, int row)
 {
-    return p.dphi_k + row_at(p, p.S, r.b, r.sel, r.token[row]) * p.PP;
+    return p.dphi_k + row_at(p, p.h.S, r.b, r.sel, r.token[row]) * p.PP;
 }
 
 /* Through the state: dphi written, dv begun if it is wanted. v: the keys' values. */
@@ -181,7 +181,8 @@ STI_DEVICE void keys_through_state(const sti_hybrid_train &p, const key_tile &r,
                 phi, STEP_LD, STEP, p.relu, rounded_part{1 / p.phi_unit}, [&](int i) {
                     return i < r.n
                                ? features_at(p, p.phi_k,
-                                             row_at(p, p.S, r.b, r.sel, r.token[i]), p0)
+                                             row_at(p, p.h.S, r.b, r.sel, r.token[i]),
+                                             p0)
                                : (const uint16_t *)NULL;
                 });
         if (threadIdx.x < STEP)
@@ -219,9 +220,10 @@ STI_DEVICE void keys_pair_by_pair(const sti_hybrid_train &p, const key_tile &r, 
     __syncthreads();
     load_adng<DP>(p, adng, r.b, h, first, r.n);
     if (threadIdx.x < ROWS)
-        adden[threadIdx.x] = (int)threadIdx.x < r.n
-                                 ? p.adden[row_at(p, p.H, r.b, h, first) + threadIdx.x]
-                                 : 0;
+        adden[threadIdx.x] =
+            (int)threadIdx.x < r.n
+                ? p.adden[row_at(p, p.h.H, r.b, h, first) + threadIdx.x]
+                : 0;
     __syncthreads();
     float f[8][4], df[8][4];
     clear_tiles(f);
@@ -234,8 +236,8 @@ STI_DEVICE void keys_pair_by_pair(const sti_hybrid_train &p, const key_tile &r, 
     hide<true>(df, at);
     for (int p0 = 0; p0 < p.PP; p0 += STEP) {
         __syncthreads();
-        load_phi(p, phi_k, p.phi_k, p.S, r.b, r.sel, first, r.n, p0);
-        load_phi(p, phi_q, p.phi_q, p.H, r.b, h, first, r.n, p0);
+        load_phi(p, phi_k, p.phi_k, p.h.S, r.b, r.sel, first, r.n, p0);
+        load_phi(p, phi_q, p.phi_q, p.h.H, r.b, h, first, r.n, p0);
         __syncthreads();
         float dphi[STEP / 8][4];
         clear_tiles(dphi);
@@ -283,21 +285,22 @@ static __global__ void __launch_bounds__(THREADS, WINDOW &&DP <= 64 ? 4 : 2)
     if ((int)threadIdx.x < r.n)
         token[threadIdx.x] = p.folds[r.span * p.span + k0 + threadIdx.x];
     __syncthreads();
-    load_values<DP>(p, v, r.b, r.sel * p.per_sel / p.per_kv, r.n,
+    load_values<DP>(p, v, r.b, r.sel * p.h.group / p.h.per_kv, r.n,
                     [&](int i) { return token[i]; });
 
     float dv[DP / 8][4];
     clear_tiles(dv);
     keys_through_state<DP>(p, r, v, dS, phi_k, dz, at, dv);
-    for (int i = 0; !WINDOW && i < p.per_sel; i++)
-        keys_pair_by_pair<DP>(p, r, r.sel * p.per_sel + i, v, adng, phi_k, phi_q, adden,
+    for (int i = 0; !WINDOW && i < p.h.group; i++)
+        keys_pair_by_pair<DP>(p, r, r.sel * p.h.group + i, v, adng, phi_k, phi_q, adden,
                               at, dv);
     if (!p.dv_fold) return;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int row = at.warp * 16 + at.g + 8 * i;
         if (row >= r.n) continue;
-        float *to = p.dv_fold + row_at(p, p.S, r.b, r.sel, token[row]) * DP + 2 * at.t;
+        float *to =
+            p.dv_fold + row_at(p, p.h.S, r.b, r.sel, token[row]) * DP + 2 * at.t;
 #pragma unroll
         for (int n = 0; n < DP / 8; n++)
             *(float2 *)(to + 8 * n) = make_float2(dv[n][2 * i], dv[n][2 * i + 1]);
@@ -309,12 +312,13 @@ still_status sti_hybrid_train_linear_keys(sti_dev *dev, const sti_hybrid_train *
                                           still_error *err)
 {
     const char *what = "hybrid training: gradient of the folded keys";
-    const size_t rows = (size_t)p->B * p->S * p->T * sizeof(float);
+    const size_t rows = (size_t)p->B * p->h.S * p->T * sizeof(float);
     if (p->dv_fold)
         STI_CUDA(cudaMemsetAsync(p->dv_fold, 0, rows * p->DP, dev->stream), what);
-    const dim3 grid(p->spans * ((p->span + ROWS - 1) / ROWS), p->S, p->B);
-#define LINEAR_KEYS(W)                                                                 \
-    launch(dev, what, err, p->has_window ? key_kernel<W, true> : key_kernel<W, false>, \
-           grid, THREADS, key_shared<W>(p->has_window), *p)
-    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, LINEAR_KEYS);
+    const dim3 grid(p->spans * ((p->span + ROWS - 1) / ROWS), p->h.S, p->B);
+    return by_width(p, [&](auto W) {
+        return launch(dev, what, err,
+                      p->h.has_window ? key_kernel<W, true> : key_kernel<W, false>,
+                      grid, THREADS, key_shared<W>(p->h.has_window), *p);
+    });
 }

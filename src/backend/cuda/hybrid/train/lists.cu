@@ -31,7 +31,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
     const size_t span = span_at(p, b, sel, c);
     int32_t *salient = p.salient + span * p.capacity, *folds = p.folds + span * p.span;
     const int first = c * p.span;
-    if (!p.has_window) { /* a span folds its own tokens */
+    if (!p.h.has_window) { /* a span folds its own tokens */
         const int n = span_end(p, c) - first;
         for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x)
             folds[i] = first + i;
@@ -62,5 +62,5 @@ still_status sti_hybrid_train_lists(sti_dev *dev, const sti_hybrid_train *p,
                                     still_error *err)
 {
     return launch(dev, "hybrid training: lists of tokens", err, lists_kernel,
-                  dim3(p->spans, p->S, p->B), 32 * WARPS, WARPS * sizeof(int), *p);
+                  dim3(p->spans, p->h.S, p->B), 32 * WARPS, WARPS * sizeof(int), *p);
 }

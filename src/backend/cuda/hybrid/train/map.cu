@@ -1,4 +1,4 @@
-/* map.cu - features of whole sequences, and inputs in half.
+/* map.cu - features (STILL eq. 6) of whole sequences, and inputs in half.
  *
  * Bounded by bandwidth: a token and head reads D floats and writes P halves, and D more
  * where q and k are wanted in half. See map.cuh. */
@@ -13,13 +13,13 @@ STI_DEVICE void write_softmax(const sti_hybrid_train &p, const row_map<DP> &m,
 {
     float e[DP / 8][4], part[2];
     exponentials<SIGN, DP, FULL>(p, m, at, e, part);
-    const float floor = p.feature_floor * p.phi_unit;
+    const float floor = p.h.feature_floor * p.phi_unit;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float unit = part[r] * p.phi_unit;
         const auto stored = [&](int n) {
-            const float x = fmaxf(e[n][2 * r] * unit, floor);
-            const float y = fmaxf(e[n][2 * r + 1] * unit, floor);
+            const float x = softmax_feature(e[n][2 * r], unit, floor);
+            const float y = softmax_feature(e[n][2 * r + 1], unit, floor);
             return pack_half2(is_feature<DP, FULL>(p, at, n, 0) ? x : 0,
                               is_feature<DP, FULL>(p, at, n, 1) ? y : 0);
         };
@@ -43,7 +43,7 @@ STI_DEVICE void write_relu(const sti_hybrid_train &p, const row_map<DP> &m,
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 phi[i] = is_feature<DP, FULL>(p, at, n, i)
-                             ? fmaxf(fmaxf(m.u(n, 2 * r + i), 0), p.feature_floor)
+                             ? relu_feature(m.u(n, 2 * r + i), p.h.feature_floor)
                              : 0;
             *(float2 *)(to[r] + column_of(at, n, 0)) = make_float2(phi[0], phi[1]);
         }
@@ -106,10 +106,11 @@ still_status sti_hybrid_train_features(sti_dev *dev, const sti_hybrid_train *p,
                                        still_error *err)
 {
     const map_sides sides = map_sides_of(p);
-#define FEATURES(W, FULL)                                                              \
-    launch(dev, "hybrid training: features", err, features_kernel<W, FULL>,            \
-           map_grid(p, &sides), THREADS, 2 * W * W * sizeof(uint16_t), *p, sides)
-    return STI_HYBRID_TRAIN_BY_MAP(p, FEATURES);
+    return by_map(p, [&](auto W, auto FULL) {
+        return launch(dev, "hybrid training: features", err, features_kernel<W, FULL>,
+                      map_grid(p, &sides), THREADS, 2 * W * W * sizeof(uint16_t), *p,
+                      sides);
+    });
 }
 
 /* ---- Inputs in half ------------------------------------------------------ */
@@ -131,9 +132,9 @@ static __global__ void __launch_bounds__(THREADS)
     const int y = (int)blockIdx.y;
     if (t >= p.T) return;
     const auto convert = [&](const half_job &job, int head) {
-        const float *from = job.x + token_at(p, job.heads, b, head, t) * p.D;
+        const float *from = job.x + token_at(p, job.heads, b, head, t) * p.h.D;
         *(uint4 *)(job.to + row_at(p, job.heads, b, head, t) * p.DP + e) =
-            pack_half8(load4(from, e, p.D, p.vec), load4(from, e + 4, p.D, p.vec));
+            pack_half8(load4(from, e, p.h.D, p.vec), load4(from, e + 4, p.h.D, p.vec));
     };
     if (y < q.heads)
         convert(q, y);
@@ -146,10 +147,10 @@ static __global__ void __launch_bounds__(THREADS)
 still_status sti_hybrid_train_halves(sti_dev *dev, const sti_hybrid_train *p,
                                      still_error *err)
 {
-    const bool all = !p->has_linear;
-    const half_job q = {p->q, p->half_q, all ? p->H : 0};
-    const half_job k = {p->k, p->half_k, all ? p->G : 0};
-    const half_job v = {p->v, p->half_v, p->G};
+    const bool all = !p->h.has_linear;
+    const half_job q = {p->q, p->half_q, all ? p->h.H : 0};
+    const half_job k = {p->k, p->half_k, all ? p->h.G : 0};
+    const half_job v = {p->v, p->half_v, p->h.G};
     const int blocks = (int)(((int64_t)p->T * (p->DP / 8) - 1) / THREADS + 1);
     return launch(dev, "hybrid training: inputs in half", err, halves_kernel,
                   dim3(blocks, q.heads + k.heads + v.heads, p->B), THREADS, 0, *p, q, k,

@@ -1,7 +1,5 @@
-/* map.cuh - a feature map on 16 rows of a warp, for its two directions.
- *
- *   raw = x W;  norm preserved: u = raw |x| / max(|raw|, 1e-6);  u += b
- *   phi = max([softmax(u), softmax(-u)], floor), or max(relu(u), floor)
+/* map.cuh - the feature map (hybrid/map.cuh, STILL eq. 6) on 16 rows of a warp, for its
+ * two directions; raw is u before its norm is that of x.
  *
  * Rows go from global memory to the tensor cores and back through registers alone; only
  * W is in shared memory, once for all the tokens of a block. For that, a lane's numbers
@@ -17,9 +15,8 @@
 #ifndef STI_BACKEND_CUDA_HYBRID_TRAIN_MAP_CUH
 #define STI_BACKEND_CUDA_HYBRID_TRAIN_MAP_CUH
 
+#include "backend/cuda/hybrid/map.cuh"
 #include "backend/cuda/hybrid/train/tile.cuh"
-
-static __device__ const float smallest_norm = 1e-6f; /* of raw, before it divides */
 
 /* One side's share of the call. */
 typedef struct map_side {
@@ -44,12 +41,12 @@ typedef struct map_sides {
 
 static inline map_sides map_sides_of(const sti_hybrid_train *p)
 {
-    return map_sides{{p->q, p->map_q, p->bias_q, p->H, p->H, 1, p->half_q, p->phi_q,
-                      p->dphi_q, false, p->grad.q, true, p->has_window, p->part_map_q,
-                      p->part_bias_q},
-                     {p->k, p->map_k, p->bias_k, p->S, p->G, p->S / p->G, p->half_k,
-                      p->phi_k, p->dphi_k, p->has_window, p->dk_fold, false, false,
-                      p->part_map_k, p->part_bias_k}};
+    return map_sides{{p->q, p->h.map_q, p->h.bias_q, p->h.H, p->h.H, 1, p->half_q,
+                      p->phi_q, p->dphi_q, false, p->grad.q, true, p->h.has_window,
+                      p->part_map_q, p->part_bias_q},
+                     {p->k, p->h.map_k, p->h.bias_k, p->h.S, p->h.G, p->h.S / p->h.G,
+                      p->half_k, p->phi_k, p->dphi_k, p->h.has_window, p->dk_fold,
+                      false, false, p->part_map_k, p->part_bias_k}};
 }
 
 static inline dim3 map_grid(const sti_hybrid_train *p, const map_sides *s)
@@ -57,11 +54,13 @@ static inline dim3 map_grid(const sti_hybrid_train *p, const map_sides *s)
     return dim3(p->map_parts, s->q.heads + s->k.heads, p->B);
 }
 
-/* Runs LAUNCH with DP, and whether all its columns are features, as constants. */
-#define STI_HYBRID_TRAIN_BY_MAP(p, LAUNCH)                                             \
-    ((p)->DP == 64   ? (p)->F == 64 ? LAUNCH(64, true) : LAUNCH(64, false)             \
-       : (p)->F == 128 ? LAUNCH(128, true)                                             \
-                     : LAUNCH(128, false))
+/* f(W, FULL) with DP, and whether all its columns are features, as constants. */
+template <class F> static still_status by_map(const sti_hybrid_train *p, const F &f)
+{
+    return by_width(p, [&](auto W) {
+        return p->h.F == W ? f(W, std::true_type()) : f(W, std::false_type());
+    });
+}
 
 /* ---- Columns ------------------------------------------------------------- */
 
@@ -85,7 +84,7 @@ template <int DP, bool FULL>
 STI_DEVICE bool is_feature(const sti_hybrid_train &p, const lane_place &at, int n,
                            int i)
 {
-    return FULL || column_of(at, n, i) < p.F;
+    return FULL || column_of(at, n, i) < p.h.F;
 }
 
 /* High parts of x and y; *low: what is left of them. */
@@ -106,8 +105,8 @@ STI_DEVICE void load_map(const sti_hybrid_train &p, const map_side &side, int he
 {
     unsigned char *high = (unsigned char *)block_memory();
     unsigned char *low = high + DP * DP * 2;
-    const float *from = side.W + (size_t)head * p.D * p.F;
-    const bool vec = p.F % 4 == 0 && ((uintptr_t)from & 15) == 0;
+    const float *from = side.W + (size_t)head * p.h.D * p.h.F;
+    const bool vec = p.h.F % 4 == 0 && ((uintptr_t)from & 15) == 0;
     constexpr int BATCH = 8; /* read before the first is written */
     for (int i0 = (int)threadIdx.x; i0 < DP * DP / 4; i0 += BATCH * THREADS) {
         float4 w[BATCH];
@@ -115,10 +114,12 @@ STI_DEVICE void load_map(const sti_hybrid_train &p, const map_side &side, int he
         for (int j = 0; j < BATCH; j++) {
             const int i = i0 + j * THREADS, d = i / (DP / 4), e = i % (DP / 4) * 4;
             if (side.W)
-                w[j] = load4(d < p.D ? from + (size_t)d * p.F : NULL, e, p.F, vec);
+                w[j] =
+                    load4(d < p.h.D ? from + (size_t)d * p.h.F : NULL, e, p.h.F, vec);
             else
-                w[j] = d < p.F ? make_float4(d == e, d == e + 1, d == e + 2, d == e + 3)
-                               : make_float4(0, 0, 0, 0);
+                w[j] = d < p.h.F
+                           ? make_float4(d == e, d == e + 1, d == e + 2, d == e + 3)
+                           : make_float4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {
@@ -149,12 +150,12 @@ template <int DP> struct map_rows {
         for (int r = 0; r < 2; r++) {
             const int t = t0 + at.g + 8 * r;
             const float *row =
-                t < p.T
-                    ? side.x + token_at(p, side.x_heads, b, head / side.x_per, t) * p.D
-                    : (const float *)NULL;
+                t < p.T ? side.x +
+                              token_at(p, side.x_heads, b, head / side.x_per, t) * p.h.D
+                        : (const float *)NULL;
 #pragma unroll
             for (int k = 0; k < DP / 16; k++)
-                x[k][r] = load4(row, 16 * k + 4 * at.t, p.D, p.vec);
+                x[k][r] = load4(row, 16 * k + 4 * at.t, p.h.D, p.vec);
         }
     }
 };
@@ -233,7 +234,7 @@ STI_DEVICE void apply_map(const sti_hybrid_train &p, const map_side &side, int h
         const float norm = sqrtf(quad_sum(raw_square[r]));
         m->norm_kept[r] = norm > smallest_norm;
         m->norm_raw[r] = fmaxf(norm, smallest_norm);
-        m->keep[r] = p.norm_preserved ? m->norm_x[r] / m->norm_raw[r] : 1;
+        m->keep[r] = p.h.norm_preserved ? m->norm_x[r] / m->norm_raw[r] : 1;
     }
 }
 

@@ -61,7 +61,7 @@ STI_DEVICE void softmax_backward(const sti_hybrid_train &p, const row_map<DP> &m
                 float *x = &du[n + j / 2][2 * r + j % 2];
                 float *soft = &e[n + j / 2][2 * r + j % 2];
                 *soft *= part[r];
-                const float share = *soft >= p.feature_floor ? *soft * d[j] : 0;
+                const float share = *soft >= p.h.feature_floor ? *soft * d[j] : 0;
                 mean[r] += share;
                 *x = SIGN < 0 ? *x - share : share;
             }
@@ -91,7 +91,7 @@ STI_DEVICE void features_backward(const sti_hybrid_train &p, const row_map<DP> &
         for (int i = 0; i < 4; i++) {
             const float u = m.u(n, i);
             const bool passes =
-                u > 0 && u >= p.feature_floor && is_feature<DP, FULL>(p, at, n, i);
+                u > 0 && u >= p.h.feature_floor && is_feature<DP, FULL>(p, at, n, i);
             du[n][i] = passes && row[i / 2] ? row[i / 2][column_of(at, n, i)] : 0;
         }
 }
@@ -102,7 +102,7 @@ STI_DEVICE void norm_backward(const sti_hybrid_train &p, const row_map<DP> &m,
                               float (&du)[DP / 8][4], float (&along)[2])
 {
     along[0] = along[1] = 0;
-    if (!p.norm_preserved) return; /* then draw = du */
+    if (!p.h.norm_preserved) return; /* then draw = du */
 #pragma unroll
     for (int n = 0; n < DP / 8; n++)
 #pragma unroll
@@ -160,9 +160,9 @@ STI_DEVICE void write_dx(const sti_hybrid_train &p, const map_side &side,
                          int r, const float (&dx)[DP / 8][4], float whole, float factor,
                          const lane_place &at)
 {
-    const int cols = side.dx_by_token ? p.D : DP;
+    const int cols = side.dx_by_token ? p.h.D : DP;
     const bool vec = p.vec || !side.dx_by_token;
-    float *to = side.dx_by_token ? side.dx + token_at(p, side.heads, b, head, t) * p.D
+    float *to = side.dx_by_token ? side.dx + token_at(p, side.heads, b, head, t) * p.h.D
                                  : side.dx + row_at(p, side.heads, b, head, t) * DP;
     float4 was[DP / 16];
 #pragma unroll
@@ -302,17 +302,17 @@ STI_DEVICE void prefetch_round(const sti_hybrid_train &p, const map_side &side, 
                    ? side.dphi + row_at(p, side.heads, b, head, start + r) * p.PP
                    : (const float *)NULL;
     });
-    prefetch_rows<ROWS>(p.D, [&](int r) {
+    prefetch_rows<ROWS>(p.h.D, [&](int r) {
         return start + r < p.T ? side.x + token_at(p, side.x_heads, b,
                                                    head / side.x_per, start + r) *
-                                              p.D
+                                              p.h.D
                                : (const float *)NULL;
     });
     if (side.dx && side.dx_add) /* by token */
-        prefetch_rows<ROWS>(p.D, [&](int r) {
+        prefetch_rows<ROWS>(p.h.D, [&](int r) {
             return start + r < p.T
                        ? (const float *)side.dx +
-                             token_at(p, side.heads, b, head, start + r) * p.D
+                             token_at(p, side.heads, b, head, start + r) * p.h.D
                        : (const float *)NULL;
         });
 }
@@ -385,9 +385,9 @@ still_status sti_hybrid_train_maps(sti_dev *dev, const sti_hybrid_train *p,
     map_sides sides = map_sides_of(p);
     if (!p->dphi_q) sides.q.heads = 0;
     if (!p->dphi_k) sides.k.heads = 0;
-#define MAP_BACKWARD(W, FULL)                                                          \
-    launch(dev, "hybrid training: gradient of the maps", err,                          \
-           map_backward_kernel<W, FULL>, map_grid(p, &sides), THREADS,                 \
-           back_shared<W>(), *p, sides)
-    return STI_HYBRID_TRAIN_BY_MAP(p, MAP_BACKWARD);
+    return by_map(p, [&](auto W, auto FULL) {
+        return launch(dev, "hybrid training: gradient of the maps", err,
+                      map_backward_kernel<W, FULL>, map_grid(p, &sides), THREADS,
+                      back_shared<W>(), *p, sides);
+    });
 }

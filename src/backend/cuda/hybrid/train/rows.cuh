@@ -32,13 +32,13 @@ STI_DEVICE row_scales scales_of(const sti_hybrid_train &p, const query_tile &r,
             s.soft *= exp2f(-fmaxf(alpha, 0));
         }
     }
-    s.den = fmaxf(p.den_eps + s.soft * sum + s.a * dot, FLT_MIN);
+    s.den = fmaxf(p.h.den_eps + s.soft * sum + s.a * dot, FLT_MIN);
     s.shift += log2f(s.den / factor);
     return s;
 }
 
 /* The gates of columns 8 n + 2 t and the one after, n from `first` on: 2
- * sigmoid(logit); without a linear term none is asked for. All are read before one is
+ * sigmoid(logit); without a linear term none is needed. All are read before one is
  * used. */
 template <int N>
 STI_DEVICE void load_gates(const sti_hybrid_train &p, const query_tile &r, size_t row,
@@ -53,7 +53,7 @@ STI_DEVICE void load_gates(const sti_hybrid_train &p, const query_tile &r, size_
     }
 #pragma unroll
     for (int n = 0; n < N; n++)
-        g[n] = read2(p.gate_logit + row, 8 * (first + n) + 2 * at.t, p.D, p.vec);
+        g[n] = read2(p.gate_logit + row, 8 * (first + n) + 2 * at.t, p.h.D, p.vec);
 #pragma unroll
     for (int n = 0; n < N; n++) g[n] = make_float2(sigmoid2(g[n].x), sigmoid2(g[n].y));
 }
@@ -67,7 +67,7 @@ STI_DEVICE void write_outputs(const sti_hybrid_train &p, const query_tile &r,
         const int row = at.warp * 16 + at.g + 8 * i;
         if (row >= r.n) continue;
         const row_scales s = scales_of(p, r, x.top[i], x.sum[i], x.dot[i]);
-        const size_t to = token_at(p, p.H, r.b, r.h, r.first + row) * p.D;
+        const size_t to = token_at(p, p.h.H, r.b, r.h, r.first + row) * p.h.D;
         const float part = s.soft / s.den, lin = s.a / s.den;
 #pragma unroll
         for (int first = 0; first < DP / 8; first += 8) {
@@ -77,7 +77,7 @@ STI_DEVICE void write_outputs(const sti_hybrid_train &p, const query_tile &r,
             for (int n = 0; n < 8; n++) {
                 const float *soft = &x.soft[first + n][2 * i];
                 const float *line = &x.lin[first + n][2 * i];
-                write2(p.y + to, 8 * (first + n) + 2 * at.t, p.D, p.vec,
+                write2(p.y + to, 8 * (first + n) + 2 * at.t, p.h.D, p.vec,
                        part * soft[0] + lin * line[0] * g[n].x,
                        part * soft[1] + lin * line[1] * g[n].y);
             }
@@ -93,8 +93,8 @@ STI_DEVICE float2 write_row(const sti_hybrid_train &p, const query_tile &r,
                             const row_scales &s, float unit)
 {
     constexpr int N = 4; /* more at once would not fit beside the sums */
-    const size_t from = token_at(p, p.H, r.b, r.h, t) * p.D;
-    const size_t to = row_at(p, p.H, r.b, r.h, t) * DP;
+    const size_t from = token_at(p, p.h.H, r.b, r.h, t) * p.h.D;
+    const size_t to = row_at(p, p.h.H, r.b, r.h, t) * DP;
     const float part = unit_part(unit), over = 1 / s.den;
     float2 dot = make_float2(0, 0);
 #pragma unroll
@@ -102,7 +102,7 @@ STI_DEVICE float2 write_row(const sti_hybrid_train &p, const query_tile &r,
         float2 dys[N], g[N];
 #pragma unroll
         for (int n = 0; n < N; n++)
-            dys[n] = read2(p.dy + from, 8 * (first + n) + 2 * at.t, p.D, p.vec);
+            dys[n] = read2(p.dy + from, 8 * (first + n) + 2 * at.t, p.h.D, p.vec);
         load_gates(p, r, from, first, at, g);
 #pragma unroll
         for (int n = 0; n < N; n++) {
@@ -121,7 +121,7 @@ STI_DEVICE float2 write_row(const sti_hybrid_train &p, const query_tile &r,
                 *(float2 *)(p.adng + to + e) =
                     make_float2(tf32(adng[0]), tf32(adng[1]));
             if (p.grad.gate_logit)
-                write2(p.grad.gate_logit + from, e, p.D, p.vec,
+                write2(p.grad.gate_logit + from, e, p.h.D, p.vec,
                        adng[0] * lin[0] * (1 - g[n].x / 2),
                        adng[1] * lin[1] * (1 - g[n].y / 2));
         }
@@ -134,11 +134,11 @@ template <int DP>
 STI_DEVICE float unit_of(const sti_hybrid_train &p, const query_tile &r,
                          const lane_place &at, int t, bool is)
 {
-    const float *dy = p.dy + token_at(p, p.H, r.b, r.h, t) * p.D;
+    const float *dy = p.dy + token_at(p, p.h.H, r.b, r.h, t) * p.h.D;
     float largest = 0;
 #pragma unroll
     for (int n = 0; is && n < DP / 8; n++) {
-        const float2 x = read2(dy, 8 * n + 2 * at.t, p.D, p.vec);
+        const float2 x = read2(dy, 8 * n + 2 * at.t, p.h.D, p.vec);
         largest = fmaxf(largest, fmaxf(fabsf(x.x), fabsf(x.y)));
     }
     return unit_log2(quad_max(largest));
@@ -164,7 +164,7 @@ STI_DEVICE void write_rows(const sti_hybrid_train &p, const query_tile &r,
         if (!is || at.t != 0) continue;
         dwindow += dot.x + dden * s.soft * x.sum[i];
         dalpha += dot.y + dden * s.a * x.dot[i];
-        const size_t to = row_at(p, p.H, r.b, r.h, t);
+        const size_t to = row_at(p, p.h.H, r.b, r.h, t);
         p.shift[to] = s.shift;
         p.delta[to] = -(dot.x + dot.y) * unit_part(unit);
         p.unit[to] = unit;
@@ -182,7 +182,7 @@ STI_DEVICE void write_rows(const sti_hybrid_train &p, const query_tile &r,
     }
     __syncthreads();
     if (threadIdx.x != 0) return;
-    const size_t part = ((size_t)r.b * gridDim.x + blockIdx.x) * p.H + r.h;
+    const size_t part = ((size_t)r.b * gridDim.x + blockIdx.x) * p.h.H + r.h;
     p.part_alpha[part] = (shared[0] + shared[1]) + (shared[2] + shared[3]);
     p.part_window[part] =
         ((shared[4] + shared[5]) + (shared[6] + shared[7])) * (1 - factor_of(p, r.h));

@@ -1,10 +1,11 @@
-/* score.cu - scores of all tokens of whole sequences, head by head.
+/* score.cu - scores of all tokens of whole sequences, head by head (STILL eq. 2 to 5;
+ * other scores: score.h).
  *
  * Those made of logits take 64 queries of heads that share keys against those keys.
  * Logits are products of split halves: scores that differ must not change places.
  *
  * Bounded by latency: the whole takes 6 C D operations a query. */
-#include "backend/cuda/hybrid/score.cuh"
+#include "backend/cuda/hybrid/score.h"
 #include "backend/cuda/hybrid/train/product.cuh"
 
 /* Tiles come in pairs of [64][DP] halves, high and low parts of what is split. */
@@ -19,7 +20,7 @@ enum { SCORE_HEADS = 3 };
 template <int DP> static int score_heads(const sti_hybrid_train *p)
 {
     int n = DP == 64 ? SCORE_HEADS : 1;
-    while (p->per_kv % n != 0) n--;
+    while (p->h.per_kv % n != 0) n--;
     return n;
 }
 
@@ -45,15 +46,15 @@ STI_DEVICE void load_rows(const sti_hybrid_train &p, int to, const float *x, int
     constexpr int UNITS = DP / 4, ALL = ROWS * UNITS;
     constexpr int BATCH = 2; /* are read before one is written */
     unsigned char *pair = (unsigned char *)block_memory() + to * pair_bytes<DP>();
-    const float *from = x + token_at(p, heads, b, head, first) * p.D;
-    const int rows = end - first, step = heads * p.D;
+    const float *from = x + token_at(p, heads, b, head, first) * p.h.D;
+    const int rows = end - first, step = heads * p.h.D;
     for (int i0 = thread; i0 < ALL; i0 += BATCH * threads) {
         float4 part[BATCH];
 #pragma unroll
         for (int n = 0; n < BATCH; n++) {
             const int i = i0 + n * threads, r = i / UNITS;
             part[n] = load4(r < rows && i < ALL ? from + r * step : (const float *)NULL,
-                            i % UNITS * 4, p.D, p.vec);
+                            i % UNITS * 4, p.h.D, p.vec);
         }
 #pragma unroll
         for (int n = 0; n < BATCH; n++) {
@@ -133,18 +134,18 @@ static __global__ void __launch_bounds__(DP == 64 ? SCORE_HEADS * THREADS : THRE
     if (first >= end) return;
     const int back = RECEIVED ? (c > 0 ? c - 1 : 0) * p.span : first - p.span + 1;
     const auto load_keys = [&](int step, int k0) {
-        load_rows<DP>(p, heads + (step & 1), p.k, p.G, b, h / p.per_kv, k0, end,
+        load_rows<DP>(p, heads + (step & 1), p.k, p.h.G, b, h / p.h.per_kv, k0, end,
                       (int)opaque(threadIdx.x), (int)blockDim.x);
     };
     const uint32_t memory = shared_address(block_memory());
     const uint32_t queries = memory + (uint32_t)mine * pair_bytes<DP>();
 
     const int top_row = first + at.warp * 16; /* of the warp */
-    const float scale = p.scale * log2_e;
+    const float scale = p.h.scale * log2_e;
     row_sums x[2] = {{-INFINITY, 0, 0}, {-INFINITY, 0, 0}};
     int k0 = back > 0 ? back : 0;
     load_keys(0, k0);
-    load_rows<DP>(p, mine, p.q, p.H, b, h, first, end, (int)threadIdx.x % THREADS,
+    load_rows<DP>(p, mine, p.q, p.h.H, b, h, first, end, (int)threadIdx.x % THREADS,
                   THREADS);
     for (int step = 0; k0 < end; step++, k0 += ROWS) {
         tiles_arrive(); /* this step is here, and all are done with the one before */
@@ -170,12 +171,12 @@ static __global__ void __launch_bounds__(DP == 64 ? SCORE_HEADS * THREADS : THRE
         const int t = top_row + at.g + 8 * r;
         const float rest = quad_sum(x[r].others), own = quad_sum(x[r].self);
         if (t >= end || at.t != 0) continue;
-        const size_t to = row_at(p, p.H, b, h, t);
+        const size_t to = row_at(p, p.h.H, b, h, t);
         if (RECEIVED) {
             p.row_max[to] = x[r].top;
             p.row_sum[to] = rest + own;
         } else {
-            p.score_head[to] = saliency(own, rest, p.score_eps);
+            p.score_head[to] = self_score(p.h.score, own, rest, p.h.eps);
         }
     }
 }
@@ -193,16 +194,16 @@ static __global__ void __launch_bounds__(THREADS)
     const int end = min(first + ROWS, span_end(p, c));
     if (first >= end) return;
     const int last = span_end(p, min(c + 1, p.spans - 1)); /* of the queries */
-    load_rows<DP>(p, 0, p.k, p.G, b, h / p.per_kv, first, end, (int)threadIdx.x,
+    load_rows<DP>(p, 0, p.k, p.h.G, b, h / p.h.per_kv, first, end, (int)threadIdx.x,
                   THREADS);
     const uint32_t keys = shared_address(block_memory());
 
     const int row = first + at.warp * 16 + at.g;
-    const float scale = p.scale * log2_e;
+    const float scale = p.h.scale * log2_e;
     float sum[2] = {0, 0};
     for (int q0 = first; q0 < last; q0 += ROWS) {
         __syncthreads();
-        load_rows<DP>(p, 1, p.q, p.H, b, h, q0, last, (int)threadIdx.x, THREADS);
+        load_rows<DP>(p, 1, p.q, p.h.H, b, h, q0, last, (int)threadIdx.x, THREADS);
         tiles_arrive();
         float s[8][4];
         begin_split_nt<DP>(s, keys, keys + pair_bytes<DP>(), at);
@@ -211,7 +212,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < 16; i++) {
             const int t = q0 + i / 2 * 8 + 2 * at.t + i % 2;
             if (t >= last) continue;
-            const size_t stat = row_at(p, p.H, b, h, t);
+            const size_t stat = row_at(p, p.h.H, b, h, t);
             const float top = p.row_max[stat], share = 1 / p.row_sum[stat];
 #pragma unroll
             for (int r = 0; r < 2; r++)
@@ -224,7 +225,7 @@ static __global__ void __launch_bounds__(THREADS)
         const int j = row + 8 * r;
         const float all = quad_sum(sum[r]);
         if (j < end && at.t == 0)
-            p.score_head[row_at(p, p.H, b, h, j)] =
+            p.score_head[row_at(p, p.h.H, b, h, j)] =
                 all / fmaxf((float)(last - 1 - j), 1);
     }
 }
@@ -236,15 +237,15 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const sti_hybrid_
     const int h = (int)blockIdx.y, b = (int)blockIdx.z;
     if (t >= p.T) return;
     float score = 0;
-    if (p.score == STI_SCORE_KEYNORM) {
-        const float *k = p.k + token_at(p, p.G, b, h / p.per_kv, t) * p.D;
+    if (sti_score_from(p.h.score, STI_FROM_KEY)) {
+        const float *k = p.k + token_at(p, p.h.G, b, h / p.h.per_kv, t) * p.h.D;
         double square = 0;
-        for (int e = 0; e < p.D; e++) square += (double)k[e] * k[e];
-        score = (float)-sqrt(square);
+        for (int e = 0; e < p.h.D; e++) square += (double)k[e] * k[e];
+        score = key_score(p.h.score, square);
     } else {
-        score = random_score(p.seed, p.layer, h, t);
+        score = position_score(p.h.score, p.h.seed, p.h.layer, h, t);
     }
-    p.score_head[row_at(p, p.H, b, h, t)] = score;
+    p.score_head[row_at(p, p.h.H, b, h, t)] = score;
 }
 
 /* A chunk of a kv head; all its query heads score alike. */
@@ -254,13 +255,14 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ float mean[STI_HEAD_DIM_MAX];
     const int c = (int)blockIdx.x, g = (int)blockIdx.y, b = (int)blockIdx.z;
     const int first = c * p.span;
-    distinct::compare_keys<THREADS / 32>(
-        span_end(p, c) - first, p.D, mean,
-        [&](int i, int d) { return p.k[token_at(p, p.G, b, g, first + i) * p.D + d]; },
+    chunk_scores<THREADS / 32>(
+        p.h.score, span_end(p, c) - first, p.h.D, first, mean,
+        [&](int i, int d) {
+            return p.k[token_at(p, p.h.G, b, g, first + i) * p.h.D + d];
+        },
         [&](int i, float x) {
-            for (int h = g * p.per_kv; h < (g + 1) * p.per_kv; h++)
-                p.score_head[row_at(p, p.H, b, h, first + i)] =
-                    distinct::score_of(x, first + i);
+            for (int h = g * p.h.per_kv; h < (g + 1) * p.h.per_kv; h++)
+                p.score_head[row_at(p, p.h.H, b, h, first + i)] = x;
         });
 }
 
@@ -268,22 +270,29 @@ still_status sti_hybrid_train_scores(sti_dev *dev, const sti_hybrid_train *p,
                                      still_error *err)
 {
     const char *what = "hybrid training: scores";
-    const dim3 tiles(p->spans * p->tiles, p->H, p->B);
-    if (p->score == STI_SCORE_KEYNORM || p->score == STI_SCORE_RANDOM)
+    const dim3 tiles(p->spans * p->tiles, p->h.H, p->B);
+    const auto of_logits = [&](auto W, auto RECEIVED) {
+        const int heads = score_heads<W>(p);
+        return launch(dev, what, err, score_kernel<W, RECEIVED>,
+                      dim3(tiles.x, p->h.H / heads, p->B), THREADS * heads,
+                      (heads + 2) * pair_bytes<W>(), *p);
+    };
+    switch (sti_score_source_of(p->h.score)) {
+    case STI_FROM_SELF:
+        return by_width(p, [&](auto W) { return of_logits(W, std::false_type()); });
+    case STI_FROM_QUERIES:
+        STI_TRY(by_width(p, [&](auto W) { return of_logits(W, std::true_type()); }));
+        return by_width(p, [&](auto W) {
+            return launch(dev, what, err, received_kernel<W>, tiles, THREADS,
+                          2 * pair_bytes<W>(), *p);
+        });
+    case STI_FROM_KEY:
+    case STI_FROM_POSITION:
         return launch(dev, what, err, plain_kernel,
-                      dim3((p->T - 1) / THREADS + 1, p->H, p->B), THREADS, 0, *p);
-    if (p->score == STI_SCORE_DISTINCT)
-        return launch(dev, what, err, distinct_kernel, dim3(p->spans, p->G, p->B),
+                      dim3((p->T - 1) / THREADS + 1, p->h.H, p->B), THREADS, 0, *p);
+    case STI_FROM_CHUNK:
+        return launch(dev, what, err, distinct_kernel, dim3(p->spans, p->h.G, p->B),
                       THREADS, 0, *p);
-#define SCORE_BY(W, RECEIVED)                                                          \
-    launch(dev, what, err, score_kernel<W, RECEIVED>,                                  \
-           dim3(tiles.x, p->H / score_heads<W>(p), p->B), THREADS *score_heads<W>(p),  \
-           (score_heads<W>(p) + 2) * pair_bytes<W>(), *p)
-#define SCORE(W) SCORE_BY(W, false)
-#define STATS(W) SCORE_BY(W, true)
-#define RECEIVE(W)                                                                     \
-    launch(dev, what, err, received_kernel<W>, tiles, THREADS, 2 * pair_bytes<W>(), *p)
-    if (p->score == STI_SCORE_S3) return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, SCORE);
-    STI_TRY(STI_HYBRID_TRAIN_BY_WIDTH(p->DP, STATS));
-    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, RECEIVE);
+    default: return sti_cuda_score_check((sti_score_kind)p->h.score, err);
+    }
 }

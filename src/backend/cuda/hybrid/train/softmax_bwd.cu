@@ -1,5 +1,5 @@
-/* softmax_bwd.cu - the gradient through the softmax keys: the window and the
- * salient tokens. See train.h.
+/* softmax_bwd.cu - the gradient through the softmax keys: the window and the salient
+ * tokens. See train.h.
  *
  *   P = f exp(l - M) / den,  ds = P (dy.v - dy.y) / sqrt(D)
  *   dq = ds K                 a block of 64 queries walks over the keys of its list
@@ -8,9 +8,9 @@
  *
  * What a span adds to a key's gradient is left at the key's slot of the span's list.
  * Logits are computed again in both. Products run in half; dy comes in units of its
- * rows, and what keys sum is in the largest unit of the rows they meet, so that P times
- * a row's unit is at most 1. 64 x 64 tiles come through two stages of shared memory.
- * Bounded by exponentials and by latency. */
+ * rows, and what keys sum is in the largest unit of the rows they are multiplied with,
+ * so that P times a row's unit is at most 1. 64 x 64 tiles come through two stages of
+ * shared memory. Bounded by exponentials and by latency. */
 #include "backend/cuda/hybrid/train/product.cuh"
 
 /* Columns of C that are worked on at once: where each warp multiplies by itself, half a
@@ -40,8 +40,8 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 4 : 2)
     if (r.n <= 0) return;
     const uint32_t q = shared_address(block_memory()), dy = q + TILE;
     const uint32_t stages = dy + TILE;
-    const size_t row0 = row_at(p, p.H, r.b, r.h, r.first);
-    const size_t base = row_at(p, p.G, r.b, r.g, 0);
+    const size_t row0 = row_at(p, p.h.H, r.b, r.h, r.first);
+    const size_t base = row_at(p, p.h.G, r.b, r.g, 0);
     const int steps = (r.keys + ROWS - 1) / ROWS;
     const auto copy = [&](int step) {
         const uint32_t to = stages + (uint32_t)(step & 1) * 2 * TILE;
@@ -63,7 +63,7 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 4 : 2)
         shift[i] = p.shift[from];
         delta[i] = p.delta[from];
     }
-    const float scale = p.scale * log2_e;
+    const float scale = p.h.scale * log2_e;
     /* The warp's first row sees the keys before this one, the next one more. */
     const int limit = r.keys - r.n + at.warp * 16 + 1;
 
@@ -97,11 +97,12 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 4 : 2)
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (row + 8 * i >= r.n) continue;
-        float *to = p.grad.q + token_at(p, p.H, r.b, r.h, r.first + row + 8 * i) * p.D;
-        const float whole = p.scale * unit_whole(p.unit[row0 + row + 8 * i]);
+        float *to =
+            p.grad.q + token_at(p, p.h.H, r.b, r.h, r.first + row + 8 * i) * p.h.D;
+        const float whole = p.h.scale * unit_whole(p.unit[row0 + row + 8 * i]);
 #pragma unroll
         for (int n = 0; n < N; n++)
-            write2(to, 8 * n + 2 * at.t, p.D, p.vec, dq[n][2 * i] * whole,
+            write2(to, 8 * n + 2 * at.t, p.h.D, p.vec, dq[n][2 * i] * whole,
                    dq[n][2 * i + 1] * whole);
     }
 }
@@ -137,13 +138,14 @@ STI_DEVICE list_tile list_tile_of(const sti_hybrid_train &p)
     return r;
 }
 
-/* The largest unit of the rows of dy that a tile of keys meets. room: 4 floats. */
+/* The largest unit of the rows of dy that a tile of keys is multiplied with. shared: 4
+ * floats. */
 STI_DEVICE float largest_unit(const sti_hybrid_train &p, const list_tile &r,
                               float *shared)
 {
     float most = nothing_log2;
-    for (int i = 0; i < p.per_sel; i++) {
-        const float *unit = p.unit + row_at(p, p.H, r.b, r.sel * p.per_sel + i, 0);
+    for (int i = 0; i < p.h.group; i++) {
+        const float *unit = p.unit + row_at(p, p.h.H, r.b, r.sel * p.h.group + i, 0);
         for (int t = r.first + (int)threadIdx.x; t < r.end; t += THREADS)
             most = fmaxf(most, unit[t]);
     }
@@ -162,9 +164,9 @@ template <int DP>
 STI_DEVICE void copy_queries(const sti_hybrid_train &p, const list_tile &r, int step,
                              uint32_t tiles, uint32_t numbers)
 {
-    const int h = r.sel * p.per_sel + step / r.tiles;
+    const int h = r.sel * p.h.group + step / r.tiles;
     const int q0 = r.first + step % r.tiles * ROWS, last = r.end - 1 - q0;
-    const size_t row0 = row_at(p, p.H, r.b, h, q0);
+    const size_t row0 = row_at(p, p.h.H, r.b, h, q0);
     copy_tile<ROWS, DP>(tiles,
                         [&](int i) { return p.half_q + (row0 + min(i, last)) * DP; });
     copy_tile<ROWS, DP>(tiles + ROWS * DP * 2,
@@ -207,8 +209,8 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
     float *numbers = block_memory() + 6 * TILE / 4;
     const uint32_t k = shared_address(block_memory()), v = k + TILE;
     const uint32_t stages = v + TILE;
-    const size_t base = row_at(p, p.G, r.b, r.sel * p.per_sel / p.per_kv, 0);
-    const int steps = p.per_sel * r.tiles;
+    const size_t base = row_at(p, p.h.G, r.b, r.sel * p.h.group / p.h.per_kv, 0);
+    const int steps = p.h.group * r.tiles;
     const auto copy = [&](int step) {
         const uint32_t stage = (uint32_t)(step & 1);
         if (step < steps)
@@ -225,7 +227,7 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
     const int row = at.warp * 16 + at.g; /* and row + 8 */
     const int own[2] = {token(row), token(row + 8)};
     const int newest = token(at.warp * 16 + 15);
-    const float scale = p.scale * log2_e;
+    const float scale = p.h.scale * log2_e;
 
     float dk[N][4], dv[N][4];
     clear_tiles(dk);
@@ -270,7 +272,7 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
         const int slot = r.k0 + row + 8 * i;
         if (slot >= r.keys) continue;
         const size_t to = (r.span * p.slots + slot) * DP + 2 * at.t;
-        const float factor = whole * p.scale;
+        const float factor = whole * p.h.scale;
 #pragma unroll
         for (int n = 0; n < N; n++) {
             *(float2 *)(p.part_k + to + 8 * n) =
@@ -286,19 +288,19 @@ static __global__ void __launch_bounds__(THREADS, DP <= 64 ? 3 : 2)
 still_status sti_hybrid_train_softmax_queries(sti_dev *dev, const sti_hybrid_train *p,
                                               still_error *err)
 {
-    const dim3 grid(p->spans * p->tiles, p->H, p->B);
-#define QUERIES_(W)                                                                    \
-    launch(dev, "hybrid training: gradient of the queries", err, query_kernel<W>,      \
-           grid, THREADS, softmax_shared<W>(), *p)
-    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, QUERIES_);
+    const dim3 grid(p->spans * p->tiles, p->h.H, p->B);
+    return by_width(p, [&](auto W) {
+        return launch(dev, "hybrid training: gradient of the queries", err,
+                      query_kernel<W>, grid, THREADS, softmax_shared<W>(), *p);
+    });
 }
 
 still_status sti_hybrid_train_softmax_keys(sti_dev *dev, const sti_hybrid_train *p,
                                            still_error *err)
 {
-    const dim3 grid(p->spans * ((p->slots + ROWS - 1) / ROWS), p->S, p->B);
-#define KEYS_(W)                                                                       \
-    launch(dev, "hybrid training: gradient of the softmax keys", err, key_kernel<W>,   \
-           grid, THREADS, softmax_shared<W>(), *p)
-    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, KEYS_);
+    const dim3 grid(p->spans * ((p->slots + ROWS - 1) / ROWS), p->h.S, p->B);
+    return by_width(p, [&](auto W) {
+        return launch(dev, "hybrid training: gradient of the softmax keys", err,
+                      key_kernel<W>, grid, THREADS, softmax_shared<W>(), *p);
+    });
 }

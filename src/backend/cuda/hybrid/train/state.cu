@@ -21,7 +21,7 @@ enum {
 /* Products are in half. Rows of numbers of any size - a g dn, relu features - are in
  * units of their largest; others, features as stored and values, have unit 1. */
 
-/* What a block sums over: n tokens, those that leave (state) or those of the span, for
+/* What a block sums over: n tokens, those folded (state) or those of the span, for
  * each of its query heads (dstate). */
 typedef struct outer_sum {
     int b, head, c, m0, n; /* m0: the first feature */
@@ -62,8 +62,8 @@ STI_DEVICE const uint16_t *outer_features(const sti_hybrid_train &p, const outer
 {
     const int t = outer_token<KIND>(p, o, i, r);
     return KIND == OUTER_STATE
-               ? features_at(p, p.phi_k, row_at(p, p.S, o.b, o.head, t), o.m0)
-               : features_at(p, p.phi_q, row_at(p, p.H, o.b, i.h, t), o.m0);
+               ? features_at(p, p.phi_k, row_at(p, p.h.S, o.b, o.head, t), o.m0)
+               : features_at(p, p.phi_q, row_at(p, p.h.H, o.b, i.h, t), o.m0);
 }
 
 /* Largest of the lanes that share a row, log2 of its unit. */
@@ -116,14 +116,14 @@ STI_DEVICE void fetch_tile(const sti_hybrid_train &p, const outer_sum &o,
         }
     }
     if constexpr (KIND == OUTER_STATE) {
-        const int g = o.head * p.per_sel / p.per_kv;
+        const int g = o.head * p.h.group / p.h.per_kv;
 #pragma unroll
         for (int n = 0; n < ROWS * DP / 8 / OUTER_THREADS; n++) {
             const int at = (int)threadIdx.x + n * OUTER_THREADS;
             const int r = at / (DP / 8), u = at % (DP / 8);
             const int t = outer_token<KIND>(p, o, i, r);
             cp_async16(shared_address(to->x) + unit_at<DP>(r, u),
-                       p.half_v + row_at(p, p.G, o.b, g, t) * DP + u * 8);
+                       p.half_v + row_at(p, p.h.G, o.b, g, t) * DP + u * 8);
         }
     } else {
 #pragma unroll
@@ -131,7 +131,8 @@ STI_DEVICE void fetch_tile(const sti_hybrid_train &p, const outer_sum &o,
             const int at = (int)threadIdx.x + n * OUTER_THREADS;
             const int r = at / outer_rows<DP>::LANES,
                       e = at % outer_rows<DP>::LANES * 4;
-            const size_t row = row_at(p, p.H, o.b, i.h, outer_token<KIND>(p, o, i, r));
+            const size_t row =
+                row_at(p, p.h.H, o.b, i.h, outer_token<KIND>(p, o, i, r));
             const bool has = i.first + r < o.n;
             rows->x[n] = has ? *(const float4 *)(p.adng + row * DP + e)
                              : make_float4(0, 0, 0, 0);
@@ -262,9 +263,9 @@ static __global__ void __launch_bounds__(OUTER_THREADS, DP <= 64 ? 2 : 1)
     o.span = span_at(p, o.b, o.head, o.c);
     o.n = KIND == OUTER_STATE ? p.n_folds[o.span] : span_end(p, o.c) - o.c * p.span;
     const int tiles = (o.n + ROWS - 1) / ROWS;
-    const int all = tiles * (KIND == OUTER_STATE ? 1 : p.per_sel);
+    const int all = tiles * (KIND == OUTER_STATE ? 1 : p.h.group);
     const auto place = [&](int i) {
-        return outer_place{o.head * p.per_sel + i / tiles, i % tiles * ROWS};
+        return outer_place{o.head * p.h.group + i / tiles, i % tiles * ROWS};
     };
     outer_tile<DP> *tile = (outer_tile<DP> *)block_memory(); /* two of them */
     outer_rows<DP> rows;
@@ -295,11 +296,12 @@ static __global__ void __launch_bounds__(OUTER_THREADS, DP <= 64 ? 2 : 1)
 template <int KIND>
 static still_status outer(sti_dev *dev, const sti_hybrid_train *p, still_error *err)
 {
-    const dim3 grid(p->spans * ((p->PP - 1) / OUTER_FEATURES + 1), p->S, p->B);
-#define OUTER(W)                                                                       \
-    launch(dev, "hybrid training: sums of outer products", err, outer_kernel<W, KIND>, \
-           grid, OUTER_THREADS, 2 * sizeof(outer_tile<W>), *p)
-    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, OUTER);
+    const dim3 grid(p->spans * ((p->PP - 1) / OUTER_FEATURES + 1), p->h.S, p->B);
+    return by_width(p, [&](auto W) {
+        return launch(dev, "hybrid training: sums of outer products", err,
+                      outer_kernel<W, KIND>, grid, OUTER_THREADS,
+                      2 * sizeof(outer_tile<W>), *p);
+    });
 }
 
 /* ---- Sums over spans ----------------------------------------------------- */
@@ -349,9 +351,9 @@ static still_status scan(sti_dev *dev, const sti_hybrid_train *p, float *S, floa
 {
     const int n = p->PP * p->DP, all = n + p->PP;
     return launch(dev, "hybrid training: sums over spans", err, scan_kernel,
-                  dim3((all - 1) / SCAN_THREADS + 1, p->S, p->B), SCAN_THREADS, 0, S, z,
-                  p->mean, (const int32_t *)p->n_folded, p->spans, n, p->PP, (int)back,
-                  (int)p->has_window);
+                  dim3((all - 1) / SCAN_THREADS + 1, p->h.S, p->B), SCAN_THREADS, 0, S,
+                  z, p->mean, (const int32_t *)p->n_folded, p->spans, n, p->PP,
+                  (int)back, (int)p->h.has_window);
 }
 
 /* ---- Launchers ----------------------------------------------------------- */

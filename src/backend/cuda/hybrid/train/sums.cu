@@ -73,7 +73,7 @@ static __global__ void __launch_bounds__(32 * SUM_WARPS)
     const int j = (int)(blockIdx.x * SUM_WARPS + (threadIdx.x >> 5));
     const int g = (int)blockIdx.y, b = (int)blockIdx.z;
     if (j >= p.T) return;
-    const int per = p.S / p.G; /* selection heads of a kv head */
+    const int per = p.h.S / p.h.G; /* selection heads of a kv head */
     for (int of_v = lane / LANES; of_v < 2; of_v += 32 / LANES) {
         float *grad = of_v ? p.grad.v : p.grad.k;
         const float *part = of_v ? p.part_v : p.part_k;
@@ -83,22 +83,23 @@ static __global__ void __launch_bounds__(32 * SUM_WARPS)
             if (p.part_k) add_slots(p, grad ? part : NULL, b, sel, j, e, &sum);
             if (folded)
                 add4(&sum,
-                     *(const float4 *)(folded + row_at(p, p.S, b, sel, j) * DP + e));
+                     *(const float4 *)(folded + row_at(p, p.h.S, b, sel, j) * DP + e));
         }
         if (!grad) continue;
-        float *to = grad + token_at(p, p.G, b, g, j) * p.D;
-        write2(to, e, p.D, p.vec, sum.x, sum.y);
-        write2(to, e + 2, p.D, p.vec, sum.z, sum.w);
+        float *to = grad + token_at(p, p.h.G, b, g, j) * p.h.D;
+        write2(to, e, p.h.D, p.vec, sum.x, sum.y);
+        write2(to, e + 2, p.h.D, p.vec, sum.z, sum.w);
     }
 }
 
 still_status sti_hybrid_train_sum_keys(sti_dev *dev, const sti_hybrid_train *p,
                                        still_error *err)
 {
-#define SUM_KEYS(W)                                                                    \
-    launch(dev, "hybrid training: sums of dk and dv", err, sum_keys_kernel<W>,         \
-           dim3((p->T - 1) / SUM_WARPS + 1, p->G, p->B), 32 * SUM_WARPS, 0, *p)
-    return STI_HYBRID_TRAIN_BY_WIDTH(p->DP, SUM_KEYS);
+    return by_width(p, [&](auto W) {
+        return launch(
+            dev, "hybrid training: sums of dk and dv", err, sum_keys_kernel<W>,
+            dim3((p->T - 1) / SUM_WARPS + 1, p->h.G, p->B), 32 * SUM_WARPS, 0, *p);
+    });
 }
 
 /* ---- Parameters ---------------------------------------------------------- */
@@ -155,10 +156,10 @@ static __global__ void __launch_bounds__(MAP_THREADS)
     const int share = (int)threadIdx.x / MAP_NUMBERS;
     const int i = (int)blockIdx.x * MAP_NUMBERS + number, head = (int)blockIdx.y;
     if (head >= j.heads) return;
-    const bool is = i < p.D * p.F;
+    const bool is = i < p.h.D * p.h.F;
     const size_t step = (size_t)j.heads * p.DP * p.DP;
     const float *from =
-        j.part + ((size_t)head * p.DP + i / p.F) * p.DP + (size_t)(i % p.F);
+        j.part + ((size_t)head * p.DP + i / p.h.F) * p.DP + (size_t)(i % p.h.F);
     float *shares = block_memory(), sum = 0;
 #pragma unroll 8
     for (int c = share; is && c < j.parts; c += MAP_SHARES) sum += from[c * step];
@@ -166,7 +167,7 @@ static __global__ void __launch_bounds__(MAP_THREADS)
     __syncthreads();
     if (share > 0 || !is) return;
     for (int n = 1; n < MAP_SHARES; n++) sum += shares[n * MAP_NUMBERS + number];
-    j.grad[(size_t)head * p.D * p.F + i] += sum;
+    j.grad[(size_t)head * p.h.D * p.h.F + i] += sum;
 }
 
 still_status sti_hybrid_train_sum_parameters(sti_dev *dev, const sti_hybrid_train *p,
@@ -177,17 +178,17 @@ still_status sti_hybrid_train_sum_parameters(sti_dev *dev, const sti_hybrid_trai
     const int parts = p->B * p->map_parts;
     const sti_hybrid_grad *grad = &p->grad;
     sum_jobs numbers = {}, maps = {};
-    add_job(&numbers, grad->alpha, p->part_alpha, tiles, p->H);
-    add_job(&numbers, grad->window_logit, p->part_window, tiles, p->H);
-    add_job(&numbers, grad->bias_q, p->part_bias_q, parts, p->H);
-    add_job(&numbers, grad->bias_k, p->part_bias_k, parts, p->S);
-    add_job(&maps, grad->map_q, p->part_map_q, parts, p->H);
-    add_job(&maps, grad->map_k, p->part_map_k, parts, p->S);
+    add_job(&numbers, grad->alpha, p->part_alpha, tiles, p->h.H);
+    add_job(&numbers, grad->window_logit, p->part_window, tiles, p->h.H);
+    add_job(&numbers, grad->bias_q, p->part_bias_q, parts, p->h.H);
+    add_job(&numbers, grad->bias_k, p->part_bias_k, parts, p->h.S);
+    add_job(&maps, grad->map_q, p->part_map_q, parts, p->h.H);
+    add_job(&maps, grad->map_k, p->part_map_k, parts, p->h.S);
     if (numbers.n > 0)
-        STI_TRY(launch(dev, what, err, sum_numbers_kernel, dim3(p->H, numbers.n),
+        STI_TRY(launch(dev, what, err, sum_numbers_kernel, dim3(p->h.H, numbers.n),
                        NUMBER_THREADS, NUMBER_THREADS * sizeof(double), numbers));
     if (maps.n == 0) return STILL_OK;
     return launch(dev, what, err, sum_maps_kernel,
-                  dim3((p->D * p->F - 1) / MAP_NUMBERS + 1, p->H, maps.n), MAP_THREADS,
-                  MAP_THREADS * sizeof(float), *p, maps);
+                  dim3((p->h.D * p->h.F - 1) / MAP_NUMBERS + 1, p->h.H, maps.n),
+                  MAP_THREADS, MAP_THREADS * sizeof(float), *p, maps);
 }

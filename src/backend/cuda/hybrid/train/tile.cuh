@@ -20,9 +20,11 @@ enum {
 
 /* ---- Launching ----------------------------------------------------------- */
 
-/* Runs LAUNCH with DP as a constant. */
-#define STI_HYBRID_TRAIN_BY_WIDTH(width, LAUNCH)                                       \
-    ((width) == 64 ? LAUNCH(64) : LAUNCH(128))
+/* f(W) with the call's DP as a constant. */
+template <class F> static still_status by_width(const sti_hybrid_train *p, const F &f)
+{
+    return with_constant<64, 128>(p->DP, f);
+}
 
 STI_DEVICE float *block_memory(void)
 {
@@ -50,13 +52,13 @@ STI_DEVICE size_t token_at(const sti_hybrid_train &p, int heads, int b, int head
 /* Span c of selection head `sel`, in arrays [B,S,spans,.] */
 STI_DEVICE size_t span_at(const sti_hybrid_train &p, int b, int sel, int c)
 {
-    return ((size_t)b * p.S + sel) * p.spans + c;
+    return ((size_t)b * p.h.S + sel) * p.spans + c;
 }
 
-/* The chunk at whose first token j leaves for the state, never before c(j) + 2. */
+/* The chunk at whose start token j is folded, never before c(j) + 2. */
 STI_DEVICE int fold_of(const sti_hybrid_train &p, int b, int sel, int j)
 {
-    const int fold = p.fold[token_at(p, p.S, b, sel, j)], earliest = j / p.span + 2;
+    const int fold = p.fold[token_at(p, p.h.S, b, sel, j)], earliest = j / p.span + 2;
     return fold < 0 ? NO_TOKEN : fold > earliest ? fold : earliest;
 }
 
@@ -75,16 +77,16 @@ STI_DEVICE query_tile query_tile_of(const sti_hybrid_train &p)
     query_tile r;
     r.b = (int)blockIdx.z;
     r.h = (int)blockIdx.y;
-    r.g = r.h / p.per_kv;
-    r.sel = r.h / p.per_sel;
+    r.g = r.h / p.h.per_kv;
+    r.sel = r.h / p.h.group;
     r.c = p.spans - 1 - (int)blockIdx.x / p.tiles;
     r.first = r.c * p.span + (int)blockIdx.x % p.tiles * ROWS;
     r.n = min(ROWS, span_end(p, r.c) - r.first);
     r.span = span_at(p, r.b, r.sel, r.c);
-    r.n_salient = p.has_window ? p.n_salient[r.span] : 0;
+    r.n_salient = p.h.has_window ? p.n_salient[r.span] : 0;
     r.start = (r.c > 0 ? r.c - 1 : 0) * p.span;
-    r.keys = p.has_window ? r.n_salient + r.first + r.n - r.start : 0;
-    r.linear = p.has_linear && (!p.has_window || p.n_folded[r.span] > 0);
+    r.keys = p.h.has_window ? r.n_salient + r.first + r.n - r.start : 0;
+    r.linear = p.h.has_linear && (!p.h.has_window || p.n_folded[r.span] > 0);
     return r;
 }
 
@@ -99,12 +101,12 @@ STI_DEVICE int key_token(const sti_hybrid_train &p, size_t span, int n_salient,
 
 STI_DEVICE float alpha_of(const sti_hybrid_train &p, int h)
 {
-    return p.alpha ? p.alpha[h] : 0;
+    return p.h.alpha ? p.h.alpha[h] : 0;
 }
 STI_DEVICE float factor_of(const sti_hybrid_train &p, int h)
 {
-    if (!p.window_factor) return 1;
-    return p.window_logit ? 1 / (1 + expf(-p.window_logit[h])) : 0.1f;
+    if (!p.h.window_factor) return 1;
+    return p.h.window_logit ? 1 / (1 + expf(-p.h.window_logit[h])) : 0.1f;
 }
 
 /* ---- Tiles of floats ----------------------------------------------------- */
@@ -171,8 +173,8 @@ STI_DEVICE void load_tile(float *to, int ld, int cols, bool vec, Convert convert
     }
 }
 
-/* N rows of `cols` floats will be needed soon; row(r) as for load_tile. By all threads
- * of the block. */
+/* Prefetches N rows of `cols` floats; row(r) as for load_tile. By all threads of the
+ * block. */
 template <int N, typename Row> STI_DEVICE void prefetch_rows(int cols, Row row)
 {
     const int lines = (cols + 31) / 32;

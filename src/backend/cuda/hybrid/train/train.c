@@ -1,8 +1,10 @@
 /* train.c - the entries of the hybrid operator over whole sequences: what a call
- * asks for, its scratch, and the order of its kernels. See train.h. */
+ * needs, its scratch, and the order of its kernels. See train.h. */
 #include "backend/cuda/hybrid/train/train.h"
 
 #include <math.h>
+
+#include "backend/cuda/hybrid/score.h"
 
 enum {
     LONGEST_CHUNK = 4096,
@@ -15,6 +17,7 @@ enum {
 static still_status check(const sti_hybrid_parallel_args *a, still_error *err)
 {
     STI_TRY(sti_hybrid_check(a->set, &a->shape, err));
+    STI_TRY(sti_cuda_hybrid_check(a->set, err));
     const sti_hybrid_shape *s = &a->shape;
     if (a->B < 0 || a->T < 0 || (int64_t)a->B * a->T > INT32_MAX / 2 ||
         a->B > GRID_MOST || s->H > GRID_MOST)
@@ -25,11 +28,6 @@ static still_status check(const sti_hybrid_parallel_args *a, still_error *err)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "hybrid attention: capped positions and features before RoPE "
                         "exist in sessions only, not for whole sequences");
-    if (a->set->uneven)
-        return sti_fail(
-            err, STILL_E_UNSUPPORTED,
-            "cuda hybrid attention: caps that differ between the heads of a "
-            "layer are trained on the cpu: use --backend cpu");
     if (a->max_in || a->max_out)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "cuda hybrid attention: the maximum of whole sequences is "
@@ -69,8 +67,8 @@ static bool keeps_all(const sti_hybrid_settings *set)
 
 static int salient_capacity(const sti_hybrid_train *p)
 {
-    int64_t most = p->spans > 2 ? (int64_t)p->select * (p->spans - 2) : 0;
-    if (p->cap >= 0 && p->cap < most) most = p->cap;
+    int64_t most = p->spans > 2 ? (int64_t)p->h.select * (p->spans - 2) : 0;
+    if (p->h.cap >= 0 && p->h.cap < most) most = p->h.cap;
     return most > 1 ? (int)most : 1;
 }
 
@@ -79,57 +77,32 @@ static still_status fill_call(const sti_hybrid_parallel_args *a, sti_hybrid_trai
 {
     STI_TRY(check(a, err));
     const sti_hybrid_settings *set = a->set;
-    const sti_hybrid_shape *s = &a->shape;
     const sti_hybrid_in *in = &a->in;
-    const int S = sti_hybrid_selection_heads(set, s), DP = (s->D + 63) / 64 * 64;
+    const int DP = (a->shape.D + 63) / 64 * 64;
     const bool relu = set->map == STI_MAP_RELU;
     *p = (sti_hybrid_train){
+        .h = sti_cuda_hybrid_params_of(set, &a->shape, in, 0),
         .B = a->B,
         .T = a->T,
-        .H = s->H,
-        .G = s->G,
-        .D = s->D,
-        .F = s->F,
-        .S = S,
-        .per_kv = s->H / s->G,
-        .per_sel = s->H / S,
         .DP = DP,
         .PP = relu ? DP : 2 * DP,
         .span = set->has_window ? set->chunk : STI_HYBRID_TRAIN_ROWS,
-        .select = set->select,
-        .cap = set->cap,
-        .score = (int)set->score,
-        .layer = set->layer,
-        .seed = set->seed,
-        .has_window = set->has_window,
-        .has_linear = set->has_linear,
         .exact = set->la_scale == STI_SCALE_EXACT,
         .relu = relu,
-        .norm_preserved = set->norm_preserved,
-        .window_factor = set->window_factor,
         .vec = can_vectorize(a),
-        .scale = 1 / sqrtf((float)s->D),
-        .den_eps = (float)set->den_eps,
-        .feature_floor = (float)set->feature_floor,
-        .score_eps = (float)set->eps,
         .phi_unit = relu ? 1 : SOFTMAX_UNIT,
         .q = in->q,
         .k = in->k,
         .v = in->v,
         .gate_logit = set->gate ? in->gate_logit : NULL,
-        .alpha = set->alpha ? in->alpha : NULL,
-        .window_logit = in->window_logit,
-        .map_q = in->map_q,
-        .map_k = in->map_k,
-        .bias_q = relu ? in->bias_q : NULL,
-        .bias_k = relu ? in->bias_k : NULL,
         .dy = a->dy,
         .fold = a->fold_chunk,
         .y = a->y,
         .map_parts =
             (a->T + STI_HYBRID_TRAIN_MAP_TOKENS - 1) / STI_HYBRID_TRAIN_MAP_TOKENS,
     };
-    if (keeps_all(set)) p->span = p->select = SOFTMAX_SPAN;
+    if (!relu) p->h.bias_q = p->h.bias_k = NULL; /* softmax maps have none */
+    if (keeps_all(set)) p->span = p->h.select = SOFTMAX_SPAN;
     p->spans = (int)(((int64_t)a->T + p->span - 1) / p->span);
     p->tiles = (p->span + STI_HYBRID_TRAIN_ROWS - 1) / STI_HYBRID_TRAIN_ROWS;
     p->capacity = salient_capacity(p);
@@ -157,14 +130,14 @@ static uint16_t *take_halves(sti_carve *c, size_t n, size_t each)
 
 static void carve_route(sti_carve *c, sti_hybrid_train *p)
 {
-    const size_t rows = (size_t)p->B * (size_t)p->H * (size_t)p->T;
-    const size_t heads = (size_t)p->B * (size_t)p->S, spans = (size_t)p->spans;
+    const size_t rows = (size_t)p->B * (size_t)p->h.H * (size_t)p->T;
+    const size_t heads = (size_t)p->B * (size_t)p->h.S, spans = (size_t)p->spans;
     p->score_head = take(c, rows, 1);
-    if (p->score == STI_SCORE_RECEIVED) {
+    if (sti_score_from(p->h.score, STI_FROM_QUERIES)) {
         p->row_max = take(c, rows, 1);
         p->row_sum = take(c, rows, 1);
     }
-    p->best = sti_carve_take(c, heads * spans * (size_t)p->select, sizeof *p->best);
+    p->best = sti_carve_take(c, heads * spans * (size_t)p->h.select, sizeof *p->best);
     if (sti_hybrid_train_evicts(p) && sti_hybrid_train_choose_shared(p) > SHARED_MOST)
         p->kept = sti_carve_take(c, heads * 2 * (size_t)p->capacity, sizeof *p->kept);
 }
@@ -172,7 +145,7 @@ static void carve_route(sti_carve *c, sti_hybrid_train *p)
 /* What both directions need: lists, features, states. */
 static void carve_forward(sti_carve *c, sti_hybrid_train *p)
 {
-    const size_t heads = (size_t)p->B * (size_t)p->S;
+    const size_t heads = (size_t)p->B * (size_t)p->h.S;
     const size_t spans = heads * (size_t)p->spans, PP = (size_t)p->PP;
     p->salient = take(c, spans, (size_t)p->capacity);
     p->n_salient = take(c, spans, 1);
@@ -180,21 +153,21 @@ static void carve_forward(sti_carve *c, sti_hybrid_train *p)
     p->n_folds = take(c, spans, 1);
     p->n_folded = take(c, spans, 1);
     const size_t tokens = (size_t)p->B * (size_t)p->T, DP = (size_t)p->DP;
-    if (p->has_window) {
-        p->half_q = take_halves(c, tokens * (size_t)p->H, DP);
-        p->half_k = take_halves(c, tokens * (size_t)p->G, DP);
+    if (p->h.has_window) {
+        p->half_q = take_halves(c, tokens * (size_t)p->h.H, DP);
+        p->half_k = take_halves(c, tokens * (size_t)p->h.G, DP);
     }
-    p->half_v = take_halves(c, tokens * (size_t)p->G, DP);
-    if (!p->has_linear) return;
+    p->half_v = take_halves(c, tokens * (size_t)p->h.G, DP);
+    if (!p->h.has_linear) return;
     const size_t stored = p->relu ? 2 * PP : PP; /* floats, or halves */
-    p->phi_q = take_halves(c, tokens * (size_t)p->H, stored);
+    p->phi_q = take_halves(c, tokens * (size_t)p->h.H, stored);
     p->phi_k = take_halves(c, heads * (size_t)p->T, stored);
     p->state = take(c, spans, PP * DP);
     p->state_z = take(c, spans, PP);
     if (!p->relu) p->mean = take_halves(c, spans, PP * DP);
 }
 
-/* What a backward is asked for. */
+/* Which gradients a backward computes. */
 typedef struct wanted {
     bool softmax_q, softmax_kv; /* dq and dk, dv through softmax keys */
     bool map_q;                 /* dphi(q) */
@@ -205,10 +178,10 @@ static wanted wanted_of(const sti_hybrid_train *p)
 {
     const sti_hybrid_grad *g = &p->grad;
     return (wanted){
-        .softmax_q = p->has_window && g->q,
-        .softmax_kv = p->has_window && (g->k || g->v),
-        .map_q = p->has_linear && (g->q || g->map_q || g->bias_q),
-        .keys = p->has_linear && (g->k || g->v || g->map_k || g->bias_k),
+        .softmax_q = p->h.has_window && g->q,
+        .softmax_kv = p->h.has_window && (g->k || g->v),
+        .map_q = p->h.has_linear && (g->q || g->map_q || g->bias_q),
+        .keys = p->h.has_linear && (g->k || g->v || g->map_k || g->bias_k),
     };
 }
 
@@ -217,8 +190,8 @@ static void carve_backward(sti_carve *c, sti_hybrid_train *p)
     carve_forward(c, p);
     const wanted w = wanted_of(p);
     const sti_hybrid_grad *g = &p->grad;
-    const size_t B = (size_t)p->B, T = (size_t)p->T, H = (size_t)p->H;
-    const size_t S = (size_t)p->S, DP = (size_t)p->DP, PP = (size_t)p->PP;
+    const size_t B = (size_t)p->B, T = (size_t)p->T, H = (size_t)p->h.H;
+    const size_t S = (size_t)p->h.S, DP = (size_t)p->DP, PP = (size_t)p->PP;
     const size_t rows = B * H * T, keys = B * S * T, spans = B * S * (size_t)p->spans;
     const size_t tiles = B * (size_t)p->spans * (size_t)p->tiles;
     const size_t parts = B * (size_t)p->map_parts;
@@ -251,7 +224,7 @@ static still_status take_scratch(sti_dev *dev, sti_hybrid_train *p, layout carve
                                  still_error *err)
 {
     sti_carve c = {0};
-    /* Counting leaves no pointers behind but hides none of those it asks about. */
+    /* Counting must not change p: later layouts look at its pointers. */
     sti_hybrid_train counted = *p;
     carve(&c, &counted);
     void *scratch;
@@ -269,9 +242,9 @@ still_status sti_cuda_hybrid_route(sti_dev *dev, const sti_hybrid_parallel_args 
     sti_hybrid_train p;
     STI_TRY(fill_call(a, &p, err));
     if (a->B == 0 || a->T == 0) return STILL_OK;
-    const size_t tokens = (size_t)a->B * (size_t)a->T * (size_t)p.S;
+    const size_t tokens = (size_t)a->B * (size_t)a->T * (size_t)p.h.S;
     /* Without a window every token is linear at once; where all are kept none is. */
-    if (!p.has_window || keeps_all(a->set)) {
+    if (!p.h.has_window || keeps_all(a->set)) {
         STI_CUDA(cudaMemsetAsync(a->fold_chunk, 0xff, tokens * sizeof *a->fold_chunk,
                                  dev->stream),
                  "hybrid training: routing");
@@ -279,7 +252,7 @@ still_status sti_cuda_hybrid_route(sti_dev *dev, const sti_hybrid_parallel_args 
     }
     STI_TRY(take_scratch(dev, &p, carve_route, err));
     /* No score can matter where none or all of a chunk's tokens are selected. */
-    if (p.select > 0) STI_TRY(sti_hybrid_train_scores(dev, &p, err));
+    if (p.h.select > 0) STI_TRY(sti_hybrid_train_scores(dev, &p, err));
     return sti_hybrid_train_choose(dev, &p, err);
 }
 
@@ -288,7 +261,7 @@ static still_status make_ready(sti_dev *dev, const sti_hybrid_train *p,
 {
     STI_TRY(sti_hybrid_train_lists(dev, p, err));
     STI_TRY(sti_hybrid_train_halves(dev, p, err));
-    if (!p->has_linear) return STILL_OK;
+    if (!p->h.has_linear) return STILL_OK;
     STI_TRY(sti_hybrid_train_features(dev, p, err));
     return sti_hybrid_train_states(dev, p, err);
 }

@@ -1,36 +1,39 @@
-/* train.h - the hybrid operator over whole sequences on the GPU: what its
- * kernels share.
+/* train.h - the hybrid operator over whole sequences on the GPU (STILL Alg. 1 and its
+ * gradient): what its kernels share.
  *
  * A sequence is cut into spans: chunks, or tiles of 64 tokens where there is no window.
- * Everything a span's queries need is made ready first, each in a kernel of its own:
+ * Everything a span's queries need is made first, each in a kernel of its own:
  *
- *   lists     salient tokens a span sees, tokens it folds       (.._lists.cu)
- *   features  phi(q), phi(k); q, k, v in half                   (.._map.cu)
- *   states    S_c = sum of phi(k)^T v, z_c = sum of phi(k)      (.._state.cu)
+ *   scores     of every token and head (eq. 2 to 5)                   score.cu
+ *   route      the chunk at which each token is folded (eq. 8)        route.cu
+ *   lists      salient tokens a span sees, tokens it folds            lists.cu
+ *   features   phi(q), phi(k) (eq. 6); q, k, v in half                map.cu
+ *   states     S_c = sum of phi(k)^T v, z_c = sum of phi(k) (eq. 9)   state.cu
  *
- * after which queries are independent. A block takes 64 queries of a span and one head
- * (4 warps of 16 rows) and walks over the keys they see with softmax: the salient
- * tokens, the span before, the span itself, one list of ascending tokens gathered tile
- * by tile. Backward, with n = f sum w_j v_j + a (phi(q) S) g, y = n / den:
+ * after which queries are independent (forward.cu, eq. 7, 10, 11). A block takes 64
+ * queries of a span and one head (4 warps of 16 rows) and goes over the keys they see
+ * with softmax: the salient tokens, the span before, the span itself, one list of
+ * ascending tokens gathered tile by tile. Backward, with n = f sum w_j v_j + a (phi(q)
+ * S) g, y = n / den:
  *
- *   rows      the forward again, for what belongs to queries:  (.._forward.cu)
- *             P = f w / den, dy.y, dn = dy / den, dden = -dy.y / den, a g dn, a dden,
- *             gate, alpha, factor
- *   softmax   ds = P (dy.v - dy.y): dq = ds K by queries;       (.._softmax.cu)
- *             by keys, each span's share of dK = ds^T Q and dV = P^T dy, at the key's
- *             slot in the span's list
- *   linear    dphi(q) = a (S (dn g) + dden z);                  (.._linear.cu)
- *             dS_c = sum over the queries of c and later of phi(q)^T (a g dn);
- *             dphi(k) = dS v + dz, dv = dS^T phi(k), dS at the span that folded k
- *   maps      from dphi to q, k, W and the bias                 (.._map_back.cu)
- *   sums      over spans, heads and sequences, in a fixed order (.._sums.cu)
+ *   rows       the forward again, for what belongs to queries:        forward.cu
+ *              P = f w / den, dy.y, dn = dy / den, dden = -dy.y / den, a g dn, a dden,
+ *              gate, alpha, factor
+ *   softmax    ds = P (dy.v - dy.y): dq = ds K by queries;            softmax_bwd.cu
+ *              by keys, each span's share of dK = ds^T Q and dV = P^T dy, at the key's
+ *              slot in the span's list
+ *   linear     dphi(q) = a (S (dn g) + dden z);                       linear_bwd.cu
+ *              dS_c = sum over the queries of c and later of phi(q)^T (a g dn);
+ *              dphi(k) = dS v + dz, dv = dS^T phi(k), dS at the span that folded k
+ *   maps       from dphi to q, k, W and the bias                      map_bwd.cu
+ *   sums       over spans, heads and sequences, in a fixed order      sums.cu
  *
  * Products run on tensor cores with 11 bits of mantissa and float32 sums: in half
  * (mma.cuh) where the range is known - inputs, weights P, softmax features, means of
  * the state - or made known by a unit for each row (dy, ds, draw, what is summed over
  * tokens); in TF32 (tf32.cuh) where it is not: what is multiplied with the state and
- * its gradient. Those that decide something (scores, x W) take halves in three parts
- * that make nearly float32 of it. Columns are padded to DP, a multiple of 64, and
+ * its gradient. Those that decide something (scores, x W) take halves in three parts,
+ * which makes nearly float32 of them. Columns are padded to DP, a multiple of 64, and
  * features to PP = 2 DP (relu: DP), with zeros. */
 #ifndef STI_BACKEND_CUDA_HYBRID_TRAIN_TRAIN_H
 #define STI_BACKEND_CUDA_HYBRID_TRAIN_TRAIN_H
@@ -49,28 +52,18 @@ enum {
     STI_HYBRID_TRAIN_MAP_TOKENS = 256 /* of a block that runs a map, or sums its dW */
 };
 
-/* A token kept in order of its score. */
-typedef struct sti_hybrid_train_entry {
-    float score;
-    int32_t token;
-} sti_hybrid_train_entry;
-
 /* A call, all pointers on the device. What is not needed is NULL. */
 typedef struct sti_hybrid_train {
-    int B, T, H, G, D, F, S; /* letters of ops/hybrid.h */
-    int per_kv, per_sel;     /* query heads of a kv head, of a selection head */
-    int DP, PP;              /* D and the features, padded */
+    sti_cuda_hybrid_params h;
+    int B, T;               /* sequences, tokens of each */
+    int DP, PP;             /* D and the features, padded */
     int span, spans, tiles; /* tokens of a span, spans of a sequence, tiles of a span */
-    int select, cap;        /* cap < 0: none */
     int capacity, slots;    /* salient tokens of a span at most; keys at most */
-    int score, layer;
-    uint64_t seed;
-    bool has_window, has_linear, exact, relu, norm_preserved, window_factor;
-    bool vec; /* rows of inputs and outputs are aligned to 16 bytes */
-    float scale, den_eps, feature_floor, score_eps, phi_unit;
+    bool exact, relu;       /* scaling, map */
+    bool vec;               /* rows of inputs and outputs are aligned to 16 bytes */
+    float phi_unit;
 
     const float *q, *k, *v, *gate_logit; /* inputs; NULL: the start value */
-    const float *alpha, *window_logit, *map_q, *map_k, *bias_q, *bias_k;
     const float *dy;
     int32_t *fold; /* [B,T,S] */
     float *y;
@@ -80,9 +73,8 @@ typedef struct sti_hybrid_train {
     float *score_head;        /* [B,H,T] */
     float *row_max, *row_sum; /* [B,H,T]: of the window's softmax, for received weights;
                                  the maximum times log2 e */
-    sti_hybrid_train_entry *best; /* [B,S,spans,select] of each span, best first */
-    sti_hybrid_train_entry
-        *kept; /* [B,S,2,capacity]: lists too long for shared memory */
+    uint64_t *best;           /* [B,S,spans,select] of each span, best first */
+    uint64_t *kept;           /* [B,S,2,capacity]: lists too long for shared memory */
 
     /* Lists, states. */
     int32_t *salient, *n_salient; /* [B,S,spans,capacity], [B,S,spans] */

@@ -3,11 +3,11 @@
 #ifndef TESTS_CUDA_DENSE_PROBLEM_H
 #define TESTS_CUDA_DENSE_PROBLEM_H
 
-#include "../matrix.h"
+#include "../../matrix.h"
 
 #include <math.h>
 
-#include "gpu.h"
+#include "../gpu.h"
 
 static const sti_dtype TYPES[] = {STI_Q4_0, STI_Q4_1, STI_Q5_0, STI_Q5_1, STI_Q8_0,
                                   STI_Q2_K, STI_Q3_K, STI_Q4_K, STI_Q5_K, STI_Q6_K,

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "../../skip.h"
+#include "../../../skip.h"
 #include "ops/ops.h"
 
 enum { MAX_SEG = 70 };

@@ -4,9 +4,9 @@
  *
  * Products run in half or TF32, whose rounding is 5e-4: errors are measured against the
  * size of the whole tensor and may be ten times that. */
-#include "../hybrid_batch.h"
+#include "../../../hybrid_batch.h"
 
-#include "gpu.h"
+#include "../../gpu.h"
 
 static const double limit = 5e-3;
 

@@ -6,10 +6,10 @@
 #ifndef TESTS_CUDA_HYBRID_STEP_SESSIONS_H
 #define TESTS_CUDA_HYBRID_STEP_SESSIONS_H
 
-#include "../hybrid_problem.h"
+#include "../../../hybrid_problem.h"
 
+#include "../../gpu.h"
 #include "backend/cuda/hybrid/step/step.h"
-#include "gpu.h"
 
 enum { SESSIONS = 3 };
 
@@ -150,7 +150,8 @@ static inline sti_cuda_hybrid_params shape_of(const run *r)
                                          .interleaved = r->c->interleaved,
                                          .unrotated = r->unrotated},
                                   .state = (sti_hybrid_state *)&r->x[0].st};
-    sti_cuda_hybrid_params h = sti_cuda_hybrid_params_of(&args);
+    sti_cuda_hybrid_params h =
+        sti_cuda_hybrid_params_of(args.set, &args.shape, &args.in, args.state->kv_size);
     h.inv_freq = r->in.inv_freq.p;
     return h;
 }

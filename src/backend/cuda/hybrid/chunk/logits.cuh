@@ -1,7 +1,7 @@
 /* logits.cuh - products of queries and keys that scores are made of: 16 rows of
  * a warp, in registers, by 64 rows of a tile in shared memory, both of D halves. */
-#ifndef STI_BACKEND_CUDA_HYBRID_LOGITS_CUH
-#define STI_BACKEND_CUDA_HYBRID_LOGITS_CUH
+#ifndef STI_BACKEND_CUDA_HYBRID_CHUNK_LOGITS_CUH
+#define STI_BACKEND_CUDA_HYBRID_CHUNK_LOGITS_CUH
 
 #include "backend/cuda/hybrid/chunk/chunk.h"
 #include "backend/cuda/ptx/mma.cuh"

@@ -2,13 +2,13 @@
  * backend: every trained tensor of both stages. The GPU multiplies what goes back
  * through weights in bfloat16, whose numbers are off by up to 2^-9, and activations in
  * half precision or TF32; the cpu multiplies in float. */
-#include "../../train/gradient_problem.h"
+#include "../../../train/gradient_problem.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu.h"
+#include "../gpu.h"
 
 enum { T = 48, GPU = 0, CPU = 1, BOTH = 2 };
 static const char *const backend[BOTH] = {"cuda", "cpu"};

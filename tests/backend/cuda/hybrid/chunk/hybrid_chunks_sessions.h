@@ -8,11 +8,11 @@
 #ifndef TESTS_CUDA_HYBRID_CHUNKS_SESSIONS_H
 #define TESTS_CUDA_HYBRID_CHUNKS_SESSIONS_H
 
-#include "../hybrid_problem.h"
+#include "../../../hybrid_problem.h"
 
 #include <stdio.h>
 
-#include "gpu.h"
+#include "../../gpu.h"
 
 enum { CUTS = 8 };
 

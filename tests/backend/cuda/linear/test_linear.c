@@ -4,9 +4,9 @@
  *
  * Products of many tokens run in TF32, whose rounding is 5e-4: errors are measured
  * against the size of the whole tensor and may be five times that. */
-#include "../linear_problem.h"
+#include "../../linear_problem.h"
 
-#include "gpu.h"
+#include "../gpu.h"
 
 static const double limit = 2.5e-3;
 /* Steps are float arithmetic. */
