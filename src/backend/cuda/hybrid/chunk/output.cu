@@ -160,7 +160,7 @@ static __device__ __forceinline__ int tokens_left(const block_notes &n, int j)
                      : p.salient - n.near - (j - n.far) * KEYS;
 }
 
-/* All tiles of keys; the first is on its way. */
+/* STILL eq. 11, SA: all tiles of keys; the first is on its way. */
 template <int D, bool RAW>
 static __device__ __forceinline__ void
 softmax_sums(const sti_chunk_piece &c, const block_notes &n, const warp_place &place,
@@ -259,6 +259,7 @@ start_sums(const sti_chunk_piece &c, const tile_place &p, const warp_place &plac
     }
 }
 
+/* STILL eq. 10, 1: y = (N_SA + N_LA) / (D_SA + D_LA). */
 template <int D>
 static __device__ __forceinline__ void
 store_output(const sti_chunk_piece &c, const tile_place &p, const warp_place &place,

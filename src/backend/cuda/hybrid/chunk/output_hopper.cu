@@ -88,6 +88,7 @@ static __device__ __forceinline__ void scale_sums(fragment &o, const float (&kee
     for (int i = 0; i < 64; i++) o[i] *= keep[i / 2 % 2];
 }
 
+/* STILL eq. 11, SA. */
 static __device__ __forceinline__ void softmax_sums(const sti_chunk_piece &c,
                                                     const job &b, block_view &r,
                                                     share &s, fragment &o, fragment &x)
@@ -143,6 +144,7 @@ static __device__ __forceinline__ void softmax_sums(const sti_chunk_piece &c,
     r.tile.next();
 }
 
+/* STILL eq. 10, 1. */
 static __device__ __forceinline__ void store_output(const sti_chunk_piece &c,
                                                     const job &b, const share &s,
                                                     const fragment &o,

@@ -103,8 +103,8 @@ static __device__ __forceinline__ void soften(float (&u)[D / 8][4], int j, float
             u[nt][e] = softmax_feature(u[nt][e], part, h.feature_floor) * feature_unit;
 }
 
-/* The features of a warp's 16 rows take the place of its keys; rows from `rows` on are
- * nobody's and get 0. */
+/* STILL eq. 6: the features of a warp's 16 rows take the place of its keys; rows from
+ * `rows` on are nobody's and get 0. */
 template <int D>
 static __device__ __forceinline__ void features(const sti_chunk_piece &c,
                                                 unsigned char *x, uint32_t w_tile,

@@ -101,6 +101,7 @@ template <int VEC> struct joined {
     }
 };
 
+/* STILL eq. 10, 1: y = (N_SA + N_LA) / (D_SA + D_LA). */
 template <int VEC, typename KV, int HEADS, int WIDE>
 STI_DEVICE void write_output(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {

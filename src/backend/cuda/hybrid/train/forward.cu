@@ -1,5 +1,5 @@
-/* forward.cu - outputs of whole sequences, and, for the backward, what
- * belongs to single queries; see train.h.
+/* forward.cu - outputs of whole sequences (STILL eq. 7, 10, 11), and, for the backward,
+ * what belongs to single queries; see train.h.
  *
  *   y = (f sum w_j v_j + a lin g) / den,  lin = phi(q) S,  w_j = exp(l_j - M)
  *   den = f sum w_j + a phi(q).z + eps

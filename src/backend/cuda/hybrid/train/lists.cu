@@ -1,4 +1,4 @@
-/* lists.cu - from the chunk in which each token is folded to lists: for
+/* lists.cu - from the chunk in which each token is folded to lists (STILL eq. 9, h): for
  * every span the salient tokens its queries see and the tokens it folds, ascending.
  * Bounded by latency: a block reads the tokens before its span once. */
 #include "backend/cuda/hybrid/train/tile.cuh"

@@ -12,9 +12,10 @@ template <int DP> struct sums {
     float dot[2];         /* phi(q).z */
 };
 
-/* How a query's two terms are weighed: softmax weights with `soft`, linear ones with
- * `a`. In window scaling exp(l - M) and exp(alpha), both divided by exp(alpha) where
- * that is above 1. A softmax weight over the denominator is 2^(l log2 e - shift). */
+/* STILL eq. 11: how a query's two terms are weighed: softmax weights with `soft`,
+ * linear ones with `a`. In window scaling exp(l - M) and exp(alpha), both divided by
+ * exp(alpha) where that is above 1. A softmax weight over the denominator is 2^(l log2
+ * e - shift). */
 typedef struct row_scales {
     float shift, soft, a, den;
 } row_scales;
@@ -58,6 +59,7 @@ STI_DEVICE void load_gates(const sti_hybrid_train &p, const query_tile &r, size_
     for (int n = 0; n < N; n++) g[n] = make_float2(sigmoid2(g[n].x), sigmoid2(g[n].y));
 }
 
+/* STILL eq. 10, 1: y = (N_SA + N_LA) / (D_SA + D_LA). */
 template <int DP>
 STI_DEVICE void write_outputs(const sti_hybrid_train &p, const query_tile &r,
                               const lane_place &at, const sums<DP> &x)

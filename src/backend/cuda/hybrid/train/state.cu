@@ -1,4 +1,4 @@
-/* state.cu - sums over tokens of outer products, and sums over spans.
+/* state.cu - sums over tokens of outer products, and sums over spans (STILL eq. 9).
  *
  *   state   S_c = sum of phi(k_j)^T v_j, z_c = sum of phi(k_j), j folded at c or before
  *   dstate  dS_c = sum of phi(q_t)^T (a g dn)_t, dz_c = sum of (a dden)_t phi(q_t), the
