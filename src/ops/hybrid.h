@@ -65,6 +65,9 @@ typedef struct sti_score {
     double (*definition)(const double *logit, int n, double eps);
 } sti_score;
 
+#ifdef __cplusplus
+extern "C" { /* CUDA C calls these */
+#endif
 const sti_score *sti_score_at(sti_score_kind kind); /* NULL: no such score */
 bool sti_score_find(const char *name, sti_score_kind *out);
 
@@ -74,6 +77,9 @@ bool sti_score_find(const char *name, sti_score_kind *out);
  * calls this as well, on the way into every form. */
 still_status sti_score_check(sti_score_kind kind, unsigned known, const char *backend,
                              still_error *err);
+#ifdef __cplusplus
+}
+#endif
 
 /* ---- Settings ------------------------------------------------------------ */
 
