@@ -39,10 +39,10 @@ static int print_table(const still_allocation *a)
     if (!option) return cli_fail("out of memory");
     int largest = 0;
     for (int i = 0; i < n; i++) largest = a->cap[i] > largest ? a->cap[i] : largest;
-    printf("%d of %d kv heads look things up and keep %d salient tokens, the others "
-           "%d; a session takes %.2f MB\n\n",
-           a->chosen, n, largest, a->method.cap, (double)a->bytes / 1e6);
-    puts("| layer | kv head | attention on the fact |\n|-:|-:|-:|");
+    cli_print("%d of %d kv heads look things up and keep %d salient tokens, the others "
+              "%d; a session takes %.2f MB\n\n",
+              a->chosen, n, largest, a->method.cap, (double)a->bytes / 1e6);
+    cli_print("| layer | kv head | attention on the fact |\n|-:|-:|-:|\n");
     double below = 2;
     for (int shown = 0; shown < a->chosen;) {
         double next = -1;
@@ -52,13 +52,13 @@ static int print_table(const still_allocation *a)
         if (next < 0) break;
         for (int i = 0; i < n; i++)
             if (a->cap[i] == largest && a->gain[i] == next) {
-                printf("| %d | %d | %.3f |\n", i / a->heads, i % a->heads, next);
+                cli_print("| %d | %d | %.3f |\n", i / a->heads, i % a->heads, next);
                 shown++;
             }
         below = next;
     }
-    printf("\n--method %s --select %d --score %s --cap %s\n", a->method.name,
-           a->method.select, a->method.score, option);
+    cli_print("\n--method %s --select %d --score %s --cap %s\n", a->method.name,
+              a->method.select, a->method.score, option);
     free(option);
     return CLI_OK;
 }
