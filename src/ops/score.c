@@ -1,15 +1,17 @@
 /* score.c - the table of scores that decide which tokens stay exact.
  *
  * To try a new score, write its function here and add a row (and its name to
- * sti_score_kind): every backend reads the table. A score is compared, never summed
- * with others, so only its order matters; equal scores keep the earlier token. */
+ * sti_score_kind): ref and cpu read the table, cuda has its formulas in
+ * backend/cuda/hybrid/score.h, and refuses by name what it lacks. A score is compared,
+ * never summed with others, so only its order matters; equal scores keep the earlier
+ * token. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ops/hybrid.h"
 
-/* Self-Saliency Score, by its definition (STILL eq. 3 to 5). A, eq. 3: softmax of the
+/* Self-Saliency Score, by its definition (STILL eq. 5). A, eq. 3: softmax of the
  * logits of the last n tokens; B, eq. 4: the same without the token itself (all 0 for
  * the first token);
  *   score = sum_j A_j log((A_j + eps) / (B_j + eps))     eq. 5 */

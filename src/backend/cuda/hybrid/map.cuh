@@ -30,7 +30,7 @@ STI_DEVICE float relu_feature(float u, float floor)
     return fmaxf(fmaxf(u, 0), floor);
 }
 
-/* phi [P] from u = x W [F] and |x|^2, by one warp; phi may be u. */
+/* STILL eq. 6: phi [P] from u = x W [F] and |x|^2, by one warp; phi may be u. */
 STI_DEVICE void warp_features(const sti_cuda_hybrid_params &h, const float *u,
                               float square, float bias, float *phi)
 {

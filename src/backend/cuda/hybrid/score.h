@@ -62,8 +62,7 @@ static inline still_status sti_cuda_score_check(sti_score_kind score, still_erro
 /* ---- Formulas; the first argument is the score --------------------------- */
 
 /* STI_FROM_SELF: the token gives itself weight `self` and all others `others`, of any
- * sum. s3 (STILL eq. 5; eq. 3 and 4 in
- * closed form), with p the share of the own weight:
+ * sum. s3: STILL eq. 3, eq. 4 and eq. 5 in closed form, p the share of the own weight,
  *   (1 - p) log(1 - p) + p log((p + eps) / eps) */
 STI_DEVICE float self_score(int, float self, float others, float eps)
 {

@@ -85,6 +85,7 @@ static int feature_count(const sti_ref_map *m)
     return m->kind == STI_MAP_RELU ? m->F : 2 * m->F;
 }
 
+/* STILL eq. 6, and the floor. */
 void sti_ref_map_forward(const sti_ref_map *m, const double *x, double *phi)
 {
     map_values r;

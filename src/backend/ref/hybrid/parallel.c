@@ -1,4 +1,5 @@
-/* parallel.c - the hybrid operator over whole sequences (STILL, Alg. 1), and its gradient.
+/* parallel.c - the hybrid operator over whole sequences (STILL Alg. 1), and its
+ * gradient.
  *
  * A query sees the past through a mask made of one number per token, the chunk in
  * which it is folded: softmax tokens (window and salient) with w_j = f exp(l_j - M),
@@ -76,7 +77,8 @@ static void map_tokens(const sequence *s)
     }
 }
 
-/* Alg. 1, the masks: sorts the past of query (t, h) into softmax and folded tokens. */
+/* STILL Alg. 1, the masks: sorts the past of query (t, h) into softmax and folded
+ * tokens. */
 static void split_past(const sequence *s, query *r, int t, int h)
 {
     r->t = t;
@@ -320,6 +322,7 @@ static still_status run(const sti_hybrid_parallel_args64 *a, bool backward,
     return STILL_OK;
 }
 
+/* STILL Alg. 1; routing (route.c) has gone before. */
 still_status sti_ref_hybrid_parallel(const sti_hybrid_parallel_args64 *a,
                                      still_error *err)
 {

@@ -1,10 +1,10 @@
 /* recurrent.c - the hybrid operator as a session runs it (STILL, recurrent form): token
  * by token, with an explicit state. This loop is the specification.
  *
- * At the first token of chunk c >= 2, before anything else, chunk c - 2 retires from the
- * window (eq. 8 and 9): its `select` best tokens join the salient cache, the others are
- * folded into the state; what the cache cannot keep is folded too. Then the token enters
- * the window, gets its score (eq. 5), and its output (eq. 10 and 11) is
+ * At the first token of chunk c >= 2, before anything else, chunk c - 2 retires from
+ * the window (eq. 8 and 9): its `select` best tokens join the salient cache, the others
+ * are folded into the state; what the cache cannot keep is folded too. Then the token
+ * enters the window, gets its score (eq. 5), and its output (eq. 10 and 11) is
  *   y = (sum_j w_j v_j + a (phi(q) s) * g) / (sum_j w_j + a phi(q).z)
  * over window and salient tokens j, w_j = exp(l_j - M). */
 #include <float.h>
@@ -137,9 +137,9 @@ static void keep_salient(session *s, int sel, int at, int64_t j, double score)
     if (st->sal_far) st->sal_far[slot] = 0;
 }
 
-/* Chunk [first, first + C) retires before query `now`, for one selection head. The
- * cache never shrinks (eviction stops at the cap), so that newcomers take the slots of
- * the evicted, and then those behind them. */
+/* STILL eq. 8 and eq. 9: chunk [first, first + C) retires before query `now`, for one
+ * selection head. The cache never shrinks (eviction stops at the cap), so that
+ * newcomers take the slots of the evicted, and then those behind them. */
 static void retire_chunk(session *s, int sel, int64_t first, int64_t now)
 {
     sti_hybrid_state *st = s->st;
@@ -223,8 +223,9 @@ static void arrive(session *s, int row, int64_t t)
 
 /* ---- Output -------------------------------------------------------------- */
 
-/* Logits and values of the softmax tokens of query head h; returns their number. A far
- * key is seen at distance position_cap: q_far = R(position_cap) q_raw. */
+/* Logits and values of the softmax tokens of query head h; returns their number, at
+ * most 2C + cap however long the text is (STILL eq. 12). A far key is seen at distance
+ * position_cap: q_far = R(position_cap) q_raw. */
 static int softmax_tokens(session *s, const double *q, const double *q_raw, int64_t t,
                           int h)
 {
@@ -264,8 +265,9 @@ static double softmax_branch(const session *s, int n, double factor, double shif
     return den;
 }
 
-/* STILL eq. 11, LA: N = a (phi(q) s) * g, added to num [D]; returns D = a phi(q).z. x:
- * what the features of the query are made of; at: its place in gate_logit. */
+/* STILL eq. 7; eq. 11, LA: N = a (phi(q) s) * g, added to num [D]; returns
+ * D = a phi(q).z. x: what the features of the query are made of; at: its place in
+ * gate_logit. */
 static double linear_branch(session *s, int h, const double *x, size_t at, double a,
                             double *num)
 {

@@ -10,6 +10,7 @@
 
 #include "backend/ref/hybrid/hybrid.h"
 
+/* STILL eq. 5, through the table of scores. */
 double sti_ref_score(const sti_hybrid_settings *set, double *logit, int n,
                      const double *key, int D, int64_t position, int h)
 {
@@ -98,7 +99,7 @@ static double final_score(const sequence *s, int g, int t, double arrived,
     return score->retire(&e);
 }
 
-/* Alg. 1, the score of every token: STILL eq. 2 to 5 for s3. */
+/* STILL Alg. 1, the score of every token: eq. 2 to 5 for s3. */
 static void score_tokens(const sequence *s, double *received)
 {
     const sti_ref_dims *d = &s->d;
@@ -136,6 +137,7 @@ static void score_tokens(const sequence *s, double *received)
 
 /* ---- Selection and eviction ---------------------------------------------- */
 
+/* STILL eq. 8. */
 void sti_ref_select_top(sti_ref_candidate *chunk, int n, int select)
 {
     for (int i = 0; i < n; i++) {
@@ -161,8 +163,8 @@ void sti_ref_evict_over_cap(sti_ref_candidate *c, int n, int cap)
     }
 }
 
-/* Alg. 1, the selection of one head: chunk a leaves at the first token of chunk a + 2,
- * and what does not stay then is folded then. */
+/* STILL Alg. 1, the selection of one head: chunk a leaves at the first token of chunk
+ * a + 2, and what does not stay then is folded then. */
 static void route_head(const sequence *s, int sel)
 {
     const int C = s->set->chunk, S = s->d.S;

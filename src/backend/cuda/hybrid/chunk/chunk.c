@@ -160,6 +160,7 @@ static void lay_out(sti_chunk_piece *c, int pos, int T)
     c->n_retired = last >= c->first_retire ? last - c->first_retire + 1 : 0;
 }
 
+/* STILL Alg. 1, step by step. */
 static still_status run_kernels(const sti_chunk_group *g, still_error *err)
 {
     if (!g->c->h.has_window) return sti_chunk_no_window(g, err);

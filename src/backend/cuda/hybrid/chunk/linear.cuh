@@ -110,8 +110,7 @@ static __device__ __forceinline__ void add_means(float (&o)[2][D / 8][4],
 }
 
 /* STILL eq. 7; eq. 11, LA: w.o = phi(q) s, w.den = parts of phi(q).z, both times
- * state_scale. All threads of the
- * block come here. buffers: four of [64, D]. */
+ * state_scale. All threads of the block come here. buffers: four of [64, D]. */
 template <int D>
 static __device__ __forceinline__ void
 linear_sums(const sti_chunk_piece &c, const tile_place &p, const warp_place &place,

@@ -259,7 +259,7 @@ start_sums(const sti_chunk_piece &c, const tile_place &p, const warp_place &plac
     }
 }
 
-/* STILL eq. 10, 1: y = (N_SA + N_LA) / (D_SA + D_LA). */
+/* STILL eq. 10, the sum of eq. 1: y = (N_SA + N_LA) / (D_SA + D_LA). */
 template <int D>
 static __device__ __forceinline__ void
 store_output(const sti_chunk_piece &c, const tile_place &p, const warp_place &place,

@@ -144,7 +144,7 @@ static __device__ __forceinline__ void softmax_sums(const sti_chunk_piece &c,
     r.tile.next();
 }
 
-/* STILL eq. 10, 1. */
+/* STILL eq. 10, the sum of eq. 1. */
 static __device__ __forceinline__ void store_output(const sti_chunk_piece &c,
                                                     const job &b, const share &s,
                                                     const fragment &o,

@@ -60,8 +60,9 @@ static __device__ __forceinline__ float mask_row(row_sums &r, float (&s)[8][4], 
     return top;
 }
 
-/* Logits s, still to be scaled, of a warp's queries, the first at token row `query`,
- * and 64 keys from token row `key` on; rows below 0 are no tokens. */
+/* STILL eq. 3, its sum: logits s, still to be scaled, of a warp's queries, the first
+ * at token row `query`, and 64 keys from token row `key` on; rows below 0 are no
+ * tokens. */
 static __device__ __forceinline__ void add_logits(row_sums &r, float (&s)[8][4],
                                                   int query, int key, int C,
                                                   float scale, int lane)
@@ -90,7 +91,7 @@ static __device__ __forceinline__ void add_logits(row_sums &r, float (&s)[8][4],
     }
 }
 
-/* The score of row i, known to the four lanes of the row alike. */
+/* STILL eq. 5: the score of row i, known to the four lanes of the row alike. */
 static __device__ __forceinline__ float score_of_row(int score, const row_sums &r,
                                                      int i, float eps)
 {

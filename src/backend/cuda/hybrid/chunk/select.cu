@@ -20,7 +20,7 @@ enum { MERGE_THREADS = 512, BATCH = 1024, ORDER_THREADS = 256 };
 
 /* ---- Rank ---------------------------------------------------------------- */
 
-/* Grid (retirements, selection heads), a thread a token. */
+/* STILL eq. 8 for one chunk. Grid (retirements, selection heads), a thread a token. */
 template <class Pieces>
 static __global__ void __launch_bounds__(STI_CHUNK_MAX_C)
     rank_kernel(const __grid_constant__ Pieces pieces)
@@ -78,7 +78,7 @@ static __device__ void sort_list(const sti_chunk_piece &c, int g, int n,
     }
 }
 
-/* One retirement (STILL eq. 9, h): n tokens of `from` and the candidates to `to`, to
+/* STILL eq. 9, h, one retirement: n tokens of `from` and the candidates to `to`, to
  * the rows of the list after it and, beyond its end, to the rows folded. */
 static __device__ __forceinline__ void merge(const sti_chunk_piece &c, int g, int k,
                                              int n, const sorted_list *from,

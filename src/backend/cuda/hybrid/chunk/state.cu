@@ -206,9 +206,9 @@ static __device__ __forceinline__ void gather(uint32_t to, const __half *x,
     cp_async_commit();
 }
 
-/* Shared memory: W [D, D], keys then features [128, D], values [128, D]. Grid (2
- * retirements, selection heads): block 2 k + half. Warp 2 a + b has part (a, b) of the
- * sums. */
+/* STILL eq. 9, what one retirement adds to s and z. Shared memory: W [D, D], keys then
+ * features [128, D], values [128, D]. Grid (2 retirements, selection heads): block
+ * 2 k + half. Warp 2 a + b has part (a, b) of the sums. */
 template <int D, class Pieces>
 static __global__ void __launch_bounds__(THREADS, 2)
     fold_kernel(const __grid_constant__ Pieces pieces)
@@ -297,7 +297,9 @@ static __device__ __forceinline__ void store_means(__half *to, const numbers<N> 
         *(uint32_t *)to = y[0];
 }
 
-/* A warp has a row p of the state of head g, D / 32 numbers a lane, and all lanes z of
+/* STILL eq. 9, s and z before every chunk.
+ *
+ * A warp has a row p of the state of head g, D / 32 numbers a lane, and all lanes z of
  * the row. What is the same for all rows, or is read for one number alone, is done for
  * 32 chunks at once, by a lane each. Where nothing is folded yet means are not read.
  * Grid (rows / 4, selection heads). */

@@ -101,7 +101,7 @@ template <int VEC> struct joined {
     }
 };
 
-/* STILL eq. 10, 1: y = (N_SA + N_LA) / (D_SA + D_LA). */
+/* STILL eq. 10, the sum of eq. 1: y = (N_SA + N_LA) / (D_SA + D_LA). */
 template <int VEC, typename KV, int HEADS, int WIDE>
 STI_DEVICE void write_output(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
@@ -151,8 +151,8 @@ STI_DEVICE void warp_softmax(const float *logit, int n, float *m, float *l)
     *l = warp_sum(top > -INFINITY ? sum * exp2_fast(top - *m) : 0);
 }
 
-/* Score of the new token for query head n, from the weight it gives itself among the
- * last C tokens (STILL eq. 2 to 5). */
+/* STILL eq. 2, eq. 3 and eq. 5: score of the new token for query head n, from the
+ * weight it gives itself among the last C tokens. */
 STI_DEVICE float own_weight_score(const step_args &a, int n, int pos)
 {
     const int last = window_of(pos, a.h.C).tokens - 1;

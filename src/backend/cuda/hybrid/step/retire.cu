@@ -245,6 +245,7 @@ STI_DEVICE void make_far(const retire_args &a, const sti_cuda_hybrid_session &s,
     }
 }
 
+/* STILL eq. 9, h: the tokens that stay join the list. A block per head. */
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS)
     settle_kernel(const __grid_constant__ retire_args a)

@@ -134,8 +134,8 @@ STI_DEVICE void project_keys(const sti_cuda_hybrid_params &h, const float *x,
     }
 }
 
-/* Grid (runs of KEYS tokens, selection heads, sessions); u [KEYS, F] in shared memory.
- */
+/* STILL eq. 6 of the folded keys. Grid (runs of KEYS tokens, selection heads,
+ * sessions); u [KEYS, F] in shared memory. */
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS)
     features_kernel(const __grid_constant__ retire_args a)
@@ -217,7 +217,7 @@ STI_DEVICE void add_to_state(const sti_cuda_hybrid_params &h,
     }
 }
 
-/* Grid (tiles of the state, selection heads, sessions). */
+/* STILL eq. 9, s and z. Grid (tiles of the state, selection heads, sessions). */
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS)
     fold_kernel(const __grid_constant__ retire_args a)

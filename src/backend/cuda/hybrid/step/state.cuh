@@ -237,7 +237,7 @@ STI_DEVICE void make_queries(const step_args &a, step_shared<KV, HEADS, WIDE> &s
             make_float4(sum, 0, 0, 0);
 }
 
-/* phi s. */
+/* STILL eq. 7, numerator: phi(q) s. */
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE void weigh_stream(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                              stream<KV, HEADS, WIDE> &in, const state_part &p,

@@ -142,6 +142,8 @@ STI_DEVICE void take_queries(const step_args &a, step_shared<KV, HEADS, WIDE> &s
     __syncthreads();
 }
 
+/* STILL eq. 11, SA, over the keys of this unit; all units together have at most
+ * 2C + cap of them (eq. 12). */
 template <typename Layout, typename KV, int HEADS, int WIDE>
 STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                          const foreseen &token, int index)

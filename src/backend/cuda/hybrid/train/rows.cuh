@@ -59,7 +59,7 @@ STI_DEVICE void load_gates(const sti_hybrid_train &p, const query_tile &r, size_
     for (int n = 0; n < N; n++) g[n] = make_float2(sigmoid2(g[n].x), sigmoid2(g[n].y));
 }
 
-/* STILL eq. 10, 1: y = (N_SA + N_LA) / (D_SA + D_LA). */
+/* STILL eq. 10, the sum of eq. 1: y = (N_SA + N_LA) / (D_SA + D_LA). */
 template <int DP>
 STI_DEVICE void write_outputs(const sti_hybrid_train &p, const query_tile &r,
                               const lane_place &at, const sums<DP> &x)

@@ -266,6 +266,7 @@ static still_status make_ready(sti_dev *dev, const sti_hybrid_train *p,
     return sti_hybrid_train_states(dev, p, err);
 }
 
+/* STILL Alg. 1, from the masks on. */
 still_status sti_cuda_hybrid_parallel(sti_dev *dev, const sti_hybrid_parallel_args *a,
                                       still_error *err)
 {
