@@ -54,7 +54,8 @@ typedef struct sti_score_end {
 /* A score in two steps. `arrive` runs once a token and query head; the mean over the
  * query heads of a selection head is stored with the token. `retire` runs when the
  * token's chunk retires; backends find out what it says it needs. A new score is a row
- * of the table in ops/score.c, for all backends. */
+ * of the table in ops/score.c, for ref and cpu; cuda has formulas of its own
+ * (backend/cuda/hybrid/score.h). */
 typedef struct sti_score {
     const char *name, *summary;
     double (*arrive)(const sti_score_stats *s); /* NULL: 0 */
