@@ -1,6 +1,6 @@
 /* A score that a backend does not know is refused by name, whatever the form: a session,
  * a whole sequence, its gradient, the matching of weights. Nothing is read or written. */
-#include "cpu_device.h"
+#include "cpu/cpu_device.h"
 
 /* Every entry of the backend table that takes settings. */
 static const char *const form_name[] = {"reserve",  "session",  "route",

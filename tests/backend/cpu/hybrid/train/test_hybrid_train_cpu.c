@@ -2,8 +2,8 @@
  * backend, every instruction set here: routing, outputs and gradients against the
  * reference in double over many settings, and the same bits from any number of threads.
  */
-#include "cpu_device.h"
-#include "hybrid_batch.h"
+#include "../../../hybrid_batch.h"
+#include "../../cpu_device.h"
 
 /* Routes (the result stays in fold_f), then runs both ways with the routing `fold`. */
 static void run_cpu(sti_dev *dev, batch *x, int32_t *fold)

@@ -2,8 +2,8 @@
  * instruction set here: against the reference in double over random settings, and bit
  * for bit against itself under other cuts of the prompt, other batches of sessions and
  * other thread counts. */
-#include "cpu_device.h"
-#include "hybrid_problem.h"
+#include "../../hybrid_problem.h"
+#include "../cpu_device.h"
 
 /* ---- A session of the cpu backend over the inputs of a problem ----------- */
 

@@ -3,7 +3,7 @@
 #ifndef TESTS_TRAIN_DEVICE_H
 #define TESTS_TRAIN_DEVICE_H
 
-#include "cpu_device.h"
+#include "../cpu_device.h"
 
 enum { THREADS_MAX = 3, MAX_K = 2048 };
 

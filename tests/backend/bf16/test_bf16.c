@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "matrix.h"
+#include "../matrix.h"
 
 static const sti_backend *bf16(void)
 {

@@ -1,7 +1,7 @@
 /* test_small_ops.c - rmsnorm, rope, swiglu and logprob of the cpu backend, every
  * instruction set here: against double loops, row by row against the batch, and in
  * place. */
-#include "cpu_device.h"
+#include "../cpu_device.h"
 
 /* |y - want| <= rel |want| + abs, and a NaN never. */
 static void assert_near(float y, double want, double rel, double abs, const char *isa,

@@ -1,5 +1,6 @@
-/* The scores of the cuda backend, as far as the program decides without a GPU: it has
- * all of the table, each from somewhere, and refuses what it does not know. */
+/* test_host_scores.c - the scores of the cuda backend, as far as the program decides
+ * without a GPU: it has all of the table, each from somewhere, and refuses what it does
+ * not know. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* test_attn.c - softmax attention of the cpu backend, every instruction set here:
  * against a double loop, and bit for bit against itself under other cuts of the prompt,
  * other batches, other thread counts, and a ring instead of a full cache. */
-#include "cpu_device.h"
+#include "../cpu_device.h"
 
 typedef struct shape {
     int T, H, G, D, window;

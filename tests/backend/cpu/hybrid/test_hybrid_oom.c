@@ -1,13 +1,13 @@
 /* test_hybrid_oom.c - memory of the hybrid operator: once its scratch is reserved the
  * cpu backend allocates nothing, and the reference's float entries leave a session as
  * it was when an allocation fails. */
-#include "hybrid_problem.h"
+#include "../../hybrid_problem.h"
 
 #include <stdio.h>
 
 #include "ops/ops.h"
 
-#include "../oom.h"
+#include "../../../oom.h"
 
 /* Pages of address space: large blocks are mapped, not taken from malloc. */
 static long mapped_pages(void)

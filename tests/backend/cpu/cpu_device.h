@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "../skip.h"
+#include "../../skip.h"
 #include "ops/ops.h"
 
 static const char *const isa_name[] = {"portable", "avx2", "avx512"};

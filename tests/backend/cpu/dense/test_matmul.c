@@ -5,11 +5,11 @@
  * rounded to 15 bits as matmul.h says, products may differ by float rounding only.
  * `bound`: with activations as given, products may differ by what that rounding can
  * do at worst, sum_k |w_k| d / 2. */
-#include "matrix.h"
+#include "../../matrix.h"
 
 #include <math.h>
 
-#include "../skip.h"
+#include "../../../skip.h"
 
 static const sti_dtype TYPES[] = {STI_Q4_0, STI_Q4_1, STI_Q5_0, STI_Q5_1, STI_Q8_0,
                                   STI_Q2_K, STI_Q3_K, STI_Q4_K, STI_Q5_K, STI_Q6_K,

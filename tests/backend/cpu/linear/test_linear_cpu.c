@@ -1,7 +1,7 @@
 /* test_linear_cpu.c - Liger and SUPRA on the cpu backend, every instruction set here:
  * against the reference in double, cut anywhere, from any number of threads. */
-#include "cpu_device.h"
-#include "linear_problem.h"
+#include "../../linear_problem.h"
+#include "../cpu_device.h"
 
 static problem make(linear_case c, double key_size, uint64_t seed)
 {

@@ -1,8 +1,8 @@
 /* test_not_finite.c - a NaN or an infinity in a row of activations comes out of every
  * product of that row, whatever the type of the weights and the instruction set, and
  * out of no other; numbers that are merely huge are numbers. */
+#include "../../matrix.h"
 #include "../cpu_device.h"
-#include "../matrix.h"
 
 static const sti_dtype types[] = {STI_Q4_0, STI_Q4_1, STI_Q5_0, STI_Q5_1, STI_Q8_0,
                                   STI_Q2_K, STI_Q3_K, STI_Q4_K, STI_Q5_K, STI_Q6_K,

@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-#include "matrix.h"
+#include "../../matrix.h"
 
 /* ---- Weights ------------------------------------------------------------- */
 
