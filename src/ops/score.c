@@ -32,8 +32,8 @@ static double s3_definition(const double *logit, int n, double eps)
     return score;
 }
 
-/* STILL eq. 5 in closed form. B is A / (1 - p) away from the token itself, p = A_t, so
- * up to terms of size eps
+/* STILL eq. 5 in closed form. B, STILL eq. 4, is A / (1 - p) away from the token
+ * itself, p = A_t, so up to terms of size eps
  *   score = (1 - p) log(1 - p) + p log((p + eps) / eps) */
 static double s3_arrive(const sti_score_stats *s)
 {
@@ -47,8 +47,8 @@ static double received_retire(const sti_score_end *e)
 }
 
 /* The formula of KeyDiff (arXiv 2504.15364), over the keys of a chunk: most point the
- * same way; those of a name or a number do not. The first token is where attention rests
- * that has nowhere to go: it stays. */
+ * same way; those of a name or a number do not. The first token is where attention
+ * rests that has nowhere to go: it stays. */
 static double distinct_retire(const sti_score_end *e)
 {
     return e->position == 0 ? 2 : -e->likeness;

@@ -14,13 +14,14 @@
 
 struct sti_cpu_kernels; /* kernels.h */
 
-/* Cosines and sines of a rotation by `position`. The hybrid operator turns all its far
- * queries by one angle; computing it anew took longer than turning them. */
-enum { STI_TURN_MAX = 128 }; /* pairs */
-typedef struct sti_cpu_turn {
+/* Cosines and sines of RoPE at `position`. The hybrid operator rotates all queries of
+ * far keys by one angle; computing the angle took longer than rotating them. */
+enum { STI_ROPE_PAIRS_MAX = 128 }; /* pairs */
+typedef struct sti_cpu_rope_angle {
     int position, pairs;
-    float inv_freq[STI_TURN_MAX], cos_sin[2 * STI_TURN_MAX]; /* [pairs], [2, pairs] */
-} sti_cpu_turn;
+    float inv_freq[STI_ROPE_PAIRS_MAX],
+        cos_sin[2 * STI_ROPE_PAIRS_MAX]; /* [pairs], [2, pairs] */
+} sti_cpu_rope_angle;
 
 struct sti_dev {
     sti_pool *pool;
@@ -33,7 +34,7 @@ struct sti_dev {
     int rows;
     /* Scratch of operators that are reserved: any call's, and per row. */
     size_t hybrid_fixed, hybrid_row, linear_fixed, linear_row;
-    sti_cpu_turn turn; /* the last one asked for */
+    sti_cpu_rope_angle cap_rope; /* the last one asked for */
     /* Where repacked weights lie, see weight.c. */
     sti_block *arena;            /* [n_arenas] */
     size_t n_arenas, arena_used; /* bytes of the last one */

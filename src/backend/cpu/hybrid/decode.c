@@ -1,21 +1,20 @@
 /* decode.c - one token of each of many sessions.
  *
  * Work is split over units (session, selection head, block of keys or the state), whose
- * results are joined in the order of query.c: the same numbers as there, see
+ * results are joined in the order of query.c, which gives the same numbers; see
  * attn_tile.h. A step of one session takes microseconds, so it is one task for the
  * pool: workers get runs of units of equal cost, store the new keys with the block
- * they belong to, and join units to their rows as they go. A row that several share
- * goes from one to the next: begun first by the one, ended last by the other. Every
- * worker lists all units of the round for itself: to find them again is sooner done
- * than to wait for lines that another core has just written. Bound by multiply-adds
- * where memory is fast, else by memory: each unit asks for what the worker's next one
- * reads. */
+ * they belong to, and join units to their rows as they go. A row that several workers
+ * share is handed on: one works on it first, the next one last. Every worker lists all
+ * units of the round for itself, which is faster than waiting for cache lines that
+ * another core has just written. Bound by multiply-adds where memory is fast, else by
+ * memory: each unit prefetches what the worker's next one reads. */
 #include <math.h>
 #include <string.h>
 
 #include "backend/cpu/hybrid/hybrid.h"
 
-/* What a worker knows of a round. */
+/* A round, as one worker lists it. */
 typedef struct unit_list {
     const sti_hyb *h;
     sti_hyb_worker own;
@@ -47,7 +46,7 @@ static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
         sti_hyb_linear(h, w, u->a, u->sel, 0, 1, to->o, to->l);
         return;
     }
-    if (u->enters) sti_hyb_enter(h, u->a, u->sel, 0, 1);
+    if (u->stores) sti_hyb_store_kv(h, u->a, u->sel, 0, 1);
     sti_hyb_queries(h, w, u->a, u->sel, 0, 1, b->part == STI_HYB_FAR);
     sti_attn_tile t = w->t;
     if (b->part == STI_HYB_FAR) t.q = w->q_far;
@@ -61,11 +60,11 @@ static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
         w->self[r] = -1;
     }
     if (h->scored && b->part == STI_HYB_PREVIOUS)
-        sti_hyb_tails(h, w, b, 0, group, offset);
+        sti_hyb_tail_lse(h, w, b, 0, group, offset);
     h->f->softmax(&t, 0, group, b->lo, b->hi);
     if (h->scored && b->part == STI_HYB_OWN)
-        sti_hyb_selves(h, w, b, 0, group, b->hi, offset);
-    h->f->weigh_cache(&t, &V, b->slot, group, b->lo, b->hi, to->o, h->ldo, ahead);
+        sti_hyb_self_weight(h, w, b, 0, group, b->hi, offset);
+    h->f->pv_product_cache(&t, &V, b->slot, group, b->lo, b->hi, to->o, h->ldo, ahead);
     const size_t bytes = (size_t)group * sizeof(float);
     memcpy(to->m, t.m, bytes);
     memcpy(to->l, t.l, bytes);
@@ -106,15 +105,16 @@ static void begin_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
     memset(sums_at(h, u), 0, (size_t)h->group * (size_t)h->D * sizeof(float));
 }
 
-/* For the worker that goes on with the row, and by it. */
-static void leave_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u)
+/* Hands a row on: save_row by the worker that stops, load_row by the one that
+ * continues. */
+static void save_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u)
 {
     const size_t at = (size_t)u->row * h->H + u->sel * h->group, n = (size_t)h->group;
     memcpy(h->M + at, w->t.M, n * sizeof *h->M);
     memcpy(h->L + at, w->t.L, n * sizeof *h->L);
     memcpy(h->score + at, w->score, n * sizeof *h->score);
 }
-static void take_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u)
+static void load_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u)
 {
     const size_t at = (size_t)u->row * h->H + u->sel * h->group, n = (size_t)h->group;
     memcpy(w->t.M, h->M + at, n * sizeof *h->M);
@@ -122,7 +122,7 @@ static void take_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
     memcpy(w->score, h->score + at, n * sizeof *h->score);
 }
 
-/* Takes the results of a unit in; the last one of a row ends it. */
+/* Merges the results of a unit; after the last one of a row, writes its output. */
 static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u,
                       const sti_hyb_slot *from)
 {
@@ -137,8 +137,8 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
             h->f->join(o + (size_t)i * D, from->o + (size_t)i * h->ldo, w->t.keep[i],
                        w->t.add[i], D);
             if (h->scored)
-                sti_hyb_see(&w->score[i], from->tail_m[i], from->tail_l[i],
-                            from->self[i]);
+                sti_hyb_lse_update(&w->score[i], from->tail_m[i], from->tail_l[i],
+                                   from->self[i]);
             if (!h->received || !sti_hyb_in_window(&u->b)) continue;
             h->window_m[at + (size_t)i] = M[i];
             h->window_l[at + (size_t)i] = L[i];
@@ -146,16 +146,16 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
     }
     if (!u->last) return;
     for (int i = 0; i < group; i++)
-        sti_hyb_finish(h, a, 0, first_head + i, o + (size_t)i * D, M[i], L[i],
-                       linear ? from->o + (size_t)i * h->ldo : NULL,
-                       linear ? from->l[i] : 0);
+        sti_hyb_joint_output(h, a, 0, first_head + i, o + (size_t)i * D, M[i], L[i],
+                             linear ? from->o + (size_t)i * h->ldo : NULL,
+                             linear ? from->l[i] : 0);
     if (h->scored) sti_hyb_score_token(h, a, u->sel, 0, a->state->pos, w->score);
 }
 
 /* ---- Rounds -------------------------------------------------------------- */
 
-/* Units are given out in order, by the cost up to their middle: worker w has
- * [*lo, *hi). */
+/* Worker w runs units [*lo, *hi): units go to workers in order, by the cost up to their
+ * middle. */
 static void units_of(const unit_list *r, int w, int workers, int *lo, int *hi)
 {
     int i = 0;
@@ -165,8 +165,8 @@ static void units_of(const unit_list *r, int w, int workers, int *lo, int *hi)
     *hi = i;
 }
 
-/* Units [lo, hi), each joined as soon as it is there; unit `then` comes after them, or
- * none. Rows that begin before `lo` are gone on with, those that do not end left. */
+/* Runs units [lo, hi) and joins each at once; the worker runs unit `then` next. Loads a
+ * row that began before `lo`, saves one that does not end. */
 static void run_joined(const unit_list *r, int lo, int hi, int then)
 {
     const sti_hyb *h = r->h;
@@ -177,14 +177,14 @@ static void run_joined(const unit_list *r, int lo, int hi, int then)
         if (u->first)
             begin_row(h, w, u);
         else if (i == lo)
-            take_row(h, w, u);
+            load_row(h, w, u);
         run_unit(h, w, u, &to, start_of(r, i + 1 < hi ? i + 1 : then));
         join_unit(h, w, u, &to);
-        if (i + 1 == hi && !u->last) leave_row(h, w, u);
+        if (i + 1 == hi && !u->last) save_row(h, w, u);
     }
 }
 
-/* Units [lo, hi) from the middle of a row: another worker joins them. */
+/* Runs units [lo, hi) from the middle of a row; another worker joins them. */
 static void run_apart(const unit_list *r, int lo, int hi)
 {
     for (int i = lo; i < hi; i++) {
@@ -204,14 +204,14 @@ static void join_apart(const unit_list *r, int end, int workers)
         units_of(r, v, workers, &lo, &hi); /* of the worker that began the row */
     for (int i = hi; i < end; i++) {
         const sti_hyb_slot from = slot_at(r->h, i);
-        if (i == hi) take_row(r->h, w, &r->own.unit[i]);
+        if (i == hi) load_row(r->h, w, &r->own.unit[i]);
         join_unit(r->h, w, &r->own.unit[i], &from);
-        if (i + 1 == end) leave_row(r->h, w, &r->own.unit[i]);
+        if (i + 1 == end) save_row(r->h, w, &r->own.unit[i]);
     }
 }
 
-/* What a unit takes, in keys with their values: a row of the state is as many bytes,
- * and less work. */
+/* Cost of a unit in keys with their values: a row of the state has as many bytes, and
+ * takes less work. */
 static int cost_of(const sti_hyb *h, const sti_hyb_block *b)
 {
     return b->part == STI_HYB_LINEAR ? 5 * h->P / 8 : b->hi - b->lo;
@@ -227,10 +227,11 @@ static bool next_head(const sti_hyb *h, sti_hyb_place *p)
     return p->session < h->n;
 }
 
-/* The units of a round, from h->from on: all there are, or as many as have slots. */
+/* The units of a round, from h->from on: all that are left, or as many as have
+ * slots. */
 static unit_list list_units(const sti_hyb *h, int w)
 {
-    unit_list r = {.h = h, .own = sti_hyb_own(h, w)};
+    unit_list r = {.h = h, .own = sti_hyb_worker_of(h, w)};
     sti_hyb_place p = h->from;
     while (next_head(h, &p)) {
         const sti_hybrid_args *a = &h->a[p.session];
@@ -245,8 +246,8 @@ static unit_list list_units(const sti_hyb *h, int w)
             sti_hyb_next_block(h, a, chunk, p.sel, end, &p.at);
             p.first = false;
             u->last = p.at.part == STI_HYB_END;
-            u->enters =
-                h->enters && u->b.part == STI_HYB_OWN && p.at.part != STI_HYB_OWN;
+            u->stores =
+                h->units_store && u->b.part == STI_HYB_OWN && p.at.part != STI_HYB_OWN;
             u->middle = r.cost + cost_of(h, &u->b) / 2;
             r.cost += cost_of(h, &u->b);
         }
@@ -255,13 +256,13 @@ static unit_list list_units(const sti_hyb *h, int w)
         p.at = (sti_hyb_block){0};
         p.first = true;
     }
-    if (w == 0) *h->behind = p;
+    if (w == 0) *h->next_round = p;
     return r;
 }
 
-/* Of the worker's units [lo, hi), those before `whole` are of a row that others began,
- * those from `open` on of one that others end. What others wait for comes first, and
- * what waits for others last: by then it is there. */
+/* Of the worker's units [lo, hi), those before `whole` belong to a row that others
+ * began, those from `open` on to one that others end. What others wait for comes first;
+ * what waits for others comes last, when it is likely there. */
 static void unit_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
@@ -288,6 +289,6 @@ void sti_hyb_decode(sti_dev *dev, sti_hyb *h)
     h->from = (sti_hyb_place){.first = true};
     while (next_head(h, &h->from)) {
         sti_pool_run(dev->pool, unit_work, h);
-        h->from = *h->behind;
+        h->from = *h->next_round;
     }
 }

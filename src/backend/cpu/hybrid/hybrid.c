@@ -1,9 +1,9 @@
 /* hybrid.c - the hybrid operator for sessions: a call is cut into steps, and each step
  * into tasks for the pool.
  *
- * Sessions that get one token are decoded together (decode.c). A session that
- * gets several is taken chunk by chunk: a task in which the oldest chunk leaves and the
- * new keys are stored, and a task for the outputs. */
+ * Sessions that get one token are decoded together (decode.c). A session that gets
+ * several goes chunk by chunk (STILL Alg. 1): a task in which the oldest chunk retires
+ * and the new keys are stored, and a task for scores and outputs. */
 #include <math.h>
 #include <string.h>
 
@@ -48,17 +48,17 @@ static sti_hyb_worker carve_worker(sti_carve *c, const sti_hyb *h)
     };
 }
 
-sti_hyb_worker sti_hyb_own(const sti_hyb *h, int w)
+sti_hyb_worker sti_hyb_worker_of(const sti_hyb *h, int w)
 {
     sti_carve c = {.base = h->areas + (size_t)w * h->area_bytes};
     return carve_worker(&c, h);
 }
 
-static sti_hyb_leaving carve_leaving(sti_carve *c, const sti_hyb *h, int cap)
+static sti_hyb_retiring carve_retiring(sti_carve *c, const sti_hyb *h, int cap)
 {
     const size_t chunk = (size_t)h->C, list = cap > 0 ? (size_t)cap : 0;
     const size_t keys = STI_HYB_KEYS, one = sizeof(float);
-    return (sti_hyb_leaving){
+    return (sti_hyb_retiring){
         .entry = sti_carve_take(c, chunk + list, sizeof(sti_hyb_entry)),
         .stays = sti_carve_take(c, chunk, 1),
         .evicted = sti_carve_take(c, list, 1),
@@ -70,19 +70,19 @@ static sti_hyb_leaving carve_leaving(sti_carve *c, const sti_hyb *h, int cap)
 }
 
 /* Lays the scratch out for `rows` rows of a call; counts if c has no base. */
-static void carve(sti_carve *c, sti_hyb *h, int cap, int rows)
+static void carve_scratch(sti_carve *c, sti_hyb *h, int cap, int rows)
 {
     const size_t states = (size_t)rows * (size_t)h->H, group = (size_t)h->group;
     sti_carve area = {0};
     carve_worker(&area, h);
     h->area_bytes = (area.used + 63) & ~(size_t)63;
     h->areas = sti_carve_take(c, (size_t)h->workers, h->area_bytes);
-    h->leaving = sti_carve_take(c, (size_t)h->S, sizeof *h->leaving);
+    h->retiring = sti_carve_take(c, (size_t)h->S, sizeof *h->retiring);
     for (int s = 0; s < h->S; s++) {
-        const sti_hyb_leaving x = carve_leaving(c, h, cap);
-        if (h->leaving && h->some_leave) h->leaving[s] = x;
+        const sti_hyb_retiring x = carve_retiring(c, h, cap);
+        if (h->retiring && h->may_retire) h->retiring[s] = x;
     }
-    h->behind = sti_carve_take(c, 1, sizeof *h->behind);
+    h->next_round = sti_carve_take(c, 1, sizeof *h->next_round);
     h->slots = sti_carve_take(c, STI_HYB_SLOTS * group * (size_t)(h->ldo + 5),
                               sizeof *h->slots);
     h->M = sti_carve_take(c, states, sizeof *h->M);
@@ -92,11 +92,12 @@ static void carve(sti_carve *c, sti_hyb *h, int cap, int rows)
     h->score = sti_carve_take(c, states, sizeof *h->score);
 }
 
-/* [2, D/2]: cosines and sines of the rotation by `position`. */
-static const float *turn(sti_dev *dev, int position, const float *inv_freq, int pairs)
+/* [2, D/2]: cosines and sines of RoPE at `position`, from the device if it has them. */
+static const float *cap_rope(sti_dev *dev, int position, const float *inv_freq,
+                             int pairs)
 {
-    _Static_assert(2 * STI_TURN_MAX >= STI_ATTN_MAX_D, "room for every head size");
-    sti_cpu_turn *t = &dev->turn;
+    _Static_assert(2 * STI_ROPE_PAIRS_MAX >= STI_ATTN_MAX_D, "every head size fits");
+    sti_cpu_rope_angle *t = &dev->cap_rope;
     const size_t bytes = (size_t)pairs * sizeof *inv_freq;
     if (t->position == position && t->pairs == pairs &&
         memcmp(t->inv_freq, inv_freq, bytes) == 0)
@@ -112,8 +113,8 @@ static const float *turn(sti_dev *dev, int position, const float *inv_freq, int 
     return t->cos_sin;
 }
 
-static sti_hyb describe(const sti_dev *dev, const sti_hybrid_settings *set,
-                        const sti_hybrid_shape *shape)
+static sti_hyb params_of(const sti_dev *dev, const sti_hybrid_settings *set,
+                         const sti_hybrid_shape *shape)
 {
     const int S = sti_hybrid_selection_heads(set, shape),
               P = sti_hybrid_features(set, shape);
@@ -144,7 +145,7 @@ static size_t scratch_bytes(const sti_hyb *of, int cap, int rows)
 {
     sti_carve c = {0};
     sti_hyb h = *of;
-    carve(&c, &h, cap, rows);
+    carve_scratch(&c, &h, cap, rows);
     return c.used;
 }
 
@@ -161,7 +162,7 @@ static still_status reserve(sti_dev *dev, const sti_hyb *h, int cap, int rows,
                         "cpu hybrid attention: head size %d and %d query heads per "
                         "selection, at most %d and %d are supported",
                         h->D, h->group, STI_ATTN_MAX_D, STI_ATTN_ROWS);
-    /* Pieces are rounded up one by one: `fixed` takes the most that can cost. */
+    /* Each array is rounded up by itself: 5 * 64 is the most that can add. */
     const size_t base = scratch_bytes(h, cap, 0) + 5 * 64;
     const size_t row = (size_t)h->H * (4 * sizeof(float) + sizeof(sti_hyb_score));
     if (base > dev->hybrid_fixed) dev->hybrid_fixed = base;
@@ -175,7 +176,7 @@ still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set
                                     still_error *err)
 {
     STI_TRY(sti_hybrid_check(set, shape, err));
-    const sti_hyb h = describe(dev, set, shape);
+    const sti_hyb h = params_of(dev, set, shape);
     return reserve(dev, &h, set->cap, rows, err);
 }
 
@@ -211,7 +212,7 @@ const void *sti_hyb_narrow(const sti_hyb *h, const sti_hybrid_state *st, const f
     return buffer;
 }
 
-void sti_hyb_enter(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, int n)
+void sti_hyb_store_kv(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, int n)
 {
     const sti_hybrid_state *st = a->state;
     const int window = 2 * h->C, per_kv = h->per_kv / h->group;
@@ -231,31 +232,31 @@ void sti_hyb_enter(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, i
     }
 }
 
-/* Whether a chunk has to leave before the next token of a session. */
-static bool leaves(const sti_hyb *h, const sti_hybrid_args *a)
+/* Whether a chunk retires before the next token of a session. */
+static bool retires(const sti_hyb *h, const sti_hybrid_args *a)
 {
     const int64_t pos = a->state->pos;
     return pos % h->C == 0 && pos >= 2 * (int64_t)h->C;
 }
 
-static void enter_step_work(void *v, int w, int workers)
+static void store_step_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
-    if (leaves(h, h->a)) sti_hyb_leave(h, h->a, w, workers);
+    if (retires(h, h->a)) sti_hyb_retire(h, h->a, w, workers);
     for (int g = w; g < h->G; g += workers)
-        sti_hyb_enter(h, h->a, g, h->row, h->tokens);
+        sti_hyb_store_kv(h, h->a, g, h->row, h->tokens);
 }
 
-static void enter_decode_work(void *v, int w, int workers)
+static void store_decode_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
     for (int i = 0; i < h->n; i++)
-        if (h->a[i].T == 1 && leaves(h, &h->a[i]))
-            sti_hyb_leave(h, &h->a[i], w, workers);
+        if (h->a[i].T == 1 && retires(h, &h->a[i]))
+            sti_hyb_retire(h, &h->a[i], w, workers);
     int index = 0;
     for (int i = 0; i < h->n; i++)
         for (int g = 0; h->a[i].T == 1 && g < h->G; g++)
-            if (index++ % workers == w) sti_hyb_enter(h, &h->a[i], g, 0, 1);
+            if (index++ % workers == w) sti_hyb_store_kv(h, &h->a[i], g, 0, 1);
 }
 
 /* ---- Steps --------------------------------------------------------------- */
@@ -267,6 +268,7 @@ static void trace_salient(const sti_hyb *h, const sti_hybrid_args *a, int row, i
                (size_t)h->S * sizeof(int32_t));
 }
 
+/* STILL Alg. 1: chunk by chunk. */
 static void prefill(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a)
 {
     h->a = a;
@@ -274,7 +276,7 @@ static void prefill(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a)
     for (h->row = 0; h->row < a->T; h->row += h->tokens) {
         const int left = h->C - (int)(a->state->pos % h->C);
         h->tokens = a->T - h->row < left ? a->T - h->row : left;
-        sti_pool_run(dev->pool, enter_step_work, h);
+        sti_pool_run(dev->pool, store_step_work, h);
         sti_pool_run(dev->pool, sti_hyb_prefill_work, h);
         if (h->received) sti_pool_run(dev->pool, sti_hyb_receive_work, h);
         trace_salient(h, a, h->row, h->tokens);
@@ -284,14 +286,14 @@ static void prefill(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a)
 
 static void decode(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n)
 {
-    /* New keys can be stored with the units that read them if nobody else reads their
+    /* A unit can store the new key before it reads it if no other unit reads that
      * panel: one selection head per kv head, and chunks that share no strip. */
-    h->enters = h->S == h->G && h->C % STI_ATTN_STRIP == 0;
+    h->units_store = h->S == h->G && h->C % STI_ATTN_STRIP == 0;
     h->a = a;
     h->n = n;
     for (int i = 0; i < n; i++)
-        h->enters = h->enters && (a[i].T != 1 || a[i].state->pos % h->C != 0);
-    if (!h->enters) sti_pool_run(dev->pool, enter_decode_work, h);
+        h->units_store = h->units_store && (a[i].T != 1 || a[i].state->pos % h->C != 0);
+    if (!h->units_store) sti_pool_run(dev->pool, store_decode_work, h);
     sti_hyb_decode(dev, h);
     h->tokens = 1;
     h->row = h->base = 0;
@@ -319,7 +321,7 @@ static void stream(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n)
 
 /* ---- Entry --------------------------------------------------------------- */
 
-static bool alike(const sti_hybrid_args *a, const sti_hybrid_args *b)
+static bool same_settings(const sti_hybrid_args *a, const sti_hybrid_args *b)
 {
     const sti_hybrid_settings *x = a->set, *y = b->set;
     return a->shape.H == b->shape.H && a->shape.G == b->shape.G &&
@@ -338,7 +340,7 @@ static still_status check(const sti_hybrid_args *a, int n, still_error *err)
     for (int i = 0; i < n; i++) {
         const sti_hybrid_state *st = a[i].state;
         const int64_t end = st->pos + a[i].T;
-        if (!alike(&a[0], &a[i]))
+        if (!same_settings(&a[0], &a[i]))
             return sti_fail(err, STILL_E_ARG,
                             "cpu hybrid attention: session %d of a call has other "
                             "settings than the first",
@@ -369,21 +371,21 @@ still_status sti_cpu_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
     STI_TRY(check(a, n, err));
     const sti_hybrid_settings *set = a->set;
     STI_TRY(sti_hybrid_check(set, &a->shape, err));
-    sti_hyb h = describe(dev, set, &a->shape);
+    sti_hyb h = params_of(dev, set, &a->shape);
     int rows = 0;
     bool one = false;
     for (int i = 0; i < n; i++) {
         rows += a[i].T;
         one = one || a[i].T == 1;
-        h.some_leave = h.some_leave || a[i].T > 1 || leaves(&h, &a[i]);
+        h.may_retire = h.may_retire || a[i].T > 1 || retires(&h, &a[i]);
     }
     STI_TRY(reserve(dev, &h, set->cap, rows, err));
     sti_carve c = {.base = dev->scratch.p};
-    carve(&c, &h, set->cap, rows);
+    carve_scratch(&c, &h, set->cap, rows);
     h.scored =
         set->has_window && (set->select > 0 || a->trace.score || a->trace.score_head);
     if (set->position_cap > 0)
-        h.turn = turn(dev, set->position_cap, a->in.inv_freq, h.D / 2);
+        h.cap_rope = cap_rope(dev, set->position_cap, a->in.inv_freq, h.D / 2);
     if (!set->has_window) {
         stream(dev, &h, a, n);
         return STILL_OK;

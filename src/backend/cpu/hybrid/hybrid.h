@@ -1,9 +1,9 @@
 /* hybrid.h - what the files of the recurrent hybrid operator share.
  *
- *   hybrid.c        the entry: checks, scratch, a call cut into steps
- *   retire.c  a chunk leaves the window: selection, eviction, folding
- *   query.c  queries meet window, salient keys and state
- *   decode.c one token of many sessions: the same, split over keys
+ *   hybrid.c   the entry: checks, scratch, a call cut into steps
+ *   retire.c   a chunk leaves the window: select, evict, fold (STILL eq. 6, 8, 9)
+ *   query.c    outputs and scores of queries (eq. 1 to 5, 7, 10, 11)
+ *   decode.c   one token of many sessions: the same, split over keys
  *
  * A step is the part of one chunk that lies in this call: window, salient list and
  * state are then fixed but for the step's own tokens, and a ring of two chunks is
@@ -13,8 +13,8 @@
  *
  * Keys are stored transposed, since a key is read by every token of the next chunks
  * but written once. For each head, slots are grouped in panels of STI_ATTN_PANEL:
- *   [room / PANEL, D, PANEL], the last panel as wide as slots are left,
- * so the room is that of rows. Values are rows [room, D]. */
+ *   [capacity / PANEL, D, PANEL], the last panel as wide as slots are left,
+ * so keys take as many bytes as rows would. Values are rows [capacity, D]. */
 #ifndef STI_BACKEND_CPU_HYBRID_HYBRID_H
 #define STI_BACKEND_CPU_HYBRID_HYBRID_H
 
@@ -29,8 +29,8 @@ enum {
     STI_HYB_SLOTS = 128            /* partial results of a round of decoding */
 };
 
-/* The log-sum-exp of a query over the last C tokens, as its blocks come in, and the
- * weight of its own token relative to e^self_m. */
+/* Running log-sum-exp of a query over the last C tokens (the softmax of STILL eq. 3),
+ * and the weight of its own token relative to e^self_m. */
 typedef struct sti_hyb_score {
     double m, l, self_m, self;
 } sti_hyb_score;
@@ -38,24 +38,24 @@ typedef struct sti_hyb_score {
 /* A candidate for the salient list. */
 typedef struct sti_hyb_entry {
     uint64_t rank; /* the larger the better */
-    int32_t at;    /* >= 0: slot of the list; < 0: token -1 - at of the leaving chunk */
+    int32_t at; /* >= 0: slot of the list; < 0: token -1 - at of the retiring chunk */
 } sti_hyb_entry;
 
-/* What a chunk that leaves does to one selection head. */
-typedef struct sti_hyb_leaving {
+/* One chunk's retirement, for one selection head. */
+typedef struct sti_hyb_retiring {
     sti_hyb_entry *entry;     /* [C + cap] */
     uint8_t *stays, *evicted; /* [C], [cap] */
-    float *likeness;          /* [C]: of the chunk's keys, where the score asks */
+    float *likeness;          /* [C]: of the chunk's keys, where the score needs it */
     int32_t *fold;            /* [C]: tokens to fold, as `at` above; slots come last */
     int n_fold, n_evicted;    /* of `fold`: all, slots */
     float *phi, *value;       /* [KEYS, ldp], [KEYS, D]: of those folded together */
-} sti_hyb_leaving;
+} sti_hyb_retiring;
 
-/* One worker's scratch. Each finds its own (sti_hyb_own): what the caller wrote anew
- * for every step another core would have to wait for, line by line. */
+/* One worker's scratch. Each worker rebuilds these pointers (sti_hyb_worker_of): a copy
+ * written by the caller costs a cache-line transfer per step. */
 typedef struct sti_hyb_worker {
     sti_attn_tile t;
-    float *q_far;              /* [ROWS, LDQ]: queries as far keys see them, scaled */
+    float *q_far;              /* [ROWS, LDQ]: queries for far keys, scaled */
     float *tail_m, *tail_l;    /* [ROWS]: the part of a block among the last C tokens */
     float *self;               /* [ROWS]: weight of the query's own token */
     sti_hyb_score *score;      /* [ROWS] */
@@ -65,7 +65,7 @@ typedef struct sti_hyb_worker {
     struct sti_hyb_unit *unit; /* [SLOTS]: of a round of decoding */
 } sti_hyb_worker;
 
-/* A block of keys of one selection head, or the state. */
+/* Which tokens a block has: part of the window, of the salient list, or the state. */
 typedef enum sti_hyb_part {
     STI_HYB_START, /* nothing yet */
     STI_HYB_PREVIOUS,
@@ -90,7 +90,7 @@ typedef struct sti_hyb_unit {
     int sel;
     int row; /* of the call: where the session's sums are kept */
     bool first, last;
-    bool enters;    /* stores the new token, which is in this block and no other */
+    bool stores; /* the new token is in this block, and in no other: store it first */
     int64_t middle; /* cost of the units before and half of its own, in keys */
 } sti_hyb_unit;
 
@@ -99,7 +99,7 @@ typedef struct sti_hyb_place {
     int session, sel;
     int row;          /* of the session */
     sti_hyb_block at; /* of the selection head; START: its first */
-    bool first;       /* nothing of that head has been in a round */
+    bool first;       /* no unit of that head has been in a round */
 } sti_hyb_place;
 
 /* Results of a unit, [group, ...]. */
@@ -119,25 +119,25 @@ typedef struct sti_hyb {
     int ldo, ldu, ldp; /* row strides: outputs, u, features */
     float scale;       /* 1 / sqrt(D) */
     bool scored, received, rotates;
-    bool some_leave; /* a chunk may leave in this call */
+    bool may_retire; /* a chunk may leave the window in this call */
     sti_pool *pool;
     int workers;
-    const float *turn; /* [2, D/2]: cos, sin of the rotation by position_cap */
+    const float *cap_rope; /* [2, D/2]: cos, sin of RoPE at position_cap */
     /* Scratch. */
     unsigned char *areas; /* of the workers, area_bytes each */
     size_t area_bytes;
-    sti_hyb_leaving *leaving;   /* [S]; laid out where a chunk leaves */
-    sti_hyb_place *behind;      /* where the next round begins; worker 0 says so */
+    sti_hyb_retiring *retiring; /* [S]; laid out if may_retire */
+    sti_hyb_place *next_round;  /* where it begins; worker 0 writes it */
     float *slots;               /* [SLOTS, group, ldo + 5] */
     float *M, *L;               /* [rows, H] */
     float *window_m, *window_l; /* [rows, H]: of the window alone */
     sti_hyb_score *score;       /* [rows, H] */
-    /* The work at hand. */
+    /* The current step or round. */
     const sti_hybrid_args *a; /* the session of a step; all sessions in decoding */
     int n;                    /* sessions in decoding */
     int row, tokens;          /* of the step: rows of a->in */
-    int base;                 /* row of the call that the session's first is */
-    bool enters;              /* units of decoding store the new keys */
+    int base;                 /* the session's first row in the call */
+    bool units_store;         /* units of decoding store the new keys */
     sti_hyb_place from;       /* where the round begins */
 } sti_hyb;
 
@@ -154,7 +154,7 @@ static inline size_t sti_hyb_query_at(const sti_hyb *h, int row, int head)
 {
     return ((size_t)row * h->H + head) * (size_t)h->D;
 }
-/* Before any block was seen. */
+/* Before the first block. */
 static inline sti_hyb_score sti_hyb_no_score(void)
 {
     return (sti_hyb_score){-INFINITY, 0, -INFINITY, 0};
@@ -195,60 +195,63 @@ sti_hyb_window_key(const sti_hyb *h, const sti_hybrid_state *st, int g, int slot
 {
     return sti_hyb_key_at(h, st, st->win_k, sti_hyb_ring(h, g), slot);
 }
-/* Keys [D] as they are stored, out of a panel and into one. */
+/* Copies a key [D], in the state's type, out of a panel and into one. */
 void sti_hyb_take_key(const sti_hyb *h, const sti_hybrid_state *st, sti_hyb_key from,
                       void *x);
 void sti_hyb_put_key(const sti_hyb *h, const sti_hybrid_state *st, sti_hyb_key to,
                      const void *x);
-/* x [D] in the state's type; `buffer` is for the conversion, [D]. */
+/* x [D] in the state's type: x itself, or a copy in buffer [D]. */
 const void *sti_hyb_narrow(const sti_hyb *h, const sti_hybrid_state *st, const float *x,
                            uint16_t *buffer);
 
 /* hybrid.c */
 
-sti_hyb_worker sti_hyb_own(const sti_hyb *h, int w);
-/* The new keys and values of kv head g, rows [row, row + n) of the call. */
-void sti_hyb_enter(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, int n);
+sti_hyb_worker sti_hyb_worker_of(const sti_hyb *h, int w);
+/* Stores the keys and values of kv head g, rows [row, row + n) of the call. */
+void sti_hyb_store_kv(const sti_hyb *h, const sti_hybrid_args *a, int g, int row,
+                      int n);
 
 /* retire.c */
 
-/* The chunk before the last leaves: a new one begins. All workers call this. */
-void sti_hyb_leave(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers);
-/* Folds one token, row `row` of the call, at once (no window). */
+/* STILL eq. 8, 9: a new chunk begins, so the chunk before the last retires. All workers
+ * call this. */
+void sti_hyb_retire(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers);
+/* Without a window: folds row `row` of the call at once. */
 void sti_hyb_fold_token(const sti_hyb *h, const sti_hyb_worker *w,
                         const sti_hybrid_args *a, int sel, int row, int64_t position);
-/* phi [n, ldp] of rows x, ldx apart; rows of u and phi are `step` apart. */
+/* STILL eq. 6: phi [n, ldp] of rows x, ldx apart; u and phi: rows `step` apart. */
 void sti_hyb_map(const sti_hyb *h, const sti_hybrid_settings *set, const float *W,
                  float bias, const float *x, int ldx, int n, int step, float *u,
                  float *phi);
 
 /* query.c; tasks for the pool, arg is a sti_hyb. */
 void sti_hyb_prefill_work(void *h, int w, int workers); /* the step's tokens */
-void sti_hyb_receive_work(void *h, int w, int workers); /* weights keys received */
+void sti_hyb_receive_work(void *h, int w, int workers); /* weights that keys received */
 void sti_hyb_stream_work(void *h, int w, int workers);  /* sessions without window */
-/* The block after *b for tokens of chunk offset < end; b->part END: no more. */
+/* Advances *b to the next block, for tokens of chunk offset < end, or to part END. */
 void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chunk,
                         int sel, int end, sti_hyb_block *b);
 
-/* Its parts, for rows of a tile; what they mean is said there. */
+/* Steps of query.c that decode.c uses; comments are at their definitions. */
 sti_attn_rows sti_hyb_rows(const sti_hyb *h, const sti_hybrid_state *st, int sel,
                            const sti_hyb_block *b, bool keys);
 void sti_hyb_queries(const sti_hyb *h, const sti_hyb_worker *w,
                      const sti_hybrid_args *a, int sel, int row, int n, bool far);
 void sti_hyb_linear(const sti_hyb *h, const sti_hyb_worker *w, const sti_hybrid_args *a,
                     int sel, int row, int n, float *lin, float *den);
-void sti_hyb_tails(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
-                   int row, int n, int offset);
-void sti_hyb_selves(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
-                    int row, int n, int keys, int offset);
-void sti_hyb_see(sti_hyb_score *s, float m, float l, float self);
+void sti_hyb_tail_lse(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
+                      int row, int n, int offset);
+void sti_hyb_self_weight(const sti_hyb *h, const sti_hyb_worker *w,
+                         const sti_hyb_block *b, int row, int n, int keys, int offset);
+void sti_hyb_lse_update(sti_hyb_score *s, float m, float l, float self);
 void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, int row,
                          int64_t position, const sti_hyb_score *s);
-void sti_hyb_finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
-                    const float *o, float M, float L, const float *lin, float den_lin);
+void sti_hyb_joint_output(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
+                          const float *o, float M, float L, const float *lin,
+                          float den_lin);
 
-/* decode.c: the next token of those of h->a that get one. Chunks that end have
- * left, and the new keys are stored unless h->enters: then units do that. */
+/* decode.c: the next token of every session of h->a that gets one. Chunks have retired,
+ * and the new keys are stored unless units do that (h->units_store). */
 void sti_hyb_decode(sti_dev *dev, sti_hyb *h);
 
 #endif

@@ -1,5 +1,5 @@
 /* kernels.h - the small kernels of the hybrid operator beside those of attn_tile.h:
- * feature maps, products with the linear state, and sums that do not drift.
+ * feature maps, products with the linear state, and compensated sums.
  *
  * As in attn_tile.h, nothing depends on which rows share a call, so a token decoded
  * alone and one in the middle of a prompt get the same bits. */
@@ -8,7 +8,7 @@
 
 #include "backend/cpu/cpu.h"
 
-/* What turns u = x W into features. */
+/* How features are made of u = x W (STILL eq. 6). */
 typedef struct sti_hybrid_features_args {
     sti_map_kind kind;
     int F;
@@ -28,16 +28,17 @@ typedef struct sti_hybrid_kernels {
     /* y[n,N] = x[K,n]^T B[K,N], else as product; ldx 0: the same row of x K times. */
     void (*product_t)(int n, int K, int N, const float *x, int ldx, const float *B,
                       int ldb, float *y, int ldy);
-    /* u [F] -> phi [P]. u has room for, and loses, F rounded up to 16. */
+    /* STILL eq. 6, second line: u [F] -> phi [P]. u has space for F rounded up to 16,
+     * and is overwritten. */
     void (*features)(const sti_hybrid_features_args *a, float *u, float *phi);
     /* m = max, l = sum of e^(s_j - m), over lo <= j < hi. */
     void (*lse)(const float *s, int lo, int hi, float *m, float *l);
     /* sum_j += e^(s_j - m) / l [n] */
     void (*receive)(float *sum, const float *s, float m, float l, int n);
-    /* sum += a x [n], with what rounding takes kept in low (Kahan). */
-    void (*add)(float *sum, float *low, float a, const float *x, int n);
-    /* y = (keep o + a lin g) / den [n]; g = 2 sigmoid(gate), 1 where gate is NULL;
-     * without a linear term lin is NULL. y may be o. */
+    /* sum += a x [n]; comp keeps what rounding took off (Kahan). */
+    void (*add)(float *sum, float *comp, float a, const float *x, int n);
+    /* STILL eq. 7, 10: y = (keep o + a lin g) / den [n]; g = 2 sigmoid(gate), 1 where
+     * gate is NULL; without a linear term lin is NULL. y may be o. */
     void (*output)(float *y, const float *o, float keep, const float *lin,
                    const float *gate, float a, float den, int n);
 } sti_hybrid_kernels;

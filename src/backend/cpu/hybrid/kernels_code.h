@@ -114,7 +114,7 @@ STI_INLINE void hyb_product_any(int n, int K, int N, hyb_left x, const float *B,
 {
     for (int r = 0, R; r < n; r += R) {
         int tiles =
-            (n - r + HYB_ROWS - 1) / HYB_ROWS; /* of rows, as equal as they can be */
+            (n - r + HYB_ROWS - 1) / HYB_ROWS; /* of rows, as equal as possible */
         R = (n - r + tiles - 1) / tiles;
         const hyb_left xr = hyb_left_from(x, r);
         float *yr = y + (size_t)r * (size_t)ldy;
@@ -141,7 +141,7 @@ static void hyb_product_t(int n, int K, int N, const float *x, int ldx, const fl
     hyb_product_any(n, K, N, (hyb_left){x, 1, (size_t)ldx}, B, ldb, y, ldy);
 }
 
-/* ---- Feature maps: a NaN stays one, it is no small feature --------------- */
+/* ---- Feature maps: a NaN stays a NaN -------------------------------------- */
 
 static void hyb_relu_features(const sti_hybrid_features_args *a, const float *u,
                               float *phi)
@@ -162,6 +162,7 @@ STI_INLINE void hyb_normalize(float *phi, int n, float sum, float floor)
     }
 }
 
+/* STILL eq. 6, second line. */
 static void hyb_features(const sti_hybrid_features_args *a, float *u, float *phi)
 {
     const int F = a->F;
@@ -225,19 +226,20 @@ static void hyb_receive(float *sum, const float *s, float m, float l, int n)
     }
 }
 
-static void hyb_add(float *sum, float *low, float a, const float *x, int n)
+static void hyb_add(float *sum, float *comp, float a, const float *x, int n)
 {
     for (int i = 0; i < n; i += VL) {
         const int c = n - i;
         const vf was = vf_load_some(sum + i, c);
         const vf more =
-            vf_fma(vf_set(a), vf_load_some(x + i, c), vf_load_some(low + i, c));
+            vf_fma(vf_set(a), vf_load_some(x + i, c), vf_load_some(comp + i, c));
         const vf now = vf_add(was, more);
         vf_store_some(sum + i, now, c);
-        vf_store_some(low + i, vf_sub(more, vf_sub(now, was)), c);
+        vf_store_some(comp + i, vf_sub(more, vf_sub(now, was)), c);
     }
 }
 
+/* STILL eq. 7, the gate; eq. 10. */
 static void hyb_output(float *y, const float *o, float keep, const float *lin,
                        const float *gate, float a, float den, int n)
 {

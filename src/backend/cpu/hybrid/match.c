@@ -1,8 +1,8 @@
 /* match.c - the hybrid operator's attention weights held against those of full
  * softmax (sti_hybrid_match_args); equations in backend/ref/hybrid/match.c.
  *
- * The teacher sees all pairs, so time grows with T^2: four products a pair, of D or P
- * numbers, and an exponential. Work is cut by (sequence, head). A head holds its folded
+ * The teacher sees all pairs, so time grows with T^2: four products of D or P numbers
+ * and an exponential per pair. Work is cut by (sequence, head). A head holds its folded
  * keys in the order in which they are folded, so that those a span sees are the first
  * rows of one panel, and walks over tiles of queries, one query to a lane:
  *
@@ -11,9 +11,9 @@
  *   dphi(q) = df^T phi(k),   dphi(k) += df phi(q)
  *
  * Of softmax keys only sums over a query's weights are needed: they have no gradient
- * but through the denominator and the window's factor. What is of size T is kept once a
- * worker, and every (sequence, head) leaves a gradient of its own; a last step adds
- * them in order. */
+ * but through the denominator and the window's factor. Arrays of size T exist once per
+ * worker; every (sequence, head) has a gradient of its own, and a last step adds them
+ * in order. */
 #include <float.h>
 #include <math.h>
 
@@ -24,7 +24,7 @@ enum { TILE = STI_TRAIN_TILE };
 /* Hides a pair from exponentials; infinity times 0 would not do for their sums. */
 static const float hidden = -1e30f;
 
-/* What each (sequence, head) leaves behind, [B,H]. */
+/* Results of each (sequence, head), [B,H]. */
 typedef struct sums {
     float *map_q, *map_k; /* [.,D,Fp]; NULL: not wanted */
     double *loss, *alpha, *window, *bias_q, *bias_k;
@@ -42,7 +42,7 @@ typedef struct job {
 /* A head and a tile of its queries. */
 typedef struct worker {
     int b, h, g, sel;
-    sti_panel_map_room room_q, room_k;
+    sti_panel_map_scratch scratch_q, scratch_k;
     sti_panel_map map_q, map_k;
     int32_t *order;              /* [T] */
     int *start;                  /* [n_spans + 1] */
@@ -51,7 +51,7 @@ typedef struct worker {
     int n_exact, own;            /* rows of exact; the first of the span itself */
     int first, n, lanes;         /* queries */
     float *q, *raw_q, *phi_q, *dphi_q; /* [TILE, Dp Fp Pp Pp] */
-    float *turned;                     /* [max(Dp,Pp), TILE] */
+    float *trans;                      /* [max(Dp,Pp), TILE] */
     float *l;                          /* [most_keys, TILE]: logits of softmax keys */
     float *p, *f;                      /* [T, TILE] */
     float *lane;                       /* [LANES, TILE] */
@@ -72,8 +72,8 @@ static void carve(sti_carve *c, worker *w, const sti_train *t)
     const size_t T = (size_t)t->a->T, keys = (size_t)t->most_keys;
     const size_t D = (size_t)t->Dp, F = (size_t)t->Fp, P = (size_t)t->Pp;
     const size_t size = sizeof(float);
-    w->room_q = sti_panel_map_carve(c, &t->a->shape, false);
-    w->room_k = sti_panel_map_carve(c, &t->a->shape, false);
+    w->scratch_q = sti_panel_map_carve(c, &t->a->shape, false);
+    w->scratch_k = sti_panel_map_carve(c, &t->a->shape, false);
     w->order = sti_carve_take(c, T, sizeof *w->order);
     w->start = sti_carve_take(c, (size_t)t->n_spans + 1, sizeof *w->start);
     w->K = sti_carve_take(c, T * D, size);
@@ -85,7 +85,7 @@ static void carve(sti_carve *c, worker *w, const sti_train *t)
     w->raw_q = sti_carve_take(c, TILE * F, size);
     w->phi_q = sti_carve_take(c, TILE * P, size);
     w->dphi_q = sti_carve_take(c, TILE * P, size);
-    w->turned = sti_carve_take(c, TILE * (D > P ? D : P), size);
+    w->trans = sti_carve_take(c, TILE * (D > P ? D : P), size);
     w->l = sti_carve_take(c, TILE * keys, size);
     w->p = sti_carve_take(c, TILE * T, size);
     w->f = sti_carve_take(c, TILE * T, size);
@@ -124,11 +124,11 @@ static void load_exact(worker *w, const sti_train *t, int c)
 
 /* ---- A tile of queries --------------------------------------------------- */
 
-/* The teacher: logits of all keys, MAX, TOP, SUM_E, MEAN_E; p and SUM_P. */
-static void teach(worker *w, const sti_train *t, int folded)
+/* The teacher's weights: logits of all keys, MAX, TOP, SUM_E, MEAN_E; p and SUM_P. */
+static void teacher_weights(worker *w, const sti_train *t, int folded)
 {
     const size_t D = (size_t)t->Dp;
-    const int late = w->own + w->first % t->span; /* row of the first query */
+    const int diag = w->own + w->first % t->span; /* row of the first query */
     for (int i = 0; i < w->n; i++) {
         const size_t row = sti_train_row(t, w->b, w->first + i, t->H, w->h);
         sti_panel_row(w->q + (size_t)i * D, t->a->in.q + row * (size_t)t->D, t->D,
@@ -136,40 +136,40 @@ static void teach(worker *w, const sti_train *t, int folded)
     }
     memset(w->lane, 0, LANES * TILE * sizeof *w->lane);
     for (int i = 0; i < TILE; i++) lane(w, MAX)[i] = -INFINITY;
-    t->f->transpose(w->q, D, w->n, t->D, t->scale, w->turned, TILE);
+    t->f->transpose(w->q, D, w->n, t->D, t->scale, w->trans, TILE);
     if (w->n_exact > 0) {
-        const int rows = late + w->n;
-        t->f->multiply(rows, w->lanes, t->D, w->exact, D, 1, w->turned, TILE, w->l,
-                       TILE, false);
-        sti_train_hide(w->l, rows, late, w->lanes, hidden);
-        t->f->highest(w->l, rows, TILE, w->lanes, lane(w, MAX));
+        const int rows = diag + w->n;
+        t->f->multiply(rows, w->lanes, t->D, w->exact, D, 1, w->trans, TILE, w->l, TILE,
+                       false);
+        sti_train_mask(w->l, rows, diag, w->lanes, hidden);
+        t->f->lane_max(w->l, rows, TILE, w->lanes, lane(w, MAX));
         t->f->exp_moments(w->l, rows, TILE, w->lanes, lane(w, MAX), lane(w, SUM_E),
                           lane(w, MEAN_E));
     }
     memcpy(lane(w, TOP), lane(w, MAX), TILE * sizeof *w->lane);
     if (folded == 0) return;
-    t->f->multiply(folded, w->lanes, t->D, w->K, D, 1, w->turned, TILE, w->p, TILE,
+    t->f->multiply(folded, w->lanes, t->D, w->K, D, 1, w->trans, TILE, w->p, TILE,
                    false);
-    if (!t->set->has_window) sti_train_hide(w->p, folded, w->first, w->lanes, hidden);
-    t->f->highest(w->p, folded, TILE, w->lanes, lane(w, TOP));
+    if (!t->set->has_window) sti_train_mask(w->p, folded, w->first, w->lanes, hidden);
+    t->f->lane_max(w->p, folded, TILE, w->lanes, lane(w, TOP));
     t->f->exp_shifted(w->p, folded, TILE, w->lanes, lane(w, TOP), 1, lane(w, SUM_P));
 }
 
-/* phi(q), f and SUM_F. */
-static void features(const worker *w, const sti_train *t, int folded)
+/* The student's weights of folded keys: phi(q), f and SUM_F. */
+static void linear_weights(const worker *w, const sti_train *t, int folded)
 {
     const size_t P = (size_t)t->Pp;
     sti_panel_map_rows(t->f, &w->map_q, w->q, w->n, w->raw_q, w->phi_q);
-    t->f->transpose(w->phi_q, P, w->n, t->Pp, 1, w->turned, TILE);
-    t->f->multiply(folded, w->lanes, t->Pp, w->phi, P, 1, w->turned, TILE, w->f, TILE,
+    t->f->transpose(w->phi_q, P, w->n, t->Pp, 1, w->trans, TILE);
+    t->f->multiply(folded, w->lanes, t->Pp, w->phi, P, 1, w->trans, TILE, w->f, TILE,
                    false);
-    if (!t->set->has_window) sti_train_hide(w->f, folded, w->first, w->lanes, 0);
-    t->f->total(w->f, folded, TILE, w->lanes, lane(w, SUM_F));
+    if (!t->set->has_window) sti_train_mask(w->f, folded, w->first, w->lanes, 0);
+    t->f->lane_sum(w->f, folded, TILE, w->lanes, lane(w, SUM_F));
 }
 
-/* From the sums of a query to its loss but for SUM_LOG, its part of alpha and the
- * window factor, and what its pairs need: SHARE and WEIGHT. */
-static void weigh(const job *j, const worker *w, bool linear)
+/* From the sums of a query: its loss but for SUM_LOG, its part of the gradients of
+ * alpha and the window factor, and what its pairs need: SHARE and WEIGHT. */
+static void query_loss(const job *j, const worker *w, bool linear)
 {
     const sti_train *t = &j->t;
     const bool scaled = t->set->la_scale == STI_SCALE_EXACT;
@@ -209,8 +209,8 @@ static void weigh(const job *j, const worker *w, bool linear)
     }
 }
 
-/* p becomes df; on to dphi(k), dphi(q) and the map of q. */
-static void pairs(const job *j, const worker *w, int folded)
+/* p becomes df; from it dphi(k), dphi(q) and the gradient of the map of q. */
+static void pair_gradients(const job *j, const worker *w, int folded)
 {
     const sti_train *t = &j->t;
     const size_t D = (size_t)t->Dp, F = (size_t)t->Fp, P = (size_t)t->Pp;
@@ -219,7 +219,7 @@ static void pairs(const job *j, const worker *w, int folded)
                 lane(w, SHARE), lane(w, WEIGHT), lane(w, SUM_LOG));
     for (int i = 0; i < w->n; i++)
         j->s.loss[head] -= (double)lane(w, SUM_LOG)[i] * (double)lane(w, WEIGHT)[i];
-    if (!t->set->has_window) sti_train_hide(w->p, folded, w->first, w->lanes, 0);
+    if (!t->set->has_window) sti_train_mask(w->p, folded, w->first, w->lanes, 0);
     if (j->keys)
         t->f->multiply(folded, t->Pp, w->n, w->p, TILE, 1, w->phi_q, P, w->dphi, P,
                        true);
@@ -239,10 +239,10 @@ static void run_tile(const job *j, worker *w, int first, int n)
     w->first = first;
     w->n = n;
     w->lanes = sti_panel_padded(n);
-    teach(w, t, folded);
-    if (folded > 0) features(w, t, folded);
-    weigh(j, w, folded > 0);
-    if (folded > 0) pairs(j, w, folded);
+    teacher_weights(w, t, folded);
+    if (folded > 0) linear_weights(w, t, folded);
+    query_loss(j, w, folded > 0);
+    if (folded > 0) pair_gradients(j, w, folded);
 }
 
 /* ---- A head -------------------------------------------------------------- */
@@ -276,8 +276,8 @@ static void run_head(const job *j, worker *w, int b, int h)
     w->g = h / t->per_kv;
     w->sel = h / t->per_sel;
     w->own = 0;
-    w->map_q = sti_train_map_q(t, h, &w->room_q);
-    w->map_k = sti_train_map_k(t, w->sel, &w->room_k);
+    w->map_q = sti_train_map_q(t, h, &w->scratch_q);
+    w->map_k = sti_train_map_k(t, w->sel, &w->scratch_k);
     double *const zero[] = {j->s.loss, j->s.alpha, j->s.window, j->s.bias_q,
                             j->s.bias_k};
     for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) zero[i][head] = 0;

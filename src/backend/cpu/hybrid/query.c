@@ -1,10 +1,11 @@
-/* query.c - queries of the hybrid operator meet the window, the salient keys and
- * the linear state of their selection head.
+/* query.c - attention of the hybrid operator: queries against the window, the salient
+ * keys and the linear state of their selection head (STILL eq. 1, 7, 10, 11), and the
+ * scores of new tokens (eq. 2 to 5).
  *
  * Blocks come in one order: previous chunk, own chunk, far salient keys, near ones,
  * state. Several tokens (prefill) are split over (selection head, tile of tokens), and
- * a tile walks the blocks. All query heads of a selection head go together, so keys,
- * values and state are read once for them. */
+ * a tile goes through the blocks. All query heads of a selection head go together, so
+ * keys, values and state are read once for them. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -42,6 +43,7 @@ static bool cut(sti_hyb_block *b, int end)
     return b->hi > b->lo;
 }
 
+/* STILL eq. 12: a query sees at most two chunks, the salient list and the state. */
 void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chunk,
                         int sel, int end, sti_hyb_block *b)
 {
@@ -90,12 +92,12 @@ sti_attn_rows sti_hyb_rows(const sti_hyb *h, const sti_hybrid_state *st, int sel
 /* ---- Queries ------------------------------------------------------------- */
 
 /* q_far = R(position_cap) q_raw: the angle is the same for all. */
-static void turn_query(const sti_hyb *h, const sti_hybrid_in *in, const float *raw,
+static void rope_query(const sti_hyb *h, const sti_hybrid_in *in, const float *raw,
                        float *to)
 {
     const int half = h->D / 2, step = in->interleaved ? 2 : 1,
               other = in->interleaved ? 1 : half;
-    const float *c = h->turn, *s = h->turn + half;
+    const float *c = h->cap_rope, *s = h->cap_rope + half;
     for (int i = 0; i < half; i++) {
         const float x = raw[i * step] * h->scale, y = raw[i * step + other] * h->scale;
         to[i * step] = x * c[i] - y * s[i];
@@ -103,7 +105,7 @@ static void turn_query(const sti_hyb *h, const sti_hybrid_in *in, const float *r
     }
 }
 
-/* Queries of rows [row, row + n) of the call to the tile: token-major. */
+/* Loads the queries of rows [row, row + n) of the call into the tile, token-major. */
 void sti_hyb_queries(const sti_hyb *h, const sti_hyb_worker *w,
                      const sti_hybrid_args *a, int sel, int row, int n, bool far)
 {
@@ -112,11 +114,12 @@ void sti_hyb_queries(const sti_hyb *h, const sti_hyb_worker *w,
             sti_hyb_query_at(h, row + r / h->group, sel * h->group + r % h->group);
         const size_t to = (size_t)r * STI_ATTN_LDQ;
         h->f->scale(w->t.q + to, a->in.q + at, h->scale, h->D);
-        if (far) turn_query(h, &a->in, a->in.q_raw + at, w->q_far + to);
+        if (far) rope_query(h, &a->in, a->in.q_raw + at, w->q_far + to);
     }
 }
 
-/* lin = phi(q) s, den = phi(q).z for n rows of the call; rows [n group]. */
+/* STILL eq. 7; eq. 11, LA: lin = phi(q) s, den = phi(q).z for n rows of the call; rows
+ * [n group]. Gate and scale follow in sti_hyb_joint_output. */
 void sti_hyb_linear(const sti_hyb *h, const sti_hyb_worker *w, const sti_hybrid_args *a,
                     int sel, int row, int n, float *lin, float *den)
 {
@@ -141,11 +144,11 @@ void sti_hyb_linear(const sti_hyb *h, const sti_hyb_worker *w, const sti_hybrid_
 
 /* ---- Scores -------------------------------------------------------------- */
 
-/* Rows [row, row + n) of the tile have logits of block b in t->s. Token
- * of row 0 of the tile is `offset` in its chunk. Of the previous chunk, the last C
- * tokens of a query are those behind its own place. */
-void sti_hyb_tails(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
-                   int row, int n, int offset)
+/* STILL eq. 2: of the previous chunk, the last C tokens of a query are those after its
+ * own offset. tail_m, tail_l: log-sum-exp over them, of the logits of block b in t->s,
+ * for rows [row, row + n) of the tile. The token of row 0 has `offset` in its chunk. */
+void sti_hyb_tail_lse(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
+                      int row, int n, int offset)
 {
     for (int r = row; r < row + n; r++) {
         int lo = offset + r / h->group + 1 - b->offset;
@@ -157,10 +160,11 @@ void sti_hyb_tails(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_bloc
     }
 }
 
-/* After the softmax of an own block: all of its keys count, the last may be the token
- * itself. */
-void sti_hyb_selves(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
-                    int row, int n, int keys, int offset)
+/* STILL eq. 3: the weight of the query's own token, before it is divided by the sum.
+ * After the softmax of a block of the own chunk: all its keys are among the last C
+ * tokens, and the last key may be the token itself. */
+void sti_hyb_self_weight(const sti_hyb *h, const sti_hyb_worker *w,
+                         const sti_hyb_block *b, int row, int n, int keys, int offset)
 {
     for (int r = row; r < row + n; r++) {
         const bool last = b->offset + keys - 1 == offset + r / h->group;
@@ -170,7 +174,9 @@ void sti_hyb_selves(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_blo
     }
 }
 
-void sti_hyb_see(sti_hyb_score *s, float m, float l, float self)
+/* Adds a block to the log-sum-exp over the last C tokens; self < 0: not in this
+ * block. */
+void sti_hyb_lse_update(sti_hyb_score *s, float m, float l, float self)
 {
     if (!(l > 0)) return;
     if ((double)m > s->m) {
@@ -185,14 +191,15 @@ void sti_hyb_see(sti_hyb_score *s, float m, float l, float self)
     }
 }
 
-/* The score of row `row` of the call, from those of its query heads. */
+/* STILL eq. 5 for s3: the score of row `row` of the call, the mean over its query
+ * heads. */
 void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, int row,
                          int64_t position, const sti_hyb_score *s)
 {
     const sti_hybrid_settings *set = a->set;
     const sti_score *score = sti_score_at(set->score);
     const size_t slot = (size_t)(position % (2 * h->C));
-    /* The key as the window has it, without asking for its panel again. */
+    /* The key as the window holds it, without reading its panel again. */
     const float *key = a->in.k + ((size_t)row * h->G + sti_hyb_kv_of(h, sel)) * h->D;
     uint16_t buffer[STI_ATTN_MAX_D];
     float k[STI_ATTN_MAX_D];
@@ -218,10 +225,11 @@ void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, in
 
 /* ---- Output -------------------------------------------------------------- */
 
-/* y of one query from the sums o, M, L of its softmax tokens and, unless lin is NULL,
- * phi s and phi.z. */
-void sti_hyb_finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
-                    const float *o, float M, float L, const float *lin, float den_lin)
+/* STILL eq. 1, eq. 10: y = (N_SA + N_LA) / (D_SA + D_LA) of one query, from the sums o,
+ * M, L of its softmax tokens and, unless lin is NULL, phi s and phi.z. */
+void sti_hyb_joint_output(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
+                          const float *o, float M, float L, const float *lin,
+                          float den_lin)
 {
     const sti_hybrid_settings *set = a->set;
     const sti_hybrid_in *in = &a->in;
@@ -248,26 +256,28 @@ void sti_hyb_finish(const sti_hyb *h, const sti_hybrid_args *a, int row, int hea
 
 /* ---- Prefill ------------------------------------------------------------- */
 
-/* Rows [row, row + n) of the tile meet keys [lo, keys) of block b. */
-static void meet(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,
-                 int row, int n, int keys, int offset)
+/* STILL eq. 11, SA: rows [row, row + n) of the tile against keys [lo, keys) of
+ * block b. */
+static void attend_block(const sti_hyb *h, const sti_hyb_worker *w,
+                         const sti_hyb_block *b, int row, int n, int keys, int offset)
 {
     sti_attn_tile t = w->t;
     if (b->part == STI_HYB_FAR) t.q = w->q_far;
     h->f->qk_logits(&t, h->D, row, n, b->lo, keys);
     const bool scored = h->scored && sti_hyb_in_window(b);
     if (scored && b->part == STI_HYB_PREVIOUS) {
-        sti_hyb_tails(h, w, b, row, n, offset);
+        sti_hyb_tail_lse(h, w, b, row, n, offset);
         for (int r = row; r < row + n; r++) w->self[r] = -1;
     }
     h->f->softmax(&t, row, n, b->lo, keys);
-    if (scored && b->part == STI_HYB_OWN) sti_hyb_selves(h, w, b, row, n, keys, offset);
+    if (scored && b->part == STI_HYB_OWN)
+        sti_hyb_self_weight(h, w, b, row, n, keys, offset);
     for (int r = row; scored && r < row + n; r++)
-        sti_hyb_see(&w->score[r], w->tail_m[r], w->tail_l[r], w->self[r]);
+        sti_hyb_lse_update(&w->score[r], w->tail_m[r], w->tail_l[r], w->self[r]);
     h->f->merge_lse(t.M + row, t.L + row, t.m + row, t.l + row, t.keep + row,
                     t.add + row, n);
-    h->f->weigh(&t, h->D, row, n, b->lo, keys, t.o + (size_t)row * h->ldo, h->ldo,
-                t.keep + row, t.add + row);
+    h->f->pv_product(&t, h->D, row, n, b->lo, keys, t.o + (size_t)row * h->ldo, h->ldo,
+                     t.keep + row, t.add + row);
 }
 
 /* Tokens [i, i + n) of the step for selection head sel. A token that does not see the
@@ -302,9 +312,10 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
         }
         for (int j = 0; j < alone; j++) {
             const int keys = offset + j + 1 - b.offset;
-            if (keys > b.lo) meet(h, w, &b, j * group, group, keys, offset);
+            if (keys > b.lo) attend_block(h, w, &b, j * group, group, keys, offset);
         }
-        if (alone < n) meet(h, w, &b, alone * group, (n - alone) * group, b.hi, offset);
+        if (alone < n)
+            attend_block(h, w, &b, alone * group, (n - alone) * group, b.hi, offset);
         if (h->received && sti_hyb_in_window(&b))
             for (int r = 0; r < n * group; r++) {
                 const size_t at = (size_t)(h->base + row + r / group) * h->H +
@@ -316,10 +327,10 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
     const bool linear = b.part == STI_HYB_LINEAR;
     if (linear) sti_hyb_linear(h, w, a, sel, row, n, w->lin, w->den);
     for (int r = 0; r < n * group; r++)
-        sti_hyb_finish(h, a, row + r / group, sel * group + r % group,
-                       w->t.o + (size_t)r * h->ldo, w->t.M[r], w->t.L[r],
-                       linear ? w->lin + (size_t)r * h->ldo : NULL,
-                       linear ? w->den[r] : 0);
+        sti_hyb_joint_output(h, a, row + r / group, sel * group + r % group,
+                             w->t.o + (size_t)r * h->ldo, w->t.M[r], w->t.L[r],
+                             linear ? w->lin + (size_t)r * h->ldo : NULL,
+                             linear ? w->den[r] : 0);
     for (int j = 0; h->scored && j < n; j++)
         sti_hyb_score_token(h, a, sel, row + j, pos + j, w->score + j * group);
 }
@@ -333,26 +344,27 @@ static int tile_tokens(const sti_hyb *h)
     return n < least ? (least < most ? least : most) : n < most ? n : most;
 }
 
-/* Later tiles see more of their own chunk: workers take them to and fro. */
+/* Later tiles see more of their own chunk: workers take them in order, then in
+ * reverse. */
 void sti_hyb_prefill_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
-    const sti_hyb_worker own = sti_hyb_own(h, w);
+    const sti_hyb_worker own = sti_hyb_worker_of(h, w);
     const int step = tile_tokens(h);
     int index = 0;
     for (int i = 0; i < h->tokens; i += step)
         for (int sel = 0; sel < h->S; sel++, index++) {
-            int turn = index % (2 * workers);
-            if (turn >= workers) turn = 2 * workers - 1 - turn;
-            if (turn != w) continue;
+            int owner = index % (2 * workers);
+            if (owner >= workers) owner = 2 * workers - 1 - owner;
+            if (owner != w) continue;
             run_tile(h, &own, sel, i, h->tokens - i < step ? h->tokens - i : step);
         }
 }
 
 /* ---- Weights received ---------------------------------------------------- */
 
-/* Rows of tokens [i, i + n) of the step meet block b once more, now that the sums over
- * their window are known. */
+/* Adds the weights that tokens [i, i + n) of the step give to the keys of block b:
+ * computed once more, now that the sums over their window are known. */
 static void receive(const sti_hyb *h, const sti_hyb_worker *w, int sel,
                     const sti_hyb_block *b, int i, int n)
 {
@@ -379,7 +391,7 @@ static void receive(const sti_hyb *h, const sti_hyb_worker *w, int sel,
 void sti_hyb_receive_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
-    const sti_hyb_worker own = sti_hyb_own(h, w);
+    const sti_hyb_worker own = sti_hyb_worker_of(h, w);
     const sti_hybrid_state *st = h->a->state;
     const int offset = (int)(st->pos % h->C), step = STI_ATTN_ROWS / h->group;
     const int64_t chunk = st->pos / h->C;
@@ -401,11 +413,12 @@ void sti_hyb_receive_work(void *v, int w, int workers)
 
 /* ---- Without a window ---------------------------------------------------- */
 
-/* A token is folded, then asks: a chain along the sequence, split over heads. */
+/* Each token is folded before its own output: a chain along the sequence, split over
+ * heads. */
 void sti_hyb_stream_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
-    const sti_hyb_worker own = sti_hyb_own(h, w);
+    const sti_hyb_worker own = sti_hyb_worker_of(h, w);
     memset(own.t.o, 0, (size_t)h->ldo * sizeof(float));
     int index = 0;
     for (const sti_hybrid_args *a = h->a; a < h->a + h->n; a++)
@@ -415,8 +428,9 @@ void sti_hyb_stream_work(void *v, int w, int workers)
                 sti_hyb_fold_token(h, &own, a, sel, row, a->state->pos + row);
                 sti_hyb_linear(h, &own, a, sel, row, 1, own.lin, own.den);
                 for (int i = 0; i < h->group; i++)
-                    sti_hyb_finish(h, a, row, sel * h->group + i, own.t.o, -INFINITY, 0,
-                                   own.lin + (size_t)i * h->ldo, own.den[i]);
+                    sti_hyb_joint_output(h, a, row, sel * h->group + i, own.t.o,
+                                         -INFINITY, 0, own.lin + (size_t)i * h->ldo,
+                                         own.den[i]);
             }
         }
 }

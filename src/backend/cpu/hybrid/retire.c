@@ -1,12 +1,14 @@
-/* retire.c - a chunk leaves the window: its best tokens join the salient list,
- * all others, and what the list cannot keep, are folded into the linear state.
+/* retire.c - a chunk leaves the window: its best tokens join the salient list; all
+ * others, and what the list cannot keep, are folded into the linear state (STILL eq. 8
+ * and 9).
  *
- * All workers take each step together, so that three heads keep two of them busy: heads
- * choose what to fold; the features of those tokens, split over tokens; their product
- * with the values, split over rows of the state; the others join the list. Tokens are
- * folded in order: those of the chunk by position, then the evicted by slot. Only the
- * product of up to STI_HYB_KEYS of them is added to the state, with its rounding kept
- * (Kahan): the state of a long stream is as exact as a short one's.
+ * All workers take each step together, so that three heads keep two of them busy:
+ * selection and eviction, split over heads; the features of the tokens to fold, split
+ * over tokens; their product with the values, split over rows of the state; the others
+ * join the list. Tokens are folded in order: those of the chunk by position, then the
+ * evicted by slot. Only the product of up to STI_HYB_KEYS of them is added to the
+ * state, with compensation (Kahan): the state of a long stream is as exact as that of a
+ * short one.
  *
  * The list holds far keys first (see position_cap in hybrid.h), else in no order: a
  * token that joins takes the place of an evicted one, since keys are slow to move. */
@@ -44,13 +46,13 @@ static void pick_pivot(sti_hyb_entry *e, int n)
 }
 
 /* Moves the k best of n to the front, in no order. */
-static void best_first(sti_hyb_entry *e, int n, int k)
+static void top_first(sti_hyb_entry *e, int n, int k)
 {
     while (k > 0 && k < n) {
         pick_pivot(e, n);
         const uint64_t pivot = e[0].rank;
         int better = 0;               /* e[1 .. better] are */
-        for (int i = 1; i < n; i++) { /* without a branch, which no one could foresee */
+        for (int i = 1; i < n; i++) { /* no branch: it could not be predicted */
             swap(&e[i], &e[better + 1]);
             better += e[better + 1].rank > pivot;
         }
@@ -67,20 +69,21 @@ static void best_first(sti_hyb_entry *e, int n, int k)
 
 /* ---- Features ------------------------------------------------------------ */
 
-/* Turns a key to `position`, or back from it. */
+/* RoPE: rotates a key to `position`, or back by -position. */
 static void rotate(const sti_hyb *h, const sti_hybrid_in *in, float *key,
                    int64_t position)
 {
     h->rows->rope(key, (int)position, in->inv_freq, 1, h->D, in->interleaved);
 }
 
+/* STILL eq. 6. */
 void sti_hyb_map(const sti_hyb *h, const sti_hybrid_settings *set, const float *W,
                  float bias, const float *x, int ldx, int n, int step, float *u,
                  float *phi)
 {
     const float smallest_norm = 1e-6f;
     const int D = h->D, F = h->F, ldu = step * h->ldu;
-    if (W) h->k->product(n, D, F, x, ldx, W, F, u, ldu);
+    if (W) h->k->product(n, D, F, x, ldx, W, F, u, ldu); /* STILL eq. 6, first line */
     sti_hybrid_features_args f = {.kind = set->map,
                                   .F = F,
                                   .scale = 1,
@@ -156,9 +159,9 @@ static int far_keys(const list *l)
     return n;
 }
 
-/* Evicted slots, in order, that lie among the far keys: the last far keys move there,
- * and their places become free instead. */
-static void close_far(const list *l, int32_t *evicted, int n)
+/* Moves the last far keys into evicted slots among the far keys; their old slots become
+ * free instead. evicted: in order. */
+static void fill_far_gaps(const list *l, int32_t *evicted, int n)
 {
     int far = far_keys(l);
     while (n > 0 && evicted[n - 1] >= far) n--;
@@ -168,8 +171,8 @@ static void close_far(const list *l, int32_t *evicted, int n)
     }
 }
 
-/* Slot i trades places with the first near slot and is kept unrotated from now on. */
-static void turn_far(const list *l, const sti_hybrid_in *in, int i, int near)
+/* Slot i trades places with the first near slot; its key is unrotated from now on. */
+static void move_to_far(const list *l, const sti_hybrid_in *in, int i, int near)
 {
     const sti_hyb *h = l->h;
     const size_t at = l->first + (size_t)i;
@@ -186,17 +189,17 @@ static void turn_far(const list *l, const sti_hybrid_in *in, int i, int near)
              true);
 }
 
-/* Keys that are far from the last token of chunk c come first in the list. */
+/* Moves keys that are far from the last token of chunk c to the front of the list. */
 static void make_far(const list *l, const sti_hybrid_args *a, int64_t c)
 {
     const int64_t last = (c + 1) * l->h->C - 1;
     int far = far_keys(l);
     for (int i = far; i < *l->count; i++)
         if (last - l->st->sal_pos[l->first + (size_t)i] >= a->set->position_cap)
-            turn_far(l, &a->in, i, far++);
+            move_to_far(l, &a->in, i, far++);
 }
 
-/* ---- Choosing ------------------------------------------------------------ */
+/* ---- Selection and eviction ---------------------------------------------- */
 
 /* The chunk that leaves when chunk c begins: its first token, and that token's slot in
  * the window. */
@@ -244,16 +247,17 @@ static float final_score(const sti_hyb *h, const sti_hybrid_args *a, int sel, in
         const double sum = ((const float *)a->state->win_received)[at];
         e.received = queries > 0 ? sum / queries : 0;
     }
-    if (score->likeness) e.likeness = h->leaving[sel].likeness[i];
+    if (score->likeness) e.likeness = h->retiring[sel].likeness[i];
     return (float)score->retire(&e);
 }
 
-/* Marks which tokens of the chunk stay and which of the list go. */
+/* STILL eq. 8: marks the tokens of the chunk that stay, and those of the list that
+ * go. */
 static void select_tokens(const sti_hyb *h, const sti_hybrid_args *a, const list *l,
                           int64_t c)
 {
     const sti_hybrid_state *st = a->state;
-    const sti_hyb_leaving *to = &h->leaving[l->sel];
+    const sti_hyb_retiring *to = &h->retiring[l->sel];
     const int count = *l->count, wanted = l->capacity > 0 ? a->set->select : 0;
     int stay = wanted;
     sti_hyb_entry *e = to->entry;
@@ -264,14 +268,14 @@ static void select_tokens(const sti_hyb *h, const sti_hybrid_args *a, const list
         e[i] = (sti_hyb_entry){
             rank_of(final_score(h, a, l->sel, c, i), (int32_t)first_token(h, c) + i),
             -1 - i};
-    best_first(e, h->C, wanted);
+    top_first(e, h->C, wanted);
     if (count + wanted > l->capacity) {
         const float *score = (const float *)st->sal_score + l->first;
         const int32_t *position = st->sal_pos + l->first;
         for (int i = 0; i < count; i++)
             e[wanted + i] = (sti_hyb_entry){rank_of(score[i], position[i]), i};
         stay = l->capacity;
-        best_first(e, count + wanted, stay);
+        top_first(e, count + wanted, stay);
         for (int i = stay; i < count + wanted; i++)
             if (e[i].at >= 0) to->evicted[e[i].at] = 1;
     }
@@ -301,12 +305,13 @@ static source source_at(const list *l, int64_t c, int at)
                     sti_hyb_row(h, st, st->win_v, value), first_token(h, c) + i, false};
 }
 
-/* Decides what is folded: at most C tokens, since no more are evicted than join. */
-static void choose(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c)
+/* Lists what is folded: at most C tokens, since no more are evicted than join. */
+static void select_and_evict(const sti_hyb *h, const sti_hybrid_args *a, int sel,
+                             int64_t c)
 {
     const sti_hybrid_state *st = a->state;
     const list l = list_of(h, st, sel);
-    sti_hyb_leaving *to = &h->leaving[sel];
+    sti_hyb_retiring *to = &h->retiring[sel];
     if (sti_score_at(a->set->score)->likeness)
         compare_keys(h, st, sti_hyb_kv_of(h, sel), first_slot(h, c), to->likeness);
     select_tokens(h, a, &l, c);
@@ -324,14 +329,14 @@ static void choose(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t 
             (int32_t)c;
 }
 
-/* The tokens that stay join the list. */
-static void join(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c)
+/* STILL eq. 9, h: the tokens that stay join the list. */
+static void keep_salient(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c)
 {
     const list l = list_of(h, a->state, sel);
-    const sti_hyb_leaving *to = &h->leaving[sel];
+    const sti_hyb_retiring *to = &h->retiring[sel];
     int32_t *gap = to->fold + (to->n_fold - to->n_evicted), *end = gap + to->n_evicted;
     float key[STI_ATTN_MAX_D];
-    close_far(&l, gap, to->n_evicted);
+    fill_far_gaps(&l, gap, to->n_evicted);
     for (int i = 0; i < h->C; i++) {
         if (!to->stays[i]) continue;
         const source from = source_at(&l, c, -1 - i);
@@ -353,7 +358,7 @@ static void key_features(const sti_hyb *h, const sti_hyb_worker *w,
                 phi);
 }
 
-/* A key in the form its features are made of. `raw`: it is not rotated now. */
+/* Rotates a key as its features want it. `raw`: it is not rotated now. */
 static void key_position(const sti_hyb *h, const sti_hybrid_args *a, float *key,
                          int64_t position, bool raw)
 {
@@ -362,7 +367,7 @@ static void key_position(const sti_hyb *h, const sti_hybrid_args *a, float *key,
     rotate(h, &a->in, key, wants_raw ? -position : position);
 }
 
-/* One token at a time, no product to wait for. */
+/* STILL eq. 9, s and z, for one token. */
 void sti_hyb_fold_token(const sti_hyb *h, const sti_hyb_worker *w,
                         const sti_hybrid_args *a, int sel, int row, int64_t position)
 {
@@ -373,9 +378,9 @@ void sti_hyb_fold_token(const sti_hyb *h, const sti_hyb_worker *w,
     memcpy(w->x, a->in.k + at, D * sizeof *w->x);
     key_position(h, a, w->x, position, false);
     key_features(h, w, a, sel, 1, w->phi);
-    float *s = (float *)st->lin_s + first * D, *low = (float *)st->comp_s + first * D;
+    float *s = (float *)st->lin_s + first * D, *comp = (float *)st->comp_s + first * D;
     for (size_t p = 0; p < (size_t)h->P; p++)
-        h->k->add(s + p * D, low + p * D, w->phi[p], a->in.v + at, h->D);
+        h->k->add(s + p * D, comp + p * D, w->phi[p], a->in.v + at, h->D);
     h->k->add((float *)st->lin_z + first, (float *)st->comp_z + first, 1, w->phi, h->P);
 }
 
@@ -386,11 +391,11 @@ static int batch_size(const sti_hyb *h)
 }
 
 /* Features and values of the tokens [lo, hi) of a batch, which begins at `done`. */
-static void map_tokens(const sti_hyb *h, const sti_hyb_worker *w,
-                       const sti_hybrid_args *a, int sel, int done, int lo, int hi)
+static void map_retired(const sti_hyb *h, const sti_hyb_worker *w,
+                        const sti_hybrid_args *a, int sel, int done, int lo, int hi)
 {
     const list l = list_of(h, a->state, sel);
-    const sti_hyb_leaving *to = &h->leaving[sel];
+    const sti_hyb_retiring *to = &h->retiring[sel];
     const bool half = a->state->kv_size == 2;
     const size_t D = (size_t)h->D;
     float stored[STI_ATTN_MAX_D], *x = w->x;
@@ -405,11 +410,12 @@ static void map_tokens(const sti_hyb *h, const sti_hyb_worker *w,
     if (hi > lo) key_features(h, w, a, sel, hi - lo, to->phi + (size_t)lo * h->ldp);
 }
 
-/* s += phi^T v, z += sum of phi: rows [lo, hi) of a head's state. */
-static void add_rows(const sti_hyb *h, const sti_hyb_worker *w,
-                     const sti_hybrid_state *st, int sel, int done, int lo, int hi)
+/* STILL eq. 9: s += phi^T v, z += sum of phi; rows [lo, hi) of a head's state. */
+static void fold_into_state(const sti_hyb *h, const sti_hyb_worker *w,
+                            const sti_hybrid_state *st, int sel, int done, int lo,
+                            int hi)
 {
-    const sti_hyb_leaving *from = &h->leaving[sel];
+    const sti_hyb_retiring *from = &h->retiring[sel];
     const int left = from->n_fold - done, rows = hi - lo, D = h->D;
     const int n = left < batch_size(h) ? left : batch_size(h);
     const size_t at = (size_t)sel * h->P + (size_t)lo, el = at * (size_t)D;
@@ -421,9 +427,9 @@ static void add_rows(const sti_hyb *h, const sti_hyb_worker *w,
     h->k->add((float *)st->lin_z + at, (float *)st->comp_z + at, 1, w->sum, rows);
 }
 
-/* ---- Leaving ------------------------------------------------------------- */
+/* ---- Retirement ---------------------------------------------------------- */
 
-/* What worker w does of a step in which every head has `each` items. */
+/* A worker's part of a step in which every head has `each` items. */
 typedef struct share {
     int64_t at, end;
     int each;
@@ -448,22 +454,22 @@ static bool next_head(share *s, int *sel, int *lo, int *hi)
     return true;
 }
 
-void sti_hyb_leave(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers)
+void sti_hyb_retire(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers)
 {
     const int64_t c = a->state->pos / h->C;
-    const sti_hyb_worker own = sti_hyb_own(h, w);
-    for (int sel = w; sel < h->S; sel += workers) choose(h, a, sel, c);
+    const sti_hyb_worker own = sti_hyb_worker_of(h, w);
+    for (int sel = w; sel < h->S; sel += workers) select_and_evict(h, a, sel, c);
     sti_pool_meet(h->pool, w);
     for (int done = 0; a->state->lin_s && done < h->C; done += batch_size(h)) {
         int sel, lo, hi;
         for (share s = share_of(h, batch_size(h), w, workers);
              next_head(&s, &sel, &lo, &hi);)
-            map_tokens(h, &own, a, sel, done, lo, hi);
+            map_retired(h, &own, a, sel, done, lo, hi);
         sti_pool_meet(h->pool, w);
         for (share s = share_of(h, h->P, w, workers); next_head(&s, &sel, &lo, &hi);)
-            add_rows(h, &own, a->state, sel, done, lo, hi);
+            fold_into_state(h, &own, a->state, sel, done, lo, hi);
         sti_pool_meet(h->pool, w);
     }
-    for (int sel = w; sel < h->S; sel += workers) join(h, a, sel, c);
+    for (int sel = w; sel < h->S; sel += workers) keep_salient(h, a, sel, c);
     sti_pool_meet(h->pool, w);
 }

@@ -26,7 +26,7 @@ typedef struct worker {
     int tokens, lanes;     /* of a tile at most */
     float *K, *V;          /* [W - 1 + tokens, Dp]: window before the tile, tile */
     float *q, *o;          /* [lanes, Dp] */
-    float *turned;         /* [Dp, lanes] */
+    float *trans;          /* [Dp, lanes] */
     float *w;              /* [W - 1 + tokens, lanes] */
     float *top, *sum;      /* [lanes] */
     float *S;              /* [D,Dp] */
@@ -60,7 +60,7 @@ static void carve(sti_carve *c, worker *w, const sti_lin *l, bool backward)
     w->V = sti_carve_take(c, keys * D, size);
     w->q = sti_carve_take(c, lanes * D, size);
     w->o = sti_carve_take(c, lanes * D, size);
-    w->turned = sti_carve_take(c, D * lanes, size);
+    w->trans = sti_carve_take(c, D * lanes, size);
     w->w = sti_carve_take(c, keys * lanes, size);
     w->top = sti_carve_take(c, lanes, size);
     w->sum = sti_carve_take(c, lanes, size);
@@ -121,7 +121,7 @@ static void ring_store(const sti_lin *l, const sti_linear_state *st, void *ring,
 }
 
 /* Rotated queries of tokens [first, first + n) of the call; scaled, with queries as
- * lanes, in `turned`. */
+ * lanes, in `trans`. */
 static void load_queries(const sti_lin *l, const sti_linear_args *a, const worker *w,
                          int64_t pos, int g, int first, int n)
 {
@@ -132,7 +132,7 @@ static void load_queries(const sti_lin *l, const sti_linear_args *a, const worke
         sti_lin_rotate(l, q, pos + t);
     }
     l->f->transpose(w->q, (size_t)l->Dp, n * l->group, l->D, 1 / sqrtf((float)l->D),
-                    w->turned, (size_t)w->lanes);
+                    w->trans, (size_t)w->lanes);
 }
 
 /* Weights of a tile, unnormalized, into w, their sums into sum. `before` keys lie
@@ -142,7 +142,7 @@ static int weigh(const sti_lin *l, const worker *w, int before, int n)
     const int W = l->a->window, keys = before + n;
     const int used = n * l->group, lanes = sti_panel_padded(used);
     const size_t ld = (size_t)w->lanes;
-    l->f->multiply(keys, lanes, l->D, w->K, (size_t)l->Dp, 1, w->turned, ld, w->w, ld,
+    l->f->multiply(keys, lanes, l->D, w->K, (size_t)l->Dp, 1, w->trans, ld, w->w, ld,
                    false);
     for (int r = 0; r < keys; r++)
         for (int i = 0; i < used; i++) {
@@ -153,7 +153,7 @@ static int weigh(const sti_lin *l, const worker *w, int before, int n)
         w->top[i] = -INFINITY;
         w->sum[i] = 0;
     }
-    l->f->highest(w->w, keys, ld, lanes, w->top);
+    l->f->lane_max(w->w, keys, ld, lanes, w->top);
     l->f->exp_shifted(w->w, keys, ld, lanes, w->top, 1, w->sum);
     return lanes;
 }
@@ -302,14 +302,14 @@ static void window_backward(const job *j, const worker *w, int g, int first, int
         sti_panel_row(dn, a->dy + q_at(l, t, h), l->D, l->Dp);
         for (int e = 0; e < l->D; e++) dn[e] *= 0.5f / w->sum[i];
     }
-    l->f->transpose(w->dn, D, used, l->D, 1, w->turned, ld);
-    l->f->multiply(keys, lanes, l->D, w->V, D, 1, w->turned, ld, w->d, ld, false);
+    l->f->transpose(w->dn, D, used, l->D, 1, w->trans, ld);
+    l->f->multiply(keys, lanes, l->D, w->V, D, 1, w->trans, ld, w->d, ld, false);
     float *mean = w->top; /* free by now */
     memset(mean, 0, ld * sizeof *mean);
     l->f->dot(w->w, w->d, keys, ld, lanes, mean);
     for (int i = 0; i < lanes; i++) mean[i] /= -w->sum[i];
     float *ignored = w->sum;
-    l->f->grade(w->w, w->d, keys, ld, lanes, mean, ignored);
+    l->f->softmax_backward(w->w, w->d, keys, ld, lanes, mean, ignored);
 
     const float scale = 1 / sqrtf((float)l->D);
     l->f->multiply(used, l->Dp, keys, w->d, 1, ld, w->K, D, w->o, D, false);
@@ -401,7 +401,7 @@ static void recurrence_backward(const job *j, const worker *w, int g)
     }
 }
 
-/* The window's gradients are those of rotated vectors: they are turned back before the
+/* The window's gradients are those of rotated vectors: they are trans back before the
  * recurrence adds its own. */
 static void head_backward(const job *j, const worker *w, int g)
 {

@@ -189,7 +189,7 @@ void sti_cpu_supra(sti_dev *dev, const sti_lin *l)
 typedef struct tile {
     float *fq, *fk, *v, *d_o, *o; /* [TILE,Dp] */
     float *dfq, *dfk, *dv;        /* [TILE,Dp] */
-    float *turned, *w;            /* [Dp,TILE], [TILE,TILE] */
+    float *trans, *w;             /* [Dp,TILE], [TILE,TILE] */
     float *S0t, *dS, *dSt;        /* [D,Dp] */
     float *power;                 /* [TILE + 1]: gamma^i */
 } tile;
@@ -197,8 +197,8 @@ typedef struct tile {
 static void carve_tile(sti_carve *c, tile *x, const sti_lin *l)
 {
     const size_t D = (size_t)l->Dp, size = sizeof(float);
-    float **rows[] = {&x->fq,  &x->fk,  &x->v,  &x->d_o,   &x->o,
-                      &x->dfq, &x->dfk, &x->dv, &x->turned};
+    float **rows[] = {&x->fq,  &x->fk,  &x->v,  &x->d_o,  &x->o,
+                      &x->dfq, &x->dfk, &x->dv, &x->trans};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         *rows[i] = sti_carve_take(c, TILE * D, size);
     x->w = sti_carve_take(c, TILE * TILE, size);
@@ -237,8 +237,8 @@ static void decayed(const tile *x, const sti_lin *l, const float *a, const float
 {
     const size_t D = (size_t)l->Dp;
     const int lanes = sti_panel_padded(n);
-    l->f->transpose(b, D, n, l->D, 1, x->turned, TILE);
-    l->f->multiply(n, lanes, l->D, a, D, 1, x->turned, TILE, x->w, TILE, false);
+    l->f->transpose(b, D, n, l->D, 1, x->trans, TILE);
+    l->f->multiply(n, lanes, l->D, a, D, 1, x->trans, TILE, x->w, TILE, false);
     for (int j = 0; j < n; j++)
         for (int t = 0; t < n; t++) x->w[j * TILE + t] *= t < j ? 0 : x->power[t - j];
 }

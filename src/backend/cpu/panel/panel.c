@@ -4,13 +4,13 @@
 #include <math.h>
 #include <string.h>
 
-sti_panel_map_room sti_panel_map_carve(sti_carve *c, const sti_hybrid_shape *shape,
-                                       bool backward)
+sti_panel_map_scratch sti_panel_map_carve(sti_carve *c, const sti_hybrid_shape *shape,
+                                          bool backward)
 {
     const size_t D = (size_t)shape->D, F = (size_t)shape->F;
     const size_t Dp = (size_t)sti_panel_padded(shape->D);
     const size_t Fp = (size_t)sti_panel_padded(shape->F);
-    return (sti_panel_map_room){
+    return (sti_panel_map_scratch){
         .W = sti_carve_take(c, D * Fp, sizeof(float)),
         .Wt = backward ? sti_carve_take(c, F * Dp, sizeof(float)) : NULL,
         .edge = sti_carve_take(c, Fp, sizeof(float)),
@@ -21,7 +21,7 @@ sti_panel_map_room sti_panel_map_carve(sti_carve *c, const sti_hybrid_shape *sha
 sti_panel_map sti_panel_map_of(const sti_panel_kernels *f,
                                const sti_hybrid_settings *set,
                                const sti_hybrid_shape *shape, const float *W,
-                               float bias, const sti_panel_map_room *room)
+                               float bias, const sti_panel_map_scratch *scratch)
 {
     const int D = shape->D, F = shape->F;
     sti_panel_map m = {
@@ -32,21 +32,21 @@ sti_panel_map sti_panel_map_of(const sti_panel_kernels *f,
         .Dp = sti_panel_padded(D),
         .Fp = sti_panel_padded(F),
         .bias = set->map == STI_MAP_RELU ? bias : 0,
-        .edge = room->edge,
-        .floor_at = room->floor_at,
+        .edge = scratch->edge,
+        .floor_at = scratch->floor_at,
     };
     m.Pp = set->map == STI_MAP_RELU ? m.Fp : 2 * m.Fp;
     for (int i = 0; i < m.Fp; i++) {
-        room->edge[i] = i < F ? 0 : -INFINITY;
-        room->floor_at[i] = i < F ? (float)set->feature_floor : 0;
+        scratch->edge[i] = i < F ? 0 : -INFINITY;
+        scratch->floor_at[i] = i < F ? (float)set->feature_floor : 0;
     }
     if (!W) return m;
     const size_t Fp = (size_t)m.Fp;
     for (int i = 0; i < D; i++)
-        sti_panel_row(room->W + (size_t)i * Fp, W + (size_t)i * (size_t)F, F, m.Fp);
-    m.W = room->W;
-    if (room->Wt) f->transpose(room->W, Fp, D, F, 1, room->Wt, (size_t)m.Dp);
-    m.Wt = room->Wt;
+        sti_panel_row(scratch->W + (size_t)i * Fp, W + (size_t)i * (size_t)F, F, m.Fp);
+    m.W = scratch->W;
+    if (scratch->Wt) f->transpose(scratch->W, Fp, D, F, 1, scratch->Wt, (size_t)m.Dp);
+    m.Wt = scratch->Wt;
     return m;
 }
 

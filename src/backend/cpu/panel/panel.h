@@ -46,21 +46,21 @@ typedef struct sti_panel_kernels {
                       float *y, size_t ldy);
 
     /* Lanes: x, d [n,ld], of which the first `lanes` columns count.
-     * highest: top = max(top, x_j).
+     * lane_max: top = max(top, x_j).
      * exp_shifted: x_j = factor exp(x_j - shift), sum += x_j.
-     * total: sum += x_j.  dot: sum += x_j d_j.
-     * grade: d_j = x_j (d_j + bias), sum += d_j.
+     * lane_sum: sum += x_j.  dot: sum += x_j d_j.
+     * softmax_backward: d_j = x_j (d_j + bias), sum += d_j.
      * exp_moments: e_j = exp(x_j - shift), sum += e_j, mean += e_j (x_j - shift).
      * match: sum += x_j log max(d_j, floor), then x_j = share - weight x_j / d_j, or
      * share where d_j <= floor. */
-    void (*highest)(const float *x, int n, size_t ld, int lanes, float *top);
+    void (*lane_max)(const float *x, int n, size_t ld, int lanes, float *top);
     void (*exp_shifted)(float *x, int n, size_t ld, int lanes, const float *shift,
                         float factor, float *sum);
-    void (*total)(const float *x, int n, size_t ld, int lanes, float *sum);
+    void (*lane_sum)(const float *x, int n, size_t ld, int lanes, float *sum);
     void (*dot)(const float *x, const float *d, int n, size_t ld, int lanes,
                 float *sum);
-    void (*grade)(const float *x, float *d, int n, size_t ld, int lanes,
-                  const float *bias, float *sum);
+    void (*softmax_backward)(const float *x, float *d, int n, size_t ld, int lanes,
+                             const float *bias, float *sum);
     void (*exp_moments)(const float *x, int n, size_t ld, int lanes, const float *shift,
                         float *sum, float *mean);
     void (*match)(float *x, const float *d, int n, size_t ld, int lanes, float floor,
@@ -97,17 +97,17 @@ static inline void sti_panel_row(float *to, const float *from, int n, int padded
 }
 
 /* Memory of a map: padded W, its transpose, masks. */
-typedef struct sti_panel_map_room {
+typedef struct sti_panel_map_scratch {
     float *W, *Wt, *edge, *floor_at;
-} sti_panel_map_room;
+} sti_panel_map_scratch;
 
-sti_panel_map_room sti_panel_map_carve(sti_carve *c, const sti_hybrid_shape *shape,
-                                       bool backward);
-/* W: the head's [D,F], NULL: identity. room.Wt is filled if it was carved. */
+sti_panel_map_scratch sti_panel_map_carve(sti_carve *c, const sti_hybrid_shape *shape,
+                                          bool backward);
+/* W: the head's [D,F], NULL: identity. scratch.Wt is filled if it was carved. */
 sti_panel_map sti_panel_map_of(const sti_panel_kernels *f,
                                const sti_hybrid_settings *set,
                                const sti_hybrid_shape *shape, const float *W,
-                               float bias, const sti_panel_map_room *room);
+                               float bias, const sti_panel_map_scratch *scratch);
 /* raw [rows,Fp] = x W, then features. */
 void sti_panel_map_rows(const sti_panel_kernels *f, const sti_panel_map *m,
                         const float *x, int rows, float *raw, float *phi);

@@ -103,7 +103,7 @@ static void panel_transpose(const float *x, size_t ldx, int rows, int cols, floa
 
 /* ---- Lanes --------------------------------------------------------------- */
 
-static void panel_highest(const float *x, int n, size_t ld, int lanes, float *top)
+static void panel_lane_max(const float *x, int n, size_t ld, int lanes, float *top)
 {
     for (int l = 0; l < lanes; l += VL) {
         vf m = vf_load(top + l);
@@ -127,7 +127,7 @@ static void panel_exp_shifted(float *x, int n, size_t ld, int lanes, const float
     }
 }
 
-static void panel_total(const float *x, int n, size_t ld, int lanes, float *sum)
+static void panel_lane_sum(const float *x, int n, size_t ld, int lanes, float *sum)
 {
     for (int l = 0; l < lanes; l += VL) {
         vf s = vf_load(sum + l);
@@ -149,8 +149,8 @@ static void panel_dot(const float *x, const float *d, int n, size_t ld, int lane
     }
 }
 
-static void panel_grade(const float *x, float *d, int n, size_t ld, int lanes,
-                        const float *bias, float *sum)
+static void panel_softmax_backward(const float *x, float *d, int n, size_t ld,
+                                   int lanes, const float *bias, float *sum)
 {
     for (int l = 0; l < lanes; l += VL) {
         vf s = vf_load(sum + l), b = vf_load(bias + l);
@@ -379,11 +379,11 @@ static float panel_features_backward(const sti_panel_map *m, const float *x, flo
 static const sti_panel_kernels panel_kernels = {
     .multiply = panel_multiply,
     .transpose = panel_transpose,
-    .highest = panel_highest,
+    .lane_max = panel_lane_max,
     .exp_shifted = panel_exp_shifted,
-    .total = panel_total,
+    .lane_sum = panel_lane_sum,
     .dot = panel_dot,
-    .grade = panel_grade,
+    .softmax_backward = panel_softmax_backward,
     .exp_moments = panel_exp_moments,
     .match = panel_match,
     .row_dots = panel_row_dots,

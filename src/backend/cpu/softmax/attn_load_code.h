@@ -7,11 +7,11 @@
 
 enum { ATTN_W = 2 * VL, ATTN_BLOCK = STI_ATTN_BLOCK }; /* keys of a panel, of a block */
 
-/* Keys [lo, hi) are at most `room` tokens, so their rows wrap around once at most, and
- * one division finds the row of each. */
+/* Keys [lo, hi) are at most `capacity` tokens, so their rows wrap around once at most,
+ * and one division finds the row of each. */
 STI_INLINE const void *attn_row_at(const sti_attn_rows *src, int row)
 {
-    if (row >= src->room) row -= src->room;
+    if (row >= src->capacity) row -= src->capacity;
     size_t at = (size_t)row * (size_t)src->D;
     return src->type == STI_F32 ? (const void *)((const float *)src->data + at)
                                 : (const void *)((const uint16_t *)src->data + at);
@@ -103,7 +103,7 @@ STI_INLINE int attn_move_keys(const void *const *row, int D, float *k)
 static void attn_load_keys(const sti_attn_rows *src, int start, int lo, int hi,
                            float *k)
 {
-    int D = src->D, base = (start + lo) % src->room;
+    int D = src->D, base = (start + lo) % src->capacity;
     for (int j = lo / ATTN_KEYS * ATTN_KEYS; j < hi; j += ATTN_KEYS) {
         const void *row[ATTN_KEYS];
         float *to = k + (size_t)(j / ATTN_W) * (size_t)(D * ATTN_W) + j % ATTN_W;
@@ -128,7 +128,7 @@ static void attn_load_panels(const sti_attn_rows *src, int start, int lo, int hi
     const int D = src->D;
     for (int j = lo / ATTN_KEYS * ATTN_KEYS; j < hi; j += ATTN_KEYS) {
         const int slot = start + j, panel = slot / PANEL * PANEL;
-        const int width = src->room - panel < PANEL ? src->room - panel : PANEL;
+        const int width = src->capacity - panel < PANEL ? src->capacity - panel : PANEL;
         const size_t at = (size_t)panel * (size_t)D + (size_t)(slot - panel);
         float *to = k + (size_t)(j / ATTN_W) * (size_t)(D * ATTN_W) + j % ATTN_W;
         if (src->type == STI_F16 && width == PANEL) {
@@ -165,7 +165,7 @@ STI_INLINE vf attn_value_at(const sti_attn_rows *src, const void *row, int d)
 static void attn_load_values(const sti_attn_rows *src, int start, int lo, int hi,
                              float *v)
 {
-    int base = (start + lo) % src->room;
+    int base = (start + lo) % src->capacity;
     int whole = src->type == STI_F16 ? src->D / ATTN_W * ATTN_W : 0;
     for (int j = lo; j < hi; j++) {
         const uint16_t *row = attn_row_at(src, base + j - lo);

@@ -6,10 +6,10 @@
  * block with visible keys [lo, hi):
  *   s_j = sum_d q_d k_jd, d in order             qk_logits
  *   m = max s_j,  p_j = e^(s_j - m),  l = sum    softmax
- *   y = sum_j p_j v_j, j in order                weigh
+ *   y = sum_j p_j v_j, j in order                pv_product
  * and blocks are joined in order of position:
  *   m' = max(M, m), keep = e^(M - m'), add = e^(m - m')
- *   M = m',  L = keep L + add l,  O = keep O + add y      merge_lse, weigh or join
+ *   M = m',  L = keep L + add l,  O = keep O + add y      merge_lse, pv_product or join
  * Nothing here depends on which rows share a tile, so one row decoded alone, a prompt
  * in one piece and a prompt in many give the same bits.
  *
@@ -49,11 +49,11 @@ typedef struct sti_attn_tile {
     float *keep, *add; /* [ROWS] */
 } sti_attn_tile;
 
-/* Where a kv head's rows lie: token j at row j % room. */
+/* Where a kv head's rows lie: token j at row j % capacity. */
 typedef struct sti_attn_rows {
-    const void *data; /* [room, D] */
+    const void *data; /* [capacity, D] */
     sti_dtype type;   /* STI_F16 or STI_F32 */
-    int room, D;
+    int capacity, D;
 } sti_attn_rows;
 
 typedef struct sti_attn_kernels {
@@ -66,8 +66,8 @@ typedef struct sti_attn_kernels {
     /* Keys, values [lo, hi) of the block that starts at token `start`. */
     void (*load_keys)(const sti_attn_rows *src, int start, int lo, int hi, float *k);
     void (*load_values)(const sti_attn_rows *src, int start, int lo, int hi, float *v);
-    /* The same of keys in panels: src->data is [room / PANEL, D, PANEL], the keys are
-     * inside the room, start is a multiple of PANEL. */
+    /* The same of keys in panels: src->data is [capacity / PANEL, D, PANEL], the keys
+     * are inside the capacity, start is a multiple of PANEL. */
     void (*load_panels)(const sti_attn_rows *src, int start, int lo, int hi, float *k);
 
     /* Rows [row, row + n) of the tile against keys [lo, hi) of the loaded block. */
@@ -78,11 +78,12 @@ typedef struct sti_attn_kernels {
                              int start, int n, int lo, int hi, const void *ahead);
     void (*softmax)(const sti_attn_tile *t, int row, int n, int lo, int hi);
     /* o [n, ldo]: y if keep is NULL, else keep o + add y. */
-    void (*weigh)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
-                  float *o, int ldo, const float *keep, const float *add);
+    void (*pv_product)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
+                       float *o, int ldo, const float *keep, const float *add);
     /* Rows [0, n): y, with values read from the cache (load_values not needed). */
-    void (*weigh_cache)(const sti_attn_tile *t, const sti_attn_rows *src, int start,
-                        int n, int lo, int hi, float *o, int ldo, const void *ahead);
+    void (*pv_product_cache)(const sti_attn_tile *t, const sti_attn_rows *src,
+                             int start, int n, int lo, int hi, float *o, int ldo,
+                             const void *ahead);
     /* Adds a block to the log-sum-exp of n rows; keep and add come out. */
     void (*merge_lse)(float *M, float *L, const float *m, const float *l, float *keep,
                       float *add, int n);

@@ -1,12 +1,12 @@
 /* attn_tile_code.h - the kernels of attn_tile.h over the vectors of simd.h.
  *
- * qk_logits and weigh are matrix products on a register tile of R rows times P panels of
- * two vectors. R and P are constants after inlining, so the accumulators are registers;
- * they are chosen to fill the register file (12 rows and one panel with AVX-512, 6 with
- * AVX2), and half as many rows over two panels when there are few rows, because a
- * fused multiply-add has to have about eight independent ones in flight beside it.
- * Bound by multiply-adds for many rows; by conversion and transposition of the cache,
- * then memory, when decoding. */
+ * qk_logits and pv_product are matrix products on a register tile of R rows times P
+ * panels of two vectors. R and P are constants after inlining, so the accumulators are
+ * registers; they are chosen to fill the register file (12 rows and one panel with
+ * AVX-512, 6 with AVX2), and half as many rows over two panels when there are few rows,
+ * because a fused multiply-add has to have about eight independent ones in flight
+ * beside it. Bound by multiply-adds for many rows; by conversion and transposition of
+ * the cache, then memory, when decoding. */
 #ifndef STI_BACKEND_CPU_SOFTMAX_ATTN_TILE_CODE_H
 #define STI_BACKEND_CPU_SOFTMAX_ATTN_TILE_CODE_H
 
@@ -131,13 +131,13 @@ STI_INLINE void attn_panel_logits_tile(const int R, const int P, const float *q,
 typedef struct attn_values {
     const float *panel;
     const uint16_t *cache, *ahead;
-    int row, room, D;
+    int row, capacity, D;
 } attn_values;
 
 /* o[R, P W] = p[R, n] v[n, P W], or joined to what o holds. */
-STI_INLINE void attn_weigh_tile(const int R, const int P, const bool direct,
-                                const float *p, attn_values v, int n, float *o, int ldo,
-                                const float *keep, const float *add)
+STI_INLINE void attn_pv_tile(const int R, const int P, const bool direct,
+                             const float *p, attn_values v, int n, float *o, int ldo,
+                             const float *keep, const float *add)
 {
     vf acc[ATTN_ROWS][4];
     STI_UNROLL
@@ -148,7 +148,7 @@ STI_INLINE void attn_weigh_tile(const int R, const int P, const bool direct,
     for (int j = 0; j < n; j++) {
         vf x[4];
         if (direct) {
-            int row = v.row + j < v.room ? v.row + j : v.row + j - v.room;
+            int row = v.row + j < v.capacity ? v.row + j : v.row + j - v.capacity;
             const uint16_t *h = v.cache + (size_t)row * (size_t)v.D;
             attn_prefetch(v.ahead + (size_t)j * (size_t)v.D, P * ATTN_W * 2);
             STI_UNROLL
@@ -236,13 +236,13 @@ static void attn_qk_logits(const sti_attn_tile *t, int D, int row, int n, int lo
     }
 }
 
-/* As with weigh_cache: few rows, whole panels. */
+/* As with pv_product_cache: few rows, whole panels. */
 static void attn_qk_logits_panels(const sti_attn_tile *t, const sti_attn_rows *src,
                                   int start, int n, int lo, int hi, const void *ahead)
 {
     enum { PANEL = STI_ATTN_PANEL };
     const int D = src->D, end = (hi + ATTN_W - 1) / ATTN_W * ATTN_W;
-    if (src->type != STI_F16 || start + end > src->room / PANEL * PANEL ||
+    if (src->type != STI_F16 || start + end > src->capacity / PANEL * PANEL ||
         n > ATTN_ROWS / 2) {
         attn_load_panels(src, start, lo, hi, t->k);
         attn_qk_logits(t, D, 0, n, lo, hi);
@@ -264,20 +264,21 @@ static void attn_qk_logits_panels(const sti_attn_tile *t, const sti_attn_rows *s
     }
 }
 
-static void attn_weigh(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
-                       float *o, int ldo, const float *keep, const float *add)
+static void attn_pv_product(const sti_attn_tile *t, int D, int row, int n, int lo,
+                            int hi, float *o, int ldo, const float *keep,
+                            const float *add)
 {
     const float *s = t->s + (size_t)row * ATTN_LDS + lo;
     attn_values v = {.panel = t->v + lo * ATTN_W};
     int p = 0, end = (D + ATTN_W - 1) / ATTN_W;
     if (n <= ATTN_ROWS / 2)
         for (; p + 2 <= end; p += 2, v.panel += 2 * ATTN_BLOCK * ATTN_W)
-            TWO_PANELS(attn_weigh_tile, n, false, s, v, hi - lo, o + p * ATTN_W, ldo,
-                       keep, add)
+            TWO_PANELS(attn_pv_tile, n, false, s, v, hi - lo, o + p * ATTN_W, ldo, keep,
+                       add)
     for (; p < end; p++, v.panel += ATTN_BLOCK * ATTN_W)
         for (int r = 0, R; r < n; r += R) {
             R = attn_tile_rows(n - r);
-            ONE_PANEL(attn_weigh_tile, R, false, s + r * ATTN_LDS, v, hi - lo,
+            ONE_PANEL(attn_pv_tile, R, false, s + r * ATTN_LDS, v, hi - lo,
                       o + (size_t)r * (size_t)ldo + p * ATTN_W, ldo,
                       keep ? keep + r : NULL, keep ? add + r : NULL)
         }
@@ -286,28 +287,28 @@ static void attn_weigh(const sti_attn_tile *t, int D, int row, int n, int lo, in
 /* A float copy pays off from a few register tiles of rows on. Below, and where the
  * head fills whole panels, conversion hides behind the multiply-adds; its results take
  * registers, so two panels at a time need 32 of them. */
-static void attn_weigh_cache(const sti_attn_tile *t, const sti_attn_rows *src,
-                             int start, int n, int lo, int hi, float *o, int ldo,
-                             const void *ahead)
+static void attn_pv_product_cache(const sti_attn_tile *t, const sti_attn_rows *src,
+                                  int start, int n, int lo, int hi, float *o, int ldo,
+                                  const void *ahead)
 {
     const int step = V_REGS == 32 ? 2 * ATTN_W : ATTN_W;
     if (src->type != STI_F16 || src->D % step != 0 || n > ATTN_ROWS / 2) {
         attn_load_values(src, start, lo, hi, t->v);
-        attn_weigh(t, src->D, 0, n, lo, hi, o, ldo, NULL, NULL);
+        attn_pv_product(t, src->D, 0, n, lo, hi, o, ldo, NULL, NULL);
         return;
     }
     const float *s = t->s + lo;
-    const int row = (start + lo) % src->room;
+    const int row = (start + lo) % src->capacity;
     attn_values v = {.cache = src->data,
                      .ahead = ahead ? ahead : attn_row_at(src, row),
                      .row = row,
-                     .room = src->room,
+                     .capacity = src->capacity,
                      .D = src->D};
     for (int d = 0; d < src->D; d += step, v.cache += step, v.ahead += step)
         if (step == ATTN_W)
-            ONE_PANEL(attn_weigh_tile, n, true, s, v, hi - lo, o + d, ldo, NULL, NULL)
+            ONE_PANEL(attn_pv_tile, n, true, s, v, hi - lo, o + d, ldo, NULL, NULL)
         else
-            TWO_PANELS(attn_weigh_tile, n, true, s, v, hi - lo, o + d, ldo, NULL, NULL)
+            TWO_PANELS(attn_pv_tile, n, true, s, v, hi - lo, o + d, ldo, NULL, NULL)
 }
 
 /* ---- Softmax ------------------------------------------------------------- */
@@ -361,8 +362,8 @@ static const sti_attn_kernels attn_kernels = {
     .qk_logits = attn_qk_logits,
     .qk_logits_panels = attn_qk_logits_panels,
     .softmax = attn_softmax,
-    .weigh = attn_weigh,
-    .weigh_cache = attn_weigh_cache,
+    .pv_product = attn_pv_product,
+    .pv_product_cache = attn_pv_product_cache,
     .merge_lse = attn_merge_lse,
 };
 

@@ -1,5 +1,5 @@
-/* softmax.c - softmax attention over the key/value cache: which rows meet which
- * blocks of keys, on which worker. The arithmetic is in attn_tile.h, and its bits do
+/* softmax.c - softmax attention over the key/value cache: which worker runs which rows
+ * against which blocks of keys. The arithmetic is in attn_tile.h, and its bits do
  * not depend on anything decided here.
  *
  * One new token per session (decode) is split over (session, kv head, block of keys),
@@ -222,8 +222,9 @@ static void decode_work(void *v, int w, int workers)
         j->f->qk_logits(t, j->a->D, 0, j->group, u.lo, u.hi);
         j->f->softmax(t, 0, j->group, u.lo, u.hi);
         const size_t next = cache_row(j, u.s, 0, u.start + BLOCK);
-        j->f->weigh_cache(t, &V, u.start, j->group, u.lo, u.hi, to.o, j->ldo,
-                          (const char *)V.data + next * (V.type == STI_F16 ? 2 : 4));
+        j->f->pv_product_cache(t, &V, u.start, j->group, u.lo, u.hi, to.o, j->ldo,
+                               (const char *)V.data +
+                                   next * (V.type == STI_F16 ? 2 : 4));
         memcpy(to.m, t->m, (size_t)j->group * sizeof(float));
         memcpy(to.l, t->l, (size_t)j->group * sizeof(float));
     }
@@ -256,16 +257,17 @@ static void join_slots(const job *j)
 
 /* ---- Prefill: segments of several tokens --------------------------------- */
 
-/* Rows of n tokens from `token` on (0: first of the tile) meet keys [lo, hi). */
-static void meet(const job *j, const sti_attn_tile *t, int token, int n, int lo, int hi)
+/* Rows of n tokens from `token` on (0: first of the tile) against keys [lo, hi). */
+static void attend_block(const job *j, const sti_attn_tile *t, int token, int n, int lo,
+                         int hi)
 {
     int row = token * j->group, rows = n * j->group;
     j->f->qk_logits(t, j->a->D, row, rows, lo, hi);
     j->f->softmax(t, row, rows, lo, hi);
     j->f->merge_lse(t->M + row, t->L + row, t->m + row, t->l + row, t->keep + row,
                     t->add + row, rows);
-    j->f->weigh(t, j->a->D, row, rows, lo, hi, t->o + (size_t)row * (size_t)j->ldo,
-                j->ldo, t->keep + row, t->add + row);
+    j->f->pv_product(t, j->a->D, row, rows, lo, hi, t->o + (size_t)row * (size_t)j->ldo,
+                     j->ldo, t->keep + row, t->add + row);
 }
 
 /* Tokens [i, i + n) of a segment for kv head g. A token that sees a whole block goes
@@ -294,12 +296,13 @@ static void run_tile(const job *j, const sti_attn_tile *t, const sti_attn_segmen
         /* Tokens [f0, f1) see the whole block. */
         int f0 = start + BLOCK - 1 > pos ? start + BLOCK - 1 : pos, f1 = end;
         if (a->window > 0 && a->window < end - start) f1 = start + a->window;
-        if (f0 < f1) meet(j, t, f0 - pos, f1 - f0, 0, BLOCK);
+        if (f0 < f1) attend_block(j, t, f0 - pos, f1 - f0, 0, BLOCK);
         for (int p = pos; p < end; p++) {
             int from = first_key(a, p) - start, to = p + 1 - start;
             if (from < 0) from = 0;
             if (to > BLOCK) to = BLOCK;
-            if ((p < f0 || p >= f1) && from < to) meet(j, t, p - pos, 1, from, to);
+            if ((p < f0 || p >= f1) && from < to)
+                attend_block(j, t, p - pos, 1, from, to);
         }
     }
     for (int r = 0; r < rows; r++) {
@@ -332,9 +335,9 @@ static void prefill_work(void *v, int w, int workers)
         int step = tile_tokens(j, s);
         for (int i = 0; i < s->n; i += step)
             for (int g = 0; g < a->G; g++, index++) {
-                int turn = (int)(index % (2 * workers));
-                if (turn >= workers) turn = 2 * workers - 1 - turn;
-                if (turn != w) continue;
+                int owner = (int)(index % (2 * workers));
+                if (owner >= workers) owner = 2 * workers - 1 - owner;
+                if (owner != w) continue;
                 run_tile(j, &j->mem.tile[w], s, g, i,
                          s->n - i < step ? s->n - i : step);
             }

@@ -1,5 +1,5 @@
-/* backward.c - the gradient of the hybrid operator: the walk over queries,
- * and the sums over heads and sequences at the end. See train.h.
+/* backward.c - the gradient of the hybrid operator (STILL eq. 6, 7, 10, 11): the walk
+ * over queries, and the sums over heads and sequences at the end. See train.h.
  *
  * With n = sum w_j v_j + a lin g, y = n / den and dn = dy / den, for one query:
  *   dden = -dn.y = -(sum_j w_j dn.v_j + a phi(q).(S (dn g))) / den    y is not needed
@@ -29,7 +29,7 @@ typedef struct worker {
 typedef struct job {
     sti_train t;
     sti_train_sums s;
-    bool soft;  /* gradients reach logits that someone asked for */
+    bool soft;  /* gradients of logits are wanted */
     bool map_q; /* dphi(q) is wanted */
     unsigned char *memory;
     size_t bytes; /* of a worker */
@@ -83,9 +83,9 @@ static void products_with_values(const worker *w, const sti_train *t)
         t->f->multiply(r->n, t->Pp, t->D, w->dng, D, 1, w->St, P, w->dphi, P, false);
         t->f->row_dots(r->phi, P, w->dphi, P, r->n, t->Pp, w->lin);
     }
-    t->f->transpose(window ? w->dn : w->dng, D, r->n, t->D, 1, r->turned, TILE);
+    t->f->transpose(window ? w->dn : w->dng, D, r->n, t->D, 1, r->trans, TILE);
     t->f->multiply(r->keys, r->lanes, t->D, window ? w->walk.V : w->walk.fold_v, D, 1,
-                   r->turned, TILE, w->d, TILE, false);
+                   r->trans, TILE, w->d, TILE, false);
     t->f->dot(r->w, w->d, r->keys, TILE, r->lanes, window ? w->dden : w->lin);
     for (int i = 0; i < TILE; i++) {
         w->lin[i] *= i < r->n ? r->a[i] : 0;
@@ -103,7 +103,7 @@ static void softmax_backward(const job *j, const worker *w)
     if (j->s.dv)
         t->f->multiply(r->keys, t->Dp, r->n, r->w, TILE, 1, w->dn, D, w->dV, D, true);
     if (!j->soft) return;
-    t->f->grade(r->w, w->d, r->keys, TILE, r->lanes, w->dden, sum);
+    t->f->softmax_backward(r->w, w->d, r->keys, TILE, r->lanes, w->dden, sum);
     /* w = sigmoid(omega) exp(.): dw/domega = w (1 - sigmoid) */
     const double slope = 1 - (double)sti_train_window_factor(t, w->walk.h);
     const size_t head = (size_t)w->walk.b * (size_t)t->H + (size_t)w->walk.h;
@@ -125,7 +125,7 @@ static void map_backward(const job *j, const worker *w)
     if (!t->set->has_window) {
         for (int k = 0; k < r->keys; k++)
             t->f->add_scaled(w->d + (size_t)k * TILE, w->dden, 1, r->lanes);
-        sti_train_hide(w->d, r->keys, 0, r->lanes, 0);
+        sti_train_mask(w->d, r->keys, 0, r->lanes, 0);
         t->f->multiply(r->n, t->Pp, r->keys, w->d, 1, TILE, w->walk.fold_phi, P,
                        w->dphi, P, true);
     }
@@ -144,8 +144,8 @@ static void map_backward(const job *j, const worker *w)
     if (t->a->grad.q) sti_panel_map_back(t->f, &w->walk.map_q, r->raw, r->n, w->dq);
 }
 
-/* What the walk over keys will need of these queries. */
-static void leave_behind(const job *j, const worker *w)
+/* Saves what the walk over keys needs of these queries. */
+static void save_for_keys(const job *j, const worker *w)
 {
     const sti_train *t = &j->t;
     const sti_train_tile *r = &w->tile;
@@ -153,7 +153,7 @@ static void leave_behind(const job *j, const worker *w)
     const size_t head = (size_t)w->walk.b * (size_t)t->H + (size_t)w->walk.h;
     const size_t at = head * (size_t)t->a->T + (size_t)r->first;
     const size_t rows = (size_t)r->n;
-    if (!r->linear) return; /* nothing was folded yet: no key will ask for these */
+    if (!r->linear) return; /* nothing was folded yet: no key reads these */
     memcpy(j->s.dng + at * D, w->dng, rows * D * sizeof(float));
     memcpy(j->s.dden + at, w->dden, rows * sizeof(float));
     for (size_t i = 0; i < rows; i++)
@@ -185,7 +185,7 @@ static void run_tile(const job *j, worker *w, int first, int n)
     const sti_train_tile *r = &w->tile;
     const size_t D = (size_t)t->Dp;
     const size_t head = (size_t)w->walk.b * (size_t)t->H + (size_t)w->walk.h;
-    sti_train_weigh(&w->walk, &w->tile, first, n);
+    sti_train_weights(&w->walk, &w->tile, first, n);
     load_gradient(w, t);
     products_with_values(w, t);
     if (t->a->grad.q && !t->set->has_window) memset(w->dq, 0, TILE * D * sizeof(float));
@@ -198,7 +198,7 @@ static void run_tile(const job *j, worker *w, int first, int n)
     if (r->linear) {
         for (int i = 0; i < n; i++)
             j->s.alpha[head] += (double)(w->lin[i] + w->dden[i] * r->a[i] * r->sum[i]);
-        if (j->s.aphi) leave_behind(j, w);
+        if (j->s.aphi) save_for_keys(j, w);
         if (j->map_q) map_backward(j, w);
     }
     write_rows(w, t);
@@ -337,7 +337,7 @@ static void sum_work(void *v, int me, int workers)
     add_numbers(t, grad->window_logit, j->s.window, t->H);
 }
 
-/* What is asked for, and its memory. */
+/* Which gradients are wanted, and memory for them. */
 static void carve_sums(sti_carve *c, job *j)
 {
     const sti_train *t = &j->t;

@@ -1,5 +1,4 @@
-/* forward.c - the hybrid operator over whole sequences, forward; see
- * train.h. */
+/* forward.c - outputs of the hybrid operator over whole sequences; see train.h. */
 #include "backend/cpu/hybrid/train/train.h"
 
 enum { TILE = STI_TRAIN_TILE };
@@ -23,7 +22,8 @@ static void carve(sti_carve *c, worker *w, const sti_train *t)
     w->soft = sti_carve_take(c, TILE * (size_t)t->Dp, sizeof(float));
 }
 
-/* y = (soft + a lin g) / den */
+/* STILL eq. 10, 1: y = (N_SA + N_LA) / (D_SA + D_LA), that is (soft + a lin g) /
+ * den. */
 static void write_tile(const worker *w, const sti_train *t)
 {
     const sti_train_tile *r = &w->tile;
@@ -42,6 +42,7 @@ static void write_tile(const worker *w, const sti_train *t)
     }
 }
 
+/* STILL Alg. 1, for one head of one sequence. */
 static void run_head(worker *w, const sti_train *t, int b, int h)
 {
     const size_t D = (size_t)t->Dp;
@@ -52,8 +53,8 @@ static void run_head(worker *w, const sti_train *t, int b, int h)
         sti_train_walk_to(&w->walk, c);
         for (int first = c * t->span; first < end; first += TILE) {
             const sti_train_tile *r = &w->tile;
-            sti_train_weigh(&w->walk, &w->tile, first,
-                            end - first < TILE ? end - first : TILE);
+            sti_train_weights(&w->walk, &w->tile, first,
+                              end - first < TILE ? end - first : TILE);
             if (t->set->has_window)
                 t->f->multiply(r->n, t->Dp, r->keys, r->w, 1, TILE, w->walk.V, D,
                                w->soft, D, false);

@@ -1,5 +1,5 @@
-/* keys_bwd.c - the gradient of folded keys and values: a walk backwards in
- * time over one selection head. See train.h.
+/* keys_bwd.c - the gradient of folded keys and values (through STILL eq. 9 and 6): a
+ * walk backwards in time over one selection head. See train.h.
  *
  * A token folded at chunk f is seen through the state by all queries of chunks c >= f,
  * so with dS_f = sum of a phi(q) (dn g)^T and dz_f = sum of a dden phi(q) over them
@@ -14,14 +14,14 @@ typedef struct keys {
     const sti_train *t;
     const sti_train_sums *s;
     int b, sel, g;
-    sti_panel_map_room room;
+    sti_panel_map_scratch scratch;
     sti_panel_map map;
     int32_t *order;           /* [T]: tokens by the chunk that folds them, */
     int *start;               /* [n_spans + 1]: from start[c] on those of chunk c */
     float *dSt, *dS, *dz;     /* [D,Pp], [Pp,Dp], [Pp] */
     float *k, *v, *raw, *phi; /* [TILE, Dp Dp Fp Pp] of some tokens */
     float *dphi, *dk, *dv;    /* [TILE, Pp Dp Dp] of the same */
-    float *turned;            /* [max(Dp,Pp), TILE] */
+    float *trans;             /* [max(Dp,Pp), TILE] */
     float *w;                 /* [TILE,TILE] */
 } keys;
 
@@ -29,7 +29,7 @@ static void carve(sti_carve *c, keys *x, const sti_train *t)
 {
     const size_t D = (size_t)t->Dp, F = (size_t)t->Fp, P = (size_t)t->Pp;
     const size_t size = sizeof(float);
-    x->room = sti_panel_map_carve(c, &t->a->shape, true);
+    x->scratch = sti_panel_map_carve(c, &t->a->shape, true);
     x->order = sti_carve_take(c, (size_t)t->a->T, sizeof *x->order);
     x->start = sti_carve_take(c, (size_t)t->n_spans + 1, sizeof *x->start);
     x->dSt = sti_carve_take(c, D * P, size);
@@ -42,7 +42,7 @@ static void carve(sti_carve *c, keys *x, const sti_train *t)
     x->dphi = sti_carve_take(c, TILE * P, size);
     x->dk = sti_carve_take(c, TILE * D, size);
     x->dv = sti_carve_take(c, TILE * D, size);
-    x->turned = sti_carve_take(c, TILE * (D > P ? D : P), size);
+    x->trans = sti_carve_take(c, TILE * (D > P ? D : P), size);
     x->w = sti_carve_take(c, TILE * TILE, size);
 }
 
@@ -112,22 +112,22 @@ static void pair_by_pair(const keys *x, int first, int n, int h)
     const size_t at =
         ((size_t)x->b * (size_t)t->H + (size_t)h) * (size_t)t->a->T + (size_t)first;
     const float *aphi = x->s->aphi + at * P, *dng = x->s->dng + at * D;
-    t->f->transpose(aphi, P, n, t->Pp, 1, x->turned, TILE);
-    t->f->multiply(n, lanes, t->Pp, x->phi, P, 1, x->turned, TILE, x->w, TILE, false);
-    sti_train_hide(x->w, n, 0, lanes, 0);
+    t->f->transpose(aphi, P, n, t->Pp, 1, x->trans, TILE);
+    t->f->multiply(n, lanes, t->Pp, x->phi, P, 1, x->trans, TILE, x->w, TILE, false);
+    sti_train_mask(x->w, n, 0, lanes, 0);
     t->f->multiply(n, t->Dp, n, x->w, TILE, 1, dng, D, x->dv, D, true);
 
-    t->f->transpose(dng, D, n, t->D, 1, x->turned, TILE);
-    t->f->multiply(n, lanes, t->D, x->v, D, 1, x->turned, TILE, x->w, TILE, false);
+    t->f->transpose(dng, D, n, t->D, 1, x->trans, TILE);
+    t->f->multiply(n, lanes, t->D, x->v, D, 1, x->trans, TILE, x->w, TILE, false);
     for (int j = 0; j < n; j++)
         for (int i = 0; i < n; i++)
             x->w[(size_t)j * TILE + (size_t)i] += x->s->dden[at + (size_t)i];
-    sti_train_hide(x->w, n, 0, lanes, 0);
+    sti_train_mask(x->w, n, 0, lanes, 0);
     t->f->multiply(n, t->Pp, n, x->w, TILE, 1, aphi, P, x->dphi, P, true);
 }
 
 /* From dphi and dv to the tokens' own gradients and those of the map. */
-static void write(const keys *x, const int32_t *token, int n)
+static void write_gradients(const keys *x, const int32_t *token, int n)
 {
     const sti_train *t = x->t;
     const sti_train_sums *s = x->s;
@@ -148,8 +148,8 @@ static void write(const keys *x, const int32_t *token, int n)
     }
 }
 
-/* dS and dz take in the queries of span c. */
-static void take_queries(const keys *x, int c)
+/* Adds the queries of span c to dS and dz. */
+static void add_queries(const keys *x, int c)
 {
     const sti_train *t = x->t;
     const size_t D = (size_t)t->Dp, P = (size_t)t->Pp;
@@ -173,7 +173,7 @@ void sti_train_keys_run(const sti_train *t, const sti_train_sums *s, int b, int 
     keys x = {.t = t, .s = s, .b = b, .sel = sel, .g = sel * t->per_sel / t->per_kv};
     sti_carve carved = {.base = memory};
     carve(&carved, &x, t);
-    x.map = sti_train_map_k(t, sel, &x.room);
+    x.map = sti_train_map_k(t, sel, &x.scratch);
     memset(x.dSt, 0, D * P * size);
     memset(x.dz, 0, P * size);
     s->bias_k[head] = 0;
@@ -185,9 +185,9 @@ void sti_train_keys_run(const sti_train *t, const sti_train_sums *s, int b, int 
 
     sti_train_fold_order(t, b, sel, x.order, x.start);
     const bool window = t->set->has_window;
-    /* Before the first fold queries see no state, and left nothing behind. */
+    /* Before the first fold queries see no state, and saved nothing. */
     for (int c = t->n_spans - 1; c >= 0 && x.start[c + 1] > 0; c--) {
-        if (window) take_queries(&x, c);
+        if (window) add_queries(&x, c);
         t->f->transpose(x.dSt, P, t->D, t->Pp, 1, x.dS, D);
         for (int i = x.start[c]; i < x.start[c + 1]; i += TILE) {
             const int n = x.start[c + 1] - i < TILE ? x.start[c + 1] - i : TILE;
@@ -195,8 +195,8 @@ void sti_train_keys_run(const sti_train *t, const sti_train_sums *s, int b, int 
             through_state(&x, n);
             for (int h = sel * t->per_sel; !window && h < (sel + 1) * t->per_sel; h++)
                 pair_by_pair(&x, x.order[i], n, h);
-            write(&x, x.order + i, n);
+            write_gradients(&x, x.order + i, n);
         }
-        if (!window) take_queries(&x, c);
+        if (!window) add_queries(&x, c);
     }
 }

@@ -1,11 +1,12 @@
-/* route.c - which token is folded when, for whole sequences.
+/* route.c - which token is folded when, for whole sequences (the routing of STILL Alg.
+ * 1).
  *
- * First the scores, head by head: logits of a tile of queries against its own chunk and
- * the one before, softmax over the last C tokens, and the weight a token gives itself
- * is all a score needs to know. Then, for each selection head, the mean over its query
- * heads and the choice: of every chunk that leaves the window the `select` best join
- * the salient tokens, of which the `cap` best stay. Both lists are kept in order, so
- * that a chunk costs C log C + cap. */
+ * First the scores, head by head (eq. 2 to 5): logits of a tile of queries against its
+ * own chunk and the one before, softmax over the last C tokens; a score needs only the
+ * weight that a token gives itself. Then, for each selection head, the mean over its
+ * query heads and the selection (eq. 8): of every chunk that leaves the window the
+ * `select` best join the salient tokens, of which the `cap` best stay. Both lists are
+ * kept in order, so that a chunk costs C log C + cap. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -21,13 +22,13 @@ typedef struct candidate {
 /* Memory of a worker. */
 typedef struct worker {
     float *K;                    /* [2 span, Dp] */
-    float *q, *turned;           /* [TILE,Dp], [D,TILE] */
+    float *q, *trans;            /* [TILE,Dp], [D,TILE] */
     float *w;                    /* [2 span, TILE] */
     float *top, *sum;            /* [TILE] */
     float *weight;               /* [2 span] */
     candidate *chunk;            /* [span] */
-    candidate *kept, *kept_next; /* [room] */
-    float *likeness;             /* [T], where the score asks */
+    candidate *kept, *kept_next; /* [capacity] */
+    float *likeness;             /* [T], where the score needs it */
 } worker;
 
 typedef struct job {
@@ -35,7 +36,7 @@ typedef struct job {
     const sti_score *score;
     float *arrived;  /* [B,H,T] */
     float *received; /* [B,H,T] or NULL */
-    int room;        /* salient tokens after a chunk has left */
+    int capacity;    /* salient tokens after a chunk has left */
     unsigned char *memory;
     size_t bytes; /* of a worker */
 } job;
@@ -47,14 +48,14 @@ static void carve(sti_carve *c, worker *w, const job *j)
     const size_t span = (size_t)(t->span < t->a->T ? t->span : t->a->T);
     w->K = sti_carve_take(c, keys * D, size);
     w->q = sti_carve_take(c, TILE * D, size);
-    w->turned = sti_carve_take(c, TILE * D, size);
+    w->trans = sti_carve_take(c, TILE * D, size);
     w->w = sti_carve_take(c, keys * TILE, size);
     w->top = sti_carve_take(c, TILE, size);
     w->sum = sti_carve_take(c, TILE, size);
     w->weight = sti_carve_take(c, keys, size);
     w->chunk = sti_carve_take(c, span, sizeof *w->chunk);
-    w->kept = sti_carve_take(c, (size_t)j->room, sizeof *w->kept);
-    w->kept_next = sti_carve_take(c, (size_t)j->room, sizeof *w->kept);
+    w->kept = sti_carve_take(c, (size_t)j->capacity, sizeof *w->kept);
+    w->kept_next = sti_carve_take(c, (size_t)j->capacity, sizeof *w->kept);
     w->likeness = sti_carve_take(c, j->score->likeness ? (size_t)t->a->T : 0, size);
 }
 
@@ -63,35 +64,37 @@ static void carve(sti_carve *c, worker *w, const job *j)
 /* Queries [first, first + n) of a span whose keys lie in K from row `own` on. */
 typedef struct tile {
     int first, n, lanes, keys;
-    int late; /* row of the first query's own key */
+    int diag; /* row of the first query's own key */
 } tile;
 
 static void logits(const sti_train *t, const worker *w, const tile *r)
 {
-    t->f->multiply(r->keys, r->lanes, t->D, w->K, (size_t)t->Dp, 1, w->turned, TILE,
+    t->f->multiply(r->keys, r->lanes, t->D, w->K, (size_t)t->Dp, 1, w->trans, TILE,
                    w->w, TILE, false);
-    sti_train_hide(w->w, r->keys, r->late, r->lanes, -INFINITY);
+    sti_train_mask(w->w, r->keys, r->diag, r->lanes, -INFINITY);
 }
 
+/* STILL eq. 3. */
 static void softmax_weights(const sti_train *t, const worker *w, const tile *r)
 {
     for (int i = 0; i < TILE; i++) {
         w->top[i] = -INFINITY;
         w->sum[i] = 0;
     }
-    t->f->highest(w->w, r->keys, TILE, r->lanes, w->top);
+    t->f->lane_max(w->w, r->keys, TILE, r->lanes, w->top);
     t->f->exp_shifted(w->w, r->keys, TILE, r->lanes, w->top, 1, w->sum);
 }
 
+/* STILL eq. 2, the last C tokens; STILL eq. 5 for s3. */
 static void score_tile(const job *j, const worker *w, const tile *r, int b, int h)
 {
     const sti_train *t = &j->t;
     float *arrived =
         j->arrived + ((size_t)b * (size_t)t->H + (size_t)h) * (size_t)t->a->T;
     logits(t, w, r);
-    /* The last C tokens: query i does not see rows up to C before its own. */
+    /* Query i does not see rows up to C before its own. */
     for (int k = 0; k < r->keys; k++)
-        for (int i = r->n - 1; i >= 0 && k <= r->late + i - t->span; i--)
+        for (int i = r->n - 1; i >= 0 && k <= r->diag + i - t->span; i--)
             w->w[(size_t)k * TILE + (size_t)i] = -INFINITY;
     softmax_weights(t, w, r);
     for (int i = 0; i < r->n; i++) {
@@ -100,7 +103,7 @@ static void score_tile(const job *j, const worker *w, const tile *r, int b, int 
             t->a->in.k + sti_train_row(t, b, token, t->G, h / t->per_kv) * (size_t)t->D;
         double square = 0;
         for (int e = 0; e < t->D; e++) square += (double)key[e] * key[e];
-        const double self = w->w[(size_t)(r->late + i) * TILE + (size_t)i];
+        const double self = w->w[(size_t)(r->diag + i) * TILE + (size_t)i];
         arrived[token] =
             (float)j->score->arrive(&(sti_score_stats){.self = self / (double)w->sum[i],
                                                        .key_norm = sqrt(square),
@@ -119,9 +122,9 @@ static void receive_tile(const sti_train *t, const worker *w, const tile *r,
     logits(t, w, r);
     softmax_weights(t, w, r);
     for (int i = 0; i < TILE; i++) w->sum[i] = i < r->n ? 1 / w->sum[i] : 0;
-    for (int i = 0; i < r->n; i++) w->w[(size_t)(r->late + i) * TILE + (size_t)i] = 0;
+    for (int i = 0; i < r->n; i++) w->w[(size_t)(r->diag + i) * TILE + (size_t)i] = 0;
     t->f->row_dots(w->w, TILE, w->sum, 0, r->keys, r->lanes, w->weight);
-    const int first_key = r->first - r->late;
+    const int first_key = r->first - r->diag;
     for (int k = 0; k < r->keys; k++) received[first_key + k] += w->weight[k];
 }
 
@@ -149,7 +152,7 @@ static void score_head(const job *j, const worker *w, int b, int h)
                               t->a->in.q + sti_train_row(t, b, first + i, t->H, h) *
                                                (size_t)t->D,
                               t->D, t->Dp);
-            t->f->transpose(w->q, D, n, t->D, t->scale, w->turned, TILE);
+            t->f->transpose(w->q, D, n, t->D, t->scale, w->trans, TILE);
             if (j->score->arrive) score_tile(j, w, &r, b, h);
             if (j->received) receive_tile(t, w, &r, j->received + head);
         }
@@ -168,7 +171,7 @@ static void score_head(const job *j, const worker *w, int b, int h)
                 j->arrived[head + (size_t)k];
 }
 
-/* ---- Choice -------------------------------------------------------------- */
+/* ---- Selection and eviction ---------------------------------------------- */
 
 static int by_score(const void *a, const void *b)
 {
@@ -223,6 +226,7 @@ static float final_score(const job *j, const worker *w, int b, int sel, int k)
                          .position = k});
 }
 
+/* STILL eq. 8: chunk now - 2 retires at the first token of chunk `now`. */
 static void route_head(const job *j, worker *w, int b, int sel)
 {
     const sti_train *t = &j->t;
@@ -291,14 +295,14 @@ still_status sti_cpu_hybrid_route(sti_dev *dev, const sti_hybrid_parallel_args *
     job j = {0};
     STI_TRY(sti_train_new(&j.t, dev, a, err));
     const size_t tokens = (size_t)a->B * (size_t)a->T;
-    if (!a->set->has_window) { /* every token is linear at once: nothing to decide */
+    if (!a->set->has_window) { /* every token is folded at once */
         for (size_t i = 0; i < tokens * (size_t)j.t.S; i++) a->fold_chunk[i] = -1;
         return STILL_OK;
     }
     const int64_t window = 2 * (int64_t)j.t.span;
     j.t.most_keys = (int)(window < a->T ? window : a->T);
     j.score = sti_score_at(a->set->score);
-    j.room = a->set->cap < 0 ? 0 : a->set->cap < a->T ? a->set->cap : a->T;
+    j.capacity = a->set->cap < 0 ? 0 : a->set->cap < a->T ? a->set->cap : a->T;
 
     const size_t workers = (size_t)sti_pool_threads(dev->pool);
     worker w;

@@ -1,5 +1,5 @@
-/* train.h - the hybrid operator over whole sequences in float: what forward and
- * backward share.
+/* train.h - the hybrid operator over whole sequences in float (STILL Alg. 1 and its
+ * gradient): what forward and backward share.
  *
  * Work is cut by (sequence, head). A head walks over its sequence span by span (a span
  * is a chunk; without a window, a tile) and carries along the salient keys and the
@@ -7,14 +7,14 @@
  * Queries of a span go in tiles of TILE rows, one query to a lane:
  *
  *   w [keys, TILE]   softmax weights, or phi(k).phi(q) without a window
- *   y = (w^T V + a (phi(q) S) g) / den,   den = sum w + a phi(q).z
+ *   y = (w^T V + a (phi(q) S) g) / den,   den = sum w + a phi(q).z   (eq. 10, 11)
  *
- * Backward is two walks. Forwards in time (backward.c) it has S and does
- * everything that belongs to queries and to softmax keys. Backwards in time
- * (keys_bwd.c) it carries dS, the sum of a phi(q) (dn g)^T over later queries,
- * and does what belongs to folded keys. What heads of a group share (k, v, maps) each
- * head sums on its own; a last step adds the heads in order, so that results do not
- * depend on the number of threads. */
+ * Backward is two walks. The one forwards in time (backward.c) has S and computes the
+ * gradients of queries and of softmax keys. The one backwards in time (keys_bwd.c)
+ * carries dS, the sum of a phi(q) (dn g)^T over later queries, and computes those of
+ * folded keys. Each head sums the gradients of what its group shares (k, v, maps) on
+ * its own; a last step adds the heads in order, so that results do not depend on the
+ * number of threads. */
 #ifndef STI_BACKEND_CPU_HYBRID_TRAIN_TRAIN_H
 #define STI_BACKEND_CPU_HYBRID_TRAIN_TRAIN_H
 
@@ -40,18 +40,18 @@ typedef struct sti_train {
 /* Checks the arguments of a parallel call; most_keys needs sti_train_count_keys. */
 still_status sti_train_new(sti_train *t, const sti_dev *dev,
                            const sti_hybrid_parallel_args *a, still_error *err);
-/* Reads fold_chunk; uses the device's scratch for a moment. */
+/* Reads fold_chunk; overwrites the device's scratch. */
 still_status sti_train_count_keys(sti_train *t, sti_dev *dev, still_error *err);
 
-/* The chunk at whose first token j leaves for the linear state, as the queries see it:
- * never before chunk c(j) + 2. n_spans or more: never. */
+/* The chunk at whose first token j is folded into the linear state, for the queries:
+ * not before chunk c(j) + 2. n_spans or more: never. */
 static inline int sti_train_fold_of(const sti_train *t, int b, int sel, int j)
 {
     const int32_t fold =
         t->a->fold_chunk[((size_t)b * (size_t)t->a->T + (size_t)j) * (size_t)t->S +
                          (size_t)sel];
-    const int leaves = j / t->span + 2;
-    return fold < 0 ? INT32_MAX : fold > leaves ? fold : leaves;
+    const int retires = j / t->span + 2;
+    return fold < 0 ? INT32_MAX : fold > retires ? fold : retires;
 }
 
 /* Row of token j of sequence b in arrays [B,T,heads,.]. */
@@ -78,16 +78,16 @@ static inline float sti_train_window_factor(const sti_train *t, int h)
 
 /* The map of query head h, and that of the keys of selection head sel. */
 sti_panel_map sti_train_map_q(const sti_train *t, int h,
-                              const sti_panel_map_room *room);
+                              const sti_panel_map_scratch *scratch);
 sti_panel_map sti_train_map_k(const sti_train *t, int sel,
-                              const sti_panel_map_room *room);
+                              const sti_panel_map_scratch *scratch);
 
-/* ---- The walk of a head (walk.c) ---------------------------- */
+/* ---- The walk of a head (walk.c) ----------------------------------------- */
 
 typedef struct sti_train_walk {
     const sti_train *t;
     int b, h, g, sel, c;
-    sti_panel_map_room room_q, room_k;
+    sti_panel_map_scratch scratch_q, scratch_k;
     sti_panel_map map_q, map_k;
     /* Keys the queries of span c see with softmax: salient ones, oldest first, the span
      * before, and from row `own` on the span itself. */
@@ -95,9 +95,9 @@ typedef struct sti_train_walk {
     int32_t *token; /* [most_keys] */
     int n_salient, own;
     float *S, *z; /* [Pp,Dp], [Pp] */
-    bool folded;  /* something is in the state */
-    /* Tokens on their way into the state. Without a window: those of the span, which
-     * its queries see one by one. */
+    bool folded;  /* the state is not empty */
+    /* Tokens to be folded next. Without a window: those of the span, which its queries
+     * see one by one. */
     float *fold_k, *fold_v, *fold_raw, *fold_phi; /* [TILE, Dp Dp Fp Pp] */
     int n_fold;
 } sti_train_walk;
@@ -107,13 +107,14 @@ void sti_train_walk_carve(sti_carve *c, sti_train_walk *w, const sti_train *t,
 void sti_train_walk_begin(sti_train_walk *w, const sti_train *t, int b, int h);
 void sti_train_walk_to(sti_train_walk *w, int c); /* c: 0, 1, 2, ... */
 
-/* A tile: queries [first, first + n) of the walk's span and how they weigh the past. */
+/* A tile: queries [first, first + n) of the walk's span and their weights of the
+ * past. */
 typedef struct sti_train_tile {
     int first, n, lanes; /* lanes: n padded */
     int keys;            /* rows of w */
     bool linear;         /* there is a linear term */
     float *q;            /* [TILE,Dp] */
-    float *turned;       /* [max(Dp,Pp), TILE]: a panel with queries as lanes */
+    float *trans;        /* [max(Dp,Pp), TILE]: a panel with queries as lanes */
     float *w;            /* [most_keys, TILE] */
     float *raw, *phi;    /* [TILE,Fp], [TILE,Pp] of q */
     float *lin;          /* [TILE,Dp]: phi(q) S, not yet times a */
@@ -122,19 +123,20 @@ typedef struct sti_train_tile {
 } sti_train_tile;
 
 void sti_train_tile_carve(sti_carve *c, sti_train_tile *r, const sti_train *t);
-/* Fills r; den is final. */
-void sti_train_weigh(const sti_train_walk *w, sti_train_tile *r, int first, int n);
+/* STILL eq. 11: the weights of both branches and den of eq. 10. Fills r; den is
+ * final. */
+void sti_train_weights(const sti_train_walk *w, sti_train_tile *r, int first, int n);
 
-/* x [rows, TILE], lanes are queries: row j is seen by lanes i >= j - late only; writes
- * `value` where it is not seen. */
-static inline void sti_train_hide(float *x, int rows, int late, int lanes, float value)
+/* The causal mask of x [rows, TILE], lanes are queries: lane i sees rows j <= diag + i;
+ * writes `value` to the others. */
+static inline void sti_train_mask(float *x, int rows, int diag, int lanes, float value)
 {
-    for (int j = late > 0 ? late : 0; j < rows; j++)
-        for (int i = 0; i < j - late && i < lanes; i++)
+    for (int j = diag > 0 ? diag : 0; j < rows; j++)
+        for (int i = 0; i < j - diag && i < lanes; i++)
             x[(size_t)j * STI_TRAIN_TILE + (size_t)i] = value;
 }
 
-/* ---- Backward, the folded keys (keys_bwd.c) --------------------- */
+/* ---- Backward, the folded keys (keys_bwd.c) ------------------------------- */
 
 /* Tokens by the chunk that folds them (without a window: by their span), each chunk's
  * in order: from order[start[c]] on those of chunk c. order [T], start [n_spans + 1].
@@ -142,7 +144,7 @@ static inline void sti_train_hide(float *x, int rows, int late, int lanes, float
 void sti_train_fold_order(const sti_train *t, int b, int sel, int32_t *order,
                           int *start);
 
-/* What the walk over queries leaves behind. NULL: not wanted. */
+/* Results of the walk over queries. NULL: not wanted. */
 typedef struct sti_train_sums {
     /* For the walk over keys, by [B,H,T]: */
     float *aphi; /* [.,Pp]: a phi(q) */

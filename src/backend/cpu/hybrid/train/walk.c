@@ -1,6 +1,5 @@
-/* walk.c - a head walking over its sequence: which keys a span's queries
- * see, the linear state that is carried along, and the weights of a tile of queries.
- * See train.h. */
+/* walk.c - the walk of a head over its sequence: the keys that a span's queries see,
+ * the linear state carried along, and the weights of a tile of queries. See train.h. */
 #include <float.h>
 #include <math.h>
 
@@ -47,8 +46,8 @@ still_status sti_train_new(sti_train *t, const sti_dev *dev,
     return STILL_OK;
 }
 
-/* Salient tokens of a head at its fullest. left: how many leave the cache at each
- * chunk, [n_spans]. */
+/* The most salient tokens a head ever has. left: how many are evicted at each chunk,
+ * [n_spans]. */
 static int most_salient(const sti_train *t, int b, int sel, int *left)
 {
     memset(left, 0, (size_t)t->n_spans * sizeof *left);
@@ -89,8 +88,8 @@ void sti_train_walk_carve(sti_carve *c, sti_train_walk *w, const sti_train *t,
 {
     const size_t D = (size_t)t->Dp, F = (size_t)t->Fp, P = (size_t)t->Pp;
     const size_t keys = (size_t)t->most_keys, size = sizeof(float);
-    w->room_q = sti_panel_map_carve(c, &t->a->shape, backward);
-    w->room_k = sti_panel_map_carve(c, &t->a->shape, false);
+    w->scratch_q = sti_panel_map_carve(c, &t->a->shape, backward);
+    w->scratch_k = sti_panel_map_carve(c, &t->a->shape, false);
     w->K = sti_carve_take(c, keys * D, size);
     w->V = sti_carve_take(c, keys * D, size);
     w->token = sti_carve_take(c, keys, sizeof *w->token);
@@ -102,23 +101,24 @@ void sti_train_walk_carve(sti_carve *c, sti_train_walk *w, const sti_train *t,
     w->fold_phi = sti_carve_take(c, TILE * P, size);
 }
 
-sti_panel_map sti_train_map_q(const sti_train *t, int h, const sti_panel_map_room *room)
+sti_panel_map sti_train_map_q(const sti_train *t, int h,
+                              const sti_panel_map_scratch *scratch)
 {
     const sti_hybrid_in *in = &t->a->in;
     const size_t map = (size_t)t->D * (size_t)t->F;
     return sti_panel_map_of(t->f, t->set, &t->a->shape,
                             in->map_q ? in->map_q + (size_t)h * map : NULL,
-                            in->bias_q ? in->bias_q[h] : 0, room);
+                            in->bias_q ? in->bias_q[h] : 0, scratch);
 }
 
 sti_panel_map sti_train_map_k(const sti_train *t, int sel,
-                              const sti_panel_map_room *room)
+                              const sti_panel_map_scratch *scratch)
 {
     const sti_hybrid_in *in = &t->a->in;
     const size_t map = (size_t)t->D * (size_t)t->F;
     return sti_panel_map_of(t->f, t->set, &t->a->shape,
                             in->map_k ? in->map_k + (size_t)sel * map : NULL,
-                            in->bias_k ? in->bias_k[sel] : 0, room);
+                            in->bias_k ? in->bias_k[sel] : 0, scratch);
 }
 
 void sti_train_walk_begin(sti_train_walk *w, const sti_train *t, int b, int h)
@@ -132,8 +132,8 @@ void sti_train_walk_begin(sti_train_walk *w, const sti_train *t, int b, int h)
     w->n_salient = w->own = w->n_fold = 0;
     w->folded = false;
     if (!t->set->has_linear) return;
-    w->map_q = sti_train_map_q(t, h, &w->room_q);
-    w->map_k = sti_train_map_k(t, w->sel, &w->room_k);
+    w->map_q = sti_train_map_q(t, h, &w->scratch_q);
+    w->map_k = sti_train_map_k(t, w->sel, &w->scratch_k);
     memset(w->S, 0, (size_t)t->Pp * (size_t)t->Dp * sizeof *w->S);
     memset(w->z, 0, (size_t)t->Pp * sizeof *w->z);
 }
@@ -146,14 +146,14 @@ static void load_kv(const sti_train_walk *w, int j, float *k, float *v)
     sti_panel_row(v, t->a->in.v + at, t->D, t->Dp);
 }
 
-static void map_folding(sti_train_walk *w)
+static void map_retired(sti_train_walk *w)
 {
     sti_panel_map_rows(w->t->f, &w->map_k, w->fold_k, w->n_fold, w->fold_raw,
                        w->fold_phi);
 }
 
-/* S += phi^T v, z += phi^T 1 over the tokens on their way. */
-static void sum_folding(sti_train_walk *w)
+/* STILL eq. 9, s and z: S += phi^T v, z += phi^T 1 over the tokens to be folded. */
+static void fold_into_state(sti_train_walk *w)
 {
     static const float one = 1;
     const sti_train *t = w->t;
@@ -171,11 +171,11 @@ static void fold(sti_train_walk *w, int j)
     const size_t at = (size_t)w->n_fold++ * (size_t)w->t->Dp;
     load_kv(w, j, w->fold_k + at, w->fold_v + at);
     if (w->n_fold < TILE) return;
-    map_folding(w);
-    sum_folding(w);
+    map_retired(w);
+    fold_into_state(w);
 }
 
-static void see(sti_train_walk *w, int row, int j)
+static void load_row(sti_train_walk *w, int row, int j)
 {
     const size_t at = (size_t)row * (size_t)w->t->Dp;
     load_kv(w, j, w->K + at, w->V + at);
@@ -189,15 +189,15 @@ void sti_train_walk_to(sti_train_walk *w, int c)
     const size_t D = (size_t)t->Dp;
     w->c = c;
     if (!t->set->has_window) {
-        sum_folding(w); /* the span before */
+        fold_into_state(w); /* the span before */
         for (w->n_fold = 0; w->n_fold < end - first; w->n_fold++) {
             const size_t at = (size_t)w->n_fold * D;
             load_kv(w, first + w->n_fold, w->fold_k + at, w->fold_v + at);
         }
-        map_folding(w);
+        map_retired(w);
         return;
     }
-    /* Salient tokens that leave, then chunk c - 2. Rows only ever move up. */
+    /* STILL eq. 8, 9: evicted tokens, then chunk c - 2. Rows only ever move up. */
     int kept = 0;
     for (int i = 0; i < w->n_salient; i++) {
         if (sti_train_fold_of(t, w->b, w->sel, w->token[i]) <= c)
@@ -212,13 +212,13 @@ void sti_train_walk_to(sti_train_walk *w, int c)
             w->token[kept++] = j;
     }
     if (w->n_fold > 0) {
-        map_folding(w);
-        sum_folding(w);
+        map_retired(w);
+        fold_into_state(w);
     }
     w->n_salient = kept;
-    for (int i = 0; i < kept; i++) see(w, i, w->token[i]);
+    for (int i = 0; i < kept; i++) load_row(w, i, w->token[i]);
     int row = kept;
-    for (int j = c > 0 ? first - t->span : first; j < end; j++) see(w, row++, j);
+    for (int j = c > 0 ? first - t->span : first; j < end; j++) load_row(w, row++, j);
     w->own = row - (end - first);
 }
 
@@ -229,7 +229,7 @@ void sti_train_tile_carve(sti_carve *c, sti_train_tile *r, const sti_train *t)
     const size_t D = (size_t)t->Dp, F = (size_t)t->Fp, P = (size_t)t->Pp;
     const size_t size = sizeof(float);
     r->q = sti_carve_take(c, TILE * D, size);
-    r->turned = sti_carve_take(c, TILE * (D > P ? D : P), size);
+    r->trans = sti_carve_take(c, TILE * (D > P ? D : P), size);
     r->w = sti_carve_take(c, TILE * (size_t)t->most_keys, size);
     r->raw = sti_carve_take(c, TILE * F, size);
     r->phi = sti_carve_take(c, TILE * P, size);
@@ -245,7 +245,7 @@ static float alpha_of(const sti_train *t, int h)
     return t->set->alpha && t->a->in.alpha ? t->a->in.alpha[h] : 0;
 }
 
-/* M of each query, the shift of softmax weights and the weight a of the linear term:
+/* STILL eq. 11: M of each query, the shift of softmax weights and the weight a of LA:
  * exp(l - M) and exp(alpha - M); in window scaling exp(l - M) and exp(alpha), both
  * divided by exp(alpha) where that is above 1. */
 static void scales(const sti_train_walk *w, sti_train_tile *r)
@@ -265,23 +265,23 @@ static void scales(const sti_train_walk *w, sti_train_tile *r)
     }
 }
 
-/* w = phi(k).phi(q) of the span's own tokens, which these methods fold before the
- * query's output; adds them to lin and to sum. */
-static void weigh_own(const sti_train_walk *w, sti_train_tile *r)
+/* Without a window: w = phi(k).phi(q) of the span's own tokens, which are folded before
+ * the query's output; adds them to lin and to sum. */
+static void own_weights(const sti_train_walk *w, sti_train_tile *r)
 {
     const sti_train *t = w->t;
     const size_t P = (size_t)t->Pp, D = (size_t)t->Dp;
     r->keys = r->n;
-    t->f->transpose(r->phi, P, r->n, t->Pp, 1, r->turned, TILE);
-    t->f->multiply(r->keys, r->lanes, t->Pp, w->fold_phi, P, 1, r->turned, TILE, r->w,
+    t->f->transpose(r->phi, P, r->n, t->Pp, 1, r->trans, TILE);
+    t->f->multiply(r->keys, r->lanes, t->Pp, w->fold_phi, P, 1, r->trans, TILE, r->w,
                    TILE, false);
-    sti_train_hide(r->w, r->keys, 0, r->lanes, 0);
-    t->f->total(r->w, r->keys, TILE, r->lanes, r->sum);
+    sti_train_mask(r->w, r->keys, 0, r->lanes, 0);
+    t->f->lane_sum(r->w, r->keys, TILE, r->lanes, r->sum);
     t->f->multiply(r->n, t->Dp, r->keys, r->w, 1, TILE, w->fold_v, D, r->lin, D, true);
 }
 
-/* phi(q), lin, the gate, and the linear term's share of den. */
-static void weigh_linear(const sti_train_walk *w, sti_train_tile *r)
+/* STILL eq. 7; eq. 11, LA: phi(q), lin, the gate, and the linear term's part of den. */
+static void linear_weights(const sti_train_walk *w, sti_train_tile *r)
 {
     const sti_train *t = w->t;
     const size_t P = (size_t)t->Pp, D = (size_t)t->Dp;
@@ -289,7 +289,7 @@ static void weigh_linear(const sti_train_walk *w, sti_train_tile *r)
     t->f->multiply(r->n, t->Dp, t->Pp, r->phi, P, 1, w->S, D, r->lin, D, false);
     memset(r->sum, 0, TILE * sizeof *r->sum);
     t->f->row_dots(r->phi, P, w->z, 0, r->n, t->Pp, r->sum);
-    if (!t->set->has_window) weigh_own(w, r);
+    if (!t->set->has_window) own_weights(w, r);
     for (int i = 0; i < r->n; i++) r->den[i] += r->a[i] * r->sum[i];
 
     const float *logit = t->set->gate ? t->a->in.gate_logit : NULL;
@@ -305,7 +305,8 @@ static void weigh_linear(const sti_train_walk *w, sti_train_tile *r)
     }
 }
 
-void sti_train_weigh(const sti_train_walk *w, sti_train_tile *r, int first, int n)
+/* STILL eq. 11, the weights of both branches; D_SA + D_LA of eq. 10. */
+void sti_train_weights(const sti_train_walk *w, sti_train_tile *r, int first, int n)
 {
     const sti_train *t = w->t;
     const bool window = t->set->has_window;
@@ -324,18 +325,18 @@ void sti_train_weigh(const sti_train_walk *w, sti_train_tile *r, int first, int 
         r->den[i] = (float)t->set->den_eps;
     }
     if (window) {
-        const int late = w->own + first - w->c * t->span; /* row of the first query */
-        r->keys = late + n;
-        t->f->transpose(r->q, D, n, t->D, t->scale, r->turned, TILE);
-        t->f->multiply(r->keys, r->lanes, t->D, w->K, D, 1, r->turned, TILE, r->w, TILE,
+        const int diag = w->own + first - w->c * t->span; /* row of the first query */
+        r->keys = diag + n;
+        t->f->transpose(r->q, D, n, t->D, t->scale, r->trans, TILE);
+        t->f->multiply(r->keys, r->lanes, t->D, w->K, D, 1, r->trans, TILE, r->w, TILE,
                        false);
-        sti_train_hide(r->w, r->keys, late, r->lanes, -INFINITY);
-        t->f->highest(r->w, r->keys, TILE, r->lanes, r->M);
+        sti_train_mask(r->w, r->keys, diag, r->lanes, -INFINITY);
+        t->f->lane_max(r->w, r->keys, TILE, r->lanes, r->M);
     }
     scales(w, r);
     if (window)
         t->f->exp_shifted(r->w, r->keys, TILE, r->lanes, r->shift,
                           sti_train_window_factor(t, w->h), r->den);
-    if (r->linear) weigh_linear(w, r);
+    if (r->linear) linear_weights(w, r);
     for (int i = 0; i < TILE; i++) r->den[i] = fmaxf(r->den[i], FLT_MIN);
 }
