@@ -17,6 +17,7 @@
  *     measuring                     bench
  *     saliency                      saliency
  *     self-tests                    selftest
+ *     reading text                  perplexity, saliency
  *
  * (pull and pull-data download files; that is the command's own work.)
  *
@@ -245,9 +246,11 @@ struct still_method {
     char name[16]; /* see still_method_at: "softmax", "still", "lolcats", ... */
     int chunk;     /* C: the window is 1 to 2 chunks */
     int select;    /* lambda: tokens of a chunk that stay exact when it leaves */
-    int cap;       /* exact tokens kept in all; -1: no cap. Budget = 2 chunk + cap */
-    /* Layers, or heads of a layer, with another cap: "17-18:768,23/0:512"; "": none. A
-     * head is one that chooses for itself: a kv head, or, per_head, a query head. */
+    int cap;       /* most salient tokens, those that stay exact; -1: no cap. The budget
+                      of exact tokens is 2 chunk + cap */
+    /* Uneven caps: layers, or heads of a layer, with another cap, "17-18:768,23/0:512";
+     * "": none. A head is one that chooses for itself: a kv head, or, per_head, a query
+     * head. still_allocate finds good ones. */
     char caps[2048];
     char score[16]; /* what chooses them: "s3" (STILL eq. 5), "distinct" (KeyDiff's
                        formula), "received", "keynorm" or "random" */
@@ -273,9 +276,9 @@ typedef struct still_session still_session;
 
 typedef struct still_session_params {
     int ctx;           /* most tokens it can hold; 0: the trained length */
-    int batch;         /* most tokens computed at once in prefill; 0: 512 */
-    const char *cache; /* keys and values: "f16" or "f32"; NULL: f16 on cpu, but f32 on
-                          ref and for models stored in f32 */
+    int batch;         /* most tokens computed at once in prefill; 0: 512, cuda 4096 */
+    const char *cache; /* keys and values: "f16" or "f32"; NULL: f16 on cpu and cuda,
+                          but f32 on ref and bf16, and for models stored in f32 */
     const still_method *method; /* read, not kept; NULL: what the model's adapter was
                                    trained for, softmax if it has none */
     int rollback; /* chunk boundaries still_session_rollback can return to */
@@ -306,7 +309,8 @@ STILL_API still_status still_session_feed(still_session *s, const int32_t *tok, 
                                           still_error *err);
 
 /* One token for each of n sessions of one model, computed together; each result is
- * the one still_session_feed would give, bit for bit. No session twice. */
+ * the one still_session_feed would give, bit for bit (on a GPU: but for the last
+ * bits). No session twice. */
 STILL_API still_status still_session_step(still_session **s, const int32_t *tok, int n,
                                           still_error *err);
 /* The same, but what comes back is the most likely id after each; logits are not kept.
@@ -480,8 +484,8 @@ typedef struct still_train_params {
     still_train_fn each;     /* may be NULL */
     void *user;
     still_progress_fn reading; /* while data is tokenized, in bytes; may be NULL */
-    /* One line that a user should see, such as how many records were broken; or NULL.
-     */
+    /* One line that a user should see, such as how many records were broken; or
+     * NULL. */
     void (*note)(void *user, const char *line);
 } still_train_params;
 
@@ -652,8 +656,8 @@ typedef struct still_bench_params {
                    hold; train: tokens of a sequence */
     int batch;  /* sequences; decode computes them together, prefill one after the
                    other, a step of training sums over them; 0: 1 */
-    int steps;  /* decode, train: how many are timed, after some that are not; 0: 32, 2
-                 */
+    int steps;  /* decode, train: how many are timed, after some that are not; 0: 32 of
+                   decode, 2 of train */
     int stage;  /* train: 1 or 2 */
     int micro_batch;            /* train: sequences computed at once; 0: 1 */
     uint64_t seed;              /* of ids and synthetic pasts */
@@ -763,10 +767,9 @@ typedef struct still_selftest_params {
 } still_selftest_params;
 
 /* suite: "models", "end-to-end", "tokenizer", "chat", "operator" (the hybrid operator)
- * or "baselines" (the methods of other papers), over golden data in dir. Calls cb for each
- * case. The
- * status tells whether the suite could be run; *failed counts cases out of
- * tolerance. */
+ * or "baselines" (the methods of other papers), over golden data in dir. Calls cb for
+ * each case. The status tells whether the suite could be run; *failed counts cases out
+ * of tolerance. */
 STILL_API still_status still_selftest_run(const char *suite, const char *dir,
                                           const still_selftest_params *p,
                                           still_check_fn cb, void *user, int *failed,
