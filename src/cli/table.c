@@ -504,7 +504,9 @@ const cli_command cli_command_table[] = {
      "Splits the text into windows of N tokens, each read from an empty context, and "
      "prints exp of the mean negative log-probability. FILE is text, or JSON lines "
      "with a text field, gzipped or not.",
-     {{"still perplexity smollm2 wiki.txt", "windows of the default length"},
+     {{"still perplexity smollm2 demo/held-out.txt.gz", "windows of the default length"},
+      {"still perplexity smollm2-still demo/held-out.txt.gz --ctx 8K --by-position 4",
+       "by position in the window"},
       {"still perplexity smollm2 wiki.jsonl.gz --ctx 512 --json", "for programs"}},
      1, 2, "a file with text", cli_cmd_perplexity},
     {"linearize", LINEARIZE, "train a model to run in constant memory",
@@ -605,7 +607,8 @@ const cli_command cli_command_table[] = {
      "Backends cpu and ref.",
      {{"still allocate smollm2 --budget 18MB", "caps for a session of 18 MB"},
       {"still allocate smollm2 --budget 9MB --svg heads.svg", "and a picture of them"},
-      {"still linearize smollm2 --budget 18MB --data books.jsonl.gz --out mine",
+      {"still linearize smollm2 --budget 18MB --data demo/books.jsonl.gz "
+       "--out mine",
        "allocate, then train with these caps"}},
      0, 1, NULL, cli_cmd_allocate},
     {"saliency", SALIENCY, "which tokens stay exact, and whether they matter",
@@ -620,9 +623,10 @@ const cli_command cli_command_table[] = {
      "with a text field, gzipped or not, of more than three chunks. A plain model runs "
      "softmax attention with the settings of still; one that linearize made runs its own. "
      "Backends cpu and ref.",
-     {{"still saliency smollm2 book.txt --out report.html", "a page to look at"},
-      {"still saliency smollm2 book.txt --score received --chunk 64 --select 16",
-       "another score, smaller chunks"},
+     {{"still saliency smollm2 demo/held-out.txt.gz --out report.html",
+       "a page to look at"},
+      {"still saliency smollm2 demo/held-out.txt.gz --score received --chunk 64 "
+       "--select 16", "another score, smaller chunks"},
       {"still saliency mine wiki.jsonl.gz --ctx 4096 --json", "for programs"}},
      1, 2, "a file with text", cli_cmd_saliency},
     {"selftest", SELFTEST, "compare with golden data",
