@@ -5,10 +5,10 @@
  *     stream_state MODEL TEXT [--tokens N] [--layer L] [--threads T]
  *
  * Layer L does not depend on the layers above it, so those are skipped: with L = 0 a
- * million tokens take minutes. Tokens come a chunk at a time and
- * the layer is the last one that runs, so its keys and values are in the activations
- * after each call. Which tokens were folded follows from positions alone: those of the
- * leaving chunk and of the salient list before, less those of the list after. Each adds
+ * million tokens take minutes. Tokens come a chunk at a time and the layer is the last
+ * one that runs, so its keys and values are in the activations after each call. Which
+ * tokens were folded follows from positions alone: those of the retiring chunk and of
+ * the salient list before, less those of the list after. Each adds
  *     s += phi(k) v^T,  z += phi(k),  phi(k) = [softmax(k), softmax(-k)]
  * in double, with RoPE undone on k (capped positions).
  *

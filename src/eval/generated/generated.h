@@ -22,8 +22,7 @@ typedef struct sti_draws {
 } sti_draws;
 
 /* The stream of a task and length; stream 0 belongs to the whole set, 1 + i to sample
- * i.
- */
+ * i. */
 sti_draws sti_draws_of(uint64_t seed, const char *task, int length, uint64_t stream);
 /* Draw number k of a stream is sti_mix64(key + k). */
 static inline uint64_t sti_draw(sti_draws *d)

@@ -7,15 +7,14 @@
  * many rows.
  *
  * A block takes a tile of 16 rows of W, its 8 warps interleaved chunks of 64 columns;
- * their sums are added from shared memory in the order of the warps. Of large
- * matrices (the head) a warp takes a tile by itself. x is normed
- * and rounded into shared memory once per block; what does not fit there comes as half
- * and is read from memory.
+ * their sums are added from shared memory in the order of the warps. Of large matrices
+ * (the head) a warp takes a tile by itself. x is normed and rounded into shared memory
+ * once per block; what does not fit there comes as half and is read from memory.
  *
  * Weights depend on no other kernel, so a warp has its first chunks in registers before
- * it waits for x (pdl.cuh), each chunk that has been used is replaced by the one
- * AHEAD of it, and y is loaded before the products begin. Matrices
- * of different kinds share a launch: a block finds out what its tile is made of.
+ * it waits for x (pdl.cuh), each chunk that has been used is replaced by the one AHEAD
+ * of it, and y is loaded before the products begin. Matrices of different kinds share a
+ * launch: a block finds out what its tile is made of.
  *
  * Small matrices with short rows, all but the head of a small model, go another way,
  * on which x becomes y sooner (gemv_short.cuh). */

@@ -60,8 +60,7 @@ sti_cuda_matrix sti_cuda_matrix_of(const sti_weight *w);
 
 /* Rows [row0, row0 + n) of a matrix, which lie at `raw` as in the file, row_bytes each,
  * to where m keeps them. row0 is a multiple of the tile; the last tile's missing rows
- * become zero.
- */
+ * become zero. */
 still_status sti_cuda_pack(sti_dev *, const sti_cuda_matrix *m, sti_dtype type,
                            const void *raw, size_t row_bytes, int row0, int n,
                            still_error *err);

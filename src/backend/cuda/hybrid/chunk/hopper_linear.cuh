@@ -159,9 +159,8 @@ static __device__ __forceinline__ void load_gates(fragment &gate,
 }
 
 /* STILL eq. 7; eq. 11, LA: o = phi(q) s, gated, s.den = parts of phi(q).z: where the
- * softmax sums start. With
- * terms apart they are put away, in y and notes.waiting, and the sums start at nothing.
- */
+ * softmax sums start. With terms apart they are put away, in y and notes.waiting, and
+ * the sums start at nothing. */
 static __device__ __forceinline__ void linear_sums(const sti_chunk_piece &c,
                                                    const job &b, block_view &r,
                                                    share &s, fragment &o, fragment &u)

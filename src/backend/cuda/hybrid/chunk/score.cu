@@ -101,8 +101,7 @@ static __device__ __forceinline__ float score_of_row(int score, const row_sums &
 }
 
 /* Shared memory: queries [128, D], keys [64 key_tiles, D]. Grid (query tiles, kv
- * heads).
- */
+ * heads). */
 template <int D, class Pieces>
 static __global__ void __launch_bounds__(THREADS, 2)
     score_kernel(const __grid_constant__ Pieces pieces)

@@ -1,5 +1,4 @@
-/* product.cuh - products of a block's tiles of halves, 64 rows each, by
- * its four warps.
+/* product.cuh - products of a block's tiles of halves, 64 rows each, by its four warps.
  *
  * A tile of 64 columns lies in shared memory as Hopper's own matrix instructions want
  * it. Where those are (sm_90a) the four warps multiply together: a tile is read once

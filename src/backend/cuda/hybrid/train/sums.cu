@@ -1,7 +1,6 @@
-/* sums.cu - the last sums of the backward, each in a fixed order: a
- * token's shares of dk and dv over the spans that saw it and the heads that share it,
- * and the parts of the parameters' gradients. Bounded by bandwidth: every part is read
- * once. */
+/* sums.cu - the last sums of the backward, each in a fixed order: a token's shares of dk
+ * and dv over the spans that saw it and the heads that share it, and the parts of the
+ * parameters' gradients. Bounded by bandwidth: every part is read once. */
 #include "backend/cuda/hybrid/train/tile.cuh"
 
 /* ---- Keys and values ----------------------------------------------------- */
