@@ -191,8 +191,13 @@ still_status sti_attn_configure(const still_method *m, const sti_attn_layer *lay
         out->window = strcmp(m->name, "liger") == 0 ? m->chunk : 0;
         return STILL_OK;
     }
-    STI_TRY(read_caps(m->caps, n_layers, m->per_head ? layer->heads : layer->kv_heads,
-                      out, err));
+    const int heads = m->per_head ? layer->heads : layer->kv_heads;
+    STI_TRY(read_caps(m->caps, n_layers, heads, out, err));
+    if (out->n_caps > 0 && heads > STI_UNEVEN_HEADS_MAX)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "caps '%.100s': layers have %d heads that select, and only %d "
+                        "can have caps of their own: use one cap for all",
+                        m->caps, heads, STI_UNEVEN_HEADS_MAX);
     return hybrid_settings(m, layer, out->ctx, ctx_train, &out->hybrid, err);
 }
 

@@ -1,5 +1,6 @@
 /* test_caps.c - caps within a number of bytes: never more, nearly all of them used, on
  * the heads of the largest gain; a budget too small says what is needed. */
+#include <stdio.h>
 #include <string.h>
 
 #include "../eval/tiny.h"
@@ -49,6 +50,70 @@ static void test_budgets(void **state)
     still_model_free(m);
 }
 
+/* A cap beyond the length of a text is worth nothing on it: of heads that look things up
+ * alike, all keep enough for short texts before one keeps a long one whole. */
+static void test_coverage(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    const int heads = m->cfg.layers * m->cfg.kv_heads;
+    double *gain = sti_alloc((size_t)heads, sizeof *gain);
+    still_method how = method_of("still", 16), got;
+    still_error err;
+    int chosen;
+    m->info.ctx_train = 16384;
+    how.select = 16;
+    for (int i = 0; i < heads; i++) gain[i] = i < 2 ? 0.3 : 0.2;
+    must(sti_choose_caps(m, &how, gain, with_cap(m, how, 4096), &got, &chosen, &err),
+         &err);
+    assert_int_equal(chosen, heads);
+    free(gain);
+    still_model_free(m);
+}
+
+/* More heads than settings have places for: refused before anything is laid out. */
+static void test_many_heads(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    sti_attn_layer layer = sti_model_attn_layer(m, 0);
+    still_method how = method_of("still", 16);
+    sti_attn_config cfg = {.ctx = 64};
+    still_error err;
+    layer.heads = layer.kv_heads = STI_UNEVEN_HEADS_MAX + 1;
+    must(sti_attn_configure(&how, &layer, 2, 2048, &cfg, &err), &err);
+    snprintf(how.caps, sizeof how.caps, "0/0:30");
+    assert_int_equal(sti_attn_configure(&how, &layer, 2, 2048, &cfg, &err),
+                     STILL_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "129 heads"));
+    still_model_free(m);
+}
+
+/* Of several rules that name a head the first one holds, and it leaves others alone. */
+static void test_rules(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    const int want[2][2] = {{2, 30}, {7, 7}};
+    still_method how = method_of("still", 16);
+    sti_attn_config cfg = {.ctx = 64};
+    still_error err;
+    how.cap = 11;
+    for (int rules = 1; rules >= 0; rules--) {
+        const sti_attn_layer first = sti_model_attn_layer(m, 0);
+        snprintf(how.caps, sizeof how.caps, "%s", rules ? "0/1:30,0/0:2,1:7" : "1/0:7");
+        must(sti_attn_configure(&how, &first, m->cfg.layers, 2048, &cfg, &err), &err);
+        for (int l = 0; l < 2; l++)
+            for (int g = 0; g < 2; g++) {
+                const sti_attn_layer layer = sti_model_attn_layer(m, l);
+                const sti_hybrid_settings s = sti_attn_hybrid_settings(&cfg, &layer);
+                const int alone = l == 1 && g == 0 ? 7 : 11;
+                assert_int_equal(sti_hybrid_cap(&s, g), rules ? want[l][g] : alone);
+            }
+    }
+    still_model_free(m);
+}
+
 static void test_too_small(void **state)
 {
     (void)state;
@@ -83,8 +148,9 @@ static void test_no_tokenizer(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_budgets),
-                                       cmocka_unit_test(test_too_small),
-                                       cmocka_unit_test(test_no_tokenizer)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_budgets),   cmocka_unit_test(test_coverage),
+        cmocka_unit_test(test_rules),     cmocka_unit_test(test_many_heads),
+        cmocka_unit_test(test_too_small), cmocka_unit_test(test_no_tokenizer)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
