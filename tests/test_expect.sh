@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# tests/expect.sh itself: what it makes of output and exit status.
+# tests/expect.sh itself: what it makes of output and exit status; and tests/skips.sh, what
+# it makes of skips.
 set -euo pipefail
-expect="$(dirname "$0")/expect.sh"
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+here=$(cd "$(dirname "$0")" && pwd)
+expect=$here/expect.sh
+log=$(mktemp) list=$(mktemp)
+trap 'rm -f "$log" "$list"' EXIT
 
 ends() { # ends STATUS ARGUMENT ...: expect.sh with the arguments ends so
     local want=$1 got=0
@@ -39,3 +41,21 @@ ends 2 sh -c 'echo "skipped: no sun"; echo "[  SKIPPED ] test_a"; exit 2'
 [ "$(<"$log")" = "t: no moon
 t: no sun" ] || { cat "$log" >&2 && exit 1; }
 echo "expect.sh does"
+
+allowed() { # allowed STATUS: what skips.sh makes of the log and the list
+    local got=0
+    bash "$here/skips.sh" "$log" "$list" >/dev/null 2>&1 || got=$?
+    [ "$got" -eq "$1" ] || { echo "skips.sh: $got, expected $1, with $(<"$list")" >&2 && exit 1; }
+}
+unset OFFLINE
+printf '# a list\nany t: no moon\noffline t: no s*\n' >"$list"
+allowed 1
+OFFLINE=1 allowed 0
+printf 'any *: no moon\nany u: no sun\n' >"$list"
+allowed 1
+printf 'any t: no *\n' >"$list"
+allowed 0
+: >"$log"
+: >"$list"
+allowed 0
+echo "skips.sh does"
