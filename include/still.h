@@ -252,6 +252,9 @@ struct still_method {
      * "": none. A head is one that chooses for itself: a kv head, or, per_head, a query
      * head. still_allocate finds good ones. */
     char caps[2048];
+    /* Bits of a salient token's keys (8 or 5) and values (4 or 3); 0: they are stored as
+     * in the window. */
+    int key_bits, value_bits;
     char score[16]; /* what chooses them: "s3" (STILL eq. 5), "distinct" (KeyDiff's
                        formula), "received", "keynorm" or "random" */
     bool per_head;  /* choose and fold per query head instead of per kv head */
@@ -530,6 +533,7 @@ typedef struct still_allocation {
 typedef struct still_allocate_params {
     const still_method *method; /* whose caps to choose; NULL: what the adapter was
                                    trained for, "still" if there is none */
+    int key_bits, value_bits;   /* of salient tokens; 0: as the method has them */
     size_t budget; /* bytes of a session; 0: what the method takes as it is */
     int probes;    /* 0: 24 of about 1200 tokens, a minute on two cores for 135M */
     uint64_t seed; /* of the probes: the same seed, the same caps */

@@ -86,6 +86,8 @@ static still_status run(still_model *m, const still_allocate_params *p,
     still_bill bill;
     size_t budget = p->budget;
     STI_TRY(start_method(m, p->method, &method, err));
+    if (p->key_bits) method.key_bits = p->key_bits;
+    if (p->value_bits) method.value_bits = p->value_bits;
     if (method.per_head)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "caps are allocated to kv heads: use --heads shared");

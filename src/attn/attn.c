@@ -149,6 +149,8 @@ static still_status hybrid_settings(const still_method *m, const sti_attn_layer 
     if (!sti_score_find(m->score, &out->score)) return unknown_score(m->score, err);
     out->select = m->select;
     out->cap = m->cap;
+    out->key_bits = m->key_bits;
+    out->value_bits = m->value_bits;
     out->per_head = m->per_head;
     out->la_scale = m->window_scale ? STI_SCALE_WINDOW : STI_SCALE_EXACT;
     out->norm_preserved = m->norm_preserved;

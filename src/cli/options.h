@@ -26,7 +26,8 @@ typedef struct cli_options {
     uint64_t seed;
 
     /* attention method; a string or number that was not given is NULL or negative */
-    const char *method, *cap, *score, *heads, *la_scale, *layers, *positions, *budget;
+    const char *method, *cap, *score, *heads, *la_scale, *layers, *positions, *budget,
+        *cache_type_k, *cache_type_v;
     int64_t chunk, select, rollback, by_position, probes;
     bool no_gate, plain_map;
 

@@ -53,6 +53,11 @@ static still_status start_method(const cli_options *o, const still_method *train
     return STILL_OK;
 }
 
+int cli_cache_bits(const char *type)
+{
+    return type && type[0] == 'q' ? type[1] - '0' : 0;
+}
+
 int cli_read_method(const cli_options *o, const still_model *m, still_method *out)
 {
     still_error err;
@@ -73,6 +78,8 @@ int cli_read_method(const cli_options *o, const still_model *m, still_method *ou
     if (o->score && snprintf(out->score, sizeof out->score, "%s", o->score) >=
                         (int)sizeof out->score)
         return cli_fail("score '%s' is not known", o->score);
+    if (o->cache_type_k) out->key_bits = cli_cache_bits(o->cache_type_k);
+    if (o->cache_type_v) out->value_bits = cli_cache_bits(o->cache_type_v);
     if (o->heads) out->per_head = strcmp(o->heads, "per-head") == 0;
     if (o->la_scale) out->window_scale = strcmp(o->la_scale, "window") == 0;
     if (o->no_gate) out->gate = false;

@@ -18,6 +18,8 @@ int cli_run_on_text(const cli_options *o,
 int cli_read_method(const cli_options *o, const still_model *m, still_method *out);
 /* Whether o says anything of the attention method but its caps. */
 bool cli_asks_method(const cli_options *o);
+/* Bits of --cache-type-k or -v: "q8" is 8; "f16" or NULL 0, none of their own. */
+int cli_cache_bits(const char *type);
 /* --cap that means the caps of a method; NULL: no memory. free() it. */
 char *cli_cap_option(const still_method *m);
 /* Chooses the caps of a method for m within --budget (still_allocate), with progress.

@@ -344,6 +344,17 @@ const cli_option cli_option_table[] = {
     {"probes", 0, "N", CLI_INT, AT(probes), ALLOCATE | LINEARIZE, CLI_G_METHOD, .preset = "24",
      .min = 1, .max = 4096,
      .help = "Prompts that hide a fact and ask for it, about 1200 tokens each."},
+    {"cache-type-k", 0, "TYPE", CLI_CHOICE, AT(cache_type_k), METHOD, CLI_G_METHOD,
+     .choices = "f16 q8 q5",
+     .help = "Keys of the exact tokens kept beyond the window (--cap), and of nothing else: "
+             "in 8 or 5 bits, in groups of 32 with a scale; f16: as --cache says (default: "
+             "what the adapter was trained for, else f16). A token is quantized once, when "
+             "it leaves the window. With heads of 64, q8 and q4 take 108 bytes a token "
+             "instead of 256, q5 and q3 76."},
+    {"cache-type-v", 0, "TYPE", CLI_CHOICE, AT(cache_type_v), METHOD, CLI_G_METHOD,
+     .choices = "f16 q4 q3",
+     .help = "The same for their values: in 4 or 3 bits, in groups of 32 with a scale and a "
+             "minimum."},
     {"score", 0, "NAME", CLI_STRING, AT(score), METHOD, CLI_G_METHOD,
      .help = "What makes a token salient: s3 (the Self-Saliency Score, default), distinct (a "
              "key unlike the others of its chunk, as in KeyDiff), received, keynorm or random."},

@@ -52,18 +52,19 @@ json_t *sti_adapter_to_json(const sti_adapter_spec *spec)
     for (int t = 0; t < STI_TARGETS; t++)
         if (spec->lora.rank > 0 && (spec->lora.targets >> t & 1))
             json_array_append_new(targets, json_string(sti_target_name((sti_target)t)));
-    return json_pack(
-        "{s:s,s:i,s:{s:s,s:s},"
-        "s:{s:s,s:i,s:i,s:i,s:s,s:s,s:s,s:s,s:b,s:b,s:i,s:i,s:I},"
-        "s:{s:i,s:f,s:o}}",
-        "format", "still-adapter", "version", VERSION, "base", "name", spec->base_name,
-        "fingerprint", hex, "method", "name", m->name, "chunk", m->chunk, "select",
-        m->select, "cap", m->cap, "caps", m->caps, "score", m->score, "heads",
-        m->per_head ? "per-head" : "shared", "la_scale",
-        m->window_scale ? "window" : "exact", "gate", m->gate, "norm_map",
-        m->norm_preserved, "first_layer", m->first_layer, "last_layer", m->last_layer,
-        "seed", (json_int_t)m->seed, "lora", "rank", spec->lora.rank, "alpha",
-        (double)spec->lora.alpha, "targets", targets);
+    return json_pack("{s:s,s:i,s:{s:s,s:s},"
+                     "s:{s:s,s:i,s:i,s:i,s:s,s:i,s:i,s:s,s:s,s:s,s:b,s:b,s:i,s:i,s:I},"
+                     "s:{s:i,s:f,s:o}}",
+                     "format", "still-adapter", "version", VERSION, "base", "name",
+                     spec->base_name, "fingerprint", hex, "method", "name", m->name,
+                     "chunk", m->chunk, "select", m->select, "cap", m->cap, "caps",
+                     m->caps, "key_bits", m->key_bits, "value_bits", m->value_bits,
+                     "score", m->score, "heads", m->per_head ? "per-head" : "shared",
+                     "la_scale", m->window_scale ? "window" : "exact", "gate", m->gate,
+                     "norm_map", m->norm_preserved, "first_layer", m->first_layer,
+                     "last_layer", m->last_layer, "seed", (json_int_t)m->seed, "lora",
+                     "rank", spec->lora.rank, "alpha", (double)spec->lora.alpha,
+                     "targets", targets);
 }
 
 static bool read_choice(const char *text, const char *no, const char *yes, bool *out)
@@ -108,14 +109,15 @@ static still_status spec_of_json(json_t *j, const char *path, sti_adapter_spec *
                         format, version, VERSION);
     if (json_unpack_ex(
             j, &je, 0,
-            "{s:{s:s,s:s},s:{s:s,s:i,s:i,s:i,s?s,s:s,s:s,s:s,s:b,s:b,s:i,s:i,s:I},"
+            "{s:{s:s,s:s},s:{s:s,s:i,s:i,s:i,s?s,s?i,s?i,s:s,s:s,s:s,s:b,s:b,s:i,s:i,"
+            "s:I},"
             "s:{s:i,s:F,s:o}}",
             "base", "name", &base_name, "fingerprint", &hex, "method", "name", &name,
             "chunk", &m->chunk, "select", &m->select, "cap", &m->cap, "caps", &caps,
-            "score", &score, "heads", &heads, "la_scale", &scale, "gate", &gate,
-            "norm_map", &norm, "first_layer", &m->first_layer, "last_layer",
-            &m->last_layer, "seed", &seed, "lora", "rank", &out->lora.rank, "alpha",
-            &alpha, "targets", &targets))
+            "key_bits", &m->key_bits, "value_bits", &m->value_bits, "score", &score,
+            "heads", &heads, "la_scale", &scale, "gate", &gate, "norm_map", &norm,
+            "first_layer", &m->first_layer, "last_layer", &m->last_layer, "seed", &seed,
+            "lora", "rank", &out->lora.rank, "alpha", &alpha, "targets", &targets))
         return sti_fail(err, STILL_E_FORMAT, "%s: %s", path, je.text);
     bool fits =
         snprintf(m->name, sizeof m->name, "%s", name) < (int)sizeof m->name &&

@@ -89,6 +89,18 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
                             "hybrid attention: cap %d of head %d, expected 0 to the "
                             "largest, %d",
                             set->head_cap[s], s, set->cap);
+    if (set->key_bits != 0 && set->key_bits != 8 && set->key_bits != 5)
+        return sti_fail(
+            err, STILL_E_ARG,
+            "hybrid attention: salient keys in %d bits, expected 8 or 5, or "
+            "0 (as in the window)",
+            set->key_bits);
+    if (set->value_bits != 0 && set->value_bits != 4 && set->value_bits != 3)
+        return sti_fail(
+            err, STILL_E_ARG,
+            "hybrid attention: salient values in %d bits, expected 4 or 3, or "
+            "0 (as in the window)",
+            set->value_bits);
     if (!set->has_window && (set->select != 0 || !set->has_linear))
         return sti_fail(err, STILL_E_ARG,
                         "hybrid attention: without a window there is nothing to select "
@@ -120,6 +132,17 @@ bool sti_hybrid_same_caps(const sti_hybrid_settings *a, const sti_hybrid_setting
            memcmp(a->head_cap, b->head_cap, (size_t)S * sizeof *a->head_cap) == 0;
 }
 
+still_status sti_hybrid_refuse_bits(const sti_hybrid_settings *set, const char *backend,
+                                    still_error *err)
+{
+    if (set->key_bits == 0 && set->value_bits == 0) return STILL_OK;
+    return sti_fail(err, STILL_E_UNSUPPORTED,
+                    "%s hybrid attention: a quantized salient cache (--cache-type-k, "
+                    "--cache-type-v) does not run here: use f16 for both, or another "
+                    "--backend",
+                    backend);
+}
+
 still_status sti_hybrid_match_check(const sti_hybrid_settings *set, still_error *err)
 {
     if (set->has_linear) return STILL_OK;
@@ -137,6 +160,32 @@ static int64_t salient_capacity(const sti_hybrid_settings *set, int64_t max_toke
     if (set->cap >= 0) return set->cap;
     int64_t left = max_tokens > 0 ? (max_tokens - 1) / set->chunk - 1 : 0;
     return left > 0 ? left * set->select : 0;
+}
+
+/* Keys and values of all salient slots. */
+static void carve_salient(sti_hybrid_state *st, sti_carve *c,
+                          const sti_hybrid_settings *set, int D, size_t slots)
+{
+    const struct {
+        int bits;
+        size_t scales; /* of a group */
+        void **row;
+        uint8_t **high;
+        uint16_t **scale;
+    } part[] = {{set->key_bits, 1, &st->sal_k, &st->sal_k_high, &st->sal_k_scale},
+                {set->value_bits, 2, &st->sal_v, &st->sal_v_high, &st->sal_v_scale}};
+    for (int i = 0; i < 2; i++) {
+        const int bits = part[i].bits;
+        if (bits == 0) {
+            *part[i].row = sti_carve_take(c, slots * (size_t)D, st->kv_size);
+            continue;
+        }
+        *part[i].row = sti_carve_take(c, slots, sti_salient_low(bits, D));
+        if (sti_salient_high(bits, D))
+            *part[i].high = sti_carve_take(c, slots, sti_salient_high(bits, D));
+        *part[i].scale = sti_carve_take(
+            c, slots * part[i].scales * sti_salient_groups(D), sizeof(uint16_t));
+    }
 }
 
 void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
@@ -164,8 +213,7 @@ void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
     }
     if (capacity) {
         const size_t slots = sti_hybrid_list_of(set, st, (int)S).first;
-        st->sal_k = sti_carve_take(c, slots * D, kv_size);
-        st->sal_v = sti_carve_take(c, slots * D, kv_size);
+        carve_salient(st, c, set, shape->D, slots);
         st->sal_score = sti_carve_take(c, slots, real_size);
         st->sal_pos = sti_carve_take(c, slots, sizeof *st->sal_pos);
         if (set->position_cap > 0)

@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "ops/salient.h"
 
 /* ---- Scores: which tokens stay exact (ops/score.c) ----------------------- */
 
@@ -108,6 +109,9 @@ typedef struct sti_hybrid_settings {
     int cap;     /* salient tokens kept; STI_CAP_NONE: all (no longer linear) */
     bool uneven; /* selection heads have caps of their own, and cap is the largest */
     int32_t head_cap[STI_UNEVEN_HEADS_MAX]; /* [S], if uneven */
+    /* Bits of a salient token's keys (8 or 5) and values (4 or 3), see ops/salient.h;
+     * 0: they are stored as in the window. */
+    int key_bits, value_bits;
     sti_score_kind score;
     bool per_head;   /* selection, map of k and state per query head, not per kv head */
     bool has_window; /* off: a token is folded before its own output */
@@ -169,6 +173,10 @@ bool sti_hybrid_preset(const char *method, int chunk, sti_hybrid_settings *out);
 still_status sti_hybrid_check(const sti_hybrid_settings *set,
                               const sti_hybrid_shape *shape, still_error *err);
 
+/* Refuses quantized salient tokens for a backend that has no code for them. */
+still_status sti_hybrid_refuse_bits(const sti_hybrid_settings *set, const char *backend,
+                                    still_error *err);
+
 /* Attention weights can be matched (sti_hybrid_match_args) where every past token has
  * one. phi(q).phi(k) below the floor counts as the floor in the logarithm and has no
  * gradient there: relu features may have nothing in common. */
@@ -202,11 +210,16 @@ typedef struct sti_hybrid_state {
     void *win_score;     /* real [S, 2C] */
     void *win_received;  /* real [S, 2C]: sum, for scores that ask for it */
     /* Salient lists, one behind the other: sti_hybrid_list_of has a head's slots. */
-    void *sal_k, *sal_v; /* kv   [slots, D], a list in no order */
-    void *sal_score;     /* real [slots] */
-    int32_t *sal_pos;    /* [slots] */
+    void *sal_k, *sal_v; /* kv   [slots, D], a list in no order; quantized: rows of the
+                            low bits (ops/salient.h), */
+    uint8_t *sal_k_high,
+        *sal_v_high; /* rows of the high ones, NULL if there are none, */
+    uint16_t *sal_k_scale, *sal_v_scale; /* and [slots, D / 32], [slots, D / 32, 2] */
+    void *sal_score;                     /* real [slots] */
+    int32_t *sal_pos;                    /* [slots] */
     uint8_t *sal_far;    /* [slots], with a position cap: 1 if the key is far, and then
-                            kept as it was before RoPE */
+                            kept as it was before RoPE (quantized: turned back from what
+                            was stored, and rounded once more) */
     int32_t *sal_count;  /* [S] */
     void *lin_s, *lin_z; /* real [S, P, D], [S, P] */
     void *comp_s, *comp_z; /* float states: what rounding took from lin_s and lin_z, so
@@ -230,6 +243,28 @@ static inline sti_hybrid_list sti_hybrid_list_of(const sti_hybrid_settings *set,
     for (int i = 0; i < sel; i++) l.first += (size_t)set->head_cap[i];
     l.capacity = sel < STI_UNEVEN_HEADS_MAX ? set->head_cap[sel] : 0;
     return l;
+}
+
+/* Where a slot's key and value are, if they are quantized and lie in rows. */
+static inline sti_salient_row sti_hybrid_salient_key(const sti_hybrid_settings *set,
+                                                     const sti_hybrid_state *st, int D,
+                                                     size_t slot)
+{
+    const int bits = set->key_bits;
+    sti_salient_row r = {(uint8_t *)st->sal_k + slot * sti_salient_low(bits, D), NULL,
+                         st->sal_k_scale + slot * sti_salient_groups(D)};
+    if (st->sal_k_high) r.high = st->sal_k_high + slot * sti_salient_high(bits, D);
+    return r;
+}
+static inline sti_salient_row sti_hybrid_salient_value(const sti_hybrid_settings *set,
+                                                       const sti_hybrid_state *st,
+                                                       int D, size_t slot)
+{
+    const int bits = set->value_bits;
+    sti_salient_row r = {(uint8_t *)st->sal_v + slot * sti_salient_low(bits, D), NULL,
+                         st->sal_v_scale + slot * 2 * sti_salient_groups(D)};
+    if (st->sal_v_high) r.high = st->sal_v_high + slot * sti_salient_high(bits, D);
+    return r;
 }
 
 /* Lays the state out in c; with c->base NULL it only counts. max_tokens bounds the
@@ -329,6 +364,15 @@ static inline sti_place sti_hybrid_place(const sti_hybrid_settings *set, int64_t
     int64_t now = t / set->chunk;
     if (j / set->chunk >= now - 1) return STI_PLACE_WINDOW;
     return fold_chunk >= 0 && fold_chunk <= now ? STI_PLACE_LINEAR : STI_PLACE_SALIENT;
+}
+
+/* Whether a token that is folded (place LINEAR) was in the salient cache before: what it
+ * folds is then what was stored there. Tokens that leave the window unselected, or are
+ * evicted as they join, fold what the window has. */
+static inline bool sti_hybrid_was_salient(const sti_hybrid_settings *set, int64_t j,
+                                          int32_t fold_chunk)
+{
+    return set->has_window && fold_chunk > j / set->chunk + 2;
 }
 
 /* ---- The reference, in double (backend/ref) ------------------------------ */

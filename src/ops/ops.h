@@ -262,7 +262,7 @@ typedef struct sti_dropout_args {
 /* Attention weights matched instead of outputs (--loss weights). Teacher: A[t,j], the
  * softmax of q_t . k_j / sqrt(D) over all j <= t. Student: B[t,j] = w_j / den where j
  * is in the window or salient, a phi(q_t).phi(k_j) / den where it is folded; the gate
- * has no part in it. *loss = sum over b, t and heads of -sum_j A log B; its gradient
+ * has no part in it, nor has the rounding of salient tokens. *loss = sum over b, t and heads of -sum_j A log B; its gradient
  * times `scale` is added to p->grad's maps, biases, alpha and window_logit (NULL: not
  * wanted). Reads fold_chunk; time grows with T^2, memory does not. */
 typedef struct sti_hybrid_match_args {

@@ -92,6 +92,41 @@ static int64_t salient(const sti_hybrid_settings *set, sti_hybrid_list list,
     return chosen < list.capacity ? chosen : list.capacity;
 }
 
+/* n groups of `scales` numbers each: d of levels below `top`, and a minimum if there are
+ * two. */
+static void fill_scales(uint16_t *to, size_t n, int scales, int top)
+{
+    for (size_t i = 0; i < n; i++) {
+        to[i * (size_t)scales] = sti_f32_to_f16(5.0f / (float)top);
+        if (scales == 2) to[2 * i + 1] = sti_f32_to_f16(-2.5f);
+    }
+}
+
+static void fill_bytes(past *p, uint8_t *to, size_t n)
+{
+    const uint64_t key = sti_mix64(++p->seed);
+    for (size_t i = 0; to && i < n; i++) to[i] = (uint8_t)sti_mix64(key + i);
+}
+
+/* Keys and values of the slots of all lists. */
+static void fill_slots(past *p, const sti_hybrid_settings *set,
+                       const sti_hybrid_state *st, size_t slots, int D)
+{
+    const int kb = set->key_bits, vb = set->value_bits;
+    if (!kb) fill(p, st->sal_k, slots * (size_t)D, st->kv_size, 0, 1);
+    if (!vb) fill(p, st->sal_v, slots * (size_t)D, st->kv_size, 0, 1);
+    if (kb && st->sal_k) {
+        fill_bytes(p, st->sal_k, slots * sti_salient_low(kb, D));
+        fill_bytes(p, st->sal_k_high, slots * sti_salient_high(kb, D));
+        fill_scales(st->sal_k_scale, slots * sti_salient_groups(D), 1, 1 << kb);
+    }
+    if (vb && st->sal_v) {
+        fill_bytes(p, st->sal_v, slots * sti_salient_low(vb, D));
+        fill_bytes(p, st->sal_v_high, slots * sti_salient_high(vb, D));
+        fill_scales(st->sal_v_scale, slots * sti_salient_groups(D), 2, 1 << vb);
+    }
+}
+
 static void fill_salient(past *p, const sti_hybrid_settings *set, sti_hybrid_state *st,
                          int64_t left, size_t S)
 {
@@ -125,8 +160,7 @@ static void fill_hybrid(past *p, const sti_attn_layer *l, sti_hybrid_state *st)
     fill(p, st->win_v, keys, st->kv_size, 0, 1);
     fill(p, st->win_score, S * window, st->real_size, 0.5f, 0.1f);
     fill(p, st->win_received, S * window, st->real_size, 0.5f, 0.1f);
-    fill(p, st->sal_k, list * D, st->kv_size, 0, 1);
-    fill(p, st->sal_v, list * D, st->kv_size, 0, 1);
+    fill_slots(p, set, st, list, shape.D);
     fill(p, st->sal_score, list, st->real_size, 0.5f, 0.1f);
     fill_salient(p, set, st, left, S);
     const float tokens = (float)st->folded[0], one = 1 / (float)D;

@@ -113,6 +113,10 @@ still_status sti_report_card(const sti_trainer *t, const still_train_progress *l
         &b, "| method | %s, chunk %d, select %d, cap %d%s%s, score %s, heads %s |\n",
         m->name, m->chunk, m->select, m->cap, m->caps[0] ? ", layers " : "", m->caps,
         m->score, m->per_head ? "per head" : "shared");
+    if (m->key_bits || m->value_bits)
+        sti_buf_printf(&b, "| salient tokens | keys in %d bits, values in %d |\n",
+                       m->key_bits ? m->key_bits : 16,
+                       m->value_bits ? m->value_bits : 16);
     sti_buf_printf(&b, "| layers | %d-%d |\n", t->cfg.first, t->cfg.last);
     for (int s = 1; s <= 2; s++)
         if (t->stage_steps[s])

@@ -241,8 +241,9 @@ static inline void make_uneven(sti_hybrid_settings *s, uint64_t *rng)
     s->head_cap[below(rng, 2)] = s->cap;
 }
 
-/* Any settings the operator allows, of any method. */
-static inline problem any_problem(uint64_t seed)
+/* Any settings the operator allows, of any method; quantized: with salient tokens in
+ * few bits, and heads of more than a group. */
+static inline problem draw_problem(uint64_t seed, bool quantized)
 {
     static const char *const method[] = {"still",    "still", "still", "lolcats",
                                          "hedgehog", "t2r",   "swa",   "softmax"};
@@ -264,9 +265,20 @@ static inline problem any_problem(uint64_t seed)
     if (below(&rng, 3) == 0) s.feature_floor = 0.05; /* high enough to be felt */
     s.seed = seed;
     sti_hybrid_shape shape = {.G = 1 + below(&rng, 3), .D = 2 + below(&rng, 9)};
+    if (quantized) {
+        static const int keys[] = {8, 5, 0}, values[] = {4, 3, 0};
+        uint64_t bits = seed; /* drawn apart */
+        s.key_bits = keys[below(&bits, 3)];
+        s.value_bits = values[s.key_bits ? below(&bits, 3) : below(&bits, 2)];
+        if (below(&bits, 2)) shape.D += 30;
+    }
     shape.H = shape.G * (1 + below(&rng, 3));
     shape.F = below(&rng, 3) ? shape.D : 1 + below(&rng, shape.D);
     return make(s, shape, 1 + below(&rng, 48), seed);
+}
+static inline problem any_problem(uint64_t seed)
+{
+    return draw_problem(seed, false);
 }
 
 /* ---- As backends see it -------------------------------------------------- */

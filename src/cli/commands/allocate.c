@@ -57,8 +57,11 @@ static int print_table(const still_allocation *a)
             }
         below = next;
     }
-    cli_print("\n--method %s --select %d --score %s --cap %s\n", a->method.name,
+    cli_print("\n--method %s --select %d --score %s --cap %s", a->method.name,
               a->method.select, a->method.score, option);
+    if (a->method.key_bits) cli_print(" --cache-type-k q%d", a->method.key_bits);
+    if (a->method.value_bits) cli_print(" --cache-type-v q%d", a->method.value_bits);
+    cli_print("\n");
     free(option);
     return CLI_OK;
 }
@@ -80,6 +83,8 @@ int cli_allocate(const cli_options *o, still_model *m, const still_method *metho
     still_error err;
     cli_progress bar;
     still_allocate_params p = {.method = method,
+                               .key_bits = cli_cache_bits(o->cache_type_k),
+                               .value_bits = cli_cache_bits(o->cache_type_v),
                                .seed = o->seed,
                                .probes = (int)o->probes,
                                .progress = cli_progress_tick,

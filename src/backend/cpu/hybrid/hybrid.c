@@ -176,6 +176,7 @@ still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set
                                     still_error *err)
 {
     STI_TRY(sti_hybrid_check(set, shape, err));
+    STI_TRY(sti_hybrid_refuse_bits(set, "cpu", err));
     const sti_hyb h = params_of(dev, set, shape);
     return reserve(dev, &h, set->cap, rows, err);
 }
@@ -371,6 +372,7 @@ still_status sti_cpu_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
     STI_TRY(check(a, n, err));
     const sti_hybrid_settings *set = a->set;
     STI_TRY(sti_hybrid_check(set, &a->shape, err));
+    STI_TRY(sti_hybrid_refuse_bits(set, "cpu", err));
     sti_hyb h = params_of(dev, set, &a->shape);
     int rows = 0;
     bool one = false;

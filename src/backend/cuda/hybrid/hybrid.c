@@ -20,6 +20,7 @@ enum {
 still_status sti_cuda_hybrid_check(const sti_hybrid_settings *set, still_error *err)
 {
     STI_TRY(sti_cuda_score_check(set->score, err));
+    STI_TRY(sti_hybrid_refuse_bits(set, "cuda", err));
     if (set->uneven)
         return sti_fail(
             err, STILL_E_UNSUPPORTED,

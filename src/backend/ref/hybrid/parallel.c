@@ -5,7 +5,10 @@
  * which it is folded: softmax tokens (window and salient) with w_j = f exp(l_j - M),
  * folded tokens with a phi(q).phi(k_j). Written out over all pairs, so that forward and
  * backward can be read next to the equation; the routing and, in window scaling, the
- * maximum M are constants for the gradient. */
+ * maximum M are constants for the gradient.
+ *
+ * Tokens outside the window that are, or were, salient count as they were stored
+ * (ops/salient.h). The gradient passes the rounding as if it were the identity. */
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +23,8 @@ typedef struct sequence {
     sti_ref_dims d;
     int T;
     sti_hybrid_in64 in;
+    double *stored_k,
+        *stored_v; /* [T,G,D]: in.k and in.v as the salient cache has them */
     const int32_t *fold_chunk; /* [T,S] */
     const double *max_in;      /* [T,H] or NULL */
     double *phi_q, *phi_k;     /* [T,H,P], [T,S,P] */
@@ -49,6 +54,56 @@ static size_t kv_at(const sequence *s, int j, int h)
     return ((size_t)j * s->d.G + h / s->d.per_kv) * (size_t)s->d.D;
 }
 
+/* Token j that is folded, for head h: whether it folds what the salient cache had. */
+static bool folds_stored(const sequence *s, int j, int sel)
+{
+    return sti_hybrid_was_salient(s->set, j,
+                                  s->fold_chunk[(size_t)j * s->d.S + (size_t)sel]);
+}
+/* What the features of token j are made of, and the value beside them. */
+static const double *folded_key(const sequence *s, int j, int sel)
+{
+    const double *k = folds_stored(s, j, sel) ? s->stored_k : s->in.k;
+    return k + kv_at(s, j, sel * s->d.per_sel);
+}
+static const double *folded_value(const sequence *s, int j, int sel)
+{
+    const double *v = folds_stored(s, j, sel) ? s->stored_v : s->in.v;
+    return v + kv_at(s, j, sel * s->d.per_sel);
+}
+/* Key and value of softmax token j as query t sees them. */
+static const double *soft_key(const sequence *s, int t, int j, int h)
+{
+    return (j < sti_ref_window_start(s->set, t) ? s->stored_k : s->in.k) +
+           kv_at(s, j, h);
+}
+static const double *soft_value(const sequence *s, int t, int j, int h)
+{
+    return (j < sti_ref_window_start(s->set, t) ? s->stored_v : s->in.v) +
+           kv_at(s, j, h);
+}
+
+static void store_tokens(const sequence *s)
+{
+    const int D = s->d.D;
+    float x[STI_HEAD_DIM_MAX];
+    for (int i = 0; i < s->T * s->d.G; i++) {
+        const size_t at = (size_t)i * (size_t)D;
+        memcpy(s->stored_k + at, s->in.k + at, (size_t)D * sizeof(double));
+        memcpy(s->stored_v + at, s->in.v + at, (size_t)D * sizeof(double));
+        if (s->set->key_bits) {
+            for (int e = 0; e < D; e++) x[e] = (float)s->in.k[at + (size_t)e];
+            sti_salient_round_key(s->set->key_bits, x, D, x);
+            for (int e = 0; e < D; e++) s->stored_k[at + (size_t)e] = (double)x[e];
+        }
+        if (s->set->value_bits) {
+            for (int e = 0; e < D; e++) x[e] = (float)s->in.v[at + (size_t)e];
+            sti_salient_round_value(s->set->value_bits, x, D, x);
+            for (int e = 0; e < D; e++) s->stored_v[at + (size_t)e] = (double)x[e];
+        }
+    }
+}
+
 static size_t phi_q_at(const sequence *s, const query *r)
 {
     return ((size_t)r->t * s->d.H + r->h) * (size_t)s->d.P;
@@ -70,9 +125,9 @@ static void map_tokens(const sequence *s)
             sti_ref_map_forward(&m, s->in.q + row * D, s->phi_q + row * P);
         }
         for (int sel = 0; sel < d->S; sel++) {
-            const size_t from = kv_at(s, t, sel * d->per_sel);
             const sti_ref_map m = sti_ref_map_k(s->set, s->shape, &s->in, sel);
-            sti_ref_map_forward(&m, s->in.k + from, s->phi_k + phi_k_at(s, t, sel));
+            sti_ref_map_forward(&m, folded_key(s, t, sel),
+                                s->phi_k + phi_k_at(s, t, sel));
         }
     }
 }
@@ -100,7 +155,7 @@ static void sum_branches(const sequence *s, query *r)
     const int D = s->d.D, P = s->d.P, h = r->h;
     const double *q = q_of(s, r);
     for (int i = 0; i < r->n_soft; i++)
-        r->w[i] = sti_ref_logit(q, s->in.k + kv_at(s, r->soft[i], h), D);
+        r->w[i] = sti_ref_logit(q, soft_key(s, r->t, r->soft[i], h), D);
     const double alpha = sti_ref_alpha(s->set, &s->in, h);
     r->M = s->max_in ? s->max_in[(size_t)r->t * s->d.H + h]
                      : sti_ref_max(s->set, r->w, r->n_soft, alpha, r->n_lin > 0);
@@ -114,14 +169,14 @@ static void sum_branches(const sequence *s, query *r)
     for (int i = 0; i < r->n_soft; i++) {
         r->w[i] = factor * exp(r->w[i] - scale.shift);
         r->den += r->w[i];
-        sti_ref_axpy(r->w[i], s->in.v + kv_at(s, r->soft[i], h), r->num_soft, D);
+        sti_ref_axpy(r->w[i], soft_value(s, r->t, r->soft[i], h), r->num_soft, D);
     }
     for (int i = 0; i < r->n_lin; i++) {
         const int j = r->lin[i];
         r->f[i] = sti_ref_dot(s->phi_q + phi_q_at(s, r),
                               s->phi_k + phi_k_at(s, j, r->sel), P);
         r->den += r->a * r->f[i];
-        sti_ref_axpy(r->a * r->f[i], s->in.v + kv_at(s, j, h), r->num_lin, D);
+        sti_ref_axpy(r->a * r->f[i], folded_value(s, j, r->sel), r->num_lin, D);
     }
     r->den = fmax(r->den, DBL_MIN);
 }
@@ -163,17 +218,20 @@ static void query_backward(const sequence *s, const query *r, const double *dy,
     const double scale = 1 / sqrt((double)D);
     const double factor = sti_ref_window_factor(s->set, &s->in, h);
     for (int i = 0; i < r->n_soft; i++) {
-        const size_t kv = kv_at(s, r->soft[i], h);
-        const double dl = r->w[i] * (sti_ref_dot(dn, s->in.v + kv, D) + dden);
+        const int j = r->soft[i];
+        const size_t kv = kv_at(s, j, h);
+        const double dl =
+            r->w[i] * (sti_ref_dot(dn, soft_value(s, r->t, j, h), D) + dden);
         sti_ref_axpy(r->w[i], dn, s->dv + kv, D);
-        sti_ref_axpy(dl * scale, s->in.k + kv, s->dq + at, D);
+        sti_ref_axpy(dl * scale, soft_key(s, r->t, j, h), s->dq + at, D);
         sti_ref_axpy(dl * scale, q_of(s, r), s->dk + kv, D);
         if (grad->window_logit) grad->window_logit[h] += dl * (1 - factor);
     }
     const size_t pq = phi_q_at(s, r);
     for (int i = 0; i < r->n_lin; i++) {
         const size_t kv = kv_at(s, r->lin[i], h), pk = phi_k_at(s, r->lin[i], r->sel);
-        const double df = r->a * (sti_ref_dot(dng, s->in.v + kv, D) + dden);
+        const double *v = folded_value(s, r->lin[i], r->sel);
+        const double df = r->a * (sti_ref_dot(dng, v, D) + dden);
         sti_ref_axpy(r->a * r->f[i], dng, s->dv + kv, D);
         sti_ref_axpy(df, s->phi_k + pk, s->dphi_q + pq, P);
         sti_ref_axpy(df, s->phi_q + pq, s->dphi_k + pk, P);
@@ -197,8 +255,8 @@ static void map_tokens_backward(const sequence *s, const sti_hybrid_grad64 *grad
         for (int sel = 0; sel < d->S; sel++) {
             const size_t kv = kv_at(s, t, sel * d->per_sel);
             const sti_ref_map m = sti_ref_map_k(s->set, s->shape, &s->in, sel);
-            sti_ref_map_backward(&m, s->in.k + kv, s->dphi_k + phi_k_at(s, t, sel),
-                                 s->dk + kv,
+            sti_ref_map_backward(&m, folded_key(s, t, sel),
+                                 s->dphi_k + phi_k_at(s, t, sel), s->dk + kv,
                                  grad->map_k ? grad->map_k + (size_t)sel * map : NULL,
                                  grad->bias_k ? grad->bias_k + sel : NULL);
         }
@@ -213,6 +271,8 @@ static void carve_sequence(sti_carve *c, sequence *s, query *r, double **vec,
 {
     const size_t T = (size_t)s->T, D = (size_t)s->d.D, P = (size_t)s->d.P;
     const size_t H = (size_t)s->d.H, G = (size_t)s->d.G, S = (size_t)s->d.S;
+    s->stored_k = sti_carve_take(c, T * G * D, sizeof(double));
+    s->stored_v = sti_carve_take(c, T * G * D, sizeof(double));
     s->phi_q = sti_carve_take(c, T * H * P, sizeof(double));
     s->phi_k = sti_carve_take(c, T * S * P, sizeof(double));
     r->soft = sti_carve_take(c, T, sizeof(int));
@@ -247,6 +307,7 @@ static void forward_sequence(const sequence *s, query *r,
                              const sti_hybrid_parallel_args64 *a, size_t rows)
 {
     const sti_ref_dims *d = &s->d;
+    store_tokens(s);
     map_tokens(s);
     for (int t = 0; t < s->T; t++)
         for (int h = 0; h < d->H; h++) {
@@ -280,6 +341,7 @@ static void backward_sequence(sequence *s, query *r, double *vec,
     sti_hybrid_grad64 grad = a->grad;
     if (grad.gate_logit) grad.gate_logit += rows * (size_t)d->H * D;
 
+    store_tokens(s);
     map_tokens(s);
     for (int t = 0; t < s->T; t++)
         for (int h = 0; h < d->H; h++) {

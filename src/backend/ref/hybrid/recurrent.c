@@ -24,6 +24,7 @@ typedef struct session {
     double *phi;   /* [P] */
     double *key;   /* [D]: a key rotated for its features */
     double *q_far; /* [D]: the query as far keys see it */
+    double *sal_k, *sal_v; /* [D], [sal_capacity, D]: quantized ones as numbers */
     sti_ref_candidate
         *candidate; /* [sal_capacity + C]: salient tokens, then a chunk's */
 } session;
@@ -47,6 +48,65 @@ static double *key_at(const session *s, int g, int64_t j)
 static double *value_at(const session *s, int g, int64_t j)
 {
     return (double *)s->st->win_v + window_at(s, g, j) * (size_t)s->d.D;
+}
+
+/* ---- Salient tokens as they are stored ------------------------------------- */
+
+static void narrow(const double *x, int D, float *y)
+{
+    for (int i = 0; i < D; i++) y[i] = (float)x[i];
+}
+static const double *widen(const float *x, int D, double *y)
+{
+    for (int i = 0; i < D; i++) y[i] = (double)x[i];
+    return y;
+}
+
+static void store_key(const session *s, size_t slot, const double *key)
+{
+    const int D = s->d.D, bits = s->set->key_bits;
+    float x[STI_HEAD_DIM_MAX];
+    if (bits == 0) {
+        memcpy((double *)s->st->sal_k + slot * (size_t)D, key, (size_t)D * sizeof *key);
+        return;
+    }
+    narrow(key, D, x);
+    sti_salient_pack_key(bits, x, D, sti_hybrid_salient_key(s->set, s->st, D, slot));
+}
+
+static void store_value(const session *s, size_t slot, const double *value)
+{
+    const int D = s->d.D, bits = s->set->value_bits;
+    float x[STI_HEAD_DIM_MAX];
+    if (bits == 0) {
+        memcpy((double *)s->st->sal_v + slot * (size_t)D, value,
+               (size_t)D * sizeof *value);
+        return;
+    }
+    narrow(value, D, x);
+    sti_salient_pack_value(bits, x, D,
+                           sti_hybrid_salient_value(s->set, s->st, D, slot));
+}
+
+/* The stored key of a slot; valid until the next call. */
+static const double *stored_key(const session *s, size_t slot)
+{
+    const int D = s->d.D, bits = s->set->key_bits;
+    float x[STI_HEAD_DIM_MAX];
+    if (bits == 0) return (double *)s->st->sal_k + slot * (size_t)D;
+    sti_salient_unpack_key(bits, sti_hybrid_salient_key(s->set, s->st, D, slot), D, x);
+    return widen(x, D, s->sal_k);
+}
+
+/* The stored value of a slot, as a number in row i of sal_v if it has to be unpacked. */
+static const double *stored_value(const session *s, size_t slot, int i)
+{
+    const int D = s->d.D, bits = s->set->value_bits;
+    float x[STI_HEAD_DIM_MAX];
+    if (bits == 0) return (double *)s->st->sal_v + slot * (size_t)D;
+    sti_salient_unpack_value(bits, sti_hybrid_salient_value(s->set, s->st, D, slot), D,
+                             x);
+    return widen(x, D, s->sal_v + (size_t)i * (size_t)D);
 }
 
 /* ---- Retiring: folding, selection, eviction -------------------------------- */
@@ -95,8 +155,9 @@ static void make_far(session *s, int64_t now)
             const size_t at = sti_hybrid_list_of(s->set, st, sel).first + (size_t)i;
             if (st->sal_far[at] || last - st->sal_pos[at] < s->set->position_cap)
                 continue;
-            sti_ref_rope((double *)st->sal_k + at * (size_t)s->d.D, s->d.D,
-                         -(double)st->sal_pos[at], &s->a->in);
+            memcpy(s->key, stored_key(s, at), (size_t)s->d.D * sizeof *s->key);
+            sti_ref_rope(s->key, s->d.D, -(double)st->sal_pos[at], &s->a->in);
+            store_key(s, at, s->key);
             st->sal_far[at] = 1;
         }
 }
@@ -123,15 +184,15 @@ static double final_score(const session *s, int sel, int64_t j)
     return score->retire(&e);
 }
 
-/* STILL eq. 9, h: copies token j of the window into slot `at` of the salient cache. */
+/* STILL eq. 9, h: copies token j of the window into slot `at` of the salient cache,
+ * where it is quantized. */
 static void keep_salient(session *s, int sel, int at, int64_t j, double score)
 {
     const sti_hybrid_state *st = s->st;
-    const size_t D = (size_t)s->d.D,
-                 slot = sti_hybrid_list_of(s->set, st, sel).first + (size_t)at;
+    const size_t slot = sti_hybrid_list_of(s->set, st, sel).first + (size_t)at;
     const int g = sti_ref_kv_of(&s->d, sel);
-    memcpy((double *)st->sal_k + slot * D, key_at(s, g, j), D * sizeof(double));
-    memcpy((double *)st->sal_v + slot * D, value_at(s, g, j), D * sizeof(double));
+    store_key(s, slot, key_at(s, g, j));
+    store_value(s, slot, value_at(s, g, j));
     ((double *)st->sal_score)[slot] = score;
     st->sal_pos[slot] = (int32_t)j;
     if (st->sal_far) st->sal_far[slot] = 0;
@@ -145,7 +206,7 @@ static void retire_chunk(session *s, int sel, int64_t first, int64_t now)
     sti_hybrid_state *st = s->st;
     const int C = s->set->chunk, g = sti_ref_kv_of(&s->d, sel);
     const int kept = st->sal_count[sel];
-    const size_t D = (size_t)s->d.D, base = sti_hybrid_list_of(s->set, st, sel).first;
+    const size_t base = sti_hybrid_list_of(s->set, st, sel).first;
     sti_ref_candidate *salient = s->candidate, *chunk = salient + kept;
     for (int i = 0; i < kept; i++)
         salient[i] = (sti_ref_candidate){((double *)st->sal_score)[base + (size_t)i],
@@ -160,9 +221,9 @@ static void retire_chunk(session *s, int sel, int64_t first, int64_t now)
     for (int i = 0; i < kept; i++) {
         const size_t slot = base + (size_t)i;
         if (!salient[i].stays)
-            fold_into_state(s, sel, (double *)st->sal_k + slot * D,
-                            st->sal_far && st->sal_far[slot],
-                            (double *)st->sal_v + slot * D, salient[i].position, now);
+            fold_into_state(s, sel, stored_key(s, slot),
+                            st->sal_far && st->sal_far[slot], stored_value(s, slot, i),
+                            salient[i].position, now);
     }
     for (int i = 0, at = 0; i < C; i++) {
         const int64_t j = chunk[i].position;
@@ -244,10 +305,9 @@ static int softmax_tokens(session *s, const double *q, const double *q_raw, int6
     const int sel = h / d->per_sel;
     for (int i = 0; i < st->sal_count[sel]; i++, n++) {
         const size_t slot = sti_hybrid_list_of(s->set, st, sel).first + (size_t)i;
-        const size_t at = slot * (size_t)d->D;
         const bool far = st->sal_far && st->sal_far[slot];
-        s->logit[n] = sti_ref_logit(far ? s->q_far : q, (double *)st->sal_k + at, d->D);
-        s->value[n] = (double *)st->sal_v + at;
+        s->logit[n] = sti_ref_logit(far ? s->q_far : q, stored_key(s, slot), d->D);
+        s->value[n] = stored_value(s, slot, i);
     }
     return n;
 }
@@ -355,10 +415,15 @@ still_status sti_ref_hybrid_forward(const sti_hybrid_args64 *a, still_error *err
     s.phi = sti_alloc((size_t)s.d.P, sizeof *s.phi);
     s.key = sti_alloc((size_t)s.d.D, sizeof *s.key);
     s.q_far = sti_alloc((size_t)s.d.D, sizeof *s.q_far);
+    s.sal_k = sti_alloc((size_t)s.d.D, sizeof *s.sal_k);
+    if (a->set->value_bits)
+        s.sal_v = sti_alloc((size_t)a->state->sal_capacity + 1,
+                            (size_t)s.d.D * sizeof *s.sal_v);
     s.candidate = sti_alloc((size_t)a->state->sal_capacity + (size_t)a->set->chunk,
                             sizeof *s.candidate);
     still_status status = STILL_OK;
-    if (!s.logit || !s.value || !s.phi || !s.key || !s.q_far || !s.candidate)
+    if (!s.logit || !s.value || !s.phi || !s.key || !s.q_far || !s.sal_k ||
+        (a->set->value_bits && !s.sal_v) || !s.candidate)
         status = sti_fail_memory(err, "hybrid attention", tokens * sizeof *s.logit);
     for (int row = 0; status == STILL_OK && row < a->T; row++) step(&s, row);
     free(s.logit);
@@ -366,6 +431,8 @@ still_status sti_ref_hybrid_forward(const sti_hybrid_args64 *a, still_error *err
     free(s.phi);
     free(s.key);
     free(s.q_far);
+    free(s.sal_k);
+    free(s.sal_v);
     free(s.candidate);
     return status;
 }

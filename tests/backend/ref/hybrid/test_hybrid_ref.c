@@ -86,8 +86,8 @@ static void assert_forms_agree(problem *p)
 static void test_recurrent_is_parallel(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < PROBLEMS; seed++) {
-        problem p = any_problem(1000 + seed);
+    for (uint64_t seed = 0; seed < 2 * PROBLEMS; seed++) {
+        problem p = draw_problem(1000 + seed, seed >= PROBLEMS);
         assert_forms_agree(&p);
         drop(&p);
     }
@@ -97,8 +97,8 @@ static void test_any_cut_and_clear(void **state)
 {
     (void)state;
     uint64_t rng = 5;
-    for (uint64_t seed = 0; seed < PROBLEMS; seed++) {
-        problem p = any_problem(2000 + seed);
+    for (uint64_t seed = 0; seed < 2 * PROBLEMS; seed++) {
+        problem p = draw_problem(2000 + seed, seed >= PROBLEMS);
         feed(&p, 0, p.T);
         double *whole = malloc(outputs(&p) * sizeof *whole);
         memcpy(whole, p.y, outputs(&p) * sizeof *whole);
@@ -182,8 +182,8 @@ static void test_odd_sizes(void **state)
 static void test_extreme_numbers(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 40; seed++) {
-        problem p = any_problem(3000 + seed);
+    for (uint64_t seed = 0; seed < 80; seed++) {
+        problem p = draw_problem(3000 + seed, seed >= 40);
         const size_t D = (size_t)p.shape.D, nq = outputs(&p);
         const size_t nk = (size_t)p.T * (size_t)p.shape.G * D;
         for (size_t i = 0; i < nq; i++) p.q[i] *= 15;
@@ -327,6 +327,141 @@ static void test_features_without_positions(void **state)
     }
 }
 
+/* ---- A quantized salient cache -------------------------------------------- */
+
+/* Keys and values as the cache would store them. */
+static void round_tokens(problem *p)
+{
+    const int D = p->shape.D;
+    float x[STI_HEAD_DIM_MAX];
+    for (int i = 0; i < p->T * p->shape.G; i++)
+        for (int values = 0; values < 2; values++) {
+            double *at = (values ? p->v : p->k) + i * D;
+            for (int e = 0; e < D; e++) x[e] = (float)at[e];
+            if (values)
+                sti_salient_round_value(p->set.value_bits, x, D, x);
+            else
+                sti_salient_round_key(p->set.key_bits, x, D, x);
+            for (int e = 0; e < D; e++) at[e] = (double)x[e];
+        }
+}
+
+/* Tokens that rounding leaves alone: a quantized cache then changes no output, and no
+ * gradient, which passes the rounding as if it were not there. */
+static void test_rounded_tokens_stay(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 40; seed++) {
+        problem p = draw_problem(5000 + seed, true);
+        round_tokens(&p);
+        const size_t nq = outputs(&p), nk = (size_t)(p.T * p.shape.G * p.shape.D);
+        const size_t map = (size_t)(p.S * p.shape.D * p.shape.F);
+        double *grad[2];
+        double *y[2];
+        for (int plain = 0; plain < 2; plain++) {
+            if (plain) p.set.key_bits = p.set.value_bits = 0;
+            run_parallel(&p);
+            y[plain] = malloc(nq * sizeof(double));
+            memcpy(y[plain], p.y_parallel, nq * sizeof(double));
+            double *g = grad[plain] = calloc(nq + 2 * nk + map, sizeof *g);
+            sti_hybrid_parallel_args64 a = parallel_args(&p);
+            a.dy = y[plain];
+            a.grad = (sti_hybrid_grad64){
+                .q = g, .k = g + nq, .v = g + nq + nk, .map_k = g + nq + 2 * nk};
+            still_error err;
+            assert_int_equal(sti_ref_hybrid_backward(&a, &err), STILL_OK);
+        }
+        assert_close(y[0], y[1], nq, 1e-14);
+        assert_close(grad[0], grad[1], nq + 2 * nk + map, 1e-14);
+        for (int i = 0; i < 2; i++) {
+            free(y[i]);
+            free(grad[i]);
+        }
+        drop(&p);
+    }
+}
+
+/* The last query of a sequence, written out: exact tokens in its window, rounded ones
+ * where they are salient or were, exact ones where they were folded at once. */
+static void test_stored_tokens_are_seen(void **state)
+{
+    (void)state;
+    enum { C = 4, T = 83, D = 40 };
+    for (int v = 0; v < 4; v++) {
+        sti_hybrid_settings set = preset("still", C);
+        set.select = 3;
+        set.cap = 7;
+        set.key_bits = v / 2 ? 5 : 8;
+        set.value_bits = v % 2 ? 3 : 4;
+        set.score = STI_SCORE_RANDOM;
+        set.gate = set.alpha = set.norm_preserved = false;
+        problem p = make(set, (sti_hybrid_shape){1, 1, D, D}, T, 31 + (uint64_t)v);
+        problem rounded = make(set, p.shape, T, 31 + (uint64_t)v);
+        round_tokens(&rounded);
+        feed(&p, 0, T);
+        const double *q = p.q + (T - 1) * D;
+        const sti_hybrid_in64 in = inputs(&p);
+        const sti_ref_map map_q = sti_ref_map_q(&set, &p.shape, &in, 0),
+                          map_k = sti_ref_map_k(&set, &p.shape, &in, 0);
+        double num[D] = {0}, den = 0, phi_q[2 * D], phi_k[2 * D];
+        int stored = 0, evicted = 0;
+        sti_ref_map_forward(&map_q, q, phi_q);
+        for (int j = 0; j < T; j++) {
+            const bool window = j / C >= (T - 1) / C - 1;
+            const bool joined = !window && (p.fold[j] < 0 || p.fold[j] > j / C + 2);
+            const problem *from = joined ? &rounded : &p;
+            const double *k = from->k + j * D;
+            double w;
+            if (window || p.fold[j] < 0) {
+                w = exp(sti_ref_logit(q, k, D));
+            } else {
+                sti_ref_map_forward(&map_k, k, phi_k);
+                w = sti_ref_dot(phi_q, phi_k, 2 * D);
+            }
+            stored += joined && p.fold[j] < 0;
+            evicted += joined && p.fold[j] >= 0;
+            den += w;
+            sti_ref_axpy(w, from->v + j * D, num, D);
+        }
+        assert_int_equal(stored, 7);
+        assert_true(evicted > 3);
+        for (int e = 0; e < D; e++) num[e] /= den;
+        assert_close(p.y + (T - 1) * D, num, D, 1e-12);
+        drop(&p);
+        drop(&rounded);
+    }
+}
+
+/* A key that turns far is turned back from what was stored, and rounded again. */
+static void test_far_keys_are_rounded(void **state)
+{
+    (void)state;
+    enum { C = 4, T = 12, D = 32 };
+    sti_hybrid_settings set = preset("softmax", C);
+    set.position_cap = 2 * C;
+    set.key_bits = 8;
+    problem p = make(set, (sti_hybrid_shape){1, 1, D, D}, T, 41);
+    rotate(&p);
+    feed(&p, 0, T);
+    assert_int_equal(p.st.sal_count[0], C);
+    const sti_hybrid_in64 in = inputs(&p);
+    for (int j = 0; j < C; j++) {
+        float x[D], got[D];
+        double turned[D];
+        for (int e = 0; e < D; e++) x[e] = (float)p.k[j * D + e];
+        sti_salient_round_key(8, x, D, x);
+        for (int e = 0; e < D; e++) turned[e] = (double)x[e];
+        sti_ref_rope(turned, D, -j, &in);
+        for (int e = 0; e < D; e++) x[e] = (float)turned[e];
+        sti_salient_round_key(8, x, D, x);
+        sti_salient_unpack_key(8, sti_hybrid_salient_key(&set, &p.st, D, (size_t)j), D,
+                               got);
+        assert_int_equal(p.st.sal_far[j], 1);
+        assert_memory_equal(got, x, sizeof x);
+    }
+    drop(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -343,6 +478,9 @@ int main(void)
         cmocka_unit_test(test_distant_cap),
         cmocka_unit_test(test_all_far),
         cmocka_unit_test(test_features_without_positions),
+        cmocka_unit_test(test_rounded_tokens_stay),
+        cmocka_unit_test(test_stored_tokens_are_seen),
+        cmocka_unit_test(test_far_keys_are_rounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

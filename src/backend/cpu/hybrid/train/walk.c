@@ -14,6 +14,7 @@ still_status sti_train_new(sti_train *t, const sti_dev *dev,
                            const sti_hybrid_parallel_args *a, still_error *err)
 {
     STI_TRY(sti_hybrid_check(a->set, &a->shape, err));
+    STI_TRY(sti_hybrid_refuse_bits(a->set, "cpu", err));
     if (a->B < 0 || a->T < 0 || (int64_t)a->B * a->T > INT32_MAX)
         return sti_fail(err, STILL_E_ARG, "hybrid attention: %d sequences of %d tokens",
                         a->B, a->T);
