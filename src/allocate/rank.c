@@ -26,8 +26,7 @@ static void lay_out(run *r, sti_carve *c)
     sti_acts_carve(r->m, 1, r->batch.T, 0, false, 1, c, &r->acts);
     r->x = sti_carve_take(c, T * (size_t)r->m->cfg.hidden, sizeof *r->x);
     r->weight = sti_carve_take(c, T, sizeof *r->weight);
-    r->batch.pos = sti_carve_take(c, T, sizeof *r->batch.pos);
-    r->batch.seg = sti_carve_take(c, 1, sizeof *r->batch.seg);
+    sti_batch_carve(&r->batch, c);
 }
 
 static still_status prepare(run *r, still_error *err)
@@ -40,8 +39,6 @@ static still_status prepare(run *r, still_error *err)
         return sti_fail_memory(err, "activations of a probe", c.used);
     c = (sti_carve){.base = r->work.p};
     lay_out(r, &c);
-    for (int t = 0; t < n; t++) r->batch.pos[t] = t;
-    r->batch.seg[0] = (sti_attn_segment){.n = n, .capacity = n};
     return r->m->be->dev_reserve(r->m->dev, n, err);
 }
 

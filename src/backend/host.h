@@ -4,6 +4,7 @@
 #ifndef STI_BACKEND_HOST_H
 #define STI_BACKEND_HOST_H
 
+#include "base/named.h"
 #include "ops/ops.h"
 
 still_status sti_host_mem_new(sti_dev *, size_t bytes, sti_block *out, still_error *);
@@ -12,6 +13,10 @@ still_status sti_host_mem_move(sti_dev *, void *to, const void *from, size_t byt
                                still_error *);
 still_status sti_host_mem_clear(sti_dev *, void *p, size_t bytes, still_error *);
 size_t sti_host_mem_peak(sti_dev *, bool restart);
+/* Entries of every backend whose operators run in the program's memory. */
+#define STI_HOST_MEMORY                                                                \
+    .host_memory = true, .head_rows = 32, .batch = 512,                                \
+    STI_NAMED_4(sti_host_, mem_new, mem_free, mem_move, mem_clear)
 /* x += W_down swiglu(W_gate h, W_up h), h = rmsnorm(x), by the entries of `be`. */
 still_status sti_host_ffn_forward(const sti_backend *be, sti_dev *,
                                   const sti_ffn_args *, still_error *);
@@ -26,5 +31,6 @@ still_status sti_host_matmul_lora(const sti_backend *be, sti_dev *,
 still_status sti_host_compare(sti_dev *, const sti_compare_args *, still_error *);
 still_status sti_host_dropout(sti_dev *, const sti_dropout_args *, still_error *);
 still_status sti_host_scale(sti_dev *, float *x, size_t n, float by, still_error *);
+#define STI_HOST_TRAINING STI_NAMED_3(sti_host_, compare, dropout, scale)
 
 #endif

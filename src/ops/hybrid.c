@@ -248,3 +248,23 @@ void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set
     if (st->comp_s) memset(st->comp_s, 0, s_bytes);
     if (st->comp_z) memset(st->comp_z, 0, z_bytes);
 }
+
+/* ---- Arguments ----------------------------------------------------------- */
+
+sti_hybrid_sizes sti_hybrid_sizes_of(const sti_hybrid_settings *set,
+                                     const sti_hybrid_shape *shape, size_t tokens)
+{
+    const size_t H = (size_t)shape->H, D = (size_t)shape->D, F = (size_t)shape->F;
+    const size_t S = (size_t)sti_hybrid_selection_heads(set, shape);
+    const size_t q = tokens * H * D, k = tokens * (size_t)shape->G * D;
+    return (sti_hybrid_sizes){.q = q,
+                              .k = k,
+                              .v = k,
+                              .gate_logit = q,
+                              .alpha = H,
+                              .window_logit = H,
+                              .map_q = H * D * F,
+                              .map_k = S * D * F,
+                              .bias_q = H,
+                              .bias_k = S};
+}

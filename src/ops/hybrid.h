@@ -348,6 +348,20 @@ void sti_hybrid_state_clear(sti_hybrid_state *st, const sti_hybrid_settings *set
 STI_HYBRID_TYPES(float, )
 STI_HYBRID_TYPES(double, 64)
 
+/* The arrays that sti_hybrid_in and sti_hybrid_grad both have: of tokens, of parameters,
+ * all. */
+#define STI_HYBRID_TOKEN_ARRAYS(X) X(q) X(k) X(v) X(gate_logit)
+#define STI_HYBRID_PARAMETERS(X)                                                       \
+    X(alpha) X(window_logit) X(map_q) X(map_k) X(bias_q) X(bias_k)
+#define STI_HYBRID_ARRAYS(X) STI_HYBRID_TOKEN_ARRAYS(X) STI_HYBRID_PARAMETERS(X)
+
+/* Numbers in each of them, for `tokens` tokens. */
+typedef struct sti_hybrid_sizes {
+    size_t q, k, v, gate_logit, alpha, window_logit, map_q, map_k, bias_q, bias_k;
+} sti_hybrid_sizes;
+sti_hybrid_sizes sti_hybrid_sizes_of(const sti_hybrid_settings *set,
+                                     const sti_hybrid_shape *shape, size_t tokens);
+
 /* Where token j stands for the query t of the same sequence (parallel form). */
 typedef enum sti_place {
     STI_PLACE_NONE, /* in the future */

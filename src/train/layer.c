@@ -25,6 +25,16 @@ static void carve_own(const sti_config *g, size_t M, int rank, bool raw, sti_car
     out->fold = sti_carve_take(c, M * (size_t)g->heads, sizeof *out->fold);
 }
 
+void sti_batch_carve(sti_batch *b, sti_carve *c)
+{
+    const int T = b->T, rows = b->B * T;
+    b->pos = sti_carve_take(c, (size_t)rows, sizeof *b->pos);
+    b->seg = sti_carve_take(c, (size_t)b->B, sizeof *b->seg);
+    for (int r = 0; b->pos && r < rows; r++) b->pos[r] = r % T;
+    for (int i = 0; b->seg && i < b->B; i++)
+        b->seg[i] = (sti_attn_segment){.row0 = i * T, .n = T, .capacity = T};
+}
+
 void sti_acts_carve(const still_model *m, int B, int T, int rank, bool raw, int layers,
                     sti_carve *c, sti_acts *out)
 {

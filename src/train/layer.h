@@ -49,6 +49,10 @@ typedef struct sti_batch {
     sti_attn_segment *seg; /* [B]; K and V are set per layer */
 } sti_batch;
 
+/* Takes positions and segments of b->B sequences of b->T tokens; fills them where c has
+ * memory. */
+void sti_batch_carve(sti_batch *b, sti_carve *c);
+
 /* Dropout on LoRA's inputs: a hash of `key`, layer, target and i decides whether
  * element i of a target's input is kept; kept elements are multiplied by 1 / (1 -
  * p). The same key drops the same elements again. p 0: none. */

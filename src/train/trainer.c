@@ -233,8 +233,7 @@ static void carve_tables(sti_trainer *t, sti_carve *c)
 {
     const size_t B = (size_t)t->micro_batch, M = B * (size_t)t->p.seq,
                  entries = t->adapter->n_entries;
-    t->batch.pos = sti_carve_take(c, M, sizeof *t->batch.pos);
-    t->batch.seg = sti_carve_take(c, B, sizeof *t->batch.seg);
+    sti_batch_carve(&t->batch, c);
     t->ids = sti_carve_take(c, M, sizeof *t->ids);
     t->target = sti_carve_take(c, M, sizeof *t->target);
     t->counts = sti_carve_take(c, M, sizeof *t->counts);
@@ -300,15 +299,11 @@ static still_status reserve_memory(sti_trainer *t, still_error *err)
     const size_t n = t->adapter->n_values;
     t->micro_batch = t->p.micro_batch;
     t->loss_rows = t->m->be->host_memory ? STI_LOSS_ROWS : STI_LOSS_ROWS_FAR;
+    t->batch = (sti_batch){.B = t->micro_batch, .T = t->p.seq};
     STI_TRY(allocate(t, err));
     t->grad = t->moments.p;
     t->moment1 = t->grad + n;
     t->moment2 = t->moment1 + n;
-    t->batch.T = t->p.seq;
-    for (int r = 0; r < t->micro_batch * t->p.seq; r++) t->batch.pos[r] = r % t->p.seq;
-    for (int b = 0; b < t->micro_batch; b++)
-        t->batch.seg[b] = (sti_attn_segment){
-            .row0 = b * t->p.seq, .n = t->p.seq, .capacity = t->p.seq};
     return t->m->be->dev_reserve(t->m->dev, t->micro_batch * t->p.seq, err);
 }
 

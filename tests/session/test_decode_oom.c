@@ -11,34 +11,13 @@
 
 #include <cmocka.h>
 
+#include "../oom.h"
+
 #include "still.h"
 
-void *__real_malloc(size_t n);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *p, size_t n);
-void *__wrap_malloc(size_t n);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_realloc(void *p, size_t n);
 void *__real_mmap(void *at, size_t n, int access, int flags, int fd, off_t from);
 void *__wrap_mmap(void *at, size_t n, int access, int flags, int fd, off_t from);
 
-static int allocations;
-
-void *__wrap_malloc(size_t n)
-{
-    allocations++;
-    return __real_malloc(n);
-}
-void *__wrap_calloc(size_t n, size_t size)
-{
-    allocations++;
-    return __real_calloc(n, size);
-}
-void *__wrap_realloc(void *p, size_t n)
-{
-    allocations++;
-    return __real_realloc(p, n);
-}
 void *__wrap_mmap(void *at, size_t n, int access, int flags, int fd, off_t from)
 {
     allocations++;
@@ -62,7 +41,7 @@ static void feed_with(const char *name, int chunk)
     assert_int_equal(still_method_init(&how, name, chunk, &e), STILL_OK);
     for (int j = 0; j < SESSIONS; j++)
         assert_int_equal(still_session_new(m, &p, &s[j], &e), STILL_OK);
-    const int before = allocations;
+    const long before = allocations;
     int32_t prompt[BATCH] = {1, 2, 3, 4, 5, 6};
     assert_int_equal(still_session_feed(s[1], prompt, BATCH, &e), STILL_OK);
     for (int t = 0; t < STEPS; t++) {
@@ -70,8 +49,8 @@ static void feed_with(const char *name, int chunk)
         assert_int_equal(still_session_feed(s[0], tok, 1, &e), STILL_OK);
         assert_int_equal(still_session_step(s, tok, SESSIONS, &e), STILL_OK);
     }
-    const int allocated = allocations - before;
-    if (allocated != 0) fail_msg("%s: %d allocations while feeding", name, allocated);
+    const long allocated = allocations - before;
+    if (allocated != 0) fail_msg("%s: %ld allocations while feeding", name, allocated);
     for (int j = 0; j < SESSIONS; j++) still_session_free(s[j]);
     still_model_free(m);
 }

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "backend/host.h"
+#include "base/named.h"
 
 extern const sti_backend sti_backend_cpu, sti_backend_bf16;
 
@@ -320,29 +321,12 @@ static still_status logprob(sti_dev *d, const sti_logprob_args *a, still_error *
 const sti_backend sti_backend_bf16 = {
     .name = "bf16",
     .cache = STI_F32, /* holds bfloat16 as it is */
-    .host_memory = true,
-    .head_rows = 32,
-    .batch = 512,
-    .mem_new = sti_host_mem_new,
-    .mem_free = sti_host_mem_free,
-    .mem_move = sti_host_mem_move,
-    .mem_clear = sti_host_mem_clear,
+    STI_HOST_MEMORY,
     .mem_peak = mem_peak,
-    .dev_new = dev_new,
-    .dev_free = dev_free,
-    .dev_isa = dev_isa,
-    .dev_threads = dev_threads,
-    .dev_reserve = dev_reserve,
-    .dev_bytes = dev_bytes,
-    .weight_new = weight_new,
-    .weight_free = weight_free,
-    .weight_bytes = weight_bytes,
-    .matmul = matmul,
-    .embed = embed,
-    .rmsnorm = rmsnorm,
-    .rope = rope,
-    .swiglu = swiglu,
-    .ffn_forward = ffn_forward,
-    .softmax_attn = softmax_attn,
-    .logprob = logprob,
+    STI_NAMED_4(, dev_new, dev_free, dev_isa, dev_threads),
+    STI_NAMED_2(, dev_reserve, dev_bytes),
+    STI_NAMED_3(, weight_new, weight_free, weight_bytes),
+    STI_NAMED_4(, matmul, embed, rmsnorm, rope),
+    STI_NAMED_2(, swiglu, ffn_forward),
+    STI_NAMED_2(, softmax_attn, logprob),
 };

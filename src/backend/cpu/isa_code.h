@@ -1,5 +1,5 @@
 /* isa_code.h - the kernels that are written once, compiled for the instruction set of
- * the file that includes this, and its table. */
+ * the file that includes this, and its tables. */
 #ifndef STI_BACKEND_CPU_ISA_CODE_H
 #define STI_BACKEND_CPU_ISA_CODE_H
 
@@ -12,11 +12,44 @@
 #include "backend/cpu/softmax/attn_tile_code.h"
 #include "backend/cpu/train/elementwise_code.h"
 #include "backend/cpu/train/gemm_code.h"
+#include "base/named.h"
 
 static const sti_dense_kernels dense_kernels = {
-    .unpack_k = dense_unpack_k,
-    .product_float = dense_product_float,
-    .store = dense_store,
+    STI_NAMED_3(dense_, unpack_k, product_float, store),
+};
+
+static const sti_row_kernels row_kernels = {
+    STI_NAMED_4(row_, rmsnorm, swiglu, rope, sum_exp),
+};
+
+static const sti_attn_kernels attn_kernels = {
+    STI_NAMED_4(attn_, scale, divide, join, to_f16),
+    STI_NAMED_3(attn_, load_keys, load_values, load_panels),
+    STI_NAMED_3(attn_, qk_logits, qk_logits_panels, softmax),
+    STI_NAMED_3(attn_, pv_product, pv_product_cache, merge_lse),
+};
+
+static const sti_hybrid_kernels hyb_kernels = {
+    STI_NAMED_4(hyb_, widen, dot, product, product_t),
+    STI_NAMED_5(hyb_, features, lse, receive, add, output),
+};
+
+static const sti_panel_kernels panel_kernels = {
+    STI_NAMED_2(panel_, multiply, transpose),
+    STI_NAMED_4(panel_, lane_max, exp_shifted, lane_sum, dot),
+    STI_NAMED_3(panel_, softmax_backward, exp_moments, match),
+    STI_NAMED_5(panel_, row_dots, add_scaled, gate, softmax, decay),
+    STI_NAMED_2(panel_, features, features_backward),
+};
+
+static const sti_gemm_kernels gemm_kernels = {
+    .rows = GEMM_ROWS,
+    .strip = GEMM_STRIP,
+    STI_NAMED_3(gemm_, sweep, copy_row, copy_group),
+};
+
+static const sti_train_kernels train_kernels = {
+    STI_NAMED_5(train_, rmsnorm_back, swiglu_back, loss, adam, sum_squares),
 };
 
 #define STI_CPU_KERNELS(set)                                                           \

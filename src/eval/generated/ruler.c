@@ -188,23 +188,6 @@ static uint64_t available(const void *set)
         }                                                                              \
     }
 
-enum {
-    SINGLE_1,
-    SINGLE_2,
-    SINGLE_3,
-    MULTIKEY_1,
-    MULTIKEY_2,
-    MULTIKEY_3,
-    MULTIVALUE,
-    MULTIQUERY,
-    VT,
-    CWE,
-    FWE,
-    QA_HOTPOT,
-    QA_SQUAD,
-    TASKS
-};
-
 static const ruler_detail DETAIL[TASKS] = {
     [SINGLE_1] = NIAH(NOISE, false, false, 1, 1, 1),
     [SINGLE_2] = NIAH(ESSAY, false, false, 1, 1, 1),

@@ -10,8 +10,26 @@
 #ifndef STI_EVAL_GENERATED_RULER_H
 #define STI_EVAL_GENERATED_RULER_H
 
+#include "base/named.h"
 #include "eval/generated/generated.h"
 #include "eval/generated/sources.h"
+
+enum { /* rows of sti_task_ruler */
+       SINGLE_1,
+       SINGLE_2,
+       SINGLE_3,
+       MULTIKEY_1,
+       MULTIKEY_2,
+       MULTIKEY_3,
+       MULTIVALUE,
+       MULTIQUERY,
+       VT,
+       CWE,
+       FWE,
+       QA_HOTPOT,
+       QA_SQUAD,
+       TASKS
+};
 
 typedef struct sti_ruler_kind sti_ruler_kind;
 

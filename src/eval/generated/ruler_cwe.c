@@ -117,9 +117,6 @@ static uint64_t least(const sti_ruler *r, uint64_t i)
 const sti_ruler_kind sti_ruler_cwe = {
     .unit = 10,
     .unit_short = 10,
-    .load = load,
     .free = free_own,
-    .draw = draw,
-    .size = size,
-    .least = least,
+    STI_NAMED_4(, load, draw, size, least),
 };

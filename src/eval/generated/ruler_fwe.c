@@ -133,8 +133,5 @@ static uint64_t least(const sti_ruler *r, uint64_t i)
 const sti_ruler_kind sti_ruler_fwe = {
     .unit = 1,
     .unit_short = 1,
-    .load = load,
-    .draw = draw,
-    .size = size,
-    .least = least,
+    STI_NAMED_4(, load, draw, size, least),
 };

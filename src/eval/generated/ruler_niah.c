@@ -345,8 +345,6 @@ static still_status draw(const sti_ruler *r, uint64_t i, uint64_t n, sti_draws *
 const sti_ruler_kind sti_ruler_niah = {
     .unit = 500,
     .unit_short = 500,
-    .load = load,
     .free = free_own,
-    .draw = draw,
-    .least = least,
+    STI_NAMED_3(, load, draw, least),
 };

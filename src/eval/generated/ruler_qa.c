@@ -314,10 +314,6 @@ static uint64_t available(const sti_ruler *r)
 const sti_ruler_kind sti_ruler_qa = {
     .unit = 10,
     .unit_short = 10,
-    .load = load,
     .free = free_own,
-    .draw = draw,
-    .least = least,
-    .most = most,
-    .available = available,
+    STI_NAMED_5(, load, draw, least, most, available),
 };

@@ -141,8 +141,5 @@ static uint64_t least(const sti_ruler *r, uint64_t i)
 const sti_ruler_kind sti_ruler_vt = {
     .unit = 10,
     .unit_short = 5,
-    .load = load,
-    .free = free,
-    .draw = draw,
-    .least = least,
+    STI_NAMED_4(, load, free, draw, least),
 };

@@ -111,8 +111,7 @@ static void carve_run(run *r, sti_carve *c)
     r->x = sti_carve_take(c, T * (size_t)m->cfg.hidden, sizeof *r->x);
     r->score = sti_carve_take(c, T * S, sizeof *r->score);
     r->fold = sti_carve_take(c, T * S, sizeof *r->fold);
-    r->batch.pos = sti_carve_take(c, T, sizeof *r->batch.pos);
-    r->batch.seg = sti_carve_take(c, 1, sizeof *r->batch.seg);
+    sti_batch_carve(&r->batch, c);
 }
 
 static still_status reserve_memory(run *r, int n, still_error *err)
@@ -124,8 +123,6 @@ static still_status reserve_memory(run *r, int n, still_error *err)
         return sti_fail_memory(err, "activations of all tokens", c.used);
     c = (sti_carve){.base = r->work.p};
     carve_run(r, &c);
-    for (int t = 0; t < n; t++) r->batch.pos[t] = t;
-    r->batch.seg[0] = (sti_attn_segment){.n = n, .capacity = n};
     STI_TRY(sti_pool_new(r->m->info.threads, &r->pool, err));
     return r->m->be->dev_reserve(r->m->dev, n, err);
 }

@@ -82,42 +82,22 @@ static still_status open_device(const sti_suite_run *r, const sti_backend **b,
 static sti_hybrid_parallel_args narrow_hybrid(pairs *p,
                                               const sti_hybrid_parallel_args64 *a)
 {
-    const size_t S = (size_t)sti_hybrid_selection_heads(a->set, &a->shape);
-    const size_t H = (size_t)a->shape.H, D = (size_t)a->shape.D;
-    const size_t T = (size_t)a->B * (size_t)a->T, map = D * (size_t)a->shape.F;
-    const size_t q = T * H * D, k = T * (size_t)a->shape.G * D;
-    const sti_hybrid_in64 *x = &a->in;
-    const sti_hybrid_grad64 *g = &a->grad;
-    return (sti_hybrid_parallel_args){
-        .set = a->set,
-        .shape = a->shape,
-        .B = a->B,
-        .T = a->T,
-        .in = {.q = in(p, x->q, q),
-               .k = in(p, x->k, k),
-               .v = in(p, x->v, k),
-               .gate_logit = in(p, x->gate_logit, q),
-               .alpha = in(p, x->alpha, H),
-               .window_logit = in(p, x->window_logit, H),
-               .map_q = in(p, x->map_q, H * map),
-               .map_k = in(p, x->map_k, S * map),
-               .bias_q = in(p, x->bias_q, H),
-               .bias_k = in(p, x->bias_k, S)},
-        .fold_chunk = a->fold_chunk,
-        .y = out(p, a->y, q),
-        .trace = {.score = out(p, a->trace.score, T * S)},
-        .dy = in(p, a->dy, q),
-        .grad = {.q = out(p, g->q, q),
-                 .k = out(p, g->k, k),
-                 .v = out(p, g->v, k),
-                 .gate_logit = out(p, g->gate_logit, q),
-                 .alpha = out(p, g->alpha, H),
-                 .window_logit = out(p, g->window_logit, H),
-                 .map_q = out(p, g->map_q, H * map),
-                 .map_k = out(p, g->map_k, S * map),
-                 .bias_q = out(p, g->bias_q, H),
-                 .bias_k = out(p, g->bias_k, S)},
-    };
+    const size_t T = (size_t)a->B * (size_t)a->T;
+    const sti_hybrid_sizes n = sti_hybrid_sizes_of(a->set, &a->shape, T);
+    sti_hybrid_parallel_args to = {.set = a->set,
+                                   .shape = a->shape,
+                                   .B = a->B,
+                                   .T = a->T,
+                                   .fold_chunk = a->fold_chunk,
+                                   .y = out(p, a->y, n.q),
+                                   .trace.score = out(p, a->trace.score, T * n.bias_k),
+                                   .dy = in(p, a->dy, n.q)};
+#define BOTH(x)                                                                        \
+    to.in.x = in(p, a->in.x, n.x);                                                     \
+    to.grad.x = out(p, a->grad.x, n.x);
+    STI_HYBRID_ARRAYS(BOTH)
+#undef BOTH
+    return to;
 }
 
 static still_status run_hybrid(const sti_backend *b, sti_dev *dev,

@@ -44,30 +44,20 @@ static void read_tensors(sti_golden *g, sti_hybrid_case *c)
     c->P = sti_hybrid_features(&c->set, &c->shape);
     const size_t map = (size_t)D * (size_t)c->shape.F;
     const size_t nh = (size_t)H, ns = (size_t)c->S, P = (size_t)c->P;
-    c->in = (sti_hybrid_in64){
-        .q = sti_golden_rows(g, "q", H, T, D),
-        .k = sti_golden_rows(g, "k", G, T, D),
-        .v = sti_golden_rows(g, "v", G, T, D),
-        .gate_logit = sti_golden_rows_opt(g, "gate_logit", H, T, D),
-        .alpha = sti_golden_flat_opt(g, "alpha", nh),
-        .window_logit = sti_golden_flat_opt(g, "window_logit", nh),
-        .map_q = sti_golden_flat(g, "map_q", nh * map),
-        .map_k = sti_golden_flat(g, "map_k", ns * map),
-        .bias_q = sti_golden_flat_opt(g, "bias_q", nh),
-        .bias_k = sti_golden_flat_opt(g, "bias_k", ns),
-    };
-    c->grad = (sti_hybrid_grad64){
-        .q = sti_golden_rows(g, "grad.q", H, T, D),
-        .k = sti_golden_rows(g, "grad.k", G, T, D),
-        .v = sti_golden_rows(g, "grad.v", G, T, D),
-        .gate_logit = sti_golden_rows_opt(g, "grad.gate_logit", H, T, D),
-        .alpha = sti_golden_flat_opt(g, "grad.alpha", nh),
-        .window_logit = sti_golden_flat_opt(g, "grad.window_logit", nh),
-        .map_q = sti_golden_flat(g, "grad.map_q", nh * map),
-        .map_k = sti_golden_flat(g, "grad.map_k", ns * map),
-        .bias_q = sti_golden_flat_opt(g, "grad.bias_q", nh),
-        .bias_k = sti_golden_flat_opt(g, "grad.bias_k", ns),
-    };
+#define READ(prefix)                                                                   \
+    .q = sti_golden_rows(g, prefix "q", H, T, D),                                      \
+    .k = sti_golden_rows(g, prefix "k", G, T, D),                                      \
+    .v = sti_golden_rows(g, prefix "v", G, T, D),                                      \
+    .gate_logit = sti_golden_rows_opt(g, prefix "gate_logit", H, T, D),                \
+    .alpha = sti_golden_flat_opt(g, prefix "alpha", nh),                               \
+    .window_logit = sti_golden_flat_opt(g, prefix "window_logit", nh),                 \
+    .map_q = sti_golden_flat(g, prefix "map_q", nh * map),                             \
+    .map_k = sti_golden_flat(g, prefix "map_k", ns * map),                             \
+    .bias_q = sti_golden_flat_opt(g, prefix "bias_q", nh),                             \
+    .bias_k = sti_golden_flat_opt(g, prefix "bias_k", ns)
+    c->in = (sti_hybrid_in64){READ("")};
+    c->grad = (sti_hybrid_grad64){READ("grad.")};
+#undef READ
     c->dy = sti_golden_rows(g, "in.dy", H, T, D);
     c->y = sti_golden_rows(g, "out.y", H, T, D);
     c->state_s = state_of(g, c, "out.state_s", P * (size_t)D);

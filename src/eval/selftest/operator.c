@@ -104,40 +104,22 @@ typedef struct float_case {
 static void lay_out(float_case *f, sti_carve *at, const sti_hybrid_case *c,
                     const results *r, size_t kv)
 {
-    const size_t T = (size_t)c->T, H = (size_t)c->shape.H, S = (size_t)c->S;
-    const size_t D = (size_t)c->shape.D, map = D * (size_t)c->shape.F;
-    const size_t q = T * H * D, k = T * (size_t)c->shape.G * D;
-    const sti_hybrid_in64 *in = &c->in;
-    const sti_hybrid_grad64 *g = &r->grad;
+    const size_t T = (size_t)c->T, S = (size_t)c->S;
+    const sti_hybrid_sizes n = sti_hybrid_sizes_of(&c->set, &c->shape, T);
     *f = (float_case){
-        .in = {.q = take(at, in->q, q),
-               .k = take(at, in->k, k),
-               .v = take(at, in->v, k),
-               .gate_logit = take(at, in->gate_logit, q),
-               .alpha = take(at, in->alpha, H),
-               .window_logit = take(at, in->window_logit, H),
-               .map_q = take(at, in->map_q, H * map),
-               .map_k = take(at, in->map_k, S * map),
-               .bias_q = take(at, in->bias_q, H),
-               .bias_k = take(at, in->bias_k, S)},
-        .grad = {.q = take(at, g->q, q),
-                 .k = take(at, g->k, k),
-                 .v = take(at, g->v, k),
-                 .gate_logit = take(at, g->gate_logit, q),
-                 .alpha = take(at, g->alpha, H),
-                 .window_logit = take(at, g->window_logit, H),
-                 .map_q = take(at, g->map_q, H * map),
-                 .map_k = take(at, g->map_k, S * map),
-                 .bias_q = take(at, g->bias_q, H),
-                 .bias_k = take(at, g->bias_k, S)},
-        .dy = take(at, c->dy, q),
-        .y = take(at, r->y, q),
-        .y_parallel = take(at, r->y_parallel, q),
-        .score_head = take(at, r->score_head, T * H),
+        .dy = take(at, c->dy, n.q),
+        .y = take(at, r->y, n.q),
+        .y_parallel = take(at, r->y_parallel, n.q),
+        .score_head = take(at, r->score_head, T * n.alpha),
         .score = take(at, r->score, T * S),
         .fold = sti_carve_take(at, T * S, sizeof(int32_t)),
         .fold_parallel = sti_carve_take(at, T * S, sizeof(int32_t)),
     };
+#define TAKE(x)                                                                        \
+    f->in.x = take(at, c->in.x, n.x);                                                  \
+    f->grad.x = take(at, r->grad.x, n.x);
+    STI_HYBRID_ARRAYS(TAKE)
+#undef TAKE
     sti_hybrid_state_carve(&f->st, at, &c->set, &c->shape, c->T, kv, sizeof(float));
 }
 
@@ -149,21 +131,13 @@ static void narrow(const float *to, const double *x, size_t n)
 
 static void narrow_inputs(const float_case *f, const sti_hybrid_case *c)
 {
-    const size_t T = (size_t)c->T, H = (size_t)c->shape.H, S = (size_t)c->S;
-    const size_t D = (size_t)c->shape.D, map = D * (size_t)c->shape.F;
-    const size_t q = T * H * D, k = T * (size_t)c->shape.G * D;
-    narrow(f->in.q, c->in.q, q);
-    narrow(f->in.k, c->in.k, k);
-    narrow(f->in.v, c->in.v, k);
-    narrow(f->in.gate_logit, c->in.gate_logit, q);
-    narrow(f->in.alpha, c->in.alpha, H);
-    narrow(f->in.window_logit, c->in.window_logit, H);
-    narrow(f->in.map_q, c->in.map_q, H * map);
-    narrow(f->in.map_k, c->in.map_k, S * map);
-    narrow(f->in.bias_q, c->in.bias_q, H);
-    narrow(f->in.bias_k, c->in.bias_k, S);
-    narrow(f->dy, c->dy, q);
-    memcpy(f->fold, c->fold, T * S * sizeof *f->fold);
+    const size_t T = (size_t)c->T;
+    const sti_hybrid_sizes n = sti_hybrid_sizes_of(&c->set, &c->shape, T);
+#define NARROW(x) narrow(f->in.x, c->in.x, n.x);
+    STI_HYBRID_ARRAYS(NARROW)
+#undef NARROW
+    narrow(f->dy, c->dy, n.q);
+    memcpy(f->fold, c->fold, T * (size_t)c->S * sizeof *f->fold);
 }
 
 static void widen(double *to, const float *from, size_t n)
@@ -173,27 +147,19 @@ static void widen(double *to, const float *from, size_t n)
 
 static void widen_results(const float_case *f, const sti_hybrid_case *c, results *r)
 {
-    const size_t T = (size_t)c->T, H = (size_t)c->shape.H, S = (size_t)c->S;
+    const size_t T = (size_t)c->T, S = (size_t)c->S;
     const size_t D = (size_t)c->shape.D, P = (size_t)c->P;
-    const size_t map = D * (size_t)c->shape.F, q = T * H * D;
-    const size_t k = T * (size_t)c->shape.G * D;
+    const sti_hybrid_sizes n = sti_hybrid_sizes_of(&c->set, &c->shape, T);
     memcpy(r->fold_parallel, f->fold_parallel, T * S * sizeof *r->fold_parallel);
-    widen(r->y, f->y, q);
-    widen(r->y_parallel, f->y_parallel, q);
-    widen(r->score_head, f->score_head, T * H);
+    widen(r->y, f->y, n.q);
+    widen(r->y_parallel, f->y_parallel, n.q);
+    widen(r->score_head, f->score_head, T * n.alpha);
     widen(r->score, f->score, T * S);
     widen(r->state_s, f->st.lin_s, S * P * D);
     widen(r->state_z, f->st.lin_z, S * P);
-    widen(r->grad.q, f->grad.q, q);
-    widen(r->grad.k, f->grad.k, k);
-    widen(r->grad.v, f->grad.v, k);
-    widen(r->grad.gate_logit, f->grad.gate_logit, q);
-    widen(r->grad.alpha, f->grad.alpha, H);
-    widen(r->grad.window_logit, f->grad.window_logit, H);
-    widen(r->grad.map_q, f->grad.map_q, H * map);
-    widen(r->grad.map_k, f->grad.map_k, S * map);
-    widen(r->grad.bias_q, f->grad.bias_q, H);
-    widen(r->grad.bias_k, f->grad.bias_k, S);
+#define WIDEN(x) widen(r->grad.x, f->grad.x, n.x);
+    STI_HYBRID_ARRAYS(WIDEN)
+#undef WIDEN
 }
 
 static still_status run_forms(const sti_backend *b, sti_dev *dev, float_case *f,

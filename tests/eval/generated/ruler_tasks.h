@@ -10,23 +10,6 @@ static const char QA_HEAD[] =
     "not "
     "output any other words.\n\nThe following are given documents.\n\nDocument 1:\n";
 
-enum { /* rows of sti_task_ruler */
-       SINGLE_1,
-       SINGLE_2,
-       SINGLE_3,
-       MULTIKEY_1,
-       MULTIKEY_2,
-       MULTIKEY_3,
-       MULTIVALUE,
-       MULTIQUERY,
-       VT,
-       CWE,
-       FWE,
-       QA_HOTPOT,
-       QA_SQUAD,
-       TASKS
-};
-
 static const char *const NAME[TASKS] = {"niah_single_1",
                                         "niah_single_2",
                                         "niah_single_3",

@@ -158,11 +158,4 @@ static double row_sum_exp(const float *x, int n, float *max)
     return sum;
 }
 
-static const sti_row_kernels row_kernels = {
-    .rmsnorm = row_rmsnorm,
-    .swiglu = row_swiglu,
-    .rope = row_rope,
-    .sum_exp = row_sum_exp,
-};
-
 #endif

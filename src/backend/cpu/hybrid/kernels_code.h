@@ -258,16 +258,4 @@ static void hyb_output(float *y, const float *o, float keep, const float *lin,
     }
 }
 
-static const sti_hybrid_kernels hyb_kernels = {
-    .widen = hyb_widen,
-    .dot = hyb_dot,
-    .product = hyb_product,
-    .product_t = hyb_product_t,
-    .features = hyb_features,
-    .lse = hyb_lse,
-    .receive = hyb_receive,
-    .add = hyb_add,
-    .output = hyb_output,
-};
-
 #endif

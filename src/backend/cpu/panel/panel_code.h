@@ -376,23 +376,4 @@ static float panel_features_backward(const sti_panel_map *m, const float *x, flo
     return bias;
 }
 
-static const sti_panel_kernels panel_kernels = {
-    .multiply = panel_multiply,
-    .transpose = panel_transpose,
-    .lane_max = panel_lane_max,
-    .exp_shifted = panel_exp_shifted,
-    .lane_sum = panel_lane_sum,
-    .dot = panel_dot,
-    .softmax_backward = panel_softmax_backward,
-    .exp_moments = panel_exp_moments,
-    .match = panel_match,
-    .row_dots = panel_row_dots,
-    .add_scaled = panel_add_scaled,
-    .gate = panel_gate,
-    .softmax = panel_softmax,
-    .decay = panel_decay,
-    .features = panel_features,
-    .features_backward = panel_features_backward,
-};
-
 #endif

@@ -351,20 +351,4 @@ static void attn_merge_lse(float *M, float *L, const float *m, const float *l,
     }
 }
 
-static const sti_attn_kernels attn_kernels = {
-    .scale = attn_scale,
-    .divide = attn_divide,
-    .join = attn_join,
-    .to_f16 = attn_to_f16,
-    .load_keys = attn_load_keys,
-    .load_values = attn_load_values,
-    .load_panels = attn_load_panels,
-    .qk_logits = attn_qk_logits,
-    .qk_logits_panels = attn_qk_logits_panels,
-    .softmax = attn_softmax,
-    .pv_product = attn_pv_product,
-    .pv_product_cache = attn_pv_product_cache,
-    .merge_lse = attn_merge_lse,
-};
-
 #endif

@@ -193,12 +193,4 @@ static double train_sum_squares(const float *x, size_t n)
     return s[0];
 }
 
-static const sti_train_kernels train_kernels = {
-    .rmsnorm_back = train_rmsnorm_back,
-    .swiglu_back = train_swiglu_back,
-    .loss = train_loss,
-    .adam = train_adam,
-    .sum_squares = train_sum_squares,
-};
-
 #endif

@@ -179,12 +179,4 @@ static void gemm_copy_group(sti_layout l, bool flip, const uint8_t *from, int nb
     }
 }
 
-static const sti_gemm_kernels gemm_kernels = {
-    .rows = GEMM_ROWS,
-    .strip = GEMM_STRIP,
-    .sweep = gemm_sweep,
-    .copy_row = gemm_copy_row,
-    .copy_group = gemm_copy_group,
-};
-
 #endif

@@ -5,59 +5,33 @@
 #include "backend/ref/float_ref.h"
 #include "backend/ref/hybrid/hybrid.h"
 
-/* Elements of each array for `tokens` tokens. */
-typedef struct sizes {
-    size_t q, k, heads, selectors, map_q, map_k, freq;
-} sizes;
-
-static sizes sizes_of(const sti_hybrid_settings *set, const sti_hybrid_shape *shape)
+static sti_hybrid_in64 widen_in(sti_wide *w, const sti_hybrid_in *in,
+                                const sti_hybrid_sizes *n, int D)
 {
-    const size_t H = (size_t)shape->H, D = (size_t)shape->D, F = (size_t)shape->F;
-    const size_t S = (size_t)sti_hybrid_selection_heads(set, shape);
-    return (sizes){.q = H * D,
-                   .k = (size_t)shape->G * D,
-                   .heads = H,
-                   .selectors = S,
-                   .map_q = H * D * F,
-                   .map_k = S * D * F,
-                   .freq = D / 2};
-}
-
-static sti_hybrid_in64 widen_in(sti_wide *w, const sti_hybrid_in *in, const sizes *n,
-                                size_t tokens)
-{
-    return (sti_hybrid_in64){
-        .q = sti_wide_copy(w, in->q, tokens * n->q),
-        .k = sti_wide_copy(w, in->k, tokens * n->k),
-        .v = sti_wide_copy(w, in->v, tokens * n->k),
-        .gate_logit = sti_wide_copy(w, in->gate_logit, tokens * n->q),
-        .alpha = sti_wide_copy(w, in->alpha, n->heads),
-        .window_logit = sti_wide_copy(w, in->window_logit, n->heads),
-        .map_q = sti_wide_copy(w, in->map_q, n->map_q),
-        .map_k = sti_wide_copy(w, in->map_k, n->map_k),
-        .bias_q = sti_wide_copy(w, in->bias_q, n->heads),
-        .bias_k = sti_wide_copy(w, in->bias_k, n->selectors),
-        .q_raw = sti_wide_copy(w, in->q_raw, tokens * n->q),
-        .inv_freq = sti_wide_copy(w, in->inv_freq, n->freq),
-        .interleaved = in->interleaved};
+    sti_hybrid_in64 to = {.q_raw = sti_wide_copy(w, in->q_raw, n->q),
+                          .inv_freq = sti_wide_copy(w, in->inv_freq, (size_t)D / 2),
+                          .interleaved = in->interleaved};
+#define COPY(x) to.x = sti_wide_copy(w, in->x, n->x);
+    STI_HYBRID_ARRAYS(COPY)
+#undef COPY
+    return to;
 }
 
 /* Copies: without a window nothing is written to them. */
 static sti_hybrid_trace64 widen_trace(sti_wide *w, const sti_hybrid_trace *t,
-                                      const sizes *n, size_t tokens)
+                                      size_t heads, size_t selectors)
 {
-    return (sti_hybrid_trace64){
-        .score_head = sti_wide_copy(w, t->score_head, tokens * n->heads),
-        .score = sti_wide_copy(w, t->score, tokens * n->selectors),
-        .salient = t->salient,
-        .fold_chunk = t->fold_chunk};
+    return (sti_hybrid_trace64){.score_head = sti_wide_copy(w, t->score_head, heads),
+                                .score = sti_wide_copy(w, t->score, selectors),
+                                .salient = t->salient,
+                                .fold_chunk = t->fold_chunk};
 }
 
 static void trace_back(const sti_hybrid_trace *to, const sti_hybrid_trace64 *from,
-                       const sizes *n, size_t tokens)
+                       size_t heads, size_t selectors)
 {
-    sti_wide_back(to->score_head, from->score_head, tokens * n->heads);
-    sti_wide_back(to->score, from->score, tokens * n->selectors);
+    sti_wide_back(to->score_head, from->score_head, heads);
+    sti_wide_back(to->score, from->score, selectors);
 }
 
 /* ---- Recurrent form ------------------------------------------------------ */
@@ -74,22 +48,23 @@ still_status sti_ref_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set
 static still_status one_session(const sti_hybrid_args *a, still_error *err)
 {
     STI_TRY(sti_hybrid_check(a->set, &a->shape, err));
-    const sizes n = sizes_of(a->set, &a->shape);
     const size_t T = (size_t)a->T;
+    const sti_hybrid_sizes n = sti_hybrid_sizes_of(a->set, &a->shape, T);
     sti_wide w = {0};
-    const sti_hybrid_args64 wide = {.set = a->set,
-                                    .shape = a->shape,
-                                    .T = a->T,
-                                    .in = widen_in(&w, &a->in, &n, T),
-                                    .state = a->state,
-                                    .y = sti_wide_zeros(&w, a->y, T * n.q),
-                                    .trace = widen_trace(&w, &a->trace, &n, T)};
+    const sti_hybrid_args64 wide = {
+        .set = a->set,
+        .shape = a->shape,
+        .T = a->T,
+        .in = widen_in(&w, &a->in, &n, a->shape.D),
+        .state = a->state,
+        .y = sti_wide_zeros(&w, a->y, n.q),
+        .trace = widen_trace(&w, &a->trace, T * n.alpha, T * n.bias_k)};
     still_status st =
-        w.failed ? sti_fail_memory(err, "hybrid attention", T * n.q * sizeof(double))
+        w.failed ? sti_fail_memory(err, "hybrid attention", n.q * sizeof(double))
                  : sti_ref_hybrid_forward(&wide, err);
     if (st == STILL_OK) {
-        sti_wide_back(a->y, wide.y, T * n.q);
-        trace_back(&a->trace, &wide.trace, &n, T);
+        sti_wide_back(a->y, wide.y, n.q);
+        trace_back(&a->trace, &wide.trace, T * n.alpha, T * n.bias_k);
     }
     sti_wide_free(&w);
     return st;
@@ -107,34 +82,24 @@ still_status sti_ref_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
 
 /* Gradients of parameters are added to, so they go in as well as out. */
 static sti_hybrid_grad64 widen_grad(sti_wide *w, const sti_hybrid_grad *g,
-                                    const sizes *n, size_t tokens)
+                                    const sti_hybrid_sizes *n)
 {
-    return (sti_hybrid_grad64){
-        .q = sti_wide_zeros(w, g->q, tokens * n->q),
-        .k = sti_wide_zeros(w, g->k, tokens * n->k),
-        .v = sti_wide_zeros(w, g->v, tokens * n->k),
-        .gate_logit = sti_wide_zeros(w, g->gate_logit, tokens * n->q),
-        .alpha = sti_wide_copy(w, g->alpha, n->heads),
-        .window_logit = sti_wide_copy(w, g->window_logit, n->heads),
-        .map_q = sti_wide_copy(w, g->map_q, n->map_q),
-        .map_k = sti_wide_copy(w, g->map_k, n->map_k),
-        .bias_q = sti_wide_copy(w, g->bias_q, n->heads),
-        .bias_k = sti_wide_copy(w, g->bias_k, n->selectors)};
+    sti_hybrid_grad64 to;
+#define ZEROS(x) to.x = sti_wide_zeros(w, g->x, n->x);
+#define COPY(x) to.x = sti_wide_copy(w, g->x, n->x);
+    STI_HYBRID_TOKEN_ARRAYS(ZEROS)
+    STI_HYBRID_PARAMETERS(COPY)
+#undef ZEROS
+#undef COPY
+    return to;
 }
 
 static void grad_back(const sti_hybrid_grad *to, const sti_hybrid_grad64 *from,
-                      const sizes *n, size_t tokens)
+                      const sti_hybrid_sizes *n)
 {
-    sti_wide_back(to->q, from->q, tokens * n->q);
-    sti_wide_back(to->k, from->k, tokens * n->k);
-    sti_wide_back(to->v, from->v, tokens * n->k);
-    sti_wide_back(to->gate_logit, from->gate_logit, tokens * n->q);
-    sti_wide_back(to->alpha, from->alpha, n->heads);
-    sti_wide_back(to->window_logit, from->window_logit, n->heads);
-    sti_wide_back(to->map_q, from->map_q, n->map_q);
-    sti_wide_back(to->map_k, from->map_k, n->map_k);
-    sti_wide_back(to->bias_q, from->bias_q, n->heads);
-    sti_wide_back(to->bias_k, from->bias_k, n->selectors);
+#define BACK(x) sti_wide_back(to->x, from->x, n->x);
+    STI_HYBRID_ARRAYS(BACK)
+#undef BACK
 }
 
 typedef still_status (*entry64)(const sti_hybrid_parallel_args64 *, still_error *);
@@ -154,8 +119,9 @@ static still_status run_parallel(entry64 entry, const sti_hybrid_match_args *mat
                                  bool backward, still_error *err)
 {
     STI_TRY(sti_hybrid_check(a->set, &a->shape, err));
-    const sizes n = sizes_of(a->set, &a->shape);
     const size_t tokens = (size_t)a->B * (size_t)a->T;
+    const sti_hybrid_sizes n = sti_hybrid_sizes_of(a->set, &a->shape, tokens);
+    const size_t heads = tokens * n.alpha, selectors = tokens * n.bias_k;
     const sti_hybrid_grad none = {0}, parameters = only_parameters(a->grad),
                           *grad = match      ? &parameters
                                   : backward ? &a->grad
@@ -171,24 +137,23 @@ static still_status run_parallel(entry64 entry, const sti_hybrid_match_args *mat
         .shape = a->shape,
         .B = a->B,
         .T = a->T,
-        .in = widen_in(&w, &a->in, &n, tokens),
+        .in = widen_in(&w, &a->in, &n, a->shape.D),
         .fold_chunk = a->fold_chunk,
-        .max_in = sti_wide_copy(&w, a->max_in, tokens * n.heads),
-        .max_out = sti_wide_zeros(&w, max_out, tokens * n.heads),
-        .y = sti_wide_zeros(&w, y, tokens * n.q),
-        .trace = widen_trace(&w, &trace, &n, tokens),
-        .dy = backward ? sti_wide_copy(&w, a->dy, tokens * n.q) : NULL,
-        .grad = widen_grad(&w, grad, &n, tokens)};
+        .max_in = sti_wide_copy(&w, a->max_in, heads),
+        .max_out = sti_wide_zeros(&w, max_out, heads),
+        .y = sti_wide_zeros(&w, y, n.q),
+        .trace = widen_trace(&w, &trace, heads, selectors),
+        .dy = backward ? sti_wide_copy(&w, a->dy, n.q) : NULL,
+        .grad = widen_grad(&w, grad, &n)};
     still_status st =
-        w.failed
-            ? sti_fail_memory(err, "hybrid attention", tokens * n.q * sizeof(double))
-        : match ? sti_ref_hybrid_match(&wide, (double)match->scale, match->loss, err)
-                : entry(&wide, err);
+        w.failed ? sti_fail_memory(err, "hybrid attention", n.q * sizeof(double))
+        : match  ? sti_ref_hybrid_match(&wide, (double)match->scale, match->loss, err)
+                 : entry(&wide, err);
     if (st == STILL_OK) {
-        sti_wide_back(y, wide.y, tokens * n.q);
-        sti_wide_back(max_out, wide.max_out, tokens * n.heads);
-        trace_back(&trace, &wide.trace, &n, tokens);
-        grad_back(grad, &wide.grad, &n, tokens);
+        sti_wide_back(y, wide.y, n.q);
+        sti_wide_back(max_out, wide.max_out, heads);
+        trace_back(&trace, &wide.trace, heads, selectors);
+        grad_back(grad, &wide.grad, &n);
     }
     sti_wide_free(&w);
     return st;

@@ -8,16 +8,7 @@
 #include "ops/ops.h"
 
 #include "../../../oom.h"
-
-/* Pages of address space: large blocks are mapped, not taken from malloc. */
-static long mapped_pages(void)
-{
-    long n = -1;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (f && fscanf(f, "%ld", &n) != 1) n = -1;
-    if (f) fclose(f);
-    return n;
-}
+#include "../../../pages.h"
 
 typedef struct session {
     float *q, *k, *v, *gate, *y;

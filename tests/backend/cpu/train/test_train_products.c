@@ -8,6 +8,8 @@
 
 #include "../../matrix.h"
 
+#include "../../../pages.h"
+
 /* ---- Weights ------------------------------------------------------------- */
 
 static const sti_dtype TYPES[] = {STI_F32,  STI_F16,  STI_BF16, STI_Q4_0, STI_Q4_1,
@@ -209,16 +211,6 @@ static void matmul_grad_is_the_definition(void **state)
 }
 
 /* ---- Errors, memory ------------------------------------------------------ */
-
-/* Pages of address space: scratch is mapped, not taken from malloc. */
-static long mapped_pages(void)
-{
-    long n = -1;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (f && fscanf(f, "%ld", &n) != 1) n = -1;
-    if (f) fclose(f);
-    return n;
-}
 
 static void products_refuse_and_stay_small(void **state)
 {
