@@ -100,6 +100,10 @@ static void refuses_bad_headers(void **state)
         {"{\"t\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
          "\"u\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}",
          12, STILL_E_FORMAT, "the one before ends at 8"},
+        /* The data would be tiled, but the first one says that it has more. */
+        {"{\"t\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,12]},"
+         "\"u\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}",
+         16, STILL_E_FORMAT, "another number"},
     };
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         sti_buf b = {0};

@@ -3,6 +3,8 @@
 
 #include <time.h>
 
+#include "token/tokenizer.h"
+
 static void check(const still_tokenizer *tk, const char *text, unsigned flags,
                   const int32_t *want, size_t n)
 {
@@ -62,6 +64,32 @@ static void test_leading_space_once(void **state)
     assert_memory_equal(plain, after + 1, n * sizeof *plain);
     free(plain);
     free(after);
+    still_tokenizer_free(tk);
+}
+
+/* Added tokens that swallow the white space on one side of them, up to the text or the
+ * token before. */
+static void test_strip(void **state)
+{
+    (void)state;
+    static const char json[] =
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"\\u0120\":2,"
+        "\"<l>\":3,\"<r>\":4},\"merges\":[]},"
+        "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+        "\"use_regex\":true},\"decoder\":{\"type\":\"ByteLevel\"},\"added_tokens\":["
+        "{\"id\":3,\"content\":\"<l>\",\"special\":true,\"lstrip\":true},"
+        "{\"id\":4,\"content\":\"<r>\",\"special\":true,\"rstrip\":true}]}";
+    still_error err;
+    still_tokenizer *tk = sti_tokenizer_new();
+    assert_non_null(tk);
+    if (sti_tokenizer_load_json(tk, json, sizeof json - 1, &err) != STILL_OK ||
+        sti_tokenizer_finish(tk, &err) != STILL_OK)
+        fail_msg("%s", err.text);
+    const unsigned special = STILL_ENCODE_SPECIAL;
+    check(tk, "a  <l>  b", special, (int32_t[]){0, 3, 2, 2, 1}, 5);
+    check(tk, "a  <r>  b", special, (int32_t[]){0, 2, 2, 4, 1}, 5);
+    check(tk, " <l><l> ", special, (int32_t[]){3, 3, 2}, 3);
+    check(tk, "<r>  <l>", special, (int32_t[]){4, 3}, 2);
     still_tokenizer_free(tk);
 }
 
@@ -174,6 +202,7 @@ int main(void)
         cmocka_unit_test(test_special_only_when_asked),
         cmocka_unit_test(test_bos),
         cmocka_unit_test(test_leading_space_once),
+        cmocka_unit_test(test_strip),
         cmocka_unit_test(test_writes_no_more_than_cap),
         cmocka_unit_test(test_broken_utf8_bytes),
         cmocka_unit_test(test_broken_utf8_spm),

@@ -1,0 +1,110 @@
+/* test_snapshot.c - a past that a session takes over replaces its own: boundaries of the
+ * old one are gone, those of a fork's origin are there, and a file of other settings is
+ * refused though its size fits. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../eval/tiny.h"
+
+enum { CHUNK = 8, N = 80 };
+
+static still_session *session(still_model *m, int select)
+{
+    still_session *s;
+    still_error e;
+    still_method how = method_of("still", CHUNK);
+    how.select = select;
+    must(still_session_new(m,
+                           &(still_session_params){
+                               .ctx = N, .batch = 16, .method = &how, .rollback = 4},
+                           &s, &e),
+         &e);
+    return s;
+}
+
+static void feed(still_session *s, int n, int step)
+{
+    int32_t tok[N];
+    still_error e;
+    for (int i = 0; i < n; i++) tok[i] = (7 + i * step) % VOCAB;
+    must(still_session_feed(s, tok, n, &e), &e);
+}
+
+/* Three chunks and a half of one text, then of another: the boundaries that were kept are
+ * of the first, and going back to them would leave the second. */
+static void test_restore_forgets_boundaries(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    still_session *one = session(m, 2), *other = session(m, 2);
+    still_snapshot *snap;
+    still_error e;
+    int at;
+    feed(one, 3 * CHUNK + 4, 3);
+    feed(other, 3 * CHUNK + 4, 5);
+    must(still_session_snapshot(other, &snap, &e), &e);
+    must(still_session_restore(one, snap, &e), &e);
+    assert_int_equal(still_session_rollback(one, 2 * CHUNK, &at, &e), STILL_E_LIMIT);
+    /* What comes after it is kept as ever. */
+    feed(one, CHUNK, 5);
+    must(still_session_rollback(one, 4 * CHUNK + 1, &at, &e), &e);
+    assert_int_equal(at, 4 * CHUNK);
+    still_snapshot_free(snap);
+    still_session_free(one);
+    still_session_free(other);
+    still_model_free(m);
+}
+
+/* A fork can go back where its origin could, and is then where that would be. */
+static void test_fork_keeps_boundaries(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    still_session *one = session(m, 2), *fork;
+    still_error e;
+    int at;
+    feed(one, 3 * CHUNK + 4, 3);
+    must(still_session_fork(one, &fork, &e), &e);
+    must(still_session_rollback(fork, 2 * CHUNK + 1, &at, &e), &e);
+    assert_int_equal(at, 2 * CHUNK);
+    must(still_session_rollback(one, 2 * CHUNK + 1, &at, &e), &e);
+    feed(one, CHUNK, 11);
+    feed(fork, CHUNK, 11);
+    assert_memory_equal(still_session_logits(one), still_session_logits(fork),
+                        VOCAB * sizeof(float));
+    still_session_free(one);
+    still_session_free(fork);
+    still_model_free(m);
+}
+
+static void test_file_of_other_settings(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/still-snapshot-XXXXXX";
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    still_model *m = open_tiny("cpu");
+    still_session *one = session(m, 2), *other = session(m, 3);
+    still_error e;
+    feed(one, 3 * CHUNK, 3);
+    must(still_session_save(one, path, &e), &e);
+    assert_int_equal(still_session_load(other, path, &e), STILL_E_ARG);
+    assert_non_null(strstr(e.text, "saved with '"));
+    assert_int_equal(still_session_length(other), 0);
+    must(still_session_load(one, path, &e), &e);
+    unlink(path);
+    still_session_free(one);
+    still_session_free(other);
+    still_model_free(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_restore_forgets_boundaries),
+        cmocka_unit_test(test_fork_keeps_boundaries),
+        cmocka_unit_test(test_file_of_other_settings)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
