@@ -48,7 +48,7 @@ struct still_model {
     sti_block vectors; /* all norms and biases, as floats */
     size_t vectors_used, vectors_capacity;
     sti_adapter *adapter;   /* or NULL */
-    sti_adapter **stand_in; /* [n_stand_ins]: made so far (measure.c) */
+    sti_adapter **stand_in; /* [n_stand_ins]: made so far (bench.c) */
     int n_stand_ins;
     sti_scratch scratch;
     uint64_t sessions; /* made so far, for numbering them */
@@ -108,7 +108,7 @@ still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
 
 sti_adapter_home sti_model_home(still_model *m);
 
-/* ---- For measuring (measure.c) ------------------------------------------- */
+/* ---- For measuring (bench.c) --------------------------------------------- */
 
 /* Gives a model without adapter what training for the method would add to it, untrained
  * maps and random gates: time and memory of the two are the same. Kept for the next

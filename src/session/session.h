@@ -35,7 +35,7 @@ struct still_session {
 still_status sti_session_like(const still_session *s, int ctx, still_session **out,
                               still_error *err);
 /* Fails with STILL_E_NUMERIC, naming the layer, unless `result`, a logit or a
- * log-probability after the last of n tokens, is finite (check.c). */
+ * log-probability after the last of n tokens, is finite (not_finite.c). */
 still_status sti_session_check(const still_session *s, const int32_t *tok, int n,
                                float result, still_error *err);
 /* Allows passes of several sessions (feed_batch.h) with up to `rows` rows. One session

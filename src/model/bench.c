@@ -1,4 +1,4 @@
-/* measure.c - what benchmarks ask of a model that nobody else does: stand-ins for
+/* bench.c - what benchmarks ask of a model that nobody else does: stand-ins for
  * adapters, and the most memory it has taken. */
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* check.c - finds results that are not finite, and the layer they come from.
+/* not_finite.c - finds results that are not finite, and the layer they come from.
  *
  * The residual stream only adds up: once a row of it holds a NaN or an infinity it
  * stays, and the final norm makes every logit of that row NaN. So one number of a row
