@@ -127,7 +127,7 @@ const cli_option cli_option_table[] = {
      .preset = "64", .min = 1, .max = MOST_TOKENS,
      .help = "How many recent tokens the penalty looks at."},
     {"seed", 's', "N", CLI_SEED, AT(seed), SALIENCY | ALLOCATE, CLI_G_METHOD, .preset = "0",
-     .help = "Seed of the random score."},
+     .help = "Seed of the random score; of allocate also of its probes."},
     {"seed", 's', "N", CLI_SEED, AT(seed), (RUN & ~EVAL) | LINEARIZE,
      CLI_G_SAMPLING, .preset = "0",
      .help = "Seed of every random choice: the same seed gives the same result."},
