@@ -10,8 +10,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    json_error_t where;
-    json_t *config = json_loadb((const char *)data, size, 0, &where);
+    json_t *config;
+    sti_json_read("fuzz", (const char *)data, size, STI_JSON_OBJECT, &config, NULL);
     char name[] = "model.embed_tokens.weight";
     sti_tensor embed = {.name = name, .n_dims = 2, .dim = {384, 64}, .path = "fuzz"};
     char path[] = "fuzz";

@@ -124,3 +124,8 @@ put("fuzz_token_cache", "small", token_cache(10, [1, 2 | 1 << 31, 9]))
 put("fuzz_token_cache", "empty", token_cache(10, []))
 put("fuzz_token_cache", "broken", token_cache(4, [3] * 9, 5, 2, b"line 2: is no JSON object"))
 put("fuzz_token_cache", "beyond", token_cache(3, [1, 2, 3]))
+
+put("fuzz_json", "object", b'{"a": 1, "b": [true, false, null], "c": {"d": -1.5e-3}, "a": 2}')
+put("fuzz_json", "strings", rb'["", "\"\\\/\b\f\n\r\t", "\u00e9\ud83d\ude00\u0000", "\u20ac"]')
+put("fuzz_json", "utf8", '["\u00e9\u20ac\U0001f600"]'.encode())
+put("fuzz_json", "numbers", b"[0, -0, 1.0, 1e5, 9223372036854775807, 1e308, 0.1E-400]")

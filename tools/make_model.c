@@ -261,7 +261,7 @@ static still_status remove_in(const char *dir, const char *name, still_error *er
 
 /* Items [lo, hi) as shard k of n; their places go into weight_map. */
 static still_status put_shard(const plan *p, const char *dir, size_t lo, size_t hi,
-                              int k, int n, json_t *weight_map, rng *r, progress *bar,
+                              int k, int n, json_t **weight_map, rng *r, progress *bar,
                               still_error *err)
 {
     char name[64] = "model.safetensors";
@@ -271,12 +271,13 @@ static still_status put_shard(const plan *p, const char *dir, size_t lo, size_t 
     if (path.failed) return sti_fail_memory(err, dir, 64);
     json_t *metadata = json_pack("{s:s}", "format", "pt");
     sti_writer *w = NULL;
-    still_status status = sti_writer_safetensors(path.p, metadata, &w, err);
+    still_status status = metadata ? sti_writer_safetensors(path.p, metadata, &w, err)
+                                   : sti_fail_memory(err, dir, 0);
     json_decref(metadata);
     sti_buf_free(&path);
     if (status != STILL_OK) return status;
     for (size_t i = lo; i < hi; i++)
-        json_object_set_new(weight_map, p->item[i].name, json_string(name));
+        sti_json_set(weight_map, p->item[i].name, json_string(name));
     status = put_items(w, p, lo, hi, r, bar, err);
     if (status == STILL_OK) return sti_writer_finish(w, err);
     sti_writer_abort(w);
@@ -307,7 +308,7 @@ static still_status write_folder(const plan *p, const char *dir, rng *r, progres
     still_status status = STILL_OK;
     for (size_t lo = 0; status == STILL_OK && lo < p->n; lo = shard_end(p, lo))
         status =
-            put_shard(p, dir, lo, shard_end(p, lo), ++k, n, weight_map, r, bar, err);
+            put_shard(p, dir, lo, shard_end(p, lo), ++k, n, &weight_map, r, bar, err);
     if (status == STILL_OK && n > 1)
         status = put_json(dir, "model.safetensors.index.json",
                           json_pack("{s:{s:I}, s:O}", "metadata", "total_size",

@@ -3,11 +3,11 @@
 #ifndef CLI_H
 #define CLI_H
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/json.h"
 #include "still.h"
 
 enum {

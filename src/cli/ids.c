@@ -1,11 +1,11 @@
 /* ids.c - see ids.h. */
 #include "cli/ids.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/mem.h"
 
 static still_status outside(still_error *err, size_t i, long long id, int vocab)
@@ -19,12 +19,9 @@ static still_status outside(still_error *err, size_t i, long long id, int vocab)
 static still_status from_json(const char *text, int vocab, int32_t *ids, size_t *n,
                               still_error *err)
 {
-    json_error_t where;
+    json_t *root;
+    STI_TRY(sti_json_read("ids", text, strlen(text), STI_JSON_ONCE, &root, err));
     still_status status = STILL_OK;
-    json_t *root = json_loads(text, JSON_REJECT_DUPLICATES, &where);
-    if (!root)
-        return sti_fail(err, STILL_E_FORMAT, "ids: line %d: %s", where.line,
-                        where.text);
     const json_t *list = json_is_object(root) ? json_object_get(root, "ids") : root;
     if (!json_is_array(list))
         status = sti_fail(err, STILL_E_FORMAT,

@@ -341,9 +341,8 @@ static still_status take_record(void *user, json_t *rec, still_error *err)
     sti_item it;
     STI_TRY(make_item(s, rec, json_array_size(s->records), &it, err));
     sti_item_free(&it);
-    if (json_array_append(s->records, rec) != 0)
-        return sti_fail_memory(err, "records", json_array_size(s->records));
-    return STILL_OK;
+    sti_json_append(&s->records, json_incref(rec));
+    return s->records ? STILL_OK : sti_fail_memory(err, "records", 0);
 }
 
 static void close_source(sti_source *s)

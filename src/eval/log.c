@@ -118,22 +118,23 @@ static still_status put_line(sti_log *l, const json_t *o, still_error *err)
 
 /* Reads a line of the log that belongs to the run. A malformed line is ignored: its
  * item is answered again. */
-static bool take_line(const char *line, size_t n, const char *run, json_t *done,
-                      bool *known)
+static still_status take_line(const char *line, size_t n, const char *run,
+                              json_t **done, bool *known, still_error *err)
 {
-    if (!memmem(line, n, run, strlen(run))) return true; /* another run's: not parsed */
-    json_t *o = json_loadb(line, n, 0, NULL);
+    json_t *o;
+    if (!memmem(line, n, run, strlen(run))) return STILL_OK; /* another run's */
+    if (sti_json_read_line(line, n, 0, &o, err) == STILL_E_MEMORY)
+        return STILL_E_MEMORY;
     const char *of = json_string_value(json_object_get(o, "run")),
                *id = json_string_value(json_object_get(o, "id"));
-    bool ok = true;
     if (of && strcmp(of, run) == 0) {
         if (id)
-            ok = json_object_set(done, id, o) == 0;
+            sti_json_set(done, id, json_incref(o));
         else
             *known = true;
     }
     json_decref(o);
-    return ok;
+    return *done ? STILL_OK : sti_fail_memory(err, "log", n);
 }
 
 still_status sti_log_begin(sti_log *l, const json_t *header, char run[17],
@@ -151,18 +152,13 @@ still_status sti_log_begin(sti_log *l, const json_t *header, char run[17],
         size_t n;
         st = sti_lines_next(lines, &line, &n, err);
         if (st != STILL_OK || !line) break;
-        if (!take_line(line, n, run, found, &known))
-            st = sti_fail_memory(err, l->path, n);
+        st = take_line(line, n, run, &found, &known, err);
     }
     sti_lines_close(lines);
     if (st == STILL_OK && l && !known) {
         json_t *line = json_pack("{s:i,s:s}", "still_eval", 1, "run", run);
-        json_t *whole = line ? json_copy((json_t *)header) : NULL;
-        if (!whole || json_object_update(line, whole) != 0)
-            st = sti_fail_memory(err, l->path, 0);
-        else
-            st = put_line(l, line, err);
-        json_decref(whole);
+        sti_json_merge(&line, json_copy((json_t *)header));
+        st = put_line(l, line, err);
         json_decref(line);
     }
     if (st != STILL_OK)

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "eval/eval.h"
 
 /* ---- Records ------------------------------------------------------------- */
@@ -20,56 +21,57 @@ int sti_record_pick(const double *sum, const int *length, int n)
     return best;
 }
 
-static void put_choice(json_t *o, const sti_item *it, const sti_answer *a)
+static void put_choice(json_t **o, const sti_item *it, const sti_answer *a)
 {
     json_t *sums = json_array(), *lengths = json_array();
     int length[STI_MOST_OPTIONS];
     for (int i = 0; i < it->n_options; i++) {
         length[i] = it->option[i].length;
-        json_array_append_new(sums, json_real(a->sum[i]));
-        json_array_append_new(lengths, json_integer(length[i]));
+        sti_json_append(&sums, sti_json_of_real(a->sum[i]));
+        sti_json_append(&lengths, json_integer(length[i]));
     }
-    json_object_set_new(o, "sums", sums);
-    json_object_set_new(o, "lengths", lengths);
+    sti_json_set(o, "sums", sums);
+    sti_json_set(o, "lengths", lengths);
     if (it->greedy) {
-        json_object_set_new(o, "correct", json_boolean(a->greedy));
-        json_object_set_new(o, "nll", json_real(-a->sum[0]));
+        sti_json_set(o, "correct", json_boolean(a->greedy));
+        sti_json_set_real(o, "nll", -a->sum[0]);
         return;
     }
     const int picked = sti_record_pick(a->sum, NULL, it->n_options),
               norm = sti_record_pick(a->sum, length, it->n_options);
-    json_object_set_new(o, "picked", json_integer(picked));
-    json_object_set_new(o, "picked_norm", json_integer(norm));
-    json_object_set_new(o, "gold", json_integer(it->gold));
-    json_object_set_new(o, "correct", json_boolean(picked == it->gold));
-    json_object_set_new(o, "correct_norm", json_boolean(norm == it->gold));
+    sti_json_set(o, "picked", json_integer(picked));
+    sti_json_set(o, "picked_norm", json_integer(norm));
+    sti_json_set(o, "gold", json_integer(it->gold));
+    sti_json_set(o, "correct", json_boolean(picked == it->gold));
+    sti_json_set(o, "correct_norm", json_boolean(norm == it->gold));
 }
 
 /* A model's output may end inside a character; invalid UTF-8 is dropped. */
-static void put_output(json_t *o, const sti_eval_task *t, const sti_item *it,
+static void put_output(json_t **o, const sti_eval_task *t, const sti_item *it,
                        const sti_answer *a)
 {
-    json_t *expected = json_array(), *text = json_string(a->output);
+    json_t *expected = json_array();
+    const size_t n = strlen(a->output);
+    const bool valid = sti_utf8_span(a->output, n) == n;
     for (int i = 0; i < it->n_expected; i++)
-        json_array_append_new(expected, json_string(it->expected[i]));
+        sti_json_append(&expected, json_string(it->expected[i]));
     const double score = t->score(it, a->output);
-    json_object_set_new(o, "output", text ? text : json_string(""));
-    json_object_set_new(o, "expected", expected);
-    json_object_set_new(o, "score", json_real(score));
-    json_object_set_new(o, "correct", json_boolean(score >= 1));
+    sti_json_set(o, "output", json_string(valid ? a->output : ""));
+    sti_json_set(o, "expected", expected);
+    sti_json_set(o, "score", json_real(score));
+    sti_json_set(o, "correct", json_boolean(score >= 1));
 }
 
 json_t *sti_record_make(const char *run, const sti_eval_task *t, const sti_item *it,
                         const sti_answer *a)
 {
     json_t *o = json_pack("{s:s,s:s,s:s}", "run", run, "task", t->name, "id", it->id);
-    if (!o) return NULL;
     if (it->kind == STI_ITEM_CHOICE)
-        put_choice(o, it, a);
+        put_choice(&o, it, a);
     else
-        put_output(o, t, it, a);
-    if (a->cut) json_object_set_new(o, "cut", json_true());
-    if (a->plain) json_object_set_new(o, "plain", json_true());
+        put_output(&o, t, it, a);
+    if (a->cut) sti_json_set(&o, "cut", json_true());
+    if (a->plain) sti_json_set(&o, "plain", json_true());
     return o;
 }
 

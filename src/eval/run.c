@@ -123,9 +123,9 @@ static still_status dump(const json_t *o, sti_buf *b, still_error *err)
     return ok ? STILL_OK : sti_fail_memory(err, "records", b->n);
 }
 
-static json_t *parse(const sti_buf *b)
+static still_status parse(const sti_buf *b, json_t **out, still_error *err)
 {
-    return b->p ? json_loadb(b->p, b->n, 0, NULL) : NULL;
+    return sti_json_read("records", b->p ? b->p : "", b->n, 0, out, err);
 }
 
 /* Rank 0 reads the log; the others learn what it holds. */
@@ -142,8 +142,7 @@ static still_status begin_log(course *c, const json_t *header, still_error *err)
     st = c->known ? dump(c->known, &text, err) : STILL_OK;
     st = sti_comm_settle(j->comm, st, err);
     if (st == STILL_OK) st = tell(j->comm, 0, &text, err);
-    if (st == STILL_OK && !c->known && !(c->known = parse(&text)))
-        st = sti_fail_memory(err, "log", text.n);
+    if (st == STILL_OK && !c->known) st = parse(&text, &c->known, err);
     sti_buf_free(&text);
     return st;
 }
@@ -197,9 +196,7 @@ static still_status answer_mine(course *c, int n, sti_buf *text, still_error *er
     for (int i = 0; i < count && st == STILL_OK; i++) {
         char key[16];
         snprintf(key, sizeof key, "%d", place[i]);
-        json_t *record = sti_record_make(c->run, c->task, &mine[i], &answer[i]);
-        if (!record || json_object_set_new(all, key, record) != 0)
-            st = sti_fail_memory(err, "a record", 0);
+        sti_json_set(&all, key, sti_record_make(c->run, c->task, &mine[i], &answer[i]));
     }
     if (st == STILL_OK) st = dump(all, text, err);
     for (int i = 0; answer && i < count; i++) free(answer[i].output);
@@ -214,9 +211,9 @@ static still_status answer_mine(course *c, int n, sti_buf *text, still_error *er
 static still_status place_records(course *c, int n, const sti_buf *text,
                                   still_error *err)
 {
-    json_t *all = parse(text), *record;
+    json_t *all, *record;
     const char *key;
-    if (!all) return sti_fail_memory(err, "records", text->n);
+    STI_TRY(parse(text, &all, err));
     json_object_foreach(all, key, record)
     {
         const long i = strtol(key, NULL, 10);

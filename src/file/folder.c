@@ -34,30 +34,18 @@ static still_status exists(const char *dir, const char *name, bool *found,
     return STILL_OK;
 }
 
-static still_status load_object(const char *path, json_t **out, still_error *err)
+still_status sti_json_load(const char *path, json_t **out, still_error *err)
 {
     sti_map map;
-    json_error_t je;
+    *out = NULL;
     STI_TRY(sti_map_open(path, &map, err));
-    still_status status = STILL_OK;
-    json_t *v = NULL;
-    if (map.size > MAX_JSON)
-        status = sti_fail(err, STILL_E_LIMIT, "%s: %zu bytes, expected at most %d",
-                          path, map.size, MAX_JSON);
-    else if (!(v = json_loadb((const char *)map.data, map.size, JSON_REJECT_DUPLICATES,
-                              &je))) {
-        if (sti_json_no_memory(&je))
-            status = sti_fail_memory(err, path, map.size);
-        else
-            status = sti_fail(err, STILL_E_FORMAT, "%s:%d: %s", path, je.line, je.text);
-    } else if (!json_is_object(v))
-        status = sti_fail(err, STILL_E_FORMAT, "%s: not a JSON object", path);
+    const still_status status =
+        map.size > MAX_JSON
+            ? sti_fail(err, STILL_E_LIMIT, "%s: %zu bytes, expected at most %d", path,
+                       map.size, MAX_JSON)
+            : sti_json_read(path, (const char *)map.data, map.size,
+                            STI_JSON_OBJECT | STI_JSON_ONCE, out, err);
     sti_map_close(&map);
-    if (status != STILL_OK) {
-        json_decref(v);
-        v = NULL;
-    }
-    *out = v;
     return status;
 }
 
@@ -66,7 +54,7 @@ static still_status load_object_in(const char *dir, const char *name, json_t **o
 {
     char *path = join(dir, name);
     if (!path) return sti_fail_memory(err, dir, strlen(dir));
-    still_status status = load_object(path, out, err);
+    still_status status = sti_json_load(path, out, err);
     free(path);
     return status;
 }

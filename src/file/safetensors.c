@@ -165,15 +165,10 @@ static still_status read_header(const sti_map *map, json_t **out, size_t *n,
     if (length > MAX_HEADER)
         return sti_fail(err, STILL_E_LIMIT, "%s: header of %llu bytes, more than %d",
                         map->path, (unsigned long long)length, MAX_HEADER);
-    json_error_t je;
     *n = (size_t)length;
-    *out = json_loadb((const char *)map->data + 8, *n, JSON_REJECT_DUPLICATES, &je);
-    if (!*out && sti_json_no_memory(&je)) return sti_fail_memory(err, map->path, *n);
-    if (!json_is_object(*out))
-        return sti_fail(err, STILL_E_FORMAT, "%s: header at byte %d: %s", map->path,
-                        8 + (*out ? 0 : je.position),
-                        *out ? "not a JSON object" : je.text);
-    return STILL_OK;
+    const still_status st = sti_json_read("header", (const char *)map->data + 8, *n,
+                                          STI_JSON_OBJECT | STI_JSON_ONCE, out, err);
+    return st == STILL_OK ? st : sti_fail_prefix(err, st, "%s", map->path);
 }
 
 still_status sti_parse_safetensors(sti_store *s, sti_map map, json_t **metadata,

@@ -6,10 +6,10 @@
 #ifndef STI_FILE_STORE_H
 #define STI_FILE_STORE_H
 
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/new_file.h"
 #include "file/dtype.h"
 
@@ -136,11 +136,9 @@ static inline still_status sti_path_join(char out[STI_PATH_ROOM], const char *di
     return STILL_OK;
 }
 
-/* Whether parsing failed for lack of memory: jansson then often gives no message. */
-static inline bool sti_json_no_memory(const json_error_t *e)
-{
-    return json_error_code(e) == json_error_out_of_memory || e->text[0] == 0;
-}
+/* The object that a JSON file is, whose names occur once (file/folder.c). *out is NULL on
+ * error. */
+still_status sti_json_load(const char *path, json_t **out, still_error *err);
 
 /* ---- Text (file/text.c): see still_text_read. Lines of a JSONL file, gz or not. */
 typedef struct sti_lines sti_lines;

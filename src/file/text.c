@@ -5,7 +5,6 @@
  * begin with a brace. The memory a file can demand is capped. */
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -209,22 +208,18 @@ static still_status append_json(const sti_lines *l, const char *line, size_t n,
                                 sti_buf *b, still_error *err)
 {
     if (strspn(line, " \t\r") == n) return STILL_OK;
-    json_error_t je;
-    json_t *v = json_loadb(line, n, JSON_ALLOW_NUL, &je);
+    json_t *v;
+    still_status status = sti_json_read_line(line, n, STI_JSON_NUL, &v, err);
+    if (status != STILL_OK)
+        return sti_fail_prefix(err, status, "%s:%zu", l->path, l->line);
     const json_t *text = json_object_get(v, "text");
-    still_status status;
-    if (!v && sti_json_no_memory(&je))
-        status = sti_fail_memory(err, l->path, n);
-    else if (!v)
-        status = sti_fail(err, STILL_E_FORMAT, "%s:%zu: column %d: %s", l->path,
-                          l->line, je.column, je.text);
-    else if (!json_is_string(text))
+    if (json_is_string(text))
+        status = append(b, l->gz, l->path, json_string_value(text),
+                        json_string_length(text), err);
+    else
         status = sti_fail(err, STILL_E_FORMAT,
                           "%s:%zu: expected a JSON object with a string \"text\"",
                           l->path, l->line);
-    else
-        status = append(b, l->gz, l->path, json_string_value(text),
-                        json_string_length(text), err);
     json_decref(v);
     return status;
 }

@@ -316,11 +316,8 @@ static void encode_gguf(const sti_writer *w, sti_buf *b)
 static json_t *describe_entry(const entry *e)
 {
     json_t *shape = json_array();
-    for (int j = 0; shape && j < e->n_dims; j++)
-        if (json_array_append_new(shape, json_integer(e->dim[j])) != 0) {
-            json_decref(shape);
-            shape = NULL;
-        }
+    for (int j = 0; j < e->n_dims; j++)
+        sti_json_append(&shape, json_integer(e->dim[j]));
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", safetensors_dtype(e->type),
                      "shape", shape, "data_offsets", (json_int_t)e->offset,
                      (json_int_t)e->offset + (json_int_t)e->bytes);
@@ -329,13 +326,10 @@ static json_t *describe_entry(const entry *e)
 static void encode_safetensors(const sti_writer *w, sti_buf *b)
 {
     json_t *header = json_object();
-    bool ok = header != NULL;
-    if (ok && w->metadata)
-        ok = json_object_set(header, "__metadata__", w->metadata) == 0;
-    for (size_t i = 0; ok && i < w->n_tensors; i++)
-        ok = json_object_set_new(header, w->tensor[i].name,
-                                 describe_entry(&w->tensor[i])) == 0;
-    char *text = ok ? json_dumps(header, JSON_COMPACT) : NULL;
+    if (w->metadata) sti_json_set(&header, "__metadata__", json_incref(w->metadata));
+    for (size_t i = 0; i < w->n_tensors; i++)
+        sti_json_set(&header, w->tensor[i].name, describe_entry(&w->tensor[i]));
+    char *text = json_dumps(header, JSON_COMPACT);
     json_decref(header);
     if (!text) {
         b->failed = true;

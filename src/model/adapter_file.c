@@ -51,7 +51,7 @@ json_t *sti_adapter_to_json(const sti_adapter_spec *spec)
     json_t *targets = json_array();
     for (int t = 0; t < STI_TARGETS; t++)
         if (spec->lora.rank > 0 && (spec->lora.targets >> t & 1))
-            json_array_append_new(targets, json_string(sti_target_name((sti_target)t)));
+            sti_json_append(&targets, json_string(sti_target_name((sti_target)t)));
     return json_pack("{s:s,s:i,s:{s:s,s:s},"
                      "s:{s:s,s:i,s:i,s:i,s:s,s:i,s:i,s:s,s:s,s:s,s:b,s:b,s:i,s:i,s:I},"
                      "s:{s:i,s:f,s:o}}",
@@ -160,11 +160,9 @@ static still_status open_gguf(const char *path, sti_store *s, sti_adapter_spec *
     if (!meta || meta->type != STI_META_STRING)
         return sti_fail(err, STILL_E_FORMAT, "%s: has no '%s', so it is no adapter",
                         path, STI_ADAPTER_META);
-    json_error_t je;
-    json_t *j = json_loadb(meta->str->p, meta->str->n, JSON_REJECT_DUPLICATES, &je);
-    if (!j)
-        return sti_fail(err, STILL_E_FORMAT, "%s: %s: %s", path, STI_ADAPTER_META,
-                        je.text);
+    json_t *j;
+    STI_TRY(sti_json_read(path, meta->str->p, meta->str->n,
+                          STI_JSON_OBJECT | STI_JSON_ONCE, &j, err));
     still_status st = spec_of_json(j, path, spec, err);
     json_decref(j);
     return st;
@@ -174,11 +172,9 @@ static still_status open_folder(const char *dir, sti_store *s, sti_adapter_spec 
                                 still_error *err)
 {
     char path[STI_PATH_ROOM];
-    json_error_t je;
+    json_t *j;
     STI_TRY(sti_path_join(path, dir, STI_ADAPTER_CONFIG, err));
-    json_t *j = json_load_file(path, JSON_REJECT_DUPLICATES, &je);
-    if (!j)
-        return sti_fail(err, STILL_E_FORMAT, "%s: line %d: %s", path, je.line, je.text);
+    STI_TRY(sti_json_load(path, &j, err));
     still_status st = spec_of_json(j, path, spec, err);
     json_decref(j);
     if (st == STILL_OK && s) st = sti_adapter_open(dir, s, err);

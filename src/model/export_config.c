@@ -128,29 +128,22 @@ static still_status config_of_gguf(const sti_export *x, json_t **out, still_erro
                   "max_position_embeddings", c->ctx_train, "rms_norm_eps",
                   decimal(c->rms_eps), "rope_theta", c->rope_theta, "rope_scaling",
                   scaling, "tie_word_embeddings", c->tied);
-    if (!j) return sti_fail_memory(err, "config.json", 0);
     const still_tokenizer *tk = x->tokenizer;
     const int32_t bos = tk ? still_tokenizer_bos(tk) : -1;
     const int32_t eos = tk ? still_tokenizer_eos(tk) : -1;
-    int bad = 0;
     if (!qwen && !mistral) {
         const bool bias = sti_config_tensor(&x->store, STI_PART_Q, 0, true) != NULL;
-        bad |= json_object_set_new(j, "attention_bias", json_boolean(bias));
-        bad |= json_object_set_new(j, "mlp_bias", json_false());
+        sti_json_set(&j, "attention_bias", json_boolean(bias));
+        sti_json_set(&j, "mlp_bias", json_false());
     }
     if (mistral || (qwen && window > 0))
-        bad |= json_object_set_new(j, "sliding_window",
-                                   window > 0 ? json_integer(window) : json_null());
-    if (qwen)
-        bad |= json_object_set_new(j, "use_sliding_window", json_boolean(window > 0));
-    if (bos >= 0) bad |= json_object_set_new(j, "bos_token_id", json_integer(bos));
-    if (eos >= 0) bad |= json_object_set_new(j, "eos_token_id", json_integer(eos));
-    if (bad) {
-        json_decref(j);
-        return sti_fail_memory(err, "config.json", 0);
-    }
+        sti_json_set(&j, "sliding_window",
+                     window > 0 ? json_integer(window) : json_null());
+    if (qwen) sti_json_set(&j, "use_sliding_window", json_boolean(window > 0));
+    if (bos >= 0) sti_json_set(&j, "bos_token_id", json_integer(bos));
+    if (eos >= 0) sti_json_set(&j, "eos_token_id", json_integer(eos));
     *out = j;
-    return STILL_OK;
+    return j ? STILL_OK : sti_fail_memory(err, "config.json", 0);
 }
 
 still_status sti_export_config(const sti_export *x, sti_dtype type, const char *folder,
@@ -165,8 +158,8 @@ still_status sti_export_config(const sti_export *x, sti_dtype type, const char *
         STI_TRY(config_of_gguf(x, &j, err));
     json_object_del(j, "quantization_config");
     const char *key = json_object_get(j, "dtype") ? "dtype" : "torch_dtype";
-    const int bad = json_object_set_new(j, key, json_string(torch_name(type)));
-    char *text = !bad ? json_dumps(j, JSON_INDENT(2) | JSON_REAL_PRECISION(16)) : NULL;
+    sti_json_set(&j, key, json_string(torch_name(type)));
+    char *text = json_dumps(j, JSON_INDENT(2) | JSON_REAL_PRECISION(16));
     json_decref(j);
     if (!text) return sti_fail_memory(err, path, 0);
     still_status st = sti_write_text(path, text, err);

@@ -53,9 +53,7 @@ static json_t *layer_numbers(const sti_export *x)
         if (e->kind != STI_TRAINED_LORA_A || e->layer == last) continue;
         last = e->layer;
         n++;
-        if (json_array_append_new(list, json_integer(last)) == 0) continue;
-        json_decref(list);
-        return NULL;
+        sti_json_append(&list, json_integer(last));
     }
     if (n < x->cfg.layers) return list;
     json_decref(list);
@@ -68,10 +66,9 @@ static still_status write_config(const sti_export *x, const char *folder,
     char path[STI_PATH_ROOM];
     STI_TRY(sti_path_join(path, folder, "adapter_config.json", err));
     json_t *targets = json_array();
-    int bad = 0;
     for (int t = STI_TARGET_Q; t <= STI_TARGET_O; t++)
         if (x->spec.lora.targets >> t & 1)
-            bad |= json_array_append_new(targets, json_string(module[t]));
+            sti_json_append(&targets, json_string(module[t]));
     const double alpha = x->spec.lora.alpha;
     json_t *number =
         alpha == (json_int_t)alpha ? json_integer((json_int_t)alpha) : json_real(alpha);
@@ -82,7 +79,7 @@ static still_status write_config(const sti_export *x, const char *folder,
         "fan_in_fan_out", 0, "target_modules", targets, "layers_to_transform",
         layer_numbers(x), "modules_to_save", "init_lora_weights", 1, "inference_mode",
         1, "revision");
-    char *text = j && !bad ? json_dumps(j, JSON_INDENT(2)) : NULL;
+    char *text = json_dumps(j, JSON_INDENT(2));
     json_decref(j);
     if (!text) return sti_fail_memory(err, path, 0);
     still_status st = sti_write_text(path, text, err);

@@ -213,7 +213,8 @@ still_status sti_export_tensors(sti_export *x, const sti_export_list *l,
 {
     sti_writer *w;
     json_t *meta = json_pack("{s:s}", "format", "pt");
-    still_status st = sti_writer_safetensors(path, meta, &w, err);
+    still_status st = meta ? sti_writer_safetensors(path, meta, &w, err)
+                           : sti_fail_memory(err, path, 0);
     json_decref(meta);
     STI_TRY(st);
     st = sti_export_write(x, l, w, err);

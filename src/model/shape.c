@@ -75,13 +75,13 @@ json_t *sti_shape_config(const sti_shape *s, const char *torch_dtype)
         "num_key_value_heads", s->kv_heads, "head_dim", s->head_dim, "vocab_size",
         s->vocab, "max_position_embeddings", s->ctx, "rope_theta", s->theta,
         "rms_norm_eps", s->eps, "hidden_act", "silu", "tie_word_embeddings", s->tied);
-    if (s->window) json_object_set_new(c, "sliding_window", json_integer(s->window));
+    if (s->window) sti_json_set(&c, "sliding_window", json_integer(s->window));
     if (s->rope_factor > 0)
-        json_object_set_new(c, "rope_scaling",
-                            json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type",
-                                      "llama3", "factor", s->rope_factor,
-                                      "low_freq_factor", 1.0, "high_freq_factor", 4.0,
-                                      "original_max_position_embeddings", 8192));
+        sti_json_set(&c, "rope_scaling",
+                     json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3",
+                               "factor", s->rope_factor, "low_freq_factor", 1.0,
+                               "high_freq_factor", 4.0,
+                               "original_max_position_embeddings", 8192));
     return c;
 }
 

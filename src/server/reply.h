@@ -2,9 +2,8 @@
 #ifndef SERVER_REPLY_H
 #define SERVER_REPLY_H
 
-#include <jansson.h>
-
 #include "base/buf.h"
+#include "base/json.h"
 #include "still.h"
 
 typedef struct srv_reply {

@@ -16,16 +16,8 @@
 static still_status read_object(const char *text, size_t n, json_t **out,
                                 still_error *err)
 {
-    json_error_t where;
-    *out = json_loadb(text ? text : "", n, JSON_ALLOW_NUL, &where);
-    if (!*out)
-        return sti_fail(err, STILL_E_FORMAT,
-                        "the body is not JSON: line %d, column %d: %s", where.line,
-                        where.column, where.text);
-    if (json_is_object(*out)) return STILL_OK;
-    json_decref(*out);
-    *out = NULL;
-    return sti_fail(err, STILL_E_FORMAT, "the body is JSON, but not an object");
+    return sti_json_read("the body", text ? text : "", n,
+                         STI_JSON_OBJECT | STI_JSON_NUL, out, err);
 }
 
 /* A field that is present and not null; else NULL. */

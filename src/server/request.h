@@ -2,8 +2,7 @@
 #ifndef SERVER_REQUEST_H
 #define SERVER_REQUEST_H
 
-#include <jansson.h>
-
+#include "base/json.h"
 #include "still.h"
 
 enum {

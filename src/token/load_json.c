@@ -327,11 +327,8 @@ static still_status read_root(still_tokenizer *tk, const json_t *root, size_t li
 still_status sti_tokenizer_load_json(still_tokenizer *tk, const char *p, size_t n,
                                      still_error *err)
 {
-    json_error_t e;
-    json_t *root = json_loadb(p, n, 0, &e);
-    if (!root)
-        return sti_fail(err, STILL_E_FORMAT, "tokenizer.json: line %d: %s", e.line,
-                        e.text);
+    json_t *root;
+    STI_TRY(sti_json_read("tokenizer.json", p, n, 0, &root, err));
     table t = {0};
     size_t limit = n < STI_MAX_TOKENS ? n : STI_MAX_TOKENS;
     still_status st = read_root(tk, root, limit, &t, err);

@@ -99,13 +99,12 @@ static still_status read_settings(still_tokenizer *tk, const char *folder,
                                   const char *name, settings_fn fn, still_error *err)
 {
     sti_map m;
-    json_error_t e;
+    json_t *o;
     STI_TRY(open_in(folder, name, &m, err));
     if (!m.data) return STILL_OK;
-    json_t *o = json_loadb((const char *)m.data, m.size, 0, &e);
-    still_status st = o ? fn(tk, o, err)
-                        : sti_fail(err, STILL_E_FORMAT, "%s/%s: line %d: %s", folder,
-                                   name, e.line, e.text);
+    still_status st = sti_json_read(name, (const char *)m.data, m.size, 0, &o, err);
+    if (st != STILL_OK) sti_fail_prefix(err, st, "%s", folder);
+    if (st == STILL_OK) st = fn(tk, o, err);
     json_decref(o);
     sti_map_close(&m);
     return st;

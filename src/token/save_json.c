@@ -1,8 +1,8 @@
 /* save_json.c - a tokenizer as the files of a Hugging Face folder, for models that came
  * as GGUF.
  *
- * Splitting rules are written as regular expressions. jansson's calls fail on NULL, so
- * running out of memory is checked once, at the end. */
+ * Splitting rules are written as regular expressions. A value that could not be built is
+ * NULL, and so is what it would be part of: memory is checked once, at the end. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,21 +13,13 @@ static still_status write_file(const char *folder, const char *name, json_t *o,
 {
     sti_buf path = {0};
     sti_buf_printf(&path, "%s/%s", folder, name);
-    char *text = o ? json_dumps(o, JSON_INDENT(2)) : NULL;
+    char *text = json_dumps(o, JSON_INDENT(2));
     still_status st = text && !path.failed ? sti_write_text(path.p, text, err)
                                            : sti_fail_memory(err, name, path.n);
     json_decref(o);
     free(text);
     sti_buf_free(&path);
     return st;
-}
-
-/* Appends, or frees the list and makes it NULL, on which later calls fail. */
-static void append(json_t **list, json_t *v)
-{
-    if (json_array_append_new(*list, v) == 0) return;
-    json_decref(*list);
-    *list = NULL;
 }
 
 /* A token as a JSON string; NULL if memory ran out or it is no UTF-8. */
@@ -39,58 +31,48 @@ static json_t *token_json(const still_tokenizer *tk, int32_t id, sti_buf *b)
 
 /* ---- The model: vocabulary and merges ------------------------------------ */
 
-static json_t *vocabulary(const still_tokenizer *tk, bool *ok)
+static json_t *vocabulary(const still_tokenizer *tk)
 {
     json_t *o = json_object();
     sti_buf b = {0};
-    for (int32_t id = 0; id < tk->n && *ok; id++) {
+    for (int32_t id = 0; id < tk->n && o; id++) {
         sti_spell_token(tk, id, &b);
-        if (b.failed || !b.p || strlen(b.p) != b.n) {
-            *ok = !b.failed; /* a name that contains NUL is skipped */
-            continue;
-        }
-        if (!json_object_get(o, b.p)) /* of equal ones, the first */
-            *ok = json_object_set_new(o, b.p, json_integer(id)) == 0;
+        if (!b.failed && (!b.p || strlen(b.p) != b.n)) continue; /* contains NUL */
+        if (b.failed || !json_object_get(o, b.p)) /* of equal ones, the first */
+            sti_json_set(&o, b.p, b.failed ? NULL : json_integer(id));
     }
-    *ok = *ok && o;
     sti_buf_free(&b);
     return o;
 }
 
-static json_t *merge_list(const still_tokenizer *tk, bool *ok, still_error *err)
+static json_t *merge_list(const still_tokenizer *tk)
 {
     sti_pair *merge;
     size_t n;
+    if (sti_merges_in_order(tk, &merge, &n, NULL) != STILL_OK) return NULL;
     json_t *list = json_array();
     sti_buf b = {0};
-    *ok = sti_merges_in_order(tk, &merge, &n, err) == STILL_OK && list;
-    for (size_t i = 0; i < n && *ok; i++) {
+    for (size_t i = 0; i < n && list; i++) {
         json_t *left = token_json(tk, merge[i].left, &b);
         json_t *right = token_json(tk, merge[i].right, &b);
-        append(&list, json_pack("[o,o]", left, right));
-        *ok = list != NULL;
+        sti_json_append(&list, json_pack("[o,o]", left, right));
     }
     free(merge);
     sti_buf_free(&b);
     return list;
 }
 
-static json_t *bpe_model(const still_tokenizer *tk, still_error *err)
+static json_t *bpe_model(const still_tokenizer *tk)
 {
-    bool has_vocab = true, has_merges = true;
     sti_buf b = {0};
-    json_t *vocab = vocabulary(tk, &has_vocab);
-    json_t *merges = merge_list(tk, &has_merges, err);
     json_t *unknown = tk->unknown < 0 ? json_null() : token_json(tk, tk->unknown, &b);
     json_t *o = json_pack("{s:s,s:n,s:o,s:n,s:n,s:b,s:b,s:b,s:o,s:o}", "type", "BPE",
                           "dropout", "unk_token", unknown, "continuing_subword_prefix",
                           "end_of_word_suffix", "fuse_unk", tk->fuse_unknown,
                           "byte_fallback", tk->spm, "ignore_merges", tk->ignore_merges,
-                          "vocab", vocab, "merges", merges);
+                          "vocab", vocabulary(tk), "merges", merge_list(tk));
     sti_buf_free(&b);
-    if (has_vocab && has_merges) return o;
-    json_decref(o);
-    return NULL;
+    return o;
 }
 
 static json_t *added_tokens(const still_tokenizer *tk)
@@ -103,11 +85,11 @@ static json_t *added_tokens(const still_tokenizer *tk)
         if (kind != STI_KIND_CONTROL && kind != STI_KIND_USER &&
             kind != STI_KIND_UNKNOWN)
             continue;
-        append(&list,
-               json_pack("{s:i,s:o,s:b,s:b,s:b,s:b,s:b}", "id", (int)id, "content",
-                         token_json(tk, id, &b), "single_word", 0, "lstrip",
-                         strip & STI_STRIP_LEFT, "rstrip", strip & STI_STRIP_RIGHT,
-                         "normalized", 0, "special", kind != STI_KIND_USER));
+        sti_json_append(
+            &list, json_pack("{s:i,s:o,s:b,s:b,s:b,s:b,s:b}", "id", (int)id, "content",
+                             token_json(tk, id, &b), "single_word", 0, "lstrip",
+                             strip & STI_STRIP_LEFT, "rstrip", strip & STI_STRIP_RIGHT,
+                             "normalized", 0, "special", kind != STI_KIND_USER));
     }
     sti_buf_free(&b);
     return list;
@@ -126,9 +108,10 @@ static json_t *splits(const still_tokenizer *tk, const char *rule)
     json_t *list = json_array();
     const char *regex;
     for (int i = 0; (regex = sti_split_named_stage(rule, i)); i++)
-        append(&list, json_pack("{s:s,s:{s:s},s:s,s:b}", "type", "Split", "pattern",
-                                "Regex", regex, "behavior", "Isolated", "invert", 0));
-    append(&list, byte_level(tk->space_in_front, false));
+        sti_json_append(&list,
+                        json_pack("{s:s,s:{s:s},s:s,s:b}", "type", "Split", "pattern",
+                                  "Regex", regex, "behavior", "Isolated", "invert", 0));
+    sti_json_append(&list, byte_level(tk->space_in_front, false));
     return json_pack("{s:s,s:o}", "type", "Sequence", "pretokenizers", list);
 }
 
@@ -136,10 +119,10 @@ static json_t *spm_normalizer(const still_tokenizer *tk)
 {
     json_t *list = json_array();
     if (tk->prefix != STI_PREFIX_NONE)
-        append(&list,
-               json_pack("{s:s,s:s}", "type", "Prepend", "prepend", "\xE2\x96\x81"));
-    append(&list, json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", "String",
-                            " ", "content", "\xE2\x96\x81"));
+        sti_json_append(&list, json_pack("{s:s,s:s}", "type", "Prepend", "prepend",
+                                         "\xE2\x96\x81"));
+    sti_json_append(&list, json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern",
+                                     "String", " ", "content", "\xE2\x96\x81"));
     return json_pack("{s:s,s:o}", "type", "Sequence", "normalizers", list);
 }
 
@@ -149,8 +132,8 @@ static json_t *spm_decoder(const still_tokenizer *tk)
                              "pattern", "String", "\xE2\x96\x81", "content", " ",
                              "type", "ByteFallback", "type", "Fuse");
     if (tk->prefix != STI_PREFIX_NONE)
-        append(&list, json_pack("{s:s,s:s,s:i,s:i}", "type", "Strip", "content", " ",
-                                "start", 1, "stop", 0));
+        sti_json_append(&list, json_pack("{s:s,s:s,s:i,s:i}", "type", "Strip",
+                                         "content", " ", "start", 1, "stop", 0));
     return json_pack("{s:s,s:o}", "type", "Sequence", "decoders", list);
 }
 
@@ -191,17 +174,15 @@ static still_status save_tokenizer(const still_tokenizer *tk, const char *folder
             return sti_fail(err, STILL_E_UNSUPPORTED,
                             "the tokenizer cuts text by a rule that has no name");
     }
-    json_t *model = bpe_model(tk, err);
-    if (!model) return sti_fail_memory(err, "tokenizer.json", 0);
     json_t *decoder = tk->spm ? spm_decoder(tk) : byte_level(true, true);
     json_t *normal = tk->spm                      ? spm_normalizer(tk)
                      : strcmp(rule, "qwen2") == 0 ? json_pack("{s:s}", "type", "NFC")
                                                   : json_null();
-    json_t *o = json_pack("{s:s,s:n,s:n,s:o,s:o,s:o,s:o,s:o,s:o}", "version", "1.0",
-                          "truncation", "padding", "added_tokens", added_tokens(tk),
-                          "normalizer", normal, "pre_tokenizer",
-                          tk->spm ? json_null() : splits(tk, rule), "post_processor",
-                          post_processor(tk), "decoder", decoder, "model", model);
+    json_t *o = json_pack(
+        "{s:s,s:n,s:n,s:o,s:o,s:o,s:o,s:o,s:o}", "version", "1.0", "truncation",
+        "padding", "added_tokens", added_tokens(tk), "normalizer", normal,
+        "pre_tokenizer", tk->spm ? json_null() : splits(tk, rule), "post_processor",
+        post_processor(tk), "decoder", decoder, "model", bpe_model(tk));
     return write_file(folder, "tokenizer.json", o, err);
 }
 
@@ -217,19 +198,12 @@ static still_status save_settings(const still_tokenizer *tk, const char *folder,
     } token[] = {
         {"bos_token", tk->bos}, {"eos_token", tk->eos}, {"unk_token", tk->unknown}};
     sti_buf b = {0};
-    bool ok = o != NULL;
-    for (size_t i = 0; i < sizeof token / sizeof *token && ok; i++)
+    for (size_t i = 0; i < sizeof token / sizeof *token; i++)
         if (token[i].id >= 0)
-            ok = json_object_set_new(o, token[i].key,
-                                     token_json(tk, token[i].id, &b)) == 0;
-    if (ok && tk->chat_template)
-        ok = json_object_set_new(o, "chat_template", json_string(tk->chat_template)) ==
-             0;
+            sti_json_set(&o, token[i].key, token_json(tk, token[i].id, &b));
+    if (tk->chat_template)
+        sti_json_set(&o, "chat_template", json_string(tk->chat_template));
     sti_buf_free(&b);
-    if (!ok) {
-        json_decref(o);
-        o = NULL;
-    }
     return write_file(folder, "tokenizer_config.json", o, err);
 }
 
@@ -237,7 +211,8 @@ static still_status save_generation(const still_tokenizer *tk, const char *folde
                                     still_error *err)
 {
     json_t *ends = json_array();
-    for (size_t i = 0; i < tk->n_end; i++) append(&ends, json_integer(tk->end[i]));
+    for (size_t i = 0; i < tk->n_end; i++)
+        sti_json_append(&ends, json_integer(tk->end[i]));
     json_t *o = tk->bos < 0 ? json_pack("{s:o}", "eos_token_id", ends)
                             : json_pack("{s:i,s:o}", "bos_token_id", (int)tk->bos,
                                         "eos_token_id", ends);

@@ -44,12 +44,11 @@ void sti_checkpoint_sweep(const char *dir)
 
 /* ---- Settings ------------------------------------------------------------ */
 
-/* Adds what `from` holds, objects in it as "key.key"; false: no memory. */
-static bool put_parts(json_t *to, const char *prefix, json_t *from)
+/* Adds what `from` holds, objects in it as "key.key". */
+static void put_parts(json_t **to, const char *prefix, json_t *from)
 {
     const char *key;
     json_t *value;
-    bool ok = true;
     json_object_foreach(from, key, value)
     {
         char name[96];
@@ -57,14 +56,13 @@ static bool put_parts(json_t *to, const char *prefix, json_t *from)
         /* The user's name for the base model does not affect the result. */
         if (strcmp(name, "base.name") == 0) continue;
         if (json_is_object(value)) {
-            ok = put_parts(to, name, value) && ok;
+            put_parts(to, name, value);
             continue;
         }
         char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
-        ok = text && json_object_set_new(to, name, json_string(text)) == 0 && ok;
+        sti_json_set(to, name, text ? json_string(text) : NULL);
         free(text);
     }
-    return ok;
 }
 
 /* Every setting that affects a step, as an object of strings. NULL: no memory. */
@@ -76,14 +74,13 @@ static json_t *settings_of(const sti_trainer *t)
     sti_data_digest(t->data, digest);
     sti_hex(digest, sizeof digest, hex);
     json_t *adapter = sti_adapter_to_json(&t->adapter->spec), *s = json_object();
-    bool ok = adapter != NULL;
     /* The error names the first that differs, so derived settings come after their
      * causes. */
 #define PUT(key, ...)                                                                  \
     do {                                                                               \
         char line[256];                                                                \
         snprintf(line, sizeof line, __VA_ARGS__);                                      \
-        ok = json_object_set_new(s, key, json_string(line)) == 0 && ok;                \
+        sti_json_set(&s, key, json_string(line));                                      \
     } while (0)
     PUT("batch", "%d x %d, %d at once", p->batch, p->seq, p->micro_batch);
     PUT("steps", "%llu + %llu", (unsigned long long)t->stage_steps[1],
@@ -98,11 +95,13 @@ static json_t *settings_of(const sti_trainer *t)
     PUT("loss", "kd %.9g, %s%s, dropout %.9g", p->kd,
         p->match_weights ? "weights" : "outputs",
         p->freeze_maps ? ", maps frozen in stage 2" : "", p->lora_dropout);
-    ok = put_parts(s, "", adapter) && ok;
-    json_decref(adapter);
+    put_parts(&s, "", adapter);
     PUT("data", "%s", hex);
 #undef PUT
-    if (ok) return s;
+    if (adapter) {
+        json_decref(adapter);
+        return s;
+    }
     json_decref(s);
     return NULL;
 }
@@ -129,13 +128,13 @@ still_status sti_checkpoint_write(const sti_trainer *t, still_error *err)
     char path[STI_PATH_ROOM], number[32];
     STI_TRY(sti_path_join(path, t->p.out, STI_CHECKPOINT, err));
     json_t *meta = settings_of(t);
-    if (!meta) return sti_fail_memory(err, path, 0);
     const uint64_t where[] = {(uint64_t)t->stage, t->step, t->tokens};
     const char *const name[] = {"at.stage", "at.step", "at.tokens"};
     for (int i = 0; i < 3; i++) {
         snprintf(number, sizeof number, "%llu", (unsigned long long)where[i]);
-        json_object_set_new(meta, name[i], json_string(number));
+        sti_json_set(&meta, name[i], json_string(number));
     }
+    if (!meta) return sti_fail_memory(err, path, 0);
     sti_writer *w;
     still_status st = sti_writer_safetensors(path, meta, &w, err);
     json_decref(meta);

@@ -37,19 +37,15 @@ static still_status take_char(sti_elements *e, char c, const char *why,
 
 static still_status take_value(sti_elements *e, json_t **out, still_error *err)
 {
-    json_error_t je;
-    const size_t left = e->n - e->at, most = left < MOST ? left : MOST;
-    *out = json_loadb(e->p + e->at, most,
-                      JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK, &je);
-    if (*out) {
-        e->at += (size_t)je.position;
-        return STILL_OK;
-    }
-    if (most < left && json_error_code(&je) == json_error_premature_end_of_input)
+    const char *why;
+    const size_t end = e->n - e->at > MOST ? e->at + MOST : e->n;
+    *out = sti_json_next(e->p, end, &e->at, STI_JSON_NUL | STI_JSON_ANY, &why);
+    if (*out) return STILL_OK;
+    if (!why) return sti_fail_memory(err, e->path, end - e->at);
+    if (e->at == end && end < e->n)
         return sti_fail(err, STILL_E_LIMIT, "%s: a record is longer than %d MiB",
                         e->path, MOST >> 20);
-    if (sti_json_no_memory(&je)) return sti_fail_memory(err, e->path, most);
-    return fail_at(e, e->at + (size_t)je.position, je.text, err);
+    return fail_at(e, e->at, why, err);
 }
 
 /* A member of the object: reads its name, and its value unless that is the array. */

@@ -115,10 +115,12 @@ static still_status next_line(sti_records *r, sti_record *rec, bool *more,
         r->number++;
     } while (strspn(line, " \t\r") == n);
     *more = true;
-    json_error_t je;
-    json_t *v = json_loadb(line, n, JSON_ALLOW_NUL, &je);
-    if (!v && sti_json_no_memory(&je)) return sti_fail_memory(err, r->path, n);
-    still_status status = v ? make_document(r, v, rec, err) : broken(r, rec, je.text);
+    json_t *v;
+    still_error why;
+    still_status status = sti_json_read_line(line, n, STI_JSON_NUL, &v, &why);
+    if (status == STILL_E_MEMORY) return sti_fail_memory(err, r->path, n);
+    if (status != STILL_OK) return broken(r, rec, why.text);
+    status = make_document(r, v, rec, err);
     json_decref(v);
     return status;
 }
@@ -147,14 +149,16 @@ static still_status next_element(sti_records *r, sti_record *rec, bool *more,
 
 /* Whether a first line that begins an object begins a file that is one JSON value: the
  * line does not end the object, or the object has "data". */
-static bool begins_whole(const char *line, size_t n)
+static still_status begins_whole(const char *line, size_t n, bool *whole,
+                                 still_error *err)
 {
-    json_t *v = json_loadb(line, n, JSON_ALLOW_NUL, NULL);
-    bool data = json_is_array(json_object_get(v, "data")), complete = v != NULL;
-    json_decref(v);
-    if (complete) return data;
+    json_t *v;
+    const still_status st = sti_json_read_line(line, n, STI_JSON_NUL, &v, err);
+    if (st == STILL_E_MEMORY) return st;
     while (n && strchr(" \t\r", line[n - 1])) n--;
-    return n && line[n - 1] != '}';
+    *whole = v ? json_is_array(json_object_get(v, "data")) : n && line[n - 1] != '}';
+    json_decref(v);
+    return STILL_OK;
 }
 
 /* Whether the file is one JSON value and not lines of them. *certain: an array is known
@@ -171,7 +175,7 @@ static still_status looks_whole(const char *path, bool *whole, bool *certain,
     if (status == STILL_OK && first == '{') {
         do status = sti_lines_next(l, &line, &n, err);
         while (status == STILL_OK && line && strspn(line, " \t\r") == n);
-        if (line) *whole = begins_whole(line, n);
+        if (status == STILL_OK && line) status = begins_whole(line, n, whole, err);
     }
     sti_lines_close(l);
     return status;

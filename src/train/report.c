@@ -11,38 +11,33 @@
 #include "base/buf.h"
 #include "train/train.h"
 
-static void set_real(json_t *o, const char *key, double v)
-{
-    if (isfinite(v)) json_object_set_new(o, key, json_real(v));
-}
-
 still_status sti_report_step(const sti_trainer *t, const still_train_progress *p,
                              const sti_tally *tally, still_error *err)
 {
     char path[STI_PATH_ROOM];
     STI_TRY(sti_path_join(path, t->p.out, "train.jsonl", err));
     json_t *o = json_object();
-    json_object_set_new(o, "stage", json_integer(p->stage));
-    json_object_set_new(o, "step", json_integer((json_int_t)p->step));
-    json_object_set_new(o, "tokens", json_integer((json_int_t)p->tokens));
-    set_real(o, "loss", p->loss);
-    set_real(o, "norm", p->norm);
-    set_real(o, "lr", p->lr);
+    sti_json_set(&o, "stage", json_integer(p->stage));
+    sti_json_set(&o, "step", json_integer((json_int_t)p->step));
+    sti_json_set(&o, "tokens", json_integer((json_int_t)p->tokens));
+    sti_json_set_real(&o, "loss", p->loss);
+    sti_json_set_real(&o, "norm", p->norm);
+    sti_json_set_real(&o, "lr", p->lr);
     if (p->stage == 1) {
         json_t *layers = json_array();
         for (int l = t->cfg.first; l <= t->cfg.last; l++)
-            json_array_append_new(
-                layers,
-                json_real(tally->ref2[l] > 0 ? tally->err2[l] / tally->ref2[l] : 0));
-        set_real(o, "relative", p->relative);
-        json_object_set_new(o, "relative_by_layer", layers);
+            sti_json_append(
+                &layers, sti_json_of_real(
+                             tally->ref2[l] > 0 ? tally->err2[l] / tally->ref2[l] : 0));
+        sti_json_set_real(&o, "relative", p->relative);
+        sti_json_set(&o, "relative_by_layer", layers);
     } else if (t->p.kd > 0) {
-        set_real(o, "kl", p->kl);
+        sti_json_set_real(&o, "kl", p->kl);
     }
-    set_real(o, "valid_loss", p->valid_loss);
-    if (p->stage == 1) set_real(o, "valid_relative", p->valid_relative);
-    set_real(o, "tokens_per_s", p->tokens_per_s);
-    json_object_set_new(o, "peak_rss", json_integer((json_int_t)p->peak_rss));
+    sti_json_set_real(&o, "valid_loss", p->valid_loss);
+    if (p->stage == 1) sti_json_set_real(&o, "valid_relative", p->valid_relative);
+    sti_json_set_real(&o, "tokens_per_s", p->tokens_per_s);
+    sti_json_set(&o, "peak_rss", json_integer((json_int_t)p->peak_rss));
     char *line = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
     json_decref(o);
     if (!line) return sti_fail_memory(err, path, 0);
@@ -58,15 +53,20 @@ still_status sti_report_step(const sti_trainer *t, const still_train_progress *p
     return st;
 }
 
-/* Whether a line is of a step that the checkpoint includes. */
-static bool is_past(const sti_trainer *t, const char *line, size_t n)
+/* Whether a line is of a step that the checkpoint includes. One that is no JSON, cut off
+ * by a crash, is not. */
+static still_status is_past(const sti_trainer *t, const char *line, size_t n,
+                            bool *past, still_error *err)
 {
-    json_t *o = json_loadb(line, n, 0, NULL);
+    json_t *o;
+    if (sti_json_read_line(line, n, 0, &o, err) == STILL_E_MEMORY)
+        return STILL_E_MEMORY;
     const json_int_t stage = json_integer_value(json_object_get(o, "stage")),
                      step = json_integer_value(json_object_get(o, "step"));
     json_decref(o);
-    return stage > 0 &&
-           (stage < t->stage || (stage == t->stage && step <= (json_int_t)t->step));
+    *past = stage > 0 &&
+            (stage < t->stage || (stage == t->stage && step <= (json_int_t)t->step));
+    return STILL_OK;
 }
 
 still_status sti_report_rewind(const sti_trainer *t, still_error *err)
@@ -83,7 +83,9 @@ still_status sti_report_rewind(const sti_trainer *t, still_error *err)
         size_t n;
         st = sti_lines_next(lines, &line, &n, err);
         if (st != STILL_OK || !line) break;
-        if (!is_past(t, line, n)) continue;
+        bool past;
+        if ((st = is_past(t, line, n, &past, err)) != STILL_OK) break;
+        if (!past) continue;
         sti_buf_put(&keep, line, n);
         sti_buf_puts(&keep, "\n");
     }

@@ -73,9 +73,9 @@ static void wrong(void **state)
         still_status code;
         const char *words;
     } bad[] = {
-        {"", STILL_E_FORMAT, "not JSON"},
-        {"[]", STILL_E_FORMAT, "not an object"},
-        {"{\"prompt\":\"\xff\"}", STILL_E_FORMAT, "not JSON"},
+        {"", STILL_E_FORMAT, "the body: line 1, column 1: "},
+        {"[]", STILL_E_FORMAT, "not a JSON object"},
+        {"{\"prompt\":\"\xff\"}", STILL_E_FORMAT, "no UTF-8"},
         {"{}", STILL_E_ARG, "no 'prompt'"},
         {"{\"prompt\":[]}", STILL_E_ARG, "0 entries"},
         {"{\"prompt\":[[1],[]]}", STILL_E_ARG, "without token ids"},

@@ -113,5 +113,6 @@ int main(void)
         cmocka_unit_test(test_loading),
         cmocka_unit_test(test_using),
     };
+    json_set_alloc_funcs(__wrap_malloc, free);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

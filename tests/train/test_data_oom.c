@@ -62,5 +62,6 @@ int main(void)
         cmocka_unit_test(opening_survives),
         cmocka_unit_test(prompt_is_null),
     };
+    json_set_alloc_funcs(__wrap_malloc, free);
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

@@ -3,8 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <jansson.h>
-
 #include "base/new_file.h"
 #include "cli/progress.h"
 #include "cli/report/heads.h"
@@ -15,20 +13,18 @@ static int print_json(const still_allocation *a, double seconds)
     const int n = a->layers * a->heads;
     json_t *gain = json_array(), *cap = json_array();
     for (int i = 0; i < n; i++) {
-        json_array_append_new(gain, json_real(a->gain[i]));
-        json_array_append_new(cap, json_integer(a->cap[i]));
+        sti_json_append(&gain, json_real(a->gain[i]));
+        sti_json_append(&cap, json_integer(a->cap[i]));
     }
     json_t *all = json_pack(
         "{s:i, s:i, s:i, s:I, s:s, s:s, s:i, s:i, s:f, s:o, s:o}", "layers", a->layers,
         "heads", a->heads, "chosen", a->chosen, "bytes", (json_int_t)a->bytes, "method",
         a->method.name, "score", a->method.score, "select", a->method.select, "chunk",
         a->method.chunk, "seconds", seconds, "gain", gain, "caps", cap);
-    char *option = all ? cli_cap_option(&a->method) : NULL;
-    const int failed = !option || json_object_set_new(all, "cap", json_string(option));
-    const int status = failed ? cli_fail("out of memory") : cli_print_json(all);
-    json_decref(all);
+    char *option = cli_cap_option(&a->method);
+    sti_json_set(&all, "cap", option ? json_string(option) : NULL);
     free(option);
-    return status;
+    return cli_print_json(all);
 }
 
 /* The heads with the large cap by falling gain, then what to do with it. */

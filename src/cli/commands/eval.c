@@ -54,8 +54,8 @@ static int list_tasks(const cli_options *o)
     json_t *list = json_array();
     for (int i = 0; (name = still_eval_task_at(i, &summary, &files, NULL)); i++) {
         if (!o->json) cli_print("%-18s %s (%s)\n", name, summary, files ? files : "");
-        json_array_append_new(list, json_pack("{s:s,s:s,s:s}", "task", name, "summary",
-                                              summary, "files", files ? files : ""));
+        sti_json_append(&list, json_pack("{s:s,s:s,s:s}", "task", name, "summary",
+                                         summary, "files", files ? files : ""));
     }
     if (o->json) return cli_print_json(json_pack("{s:o}", "tasks", list));
     json_decref(list);
@@ -210,30 +210,25 @@ static bool on_poll(void *user)
 
 /* ---- Results ------------------------------------------------------------- */
 
-static void set_real(json_t *o, const char *key, double x)
-{
-    if (isfinite(x)) json_object_set_new(o, key, json_real(x));
-}
-
 static json_t *figures(const still_eval_result *r)
 {
     json_t *o = json_object();
     const bool norm = strcmp(r->metric, "acc_norm") == 0;
-    set_real(o, "acc", r->acc);
-    set_real(o, "acc_norm", r->acc_norm);
-    json_object_set_new(o, "n", json_integer((json_int_t)r->n));
-    set_real(o, "stderr", norm ? r->acc_norm_stderr : r->acc_stderr);
-    set_real(o, "acc_stderr", r->acc_stderr);
-    set_real(o, "acc_norm_stderr", r->acc_norm_stderr);
-    set_real(o, "perplexity", r->perplexity);
-    json_object_set_new(o, "metric", json_string(r->metric));
-    if (r->length) json_object_set_new(o, "length", json_integer(r->length));
-    json_object_set_new(o, "cut", json_integer((json_int_t)r->cut));
-    json_object_set_new(o, "plain", json_integer((json_int_t)r->plain));
-    json_object_set_new(o, "resumed", json_integer((json_int_t)r->resumed));
-    json_object_set_new(o, "tokens", json_integer((json_int_t)r->tokens));
-    json_object_set_new(o, "tokens_alone", json_integer((json_int_t)r->tokens_alone));
-    set_real(o, "seconds", r->seconds);
+    sti_json_set_real(&o, "acc", r->acc);
+    sti_json_set_real(&o, "acc_norm", r->acc_norm);
+    sti_json_set(&o, "n", json_integer((json_int_t)r->n));
+    sti_json_set_real(&o, "stderr", norm ? r->acc_norm_stderr : r->acc_stderr);
+    sti_json_set_real(&o, "acc_stderr", r->acc_stderr);
+    sti_json_set_real(&o, "acc_norm_stderr", r->acc_norm_stderr);
+    sti_json_set_real(&o, "perplexity", r->perplexity);
+    sti_json_set(&o, "metric", json_string(r->metric));
+    if (r->length) sti_json_set(&o, "length", json_integer(r->length));
+    sti_json_set(&o, "cut", json_integer((json_int_t)r->cut));
+    sti_json_set(&o, "plain", json_integer((json_int_t)r->plain));
+    sti_json_set(&o, "resumed", json_integer((json_int_t)r->resumed));
+    sti_json_set(&o, "tokens", json_integer((json_int_t)r->tokens));
+    sti_json_set(&o, "tokens_alone", json_integer((json_int_t)r->tokens_alone));
+    sti_json_set_real(&o, "seconds", r->seconds);
     return o;
 }
 
@@ -247,17 +242,17 @@ static json_t *over_lengths(const still_eval_result *r, int n)
     for (int i = 0; i < n; i++) {
         char key[16];
         snprintf(key, sizeof key, "%d", r[i].length);
-        json_object_set_new(by, key, figures(&r[i]));
+        sti_json_set(&by, key, figures(&r[i]));
         sum += r[i].acc;
         squares += r[i].acc_stderr * r[i].acc_stderr;
         count += r[i].n;
     }
     json_t *o = json_object();
-    set_real(o, "acc", sum / n);
-    json_object_set_new(o, "n", json_integer((json_int_t)count));
-    set_real(o, "stderr", sqrt(squares) / n);
-    json_object_set_new(o, "metric", json_string(r->metric));
-    json_object_set_new(o, "lengths", by);
+    sti_json_set_real(&o, "acc", sum / n);
+    sti_json_set(&o, "n", json_integer((json_int_t)count));
+    sti_json_set_real(&o, "stderr", sqrt(squares) / n);
+    sti_json_set(&o, "metric", json_string(r->metric));
+    sti_json_set(&o, "lengths", by);
     return o;
 }
 
@@ -267,7 +262,7 @@ static json_t *column_json(const column *c)
     for (int i = 0, n; i < c->n_rows; i += n) {
         for (n = 1; i + n < c->n_rows && !strcmp(c->row[i + n].task, c->row[i].task);)
             n++;
-        json_object_set_new(results, c->row[i].task, over_lengths(&c->row[i], n));
+        sti_json_set(&results, c->row[i].task, over_lengths(&c->row[i], n));
     }
     return json_pack("{s:s,s:s,s:o}", "model", c->name, "method", c->method, "results",
                      results);
@@ -278,7 +273,7 @@ static int print_json(const job *j)
     if (j->n_columns == 1) return cli_print_json(column_json(&j->column[0]));
     json_t *list = json_array();
     for (int i = 0; i < j->n_columns; i++)
-        json_array_append_new(list, column_json(&j->column[i]));
+        sti_json_append(&list, column_json(&j->column[i]));
     return cli_print_json(list);
 }
 

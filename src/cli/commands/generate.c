@@ -104,7 +104,7 @@ static int print_object(const cli_options *o, const job *j)
     sti_buf_put(&text, r->text.n ? r->text.p : "", r->text.n);
     json_t *tokens = json_array();
     for (size_t i = 0; i < r->n_tokens; i++)
-        json_array_append_new(tokens, json_integer(r->token[i]));
+        sti_json_append(&tokens, json_integer(r->token[i]));
     json_t *object = json_pack(
         "{s:o, s:I, s:o, s:s, s:f, s:f, s:f, s:f, s:f, s:I}", "text",
         cli_json_text(text.p, text.n), "prompt_tokens", (json_int_t)j->n_ids, "tokens",

@@ -48,11 +48,11 @@ static json_t *tensor_list(const still_model *m)
         if (!still_model_tensor(m, i, &t)) continue;
         json_t *shape = json_array();
         for (int d = 0; d < t.n_dims; d++)
-            json_array_append_new(shape, json_integer(t.dim[d]));
-        json_array_append_new(list, json_pack("{s:o, s:s, s:o, s:I}", "name",
-                                              cli_json_text(t.name, strlen(t.name)),
-                                              "dtype", t.dtype, "shape", shape, "bytes",
-                                              (json_int_t)t.bytes));
+            sti_json_append(&shape, json_integer(t.dim[d]));
+        sti_json_append(&list, json_pack("{s:o, s:s, s:o, s:I}", "name",
+                                         cli_json_text(t.name, strlen(t.name)), "dtype",
+                                         t.dtype, "shape", shape, "bytes",
+                                         (json_int_t)t.bytes));
     }
     return list;
 }
@@ -72,9 +72,9 @@ static int print_object(const cli_options *o, const still_model *m, const bills 
     int n = sum_types(m, sum);
     json_t *types = json_object();
     for (int k = 0; k < n; k++)
-        json_object_set_new(types, sum[k].dtype,
-                            json_pack("{s:I, s:I}", "tensors", (json_int_t)sum[k].count,
-                                      "bytes", (json_int_t)sum[k].bytes));
+        sti_json_set(&types, sum[k].dtype,
+                     json_pack("{s:I, s:I}", "tensors", (json_int_t)sum[k].count,
+                               "bytes", (json_int_t)sum[k].bytes));
     const char *name = i->name ? i->name : "";
     json_t *object =
         json_pack("{s:o, s:o, s:s, s:s, s:s?, s:i, s:I, s:I}", "path",
@@ -88,18 +88,17 @@ static int print_object(const cli_options *o, const still_model *m, const bills 
                   "kv_heads", i->kv_heads, "head_dim", i->head_dim, "vocab", i->vocab,
                   "ctx_train", i->ctx_train, "sliding_window", i->sliding_window,
                   "rope_theta", i->rope_theta, "tied", (int)i->tied);
-    json_object_update_missing(object, shape);
-    json_decref(shape);
-    json_object_set_new(object, "tensors",
-                        json_integer((json_int_t)still_model_tensor_count(m)));
-    json_object_set_new(object, "dtypes", types);
-    json_object_set_new(object, "memory", bill_object(&b->softmax, b->ctx));
+    sti_json_merge(&object, shape);
+    sti_json_set(&object, "tensors",
+                 json_integer((json_int_t)still_model_tensor_count(m)));
+    sti_json_set(&object, "dtypes", types);
+    sti_json_set(&object, "memory", bill_object(&b->softmax, b->ctx));
     if (b->two) {
         json_t *of_method = bill_object(&b->of_method, b->ctx);
-        json_object_set_new(of_method, "method", json_string(b->method.name));
-        json_object_set_new(object, "memory_method", of_method);
+        sti_json_set(&of_method, "method", json_string(b->method.name));
+        sti_json_set(&object, "memory_method", of_method);
     }
-    if (o->tensors) json_object_set_new(object, "tensor_list", tensor_list(m));
+    if (o->tensors) sti_json_set(&object, "tensor_list", tensor_list(m));
     return cli_print_json(object);
 }
 

@@ -149,15 +149,12 @@ static void print_step(const still_train_progress *p)
         json_pack("{s:i,s:I,s:I,s:I,s:f,s:f,s:f}", "stage", p->stage, "step",
                   (json_int_t)p->step, "steps", (json_int_t)p->steps, "tokens",
                   (json_int_t)p->tokens, "loss", p->loss, "norm", p->norm, "lr", p->lr);
-    if (isfinite(p->relative))
-        json_object_set_new(o, "relative", json_real(p->relative));
-    if (isfinite(p->valid_loss))
-        json_object_set_new(o, "valid_loss", json_real(p->valid_loss));
-    if (isfinite(p->valid_relative))
-        json_object_set_new(o, "valid_relative", json_real(p->valid_relative));
-    json_object_set_new(o, "tokens_per_s", json_real(p->tokens_per_s));
-    json_object_set_new(o, "seconds_left", json_real(p->seconds_left));
-    json_object_set_new(o, "peak_rss", json_integer((json_int_t)p->peak_rss));
+    sti_json_set_real(&o, "relative", p->relative);
+    sti_json_set_real(&o, "valid_loss", p->valid_loss);
+    sti_json_set_real(&o, "valid_relative", p->valid_relative);
+    sti_json_set_real(&o, "tokens_per_s", p->tokens_per_s);
+    sti_json_set_real(&o, "seconds_left", p->seconds_left);
+    sti_json_set(&o, "peak_rss", json_integer((json_int_t)p->peak_rss));
     cli_print_json(o);
 }
 
@@ -227,9 +224,10 @@ static void print_time(char *out, size_t capacity, double s)
 
 static int show_plan(const job *j, const still_train_plan *plan)
 {
-    json_t *list = j->o->json ? json_array() : NULL;
+    json_t *list = json_array();
+    const bool json = j->o->json;
     char why[256];
-    if (!list)
+    if (!json)
         cli_print("%llu records of training data, %llu left out%s%s\n",
                   (unsigned long long)plan->records, (unsigned long long)plan->broken,
                   plan->broken ? ": " : "",
@@ -237,14 +235,13 @@ static int show_plan(const job *j, const still_train_plan *plan)
     for (int s = 1; s <= 2; s++) {
         char bytes[32], time[32];
         if (!plan->steps[s]) continue;
-        if (list) {
-            json_array_append_new(list,
-                                  json_pack("{s:i,s:I,s:I,s:I,s:I,s:f}", "stage", s,
-                                            "steps", (json_int_t)plan->steps[s],
-                                            "tokens", (json_int_t)plan->tokens[s],
-                                            "trained", (json_int_t)plan->trained[s],
-                                            "peak_bytes", (json_int_t)plan->bytes[s],
-                                            "seconds", plan->seconds[s]));
+        if (json) {
+            sti_json_append(&list, json_pack("{s:i,s:I,s:I,s:I,s:I,s:f}", "stage", s,
+                                             "steps", (json_int_t)plan->steps[s],
+                                             "tokens", (json_int_t)plan->tokens[s],
+                                             "trained", (json_int_t)plan->trained[s],
+                                             "peak_bytes", (json_int_t)plan->bytes[s],
+                                             "seconds", plan->seconds[s]));
             continue;
         }
         print_time(time, sizeof time, plan->seconds[s]);
@@ -255,7 +252,10 @@ static int show_plan(const job *j, const still_train_plan *plan)
                   cli_bytes(bytes, plan->bytes[s]), time,
                   (double)plan->tokens[s] / plan->seconds[s]);
     }
-    if (!list) return CLI_OK;
+    if (!json) {
+        json_decref(list);
+        return CLI_OK;
+    }
     return cli_print_json(json_pack("{s:I,s:I,s:o}", "records",
                                     (json_int_t)plan->records, "broken",
                                     (json_int_t)plan->broken, "stages", list));

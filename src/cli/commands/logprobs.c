@@ -15,7 +15,7 @@ static int print_logprobs(const cli_options *o, const float *logprob, size_t n)
     }
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(list, json_real((double)logprob[i]));
+        sti_json_append(&list, sti_json_of_real((double)logprob[i]));
     return cli_print_json(json_pack("{s:o}", "logprobs", list));
 }
 

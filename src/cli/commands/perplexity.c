@@ -38,10 +38,10 @@ static json_t *by_position(const float *each, size_t n, int64_t ctx, int64_t par
             count++;
         }
         if (count == 0) continue;
-        json_array_append_new(list, json_pack("{s:I, s:I, s:I, s:f}", "from",
-                                              (json_int_t)lo, "to", (json_int_t)hi,
-                                              "tokens", (json_int_t)count, "perplexity",
-                                              exp(sum / (double)count)));
+        sti_json_append(&list,
+                        json_pack("{s:I, s:I, s:I, s:f}", "from", (json_int_t)lo, "to",
+                                  (json_int_t)hi, "tokens", (json_int_t)count,
+                                  "perplexity", exp(sum / (double)count)));
     }
     return list;
 }
@@ -49,24 +49,24 @@ static json_t *by_position(const float *each, size_t n, int64_t ctx, int64_t par
 static int print_perplexity(const cli_options *o, const still_perplexity *p,
                             int64_t ctx, double seconds, json_t *positions)
 {
+    if (o->by_position && !positions) return cli_fail("out of memory");
     if (o->json) {
         json_t *object = json_pack("{s:f, s:f, s:f, s:I, s:i, s:I, s:f}", "perplexity",
                                    p->value, "stderr", p->stderr_, "nll", p->nll,
                                    "tokens", (json_int_t)p->n, "windows", p->windows,
                                    "ctx", (json_int_t)ctx, "seconds", seconds);
-        if (positions) json_object_set_new(object, "by_position", positions);
+        if (positions) sti_json_set(&object, "by_position", positions);
         return cli_print_json(object);
     }
     size_t i;
     json_t *part;
     json_array_foreach(positions, i, part)
     {
-        long long from, to, tokens;
-        double value;
-        json_unpack(part, "{s:I, s:I, s:I, s:F}", "from", &from, "to", &to, "tokens",
-                    &tokens, "perplexity", &value);
-        cli_print("tokens %8lld to %8lld  perplexity %9.4f  (%lld)\n", from, to, value,
-                  tokens);
+        cli_print("tokens %8lld to %8lld  perplexity %9.4f  (%lld)\n",
+                  json_integer_value(json_object_get(part, "from")),
+                  json_integer_value(json_object_get(part, "to")),
+                  json_real_value(json_object_get(part, "perplexity")),
+                  json_integer_value(json_object_get(part, "tokens")));
     }
     json_decref(positions);
     cli_print("perplexity %.4f +- %.4f  (%llu tokens in %d windows of %lld)\n",

@@ -244,7 +244,7 @@ static int report(const cli_options *o, const collection *c)
         for (const char *at = files ? files : ""; *at;) {
             const size_t n = strcspn(at, " ");
             const int i = find(c, at, n);
-            if (i >= 0 && !c->here[i]) json_array_append_new(list, json_stringn(at, n));
+            if (i >= 0 && !c->here[i]) sti_json_append(&list, json_stringn(at, n));
             at += n;
             at += strspn(at, " ");
         }
@@ -254,8 +254,8 @@ static int report(const cli_options *o, const collection *c)
                 cli_print(" %s", json_string_value(json_array_get(list, i)));
             cli_print("\n");
         }
-        if (json_array_size(list) > 0)
-            json_object_set_new(missing, name, list);
+        if (!list || json_array_size(list) > 0)
+            sti_json_set(&missing, name, list);
         else
             json_decref(list);
     }

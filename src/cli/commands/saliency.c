@@ -33,9 +33,9 @@ static json_t *of_layer(const still_saliency *s, int l)
     json_t *layer = pair(&s->layer_whole[l], &s->layer_received[l]),
            *heads = json_array();
     for (int i = l * s->heads; i < (l + 1) * s->heads; i++)
-        json_array_append_new(heads, pair(&s->with_whole[i], &s->with_received[i]));
-    json_object_set_new(layer, "layer", json_integer(s->first_layer + l));
-    json_object_set_new(layer, "heads", heads);
+        sti_json_append(&heads, pair(&s->with_whole[i], &s->with_received[i]));
+    sti_json_set(&layer, "layer", json_integer(s->first_layer + l));
+    sti_json_set(&layer, "heads", heads);
     return layer;
 }
 
@@ -50,11 +50,10 @@ static int print_json(const cli_saliency *r, double seconds)
         "chunks", s->left / m->chunk - 1, "chance", (double)m->select / m->chunk,
         "exact", cli_saliency_exact(s), "seconds", seconds);
     json_t *mean = pair(&s->mean_whole, &s->mean_received), *layers = json_array();
-    for (int l = 0; l < s->layers; l++) json_array_append_new(layers, of_layer(s, l));
-    if (m->caps[0]) json_object_set_new(all, "caps", json_string(m->caps));
-    json_object_update(all, mean);
-    json_object_set_new(all, "layers", layers);
-    json_decref(mean);
+    for (int l = 0; l < s->layers; l++) sti_json_append(&layers, of_layer(s, l));
+    if (m->caps[0]) sti_json_set(&all, "caps", json_string(m->caps));
+    sti_json_merge(&all, mean);
+    sti_json_set(&all, "layers", layers);
     return cli_print_json(all);
 }
 

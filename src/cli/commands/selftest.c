@@ -17,9 +17,9 @@ static json_t *case_object(const still_check_case *c)
     json_t *checks = json_array();
     for (int i = 0; i < c->n_checks; i++) {
         const still_check *k = &c->check[i];
-        json_array_append_new(checks, json_pack("{s:s, s:f, s:f, s:b}", "name", k->name,
-                                                "value", k->value, "limit", k->limit,
-                                                "passed", (int)k->passed));
+        sti_json_append(&checks, json_pack("{s:s, s:f, s:f, s:b}", "name", k->name,
+                                           "value", k->value, "limit", k->limit,
+                                           "passed", (int)k->passed));
     }
     return json_pack("{s:s, s:s, s:b, s:o}", "suite", c->suite, "case", c->name,
                      "passed", (int)c->passed, "checks", checks);

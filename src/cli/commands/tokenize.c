@@ -49,8 +49,7 @@ static int print_ids(const cli_options *o, const int32_t *ids, size_t n)
 {
     if (o->json) {
         json_t *list = json_array();
-        for (size_t i = 0; i < n; i++)
-            json_array_append_new(list, json_integer(ids[i]));
+        for (size_t i = 0; i < n; i++) sti_json_append(&list, json_integer(ids[i]));
         return cli_print_json(json_pack("{s:o}", "ids", list));
     }
     for (size_t i = 0; i < n; i++) cli_print("%s%d", i ? " " : "", (int)ids[i]);

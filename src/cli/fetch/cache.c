@@ -4,7 +4,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <jansson.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +19,7 @@
 #include "cli/cli.h"
 
 static const char NOTES[] = ".still.json";
+enum { MOST_NOTES = 1 << 20 }; /* bytes */
 
 static still_status take(sti_buf *b, char **out, still_error *err)
 {
@@ -218,13 +218,22 @@ still_status cli_check_space(const char *folder, uint64_t bytes, still_error *er
 
 /* ---- Notes of verified files --------------------------------------------- */
 
+/* What is noted of the folder's files; empty if there is no such file, or it is no JSON:
+ * then they are verified again. NULL: no memory. */
 static json_t *read_notes(const char *folder)
 {
     sti_buf path = {0};
+    char *text = NULL;
+    size_t n;
+    json_t *notes = NULL;
     sti_buf_printf(&path, "%s/%s", folder, NOTES);
-    json_t *notes = path.failed ? NULL : json_load_file(path.p, 0, NULL);
+    still_status st =
+        path.failed ? STILL_E_MEMORY : cli_read(path.p, MOST_NOTES, &text, &n, NULL);
+    if (st == STILL_OK)
+        st = sti_json_read(path.p, text, n, STI_JSON_OBJECT, &notes, NULL);
+    free(text);
     sti_buf_free(&path);
-    return notes;
+    return st == STILL_OK || st == STILL_E_MEMORY ? notes : json_object();
 }
 
 static bool stat_in(const char *folder, const char *name, struct stat *st)
@@ -256,21 +265,15 @@ still_status cli_set_verified(const char *folder, const char *name, const char *
     if (!stat_in(folder, name, &st))
         return sti_fail(err, STILL_E_IO, "%s/%s: %s", folder, name, strerror(errno));
     json_t *notes = read_notes(folder);
-    if (!json_is_object(notes)) {
-        json_decref(notes);
-        notes = json_object();
-    }
     sti_buf path = {0};
     sti_buf_printf(&path, "%s/%s", folder, NOTES);
     still_status status = STILL_OK;
     json_t *note = json_pack("{s:s, s:I, s:I}", "sum", sum, "size",
                              (json_int_t)st.st_size, "mtime", (json_int_t)st.st_mtime);
-    if (path.failed || !notes || json_object_set_new(notes, name, note))
-        status = sti_fail_memory(err, NOTES, 0);
-    char *text = status == STILL_OK ? json_dumps(notes, JSON_INDENT(1)) : NULL;
-    if (status == STILL_OK)
-        status = text ? sti_write_file(path.p, text, strlen(text), err)
-                      : sti_fail_memory(err, NOTES, 0);
+    sti_json_set(&notes, name, note);
+    char *text = json_dumps(notes, JSON_INDENT(1));
+    status = text && !path.failed ? sti_write_file(path.p, text, strlen(text), err)
+                                  : sti_fail_memory(err, NOTES, 0);
     free(text);
     json_decref(notes);
     sti_buf_free(&path);

@@ -3,7 +3,6 @@
 #include "cli/fetch/hub.h"
 
 #include <fnmatch.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -135,15 +134,14 @@ static still_status add_file(cli_listing *l, const json_t *entry, const char *ur
 static still_status parse_listing(const sti_buf *body, const char *url,
                                   cli_listing *out, still_error *err)
 {
-    json_error_t where;
-    json_t *root = json_loadb(body->p ? body->p : "", body->n, 0, &where);
+    json_t *root;
+    still_status status =
+        sti_json_read("the answer", body->p ? body->p : "", body->n, 0, &root, err);
+    if (status == STILL_E_FORMAT)
+        return sti_fail_prefix(err, status, "%s: not JSON, is this a hub?", url);
+    STI_TRY(status);
     const json_t *siblings = json_object_get(root, "siblings");
-    still_status status = STILL_OK;
-    if (!root)
-        status = sti_fail(err, STILL_E_FORMAT,
-                          "%s: the answer is not JSON (%s): is this a hub?", url,
-                          where.text);
-    else if (!json_is_array(siblings) || json_array_size(siblings) == 0)
+    if (!json_is_array(siblings) || json_array_size(siblings) == 0)
         status = sti_fail(err, STILL_E_FORMAT, "%s: the answer lists no files", url);
     if (status == STILL_OK) {
         out->file = sti_alloc(json_array_size(siblings), sizeof *out->file);

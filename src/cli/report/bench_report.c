@@ -112,18 +112,17 @@ static json_t *point_json(const cli_bench *b, int row, int column)
     const cli_bench_point *p = &b->point[row][column];
     json_t *o = json_pack("{s:i,s:s,s:b}", "length", b->length[row], "method",
                           c->method.name, "fits", !p->does_not_fit);
-    if (c->stage) json_object_set_new(o, "stage", json_integer(c->stage));
+    if (c->stage) sti_json_set(&o, "stage", json_integer(c->stage));
     if (!p->measured) {
-        json_object_set_new(o, "reason", cli_json_text(p->reason, strlen(p->reason)));
+        sti_json_set(&o, "reason", cli_json_text(p->reason, strlen(p->reason)));
         return o;
     }
     json_t *figures = json_pack(
         "{s:f,s:f,s:f,s:f,s:f,s:I,s:I}", "seconds", p->r.seconds, "median", p->r.median,
         "fastest", p->r.fastest, "slowest", p->r.slowest, "tokens_per_s", rate(p),
         "peak_bytes", (json_int_t)p->r.peak, "state_bytes", (json_int_t)p->r.state);
-    json_object_update_missing(o, figures);
-    json_decref(figures);
-    if (p->r.boundary > 0) json_object_set_new(o, "boundary", json_real(p->r.boundary));
+    sti_json_merge(&o, figures);
+    if (p->r.boundary > 0) sti_json_set(&o, "boundary", json_real(p->r.boundary));
     return o;
 }
 
@@ -135,15 +134,15 @@ int cli_bench_print_json(const cli_bench *b)
     for (int row = 0; row < b->lengths; row++)
         for (int i = 0; i < b->columns; i++)
             if (b->point[row][i].measured || *b->point[row][i].reason)
-                json_array_append_new(points, point_json(b, row, i));
+                sti_json_append(&points, point_json(b, row, i));
     json_t *o =
         json_pack("{s:s,s:o,s:s,s:o,s:i,s:I,s:i,s:i,s:o}", "what", b->what, "model",
                   cli_json_text(b->model, strlen(b->model)), "backend",
                   b->info->backend, "device", cli_json_text(device, strlen(device)),
                   "threads", b->info->threads, "params", (json_int_t)b->info->params,
                   "batch", b->batch, "rounds", b->rounds, "points", points);
-    if (b->rows) json_object_set_new(o, "batch_rows", json_integer(b->rows));
-    if (b->interrupted) json_object_set_new(o, "interrupted", json_true());
+    if (b->rows) sti_json_set(&o, "batch_rows", json_integer(b->rows));
+    if (b->interrupted) sti_json_set(&o, "interrupted", json_true());
     return cli_print_json(o);
 }
 

@@ -108,13 +108,12 @@ static json_t *texts(const cli_saliency *r, still_error *err)
         size_t n;
         st = still_decoder_push(d, r->ids[i], &text, &n, err);
         if (st == STILL_OK)
-            json_array_append_new(list,
-                                  n ? cli_json_text(text, n) : json_string("\u00b7"));
+            sti_json_append(&list, n ? cli_json_text(text, n) : json_string("\u00b7"));
     }
     still_decoder_free(d);
-    if (st == STILL_OK && json_array_size(list) == (size_t)r->s->tokens) return list;
-    if (st == STILL_OK)
+    if (st == STILL_OK && !list)
         sti_fail_memory(err, "the text of tokens", (size_t)r->s->tokens);
+    if (st == STILL_OK) return list;
     json_decref(list);
     return NULL;
 }

@@ -208,18 +208,17 @@ static still_status add_story(void *user, json_t *rec, still_error *err)
         STI_TRY(facts_tokens(s, facts, &tokens, err));
         if (tokens > s->size) return STILL_OK;
     }
-    if (json_array_append(s->stories, rec) != 0)
-        return sti_fail_memory(err, "facts", 0);
-    return STILL_OK;
+    sti_json_append(&s->stories, json_incref(rec));
+    return s->stories ? STILL_OK : sti_fail_memory(err, "facts", 0);
 }
 
 static still_status add_book(void *user, json_t *rec, still_error *err)
 {
     const char *text;
+    json_t **books = user;
     STI_TRY(sti_field_string(rec, "text", &text, err));
-    if (json_array_append(user, json_object_get(rec, "text")) != 0)
-        return sti_fail_memory(err, "a book", strlen(text));
-    return STILL_OK;
+    sti_json_append(books, json_incref(json_object_get(rec, "text")));
+    return *books ? STILL_OK : sti_fail_memory(err, "a book", strlen(text));
 }
 
 static void close_set(void *p)
@@ -248,7 +247,7 @@ static still_status fill_set(set *s, still_error *err)
                         "%s: no story of %s in %s/%s fits length %d", s->name,
                         s->task->name, s->p.data_dir, facts, s->p.length);
     if (!s->size) return STILL_OK;
-    STI_TRY(sti_source_read(s->p.data_dir, books, add_book, s->books, err));
+    STI_TRY(sti_source_read(s->p.data_dir, books, add_book, &s->books, err));
     if (json_array_size(s->books)) return STILL_OK;
     return sti_fail(err, STILL_E_FORMAT, "%s/%s: has no books", s->p.data_dir, books);
 }

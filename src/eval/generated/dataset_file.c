@@ -65,10 +65,7 @@ static json_t *item_json(const sti_item *it) /* NULL: no memory */
 {
     json_t *expected = json_array();
     for (int i = 0; i < it->n_expected; i++)
-        if (json_array_append_new(expected, json_string(it->expected[i])) != 0) {
-            json_decref(expected);
-            return NULL;
-        }
+        sti_json_append(&expected, json_string(it->expected[i]));
     return json_pack("{s:s, s:s, s:o}", "id", it->id, "prompt", it->prompt, "expected",
                      expected);
 }
@@ -136,16 +133,6 @@ struct sti_dataset_file {
     size_t line; /* number of the line last read */
 };
 
-static still_status parse(const char *line, size_t n, json_t **out, still_error *err)
-{
-    json_error_t je;
-    *out = json_loadb(line, n, 0, &je);
-    if (!*out && sti_json_no_memory(&je)) return sti_fail_memory(err, "a line", n);
-    if (!*out)
-        return sti_fail(err, STILL_E_FORMAT, "column %d: %s", je.column, je.text);
-    return STILL_OK;
-}
-
 static still_status check_head(const json_t *v, const sti_recipe *r,
                                const sti_task_params *p, still_error *err)
 {
@@ -200,7 +187,7 @@ static still_status check_lines(sti_dataset_file *f, const sti_recipe *r,
         STI_TRY(sti_lines_next(f->lines, &line, &n, err));
         if (!line) break;
         if (f->line == 0) {
-            STI_TRY(parse(line, n, &v, err));
+            STI_TRY(sti_json_read_line(line, n, 0, &v, err));
             still_status status = check_head(v, r, p, err);
             json_decref(v);
             STI_TRY(status);
@@ -220,7 +207,7 @@ static still_status check_lines(sti_dataset_file *f, const sti_recipe *r,
                         "ends early, expected a line with a checksum");
     f->line--;
     finish_digest(sha, hex);
-    STI_TRY(parse(held->p, held->n, &v, err));
+    STI_TRY(sti_json_read_line(held->p, held->n, 0, &v, err));
     still_status status = check_tail(v, f->n, hex, err);
     json_decref(v);
     return status;
@@ -303,7 +290,7 @@ still_status sti_dataset_file_next(sti_dataset_file *f, sti_sample *out,
     STI_TRY(sti_lines_next(f->lines, &line, &n, err));
     f->line++;
     still_status status =
-        line ? parse(line, n, &v, err)
+        line ? sti_json_read_line(line, n, 0, &v, err)
              : sti_fail(err, STILL_E_FORMAT, "the file became shorter");
     if (status == STILL_OK) status = read_sample(v, out, err);
     json_decref(v);

@@ -134,8 +134,8 @@ static still_status add_record(void *user, json_t *rec, still_error *err)
     size_t *first = reserve(own->first, n + 1, &own->first_capacity, sizeof *first);
     if (!first) return sti_fail_memory(err, "records", n * sizeof *first);
     own->first = first;
-    if (json_array_append(own->records, rec) != 0)
-        return sti_fail_memory(err, "a record", 0);
+    sti_json_append(&own->records, json_incref(rec));
+    if (!own->records) return sti_fail_memory(err, "a record", 0);
     own->first[n] = own->n_raw;
     STI_TRY(own->hotpot ? add_hotpot(own, rec, err) : add_squad(own, rec, err));
     own->first[n + 1] = own->n_raw;

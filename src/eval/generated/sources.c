@@ -63,13 +63,9 @@ static still_status open_source_file(const char *dir, const char *name, sti_buf 
 static still_status read_record(char *line, size_t n, sti_record_fn fn, void *user,
                                 still_error *err)
 {
-    json_error_t je;
-    json_t *rec = json_loadb(line, n, 0, &je); /* strings have no NUL inside */
-    if (!rec && sti_json_no_memory(&je)) return sti_fail_memory(err, "a record", n);
-    if (!rec) return sti_fail(err, STILL_E_FORMAT, "column %d: %s", je.column, je.text);
-    still_status status = json_is_object(rec)
-                              ? fn(user, rec, err)
-                              : sti_fail(err, STILL_E_FORMAT, "is not a JSON object");
+    json_t *rec; /* its strings have no NUL inside */
+    STI_TRY(sti_json_read_line(line, n, STI_JSON_OBJECT, &rec, err));
+    const still_status status = fn(user, rec, err);
     json_decref(rec);
     return status;
 }

@@ -84,10 +84,14 @@ static void fail_key(sti_golden *g, const char *key, const char *expected)
 }
 
 /* The value of a key, a new reference; NULL if it is absent or not JSON. */
-static json_t *meta_value(const sti_golden *g, const char *key)
+static json_t *meta_value(sti_golden *g, const char *key)
 {
     const char *text = json_string_value(json_object_get(g->store.st_meta, key));
-    return text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+    json_t *v = NULL;
+    if (text && sti_json_read(key, text, strlen(text), STI_JSON_ANY, &v, NULL) ==
+                    STILL_E_MEMORY)
+        g->status = sti_fail_memory(g->err, key, strlen(text));
+    return v;
 }
 
 int sti_golden_int(sti_golden *g, const char *key, int lo, int hi)

@@ -321,11 +321,8 @@ still_status sti_selftest_end_to_end(const sti_suite_run *r, still_error *err)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/smollm2.json", r->dir);
-    json_error_t je;
-    json_t *root = json_load_file(path, 0, &je);
-    if (!root)
-        return sti_fail(err, STILL_E_FORMAT, "%s: %s (line %d)", path, je.text,
-                        je.line);
+    json_t *root;
+    STI_TRY(sti_json_load(path, &root, err));
     still_model *m = NULL;
     still_status st = STILL_OK;
     if (!r->p->model_path)

@@ -4,7 +4,6 @@
  * A file is a case. A tokenizer's file is named after its vocabulary, which is not part
  * of the data: it is looked for in the places the caller names, then in the cache. */
 #include <dirent.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,14 +61,11 @@ static still_status next_object(const char *name, sti_lines *l, int number,
 {
     char *line;
     size_t n;
-    json_error_t e;
     *out = NULL;
     STI_TRY(sti_lines_next(l, &line, &n, err));
     if (!line) return STILL_OK;
-    *out = json_loadb(line, n, JSON_ALLOW_NUL, &e);
-    if (!*out)
-        return sti_fail(err, STILL_E_FORMAT, "%s.jsonl:%d: %s", name, number, e.text);
-    return STILL_OK;
+    const still_status st = sti_json_read_line(line, n, STI_JSON_NUL, out, err);
+    return st == STILL_OK ? st : sti_fail_prefix(err, st, "%s.jsonl:%d", name, number);
 }
 
 /* ---- Vocabularies -------------------------------------------------------- */
