@@ -67,9 +67,9 @@ STILL_API const char *still_version(void); /* "0.1.0" */
 
 typedef enum still_status {
     STILL_OK = 0,
-    STILL_E_ARG,         /* the caller passed something that cannot be */
-    STILL_E_IO,          /* the operating system said no */
-    STILL_E_FORMAT,      /* a file is not what it should be */
+    STILL_E_ARG,         /* an argument is invalid */
+    STILL_E_IO,          /* the operating system reported an error */
+    STILL_E_FORMAT,      /* a file is damaged, or not of the expected format */
     STILL_E_UNSUPPORTED, /* well-formed, but not something still can run */
     STILL_E_MEMORY,      /* out of memory */
     STILL_E_LIMIT,       /* longer than the context, larger than a cap */
@@ -200,8 +200,8 @@ STILL_API still_status still_model_open_shape(const char *shape,
                                               still_model **out, still_error *err);
 STILL_API const char *still_shape_at(int i); /* name of the i-th; NULL past the last */
 
-/* How the base model of an adapter was called when it was trained: a path, or a name
- * that the program understood. */
+/* The base model of an adapter, as it was named in training: a path, or a name that the
+ * program resolved. */
 STILL_API still_status still_adapter_base(const char *adapter, char *name,
                                           size_t capacity, still_error *err);
 
@@ -437,7 +437,7 @@ typedef struct still_train_data {
     double weight; /* share of the sequences; 0: by its size */
 } still_train_data;
 
-/* What a run is now; given to the callback after every step. */
+/* State of a run; passed to the callback after every step. */
 typedef struct still_train_progress {
     int stage;            /* 1 or 2 */
     uint64_t step, steps; /* done, of the stage */
@@ -459,10 +459,10 @@ typedef struct still_train_params {
     const still_train_data *data;
     int n_data;
     const char *out;       /* folder to write; must not exist unless resume */
-    const char *base_name; /* how users call the model; goes into the adapter */
+    const char *base_name; /* the model's name for users; written into the adapter */
     const char *start; /* an adapter folder to start from (stage 2 alone); or NULL */
     const char *cache_dir; /* for tokenized data; NULL: out */
-    bool resume;           /* go on from out's last checkpoint */
+    bool resume;           /* continue from the last checkpoint in out */
     int stage;             /* 1, 2; 0: both */
     uint64_t tokens;       /* of each stage; 0: 20 million */
     int seq, batch;        /* ids of a sequence (0: 1024), sequences of a step (0: 8) */
@@ -492,7 +492,7 @@ typedef struct still_train_params {
     void (*note)(void *user, const char *line);
 } still_train_params;
 
-/* What a run will take, before it is begun. */
+/* What a run will take, measured before it starts. */
 typedef struct still_train_plan {
     uint64_t steps[3], tokens[3]; /* [stage] */
     uint64_t trained[3];          /* numbers trained */
@@ -505,8 +505,8 @@ typedef struct still_train_plan {
 
 /* Trains an adapter for m and writes it to p->out. m must be a plain model. Under
  * mpirun all ranks call this with the same arguments; rank 0 writes and calls p->each.
- * An error that ends all ranks has an empty text on those it did not happen on: one
- * tells it. */
+ * An error that ends all ranks has its text on the rank where it happened, and an empty
+ * one on the others. */
 STILL_API still_status still_linearize(still_model *m, const still_train_params *p,
                                        still_error *err);
 /* Prepares everything, times one sequence of each stage, and writes nothing but the
@@ -630,9 +630,10 @@ typedef struct still_eval_params {
 
 /* Runs tasks on a model and writes a result for each task and length to out[0..*n), in
  * order; more than cap are an error. After STILL_E_CANCELLED the log has every item
- * that was answered, and the same call goes on from there; *n results are complete.
+ * that was answered, and the same call continues from there; *n results are complete.
  * Under mpirun all ranks call this with the same arguments and share the items; rank 0
- * writes the log and calls p->each. An error told by another rank has an empty text. */
+ * writes the log and calls p->each. An error that happened on another rank has an empty
+ * text. */
 STILL_API still_status still_eval_run(still_model *m, const still_eval_params *p,
                                       still_eval_result *out, int cap, int *n,
                                       still_error *err);
@@ -660,8 +661,8 @@ typedef struct still_bench_params {
                    hold; train: tokens of a sequence */
     int batch;  /* sequences; decode computes them together, prefill one after the
                    other, a step of training sums over them; 0: 1 */
-    int steps;  /* decode, train: how many are timed, after some that are not; 0: 32 of
-                   decode, 2 of train */
+    int steps;  /* decode, train: how many are timed, after a warm-up; 0: 32 of decode,
+                   2 of train */
     int stage;  /* train: 1 or 2 */
     int micro_batch;            /* train: sequences computed at once; 0: 1 */
     uint64_t seed;              /* of ids and synthetic pasts */
@@ -766,7 +767,7 @@ typedef void (*still_check_fn)(void *user, const still_check_case *c);
 
 typedef struct still_selftest_params {
     still_model_params model;
-    const char *model_path;   /* end-to-end: the model the data speaks of */
+    const char *model_path;   /* end-to-end: the model that made the golden data */
     const char *tokenizer[4]; /* tokenizer: files or folders to look for vocabularies */
 } still_selftest_params;
 
