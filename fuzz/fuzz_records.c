@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "memory_file.h"
-#include "train/data_parts.h"
+#include "train/data/parts.h"
 
 static void check(bool holds)
 {

@@ -5,7 +5,7 @@
 #include <zlib.h>
 
 #include "memory_file.h"
-#include "train/data_parts.h"
+#include "train/data/parts.h"
 
 static void try_cache(const uint8_t *data, size_t n, const unsigned char *key,
                       int vocab)

@@ -1,4 +1,4 @@
-/* help.c - the tables of table.c as help text, Markdown and a manual page. */
+/* help.c - option_table.c and command_table.c as help text, Markdown and a manual page. */
 #include <stdio.h>
 #include <string.h>
 
@@ -141,18 +141,18 @@ static void markdown_options(const cli_command *c)
 
 void cli_help_markdown(void)
 {
-    puts(
-        "# The commands of still\n\n"
-        "<!-- Written by `still help --markdown`; edit src/cli/table.c instead. -->\n\n"
-        "Results go to standard output, progress and warnings to standard error.\n"
-        "`MODEL` is a GGUF file, a Hugging Face folder, a folder that `linearize`\n"
-        "wrote, a name from the cache, or `smollm2-still`, the linearized `smollm2`\n"
-        "that comes with still; where it is optional, the default is `smollm2`. A\n"
-        "lone `--` ends the options. Whole numbers may end in K (1024) or M (a\n"
-        "million): `--ctx 64K`, `--tokens 20M`.\n\n"
-        "Exit status: 0 success, 1 failure (one line says what, where and what to\n"
-        "do), 2 wrong usage, 130 interrupted.\n\n"
-        "| command | |\n|---|---|");
+    puts("# The commands of still\n\n"
+         "<!-- Written by `still help --markdown`; edit src/cli/*_table.c instead. "
+         "-->\n\n"
+         "Results go to standard output, progress and warnings to standard error.\n"
+         "`MODEL` is a GGUF file, a Hugging Face folder, a folder that `linearize`\n"
+         "wrote, a name from the cache, or `smollm2-still`, the linearized `smollm2`\n"
+         "that comes with still; where it is optional, the default is `smollm2`. A\n"
+         "lone `--` ends the options. Whole numbers may end in K (1024) or M (a\n"
+         "million): `--ctx 64K`, `--tokens 20M`.\n\n"
+         "Exit status: 0 success, 1 failure (one line says what, where and what to\n"
+         "do), 2 wrong usage, 130 interrupted.\n\n"
+         "| command | |\n|---|---|");
     for (const cli_command *c = cli_command_table; c->name; c++)
         printf("| [`%s`](#still-%s) | %s |\n", c->name, c->name, c->purpose);
     for (const cli_command *c = cli_command_table; c->name; c++) {

@@ -1,4 +1,4 @@
-/* options.c - the parser: argv against the tables of table.c.
+/* options.c - the parser: argv against option_table.c and command_table.c.
  *
  * Numbers must be complete (no trailing text but K or M) and within the range of their
  * row. A mistyped name gets the nearest one as a suggestion. Every error is one line

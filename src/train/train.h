@@ -12,7 +12,7 @@
 #define STI_TRAIN_TRAIN_H
 
 #include "train/comm.h"
-#include "train/data.h"
+#include "train/data/data.h"
 #include "train/layer.h"
 
 typedef struct sti_trainer {

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "train/data_parts.h"
+#include "train/data/parts.h"
 
 #define VOCAB(name) FIXTURES "/vocab/" name
 #define DATA(name) FIXTURES "/data/" name

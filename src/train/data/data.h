@@ -10,8 +10,8 @@
  * not. A record has strings "instruction" and "output" and perhaps "input", which make
  * an Alpaca prompt and its answer, or else a string "text". Text that spells a special
  * token stays text. Each document begins with BOS if the tokenizer adds it. */
-#ifndef STI_TRAIN_DATA_H
-#define STI_TRAIN_DATA_H
+#ifndef STI_TRAIN_DATA_DATA_H
+#define STI_TRAIN_DATA_DATA_H
 
 #include "token/token.h"
 

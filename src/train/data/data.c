@@ -1,9 +1,9 @@
 /* data.c - the training text of a run: opened, described, and handed out by number.
  *
  * Each file is cut on its own into sequences of `seq` ids. The last ones are held out
- * for validation; the rest are shuffled anew in every pass (data_mix.c). Handing out a
+ * for validation; the rest are shuffled anew in every pass (mix.c). Handing out a
  * sequence reads the mapping and nothing else, so it cannot fail. */
-#include "train/data.h"
+#include "train/data/data.h"
 #include "base/buf.h"
 
 #include <assert.h>
@@ -15,7 +15,7 @@
 
 #include "base/random.h"
 #include "base/sha256.h"
-#include "train/data_parts.h"
+#include "train/data/parts.h"
 
 enum { MAX_SEQ = 1 << 20, MAX_SOURCES = 1024 };
 

@@ -2,7 +2,7 @@
  * reports it, leaves no half-made cache, and the sanitizers find nothing leaked. */
 #include "data_files.h"
 
-#include "../oom.h"
+#include "../../oom.h"
 
 /* The first, second, ... allocation fails until none is left to fail. Opening may get
  * over a failure that costs nothing but a sync. */

@@ -1,9 +1,9 @@
-/* data_mix.c - the order of a run: which file is drawn, and which of its sequences.
+/* mix.c - the order of a run: which file is drawn, and which of its sequences.
  *
  * Both are functions of the number of a draw alone. Nothing is stored or replayed, so a
  * run can resume at any step at once, and ranks find their own sequences without
  * communicating. */
-#include "train/data_parts.h"
+#include "train/data/parts.h"
 
 __extension__ typedef unsigned __int128 wide;
 

@@ -1,4 +1,4 @@
-/* data_cache.c - tokens of one file of training text, on disk.
+/* cache.c - tokens of one file of training text, on disk.
  *
  * The name of a cache is a hash of what it was made from, so a cache is never stale: if
  * data or tokenizer change, it is not found. A cache is still untrusted input and is
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <zlib.h>
 
-#include "train/data_parts.h"
+#include "train/data/parts.h"
 
 static const char MAGIC[8] = {'S', 'T', 'I', 'L', 'L', 'T', 'O', 'K'};
 

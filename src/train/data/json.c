@@ -1,11 +1,11 @@
-/* data_json.c - the elements of an array in a JSON text, one at a time.
+/* json.c - the elements of an array in a JSON text, one at a time.
  *
  * Parsed as a whole, a list of numbers takes twenty times its bytes; here it is the text
  * and the values of one element, whose size is capped. The array is the text itself, or
  * "data" of the object that the text is. */
 #include <string.h>
 
-#include "train/data_parts.h"
+#include "train/data/parts.h"
 
 enum { MOST = 32 << 20 }; /* bytes of an element */
 

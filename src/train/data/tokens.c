@@ -1,4 +1,4 @@
-/* data_tokens.c - documents as ids, each marked as prompt or as output.
+/* tokens.c - documents as ids, each marked as prompt or as output.
  *
  * Prompt and output are encoded as one text, as the model will see them. A token
  * belongs to the output if it begins at or after the end of the prompt: one that
@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/sha256.h"
-#include "train/data_parts.h"
+#include "train/data/parts.h"
 
 typedef struct document {
     const still_tokenizer *tk;

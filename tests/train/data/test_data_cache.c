@@ -1,7 +1,7 @@
 /* test_data_cache.c - the token cache: reused, made anew, refused, and a full disk. */
 #include <sys/stat.h>
 
-#include "../skip.h"
+#include "../../skip.h"
 #include "data_files.h"
 
 static bool opens_cached(const still_tokenizer *tk, const char *path)

@@ -1,18 +1,18 @@
-/* data_parts.h - what the files data*.c share; nobody else includes it.
+/* parts.h - what the files of this folder share; nobody else includes it.
  *
- *     data_json.c    JSON text -> elements of the array in it
- *     data_read.c    file -> records -> text of a document and where its output begins
- *     data_tokens.c  documents -> ids, each marked prompt or output
- *     data_cache.c   the file that keeps them
- *     data_mix.c     which sequence of which file is number i
- *     data.c         the object that callers see */
+ *     json.c    JSON text -> elements of the array in it
+ *     read.c    file -> records -> text of a document and where its output begins
+ *     tokens.c  documents -> ids, each marked prompt or output
+ *     cache.c   the file that keeps them
+ *     mix.c     which sequence of which file is number i
+ *     data.c    the object that callers see */
 #ifndef STI_TRAIN_DATA_PARTS_H
 #define STI_TRAIN_DATA_PARTS_H
 
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/mem.h"
-#include "train/data.h"
+#include "train/data/data.h"
 
 /* ---- Elements of a JSON array -------------------------------------------- */
 

@@ -1,4 +1,4 @@
-/* data_read.c - records of training text, and the document each of them makes.
+/* read.c - records of training text, and the document each of them makes.
  *
  * JSON lines are read one at a time, whatever the file's size. The text of a JSON file
  * is held in memory and its records are parsed one at a time. The contents tell the two
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/data_parts.h"
+#include "train/data/parts.h"
 
 struct sti_records {
     char *path;
