@@ -12,20 +12,23 @@
 enum {
     FEW_TOKENS = 4,      /* so few are stepped rather than made chunks of */
     MOST_SESSIONS = 512, /* of one launch */
+    SLOT_LISTS = 3,      /* see sti_cuda_table */
     SLOT_SESSIONS = 4,
     SLOT_POSITIONS = 5,
     SLOT_FREQUENCIES = 6
 };
 
-still_status sti_cuda_hybrid_check(const sti_hybrid_settings *set, still_error *err)
+still_status sti_cuda_hybrid_lists(sti_dev *dev, const sti_hybrid_settings *set,
+                                   sti_cuda_hybrid_params *h, still_error *err)
 {
     STI_TRY(sti_cuda_score_check(set->score, err));
-    STI_TRY(sti_hybrid_refuse_bits(set, "cuda", err));
-    if (set->uneven)
-        return sti_fail(
-            err, STILL_E_UNSUPPORTED,
-            "cuda hybrid attention: caps that differ between the heads of a "
-            "layer run on the cpu: use --backend cpu");
+    if (!set->uneven) return STILL_OK;
+    int32_t first[STI_UNEVEN_HEADS_MAX + 1] = {0};
+    for (int i = 0; i < h->S; i++) first[i + 1] = first[i] + set->head_cap[i];
+    const void *lists;
+    STI_TRY(sti_cuda_table(dev, SLOT_LISTS, first, (size_t)(h->S + 1) * sizeof *first,
+                           &lists, err));
+    h->lists = lists;
     return STILL_OK;
 }
 
@@ -85,8 +88,8 @@ static sti_cuda_hybrid_params params_of(const sti_hybrid_args *a)
 static still_status params_on_device(sti_dev *dev, const sti_hybrid_args *a,
                                      sti_cuda_hybrid_params *out, still_error *err)
 {
-    STI_TRY(sti_cuda_hybrid_check(a->set, err));
     *out = params_of(a);
+    STI_TRY(sti_cuda_hybrid_lists(dev, a->set, out, err));
     if (!a->in.inv_freq) return STILL_OK;
     const void *freq;
     STI_TRY(sti_cuda_table(dev, SLOT_FREQUENCIES, a->in.inv_freq,

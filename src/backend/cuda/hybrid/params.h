@@ -17,7 +17,10 @@ typedef struct sti_cuda_hybrid_params {
     int H, G, D, F, S, P, C; /* letters of ops/hybrid.h */
     int group;               /* query heads of a selection head: H / S */
     int per_kv;              /* query heads of a kv head: H / G */
-    int select, cap;         /* cap < 0: none */
+    int select, cap;         /* cap < 0: none; the largest if heads differ */
+    /* Where the salient list of each selection head begins, in slots, and behind them
+     * where the last one ends: [S + 1] on the device. NULL: all lists are as long. */
+    const int32_t *lists;
     int score, la_scale, map;
     bool per_head, has_window, has_linear, norm_preserved, gate, window_factor;
     bool raw_features; /* feature_positions == STI_FEATURES_NONE */
@@ -39,28 +42,29 @@ typedef struct sti_cuda_hybrid_session {
     float *y;
     const int32_t *pos; /* -> position of its first row */
     int T;
-    int capacity;                           /* tokens a salient list can hold */
+    int capacity;                           /* tokens the largest salient list holds */
     void *win_k, *win_v;                    /* [G, 2C, D] */
     float *win_score, *win_received;        /* [S, 2C] */
-    void *sal_k, *sal_v;                    /* [S, capacity, D] */
-    float *sal_score;                       /* [S, capacity] */
-    int32_t *sal_pos;                       /* [S, capacity] */
-    uint8_t *sal_far;                       /* [S, capacity] or NULL */
+    void *sal_k, *sal_v;                    /* [slots, D]: one list behind the other */
+    float *sal_score;                       /* [slots] */
+    int32_t *sal_pos;                       /* [slots] */
+    uint8_t *sal_far;                       /* [slots] or NULL */
     int32_t *sal_count;                     /* [S] */
     float *lin_s, *lin_z, *comp_s, *comp_z; /* [S, P, D], [S, P], likewise */
     int64_t *folded;                        /* [S] */
 } sti_cuda_hybrid_session;
 
-/* Refuses settings that no form computes: a score without a kernel, caps that
- * differ. */
-still_status sti_cuda_hybrid_check(const sti_hybrid_settings *set, still_error *err);
-
-/* Settings and shape of a call, in every form; without inv_freq. kv_size: bytes of a
+/* Settings and shape of a call, in every form; without inv_freq and lists. kv_size: bytes of a
  * number of stored keys and values, 0 where none are. */
 sti_cuda_hybrid_params sti_cuda_hybrid_params_of(const sti_hybrid_settings *set,
                                                  const sti_hybrid_shape *shape,
                                                  const sti_hybrid_in *in,
                                                  size_t kv_size);
+
+/* Refuses a score without a kernel, and brings caps that differ between heads to the
+ * device: h->lists. */
+still_status sti_cuda_hybrid_lists(sti_dev *dev, const sti_hybrid_settings *set,
+                                   sti_cuda_hybrid_params *h, still_error *err);
 
 /* A session's rows and state; pos: where the position of its first row is. */
 sti_cuda_hybrid_session sti_cuda_hybrid_session_of(const sti_hybrid_args *a,
@@ -68,6 +72,33 @@ sti_cuda_hybrid_session sti_cuda_hybrid_session_of(const sti_hybrid_args *a,
 
 #ifdef __cplusplus
 }
+#endif
+
+#ifdef __CUDACC__
+
+/* Slots [first, first + capacity) of a salient list. */
+typedef struct salient_list {
+    int first, capacity;
+} salient_list;
+
+/* The list of selection head `sel`; capacity: that of the largest. */
+static __device__ __forceinline__ salient_list
+salient_list_of(const sti_cuda_hybrid_params &h, int capacity, int sel)
+{
+    if (!h.lists) return {sel * capacity, capacity};
+    const int first = h.lists[sel];
+    return {first, h.lists[sel + 1] - first};
+}
+
+/* Tokens that the state of a selection head may weigh as, see sti_hybrid_state_shift;
+ * 0: as many as were folded. */
+static __device__ __forceinline__ int state_cap_of(const sti_cuda_hybrid_params &h,
+                                                   int sel)
+{
+    if (!h.lists || h.state_cap == 0) return h.state_cap;
+    return h.state_cap - h.cap + (h.lists[sel + 1] - h.lists[sel]);
+}
+
 #endif
 
 #endif

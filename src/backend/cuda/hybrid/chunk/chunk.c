@@ -9,8 +9,9 @@
 #include "backend/cuda/hybrid/score.h"
 
 enum {
-    SLOT_PIECES = 7, /* see sti_cuda_table */
-    SLACK = 4096     /* more than alignment can add to the scratch of a piece */
+    SLOT_PIECES = 7,       /* see sti_cuda_table */
+    SLACK = 4096,          /* more than alignment can add to the scratch of a piece */
+    LISTS_MOST = 128 << 20 /* bytes for the salient lists of a piece's chunks */
 };
 
 /* Not here: caches without a cap, keys in float, and shapes that do not fill tiles.
@@ -29,10 +30,17 @@ bool sti_cuda_hybrid_chunk_supported(const sti_cuda_hybrid_params *h)
 }
 
 /* Tokens taken at once: the more selection heads, the fewer, since each has states;
- * without a window there are features of each token too. */
+ * without a window there are features of each token too, with one a list for each
+ * chunk. */
 static int piece_of(const sti_cuda_hybrid_params *h, int T)
 {
-    const int most = STI_CHUNK_PIECE / (h->S / h->G) / (h->has_window ? 1 : 4);
+    int most = STI_CHUNK_PIECE / (h->S / h->G) / (h->has_window ? 1 : 4);
+    if (h->has_window && h->cap > 0) {
+        const size_t list = 2 * (size_t)h->S * (size_t)h->cap * sizeof(int32_t);
+        const size_t chunks = LISTS_MOST / list;
+        if (chunks < (size_t)(most / h->C))
+            most = chunks > 1 ? (int)chunks * h->C : h->C;
+    }
     return T < most ? T : most;
 }
 
@@ -99,6 +107,12 @@ static void carve_piece(sti_carve *s, sti_chunk_piece *c, int T)
     c->folded = sti_carve_take(s, S, sizeof *c->folded);
     c->candidate =
         sti_carve_take(s, retired * S * (size_t)c->select, sizeof *c->candidate);
+    if (!sti_chunk_lists_shared(c)) {
+        c->list_order =
+            sti_carve_take(s, 2 * S * (size_t)c->capacity, sizeof *c->list_order);
+        c->list_row =
+            sti_carve_take(s, 2 * S * (size_t)c->capacity, sizeof *c->list_row);
+    }
     c->salient =
         sti_carve_take(s, retired * S * (size_t)c->capacity, sizeof *c->salient);
     c->fold = sti_carve_take(s, retired * S * C, sizeof *c->fold);

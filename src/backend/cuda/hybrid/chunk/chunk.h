@@ -47,7 +47,7 @@ enum {
     STI_CHUNK_FOLDED = 32,        /* tokens of a chunk where there is no window */
     STI_CHUNK_MAX_C = 512,
     STI_CHUNK_MAX_SCORED = 256, /* where tokens are chosen: keys in shared memory */
-    STI_CHUNK_MAX_CAP = 1024
+    STI_CHUNK_MAX_CAP = 1 << 14 /* rows of a piece fit 16 bits */
 };
 
 #ifdef __cplusplus
@@ -66,7 +66,7 @@ typedef struct sti_chunk_piece {
     int base;
     int first_chunk, n_chunks; /* those that queries are in */
     int first_retire, n_retired;
-    int select, capacity; /* both 0 if one of them is */
+    int select, capacity; /* of the largest list; both 0 if one of them is */
     int rows; /* of a selection head: the list, then the tokens from base on */
     /* Scratch. L retirements, N chunks, both at most. */
     sti_chunk_half *k, *v;         /* [S, rows, D] */
@@ -77,9 +77,11 @@ typedef struct sti_chunk_piece {
     sti_chunk_half *map_q, *map_k; /* [H, D, D], [S, D, D] or NULL */
     int32_t *count;                /* [S]: salient tokens before the piece */
     int64_t *folded;               /* [S]: folded tokens before the piece */
-    uint64_t *candidate; /* [L, S, select]: selected tokens (order.cuh), best first */
-    int32_t *salient;    /* [L, S, capacity]: rows of the list after each, best first */
-    int32_t *fold;       /* [L, S, C]: rows folded at each */
+    uint64_t *candidate;  /* [L, S, select]: selected tokens (order.cuh), best first */
+    uint64_t *list_order; /* [S, 2, capacity]: lists (order.cuh) and their rows while */
+    int32_t *list_row;    /* they are merged; NULL: in shared memory */
+    int32_t *salient; /* [L, S, capacity]: rows of the list after each, best first */
+    int32_t *fold;    /* [L, S, C]: rows folded at each */
     /* With a position cap: */
     float *cap_rope;      /* [D/2, 2]: cosine and sine of the rotation by the cap */
     int32_t *position;    /* [S, capacity]: of the list as the session brought it */
@@ -118,6 +120,8 @@ still_status sti_chunk_pack(const sti_chunk_group *, still_error *);
 still_status sti_chunk_score(const sti_chunk_group *, still_error *);
 still_status sti_chunk_received(const sti_chunk_group *, still_error *);
 still_status sti_chunk_select(const sti_chunk_group *, still_error *);
+/* Whether lists are merged in shared memory; else there is list_order, list_row. */
+bool sti_chunk_lists_shared(const sti_chunk_piece *);
 still_status sti_chunk_state(const sti_chunk_group *, still_error *);
 still_status sti_chunk_output(const sti_chunk_group *, still_error *);
 /* The same on Hopper, where it runs. */
@@ -200,8 +204,14 @@ static __device__ __forceinline__ int retired_until(const sti_chunk_piece &c, in
 static __device__ __forceinline__ int salient_after(const sti_chunk_piece &c, int g,
                                                     int n)
 {
+    const int capacity = salient_list_of(c.h, c.capacity, g).capacity;
     const int64_t wanted = c.count[g] + (int64_t)c.select * n;
-    return wanted < c.capacity ? (int)wanted : c.capacity;
+    return wanted < capacity ? (int)wanted : capacity;
+}
+/* Where the session keeps slot 0 of the list. */
+static __device__ __forceinline__ size_t list_slot(const sti_chunk_piece &c, int g)
+{
+    return (size_t)salient_list_of(c.h, c.capacity, g).first;
 }
 static __device__ __forceinline__ int64_t folded_after(const sti_chunk_piece &c, int g,
                                                        int n)

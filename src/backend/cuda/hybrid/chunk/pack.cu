@@ -44,8 +44,9 @@ static __global__ void __launch_bounds__(THREADS)
         v = eight_halves(c.s.v + at);
     } else {
         const bool listed = row < c.capacity;
-        const size_t slot = listed ? (size_t)g * c.capacity + row
-                                   : (size_t)kv * window + position % window;
+        if (listed && row >= c.s.sal_count[g]) return;
+        const size_t slot =
+            listed ? list_slot(c, g) + row : (size_t)kv * window + position % window;
         const size_t at = slot * units + unit;
         k = ((const uint4 *)(listed ? c.s.sal_k : c.s.win_k))[at];
         v = ((const uint4 *)(listed ? c.s.sal_v : c.s.win_v))[at];
@@ -105,7 +106,8 @@ static __global__ void __launch_bounds__(THREADS)
             rope_at(angle_over_pi(c.h, pair, c.h.position_cap));
     float2 back; /* from after RoPE to before it */
     for (int g = 0; g < c.h.S; g++) {
-        const size_t slot = (size_t)g * c.capacity + row;
+        if (listed && row >= c.s.sal_count[g]) continue;
+        const size_t slot = list_slot(c, g) + row;
         if (listed) position = c.s.sal_pos[slot];
         if (listed || g == 0) back = rope_at(angle_over_pi(c.h, pair, -position));
         const size_t at = ((size_t)g * c.rows + row) * D;
@@ -116,7 +118,8 @@ static __global__ void __launch_bounds__(THREADS)
         } else {
             rope_pair(c.k + at, c.k_raw + at, a, b, back);
         }
-        if (listed && capped && pair == 0) c.position[slot] = position;
+        if (listed && capped && pair == 0)
+            c.position[(size_t)g * c.capacity + row] = position;
     }
 }
 
@@ -217,7 +220,7 @@ static __global__ void __launch_bounds__(THREADS)
         const int at = item - tokens;
         if (c.n_retired == 0 || at >= salient) return;
         row = c.salient[((size_t)(c.n_retired - 1) * c.h.S + g) * c.capacity + at];
-        slot = (size_t)g * c.capacity + at;
+        slot = list_slot(c, g) + at;
         k = c.s.sal_k;
         v = c.s.sal_v;
         if (c.h.position_cap > 0) {

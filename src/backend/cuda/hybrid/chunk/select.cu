@@ -16,7 +16,12 @@
 #include "backend/cuda/hybrid/order.cuh"
 #include "backend/cuda/hybrid/score.h"
 
-enum { MERGE_THREADS = 512, BATCH = 1024, ORDER_THREADS = 256 };
+enum {
+    MERGE_THREADS = 512,
+    BATCH = 1024, /* candidates in shared memory */
+    ORDER_THREADS = 256,
+    SHARED_MOST = 99 << 10 /* bytes that a block can have on every GPU */
+};
 
 /* ---- Rank ---------------------------------------------------------------- */
 
@@ -50,22 +55,42 @@ static __global__ void __launch_bounds__(STI_CHUNK_MAX_C)
 
 /* ---- Merge --------------------------------------------------------------- */
 
+/* Tokens of a list, best first, and their rows. */
 typedef struct sorted_list {
-    token_order key[STI_CHUNK_MAX_CAP];
-    int row[STI_CHUNK_MAX_CAP];
+    token_order *key;
+    int *row;
 } sorted_list;
 
-typedef struct merge_shared {
-    sorted_list list[2];
-    token_order candidate[BATCH]; /* of as many retirements as fit */
-} merge_shared;
+static size_t merge_shared_bytes(const sti_chunk_piece *c)
+{
+    return BATCH * sizeof(token_order) +
+           2 * (size_t)c->capacity * (sizeof(token_order) + sizeof(int));
+}
+
+extern "C" bool sti_chunk_lists_shared(const sti_chunk_piece *c)
+{
+    return merge_shared_bytes(c) <= SHARED_MOST;
+}
+
+/* The list before (0) and after (1) an even retirement of selection head g; memory:
+ * shared, if there is room for it. */
+static __device__ __forceinline__ sorted_list list_at(const sti_chunk_piece &c, int g,
+                                                      token_order *memory, int which)
+{
+    const size_t n = c.capacity;
+    if (c.list_order) {
+        const size_t at = ((size_t)g * 2 + which) * n;
+        return {c.list_order + at, c.list_row + at};
+    }
+    return {memory + which * n, (int *)(memory + 2 * n) + which * n};
+}
 
 /* The session's list, sorted into `to`; `from` is for the unsorted keys. */
 static __device__ void sort_list(const sti_chunk_piece &c, int g, int n,
-                                 token_order *from, sorted_list *to)
+                                 token_order *from, sorted_list to)
 {
     for (int i = (int)threadIdx.x; i < n; i += MERGE_THREADS) {
-        const size_t at = (size_t)g * c.capacity + i;
+        const size_t at = list_slot(c, g) + i;
         from[i] = order_of(c.s.sal_score[at], c.s.sal_pos[at]);
     }
     __syncthreads();
@@ -73,18 +98,19 @@ static __device__ void sort_list(const sti_chunk_piece &c, int g, int n,
         const token_order own = from[i];
         int rank = 0;
         for (int j = 0; j < n; j++) rank += from[j] > own;
-        to->key[rank] = own;
-        to->row[rank] = i;
+        to.key[rank] = own;
+        to.row[rank] = i;
     }
 }
 
 /* STILL eq. 9, h, one retirement: n tokens of `from` and the candidates to `to`, to
  * the rows of the list after it and, beyond its end, to the rows folded. */
 static __device__ __forceinline__ void merge(const sti_chunk_piece &c, int g, int k,
-                                             int n, const sorted_list *from,
+                                             int n, sorted_list from,
                                              const token_order *candidate,
-                                             sorted_list *to)
+                                             sorted_list to)
 {
+    const int capacity = salient_list_of(c.h, c.capacity, g).capacity;
     const size_t list = (size_t)k * c.h.S + g;
     int32_t *salient = c.salient + list * c.capacity;
     int32_t *fold = c.fold + list * c.h.C + (c.h.C - c.select);
@@ -92,20 +118,20 @@ static __device__ __forceinline__ void merge(const sti_chunk_piece &c, int g, in
         token_order key;
         int row, place;
         if (i < n) {
-            key = from->key[i];
-            row = from->row[i];
+            key = from.key[i];
+            row = from.row[i];
             place = i + count_better(candidate, c.select, key);
         } else {
             key = candidate[i - n];
             row = window_row(c, position_in(key));
-            place = i - n + count_better(from->key, n, key);
+            place = i - n + count_better(from.key, n, key);
         }
-        if (place < c.capacity) {
-            to->key[place] = key;
-            to->row[place] = row;
+        if (place < capacity) {
+            to.key[place] = key;
+            to.row[place] = row;
             salient[place] = row;
         } else {
-            fold[place - c.capacity] = row;
+            fold[place - capacity] = row;
         }
     }
 }
@@ -116,29 +142,31 @@ template <class Pieces>
 static __global__ void __launch_bounds__(MERGE_THREADS)
     merge_kernel(const __grid_constant__ Pieces pieces)
 {
-    __shared__ merge_shared r;
+    extern __shared__ token_order candidate[]; /* of as many retirements as fit */
     int piece = (int)blockIdx.x, one;
     const sti_chunk_piece &c = pieces.find(piece, one);
     const int g = (int)blockIdx.y, tid = (int)threadIdx.x, at_once = BATCH / c.select;
-    sort_list(c, g, salient_after(c, g, 0), r.list[1].key, &r.list[0]);
+    const sorted_list list[2] = {list_at(c, g, candidate + BATCH, 0),
+                                 list_at(c, g, candidate + BATCH, 1)};
+    sort_list(c, g, salient_after(c, g, 0), list[1].key, list[0]);
     for (int from = 0; from < c.n_retired; from += at_once) {
         const int retired = min(at_once, c.n_retired - from);
         for (int i = tid; i < retired * c.select; i += MERGE_THREADS) {
             const size_t retire = (size_t)(from + i / c.select);
-            r.candidate[i] =
+            candidate[i] =
                 c.candidate[(retire * c.h.S + g) * c.select + i % c.select];
         }
         __syncthreads();
         for (int k = from; k < from + retired; k++) {
-            merge(c, g, k, salient_after(c, g, k), &r.list[k & 1],
-                  r.candidate + (k - from) * c.select, &r.list[(k + 1) & 1]);
+            merge(c, g, k, salient_after(c, g, k), list[k & 1],
+                  candidate + (k - from) * c.select, list[(k + 1) & 1]);
             __syncthreads();
         }
     }
-    const sorted_list *last = &r.list[c.n_retired & 1];
+    const sorted_list last = list[c.n_retired & 1];
     for (int i = tid; i < salient_after(c, g, c.n_retired); i += MERGE_THREADS) {
-        c.s.sal_score[(size_t)g * c.capacity + i] = score_in(last->key[i]);
-        c.s.sal_pos[(size_t)g * c.capacity + i] = position_in(last->key[i]);
+        c.s.sal_score[list_slot(c, g) + i] = score_in(last.key[i]);
+        c.s.sal_pos[list_slot(c, g) + i] = position_in(last.key[i]);
     }
 }
 
@@ -160,26 +188,36 @@ template <class Pieces>
 static __global__ void __launch_bounds__(ORDER_THREADS)
     order_kernel(const __grid_constant__ Pieces pieces)
 {
-    __shared__ unsigned char is_near[STI_CHUNK_MAX_CAP];
+    __shared__ int warp_near[ORDER_THREADS / 32];
     int n = (int)blockIdx.x, lists;
     const sti_chunk_piece &c = pieces.find(n, lists);
     const int g = (int)blockIdx.y, tid = (int)threadIdx.x;
     const size_t list = (size_t)n * c.h.S + g;
     const int32_t *from = n > 0 ? c.salient + (list - c.h.S) * c.capacity : NULL;
     const int tokens = salient_after(c, g, n);
-    for (int i = tid; i < tokens; i += ORDER_THREADS)
-        is_near[i] = !is_far(c, n, position_of_row(c, g, from ? from[i] : i));
-    __syncthreads();
-    for (int i = tid; i < max(tokens, 1); i += ORDER_THREADS) {
-        int before = 0, all = 0;
-        for (int j = 0; j < tokens; j++) {
-            before += j < i && is_near[j];
-            all += is_near[j];
+    const auto row_at = [&](int i) { return from ? from[i] : i; };
+    const auto is_near = [&](int i) {
+        return i < tokens && !is_far(c, n, position_of_row(c, g, row_at(i)));
+    };
+    int all = 0; /* that are near */
+    for (int base = 0; base < tokens; base += ORDER_THREADS)
+        all += __syncthreads_count(is_near(base + tid));
+    if (tid == 0) c.near[list] = all;
+    int before = 0; /* near ones before the threads' tokens */
+    for (int base = 0; base < tokens; base += ORDER_THREADS) {
+        const int i = base + tid;
+        const bool near = is_near(i);
+        const unsigned votes = __ballot_sync(~0u, near);
+        if (tid % 32 == 0) warp_near[tid / 32] = __popc(votes);
+        __syncthreads();
+        int nearer = before + __popc(votes & ((1u << tid % 32) - 1));
+        for (int w = 0; w < ORDER_THREADS / 32; w++) {
+            if (w < tid / 32) nearer += warp_near[w];
+            before += warp_near[w];
         }
-        if (i == 0) c.near[list] = all;
-        if (i >= tokens) continue;
-        const int place = is_near[i] ? before : all + i - before;
-        c.order[list * c.capacity + place] = from ? from[i] : i;
+        if (i < tokens)
+            c.order[list * c.capacity + (near ? nearer : all + i - nearer)] = row_at(i);
+        __syncthreads();
     }
 }
 
@@ -210,7 +248,14 @@ extern "C" still_status sti_chunk_select(const sti_chunk_group *g, still_error *
     if (g->c->select == 0) return STILL_OK;
     STI_TRY(launch_units(g, merges_of, [&](unsigned units, const auto &pieces) {
         const dim3 grid(units, (unsigned)h->S);
-        merge_kernel<<<grid, MERGE_THREADS, 0, g->stream>>>(pieces);
+        const size_t bytes = sti_chunk_lists_shared(g->c)
+                                 ? merge_shared_bytes(g->c)
+                                 : BATCH * sizeof(token_order);
+        STI_CUDA(cudaFuncSetAttribute(
+                     merge_kernel<std::decay_t<decltype(pieces)>>,
+                     cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+                 "hybrid attention, salient lists");
+        merge_kernel<<<grid, MERGE_THREADS, bytes, g->stream>>>(pieces);
         STI_CUDA(cudaGetLastError(), "hybrid attention, salient lists");
         return STILL_OK;
     }));

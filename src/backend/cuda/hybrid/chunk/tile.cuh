@@ -121,8 +121,8 @@ static __device__ __forceinline__ head_terms terms_of(const sti_chunk_piece &c, 
     t.linear = c.h.has_linear && n > 0;
     t.apart = t.linear && c.h.la_scale == STI_SCALE_WINDOW;
     t.alpha = c.h.alpha ? c.h.alpha[head] : 0;
-    if (c.h.state_cap > 0 && n > c.h.state_cap)
-        t.alpha += logf((float)c.h.state_cap / (float)n);
+    const int most = state_cap_of(c.h, g);
+    if (c.h.state_cap > 0 && n > most) t.alpha += logf((float)most / (float)n);
     t.alpha *= log2_e;
     t.factor = 0;
     if (c.h.window_factor) {

@@ -19,10 +19,10 @@ typedef struct weights {
 STI_DEVICE weights weights_of(const sti_cuda_hybrid_params &h, float alpha,
                               float factor, float M, int64_t folded)
 {
+    const int most = state_cap_of(h, selector());
     weights w = {1, 0};
     alpha *= log2_e;
-    if (h.state_cap > 0 && folded > h.state_cap)
-        alpha += log2f((float)h.state_cap / (float)folded);
+    if (h.state_cap > 0 && folded > most) alpha += log2f((float)most / (float)folded);
     if (h.has_linear && folded > 0) {
         if (h.la_scale == STI_SCALE_EXACT) {
             const float top = fmaxf(M, alpha);

@@ -23,9 +23,10 @@
 
 /* ---- Select -------------------------------------------------------------- */
 
-STI_DEVICE int salient_tokens(const sti_cuda_hybrid_session &s, int sel)
+STI_DEVICE int salient_tokens(const sti_cuda_hybrid_session &s, salient_list list,
+                              int sel)
 {
-    return max(0, min(s.sal_count[sel], s.capacity));
+    return max(0, min(s.sal_count[sel], list.capacity));
 }
 
 /* The score with which token i of the chunk in ring slots `slot`.. leaves the
@@ -62,12 +63,14 @@ STI_DEVICE void score_chunk(const sti_cuda_hybrid_params &h,
 typedef struct candidates {
     const sti_cuda_hybrid_params *h;
     const sti_cuda_hybrid_session *s;
-    int sel, first, slot, count;
+    int sel, first, slot;
+    salient_list list;
+    int count; /* tokens in it */
 
     __device__ __forceinline__ token_order at(int i) const
     {
         if (i < h->C) return order_of(final_score(*h, *s, sel, slot, i), first + i);
-        const size_t place = (size_t)sel * s->capacity + (i - h->C);
+        const int place = list.first + (i - h->C);
         return order_of(s->sal_score[place], s->sal_pos[place]);
     }
 } candidates;
@@ -186,15 +189,17 @@ static __global__ void __launch_bounds__(THREADS)
     const int first = retiring_chunk(a, s), C = h.C;
     if (first < 0) return;
     if (sti_score_from(h.score, STI_FROM_CHUNK)) score_chunk(h, s, sel, first, mean);
-    const int count = salient_tokens(s, sel), select = s.capacity > 0 ? h.select : 0;
-    const candidates c = {&h, &s, sel, first, first % (2 * C), count};
+    const salient_list list = salient_list_of(h, s.capacity, sel);
+    const int count = salient_tokens(s, list, sel);
+    const int select = list.capacity > 0 ? h.select : 0;
+    const candidates c = {&h, &s, sel, first, first % (2 * C), list, count};
     /* Tokens of the chunk stay if they are among its best and, together with the list,
      * among the best `capacity`. */
-    const bool full = select > 0 && count + select > s.capacity;
+    const bool full = select > 0 && count + select > list.capacity;
     token_order least = ~(token_order)0, least_of_all = 0;
     if (select > 0) least = kth_best(c, sh, C, C, 0, select);
     if (full)
-        least_of_all = kth_best(c, sh, C + count, count + select, least, s.capacity);
+        least_of_all = kth_best(c, sh, C + count, count + select, least, list.capacity);
     const token_order least_new = least > least_of_all ? least : least_of_all;
 
     retired *l = retired_of(a, session, sel);
@@ -210,7 +215,7 @@ static __global__ void __launch_bounds__(THREADS)
             stay_list(l, C)[i - at] = i;
         folded += all;
     }
-    const int most = full ? max(0, count + C - folded - s.capacity) : 0;
+    const int most = full ? max(0, count + C - folded - list.capacity) : 0;
     int evicted = evict(c, sh, fold_list(l), folded, least_of_all, false, most);
     if (evicted < most)
         evicted += evict(c, sh, fold_list(l), folded + evicted, least_of_all, true,
@@ -224,13 +229,13 @@ static __global__ void __launch_bounds__(THREADS)
  * begins are kept as they were before RoPE; a pair of a key a thread. */
 template <typename KV>
 STI_DEVICE void make_far(const retire_args &a, const sti_cuda_hybrid_session &s,
-                         int sel, int last, int count)
+                         salient_list list, int last, int count)
 {
     const sti_cuda_hybrid_params &h = a.h;
     KV *keys = static_cast<KV *>(s.sal_k);
     const int half = h.D / 2;
     for (int i = (int)threadIdx.x; i < count * half; i += THREADS) {
-        const size_t at = (size_t)sel * s.capacity + i / half;
+        const size_t at = (size_t)(list.first + i / half);
         if (s.sal_far[at] || last - s.sal_pos[at] < h.position_cap) continue;
         const int2 e = pair_at(h, i % half);
         float x = widen(keys[at * h.D + e.x]), y = widen(keys[at * h.D + e.y]);
@@ -240,7 +245,7 @@ STI_DEVICE void make_far(const retire_args &a, const sti_cuda_hybrid_session &s,
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < count; i += THREADS) {
-        const size_t at = (size_t)sel * s.capacity + i;
+        const size_t at = (size_t)(list.first + i);
         if (last - s.sal_pos[at] >= h.position_cap) s.sal_far[at] = 1;
     }
 }
@@ -258,11 +263,13 @@ static __global__ void __launch_bounds__(THREADS)
     if (first < 0) return;
     retired *l = retired_of(a, session, sel);
     const retired n = *l;
-    const int count = salient_tokens(s, sel), *gone = fold_list(l) + n.fold - n.evicted;
+    const salient_list list = salient_list_of(h, s.capacity, sel);
+    const int count = salient_tokens(s, list, sel);
+    const int *gone = fold_list(l) + n.fold - n.evicted;
     for (int i = warp; i < n.stay; i += WARPS) {
         const int token = stay_list(l, h.C)[i];
         const int slot = i < n.evicted ? gone[i] - h.C : count + i - n.evicted;
-        const size_t at = (size_t)sel * s.capacity + slot;
+        const size_t at = (size_t)(list.first + slot);
         const KV *k = token_row<KV>(a, s, sel, first, token, s.win_k, s.sal_k);
         const KV *v = token_row<KV>(a, s, sel, first, token, s.win_v, s.sal_v);
         for (int e = lane; e < h.D; e += 32) {
@@ -284,7 +291,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int i = (int)threadIdx.x; sti_score_from(h.score, STI_FROM_CHUNK) && i < h.C;
          i += THREADS)
         s.win_score[(size_t)sel * 2 * h.C + first % (2 * h.C) + i] = 0;
-    if (s.sal_far) make_far<KV>(a, s, sel, first + 3 * h.C - 1, now);
+    if (s.sal_far) make_far<KV>(a, s, list, first + 3 * h.C - 1, now);
 }
 
 /* ---- Launch -------------------------------------------------------------- */

@@ -77,7 +77,7 @@ STI_DEVICE const KV *token_row(const retire_args &a, const sti_cuda_hybrid_sessi
         return static_cast<const KV *>(window) +
                (g * 2 * C + first % (2 * a.h.C) + token) * D;
     return static_cast<const KV *>(salient) +
-           ((size_t)sel * s.capacity + (token - a.h.C)) * D;
+           (size_t)(salient_list_of(a.h, s.capacity, sel).first + token - a.h.C) * D;
 }
 
 /* ---- Features ------------------------------------------------------------ */
@@ -92,9 +92,9 @@ STI_DEVICE void rope_keys(const retire_args &a, const sti_cuda_hybrid_session &s
                           int sel, int first, features_shared &sh, int n)
 {
     const sti_cuda_hybrid_params &h = a.h;
+    const int list = salient_list_of(h, s.capacity, sel).first;
     for (int i = (int)threadIdx.x; i < h.D / 2 * n; i += THREADS) {
-        const int pair = i / n, j = i % n, slot = sh.token[j] - h.C;
-        const size_t at = (size_t)sel * s.capacity + slot;
+        const int pair = i / n, j = i % n, slot = sh.token[j] - h.C, at = list + slot;
         const bool raw = slot >= 0 && s.sal_far && s.sal_far[at];
         if (raw == h.raw_features) continue;
         const int position = slot >= 0 ? s.sal_pos[at] : first + sh.token[j];

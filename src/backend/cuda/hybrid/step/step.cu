@@ -74,6 +74,7 @@ STI_DEVICE foreseen begin(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
         if (a.plan.early) prefetch_state(a, sh, unit);
     } else {
         if (tid == 0) {
+            sh.list = salient_list_of(a.h, sh.session.capacity, selector());
             sh.keys_at = rows_of(a, sh, sh.session.win_k, sh.session.sal_k);
             sh.values_at = rows_of(a, sh, sh.session.win_v, sh.session.sal_v);
             sh.logits = logits_at(a, 0);

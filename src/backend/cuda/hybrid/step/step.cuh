@@ -173,6 +173,7 @@ template <typename KV, int HEADS, int WIDE> struct step_shared {
     moment now;
     sight see;
     bool last;
+    salient_list list; /* of the selection head */
     token_rows<KV> keys_at, values_at;
     float *logits; /* of the first head */
     union {
@@ -256,7 +257,7 @@ STI_DEVICE bool is_far(const step_shared<KV, HEADS, WIDE> &sh, int i)
 {
     const int slot = i - sh.keys_at.ring;
     return slot >= 0 &&
-           sh.session.sal_far[(size_t)selector() * sh.session.capacity + slot] != 0;
+           sh.session.sal_far[(size_t)(sh.list.first + slot)] != 0;
 }
 
 /* ---- Rows of the new token ----------------------------------------------- */

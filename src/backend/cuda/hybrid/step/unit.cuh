@@ -18,11 +18,11 @@ STI_DEVICE token_rows<KV> rows_of(const step_args &a,
                                   const step_shared<KV, HEADS, WIDE> &sh,
                                   const void *window, const void *salient)
 {
-    const int64_t D = a.h.D, ring = 2 * a.h.C, capacity = sh.session.capacity;
+    const int64_t D = a.h.D, ring = 2 * a.h.C;
     return token_rows<KV>{static_cast<const KV *>(window) + kv_head(a) * ring * D,
                           static_cast<const KV *>(salient) +
-                              (selector() * capacity - ring) * D,
-                          (int)ring, (int)(ring + capacity), a.h.D};
+                              (sh.list.first - ring) * D,
+                          (int)ring, (int)ring + sh.list.capacity, a.h.D};
 }
 
 /* The first batch of places of this warp, and from one to its next. */
@@ -173,7 +173,7 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     if (threadIdx.x == 0) {
         const sti_window w = window_of(now.pos, h.C);
         sh.now = now;
-        sh.see = sight{w.tokens, w.slot, 2 * h.C, min(listed, s.capacity)};
+        sh.see = sight{w.tokens, w.slot, 2 * h.C, min(listed, sh.list.capacity)};
     }
     __syncthreads();
     Layout::queries::make(sh);

@@ -43,6 +43,7 @@ static __global__ void __launch_bounds__(2 * THREADS)
     token_order *now = in_shared ? fresh + p.h.select
                                  : p.kept + ((size_t)b * p.h.S + sel) * 2 * p.capacity;
     token_order *next = now + p.capacity;
+    const int cap = salient_list_of(p.h, p.h.cap, sel).capacity;
     int kept = 0;
     for (int c = 0; c + 2 < p.spans; c++) {
         const token_order *best = p.best + span_at(p, b, sel, c) * p.h.select;
@@ -54,12 +55,12 @@ static __global__ void __launch_bounds__(2 * THREADS)
             const token_order x = old ? now[i] : fresh[i - kept];
             const int to = old ? i + count_better(fresh, p.h.select, x)
                                : i - kept + count_better(now, kept, x);
-            if (to < p.h.cap)
+            if (to < cap)
                 next[to] = x;
             else
                 p.fold[token_at(p, p.h.S, b, sel, position_in(x))] = c + 2;
         }
-        kept = min(kept + p.h.select, p.h.cap);
+        kept = min(kept + p.h.select, cap);
         __syncthreads();
         token_order *swap = now;
         now = next;
@@ -70,7 +71,7 @@ static __global__ void __launch_bounds__(2 * THREADS)
 bool sti_hybrid_train_evicts(const sti_hybrid_train *p)
 {
     return p->h.cap >= 0 && p->spans > 2 &&
-           (int64_t)p->h.select * (p->spans - 2) > p->h.cap;
+           (p->h.lists || (int64_t)p->h.select * (p->spans - 2) > p->h.cap);
 }
 
 size_t sti_hybrid_train_choose_shared(const sti_hybrid_train *p)

@@ -17,7 +17,7 @@ enum {
 static still_status check(const sti_hybrid_parallel_args *a, still_error *err)
 {
     STI_TRY(sti_hybrid_check(a->set, &a->shape, err));
-    STI_TRY(sti_cuda_hybrid_check(a->set, err));
+    STI_TRY(sti_cuda_score_check(a->set->score, err));
     const sti_hybrid_shape *s = &a->shape;
     if (a->B < 0 || a->T < 0 || (int64_t)a->B * a->T > INT32_MAX / 2 ||
         a->B > GRID_MOST || s->H > GRID_MOST)
@@ -250,6 +250,7 @@ still_status sti_cuda_hybrid_route(sti_dev *dev, const sti_hybrid_parallel_args 
                  "hybrid training: routing");
         return STILL_OK;
     }
+    STI_TRY(sti_cuda_hybrid_lists(dev, a->set, &p.h, err));
     STI_TRY(take_scratch(dev, &p, carve_route, err));
     /* No score can matter where none or all of a chunk's tokens are selected. */
     if (p.h.select > 0) STI_TRY(sti_hybrid_train_scores(dev, &p, err));

@@ -30,6 +30,7 @@ typedef struct setting {
     double alpha; /* added to alpha: the more, the heavier the state */
     int position_cap;
     bool raw_features, interleaved;
+    bool uneven; /* selection heads have caps of their own, `cap` the largest */
 } setting;
 
 /* Name, method, chunk, select, cap, H, G, D, lengths of the calls, settings. */
@@ -84,6 +85,8 @@ static inline sti_hybrid_settings settings_of(const setting *s)
     if (s->raw_features) set.feature_positions = STI_FEATURES_NONE;
     set.seed = 77;
     set.layer = 3;
+    uint64_t rng = 5;
+    if (s->uneven) make_uneven(&set, &rng);
     return set;
 }
 
@@ -145,12 +148,12 @@ static inline bool keep_best(const problem *p, double *score, int *n, int k)
 /* Whether no choice of the problem is a matter of rounding. */
 static inline bool clear_cut(problem *p)
 {
-    const int C = p->set.chunk, select = p->set.select, cap = p->set.cap;
+    const int C = p->set.chunk, select = p->set.select;
     const sti_hybrid_parallel_args64 a = parallel_args(p);
     still_error err;
-    if (!p->set.has_window || select == 0 || cap == 0) return true;
+    if (!p->set.has_window || select == 0 || p->set.cap == 0) return true;
     assert_int_equal(sti_ref_hybrid_route(&a, &err), STILL_OK);
-    double *score = calloc((size_t)(2 * C + cap), sizeof *score);
+    double *score = calloc((size_t)(2 * C + p->set.cap), sizeof *score);
     assert_non_null(score);
     bool clear = true;
     for (int sel = 0; sel < p->S; sel++) {
@@ -162,7 +165,7 @@ static inline bool clear_cut(problem *p)
                 leaving[i] = p->score_parallel[((now - 2) * C + i) * p->S + sel];
             clear = keep_best(p, leaving, &n, select) && clear;
             kept += n;
-            clear = keep_best(p, score, &kept, cap) && clear;
+            clear = keep_best(p, score, &kept, sti_hybrid_cap(&p->set, sel)) && clear;
         }
     }
     free(score);
@@ -404,22 +407,23 @@ static inline void compare_received(const char *name, const problem *p,
 static inline void compare_list(const char *name, const problem *p,
                                 const sti_hybrid_state *st)
 {
-    const int D = p->shape.D, room = p->st.sal_capacity;
+    const int D = p->shape.D;
     for (int s = 0; s < p->S; s++) {
         const int n = p->st.sal_count[s];
+        const size_t first = sti_hybrid_list_of(&p->set, &p->st, s).first;
         if (st->sal_count[s] != n || st->folded[s] != p->st.folded[s])
             fail_msg("%s: head %d has %d salient and %lld folded, expected %d and %lld",
                      name, s, st->sal_count[s], (long long)st->folded[s], n,
                      (long long)p->st.folded[s]);
         for (int i = 0; i < n; i++) {
-            const size_t at = (size_t)(s * room + i);
+            const size_t at = first + (size_t)i;
             int other = 0;
-            while (other < n && p->st.sal_pos[s * room + other] != st->sal_pos[at])
+            while (other < n && p->st.sal_pos[first + (size_t)other] != st->sal_pos[at])
                 other++;
             if (other == n)
                 fail_msg("%s: head %d keeps token %d, which the reference does not",
                          name, s, st->sal_pos[at]);
-            const size_t ref = (size_t)(s * room + other);
+            const size_t ref = first + (size_t)other;
             const uint16_t *key = (uint16_t *)st->sal_k + at * (size_t)D;
             const double *ref_key = (double *)p->st.sal_k + ref * (size_t)D;
             if (st->sal_far) assert_int_equal(st->sal_far[at], p->st.sal_far[ref]);

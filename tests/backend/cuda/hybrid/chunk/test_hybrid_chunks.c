@@ -137,6 +137,29 @@ static const setting positions[] = {
          .raw_features = true),
 };
 
+/* Lists of any length, and heads whose lists differ, down to none at all. */
+static const setting lists[] = {
+    CASE("list of 1500", "still", 64, 40, 1500, 1, 1, 64, CUT(2000, 1100)),
+    CASE("list too long to share", "still", 64, 60, 4500, 1, 1, 64, CUT(5000, 1000),
+         .score = STI_SCORE_KEYNORM),
+    CASE("uneven", "still", 32, 12, 90, 6, 3, 64, CUT(500), .uneven = true),
+    CASE("uneven, cut", "still", 32, 12, 90, 6, 3, 64, CUT(200, 3, 150, 1, 97),
+         .uneven = true),
+    CASE("uneven, D 128", "still", 64, 24, 130, 4, 4, 128, CUT(500, 300),
+         .uneven = true),
+    CASE("uneven, Hopper", "still", 64, 16, 1100, 4, 4, 128, CUT(6000), .uneven = true),
+    CASE("uneven, per head", "still", 32, 8, 60, 6, 3, 64, CUT(300, 99), .uneven = true,
+         .per_head = true),
+    CASE("uneven, state cap", "still", 32, 8, 70, 6, 3, 64, CUT(350, 2, 50),
+         .uneven = true, .state_cap = 150, .alpha = 1),
+    CASE("uneven, capped", "still", 32, 8, 70, 6, 3, 64, CUT(200, 3, 250),
+         .uneven = true, .position_cap = 100, .raw_features = true),
+    CASE("long list, capped", "still", 32, 30, 1200, 2, 2, 64, CUT(1500),
+         .uneven = true, .position_cap = 700, .raw_features = true),
+    CASE("uneven, received", "still", 32, 8, 70, 6, 3, 64, CUT(200, 150),
+         .uneven = true, .score = STI_SCORE_RECEIVED),
+};
+
 /* Methods that fold every token before its own output. */
 static const setting no_window[] = {
     CASE("hedgehog", "hedgehog", 64, -1, -1, 4, 2, 64, CUT(300)),
@@ -171,13 +194,14 @@ static void test_setting(void **state)
 int main(void)
 {
     struct CMUnitTest tests[COUNT(shapes) + COUNT(cuts) + COUNT(settings) +
-                            COUNT(positions) + COUNT(no_window)];
+                            COUNT(positions) + COUNT(lists) + COUNT(no_window)];
     size_t n = 0;
     n = add_cases(tests, n, test_setting, shapes, COUNT(shapes), sizeof *shapes);
     n = add_cases(tests, n, test_setting, cuts, COUNT(cuts), sizeof *cuts);
     n = add_cases(tests, n, test_setting, settings, COUNT(settings), sizeof *settings);
     n = add_cases(tests, n, test_setting, positions, COUNT(positions),
                   sizeof *positions);
+    n = add_cases(tests, n, test_setting, lists, COUNT(lists), sizeof *lists);
     add_cases(tests, n, test_setting, no_window, COUNT(no_window), sizeof *no_window);
     return cmocka_run_group_tests(tests, open_chunks_gpu, close_gpu);
 }

@@ -153,6 +153,9 @@ static inline sti_cuda_hybrid_params shape_of(const run *r)
     sti_cuda_hybrid_params h =
         sti_cuda_hybrid_params_of(args.set, &args.shape, &args.in, args.state->kv_size);
     h.inv_freq = r->in.inv_freq.p;
+    still_error err;
+    if (sti_cuda_hybrid_lists(r->g->dev, args.set, &h, &err) != STILL_OK)
+        fail_msg("%s", err.text);
     return h;
 }
 
@@ -311,11 +314,12 @@ static inline void compare_lists(run *r, int i)
 {
     const session *x = &r->x[i];
     const sti_hybrid_state *want = &x->p->st;
-    const size_t S = (size_t)x->p->S, room = (size_t)x->st.sal_capacity;
+    const size_t S = (size_t)x->p->S;
+    const size_t slots = sti_hybrid_list_of(&x->p->set, &x->st, x->p->S).first;
     int32_t *count = download(r->g, x->st.sal_count, S * sizeof *count);
     int64_t *folded = download(r->g, x->st.folded, S * sizeof *folded);
     int32_t *pos =
-        room ? download(r->g, x->st.sal_pos, S * room * sizeof *pos) : malloc(1);
+        slots ? download(r->g, x->st.sal_pos, slots * sizeof *pos) : malloc(1);
     for (size_t s = 0; s < S; s++) {
         if (count[s] != want->sal_count[s] || folded[s] != want->folded[s])
             fail_msg(
@@ -325,13 +329,14 @@ static inline void compare_lists(run *r, int i)
                 (long long)want->folded[s]);
         const size_t n = (size_t)count[s];
         if (n == 0) continue;
-        qsort(pos + s * room, n, sizeof *pos, by_value);
-        qsort(want->sal_pos + s * room, n, sizeof *pos, by_value);
+        const size_t first = sti_hybrid_list_of(&x->p->set, &x->st, (int)s).first;
+        int32_t *own = pos + first, *expected = want->sal_pos + first;
+        qsort(own, n, sizeof *own, by_value);
+        qsort(expected, n, sizeof *expected, by_value);
         for (size_t j = 0; j < n; j++)
-            if (pos[s * room + j] != want->sal_pos[s * room + j])
+            if (own[j] != expected[j])
                 fail_msg("%s, session %d, head %zu: token %d is salient, expected %d",
-                         r->c->name, i, s, pos[s * room + j],
-                         want->sal_pos[s * room + j]);
+                         r->c->name, i, s, own[j], expected[j]);
     }
     free(count);
     free(folded);
@@ -366,6 +371,12 @@ static inline void compare_session(run *r, int i)
 static inline void small_cap(sti_hybrid_settings *s)
 {
     s->cap = s->chunk / 2 + 1;
+}
+static inline void uneven(sti_hybrid_settings *s)
+{
+    uint64_t rng = s->seed;
+    s->cap = 3 * s->chunk;
+    make_uneven(s, &rng);
 }
 static inline void per_head(sti_hybrid_settings *s)
 {

@@ -73,6 +73,22 @@ static void state_cap(sti_hybrid_settings *s)
     small_cap(s);
 }
 
+static void uneven_per_head(sti_hybrid_settings *s)
+{
+    per_head(s);
+    uneven(s);
+}
+static void uneven_state_cap(sti_hybrid_settings *s)
+{
+    uneven(s);
+    s->state_cap = 4 * s->chunk;
+}
+static void uneven_far(sti_hybrid_settings *s)
+{
+    far_and_raw(s);
+    uneven(s);
+}
+
 /* Every setting, at shapes that no vector fits and at those that vectors are for. */
 static const test_case cases[] = {
     {"still", "still", 8, {4, 2, 16, 16}, 75, NULL, false, false, 0},
@@ -116,6 +132,27 @@ static const test_case cases[] = {
     {"relu", "still", 8, {4, 2, 16, 16}, 60, relu, false, false, 0},
     {"plain map", "still", 8, {4, 2, 16, 16}, 60, plain_map, false, false, 0},
     {"select all", "still", 8, {4, 2, 16, 16}, 75, select_all, false, false, 0},
+    {"uneven caps", "still", 8, {6, 3, 64, 64}, 90, uneven, false, false, 0},
+    {"uneven, odd", "still", 7, {6, 3, 20, 20}, 90, uneven, false, false, 0},
+    {"uneven per head",
+     "still",
+     8,
+     {6, 3, 64, 64},
+     90,
+     uneven_per_head,
+     false,
+     false,
+     0},
+    {"uneven, state cap",
+     "still",
+     8,
+     {6, 3, 64, 64},
+     90,
+     uneven_state_cap,
+     false,
+     false,
+     0},
+    {"uneven, far", "still", 8, {6, 3, 64, 64}, 99, uneven_far, false, false, 2e-3},
     {"no list", "still", 8, {4, 2, 16, 16}, 60, no_list, false, false, 0},
     {"state cap", "still", 8, {4, 2, 16, 16}, 75, state_cap, false, false, 0},
     /* A far key that is kept in half is rounded once more when it turns. */
