@@ -21,6 +21,8 @@ typedef struct sti_cuda_hybrid_params {
     /* Where the salient list of each selection head begins, in slots, and behind them
      * where the last one ends: [S + 1] on the device. NULL: all lists are as long. */
     const int32_t *lists;
+    int key_bits,
+        value_bits; /* of salient tokens, see stored.cuh; 0: as in the window */
     int score, la_scale, map;
     bool per_head, has_window, has_linear, norm_preserved, gate, window_factor;
     bool raw_features; /* feature_positions == STI_FEATURES_NONE */
@@ -42,10 +44,12 @@ typedef struct sti_cuda_hybrid_session {
     float *y;
     const int32_t *pos; /* -> position of its first row */
     int T;
-    int capacity;                           /* tokens the largest salient list holds */
-    void *win_k, *win_v;                    /* [G, 2C, D] */
-    float *win_score, *win_received;        /* [S, 2C] */
-    void *sal_k, *sal_v;                    /* [slots, D]: one list behind the other */
+    int capacity;                     /* tokens the largest salient list holds */
+    void *win_k, *win_v;              /* [G, 2C, D] */
+    float *win_score, *win_received;  /* [S, 2C] */
+    void *sal_k, *sal_v;              /* [slots, D]: one list behind the other */
+    uint8_t *sal_k_high, *sal_v_high; /* of quantized tokens: ops/salient.h */
+    uint16_t *sal_k_scale, *sal_v_scale;
     float *sal_score;                       /* [slots] */
     int32_t *sal_pos;                       /* [slots] */
     uint8_t *sal_far;                       /* [slots] or NULL */
@@ -60,6 +64,12 @@ sti_cuda_hybrid_params sti_cuda_hybrid_params_of(const sti_hybrid_settings *set,
                                                  const sti_hybrid_shape *shape,
                                                  const sti_hybrid_in *in,
                                                  size_t kv_size);
+
+/* Whether salient tokens are quantized. */
+static inline bool sti_cuda_hybrid_quantized(const sti_cuda_hybrid_params *h)
+{
+    return h->key_bits > 0 || h->value_bits > 0;
+}
 
 /* Refuses a score without a kernel, and brings caps that differ between heads to the
  * device: h->lists. */

@@ -14,8 +14,9 @@ enum {
     LISTS_MOST = 128 << 20 /* bytes for the salient lists of a piece's chunks */
 };
 
-/* Not here: caches without a cap, keys in float, and shapes that do not fill tiles.
- * Without a window, scaling and positions have to be the plain ones. */
+/* Not here: caches without a cap, keys in float, shapes that do not fill tiles, and
+ * quantized keys that become far. Without a window, scaling and positions have to be
+ * the plain ones. */
 bool sti_cuda_hybrid_chunk_supported(const sti_cuda_hybrid_params *h)
 {
     const bool head = h->half_kv && h->F == h->D && (h->D == 64 || h->D == 128);
@@ -26,7 +27,8 @@ bool sti_cuda_hybrid_chunk_supported(const sti_cuda_hybrid_params *h)
                !h->raw_features && h->position_cap == 0;
     return head && h->map == STI_MAP_SOFTMAX && h->C % 16 == 0 && h->C >= 16 &&
            h->C <= most && h->cap >= 0 && h->cap <= STI_CHUNK_MAX_CAP &&
-           h->select >= 0 && h->select <= h->C;
+           h->select >= 0 && h->select <= h->C &&
+           !(h->key_bits > 0 && h->position_cap > 0);
 }
 
 /* Tokens taken at once: the more selection heads, the fewer, since each has states;
@@ -51,7 +53,8 @@ static sti_chunk_piece empty_piece(const sti_cuda_hybrid_params *h)
     return (sti_chunk_piece){.h = *h,
                              .raw = h->raw_features || h->position_cap > 0,
                              .select = keeps ? h->select : 0,
-                             .capacity = keeps ? h->cap : 0};
+                             .capacity = keeps ? h->cap : 0,
+                             .quantized = keeps && sti_cuda_hybrid_quantized(h)};
 }
 
 /* ---- Scratch ------------------------------------------------------------- */
@@ -79,6 +82,18 @@ static void carve_folded(sti_carve *s, sti_chunk_piece *c, int T)
     c->dz = sti_carve_take(s, chunks * S * P, sizeof *c->dz);
 }
 
+/* Quantized keys or values of all lists. scales: of a group. */
+static void carve_list(sti_carve *s, sti_chunk_list *l, int bits, int scales,
+                       size_t slots, int D)
+{
+    if (bits == 0) return;
+    const size_t groups = sti_salient_groups(D);
+    l->low = sti_carve_take(s, slots, sti_salient_low(bits, D));
+    if (sti_salient_high(bits, D))
+        l->high = sti_carve_take(s, slots, sti_salient_high(bits, D));
+    l->scale = sti_carve_take(s, slots * groups * (size_t)scales, sizeof *l->scale);
+}
+
 static void carve_piece(sti_carve *s, sti_chunk_piece *c, int T)
 {
     if (!c->h.has_window) {
@@ -91,7 +106,11 @@ static void carve_piece(sti_carve *s, sti_chunk_piece *c, int T)
     const size_t states = h->has_linear ? S * P : 0;
     const size_t listed = h->position_cap > 0 ? (size_t)c->capacity : 0;
     /* From base on: two chunks before the first token's at most, and its own part. */
-    c->rows = c->capacity + T + 2 * h->C;
+    const int tokens = T + 2 * h->C;
+    c->stored = c->quantized ? tokens : 0;
+    c->rows = c->capacity + tokens + c->stored;
+    carve_list(s, &c->list_k, h->key_bits, 1, S * (size_t)c->capacity, h->D);
+    carve_list(s, &c->list_v, h->value_bits, 2, S * (size_t)c->capacity, h->D);
     c->k = sti_carve_take(s, S * (size_t)c->rows * D, sizeof *c->k);
     c->v = sti_carve_take(s, S * (size_t)c->rows * D, sizeof *c->v);
     c->k_raw =

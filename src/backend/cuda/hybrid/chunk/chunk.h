@@ -22,6 +22,8 @@
  * list as the session brought it ([0, capacity)), then tokens in order, position `base`
  * at row `capacity`. base begins a chunk, the oldest that the piece needs: the chunk
  * before that of token pos - 1, and the session's ring holds all tokens from there on.
+ * Where salient tokens are quantized, each token has a second row, `stored` rows behind
+ * the first: what comes out of the cache once it has joined the list.
  *
  * A chunk c >= 2 that begins in the piece retires chunk c - 2. Retirement k happens at
  * the start of chunk first_retire + k. How many tokens are salient or folded after it
@@ -56,6 +58,12 @@ typedef __half sti_chunk_half;
 typedef uint16_t sti_chunk_half; /* C has no such type; it only hands them on */
 #endif
 
+/* Quantized keys or values of lists, as stored_rows; NULL where there are none. */
+typedef struct sti_chunk_list {
+    uint8_t *low, *high;
+    uint16_t *scale;
+} sti_chunk_list;
+
 typedef struct sti_chunk_piece {
     sti_cuda_hybrid_params h;
     sti_cuda_hybrid_session s; /* q, k, v, gate and y begin at the piece */
@@ -67,13 +75,17 @@ typedef struct sti_chunk_piece {
     int first_chunk, n_chunks; /* those that queries are in */
     int first_retire, n_retired;
     int select, capacity; /* of the largest list; both 0 if one of them is */
-    int rows; /* of a selection head: the list, then the tokens from base on */
+    int rows;       /* of a selection head: the list, then the tokens from base on */
+    bool quantized; /* salient keys or values are */
+    int stored;     /* rows from a token's row to that of what is stored; 0: the same */
     /* Scratch. L retirements, N chunks, both at most. */
-    sti_chunk_half *k, *v;         /* [S, rows, D] */
-    sti_chunk_half *k_raw;         /* [S, rows, D], if raw */
-    const sti_chunk_half *fold_k;  /* k or k_raw: what features are made of */
-    float *score;                  /* [S, rows]; of `received` sums */
-    float *norm;                   /* [H, T], for `received` */
+    sti_chunk_half *k, *v;        /* [S, rows, D] */
+    sti_chunk_half *k_raw;        /* [S, rows, D], if raw */
+    const sti_chunk_half *fold_k; /* k or k_raw: what features are made of */
+    sti_chunk_list list_k,
+        list_v;   /* [S, capacity]: the list as it came, if quantized */
+    float *score; /* [S, rows]; of `received` sums */
+    float *norm;  /* [H, T], for `received` */
     sti_chunk_half *map_q, *map_k; /* [H, D, D], [S, D, D] or NULL */
     int32_t *count;                /* [S]: salient tokens before the piece */
     int64_t *folded;               /* [S]: folded tokens before the piece */
@@ -226,6 +238,12 @@ static __device__ __forceinline__ int fold_count(const sti_chunk_piece &c, int g
 static __device__ __forceinline__ int window_row(const sti_chunk_piece &c, int position)
 {
     return c.capacity + position - c.base;
+}
+/* The same token once it is salient. */
+static __device__ __forceinline__ int salient_row(const sti_chunk_piece &c,
+                                                  int position)
+{
+    return window_row(c, position) + c.stored;
 }
 /* Position of a row, where there is a position cap. */
 static __device__ __forceinline__ int position_of_row(const sti_chunk_piece &c, int g,

@@ -3,6 +3,7 @@
  * list are written from it (STILL eq. 9, h). Bounded by bandwidth. */
 #include "backend/cuda/hybrid/chunk/chunk.h"
 #include "backend/cuda/hybrid/score.h"
+#include "backend/cuda/hybrid/stored.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 
 enum { THREADS = 256 };
@@ -18,6 +19,57 @@ static __device__ __forceinline__ uint4 eight_halves(const float *x)
 {
     const float4 *p = (const float4 *)x;
     return pack_half8(p[0], p[1]);
+}
+
+static __device__ __forceinline__ uint4 eight_halves(const rounded_unit &r)
+{
+    float x[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = r.at(i);
+    return eight_halves(x);
+}
+static __device__ __forceinline__ void eight_floats(uint4 halves, float *x)
+{
+    const uint32_t word[4] = {halves.x, halves.y, halves.z, halves.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 two = unpack_half2(word[i]);
+        x[2 * i] = two.x;
+        x[2 * i + 1] = two.y;
+    }
+}
+
+/* The list as it came, in scratch: its slots are written anew at the end. */
+static __device__ __forceinline__ stored_rows list_keys_before(const sti_chunk_piece &c)
+{
+    return {c.h.key_bits, c.h.D / 32, c.list_k.low, c.list_k.high, c.list_k.scale};
+}
+static __device__ __forceinline__ stored_rows
+list_values_before(const sti_chunk_piece &c)
+{
+    return {c.h.value_bits, c.h.D / 32, c.list_v.low, c.list_v.high, c.list_v.scale};
+}
+
+/* Unit `unit` of a slot of the session's list as halves, and a copy of it to `keep`. */
+static __device__ __forceinline__ uint4 take_listed(const stored_rows &from,
+                                                    const void *halves, size_t slot,
+                                                    const stored_rows &keep,
+                                                    size_t keep_slot, int unit, int D)
+{
+    if (!from.bits) return ((const uint4 *)halves)[slot * (D / 8) + unit];
+    float x[8];
+    copy_unit(keep, keep_slot, from, slot, unit);
+    load_unit(from, slot, unit, x);
+    return eight_halves(x);
+}
+
+/* What comes out of the cache of eight elements that join it. */
+static __device__ __forceinline__ uint4 as_stored(int bits, uint4 halves)
+{
+    float x[8];
+    if (bits == 0) return halves;
+    eight_floats(halves, x);
+    return eight_halves(round_unit(bits, x));
 }
 
 /* Eight elements of a row of k and v, by thread; grid (rows, selection heads). */
@@ -48,8 +100,16 @@ static __global__ void __launch_bounds__(THREADS)
         const size_t slot =
             listed ? list_slot(c, g) + row : (size_t)kv * window + position % window;
         const size_t at = slot * units + unit;
-        k = ((const uint4 *)(listed ? c.s.sal_k : c.s.win_k))[at];
-        v = ((const uint4 *)(listed ? c.s.sal_v : c.s.win_v))[at];
+        if (listed) {
+            const size_t keep = (size_t)g * c.capacity + row;
+            k = take_listed(stored_keys(c.h, c.s), c.s.sal_k, slot, list_keys_before(c),
+                            keep, unit, D);
+            v = take_listed(stored_values(c.h, c.s), c.s.sal_v, slot,
+                            list_values_before(c), keep, unit, D);
+        } else {
+            k = ((const uint4 *)c.s.win_k)[at];
+            v = ((const uint4 *)c.s.win_v)[at];
+        }
         const float *score = sti_score_from(c.h.score, STI_FROM_QUERIES)
                                  ? c.s.win_received
                                  : c.s.win_score;
@@ -60,6 +120,10 @@ static __global__ void __launch_bounds__(THREADS)
     const size_t to = ((size_t)g * c.rows + row) * units + unit;
     ((uint4 *)c.k)[to] = k;
     ((uint4 *)c.v)[to] = v;
+    if (c.stored == 0 || row < c.capacity) return;
+    const size_t apart = (size_t)c.stored * units;
+    ((uint4 *)c.k)[to + apart] = as_stored(c.h.key_bits, k);
+    ((uint4 *)c.v)[to + apart] = as_stored(c.h.value_bits, v);
 }
 
 /* Cosine and sine, in float, of an angle in units of pi, which is computed in double as
@@ -117,6 +181,9 @@ static __global__ void __launch_bounds__(THREADS)
             rope_pair(c.k + at, c.k + at, a, b, make_float2(back.x, -back.y));
         } else {
             rope_pair(c.k + at, c.k_raw + at, a, b, back);
+            const size_t stored = at + (size_t)c.stored * D;
+            if (c.stored > 0 && !listed)
+                rope_pair(c.k + stored, c.k_raw + stored, a, b, back);
         }
         if (listed && capped && pair == 0)
             c.position[(size_t)g * c.capacity + row] = position;
@@ -186,6 +253,28 @@ static __device__ __forceinline__ bool known_at_once(int score)
            !sti_score_from(score, STI_FROM_QUERIES);
 }
 
+/* Unit `unit` of a token of the list to its slot: one that was there before (row <
+ * capacity), or a newcomer. */
+static __device__ __forceinline__ void put_listed(const sti_chunk_piece &c, int g,
+                                                  int row, const stored_rows &to,
+                                                  void *halves, size_t slot,
+                                                  const stored_rows &before,
+                                                  const __half *rows, int unit)
+{
+    const int units = c.h.D / 8;
+    const size_t at = (size_t)g * c.rows;
+    if (!to.bits) {
+        ((uint4 *)halves)[slot * units + unit] =
+            ((const uint4 *)rows)[(at + row) * units + unit];
+    } else if (row < c.capacity) {
+        copy_unit(to, slot, before, (size_t)g * c.capacity + row, unit);
+    } else {
+        float x[8];
+        eight_floats(((const uint4 *)rows)[(at + row - c.stored) * units + unit], x);
+        store_unit(to, slot, unit, round_unit(to.bits, x));
+    }
+}
+
 /* Rows of the session that change: the last tokens of the ring, then the list, whose
  * scores and positions the select kernel has written. Grid as in pack. */
 template <class Pieces>
@@ -202,36 +291,32 @@ static __global__ void __launch_bounds__(THREADS)
         c.s.sal_count[g] = salient;
         c.s.folded[g] = folded_after(c, g, c.n_retired);
     }
-    int row;
-    size_t slot;
-    void *k, *v;
-    const __half *from_k = c.k;
     if (item < tokens) {
-        const int position = c.pos + c.T - tokens + item;
-        row = window_row(c, position);
+        const int position = c.pos + c.T - tokens + item, row = window_row(c, position);
         if (unit == 0 && c.select > 0)
             c.s.win_score[(size_t)g * window + position % window] =
                 known_at_once(c.h.score) ? c.score[(size_t)g * c.rows + row] : 0;
         if (g % (c.h.S / c.h.G) != 0) return; /* one of those that share a window */
-        slot = (size_t)kv_head(c, g) * window + position % window;
-        k = c.s.win_k;
-        v = c.s.win_v;
-    } else {
-        const int at = item - tokens;
-        if (c.n_retired == 0 || at >= salient) return;
-        row = c.salient[((size_t)(c.n_retired - 1) * c.h.S + g) * c.capacity + at];
-        slot = list_slot(c, g) + at;
-        k = c.s.sal_k;
-        v = c.s.sal_v;
-        if (c.h.position_cap > 0) {
-            const bool far = is_far(c, c.n_retired, position_of_row(c, g, row));
-            if (far) from_k = c.k_raw;
-            if (unit == 0) c.s.sal_far[slot] = far;
-        }
+        const size_t slot = (size_t)kv_head(c, g) * window + position % window;
+        const size_t from = ((size_t)g * c.rows + row) * units + unit;
+        ((uint4 *)c.s.win_k)[slot * units + unit] = ((const uint4 *)c.k)[from];
+        ((uint4 *)c.s.win_v)[slot * units + unit] = ((const uint4 *)c.v)[from];
+        return;
     }
-    const size_t from = ((size_t)g * c.rows + row) * units + unit;
-    ((uint4 *)k)[slot * units + unit] = ((const uint4 *)from_k)[from];
-    ((uint4 *)v)[slot * units + unit] = ((const uint4 *)c.v)[from];
+    const int at = item - tokens;
+    if (c.n_retired == 0 || at >= salient) return;
+    const int row = c.salient[((size_t)(c.n_retired - 1) * c.h.S + g) * c.capacity + at];
+    const size_t slot = list_slot(c, g) + at;
+    const __half *keys = c.k;
+    if (c.h.position_cap > 0) {
+        const bool far = is_far(c, c.n_retired, position_of_row(c, g, row));
+        if (far) keys = c.k_raw;
+        if (unit == 0) c.s.sal_far[slot] = far;
+    }
+    put_listed(c, g, row, stored_keys(c.h, c.s), c.s.sal_k, slot, list_keys_before(c),
+               keys, unit);
+    put_listed(c, g, row, stored_values(c.h, c.s), c.s.sal_v, slot,
+               list_values_before(c), c.v, unit);
 }
 
 static int tail_blocks(const sti_chunk_piece &c)

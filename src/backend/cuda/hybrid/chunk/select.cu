@@ -116,14 +116,15 @@ static __device__ __forceinline__ void merge(const sti_chunk_piece &c, int g, in
     int32_t *fold = c.fold + list * c.h.C + (c.h.C - c.select);
     for (int i = (int)threadIdx.x; i < n + c.select; i += MERGE_THREADS) {
         token_order key;
-        int row, place;
+        int row, place, folded; /* folded: the row if it does not stay */
         if (i < n) {
             key = from.key[i];
-            row = from.row[i];
+            row = folded = from.row[i];
             place = i + count_better(candidate, c.select, key);
         } else {
             key = candidate[i - n];
-            row = window_row(c, position_in(key));
+            row = salient_row(c, position_in(key));
+            folded = window_row(c, position_in(key));
             place = i - n + count_better(from.key, n, key);
         }
         if (place < capacity) {
@@ -131,7 +132,7 @@ static __device__ __forceinline__ void merge(const sti_chunk_piece &c, int g, in
             to.row[place] = row;
             salient[place] = row;
         } else {
-            fold[place - capacity] = row;
+            fold[place - capacity] = folded;
         }
     }
 }

@@ -236,6 +236,7 @@ typedef struct lane_keys {
 } lane_keys;
 template <typename KV, int VEC_, int LANES_, int CHUNKS_, int HEADS> struct key_layout {
     typedef lane_keys kind;
+    enum { STORED = false };
     enum { VEC = VEC_, LANES = LANES_, CHUNKS = CHUNKS_ };
     enum { EACH = VEC * CHUNKS, ROW = LANES * EACH, KEYS = 32 / LANES };
     enum { BATCH = KEYS_AHEAD * KEYS }; /* places */

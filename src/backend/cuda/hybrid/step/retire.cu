@@ -251,6 +251,50 @@ STI_DEVICE void make_far(const retire_args &a, const sti_cuda_hybrid_session &s,
 }
 
 /* STILL eq. 9, h: the tokens that stay join the list. A block per head. */
+/* The same of quantized keys, by warps: unrotated from what was stored, and rounded
+ * once more. */
+STI_DEVICE void make_stored_far(const retire_args &a, const sti_cuda_hybrid_session &s,
+                                salient_list list, int last, int count)
+{
+    __shared__ float row[WARPS][STI_STEP_MAX_D];
+    const sti_cuda_hybrid_params &h = a.h;
+    const stored_rows keys = stored_keys(h, s);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    for (int i = warp; i < count; i += WARPS) {
+        const size_t at = (size_t)(list.first + i);
+        if (s.sal_far[at] || last - s.sal_pos[at] < h.position_cap) continue;
+        for (int e = lane; e < h.D; e += 32) row[warp][e] = load_stored(keys, at, e);
+        __syncwarp();
+        for (int pair = lane; pair < h.D / 2; pair += 32) {
+            const int2 e = pair_at(h, pair);
+            rope_pair(h, pair, -s.sal_pos[at], &row[warp][e.x], &row[warp][e.y]);
+        }
+        __syncwarp();
+        if (lane < h.D / 8)
+            store_unit(keys, at, lane, round_unit(h.key_bits, &row[warp][8 * lane]));
+        __syncwarp();
+        if (lane == 0) s.sal_far[at] = 1;
+    }
+}
+
+/* A newcomer's key or value, `token` of the chunk, to its slot, by a warp. */
+template <typename KV>
+STI_DEVICE void settle_row(const leaving_rows<KV> &from, int token, void *list,
+                           const stored_rows &stored, size_t slot)
+{
+    const int lane = (int)threadIdx.x % 32;
+    if (!stored.bits) {
+        for (int e = lane; e < from.D; e += 32)
+            static_cast<KV *>(list)[slot * from.D + e] =
+                from.window[(size_t)token * from.D + e];
+        return;
+    }
+    if (lane >= from.D / 8) return;
+    float x[8];
+    for (int i = 0; i < 8; i++) x[i] = from.at(token, 8 * lane + i);
+    store_unit(stored, slot, lane, round_unit(stored.bits, x));
+}
+
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS)
     settle_kernel(const __grid_constant__ retire_args a)
@@ -266,16 +310,14 @@ static __global__ void __launch_bounds__(THREADS)
     const salient_list list = salient_list_of(h, s.capacity, sel);
     const int count = salient_tokens(s, list, sel);
     const int *gone = fold_list(l) + n.fold - n.evicted;
+    const leaving_rows<KV> keys = leaving_keys<KV>(a, s, sel, first);
+    const leaving_rows<KV> values = leaving_values<KV>(a, s, sel, first);
     for (int i = warp; i < n.stay; i += WARPS) {
         const int token = stay_list(l, h.C)[i];
         const int slot = i < n.evicted ? gone[i] - h.C : count + i - n.evicted;
         const size_t at = (size_t)(list.first + slot);
-        const KV *k = token_row<KV>(a, s, sel, first, token, s.win_k, s.sal_k);
-        const KV *v = token_row<KV>(a, s, sel, first, token, s.win_v, s.sal_v);
-        for (int e = lane; e < h.D; e += 32) {
-            static_cast<KV *>(s.sal_k)[at * h.D + e] = k[e];
-            static_cast<KV *>(s.sal_v)[at * h.D + e] = v[e];
-        }
+        settle_row(keys, token, s.sal_k, stored_keys(h, s), at);
+        settle_row(values, token, s.sal_v, stored_values(h, s), at);
         if (lane == 0) {
             s.sal_score[at] = final_score(h, s, sel, first % (2 * h.C), token);
             s.sal_pos[at] = first + token;
@@ -291,7 +333,10 @@ static __global__ void __launch_bounds__(THREADS)
     for (int i = (int)threadIdx.x; sti_score_from(h.score, STI_FROM_CHUNK) && i < h.C;
          i += THREADS)
         s.win_score[(size_t)sel * 2 * h.C + first % (2 * h.C) + i] = 0;
-    if (s.sal_far) make_far<KV>(a, s, list, first + 3 * h.C - 1, now);
+    if (s.sal_far && h.key_bits)
+        make_stored_far(a, s, list, first + 3 * h.C - 1, now);
+    else if (s.sal_far)
+        make_far<KV>(a, s, list, first + 3 * h.C - 1, now);
 }
 
 /* ---- Launch -------------------------------------------------------------- */

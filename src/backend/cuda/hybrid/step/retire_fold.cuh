@@ -5,6 +5,7 @@
 #define STI_BACKEND_CUDA_HYBRID_STEP_RETIRE_FOLD_CUH
 
 #include "backend/cuda/hybrid/device.cuh"
+#include "backend/cuda/hybrid/stored.cuh"
 #include "backend/cuda/hybrid/step/step.h"
 
 enum {
@@ -66,18 +67,47 @@ STI_DEVICE int retiring_chunk(const retire_args &a, const sti_cuda_hybrid_sessio
 
 /* ---- Folded tokens ------------------------------------------------------- */
 
-/* A folded token's key or value, and where it came from. */
+/* Keys, or values, of tokens that retire and of those that are evicted, of a selection
+ * head: the chunk in the window, and the list. */
+template <typename KV> struct leaving_rows {
+    const KV *window, *salient; /* [C, D], [capacity, D] */
+    stored_rows stored;         /* the list, if it is quantized (bits > 0) */
+    int C, D;
+
+    /* Number e of token i: i < C of the chunk, C + i of the list. */
+    __device__ __forceinline__ float at(int i, int e) const
+    {
+        if (i < C) return widen(window[(size_t)i * D + e]);
+        if (stored.bits) return load_stored(stored, i - C, e);
+        return widen(salient[(size_t)(i - C) * D + e]);
+    }
+};
+
 template <typename KV>
-STI_DEVICE const KV *token_row(const retire_args &a, const sti_cuda_hybrid_session &s,
-                               int sel, int first, int token, const void *window,
-                               const void *salient)
+STI_DEVICE leaving_rows<KV> leaving_of(const retire_args &a,
+                                       const sti_cuda_hybrid_session &s, int sel,
+                                       int first, const void *window,
+                                       const void *salient, const stored_rows &stored)
 {
     const size_t C = a.h.C, D = a.h.D, g = sel * a.h.group / a.h.per_kv;
-    if (token < a.h.C)
-        return static_cast<const KV *>(window) +
-               (g * 2 * C + first % (2 * a.h.C) + token) * D;
-    return static_cast<const KV *>(salient) +
-           (size_t)(salient_list_of(a.h, s.capacity, sel).first + token - a.h.C) * D;
+    const size_t list = (size_t)salient_list_of(a.h, s.capacity, sel).first;
+    return {static_cast<const KV *>(window) + (g * 2 * C + first % (2 * a.h.C)) * D,
+            static_cast<const KV *>(salient) + list * D,
+            stored.bits ? stored.from(list) : stored, a.h.C, a.h.D};
+}
+template <typename KV>
+STI_DEVICE leaving_rows<KV> leaving_keys(const retire_args &a,
+                                         const sti_cuda_hybrid_session &s, int sel,
+                                         int first)
+{
+    return leaving_of<KV>(a, s, sel, first, s.win_k, s.sal_k, stored_keys(a.h, s));
+}
+template <typename KV>
+STI_DEVICE leaving_rows<KV> leaving_values(const retire_args &a,
+                                           const sti_cuda_hybrid_session &s, int sel,
+                                           int first)
+{
+    return leaving_of<KV>(a, s, sel, first, s.win_v, s.sal_v, stored_values(a.h, s));
 }
 
 /* ---- Features ------------------------------------------------------------ */
@@ -154,14 +184,11 @@ static __global__ void __launch_bounds__(THREADS)
     if (n <= 0) return;
 
     if (tid < n) sh.token[tid] = fold_list(l)[a.from + run + tid];
+    const leaving_rows<KV> keys = leaving_keys<KV>(a, s, sel, first);
     __syncthreads();
     for (int i = tid; i < h.D * KEYS; i += THREADS) {
         const int j = i / h.D, e = i % h.D;
-        float x = 0;
-        if (j < n)
-            x = widen(
-                token_row<KV>(a, s, sel, first, sh.token[j], s.win_k, s.sal_k)[e]);
-        sh.x[e * LDX + j] = x;
+        sh.x[e * LDX + j] = j < n ? keys.at(sh.token[j], e) : 0;
     }
     __syncthreads();
     if (h.raw_features || h.position_cap > 0) {
@@ -235,6 +262,7 @@ static __global__ void __launch_bounds__(THREADS)
     const int tokens = min(a.piece, l->fold - a.from);
     const float *phi = features_at(a, session, sel);
     const int *list = fold_list(l) + a.from;
+    const leaving_rows<KV> values = leaving_values<KV>(a, s, sel, first);
     const int own_row = tid / (TILE / 4) * 4, own_column = tid % (TILE / 4) * 4;
     float sum[4][4] = {}, z = 0;
     for (int base = 0; base < tokens; base += STEP) {
@@ -244,8 +272,7 @@ static __global__ void __launch_bounds__(THREADS)
             float x = 0, y = 0;
             if (j < n && row + e < h.P) x = phi[(size_t)(base + j) * h.P + row + e];
             if (j < n && column + e < h.D)
-                y = widen(token_row<KV>(a, s, sel, first, list[base + j], s.win_v,
-                                        s.sal_v)[column + e]);
+                y = values.at(list[base + j], column + e);
             sh.phi[j][e] = x;
             sh.v[j][e] = y;
         }

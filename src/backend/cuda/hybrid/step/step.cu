@@ -77,6 +77,8 @@ STI_DEVICE foreseen begin(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
             sh.list = salient_list_of(a.h, sh.session.capacity, selector());
             sh.keys_at = rows_of(a, sh, sh.session.win_k, sh.session.sal_k);
             sh.values_at = rows_of(a, sh, sh.session.win_v, sh.session.sal_v);
+            sh.keys_stored = stored_keys(a.h, sh.session).from(sh.list.first);
+            sh.values_stored = stored_values(a.h, sh.session).from(sh.list.first);
             sh.logits = logits_at(a, 0);
         }
         __syncthreads();
@@ -115,12 +117,12 @@ static __global__ void __launch_bounds__(THREADS)
     step<key_layout<KV, VEC, LANES, CHUNKS, HEADS>, false>(a, sh);
 }
 
-template <int ROW>
-static __global__ void __launch_bounds__(THREADS, blocks_of(ROW))
+template <int ROW, bool STORED>
+static __global__ void __launch_bounds__(THREADS, blocks_of(ROW, STORED))
     tile_step_kernel(const __grid_constant__ step_args a)
 {
     __shared__ tile_shared<ROW> sh;
-    step<tile_layout<ROW>, true>(a, sh);
+    step<tile_layout<ROW, STORED>, true>(a, sh);
 }
 
 /* ---- Launch -------------------------------------------------------------- */
@@ -157,7 +159,7 @@ static step_plan plan_of(const sti_dev *dev, const sti_cuda_hybrid_params *h, in
     /* A lane has more of a wide row of floats: fewer heads fit its registers. */
     const int most = h->half_kv || h->D <= 64 ? MAX_HEADS : MAX_HEADS / 2;
     const int passes = (h->group + most - 1) / most;
-    const int at_once = (in_tiles(h) ? blocks_of(h->D) : 2) * dev->sms;
+    const int at_once = (in_tiles(h) ? blocks_of(h->D, sti_cuda_hybrid_quantized(h)) : 2) * dev->sms;
     const int units = at_least(at_once / pairs, 2);
     const int keys = 2 * h->C + (h->select == 0 ? 0 : h->cap < 0 ? no_cap : h->cap);
     step_plan p = {};
@@ -215,6 +217,12 @@ bool sti_cuda_hybrid_step_ropes(const sti_cuda_hybrid_params *h)
 still_status sti_cuda_hybrid_step_check(const sti_cuda_hybrid_params *h,
                                         still_error *err)
 {
+    if (sti_cuda_hybrid_quantized(h) && (!in_tiles(h) || h->D % 32 != 0))
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "cuda: a quantized salient cache (--cache-type-k, "
+                        "--cache-type-v) with heads of %d numbers, expected 32, 64, 96 "
+                        "or 128: use f16 for both, or another --backend",
+                        h->D);
     if (h->D <= STI_STEP_MAX_D) return STILL_OK;
     return sti_fail(err, STILL_E_UNSUPPORTED,
                     "cuda: hybrid attention with heads of %d numbers, expected at most "
@@ -264,10 +272,13 @@ extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev,
         else
             launch<float, 1, 32, 8, 1>(a, grid, stream);
     } else if (in_tiles(h)) {
-        if (h->D <= 64)
-            (void)pdl_launch(dev, tile_step_kernel<64>, grid, dim3(THREADS), 0, a);
-        else
-            (void)pdl_launch(dev, tile_step_kernel<HALF_D>, grid, dim3(THREADS), 0, a);
+        const bool stored = sti_cuda_hybrid_quantized(h);
+        const auto kernel = h->D <= 64
+                                ? stored ? tile_step_kernel<64, true>
+                                         : tile_step_kernel<64, false>
+                            : stored ? tile_step_kernel<HALF_D, true>
+                                     : tile_step_kernel<HALF_D, false>;
+        (void)pdl_launch(dev, kernel, grid, dim3(THREADS), 0, a);
     } else if (h->half_kv) {
         launch<__half, 8, 32, 1, MAX_HEADS>(a, grid, stream);
     } else if (h->D <= 64) {

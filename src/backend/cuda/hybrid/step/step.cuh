@@ -6,6 +6,7 @@
 
 #include "backend/cuda/hybrid/device.cuh"
 #include "backend/cuda/hybrid/score.h"
+#include "backend/cuda/hybrid/stored.cuh"
 #include "backend/cuda/hybrid/step/step.h"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
@@ -28,9 +29,9 @@ static constexpr int ring_of(int wide)
 {
     return wide <= 64 ? 3 : 4;
 }
-static constexpr int blocks_of(int wide)
+static constexpr int blocks_of(int wide, bool stored)
 {
-    return wide <= 64 ? 6 : 5;
+    return stored ? 4 : wide <= 64 ? 6 : 5; /* levels wait in registers */
 }
 
 typedef struct step_plan {
@@ -175,6 +176,7 @@ template <typename KV, int HEADS, int WIDE> struct step_shared {
     bool last;
     salient_list list; /* of the selection head */
     token_rows<KV> keys_at, values_at;
+    stored_rows keys_stored, values_stored; /* its list, if quantized (bits > 0) */
     float *logits; /* of the first head */
     union {
         struct {

@@ -101,13 +101,129 @@ template <int CHUNKS> struct tile_running {
     }
 };
 
+/* Levels of the quantized tokens of a batch, in registers from their load until they are
+ * unpacked: a lane has two groups of 32 numbers. MOST: the most bits in `low`. */
+template <int TILES, int ROW, int MOST> struct stored_batch {
+    enum { GROUPS = ROW / 32, ITEMS = 16 * TILES * GROUPS / 32 };
+    uint32_t low[ITEMS][MOST], high[ITEMS], scale[ITEMS];
+    unsigned there; /* bit n: item n is one */
+
+    static __device__ __forceinline__ int row(int n)
+    {
+        return (n * 32 + (int)threadIdx.x % 32) / GROUPS;
+    }
+    static __device__ __forceinline__ int group(int n)
+    {
+        return (int)threadIdx.x % GROUPS;
+    }
+    /* Slots from `first` on, which may be negative, of a list of `capacity`. */
+    __device__ __forceinline__ void load(const stored_rows &from, int first,
+                                         int capacity)
+    {
+        there = 0;
+#pragma unroll
+        for (int n = 0; n < ITEMS; n++) {
+            const int slot = first + row(n);
+            if (slot < 0 || slot >= capacity || group(n) >= from.groups) continue;
+            const size_t at = (size_t)slot * from.groups + group(n);
+            const uint32_t *words =
+                reinterpret_cast<const uint32_t *>(from.low) + at * from.width();
+            there |= 1u << n;
+            if (MOST == 8 && from.width() == 8) {
+#pragma unroll
+                for (int i = 0; i < MOST; i += 4)
+                    load_words(&low[n][i], words + i);
+            } else if (from.width() == 4) {
+                load_words(low[n], words);
+            } else {
+                const uint2 two = *reinterpret_cast<const uint2 *>(words);
+                low[n][0] = two.x;
+                low[n][1] = two.y;
+            }
+            if (from.high) high[n] = reinterpret_cast<const uint32_t *>(from.high)[at];
+            scale[n] = from.values()
+                           ? reinterpret_cast<const uint32_t *>(from.scale)[at]
+                           : from.scale[at];
+        }
+    }
+    static __device__ __forceinline__ void load_words(uint32_t *to,
+                                                      const uint32_t *from)
+    {
+        const uint4 x = *reinterpret_cast<const uint4 *>(from);
+        to[0] = x.x;
+        to[1] = x.y;
+        to[2] = x.z;
+        to[3] = x.w;
+    }
+    template <int WIDTH>
+    __device__ __forceinline__ float number(int bits, int n, int e,
+                                            stored_scale s) const
+    {
+        enum { BYTES = 4 * WIDTH }; /* of a group */
+        const int byte = e % BYTES;
+        uint32_t level = low[n][byte / 4] >> (8 * (byte % 4) + e / BYTES * WIDTH) &
+                         ((1u << WIDTH) - 1);
+        if (bits & 1) level |= (high[n] >> e & 1) << WIDTH;
+        return level_value(bits, level, s);
+    }
+    template <int WIDTH>
+    __device__ __forceinline__ void unpack_item(uint4 *to, int bits, int n) const
+    {
+        const float2 both = unpack_half2(scale[n]);
+        const stored_scale s = {both.x, bits < 5 ? both.y : 0};
+#pragma unroll
+        for (int u = 0; u < 4; u++) {
+            uint32_t word[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                word[i] = pack_half2(number<WIDTH>(bits, n, 8 * u + 2 * i, s),
+                                     number<WIDTH>(bits, n, 8 * u + 2 * i + 1, s));
+            to[unit_at<ROW>(row(n), 4 * group(n) + u) / 16] =
+                make_uint4(word[0], word[1], word[2], word[3]);
+        }
+    }
+    /* As halves to their rows of the batch; rows of the list that are not there become
+     * zero. first: as in load. */
+    __device__ __forceinline__ void unpack(uint4 *to, const stored_rows &from,
+                                           int first) const
+    {
+#pragma unroll
+        for (int n = 0; n < ITEMS; n++) {
+            if (first + row(n) < 0) continue; /* of the window */
+            if (!(there >> n & 1)) {
+#pragma unroll
+                for (int u = 0; u < 4; u++)
+                    to[unit_at<ROW>(row(n), 4 * group(n) + u) / 16] =
+                        make_uint4(0, 0, 0, 0);
+            } else if (MOST == 8 && from.width() == 8) {
+                unpack_item<MOST>(to, from.bits, n);
+            } else if (from.width() == 4) {
+                unpack_item<4>(to, from.bits, n);
+            } else {
+                unpack_item<2>(to, from.bits, n);
+            }
+        }
+    }
+};
+/* Where nothing is quantized. */
+struct nothing_stored {
+    __device__ __forceinline__ void load(const stored_rows &, int, int)
+    {
+    }
+    __device__ __forceinline__ void unpack(uint4 *, const stored_rows &, int) const
+    {
+    }
+};
+
 /* 16 TILES places; of the lane row u, 0 <= u < 2 TILES, is place base + 8 u + g. */
-template <int TILES, int ROW> struct tile_batch {
+template <int TILES, int ROW, bool STORED> struct tile_batch {
     typedef tile_shared<ROW> shared;
     enum { BATCH = 16 * TILES, CHUNKS = ROW / 32 };
     enum { UNITS = ROW / 8, AT_ONCE = 32 / UNITS }; /* of 16 bytes; rows of a copy */
     float logit[2 * TILES];
     bool seen[2 * TILES];
+    std::conditional_t<STORED, stored_batch<TILES, ROW, 8>, nothing_stored> stored_k;
+    std::conditional_t<STORED, stored_batch<TILES, ROW, 4>, nothing_stored> stored_v;
     static_assert(BATCH * UNITS == 256, "a batch fills its place");
 
     static __device__ __forceinline__ int place(int base, int u)
@@ -115,16 +231,19 @@ template <int TILES, int ROW> struct tile_batch {
         return base + u * 8 + (int)threadIdx.x % 32 / 4;
     }
     /* Rows from place `base` on, if `there`; what lies behind D is zero. A group of
-     * copies either way: they are counted. */
+     * copies either way: they are counted. Those of a quantized list are not copied. */
     static __device__ __forceinline__ void
-    copy(uint4 *to, const token_rows<__half> &from, int base, bool there)
+    copy(uint4 *to, const token_rows<__half> &from, int base, bool there,
+         bool quantized)
     {
         const int lane = (int)threadIdx.x % 32, unit = lane % UNITS;
         const bool in_row = unit * 8 < from.D, in_window = base + BATCH <= from.ring;
         const int first = lane / UNITS, skip = in_row ? unit * 8 : 0;
         __syncwarp(); /* nobody uses what was there */
-        if (there &&
-            (in_window || (base >= from.ring && base + BATCH <= from.places))) {
+        if (quantized && base >= from.ring) {
+            /* all in registers */
+        } else if (there && (in_window || (!quantized && base >= from.ring &&
+                                           base + BATCH <= from.places))) {
             const __half *row = from.at(base + first) + skip; /* all lie in a row */
 #pragma unroll
             for (int r = 0; r < BATCH; r += AT_ONCE) {
@@ -135,7 +254,8 @@ template <int TILES, int ROW> struct tile_batch {
             }
         } else if (there) {
 #pragma unroll 1
-            for (int r = first; r < BATCH; r += AT_ONCE)
+            for (int r = first; r < (quantized ? from.ring - base : (int)BATCH);
+                 r += AT_ONCE)
                 cp_async16_or_zero(shared_address(to + unit_at<ROW>(r, unit) / 16),
                                    from.at(base + r) + skip, in_row);
         }
@@ -149,21 +269,31 @@ template <int TILES, int ROW> struct tile_batch {
     {
         return sh.keys.warp[threadIdx.x / 32].staged[1];
     }
-    static __device__ __forceinline__ void load_keys(shared &sh, int base, bool there)
+    __device__ __forceinline__ void load_keys(shared &sh, int base, bool there)
     {
-        copy(keys(sh), sh.keys_at, base, there);
+        const bool quantized = STORED && sh.keys_stored.bits > 0;
+        copy(keys(sh), sh.keys_at, base, there, quantized);
+        if (quantized && there)
+            stored_k.load(sh.keys_stored, base - sh.keys_at.ring, sh.list.capacity);
     }
-    static __device__ __forceinline__ void load_values(shared &sh, int base, bool there)
+    __device__ __forceinline__ void load_values(shared &sh, int base, bool there)
     {
-        copy(values(sh), sh.values_at, base, there);
+        const bool quantized = STORED && sh.values_stored.bits > 0;
+        copy(values(sh), sh.values_at, base, there, quantized);
+        if (quantized && there)
+            stored_v.load(sh.values_stored, base - sh.keys_at.ring, sh.list.capacity);
     }
-    /* All but the last group of copies have arrived, and the new token's row takes the
-     * place of what the ring has there. */
+    /* All but the last group of copies have arrived, quantized rows are unpacked, and
+     * the new token's row takes the place of what the ring has there. */
+    template <class Batch>
     static __device__ __forceinline__ void await(uint4 *staged, const __half *row,
-                                                 const sight &see, int base)
+                                                 const sight &see, int base,
+                                                 const Batch &batch,
+                                                 const stored_rows &stored)
     {
         const int fresh = see.fresh() - base, lane = (int)threadIdx.x % 32;
         cp_async_wait<1>();
+        if (STORED && stored.bits > 0) batch.unpack(staged, stored, base - see.ring);
         __syncwarp();
         if (fresh < 0 || fresh >= BATCH) return; /* of all lanes */
         if (lane < UNITS)
@@ -185,7 +315,7 @@ template <int TILES, int ROW> struct tile_batch {
     {
         const int lane = (int)threadIdx.x % 32;
         float sum[TILES][4] = {};
-        await(keys(sh), sh.keys.k[0], see, base);
+        await(keys(sh), sh.keys.k[0], see, base, stored_k, sh.keys_stored);
         const lane_address<ROW> k =
             lane_address<ROW>::by16(shared_address(keys(sh)), lane);
 #pragma unroll
@@ -246,7 +376,7 @@ template <int TILES, int ROW> struct tile_batch {
             r.l += p[0] + p[1];
             trans_weights(p, weight[u]);
         }
-        await(values(sh), sh.keys.v[0], see, base);
+        await(values(sh), sh.keys.v[0], see, base, stored_v, sh.values_stored);
         const lane_address<ROW> v =
             lane_address<ROW>::by8(shared_address(values(sh)), (int)threadIdx.x % 32);
 #pragma unroll
@@ -269,12 +399,13 @@ template <int TILES, int ROW> struct tile_batch {
 /* Rows of up to ROW numbers; a warp takes TILES tiles at once. */
 typedef struct tile_keys {
 } tile_keys;
-template <int ROW_> struct tile_layout {
+template <int ROW_, bool STORED_> struct tile_layout {
     typedef tile_keys kind;
+    enum { STORED = STORED_ }; /* lists may be quantized */
     enum { ROW = ROW_, CHUNKS = ROW / 32, TILES = ROW <= 64 ? 2 : 1 };
     enum { BATCH = 16 * TILES, OUTPUT = 4 }; /* places; numbers a thread joins */
     typedef tile_queries<ROW_> queries;
-    typedef tile_batch<TILES, ROW_> batch;
+    typedef tile_batch<TILES, ROW_, STORED_> batch;
     typedef tile_running<CHUNKS> running;
 };
 

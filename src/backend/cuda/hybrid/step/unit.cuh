@@ -46,6 +46,12 @@ STI_DEVICE void prefetch_keys(const step_args &a,
     if (base >= sh.keys_at.places) return;
 #pragma unroll 1
     for (int i = (int)threadIdx.x % 32; i < Layout::BATCH; i += 32) {
+        if (Layout::STORED && base + i >= sh.keys_at.ring) {
+            const int slot = min(base + i, sh.keys_at.places - 1) - sh.keys_at.ring;
+            prefetch_l2(sh.keys_stored.from(slot).low);
+            prefetch_l2(sh.values_stored.from(slot).low);
+            continue;
+        }
         const KV *k = sh.keys_at.at(base + i), *v = sh.values_at.at(base + i);
 #pragma unroll 1
         for (int e = 0; e < D; e += LINE) {

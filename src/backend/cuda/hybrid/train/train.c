@@ -18,6 +18,7 @@ static still_status check(const sti_hybrid_parallel_args *a, still_error *err)
 {
     STI_TRY(sti_hybrid_check(a->set, &a->shape, err));
     STI_TRY(sti_cuda_score_check(a->set->score, err));
+    STI_TRY(sti_hybrid_refuse_bits(a->set, "cuda", err));
     const sti_hybrid_shape *s = &a->shape;
     if (a->B < 0 || a->T < 0 || (int64_t)a->B * a->T > INT32_MAX / 2 ||
         a->B > GRID_MOST || s->H > GRID_MOST)

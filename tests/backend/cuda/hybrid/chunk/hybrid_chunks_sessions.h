@@ -31,6 +31,7 @@ typedef struct setting {
     int position_cap;
     bool raw_features, interleaved;
     bool uneven; /* selection heads have caps of their own, `cap` the largest */
+    int key_bits, value_bits; /* of salient tokens; 0: as in the window */
 } setting;
 
 /* Name, method, chunk, select, cap, H, G, D, lengths of the calls, settings. */
@@ -85,6 +86,8 @@ static inline sti_hybrid_settings settings_of(const setting *s)
     if (s->raw_features) set.feature_positions = STI_FEATURES_NONE;
     set.seed = 77;
     set.layer = 3;
+    set.key_bits = s->key_bits;
+    set.value_bits = s->value_bits;
     uint64_t rng = 5;
     if (s->uneven) make_uneven(&set, &rng);
     return set;
@@ -326,8 +329,10 @@ static inline void compare_outputs(const char *name, const session *x)
     float *y = malloc(outputs(p) * sizeof *y);
     assert_non_null(y);
     move(x->g, y, x->y.p, outputs(p) * sizeof *y);
-    /* Far keys are rounded once more, and so are the queries that see them. */
-    const double limit = p->set.position_cap > 0 ? 5e-3 : 1.5e-3;
+    /* Far keys are rounded once more, and so are the queries that see them; levels of
+     * quantized keys become halves. */
+    const bool rounded = p->set.position_cap > 0 || p->set.key_bits > 0;
+    const double limit = rounded ? 5e-3 : 1.5e-3;
     double worst = 0;
     for (size_t r = 0; r < (size_t)(p->T * H); r++) {
         const size_t at = r * (size_t)D;
@@ -404,6 +409,18 @@ static inline void compare_received(const char *name, const problem *p,
         }
 }
 
+/* A quantized row has the same bytes. */
+static inline void assert_stored(const char *name, const char *what, int bits, int D,
+                                 sti_salient_row x, sti_salient_row ref)
+{
+    const size_t scales = sti_salient_groups(D) * (bits < 5 ? 2 : 1);
+    if (memcmp(x.scale, ref.scale, scales * sizeof *x.scale) != 0)
+        fail_msg("%s: scales of a salient %s differ", name, what);
+    if (memcmp(x.low, ref.low, sti_salient_low(bits, D)) != 0 ||
+        (x.high && memcmp(x.high, ref.high, sti_salient_high(bits, D)) != 0))
+        fail_msg("%s: levels of a salient %s differ", name, what);
+}
+
 static inline void compare_list(const char *name, const problem *p,
                                 const sti_hybrid_state *st)
 {
@@ -427,12 +444,22 @@ static inline void compare_list(const char *name, const problem *p,
             const uint16_t *key = (uint16_t *)st->sal_k + at * (size_t)D;
             const double *ref_key = (double *)p->st.sal_k + ref * (size_t)D;
             if (st->sal_far) assert_int_equal(st->sal_far[at], p->st.sal_far[ref]);
-            if (st->sal_far && st->sal_far[at])
+            if (p->set.key_bits)
+                assert_stored(name, "key", p->set.key_bits, D,
+                              sti_hybrid_salient_key(&p->set, st, D, at),
+                              sti_hybrid_salient_key(&p->set, &p->st, D, ref));
+            else if (st->sal_far && st->sal_far[at])
                 assert_near(name, key, ref_key, D);
             else
                 assert_same(name, "salient key", key, ref_key, D);
-            assert_same(name, "salient value", (uint16_t *)st->sal_v + at * (size_t)D,
-                        (double *)p->st.sal_v + ref * (size_t)D, D);
+            if (p->set.value_bits)
+                assert_stored(name, "value", p->set.value_bits, D,
+                              sti_hybrid_salient_value(&p->set, st, D, at),
+                              sti_hybrid_salient_value(&p->set, &p->st, D, ref));
+            else
+                assert_same(name, "salient value",
+                            (uint16_t *)st->sal_v + at * (size_t)D,
+                            (double *)p->st.sal_v + ref * (size_t)D, D);
             assert_true(fabs(((float *)st->sal_score)[at] -
                              ((double *)p->st.sal_score)[ref]) <= score_limit(p));
         }

@@ -139,7 +139,8 @@ static const setting positions[] = {
 
 /* Lists of any length, and heads whose lists differ, down to none at all. */
 static const setting lists[] = {
-    CASE("list of 1500", "still", 64, 40, 1500, 1, 1, 64, CUT(2000, 1100)),
+    CASE("list of 1500", "still", 64, 40, 1500, 1, 1, 64, CUT(2000, 1100),
+         .score = STI_SCORE_KEYNORM),
     CASE("list too long to share", "still", 64, 60, 4500, 1, 1, 64, CUT(5000, 1000),
          .score = STI_SCORE_KEYNORM),
     CASE("uneven", "still", 32, 12, 90, 6, 3, 64, CUT(500), .uneven = true),
@@ -147,7 +148,8 @@ static const setting lists[] = {
          .uneven = true),
     CASE("uneven, D 128", "still", 64, 24, 130, 4, 4, 128, CUT(500, 300),
          .uneven = true),
-    CASE("uneven, Hopper", "still", 64, 16, 1100, 4, 4, 128, CUT(6000), .uneven = true),
+    CASE("uneven, Hopper", "still", 64, 16, 1100, 4, 4, 128, CUT(6000), .uneven = true,
+         .score = STI_SCORE_KEYNORM),
     CASE("uneven, per head", "still", 32, 8, 60, 6, 3, 64, CUT(300, 99), .uneven = true,
          .per_head = true),
     CASE("uneven, state cap", "still", 32, 8, 70, 6, 3, 64, CUT(350, 2, 50),
@@ -155,9 +157,32 @@ static const setting lists[] = {
     CASE("uneven, capped", "still", 32, 8, 70, 6, 3, 64, CUT(200, 3, 250),
          .uneven = true, .position_cap = 100, .raw_features = true),
     CASE("long list, capped", "still", 32, 30, 1200, 2, 2, 64, CUT(1500),
-         .uneven = true, .position_cap = 700, .raw_features = true),
+         .uneven = true, .position_cap = 700, .raw_features = true,
+         .score = STI_SCORE_KEYNORM),
     CASE("uneven, received", "still", 32, 8, 70, 6, 3, 64, CUT(200, 150),
          .uneven = true, .score = STI_SCORE_RECEIVED),
+};
+
+/* Quantized salient tokens. */
+static const setting quantized[] = {
+    CASE("keys 8, values 4", "still", 32, 12, 90, 6, 3, 64, CUT(500), .key_bits = 8,
+         .value_bits = 4),
+    CASE("keys 5, values 3, cut", "still", 32, 12, 60, 6, 3, 64,
+         CUT(200, 3, 150, 1, 97), .key_bits = 5, .value_bits = 3),
+    CASE("keys 8, values 3", "still", 64, 16, 70, 4, 2, 64, CUT(300, 200),
+         .key_bits = 8, .value_bits = 3, .score = STI_SCORE_DISTINCT),
+    CASE("keys 5", "still", 64, 16, 70, 4, 2, 64, CUT(300, 200), .key_bits = 5),
+    CASE("values 4", "still", 64, 16, 70, 4, 2, 64, CUT(300, 200), .value_bits = 4),
+    CASE("quantized, D 128", "still", 64, 24, 130, 4, 2, 128, CUT(500, 1, 300),
+         .key_bits = 5, .value_bits = 3),
+    CASE("quantized, per head", "still", 32, 8, 60, 6, 3, 64, CUT(300, 99),
+         .per_head = true, .key_bits = 8, .value_bits = 4),
+    CASE("quantized, uneven", "still", 32, 12, 90, 6, 3, 64, CUT(200, 300),
+         .uneven = true, .key_bits = 5, .value_bits = 3),
+    CASE("quantized, raw features", "still", 32, 8, 40, 4, 2, 64, CUT(200, 150),
+         .raw_features = true, .key_bits = 8, .value_bits = 4),
+    CASE("quantized, list of 1500", "still", 64, 40, 1500, 1, 1, 64, CUT(2000, 1100),
+         .score = STI_SCORE_KEYNORM, .key_bits = 5, .value_bits = 3),
 };
 
 /* Methods that fold every token before its own output. */
@@ -194,7 +219,8 @@ static void test_setting(void **state)
 int main(void)
 {
     struct CMUnitTest tests[COUNT(shapes) + COUNT(cuts) + COUNT(settings) +
-                            COUNT(positions) + COUNT(lists) + COUNT(no_window)];
+                            COUNT(positions) + COUNT(lists) + COUNT(quantized) +
+                            COUNT(no_window)];
     size_t n = 0;
     n = add_cases(tests, n, test_setting, shapes, COUNT(shapes), sizeof *shapes);
     n = add_cases(tests, n, test_setting, cuts, COUNT(cuts), sizeof *cuts);
@@ -202,6 +228,8 @@ int main(void)
     n = add_cases(tests, n, test_setting, positions, COUNT(positions),
                   sizeof *positions);
     n = add_cases(tests, n, test_setting, lists, COUNT(lists), sizeof *lists);
+    n = add_cases(tests, n, test_setting, quantized, COUNT(quantized),
+                  sizeof *quantized);
     add_cases(tests, n, test_setting, no_window, COUNT(no_window), sizeof *no_window);
     return cmocka_run_group_tests(tests, open_chunks_gpu, close_gpu);
 }

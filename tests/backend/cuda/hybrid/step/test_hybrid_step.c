@@ -8,6 +8,13 @@ static void check(const gpu *g, const test_case *c, uint64_t seed, bool unrotate
     for (size_t kv_size = 2; kv_size <= 4; kv_size += 2) {
         static run r;
         open_run(&r, g, c, kv_size, seed, unrotated);
+        if (kv_size == 4 && sti_cuda_hybrid_quantized(&r.h)) { /* not of floats */
+            still_error err;
+            assert_int_equal(sti_cuda_hybrid_step_check(&r.h, &err),
+                             STILL_E_UNSUPPORTED);
+            close_run(&r);
+            continue;
+        }
         assert_true(!unrotated || sti_cuda_hybrid_step_ropes(&r.h));
         for (int call = 1; feed_some(&r, call, 0);) call++;
         for (int i = 0; i < SESSIONS; i++) compare_session(&r, i);
@@ -77,6 +84,34 @@ static void uneven_per_head(sti_hybrid_settings *s)
 {
     per_head(s);
     uneven(s);
+}
+static void quantized(sti_hybrid_settings *s)
+{
+    small_cap(s);
+    s->key_bits = 8;
+    s->value_bits = 4;
+}
+static void quantized_more(sti_hybrid_settings *s)
+{
+    uneven(s);
+    s->key_bits = 5;
+    s->value_bits = 3;
+}
+static void quantized_keys(sti_hybrid_settings *s)
+{
+    small_cap(s);
+    s->key_bits = 5;
+}
+static void quantized_values(sti_hybrid_settings *s)
+{
+    uneven(s);
+    s->value_bits = 3;
+}
+static void quantized_far(sti_hybrid_settings *s)
+{
+    far_keys(s);
+    s->key_bits = 8;
+    s->value_bits = 4;
 }
 static void uneven_state_cap(sti_hybrid_settings *s)
 {
@@ -153,6 +188,39 @@ static const test_case cases[] = {
      false,
      0},
     {"uneven, far", "still", 8, {6, 3, 64, 64}, 99, uneven_far, false, false, 2e-3},
+    {"quantized", "still", 8, {4, 2, 64, 64}, 90, quantized, false, false, 1e-3},
+    {"quantized, D 32", "still", 7, {4, 2, 32, 32}, 90, quantized, false, false, 1e-3},
+    {"quantized, D 96", "still", 8, {4, 2, 96, 96}, 90, quantized, false, false, 1e-3},
+    {"keys 5, values 3",
+     "still",
+     8,
+     {6, 3, 64, 64},
+     99,
+     quantized_more,
+     false,
+     false,
+     1e-3},
+    {"5 and 3, D 128",
+     "still",
+     16,
+     {6, 3, 128, 96},
+     120,
+     quantized_more,
+     false,
+     false,
+     1e-3},
+    {"keys 5", "still", 8, {4, 2, 64, 64}, 90, quantized_keys, false, false, 1e-3},
+    {"values 3", "still", 8, {6, 3, 128, 64}, 90, quantized_values, false, false, 1e-3},
+    /* Where half and double differ, a level may too. */
+    {"quantized, far",
+     "still",
+     8,
+     {4, 2, 64, 64},
+     90,
+     quantized_far,
+     false,
+     false,
+     1e-2},
     {"no list", "still", 8, {4, 2, 16, 16}, 60, no_list, false, false, 0},
     {"state cap", "still", 8, {4, 2, 16, 16}, 75, state_cap, false, false, 0},
     /* A far key that is kept in half is rounded once more when it turns. */
