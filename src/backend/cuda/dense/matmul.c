@@ -7,7 +7,7 @@
  * training by many rows: they change with every step and are made half each time, as
  * quants are. */
 #include "backend/cuda/dense/kernels.h"
-#include "backend/cuda/train/kernels.h"
+#include "backend/cuda/dense/lora_gemm.h"
 #include "backend/host.h"
 
 typedef struct matrices {

@@ -1,8 +1,8 @@
 /* test_hybrid_match.c - attention weights matched instead of outputs: the reference
  * against an independent sum and finite differences, cpu against the reference on every
  * instruction set here, and the same bits from any number of threads. */
-#include "../../hybrid_batch.h"
-#include "../cpu_device.h"
+#include "../../../hybrid_batch.h"
+#include "../../cpu_device.h"
 
 /* A match has no part in the fields before ALPHA, but for q and k. */
 #define PARAMETERS(at)                                                                 \

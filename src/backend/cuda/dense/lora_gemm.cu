@@ -4,17 +4,18 @@
  *
  * and up, y[M, N] = [y +] x[M, R] W^T. Both are bound by the wide side's way through
  * memory, once, as floats; a library would take it once a matrix, with passes before
- * that round to half. Down may leave x and y behind as halves side by side: see
- * lora.c.
+ * that round to half. Down may also write x and y as halves side by side: see
+ * train/lora.c.
  *
  * Down: a block keeps all W as half in shared memory, a warp takes 16 rows. Of 16
  * columns, lane 4 g + t has the four from 4 t on of rows g and g + 8 and takes the same
  * four of W: the order of a product's terms is free, and both are then read four
  * numbers at a time. Up: a lane keeps its columns of W in registers and goes through
  * rows, adding in float. */
+#include "backend/cuda/dense/lora_gemm.h"
+
 #include "backend/cuda/dense/dequant.cuh"
 #include "backend/cuda/ptx/mma.cuh"
-#include "backend/cuda/train/kernels.h"
 
 namespace
 {
