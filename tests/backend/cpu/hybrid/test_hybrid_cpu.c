@@ -258,6 +258,30 @@ static void test_identity_maps(void **state)
     free_dev(dev);
 }
 
+/* Keys that repeat have norms that repeat: of equal scores the earlier token stays, when a
+ * chunk selects and when the cache is full. Routes must be the reference's, ties and all. */
+static void test_ties(void **state)
+{
+    (void)state;
+    const sti_hybrid_shape shape = {4, 2, 16, 16};
+    for (int i = 0; i < N_ISA; i++) {
+        sti_dev *dev = new_dev(isa_name[i], 2);
+        if (!dev) continue;
+        for (int period = 1; period <= 3; period++) {
+            sti_hybrid_settings set = preset("still", 8);
+            set.score = STI_SCORE_KEYNORM;
+            set.select = 3;
+            set.cap = 7;
+            problem p = make(set, shape, 70, 5);
+            for (int t = period; t < p.T; t++)
+                memcpy(p.k + t * 32, p.k + t % period * 32, 32 * sizeof *p.k);
+            assert_int_equal(compare(dev, &p, 4, period * 3, 1e-5), 1);
+            drop(&p);
+        }
+        free_dev(dev);
+    }
+}
+
 /* Capped positions, and features without any: some salient keys are far, some near. */
 static void test_positions(void **state)
 {
@@ -467,11 +491,11 @@ static void test_long_streams(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_settings), cmocka_unit_test(test_odd_cases),
-        cmocka_unit_test(test_zero_keys),       cmocka_unit_test(test_identity_maps),
-        cmocka_unit_test(test_positions),       cmocka_unit_test(test_cuts_and_threads),
-        cmocka_unit_test(test_batches),         cmocka_unit_test(test_partition),
-        cmocka_unit_test(test_long_streams),
+        cmocka_unit_test(test_random_settings),  cmocka_unit_test(test_odd_cases),
+        cmocka_unit_test(test_zero_keys),        cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_identity_maps),    cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_cuts_and_threads), cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_partition),        cmocka_unit_test(test_long_streams),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

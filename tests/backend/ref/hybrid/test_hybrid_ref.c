@@ -236,6 +236,26 @@ static void test_vanishing_weights(void **state)
         }
 }
 
+/* Keys so long that softmax leaves one feature: the others have the floor, each time. */
+static void test_floor(void **state)
+{
+    (void)state;
+    problem p = make(preset("hedgehog", 4), (sti_hybrid_shape){2, 1, 8, 8}, 40, 6);
+    assert_true(p.set.feature_floor > 0);
+    for (size_t i = 0; i < 40 * 8; i++) p.k[i] *= 1000;
+    feed(&p, 0, p.T);
+    const double *z = p.st.lin_z;
+    int at_floor = 0;
+    for (int s = 0; s < p.S; s++)
+        for (int i = 0; i < p.P; i++) {
+            const double least = (double)p.st.folded[s] * p.set.feature_floor;
+            assert_true(z[s * p.P + i] >= least * (1 - 1e-9));
+            at_floor += z[s * p.P + i] < 2 * least;
+        }
+    assert_true(at_floor > 0 && p.st.folded[0] > 0);
+    drop(&p);
+}
+
 /* Equal scores: the earlier token stays, in selection and in eviction. */
 static void test_ties_keep_the_earlier(void **state)
 {
@@ -474,6 +494,7 @@ int main(void)
         cmocka_unit_test(test_odd_sizes),
         cmocka_unit_test(test_extreme_numbers),
         cmocka_unit_test(test_vanishing_weights),
+        cmocka_unit_test(test_floor),
         cmocka_unit_test(test_ties_keep_the_earlier),
         cmocka_unit_test(test_distant_cap),
         cmocka_unit_test(test_all_far),

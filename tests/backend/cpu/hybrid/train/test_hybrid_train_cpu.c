@@ -98,6 +98,34 @@ static void test_zero_vectors(void **state)
     drop_batch(&x);
 }
 
+/* Keys that repeat have norms that repeat: of equal scores the earlier token stays, as in
+ * sessions. */
+static void test_ties(void **state)
+{
+    (void)state;
+    sti_hybrid_settings set = preset("still", 8);
+    set.score = STI_SCORE_KEYNORM;
+    set.select = 3;
+    set.cap = 7;
+    for (int i = 0; i < N_ISA; i++)
+        for (int period = 1; period <= 3; period++) {
+            batch x = make_batch(set, (sti_hybrid_shape){4, 2, 16, 16}, 1, 70, 1, 5);
+            for (int t = period; t < x.T; t++) {
+                const int from = t % period * 32;
+                memcpy(x.in[K] + t * 32, x.in[K] + from, 32 * sizeof *x.in[K]);
+                memcpy(x.in_f[K] + t * 32, x.in_f[K] + from, 32 * sizeof *x.in_f[K]);
+            }
+            sti_dev *dev = new_dev(isa_name[i], 2);
+            if (dev) {
+                run_ref(&x);
+                run_cpu(dev, &x, x.fold);
+                assert_memory_equal(x.fold_f, x.fold, x.routes * sizeof *x.fold);
+                free_dev(dev);
+            }
+            drop_batch(&x);
+        }
+}
+
 /* M given from outside is used as it is. */
 static void test_max_in(void **state)
 {
@@ -255,6 +283,7 @@ int main(void)
         cmocka_unit_test(test_real_shapes),
         cmocka_unit_test(test_edges),
         cmocka_unit_test(test_zero_vectors),
+        cmocka_unit_test(test_ties),
         cmocka_unit_test(test_max_in),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_wanted_alone),
