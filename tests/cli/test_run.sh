@@ -74,6 +74,11 @@ seq 300 >"$scratch/text"
 expect 0 '^perplexity [0-9.]* +- [0-9.]*' "$still" perplexity "$tiny" "$scratch/text" --ctx 64
 expect 0 '' "$still" perplexity "$tiny" "$scratch/text" --ctx 64 --json
 json 'x["perplexity"] > 1 and x["windows"] > 1 and x["tokens"] > 300'
+expect 0 '' "$still" perplexity "$tiny" "$scratch/text" --ctx 64 --by-position 4 --json
+json '[p["to"] for p in x["by_position"]] == [16, 32, 48, 64]'
+json 'sum(p["tokens"] for p in x["by_position"]) == x["tokens"]'
+expect 0 '' "$still" perplexity "$tiny" "$scratch/text" --ctx 2000 --by-position 4 --json
+json 'len(x["by_position"]) == 4 and x["by_position"][3]["to"] == x["tokens"] + 1'
 expect 1 'at least 2' "$still" perplexity "$tiny" "$scratch/empty"
 
 # inspect.

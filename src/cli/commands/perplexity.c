@@ -23,12 +23,14 @@ static bool tick(void *user, uint64_t done, uint64_t total)
     return cli_progress_tick(&w->bar, done, total);
 }
 
-/* Mean negative log-probability by position in the window, in `parts` equal parts. */
+/* Perplexity by position in the window, in `parts` equal parts; of the text, where that
+ * is shorter than the window. */
 static json_t *by_position(const float *each, size_t n, int64_t ctx, int64_t parts)
 {
     json_t *list = json_array();
+    const int64_t longest = (int64_t)n < ctx ? (int64_t)n : ctx;
     for (int64_t p = 0; p < parts; p++) {
-        int64_t lo = ctx * p / parts, hi = ctx * (p + 1) / parts;
+        int64_t lo = longest * p / parts, hi = longest * (p + 1) / parts;
         double sum = 0;
         int64_t count = 0;
         for (size_t i = 0; i < n; i++) {
