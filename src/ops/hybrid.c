@@ -224,7 +224,7 @@ void sti_hybrid_state_carve(sti_hybrid_state *st, sti_carve *c,
         st->lin_s = sti_carve_take(c, S * P * D, real_size);
         st->lin_z = sti_carve_take(c, S * P, real_size);
     }
-    if (set->has_linear && real_size == sizeof(float)) {
+    if (set->has_linear && !set->has_window && real_size == sizeof(float)) {
         st->comp_s = sti_carve_take(c, S * P * D, real_size);
         st->comp_z = sti_carve_take(c, S * P, real_size);
     }

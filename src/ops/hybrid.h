@@ -222,8 +222,10 @@ typedef struct sti_hybrid_state {
                             was stored, and rounded once more) */
     int32_t *sal_count;  /* [S] */
     void *lin_s, *lin_z; /* real [S, P, D], [S, P] */
-    void *comp_s, *comp_z; /* float states: what rounding took from lin_s and lin_z, so
-                            that a sum of millions of tokens does not drift */
+    void *comp_s, *comp_z; /* float states that tokens are added to one by one (no
+                              window): what rounding took from lin_s and lin_z, so that
+                              a sum of millions does not drift. Sums of whole chunks do
+                              without */
     int64_t *folded;       /* [S]: tokens in the state (or forgotten) */
 } sti_hybrid_state;
 

@@ -35,7 +35,7 @@ typedef struct sti_hybrid_kernels {
     void (*lse)(const float *s, int lo, int hi, float *m, float *l);
     /* sum_j += e^(s_j - m) / l [n] */
     void (*receive)(float *sum, const float *s, float m, float l, int n);
-    /* sum += a x [n]; comp keeps what rounding took off (Kahan). */
+    /* sum += a x [n]; comp, if there is one, keeps what rounding took off (Kahan). */
     void (*add)(float *sum, float *comp, float a, const float *x, int n);
     /* STILL eq. 7, 10: y = (keep o + a lin g) / den [n]; g = 2 sigmoid(gate), 1 where
      * gate is NULL; without a linear term lin is NULL. y may be o. */

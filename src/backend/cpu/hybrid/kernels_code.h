@@ -228,6 +228,12 @@ static void hyb_receive(float *sum, const float *s, float m, float l, int n)
 
 static void hyb_add(float *sum, float *comp, float a, const float *x, int n)
 {
+    for (int i = 0; !comp && i < n; i += VL) {
+        const int c = n - i;
+        const vf was = vf_load_some(sum + i, c);
+        vf_store_some(sum + i, vf_fma(vf_set(a), vf_load_some(x + i, c), was), c);
+    }
+    if (!comp) return;
     for (int i = 0; i < n; i += VL) {
         const int c = n - i;
         const vf was = vf_load_some(sum + i, c);

@@ -422,9 +422,9 @@ static void fold_into_state(const sti_hyb *h, const sti_hyb_worker *w,
     const float *phi = from->phi + lo, one = 1;
     if (n <= 0) return;
     h->k->product_t(rows, n, D, phi, h->ldp, from->value, D, w->sum, D);
-    h->k->add((float *)st->lin_s + el, (float *)st->comp_s + el, 1, w->sum, rows * D);
+    h->k->add((float *)st->lin_s + el, NULL, 1, w->sum, rows * D);
     h->k->product_t(1, n, rows, &one, 0, phi, h->ldp, w->sum, rows);
-    h->k->add((float *)st->lin_z + at, (float *)st->comp_z + at, 1, w->sum, rows);
+    h->k->add((float *)st->lin_z + at, NULL, 1, w->sum, rows);
 }
 
 /* ---- Retirement ---------------------------------------------------------- */

@@ -50,12 +50,13 @@ typedef struct sti_cuda_hybrid_session {
     void *sal_k, *sal_v;              /* [slots, D]: one list behind the other */
     uint8_t *sal_k_high, *sal_v_high; /* of quantized tokens: ops/salient.h */
     uint16_t *sal_k_scale, *sal_v_scale;
-    float *sal_score;                       /* [slots] */
-    int32_t *sal_pos;                       /* [slots] */
-    uint8_t *sal_far;                       /* [slots] or NULL */
-    int32_t *sal_count;                     /* [S] */
-    float *lin_s, *lin_z, *comp_s, *comp_z; /* [S, P, D], [S, P], likewise */
-    int64_t *folded;                        /* [S] */
+    float *sal_score;       /* [slots] */
+    int32_t *sal_pos;       /* [slots] */
+    uint8_t *sal_far;       /* [slots] or NULL */
+    int32_t *sal_count;     /* [S] */
+    float *lin_s, *lin_z;   /* [S, P, D], [S, P] */
+    float *comp_s, *comp_z; /* likewise; NULL with a window */
+    int64_t *folded;        /* [S] */
 } sti_cuda_hybrid_session;
 
 /* Settings and shape of a call, in every form; without inv_freq and lists. kv_size: bytes of a

@@ -248,14 +248,6 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 /* ---- Sum ----------------------------------------------------------------- */
 
-/* sum += x, with what rounding takes kept in comp. */
-static __device__ __forceinline__ void kahan_add(float &sum, float &comp, float x)
-{
-    const float was = sum, more = __fadd_rn(x, comp);
-    sum = __fadd_rn(was, more);
-    comp = __fsub_rn(more, __fsub_rn(sum, was));
-}
-
 /* N numbers that follow each other, read and written as one. */
 template <int N> struct numbers {
     float x[N];
@@ -316,9 +308,8 @@ static __global__ void __launch_bounds__(128)
     const size_t row = (size_t)g * (2 * D) + p, at = row * D + lane * N;
     const size_t rows = (size_t)c.h.S * (2 * D), all = rows * D; /* of a retirement */
     const int before = c.first_retire - c.first_chunk; /* chunks before the first */
-    numbers<N> s = load_numbers<N>(c.s.lin_s + at),
-               s_comp = load_numbers<N>(c.s.comp_s + at);
-    float z = c.s.lin_z[row], z_comp = c.s.comp_z[row];
+    numbers<N> s = load_numbers<N>(c.s.lin_s + at);
+    float z = c.s.lin_z[row];
     for (int j32 = 0; j32 < c.n_chunks; j32 += 32) {
         const int own = j32 + lane, own_retire = own - before;
         const bool folds = own_retire >= 0 && own_retire < c.n_retired &&
@@ -340,10 +331,10 @@ static __global__ void __launch_bounds__(128)
             for (int i = 0; i < AHEAD; i++) {
                 const int j = j0 + i;
                 if (j >= c.n_chunks) break;
-                kahan_add(z, z_comp, __shfl_sync(0xffffffffu, own_dz, j - j32));
+                z += __shfl_sync(0xffffffffu, own_dz, j - j32);
                 if (own == j) own_z = z;
 #pragma unroll
-                for (int x = 0; x < N; x++) kahan_add(s.x[x], s_comp.x[x], ds[i].x[x]);
+                for (int x = 0; x < N; x++) s.x[x] += ds[i].x[x];
                 store_means<N>(c.mean + j * all + at, s, z > 0 ? 1 / z : 0);
             }
         }
@@ -351,11 +342,7 @@ static __global__ void __launch_bounds__(128)
     }
     if (c.n_retired == 0) return;
     store_numbers<N>(c.s.lin_s + at, s);
-    store_numbers<N>(c.s.comp_s + at, s_comp);
-    if (lane == 0) {
-        c.s.lin_z[row] = z;
-        c.s.comp_z[row] = z_comp;
-    }
+    if (lane == 0) c.s.lin_z[row] = z;
 }
 
 /* ---- Entry --------------------------------------------------------------- */

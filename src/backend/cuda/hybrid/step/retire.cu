@@ -13,8 +13,8 @@
  * float32: 6 million multiplications a head at the 8B shape, two thirds of them in
  * fold.
  *
- * The sums of a chunk are complete before they are added to the state, once, with
- * Kahan's compensation: the state of a long stream is as exact as that of a short one.
+ * The sums of a piece are complete before they are added to the state, once: a long
+ * stream adds a few thousand numbers to each, not millions, and float keeps them.
  * Where a chunk is larger than PIECE, or there are many sessions, features and fold
  * take parts of them one after the other, so that scratch for features stays small. */
 #include "backend/cuda/hybrid/order.cuh"

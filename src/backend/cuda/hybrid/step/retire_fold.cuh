@@ -228,18 +228,12 @@ STI_DEVICE void add_to_state(const sti_cuda_hybrid_params &h,
         if (h.D % 4 == 0) { /* then all four columns are there, or none */
             if (column >= h.D) return;
             float4 *to = reinterpret_cast<float4 *>(s.lin_s + at);
-            float4 *low_to = reinterpret_cast<float4 *>(s.comp_s + at);
-            float4 x = *to, low = *low_to;
-            kahan_add(&x.x, &low.x, 1, sum[i][0]);
-            kahan_add(&x.y, &low.y, 1, sum[i][1]);
-            kahan_add(&x.z, &low.z, 1, sum[i][2]);
-            kahan_add(&x.w, &low.w, 1, sum[i][3]);
-            *to = x;
-            *low_to = low;
+            const float4 x = *to;
+            *to = make_float4(x.x + sum[i][0], x.y + sum[i][1], x.z + sum[i][2],
+                              x.w + sum[i][3]);
         } else {
             for (int j = 0; j < 4; j++)
-                if (column + j < h.D)
-                    kahan_add(&s.lin_s[at + j], &s.comp_s[at + j], 1, sum[i][j]);
+                if (column + j < h.D) s.lin_s[at + j] += sum[i][j];
         }
     }
 }
@@ -295,7 +289,7 @@ static __global__ void __launch_bounds__(THREADS)
     add_to_state(h, s, sel, row + own_row, column + own_column, sum);
     const size_t at = (size_t)sel * h.P + row + tid;
     if (column == 0 && tid < TILE && row + tid < h.P)
-        kahan_add(&s.lin_z[at], &s.comp_z[at], 1, z);
+        s.lin_z[at] += z;
 }
 
 #endif
