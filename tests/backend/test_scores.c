@@ -1,5 +1,6 @@
 /* A score that a backend does not know is refused by name, whatever the form: a session,
  * a whole sequence, its gradient, the matching of weights. Nothing is read or written. */
+#include "../run.h"
 #include "cpu/cpu_device.h"
 
 /* Every entry of the backend table that takes settings. */
@@ -70,11 +71,5 @@ static void test_score_without_a_kernel(void **state)
     assert_int_equal(sti_score_check(STI_SCORE_COUNT, ~0u, "cuda", &err), STILL_E_ARG);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unknown_score),
-        cmocka_unit_test(test_score_without_a_kernel),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_unknown_score),
+          cmocka_unit_test(test_score_without_a_kernel))

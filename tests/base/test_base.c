@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/mem.h"
@@ -156,15 +158,7 @@ static void test_harmless(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_harmless),
-        cmocka_unit_test(errors_are_one_safe_line),
-        cmocka_unit_test(sha256_is_the_standards),
-        cmocka_unit_test(buffers_grow),
-        cmocka_unit_test(carving_counts_what_it_gives),
-        cmocka_unit_test(large_blocks_are_aligned_and_zero),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_harmless), cmocka_unit_test(errors_are_one_safe_line),
+          cmocka_unit_test(sha256_is_the_standards), cmocka_unit_test(buffers_grow),
+          cmocka_unit_test(carving_counts_what_it_gives),
+          cmocka_unit_test(large_blocks_are_aligned_and_zero))

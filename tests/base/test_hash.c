@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "base/hash.h"
 
 /* hash(b"...") of CPython 3.11, whose algorithm is siphash13, with PYTHONHASHSEED=0: a
@@ -58,12 +60,5 @@ static void test_keys(void **state)
     assert_true(sti_hash_pair(&a, 1, 2) != sti_hash_pair(&a, 2, 1));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_known_values),
-        cmocka_unit_test(test_all_bytes_count),
-        cmocka_unit_test(test_keys),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_known_values), cmocka_unit_test(test_all_bytes_count),
+          cmocka_unit_test(test_keys))

@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "base/json.h"
 
 static json_t *must_read(const char *text, unsigned flags)
@@ -228,15 +230,8 @@ static void a_part_that_fails_fails_the_whole(void **state)
     assert_null(list);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values_are_those_of_jansson),
-        cmocka_unit_test(numbers_know_no_locale),
-        cmocka_unit_test(errors_say_where),
-        cmocka_unit_test(a_value_ends_where_it_ends),
-        cmocka_unit_test(numbers_have_a_range),
-        cmocka_unit_test(a_part_that_fails_fails_the_whole),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(values_are_those_of_jansson),
+          cmocka_unit_test(numbers_know_no_locale), cmocka_unit_test(errors_say_where),
+          cmocka_unit_test(a_value_ends_where_it_ends),
+          cmocka_unit_test(numbers_have_a_range),
+          cmocka_unit_test(a_part_that_fails_fails_the_whole))

@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "base/pool.h"
 
 enum { MOST = 8 };
@@ -105,13 +107,6 @@ static void absurd_counts(void **state)
     assert_null(p);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_worker_every_task),
-        cmocka_unit_test(workers_meet_inside_a_task),
-        cmocka_unit_test(split_covers_all_once),
-        cmocka_unit_test(absurd_counts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(every_worker_every_task),
+          cmocka_unit_test(workers_meet_inside_a_task),
+          cmocka_unit_test(split_covers_all_once), cmocka_unit_test(absurd_counts))

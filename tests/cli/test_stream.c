@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "cli/stream.h"
 
 /* Feeds text in pieces of `step` bytes; shown gets what was let out. */
@@ -97,14 +99,6 @@ static void test_held_back_no_longer_than_needed(void **state)
     cli_stream_free(&s);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_stop),
-        cmocka_unit_test(test_straddles_tokens),
-        cmocka_unit_test(test_overlapping_beginnings),
-        cmocka_unit_test(test_several),
-        cmocka_unit_test(test_held_back_no_longer_than_needed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_no_stop), cmocka_unit_test(test_straddles_tokens),
+          cmocka_unit_test(test_overlapping_beginnings), cmocka_unit_test(test_several),
+          cmocka_unit_test(test_held_back_no_longer_than_needed))

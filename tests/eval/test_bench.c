@@ -1,5 +1,6 @@
 /* Models of a shape, and the measurements on them: figures that make sense, stops,
  * refusals, and a model that is as it was afterwards. */
+#include "../run.h"
 #include "tiny.h"
 
 #include <math.h>
@@ -226,16 +227,8 @@ static void refusals(void **state)
     still_model_free(m);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_shape_is_a_model),
-        cmocka_unit_test(shared_memory_is_smaller),
-        cmocka_unit_test(unknown_shapes),
-        cmocka_unit_test(stand_ins_have_gates_and_maps),
-        cmocka_unit_test(every_method),
-        cmocka_unit_test(training),
-        cmocka_unit_test(refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(a_shape_is_a_model),
+          cmocka_unit_test(shared_memory_is_smaller), cmocka_unit_test(unknown_shapes),
+          cmocka_unit_test(stand_ins_have_gates_and_maps),
+          cmocka_unit_test(every_method), cmocka_unit_test(training),
+          cmocka_unit_test(refusals))

@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "eval/task.h"
 #include "eval/text.h"
 
@@ -356,15 +358,9 @@ static int drop_folder(void **state)
     return rmdir(dir);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(piqa),           cmocka_unit_test(arc),
-        cmocka_unit_test(hellaswag),      cmocka_unit_test(winogrande),
-        cmocka_unit_test(lambada),        cmocka_unit_test(mmlu),
-        cmocka_unit_test(cleaning),       cmocka_unit_test(capitals_and_lengths),
-        cmocka_unit_test(broken_records), cmocka_unit_test(missing_files),
-        cmocka_unit_test(table),
-    };
-    return cmocka_run_group_tests(tests, make_folder, drop_folder);
-}
+RUN_TESTS_IN(make_folder, drop_folder, cmocka_unit_test(piqa), cmocka_unit_test(arc),
+             cmocka_unit_test(hellaswag), cmocka_unit_test(winogrande),
+             cmocka_unit_test(lambada), cmocka_unit_test(mmlu),
+             cmocka_unit_test(cleaning), cmocka_unit_test(capitals_and_lengths),
+             cmocka_unit_test(broken_records), cmocka_unit_test(missing_files),
+             cmocka_unit_test(table))

@@ -1,5 +1,6 @@
 /* What items become before a model sees them, and after: tokens by the rules, the choice
  * between sums, and figures. */
+#include "../run.h"
 #include "eval_model.h"
 
 #include <math.h>
@@ -152,12 +153,6 @@ static void figures(void **state)
     assert_true(isnan(r.acc_norm));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(borders),  cmocka_unit_test(beginnings),
-        cmocka_unit_test(too_long), cmocka_unit_test(picking),
-        cmocka_unit_test(figures),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
-}
+RUN_TESTS_IN(open_model, close_model, cmocka_unit_test(borders),
+             cmocka_unit_test(beginnings), cmocka_unit_test(too_long),
+             cmocka_unit_test(picking), cmocka_unit_test(figures))

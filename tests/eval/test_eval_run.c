@@ -1,4 +1,5 @@
 /* Whole runs: logs that are gone on with, what may be asked for, threads of a runner. */
+#include "../run.h"
 #include "eval_model.h"
 
 #include <math.h>
@@ -184,12 +185,5 @@ static void threads(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(resuming),
-        cmocka_unit_test(requests),
-        cmocka_unit_test(threads),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
-}
+RUN_TESTS_IN(open_model, close_model, cmocka_unit_test(resuming),
+             cmocka_unit_test(requests), cmocka_unit_test(threads))

@@ -1,5 +1,6 @@
 /* Ranking options with shared beginnings against the plain way; fewer sessions than
  * options; many at once, as beside a GPU; written answers alone and together. */
+#include "../run.h"
 #include "eval_model.h"
 
 #include "session/feed_batch.h"
@@ -219,13 +220,6 @@ static void beside_a_gpu(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranking),
-        cmocka_unit_test(few_sessions),
-        cmocka_unit_test(writing),
-        cmocka_unit_test(beside_a_gpu),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
-}
+RUN_TESTS_IN(open_model, close_model, cmocka_unit_test(ranking),
+             cmocka_unit_test(few_sessions), cmocka_unit_test(writing),
+             cmocka_unit_test(beside_a_gpu))

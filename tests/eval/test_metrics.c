@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "eval/generated/sentences.h"
 #include "eval/metrics.h"
 
@@ -145,13 +147,5 @@ static void test_sentences(void **state)
               false, "End.", "Next.");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_match_all),
-        cmocka_unit_test(test_match_part),
-        cmocka_unit_test(test_babilong),
-        cmocka_unit_test(test_sentences),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_match_all), cmocka_unit_test(test_match_part),
+          cmocka_unit_test(test_babilong), cmocka_unit_test(test_sentences))

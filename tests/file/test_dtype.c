@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "file/store.h"
 
 static int open_fixture(void **state)
@@ -179,17 +181,11 @@ static void wide_types_become_floats(void **state)
     assert_true(y[0] == -7 && y[1] == 0x1p40f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(decodes_as_ggml),
-        cmocka_unit_test(encodes_as_ggml),
-        cmocka_unit_test(encodes_what_is_not_a_number),
-        cmocka_unit_test(halves_widen_exactly),
-        cmocka_unit_test(halves_round_to_nearest_even),
-        cmocka_unit_test(bf16_rounds_to_nearest_even),
-        cmocka_unit_test(sizes_are_checked),
-        cmocka_unit_test(wide_types_become_floats),
-    };
-    return cmocka_run_group_tests(tests, open_fixture, close_fixture);
-}
+RUN_TESTS_IN(open_fixture, close_fixture, cmocka_unit_test(decodes_as_ggml),
+             cmocka_unit_test(encodes_as_ggml),
+             cmocka_unit_test(encodes_what_is_not_a_number),
+             cmocka_unit_test(halves_widen_exactly),
+             cmocka_unit_test(halves_round_to_nearest_even),
+             cmocka_unit_test(bf16_rounds_to_nearest_even),
+             cmocka_unit_test(sizes_are_checked),
+             cmocka_unit_test(wide_types_become_floats))

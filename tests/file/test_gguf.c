@@ -1,5 +1,6 @@
 /* test_gguf.c - GGUF files made by hand: what is read, what is refused and how, every
  * truncation and every flipped byte of a small one. */
+#include "../run.h"
 #include "damage.h"
 
 static void reads_a_sample(void **state)
@@ -277,18 +278,10 @@ static void names_what_is_no_model(void **state)
     assert_int_equal(sti_store_open("/nowhere", &s, NULL), STILL_E_IO);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_a_sample),
-        cmocka_unit_test(reads_every_number),
-        cmocka_unit_test(refuses_other_versions),
-        cmocka_unit_test(refuses_impossible_counts),
-        cmocka_unit_test(refuses_bad_metadata),
-        cmocka_unit_test(refuses_bad_tensors),
-        cmocka_unit_test(every_prefix_is_refused),
-        cmocka_unit_test(every_flip_is_survived),
-        cmocka_unit_test(names_what_is_no_model),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(reads_a_sample), cmocka_unit_test(reads_every_number),
+          cmocka_unit_test(refuses_other_versions),
+          cmocka_unit_test(refuses_impossible_counts),
+          cmocka_unit_test(refuses_bad_metadata), cmocka_unit_test(refuses_bad_tensors),
+          cmocka_unit_test(every_prefix_is_refused),
+          cmocka_unit_test(every_flip_is_survived),
+          cmocka_unit_test(names_what_is_no_model))

@@ -2,6 +2,7 @@
  * read, what is refused and how, every truncation and every flipped header byte. */
 #include <sys/stat.h>
 
+#include "../run.h"
 #include "damage.h"
 
 static const char SAMPLE[] =
@@ -267,17 +268,9 @@ static void opens_shards(void **state)
     sti_store_close(&s);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_a_sample),
-        cmocka_unit_test(a_length_is_not_a_magic),
-        cmocka_unit_test(refuses_bad_headers),
-        cmocka_unit_test(deep_json_is_refused),
-        cmocka_unit_test(every_prefix_is_refused),
-        cmocka_unit_test(every_flip_is_survived),
-        cmocka_unit_test_setup_teardown(opens_a_folder, folder_new, folder_remove),
-        cmocka_unit_test_setup_teardown(opens_shards, folder_new, folder_remove),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(reads_a_sample), cmocka_unit_test(a_length_is_not_a_magic),
+          cmocka_unit_test(refuses_bad_headers), cmocka_unit_test(deep_json_is_refused),
+          cmocka_unit_test(every_prefix_is_refused),
+          cmocka_unit_test(every_flip_is_survived),
+          cmocka_unit_test_setup_teardown(opens_a_folder, folder_new, folder_remove),
+          cmocka_unit_test_setup_teardown(opens_shards, folder_new, folder_remove))

@@ -1,6 +1,7 @@
 /* test_text.c - plain text and JSON lines, gzipped or not, and what is refused. */
 #include <zlib.h>
 
+#include "../run.h"
 #include "helpers.h"
 
 static char dir[] = "/tmp/still-text-XXXXXX";
@@ -199,17 +200,9 @@ static void refuses_what_is_no_text_file(void **state)
     assert_non_null(strstr(err.text, "is a folder"));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_plain_text),
-        cmocka_unit_test(joins_json_lines),
-        cmocka_unit_test(names_the_bad_line),
-        cmocka_unit_test(reads_long_lines),
-        cmocka_unit_test(refuses_packed_nothing),
-        cmocka_unit_test(hands_out_lines),
-        cmocka_unit_test(refuses_damaged_gzip),
-        cmocka_unit_test(refuses_what_is_no_text_file),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+RUN_TESTS_IN(make_dir, remove_dir, cmocka_unit_test(reads_plain_text),
+             cmocka_unit_test(joins_json_lines), cmocka_unit_test(names_the_bad_line),
+             cmocka_unit_test(reads_long_lines),
+             cmocka_unit_test(refuses_packed_nothing),
+             cmocka_unit_test(hands_out_lines), cmocka_unit_test(refuses_damaged_gzip),
+             cmocka_unit_test(refuses_what_is_no_text_file))

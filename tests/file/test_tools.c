@@ -2,6 +2,7 @@
 #include <math.h>
 #include <sys/wait.h>
 
+#include "../run.h"
 #include "helpers.h"
 
 static char dir[] = "/tmp/still-tools-XXXXXX";
@@ -207,12 +208,7 @@ static void quantizes(void **state)
     unlink("in.gguf"), unlink("out.gguf");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(makes_every_type),     cmocka_unit_test(makes_families),
-        cmocka_unit_test(makes_folders),        cmocka_unit_test(same_seed_same_file),
-        cmocka_unit_test(make_model_complains), cmocka_unit_test(quantizes),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+RUN_TESTS_IN(make_dir, remove_dir, cmocka_unit_test(makes_every_type),
+             cmocka_unit_test(makes_families), cmocka_unit_test(makes_folders),
+             cmocka_unit_test(same_seed_same_file),
+             cmocka_unit_test(make_model_complains), cmocka_unit_test(quantizes))

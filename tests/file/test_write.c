@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include "../run.h"
 #include "helpers.h"
 
 static char dir[] = "/tmp/still-write-XXXXXX";
@@ -208,12 +209,6 @@ static void failure_leaves_the_old_file(void **state)
     assert_null(w);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gguf_round_trip),
-        cmocka_unit_test(safetensors_round_trip),
-        cmocka_unit_test(failure_leaves_the_old_file),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+RUN_TESTS_IN(make_dir, remove_dir, cmocka_unit_test(gguf_round_trip),
+             cmocka_unit_test(safetensors_round_trip),
+             cmocka_unit_test(failure_leaves_the_old_file))

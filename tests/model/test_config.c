@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+
+#include "../run.h"
 #include <jansson.h>
 
 #include "still.h"
@@ -120,11 +122,4 @@ static void wrong_requests(void **state)
     assert_null(m);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(impossible_configurations),
-        cmocka_unit_test(wrong_requests),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(impossible_configurations), cmocka_unit_test(wrong_requests))

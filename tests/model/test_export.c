@@ -3,6 +3,7 @@
  * tensors are what the merge added; types are what was asked for, and nothing is left
  * behind by a failure. Bases have both layouts of q and k: the folder keeps halves of a
  * head apart, the GGUF file that is made of it has pairs side by side. */
+#include "../run.h"
 #include "exports.h"
 
 /* The three exports of one adapter, all against base + adapter. */
@@ -228,16 +229,9 @@ static void errors(void **state)
     assert_false(exists(temp));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_logits_from_folder),
-        cmocka_unit_test(same_logits_from_gguf),
-        cmocka_unit_test(same_logits_of_other_methods),
-        cmocka_unit_test(families_there_and_back),
-        cmocka_unit_test(peft_is_what_the_merge_adds),
-        cmocka_unit_test(types),
-        cmocka_unit_test(errors),
-    };
-    return cmocka_run_group_tests(tests, begin, end);
-}
+RUN_TESTS_IN(begin, end, cmocka_unit_test(same_logits_from_folder),
+             cmocka_unit_test(same_logits_from_gguf),
+             cmocka_unit_test(same_logits_of_other_methods),
+             cmocka_unit_test(families_there_and_back),
+             cmocka_unit_test(peft_is_what_the_merge_adds), cmocka_unit_test(types),
+             cmocka_unit_test(errors))

@@ -1,5 +1,6 @@
 /* Exports of parts of a model: the adapter alone, smaller; the tokenizer, as the files
  * that other programs read. */
+#include "../run.h"
 #include "exports.h"
 
 /* ---- The adapter alone --------------------------------------------------- */
@@ -169,12 +170,6 @@ static void tokenizers_there_and_back(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(smaller_adapters),
-        cmocka_unit_test(gates_are_rounded_once),
-        cmocka_unit_test(tokenizers_there_and_back),
-    };
-    return cmocka_run_group_tests(tests, begin, end);
-}
+RUN_TESTS_IN(begin, end, cmocka_unit_test(smaller_adapters),
+             cmocka_unit_test(gates_are_rounded_once),
+             cmocka_unit_test(tokenizers_there_and_back))

@@ -9,6 +9,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "model/model.h"
 
 static void must(still_status st, const still_error *e)
@@ -137,12 +139,5 @@ static int close_model(void **state)
     return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ends_of_every_tensor),
-        cmocka_unit_test(names_types_and_shapes),
-        cmocka_unit_test(adapters),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
-}
+RUN_TESTS_IN(open_model, close_model, cmocka_unit_test(ends_of_every_tensor),
+             cmocka_unit_test(names_types_and_shapes), cmocka_unit_test(adapters))

@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "server/prefix_cache.h"
 
 enum { CTX = 96, VOCAB = 384, MOST = 5 };
@@ -171,11 +173,5 @@ static void refuses(void **state)
     tear_down(&r);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(softmax), cmocka_unit_test(folding), cmocka_unit_test(shares),
-        cmocka_unit_test(ranks),   cmocka_unit_test(refuses),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(softmax), cmocka_unit_test(folding),
+          cmocka_unit_test(shares), cmocka_unit_test(ranks), cmocka_unit_test(refuses))

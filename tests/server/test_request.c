@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "server/request.h"
 
 static srv_completion read_good(const char *text)
@@ -123,12 +125,6 @@ static void tokenizer_bodies(void **state)
     assert_int_equal(srv_detokenize_read("{}", 2, 100, &id, &n, &e), STILL_E_ARG);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),         cmocka_unit_test(all_fields),
-        cmocka_unit_test(several_prompts),  cmocka_unit_test(wrong),
-        cmocka_unit_test(tokenizer_bodies),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(defaults), cmocka_unit_test(all_fields),
+          cmocka_unit_test(several_prompts), cmocka_unit_test(wrong),
+          cmocka_unit_test(tokenizer_bodies))

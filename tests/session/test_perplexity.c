@@ -9,6 +9,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "base/random.h"
 #include "still.h"
 
@@ -167,13 +169,6 @@ static void refusals(void **state)
     still_session_free(s);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces_change_nothing),
-        cmocka_unit_test(windows_are_apart),
-        cmocka_unit_test(told_and_stopped),
-        cmocka_unit_test(refusals),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+RUN_TESTS_IN(set_up, tear_down, cmocka_unit_test(pieces_change_nothing),
+             cmocka_unit_test(windows_are_apart), cmocka_unit_test(told_and_stopped),
+             cmocka_unit_test(refusals))

@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "still.h"
 
 enum { V = 8, DRAWS = 40000 };
@@ -269,19 +271,11 @@ static void bad_settings_and_logits(void **state)
     still_sampler_free(s);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(greedy_takes_the_first_of_equals),
-        cmocka_unit_test(temperature_gives_softmax),
-        cmocka_unit_test(filters_cut_where_they_should),
-        cmocka_unit_test(top_p_stops_at_the_mass),
-        cmocka_unit_test(min_p_keeps_the_bound),
-        cmocka_unit_test(top_k_of_equals),
-        cmocka_unit_test(penalty_by_sign),
-        cmocka_unit_test(penalty_moves_on),
-        cmocka_unit_test(same_seed_same_draws),
-        cmocka_unit_test(bad_settings_and_logits),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(greedy_takes_the_first_of_equals),
+          cmocka_unit_test(temperature_gives_softmax),
+          cmocka_unit_test(filters_cut_where_they_should),
+          cmocka_unit_test(top_p_stops_at_the_mass),
+          cmocka_unit_test(min_p_keeps_the_bound), cmocka_unit_test(top_k_of_equals),
+          cmocka_unit_test(penalty_by_sign), cmocka_unit_test(penalty_moves_on),
+          cmocka_unit_test(same_seed_same_draws),
+          cmocka_unit_test(bad_settings_and_logits))

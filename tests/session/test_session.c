@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "still.h"
 
 enum { N = 120 };
@@ -238,15 +240,8 @@ static void bill_is_exact(void **state)
     still_model_free(m);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_cut_is_the_same),
-        cmocka_unit_test(batching_changes_nothing),
-        cmocka_unit_test(score_agrees_with_logits),
-        cmocka_unit_test(failure_loses_nothing),
-        cmocka_unit_test(absurd_sizes_are_refused),
-        cmocka_unit_test(bill_is_exact),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(any_cut_is_the_same),
+          cmocka_unit_test(batching_changes_nothing),
+          cmocka_unit_test(score_agrees_with_logits),
+          cmocka_unit_test(failure_loses_nothing),
+          cmocka_unit_test(absurd_sizes_are_refused), cmocka_unit_test(bill_is_exact))

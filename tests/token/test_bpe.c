@@ -2,6 +2,7 @@
  * leftmost first, merge, start over. Short inputs go through the scan, long ones
  * through the heap, and sti_bpe_learn keeps one merge a token where the definition
  * tries every concatenation. */
+#include "../run.h"
 #include "tokens.h"
 
 #include "token/bpe.h"
@@ -117,11 +118,5 @@ static void test_byte_spelling(void **state)
     assert_int_equal(sti_byte_of_name("<0xE2", 5), -1);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_definition),
-        cmocka_unit_test(test_byte_spelling),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_against_definition),
+          cmocka_unit_test(test_byte_spelling))

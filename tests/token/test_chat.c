@@ -1,5 +1,6 @@
 /* Chat templates: the golden conversations run in the self-test; here are default
  * system prompts, the variations of a family, and what is refused. */
+#include "../run.h"
 #include "tokens.h"
 
 static const char CHATML[] =
@@ -105,13 +106,5 @@ static void test_refusals(void **state)
     assert_string_equal(still_chat_format_name(STILL_CHAT_LLAMA3), "llama3");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_default_system),
-        cmocka_unit_test(test_mistral),
-        cmocka_unit_test(test_llama3),
-        cmocka_unit_test(test_refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_default_system), cmocka_unit_test(test_mistral),
+          cmocka_unit_test(test_llama3), cmocka_unit_test(test_refusals))

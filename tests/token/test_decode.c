@@ -1,4 +1,5 @@
 /* Streaming decode: whole characters only, nothing lost, U+FFFD for what is broken. */
+#include "../run.h"
 #include "tokens.h"
 
 #include "base/utf8.h"
@@ -108,12 +109,5 @@ static void test_special_tokens(void **state)
     still_tokenizer_free(tk);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_never_cuts_a_character),
-        cmocka_unit_test(test_broken_bytes),
-        cmocka_unit_test(test_special_tokens),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_never_cuts_a_character),
+          cmocka_unit_test(test_broken_bytes), cmocka_unit_test(test_special_tokens))

@@ -1,4 +1,5 @@
 /* Encoding beyond the golden lines: flags, sizes, broken UTF-8, hostile lengths. */
+#include "../run.h"
 #include "tokens.h"
 
 #include <time.h>
@@ -196,18 +197,9 @@ static void test_open_errors(void **state)
     assert_non_null(strstr(err.text, "not a tokenizer"));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_special_only_when_asked),
-        cmocka_unit_test(test_bos),
-        cmocka_unit_test(test_leading_space_once),
-        cmocka_unit_test(test_strip),
-        cmocka_unit_test(test_writes_no_more_than_cap),
-        cmocka_unit_test(test_broken_utf8_bytes),
-        cmocka_unit_test(test_broken_utf8_spm),
-        cmocka_unit_test(test_long_pieces),
-        cmocka_unit_test(test_open_errors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_special_only_when_asked), cmocka_unit_test(test_bos),
+          cmocka_unit_test(test_leading_space_once), cmocka_unit_test(test_strip),
+          cmocka_unit_test(test_writes_no_more_than_cap),
+          cmocka_unit_test(test_broken_utf8_bytes),
+          cmocka_unit_test(test_broken_utf8_spm), cmocka_unit_test(test_long_pieces),
+          cmocka_unit_test(test_open_errors))

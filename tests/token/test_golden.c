@@ -1,5 +1,6 @@
 /* The four real vocabularies against golden lines, where scripts/fetch-vocabularies has
  * brought them; skipped elsewhere. */
+#include "../run.h"
 #include "../skip.h"
 #include "tokens.h"
 
@@ -46,11 +47,4 @@ static void test_chats(void **state)
     assert_int_equal(failed, 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tokenizers),
-        cmocka_unit_test(test_chats),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_tokenizers), cmocka_unit_test(test_chats))

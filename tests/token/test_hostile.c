@@ -1,6 +1,7 @@
 /* Files that try to make loading and encoding take the square of their size: entries
  * that would fall into one place of a table if its hash had no key, and special tokens
  * that nearly match everywhere. */
+#include "../run.h"
 #include "tokens.h"
 
 #include <stdio.h>
@@ -262,14 +263,8 @@ static void test_many_end_tokens(void **state)
     still_tokenizer_free(tk);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_colliding_tokens),
-        cmocka_unit_test(test_colliding_merges),
-        cmocka_unit_test(test_scan_is_leftmost_longest),
-        cmocka_unit_test(test_long_special_token),
-        cmocka_unit_test(test_many_end_tokens),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_colliding_tokens),
+          cmocka_unit_test(test_colliding_merges),
+          cmocka_unit_test(test_scan_is_leftmost_longest),
+          cmocka_unit_test(test_long_special_token),
+          cmocka_unit_test(test_many_end_tokens))

@@ -1,5 +1,6 @@
 /* Vocabulary files that are not what they should be: cut short, contradictory, asking
  * for what is not supported. Each is an error with a reason, never a crash. */
+#include "../run.h"
 #include "tokens.h"
 
 #include <stdio.h>
@@ -165,12 +166,7 @@ static void test_settings(void **state)
     still_tokenizer_free(tk);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json_refusals), cmocka_unit_test(test_tiktoken_refusals),
-        cmocka_unit_test(test_cut_short),     cmocka_unit_test(test_bit_flips),
-        cmocka_unit_test(test_gguf_refusals), cmocka_unit_test(test_settings),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_json_refusals),
+          cmocka_unit_test(test_tiktoken_refusals), cmocka_unit_test(test_cut_short),
+          cmocka_unit_test(test_bit_flips), cmocka_unit_test(test_gguf_refusals),
+          cmocka_unit_test(test_settings))

@@ -1,5 +1,6 @@
 /* Splitting rules: the pieces of telling texts, and every rule against the others'
  * common ground: pieces put together are the text. */
+#include "../run.h"
 #include "tokens.h"
 
 #include "token/split.h"
@@ -70,12 +71,5 @@ static void test_errors(void **state)
     sti_split_free(&s);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_white_space),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_rules), cmocka_unit_test(test_white_space),
+          cmocka_unit_test(test_errors))

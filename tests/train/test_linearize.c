@@ -1,6 +1,7 @@
 /* Whole training runs: every method learns; accumulation, mixing, masking, distillation
  * and dropout; what is refused. Runs that are interrupted: test_linearize_resume.c. The
  * shell's side of it: tests/cli/test_linearize.sh. */
+#include "../run.h"
 #include "linearize_runs.h"
 
 /* ---- Learning ------------------------------------------------------------ */
@@ -190,12 +191,7 @@ static void refusals(void **state)
     refuses(&r, STILL_E_FORMAT, "tokens, expected at least the 262144");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_method_learns), cmocka_unit_test(options_learn),
-        cmocka_unit_test(accumulation),        cmocka_unit_test(dropout_repeats),
-        cmocka_unit_test(some_layers),         cmocka_unit_test(refusals),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+RUN_TESTS_IN(set_up, tear_down, cmocka_unit_test(every_method_learns),
+             cmocka_unit_test(options_learn), cmocka_unit_test(accumulation),
+             cmocka_unit_test(dropout_repeats), cmocka_unit_test(some_layers),
+             cmocka_unit_test(refusals))

@@ -1,6 +1,7 @@
 /* Training runs that do not go through at once: stopped after each step and gone on
  * with, from one stage to the next; what divergence, a full disk and a change of mind
  * leave behind. */
+#include "../run.h"
 #include "linearize_runs.h"
 
 #include <signal.h>
@@ -230,15 +231,7 @@ static void stage2_starts_afresh(void **state)
         assert_true(fabs(r.step[i].loss - both.step[3 + i].loss) <= 1e-6);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stopped_at_every_step),
-        cmocka_unit_test(cancelled_before_it_began),
-        cmocka_unit_test(divergence),
-        cmocka_unit_test(full_disk),
-        cmocka_unit_test(sweep),
-        cmocka_unit_test(stage2_starts_afresh),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+RUN_TESTS_IN(set_up, tear_down, cmocka_unit_test(stopped_at_every_step),
+             cmocka_unit_test(cancelled_before_it_began), cmocka_unit_test(divergence),
+             cmocka_unit_test(full_disk), cmocka_unit_test(sweep),
+             cmocka_unit_test(stage2_starts_afresh))

@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "train/train.h"
 
 static void must(still_status st, const still_error *e)
@@ -189,12 +191,6 @@ static void schedule(void **state)
     assert_true(sti_schedule(1, 0, 1, 0.05) == 1);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(decay_alone),       cmocka_unit_test(no_decay_unless_asked),
-        cmocka_unit_test(groups_have_rates), cmocka_unit_test(moments_and_clipping),
-        cmocka_unit_test(schedule),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(decay_alone), cmocka_unit_test(no_decay_unless_asked),
+          cmocka_unit_test(groups_have_rates), cmocka_unit_test(moments_and_clipping),
+          cmocka_unit_test(schedule))

@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+#include "../run.h"
+
 #include "train/train.h"
 
 enum { B = 2, T = 40 };
@@ -235,13 +237,6 @@ static void session_is_the_student(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cases_on_cpu),
-        cmocka_unit_test(cases_on_ref),
-        cmocka_unit_test(threads_change_nothing),
-        cmocka_unit_test(session_is_the_student),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(cases_on_cpu), cmocka_unit_test(cases_on_ref),
+          cmocka_unit_test(threads_change_nothing),
+          cmocka_unit_test(session_is_the_student))

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "../../run.h"
 #include "../matrix.h"
 
 static const sti_backend *bf16(void)
@@ -281,15 +282,7 @@ static void test_refused_weights(void **state)
     bf16()->dev_free(dev);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),
-        cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_attention_and_special_values),
-        cmocka_unit_test(test_refused_weights),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_products), cmocka_unit_test(test_norm),
+          cmocka_unit_test(test_rope), cmocka_unit_test(test_swiglu),
+          cmocka_unit_test(test_attention_and_special_values),
+          cmocka_unit_test(test_refused_weights))

@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include "../../run.h"
+
 #include "../../skip.h"
 #include "ops/ops.h"
 
@@ -92,11 +94,5 @@ static void test_name(void **state)
     assert_memory_not_equal(a, none, sizeof a);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_name, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_sum, setup, teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test_setup_teardown(test_name, setup, teardown),
+          cmocka_unit_test_setup_teardown(test_sum, setup, teardown))

@@ -1,6 +1,7 @@
 /* RULER's other tasks: variables, common and frequent words, questions; the table of
  * all; and that prompts are as long as asked for. Needles: test_ruler_niah.c; files and
  * errors: test_ruler_files.c. */
+#include "../../run.h"
 #include "ruler_tasks.h"
 
 static const char NOISE[] = "The grass is green. The sky is blue. The sun is yellow. "
@@ -288,12 +289,7 @@ static void test_sizes(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),         cmocka_unit_test(test_variables),
-        cmocka_unit_test(test_common_words), cmocka_unit_test(test_frequent_words),
-        cmocka_unit_test(test_questions),    cmocka_unit_test(test_sizes),
-    };
-    return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
-}
+RUN_TESTS_IN(open_tokenizer, close_tokenizer, cmocka_unit_test(test_rows),
+             cmocka_unit_test(test_variables), cmocka_unit_test(test_common_words),
+             cmocka_unit_test(test_frequent_words), cmocka_unit_test(test_questions),
+             cmocka_unit_test(test_sizes))

@@ -1,5 +1,6 @@
 /* RULER's needles: head and tail of the prompt, the needles themselves, and what they
  * lie in. */
+#include "../../run.h"
 #include "ruler_tasks.h"
 
 static const char NOISE[] = "The grass is green. The sky is blue. The sun is yellow. "
@@ -185,13 +186,6 @@ static void test_essay_text(void **state)
     free_all(&all);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_needle),
-        cmocka_unit_test(test_several_needles),
-        cmocka_unit_test(test_lines),
-        cmocka_unit_test(test_essay_text),
-    };
-    return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
-}
+RUN_TESTS_IN(open_tokenizer, close_tokenizer, cmocka_unit_test(test_one_needle),
+             cmocka_unit_test(test_several_needles), cmocka_unit_test(test_lines),
+             cmocka_unit_test(test_essay_text))

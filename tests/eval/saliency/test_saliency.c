@@ -1,5 +1,6 @@
 /* Saliency: the two scores of the whole past against plain loops, agreement against
  * figures worked out by hand, and a run's result against what must hold of it. */
+#include "../../run.h"
 #include "../tiny.h"
 
 #include <math.h>
@@ -350,17 +351,8 @@ static void refusals(void **state)
     still_model_free(m);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(agreement_by_hand),
-        cmocka_unit_test(agreement_over_chunks),
-        cmocka_unit_test(past_is_the_definition),
-        cmocka_unit_test(a_run_is_sound),
-        cmocka_unit_test(a_score_agrees_with_itself),
-        cmocka_unit_test(backends_agree),
-        cmocka_unit_test(layers_and_adapters),
-        cmocka_unit_test(refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(agreement_by_hand), cmocka_unit_test(agreement_over_chunks),
+          cmocka_unit_test(past_is_the_definition), cmocka_unit_test(a_run_is_sound),
+          cmocka_unit_test(a_score_agrees_with_itself),
+          cmocka_unit_test(backends_agree), cmocka_unit_test(layers_and_adapters),
+          cmocka_unit_test(refusals))

@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include "../../run.h"
+
 #include "../../skip.h"
 #include "still.h"
 
@@ -68,11 +70,4 @@ static void bad_requests(void **state)
     assert_non_null(strstr(e.text, "still pull smollm2"));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(models_match),
-        cmocka_unit_test(bad_requests),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(models_match), cmocka_unit_test(bad_requests))

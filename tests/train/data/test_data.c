@@ -1,5 +1,6 @@
 /* test_data.c - records, packing, masks, held-out sequences, progress. */
 
+#include "../../run.h"
 #include "data_files.h"
 
 #define LONG_HEAD                                                                      \
@@ -302,16 +303,10 @@ static void progress_counts_bytes_and_cancels(void **state)
     still_tokenizer_free(tk);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(prompts_are_exact),
-        cmocka_unit_test(records_of_every_shape),
-        cmocka_unit_test(packing_is_exact),
-        cmocka_unit_test(straddling_token_is_prompt),
-        cmocka_unit_test(unknown_characters_keep_the_boundary),
-        cmocka_unit_test(held_out_is_disjoint),
-        cmocka_unit_test(progress_counts_bytes_and_cancels),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+RUN_TESTS_IN(make_dir, remove_dir, cmocka_unit_test(prompts_are_exact),
+             cmocka_unit_test(records_of_every_shape),
+             cmocka_unit_test(packing_is_exact),
+             cmocka_unit_test(straddling_token_is_prompt),
+             cmocka_unit_test(unknown_characters_keep_the_boundary),
+             cmocka_unit_test(held_out_is_disjoint),
+             cmocka_unit_test(progress_counts_bytes_and_cancels))

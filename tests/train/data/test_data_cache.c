@@ -1,6 +1,7 @@
 /* test_data_cache.c - the token cache: reused, made anew, refused, and a full disk. */
 #include <sys/stat.h>
 
+#include "../../run.h"
 #include "../../skip.h"
 #include "data_files.h"
 
@@ -118,13 +119,7 @@ static void full_disk_is_an_error(void **state)
     sti_cache_abort(w);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cache_follows_data_and_tokenizer),
-        cmocka_unit_test(damaged_cache_is_rebuilt),
-        cmocka_unit_test(forged_cache_is_refused),
-        cmocka_unit_test(full_disk_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+RUN_TESTS_IN(make_dir, remove_dir, cmocka_unit_test(cache_follows_data_and_tokenizer),
+             cmocka_unit_test(damaged_cache_is_rebuilt),
+             cmocka_unit_test(forged_cache_is_refused),
+             cmocka_unit_test(full_disk_is_an_error))

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../../run.h"
 #include "data_files.h"
 
 static void expect_error(const still_tokenizer *tk, const char *text,
@@ -188,14 +189,7 @@ static void parameters_are_checked(void **state)
     still_tokenizer_free(tk);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(broken_records_are_counted),
-        cmocka_unit_test(bad_files_are_named),
-        cmocka_unit_test(json_arrays),
-        cmocka_unit_test(json_takes_its_text),
-        cmocka_unit_test(parameters_are_checked),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+RUN_TESTS_IN(make_dir, remove_dir, cmocka_unit_test(broken_records_are_counted),
+             cmocka_unit_test(bad_files_are_named), cmocka_unit_test(json_arrays),
+             cmocka_unit_test(json_takes_its_text),
+             cmocka_unit_test(parameters_are_checked))

@@ -1,4 +1,5 @@
 /* test_data_mix.c - the order of a run: shuffles, weights, and what a digest covers. */
+#include "../../run.h"
 #include "data_files.h"
 
 static void shuffles_are_permutations(void **state)
@@ -210,15 +211,9 @@ static void digest_covers_the_order(void **state)
     still_tokenizer_free(tk);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shuffles_are_permutations),
-        cmocka_unit_test(shuffles_differ_by_seed_file_and_pass),
-        cmocka_unit_test(mixes_are_exact),
-        cmocka_unit_test(every_sequence_once_by_size),
-        cmocka_unit_test(weights_are_respected),
-        cmocka_unit_test(digest_covers_the_order),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+RUN_TESTS_IN(make_dir, remove_dir, cmocka_unit_test(shuffles_are_permutations),
+             cmocka_unit_test(shuffles_differ_by_seed_file_and_pass),
+             cmocka_unit_test(mixes_are_exact),
+             cmocka_unit_test(every_sequence_once_by_size),
+             cmocka_unit_test(weights_are_respected),
+             cmocka_unit_test(digest_covers_the_order))

@@ -5,6 +5,7 @@
  * rounded to 15 bits as matmul.h says, products may differ by float rounding only.
  * `bound`: with activations as given, products may differ by what that rounding can
  * do at worst, sum_k |w_k| d / 2. */
+#include "../../../run.h"
 #include "../../matrix.h"
 
 #include <math.h>
@@ -341,15 +342,6 @@ static void refusals(void **state)
     be->dev_free(dev);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type),
-        cmocka_unit_test(several_matrices),
-        cmocka_unit_test(threads_change_nothing),
-        cmocka_unit_test(extremes),
-        cmocka_unit_test(embedding),
-        cmocka_unit_test(refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(every_type), cmocka_unit_test(several_matrices),
+          cmocka_unit_test(threads_change_nothing), cmocka_unit_test(extremes),
+          cmocka_unit_test(embedding), cmocka_unit_test(refusals))

@@ -1,6 +1,7 @@
 /* test_not_finite.c - a NaN or an infinity in a row of activations comes out of every
  * product of that row, whatever the type of the weights and the instruction set, and
  * out of no other; numbers that are merely huge are numbers. */
+#include "../../../run.h"
 #include "../../matrix.h"
 #include "../cpu_device.h"
 
@@ -163,12 +164,5 @@ static void ffn_forward(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products),
-        cmocka_unit_test(normed_products),
-        cmocka_unit_test(ffn_forward),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(products), cmocka_unit_test(normed_products),
+          cmocka_unit_test(ffn_forward))

@@ -1,6 +1,7 @@
 /* test_small_ops.c - rmsnorm, rope, swiglu and logprob of the cpu backend, every
  * instruction set here: against double loops, row by row against the batch, and in
  * place. */
+#include "../../../run.h"
 #include "../cpu_device.h"
 
 /* |y - want| <= rel |want| + abs, and a NaN never. */
@@ -203,13 +204,7 @@ static void logprob_is_the_definition(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rmsnorm_is_the_definition),
-        cmocka_unit_test(swiglu_is_the_definition),
-        cmocka_unit_test(rope_is_the_definition),
-        cmocka_unit_test(logprob_is_the_definition),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(rmsnorm_is_the_definition),
+          cmocka_unit_test(swiglu_is_the_definition),
+          cmocka_unit_test(rope_is_the_definition),
+          cmocka_unit_test(logprob_is_the_definition))

@@ -1,6 +1,7 @@
 /* test_hybrid_oom.c - memory of the hybrid operator: once its scratch is reserved the
  * cpu backend allocates nothing, and the reference's float entries leave a session as
  * it was when an allocation fails. */
+#include "../../../run.h"
 #include "../../hybrid_problem.h"
 
 #include <stdio.h>
@@ -131,11 +132,5 @@ static void test_reference_survives(void **state)
     drop(&p);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_is_allocated),
-        cmocka_unit_test(test_reference_survives),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_nothing_is_allocated),
+          cmocka_unit_test(test_reference_survives))

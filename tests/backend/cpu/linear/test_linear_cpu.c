@@ -1,5 +1,6 @@
 /* test_linear_cpu.c - Liger and SUPRA on the cpu backend, every instruction set here:
  * against the reference in double, cut anywhere, from any number of threads. */
+#include "../../../run.h"
 #include "../../linear_problem.h"
 #include "../cpu_device.h"
 
@@ -171,13 +172,7 @@ static void test_bad_arguments(void **state)
     drop(&p);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_reference), cmocka_unit_test(test_any_cut),
-        cmocka_unit_test(test_threads),           cmocka_unit_test(test_far_gates),
-        cmocka_unit_test(test_half_window),       cmocka_unit_test(test_reserved),
-        cmocka_unit_test(test_bad_arguments),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_against_reference), cmocka_unit_test(test_any_cut),
+          cmocka_unit_test(test_threads), cmocka_unit_test(test_far_gates),
+          cmocka_unit_test(test_half_window), cmocka_unit_test(test_reserved),
+          cmocka_unit_test(test_bad_arguments))

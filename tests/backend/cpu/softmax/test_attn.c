@@ -1,6 +1,7 @@
 /* test_attn.c - softmax attention of the cpu backend, every instruction set here:
  * against a double loop, and bit for bit against itself under other cuts of the prompt,
  * other batches, other thread counts, and a ring instead of a full cache. */
+#include "../../../run.h"
 #include "../cpu_device.h"
 
 typedef struct shape {
@@ -369,16 +370,10 @@ static void impossible_calls_are_refused(void **state)
     free_dev(dev);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matches_the_definition),
-        cmocka_unit_test(cuts_and_threads_change_nothing),
-        cmocka_unit_test(batches_change_nothing),
-        cmocka_unit_test(a_ring_is_enough_for_a_window),
-        cmocka_unit_test(long_contexts_decode_in_rounds),
-        cmocka_unit_test(rows_do_not_see_the_future),
-        cmocka_unit_test(impossible_calls_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(matches_the_definition),
+          cmocka_unit_test(cuts_and_threads_change_nothing),
+          cmocka_unit_test(batches_change_nothing),
+          cmocka_unit_test(a_ring_is_enough_for_a_window),
+          cmocka_unit_test(long_contexts_decode_in_rounds),
+          cmocka_unit_test(rows_do_not_see_the_future),
+          cmocka_unit_test(impossible_calls_are_refused))

@@ -2,6 +2,7 @@
  * loss, the optimizer. The reference against differences of the functions it claims to
  * be the gradients of; the cpu backend against the reference, on every instruction set
  * here and with any number of threads. Products: test_train_products.c. */
+#include "../../../run.h"
 #include "train_device.h"
 
 /* ---- Norm, activation, positions ----------------------------------------- */
@@ -392,17 +393,11 @@ static void squares_are_added_in_one_order(void **state)
     ref()->dev_free(dev);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ref_gradients_are_slopes),
-        cmocka_unit_test(row_gradients_match_the_reference),
-        cmocka_unit_test(rope_turns_back),
-        cmocka_unit_test(ref_loss_is_the_definition),
-        cmocka_unit_test(loss_matches_the_reference),
-        cmocka_unit_test(loss_refuses_and_reports),
-        cmocka_unit_test(adam_is_the_definition),
-        cmocka_unit_test(squares_are_added_in_one_order),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(ref_gradients_are_slopes),
+          cmocka_unit_test(row_gradients_match_the_reference),
+          cmocka_unit_test(rope_turns_back),
+          cmocka_unit_test(ref_loss_is_the_definition),
+          cmocka_unit_test(loss_matches_the_reference),
+          cmocka_unit_test(loss_refuses_and_reports),
+          cmocka_unit_test(adam_is_the_definition),
+          cmocka_unit_test(squares_are_added_in_one_order))

@@ -2,6 +2,7 @@
  * reference against the definition; the cpu backend against the reference, on every
  * instruction set here and odd sizes; and bit for bit against itself with other threads
  * and other rows around. */
+#include "../../../run.h"
 #include "train_device.h"
 
 #include <stdio.h>
@@ -243,14 +244,8 @@ static void products_refuse_and_stay_small(void **state)
     free_source(&other);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matmul_back_of_every_type),
-        cmocka_unit_test(matmul_back_of_odd_sizes),
-        cmocka_unit_test(matmul_back_adds_up_matrices),
-        cmocka_unit_test(matmul_grad_is_the_definition),
-        cmocka_unit_test(products_refuse_and_stay_small),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(matmul_back_of_every_type),
+          cmocka_unit_test(matmul_back_of_odd_sizes),
+          cmocka_unit_test(matmul_back_adds_up_matrices),
+          cmocka_unit_test(matmul_grad_is_the_definition),
+          cmocka_unit_test(products_refuse_and_stay_small))

@@ -1,6 +1,7 @@
 /* test_dense_rows.c - what the cuda backend does with rows: the feed-forward half of a
  * layer, embeddings, norms, swiglu, rope, log-probabilities, against the entries of
  * `ref`. */
+#include "../../../run.h"
 #include "dense_problem.h"
 
 /* ---- Feed-forward -------------------------------------------------------- */
@@ -362,17 +363,8 @@ static void logprob(void **state)
     ref->dev_free(rd);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ffn_forward),
-        cmocka_unit_test(short_feed_forward),
-        cmocka_unit_test(shared_feed_forward),
-        cmocka_unit_test(embedding),
-        cmocka_unit_test(rmsnorm),
-        cmocka_unit_test(swiglu),
-        cmocka_unit_test(rope),
-        cmocka_unit_test(logprob),
-    };
-    return cmocka_run_group_tests(tests, open_dense_gpu, close_gpu);
-}
+RUN_TESTS_IN(open_dense_gpu, close_gpu, cmocka_unit_test(ffn_forward),
+             cmocka_unit_test(short_feed_forward),
+             cmocka_unit_test(shared_feed_forward), cmocka_unit_test(embedding),
+             cmocka_unit_test(rmsnorm), cmocka_unit_test(swiglu),
+             cmocka_unit_test(rope), cmocka_unit_test(logprob))

@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include "../../../run.h"
+
 #include "backend/cuda/hybrid/score.h"
 
 static void test_knows_the_table(void **state)
@@ -34,11 +36,4 @@ static void test_refuses_others(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_knows_the_table),
-        cmocka_unit_test(test_refuses_others),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_knows_the_table), cmocka_unit_test(test_refuses_others))

@@ -4,6 +4,7 @@
  *
  * Products of many tokens run in TF32, whose rounding is 5e-4: errors are measured
  * against the size of the whole tensor and may be five times that. */
+#include "../../../run.h"
 #include "../../linear_problem.h"
 
 #include "../gpu.h"
@@ -422,14 +423,8 @@ static void test_bad_arguments(void **state)
     drop(g, &p);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole_sequences), cmocka_unit_test(test_any_cut),
-        cmocka_unit_test(test_steps),           cmocka_unit_test(test_recorded),
-        cmocka_unit_test(test_start_values),    cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_far_gates),       cmocka_unit_test(test_half_window),
-        cmocka_unit_test(test_bad_arguments),
-    };
-    return cmocka_run_group_tests(tests, setup, close_gpu);
-}
+RUN_TESTS_IN(setup, close_gpu, cmocka_unit_test(test_whole_sequences),
+             cmocka_unit_test(test_any_cut), cmocka_unit_test(test_steps),
+             cmocka_unit_test(test_recorded), cmocka_unit_test(test_start_values),
+             cmocka_unit_test(test_batches), cmocka_unit_test(test_far_gates),
+             cmocka_unit_test(test_half_window), cmocka_unit_test(test_bad_arguments))

@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+#include "../../../run.h"
+
 #include "../../../skip.h"
 #include "ops/ops.h"
 
@@ -478,20 +480,10 @@ static void impossible_calls_are_refused(void **state)
     ref.be->dev_free(ref.dev);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_row_each),
-        cmocka_unit_test(many_rows),
-        cmocka_unit_test(both_kinds_at_once),
-        cmocka_unit_test(rings),
-        cmocka_unit_test(whole_sequences),
-        cmocka_unit_test(long_pasts),
-        cmocka_unit_test(crowds),
-        cmocka_unit_test(many_sessions),
-        cmocka_unit_test(batches_change_nothing),
-        cmocka_unit_test(recorded_passes),
-        cmocka_unit_test(impossible_calls_are_refused),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+RUN_TESTS_IN(setup, teardown, cmocka_unit_test(one_row_each),
+             cmocka_unit_test(many_rows), cmocka_unit_test(both_kinds_at_once),
+             cmocka_unit_test(rings), cmocka_unit_test(whole_sequences),
+             cmocka_unit_test(long_pasts), cmocka_unit_test(crowds),
+             cmocka_unit_test(many_sessions), cmocka_unit_test(batches_change_nothing),
+             cmocka_unit_test(recorded_passes),
+             cmocka_unit_test(impossible_calls_are_refused))

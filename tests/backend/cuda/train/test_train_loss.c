@@ -1,4 +1,5 @@
 /* test_train_loss.c - loss and optimizer on the GPU against `ref`. */
+#include "../../../run.h"
 #include "train_arrays.h"
 
 enum { LOSS_MOST = 6, HEAD = 64 };
@@ -113,11 +114,4 @@ static void test_adam(void **state)
     end(&a);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_adam),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+RUN_TESTS_IN(setup, teardown, cmocka_unit_test(test_loss), cmocka_unit_test(test_adam))

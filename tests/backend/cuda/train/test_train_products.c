@@ -1,5 +1,6 @@
 /* test_train_products.c - products of training on the GPU against `ref`: with weights
  * that change, back through weights, gradients of matrices, low-rank additions. */
+#include "../../../run.h"
 #include "train_arrays.h"
 
 typedef struct back_case {
@@ -322,12 +323,7 @@ static void test_matmul_added(void **state)
         check_added(d, &addeds[i]);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matmul_back),     cmocka_unit_test(test_matmul_grad),
-        cmocka_unit_test(test_grads_of_a_list), cmocka_unit_test(test_trained_products),
-        cmocka_unit_test(test_matmul_added),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+RUN_TESTS_IN(setup, teardown, cmocka_unit_test(test_matmul_back),
+             cmocka_unit_test(test_matmul_grad), cmocka_unit_test(test_grads_of_a_list),
+             cmocka_unit_test(test_trained_products),
+             cmocka_unit_test(test_matmul_added))

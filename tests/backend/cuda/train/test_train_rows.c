@@ -1,6 +1,7 @@
 /* test_train_rows.c - rows of training on the GPU against `ref`: norms, gates,
  * comparisons, and the feed-forward half of a layer; whole fours and odd columns, few
  * and many rows. */
+#include "../../../run.h"
 #include "train_arrays.h"
 
 /* ---- Rows ---------------------------------------------------------------- */
@@ -154,11 +155,4 @@ static void test_ffn(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_ffn(d, &cases[i]);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_ffn),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
-}
+RUN_TESTS_IN(setup, teardown, cmocka_unit_test(test_rows), cmocka_unit_test(test_ffn))

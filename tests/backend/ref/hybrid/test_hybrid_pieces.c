@@ -1,5 +1,6 @@
 /* The pieces of the hybrid operator: gradients against differences, feature maps,
  * scores, settings and the size of a state. */
+#include "../../../run.h"
 #include "../../hybrid_problem.h"
 
 /* ---- Gradients ----------------------------------------------------------- */
@@ -192,12 +193,6 @@ static void test_state_size(void **state)
     assert_in_range(now.used, kv + scores + linear, kv + scores + linear + 1024);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients),  cmocka_unit_test(test_maps),
-        cmocka_unit_test(test_scores),     cmocka_unit_test(test_bad_settings),
-        cmocka_unit_test(test_state_size),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_gradients), cmocka_unit_test(test_maps),
+          cmocka_unit_test(test_scores), cmocka_unit_test(test_bad_settings),
+          cmocka_unit_test(test_state_size))

@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include "../../../run.h"
+
 #include "backend/ref/hybrid/hybrid.h"
 #include "backend/ref/linear/linear.h"
 
@@ -271,12 +273,6 @@ static void test_bad_arguments(void **state)
     drop(p);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sums),          cmocka_unit_test(test_any_cut),
-        cmocka_unit_test(test_gradients),     cmocka_unit_test(test_far_gates),
-        cmocka_unit_test(test_bad_arguments),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_sums), cmocka_unit_test(test_any_cut),
+          cmocka_unit_test(test_gradients), cmocka_unit_test(test_far_gates),
+          cmocka_unit_test(test_bad_arguments))

@@ -1,6 +1,7 @@
 /* test_hybrid_match.c - attention weights matched instead of outputs: the reference
  * against an independent sum and finite differences, cpu against the reference on every
  * instruction set here, and the same bits from any number of threads. */
+#include "../../../../run.h"
 #include "../../../hybrid_batch.h"
 #include "../../cpu_device.h"
 
@@ -345,19 +346,10 @@ static void test_forgetting_is_refused(void **state)
     drop_batch(&x);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_differences),
-        cmocka_unit_test(test_all_exact_is_entropy),
-        cmocka_unit_test(test_table_of_ref),
-        cmocka_unit_test(test_any_settings),
-        cmocka_unit_test(test_real_shapes),
-        cmocka_unit_test(test_edges),
-        cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_wanted_alone),
-        cmocka_unit_test(test_forgetting_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_differences),
+          cmocka_unit_test(test_all_exact_is_entropy),
+          cmocka_unit_test(test_table_of_ref), cmocka_unit_test(test_any_settings),
+          cmocka_unit_test(test_real_shapes), cmocka_unit_test(test_edges),
+          cmocka_unit_test(test_extremes), cmocka_unit_test(test_threads),
+          cmocka_unit_test(test_wanted_alone),
+          cmocka_unit_test(test_forgetting_is_refused))

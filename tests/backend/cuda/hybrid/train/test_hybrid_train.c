@@ -4,6 +4,7 @@
  *
  * Products run in half or TF32, whose rounding is 5e-4: errors are measured against the
  * size of the whole tensor and may be ten times that. */
+#include "../../../../run.h"
 #include "../../../hybrid_batch.h"
 
 #include "../../gpu.h"
@@ -415,15 +416,10 @@ static void test_unsupported(void **state)
     drop_batch(&x);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_edges),        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_variants),     cmocka_unit_test(test_any_settings),
-        cmocka_unit_test(test_start_values), cmocka_unit_test(test_zero_vectors),
-        cmocka_unit_test(test_large_logits), cmocka_unit_test(test_gradient_sizes),
-        cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_adds_up),
-        cmocka_unit_test(test_real_shapes),  cmocka_unit_test(test_unsupported),
-    };
-    return cmocka_run_group_tests(tests, setup, close_gpu);
-}
+RUN_TESTS_IN(setup, close_gpu, cmocka_unit_test(test_edges),
+             cmocka_unit_test(test_shapes), cmocka_unit_test(test_variants),
+             cmocka_unit_test(test_any_settings), cmocka_unit_test(test_start_values),
+             cmocka_unit_test(test_zero_vectors), cmocka_unit_test(test_large_logits),
+             cmocka_unit_test(test_gradient_sizes), cmocka_unit_test(test_same_bits),
+             cmocka_unit_test(test_adds_up), cmocka_unit_test(test_real_shapes),
+             cmocka_unit_test(test_unsupported))
