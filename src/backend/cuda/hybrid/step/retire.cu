@@ -250,7 +250,6 @@ STI_DEVICE void make_far(const retire_args &a, const sti_cuda_hybrid_session &s,
     }
 }
 
-/* STILL eq. 9, h: the tokens that stay join the list. A block per head. */
 /* The same of quantized keys, by warps: unrotated from what was stored, and rounded
  * once more. */
 STI_DEVICE void make_stored_far(const retire_args &a, const sti_cuda_hybrid_session &s,
@@ -295,6 +294,7 @@ STI_DEVICE void settle_row(const leaving_rows<KV> &from, int token, void *list,
     store_unit(stored, slot, lane, round_unit(stored.bits, x));
 }
 
+/* STILL eq. 9, h: the tokens that stay join the list. A block per head. */
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS)
     settle_kernel(const __grid_constant__ retire_args a)
