@@ -127,18 +127,18 @@ static void describe_session(still_session *s)
     describe_caps(s, caps, sizeof caps);
     char bits[40] = ""; /* said only where it matters, so that older files match */
     if (h->key_bits || h->value_bits)
-        snprintf(bits, sizeof bits, " salient_k=%d salient_v=%d", h->key_bits,
+        snprintf(bits, sizeof bits, " cache-type-k=%d cache-type-v=%d", h->key_bits,
                  h->value_bits);
     snprintf(s->settings, sizeof s->settings,
-             "method=%s backend=%s cache=%s layers=%d-%d chunk=%d select=%d cap=%d%s "
+             "method=%s backend=%s cache=%s%s layers=%d-%d chunk=%d select=%d cap=%d%s "
              "score=%d per_head=%d window_scale=%d map=%d norm=%d gate=%d factor=%d "
-             "positions=%d features=%d state=%d seed=%llu window=%d%s",
+             "positions=%d features=%d state=%d seed=%llu window=%d",
              c->method->name, s->model->be->name, c->cache == STI_F32 ? "f32" : "f16",
-             c->first, c->last, h->chunk, h->select, h->cap, caps, (int)h->score,
+             bits, c->first, c->last, h->chunk, h->select, h->cap, caps, (int)h->score,
              h->per_head, h->la_scale == STI_SCALE_WINDOW, (int)h->map,
              h->norm_preserved, h->gate, h->window_factor, h->position_cap,
              (int)h->feature_positions, h->state_cap, (unsigned long long)h->seed,
-             c->window, bits);
+             c->window);
 }
 
 static still_status allocate(still_session *s, still_error *err)

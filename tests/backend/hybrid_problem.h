@@ -241,6 +241,13 @@ static inline void make_uneven(sti_hybrid_settings *s, uint64_t *rng)
     s->head_cap[below(rng, 2)] = s->cap;
 }
 
+/* Bits of salient tokens: 0 none, 1 keys 8 and values 4, 2 keys 5 and values 3. */
+static inline void quantize(sti_hybrid_settings *s, int how)
+{
+    s->key_bits = how == 1 ? 8 : how == 2 ? 5 : 0;
+    s->value_bits = how == 1 ? 4 : how == 2 ? 3 : 0;
+}
+
 /* Any settings the operator allows, of any method; quantized: with salient tokens in
  * few bits, and heads of more than a group. */
 static inline problem draw_problem(uint64_t seed, bool quantized)

@@ -52,9 +52,11 @@ static int settings(still_method out[32])
     int n = 0;
     for (int i = 0; (name = still_method_at(i, NULL)); i++)
         must(still_method_init(&out[n++], name, 8, &e), &e);
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 7; i++)
         must(still_method_init(&out[n + i], "still", 8, &e), &e);
     out[n++].per_head = true;
+    out[n].key_bits = 5;
+    out[n++].value_bits = 3;
     out[n++].cap = -1;
     out[n++].select = 0;
     snprintf(out[n++].score, sizeof out->score, "received");

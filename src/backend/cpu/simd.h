@@ -300,6 +300,72 @@ STI_INLINE float vf_hmax(vf x)
 
 #endif
 
+/* ---- Whole numbers, for levels of few bits ------------------------------- */
+
+typedef int32_t vi __attribute__((vector_size(4 * VL)));
+
+STI_INLINE vf vf_of(vi x)
+{
+    return __builtin_convertvector(x, vf);
+}
+STI_INLINE vi vi_set(int32_t x)
+{
+    return (vi){0} + x;
+}
+STI_INLINE vi vi_lanes(void) /* 0, 1, 2, ... */
+{
+    static const int32_t lane[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                     8, 9, 10, 11, 12, 13, 14, 15};
+    vi x;
+    memcpy(&x, lane, sizeof x);
+    return x;
+}
+/* VL bytes; and lanes i of the 8 bytes at p, from `first` on and around, first a multiple
+ * of VL or 0. */
+#if defined(__AVX512F__)
+STI_INLINE vi vi_load_u8(const uint8_t *p)
+{
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+STI_INLINE vi vi_load_i8(const uint8_t *p)
+{
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+STI_INLINE vi vi_load_u8_of_8(const uint8_t *p, int first)
+{
+    (void)first;
+    int64_t x;
+    memcpy(&x, p, sizeof x);
+    return (vi)_mm512_cvtepu8_epi32(_mm_set1_epi64x(x));
+}
+#elif defined(__AVX2__)
+STI_INLINE vi vi_load_u8(const uint8_t *p)
+{
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+}
+STI_INLINE vi vi_load_i8(const uint8_t *p)
+{
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+}
+STI_INLINE vi vi_load_u8_of_8(const uint8_t *p, int first)
+{
+    return vi_load_u8(p + first);
+}
+#else
+STI_INLINE vi vi_load_u8(const uint8_t *p)
+{
+    return (vi){p[0], p[1], p[2], p[3]};
+}
+STI_INLINE vi vi_load_i8(const uint8_t *p)
+{
+    return (vi){(int8_t)p[0], (int8_t)p[1], (int8_t)p[2], (int8_t)p[3]};
+}
+STI_INLINE vi vi_load_u8_of_8(const uint8_t *p, int first)
+{
+    return vi_load_u8(p + first);
+}
+#endif
+
 /* The first n < VL lanes from memory, zero in the others; and back. */
 STI_INLINE vf vf_load_part(const float *p, int n)
 {

@@ -52,9 +52,8 @@ static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
     if (b->part == STI_HYB_FAR) t.q = w->q_far;
     const sti_attn_rows K = sti_hyb_rows(h, st, u->sel, b, true);
     const sti_attn_rows V = sti_hyb_rows(h, st, u->sel, b, false);
-    const size_t first_value = (size_t)(b->slot + b->lo) * (size_t)h->D * st->kv_size;
     h->f->qk_logits_panels(&t, &K, b->slot, group, b->lo, b->hi,
-                           (const char *)V.data + first_value);
+                           sti_attn_slot(&V, b->slot + b->lo));
     for (int r = 0; r < group; r++) {
         w->tail_l[r] = 0;
         w->self[r] = -1;
@@ -83,7 +82,7 @@ static const void *start_of(const unit_list *r, int i)
     if (u->b.part == STI_HYB_LINEAR)
         return (const float *)st->lin_s + (size_t)u->sel * h->P * h->D;
     const sti_attn_rows K = sti_hyb_rows(h, st, u->sel, &u->b, true);
-    return (const char *)K.data + (size_t)u->b.slot * (size_t)h->D * st->kv_size;
+    return sti_attn_slot(&K, u->b.slot);
 }
 
 /* ---- Rows ---------------------------------------------------------------- */

@@ -176,7 +176,6 @@ still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set
                                     still_error *err)
 {
     STI_TRY(sti_hybrid_check(set, shape, err));
-    STI_TRY(sti_hybrid_refuse_bits(set, "cpu", err));
     const sti_hyb h = params_of(dev, set, shape);
     return reserve(dev, &h, set->cap, rows, err);
 }
@@ -330,6 +329,7 @@ static bool same_settings(const sti_hybrid_args *a, const sti_hybrid_args *b)
            (x == y ||
             (x->chunk == y->chunk && x->per_head == y->per_head && x->map == y->map &&
              x->has_window == y->has_window && x->score == y->score &&
+             x->key_bits == y->key_bits && x->value_bits == y->value_bits &&
              sti_hybrid_same_caps(x, y, sti_hybrid_selection_heads(x, &a->shape)) &&
              x->position_cap == y->position_cap &&
              x->feature_positions == y->feature_positions &&
@@ -372,7 +372,6 @@ still_status sti_cpu_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
     STI_TRY(check(a, n, err));
     const sti_hybrid_settings *set = a->set;
     STI_TRY(sti_hybrid_check(set, &a->shape, err));
-    STI_TRY(sti_hybrid_refuse_bits(set, "cpu", err));
     sti_hyb h = params_of(dev, set, &a->shape);
     int rows = 0;
     bool one = false;

@@ -2,6 +2,7 @@
  *
  *   hybrid.c   the entry: checks, scratch, a call cut into steps
  *   retire.c   a chunk leaves the window: select, evict, fold (STILL eq. 6, 8, 9)
+ *   salient.c  slots of a salient list
  *   query.c    outputs and scores of queries (eq. 1 to 5, 7, 10, 11)
  *   decode.c   one token of many sessions: the same, split over keys
  *

@@ -80,13 +80,24 @@ void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chun
 sti_attn_rows sti_hyb_rows(const sti_hyb *h, const sti_hybrid_state *st, int sel,
                            const sti_hyb_block *b, bool keys)
 {
-    const sti_hybrid_list l = sti_hyb_in_window(b)
-                                  ? sti_hyb_ring(h, sti_hyb_kv_of(h, sel))
-                                  : sti_hybrid_list_of(h->set, st, sel);
-    void *base = sti_hyb_in_window(b) ? (keys ? st->win_k : st->win_v)
-                                      : (keys ? st->sal_k : st->sal_v);
-    return (sti_attn_rows){sti_hyb_row(h, st, base, l.first), sti_hyb_type(st),
-                           l.capacity, h->D};
+    const bool window = sti_hyb_in_window(b);
+    const sti_hybrid_list l = window ? sti_hyb_ring(h, sti_hyb_kv_of(h, sel))
+                                     : sti_hybrid_list_of(h->set, st, sel);
+    void *base =
+        window ? (keys ? st->win_k : st->win_v) : (keys ? st->sal_k : st->sal_v);
+    sti_attn_rows r = {.data = sti_hyb_row(h, st, base, l.first),
+                       .type = sti_hyb_type(st),
+                       .capacity = l.capacity,
+                       .D = h->D};
+    r.bits = window ? 0 : keys ? h->set->key_bits : h->set->value_bits;
+    if (r.bits == 0) return r;
+    const sti_salient_row first =
+        keys ? sti_hybrid_salient_key(h->set, st, h->D, l.first)
+             : sti_hybrid_salient_value(h->set, st, h->D, l.first);
+    r.data = first.low;
+    r.high = first.high;
+    r.scale = first.scale;
+    return r;
 }
 
 /* ---- Queries ------------------------------------------------------------- */

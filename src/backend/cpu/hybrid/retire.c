@@ -8,14 +8,11 @@
  * join the list. Tokens are folded in order: those of the chunk by position, then the
  * evicted by slot. Only the product of up to STI_HYB_KEYS of them is added to the
  * state, with compensation (Kahan): the state of a long stream is as exact as that of a
- * short one.
- *
- * The list holds far keys first (see position_cap in hybrid.h), else in no order: a
- * token that joins takes the place of an evicted one, since keys are slow to move. */
+ * short one. */
 #include <math.h>
 #include <string.h>
 
-#include "backend/cpu/hybrid/hybrid.h"
+#include "backend/cpu/hybrid/salient.h"
 
 /* ---- Order --------------------------------------------------------------- */
 
@@ -100,105 +97,6 @@ void sti_hyb_map(const sti_hyb *h, const sti_hybrid_settings *set, const float *
     }
 }
 
-/* ---- The salient list ---------------------------------------------------- */
-
-typedef struct list {
-    const sti_hyb *h;
-    const sti_hybrid_state *st;
-    int sel;
-    size_t first; /* slot 0 in the arrays of all selection heads */
-    int capacity;
-    int32_t *count;
-} list;
-
-static list list_of(const sti_hyb *h, const sti_hybrid_state *st, int sel)
-{
-    const sti_hybrid_list l = sti_hybrid_list_of(h->set, st, sel);
-    return (list){h, st, sel, l.first, l.capacity, &st->sal_count[sel]};
-}
-static sti_hyb_key list_key(const list *l, int slot)
-{
-    return sti_hyb_key_at(l->h, l->st, l->st->sal_k,
-                          (sti_hybrid_list){l->first, l->capacity}, slot);
-}
-static void *list_value(const list *l, int slot)
-{
-    return sti_hyb_row(l->h, l->st, l->st->sal_v, l->first + (size_t)slot);
-}
-static bool is_far(const list *l, int slot)
-{
-    return l->st->sal_far && l->st->sal_far[l->first + (size_t)slot];
-}
-
-static void set_slot(const list *l, int slot, const void *key, const void *value,
-                     float score, int32_t position, bool far)
-{
-    const size_t bytes = (size_t)l->h->D * l->st->kv_size, at = l->first + (size_t)slot;
-    sti_hyb_put_key(l->h, l->st, list_key(l, slot), key);
-    memcpy(list_value(l, slot), value, bytes);
-    ((float *)l->st->sal_score)[at] = score;
-    l->st->sal_pos[at] = position;
-    if (l->st->sal_far) l->st->sal_far[at] = far;
-}
-
-static void move_slot(const list *l, int to, int from)
-{
-    if (to == from) return;
-    const size_t at = l->first + (size_t)from;
-    float key[STI_ATTN_MAX_D];
-    sti_hyb_take_key(l->h, l->st, list_key(l, from), key);
-    set_slot(l, to, key, list_value(l, from), ((float *)l->st->sal_score)[at],
-             l->st->sal_pos[at], is_far(l, from));
-}
-
-/* Far keys lie in front. */
-static int far_keys(const list *l)
-{
-    int n = 0;
-    while (n < *l->count && is_far(l, n)) n++;
-    return n;
-}
-
-/* Moves the last far keys into evicted slots among the far keys; their old slots become
- * free instead. evicted: in order. */
-static void fill_far_gaps(const list *l, int32_t *evicted, int n)
-{
-    int far = far_keys(l);
-    while (n > 0 && evicted[n - 1] >= far) n--;
-    while (n-- > 0) {
-        move_slot(l, evicted[n], --far);
-        evicted[n] = far;
-    }
-}
-
-/* Slot i trades places with the first near slot; its key is unrotated from now on. */
-static void move_to_far(const list *l, const sti_hybrid_in *in, int i, int near)
-{
-    const sti_hyb *h = l->h;
-    const size_t at = l->first + (size_t)i;
-    const float score = ((float *)l->st->sal_score)[at];
-    const int32_t position = l->st->sal_pos[at];
-    float stored[STI_ATTN_MAX_D], key[STI_ATTN_MAX_D], value[STI_ATTN_MAX_D];
-    uint16_t half[STI_ATTN_MAX_D];
-    sti_hyb_take_key(h, l->st, list_key(l, i), stored);
-    h->k->widen(key, stored, l->st->kv_size == 2, h->D);
-    rotate(h, in, key, -position);
-    memcpy(value, list_value(l, i), (size_t)h->D * l->st->kv_size);
-    move_slot(l, i, near);
-    set_slot(l, near, sti_hyb_narrow(h, l->st, key, half), value, score, position,
-             true);
-}
-
-/* Moves keys that are far from the last token of chunk c to the front of the list. */
-static void make_far(const list *l, const sti_hybrid_args *a, int64_t c)
-{
-    const int64_t last = (c + 1) * l->h->C - 1;
-    int far = far_keys(l);
-    for (int i = far; i < *l->count; i++)
-        if (last - l->st->sal_pos[l->first + (size_t)i] >= a->set->position_cap)
-            move_to_far(l, &a->in, i, far++);
-}
-
 /* ---- Selection and eviction ---------------------------------------------- */
 
 /* The chunk that leaves when chunk c begins: its first token, and that token's slot in
@@ -253,8 +151,8 @@ static float final_score(const sti_hyb *h, const sti_hybrid_args *a, int sel, in
 
 /* STILL eq. 8: marks the tokens of the chunk that stay, and those of the list that
  * go. */
-static void select_tokens(const sti_hyb *h, const sti_hybrid_args *a, const list *l,
-                          int64_t c)
+static void select_tokens(const sti_hyb *h, const sti_hybrid_args *a,
+                          const sti_hyb_list *l, int64_t c)
 {
     const sti_hybrid_state *st = a->state;
     const sti_hyb_retiring *to = &h->retiring[l->sel];
@@ -283,26 +181,45 @@ static void select_tokens(const sti_hyb *h, const sti_hybrid_args *a, const list
         if (e[i].at < 0) to->stays[-1 - e[i].at] = 1;
 }
 
-/* A token to fold, where it is stored. */
-typedef struct source {
+/* A token of the retiring chunk, as the window stores it. */
+typedef struct window_token {
     sti_hyb_key key;
     const void *value;
-    int64_t position;
-    bool raw; /* the key is not rotated */
-} source;
+} window_token;
 
-/* at: as in sti_hyb_entry. */
-static source source_at(const list *l, int64_t c, int at)
+static window_token token_at(const sti_hyb_list *l, int64_t c, int i)
 {
     const sti_hyb *h = l->h;
     const sti_hybrid_state *st = l->st;
-    if (at >= 0)
-        return (source){list_key(l, at), list_value(l, at),
-                        st->sal_pos[l->first + (size_t)at], is_far(l, at)};
-    const int i = -1 - at, g = sti_hyb_kv_of(h, l->sel), slot = first_slot(h, c) + i;
+    const int g = sti_hyb_kv_of(h, l->sel), slot = first_slot(h, c) + i;
     const size_t value = (size_t)g * 2 * h->C + (size_t)slot;
-    return (source){sti_hyb_window_key(h, st, g, slot),
-                    sti_hyb_row(h, st, st->win_v, value), first_token(h, c) + i, false};
+    return (window_token){sti_hyb_window_key(h, st, g, slot),
+                          sti_hyb_row(h, st, st->win_v, value)};
+}
+
+/* The position of a candidate; at: as in sti_hyb_entry. */
+static int64_t position_of(const sti_hyb_list *l, int64_t c, int at)
+{
+    return at < 0 ? first_token(l->h, c) - 1 - at
+                  : l->st->sal_pos[l->first + (size_t)at];
+}
+
+/* Its key and value [D] as numbers; whether the key is without RoPE. */
+static bool read_candidate(const sti_hyb_list *l, int64_t c, int at, float *key,
+                           float *value)
+{
+    if (at >= 0) {
+        sti_hyb_read_slot(l, at, key, value);
+        return sti_hyb_is_far(l, at);
+    }
+    const sti_hyb *h = l->h;
+    const bool half = l->st->kv_size == 2;
+    const window_token from = token_at(l, c, -1 - at);
+    float stored[STI_ATTN_MAX_D];
+    sti_hyb_take_key(h, l->st, from.key, stored);
+    h->k->widen(key, stored, half, h->D);
+    h->k->widen(value, from.value, half, h->D);
+    return false;
 }
 
 /* Lists what is folded: at most C tokens, since no more are evicted than join. */
@@ -310,7 +227,7 @@ static void select_and_evict(const sti_hyb *h, const sti_hybrid_args *a, int sel
                              int64_t c)
 {
     const sti_hybrid_state *st = a->state;
-    const list l = list_of(h, st, sel);
+    const sti_hyb_list l = sti_hyb_list_of(h, st, sel);
     sti_hyb_retiring *to = &h->retiring[sel];
     if (sti_score_at(a->set->score)->likeness)
         compare_keys(h, st, sti_hyb_kv_of(h, sel), first_slot(h, c), to->likeness);
@@ -325,26 +242,26 @@ static void select_and_evict(const sti_hyb *h, const sti_hybrid_args *a, int sel
     to->n_evicted = n - tokens;
     st->folded[sel] += n;
     for (int i = 0; a->trace.fold_chunk && i < n; i++)
-        a->trace.fold_chunk[source_at(&l, c, to->fold[i]).position * h->S + sel] =
-            (int32_t)c;
+        a->trace.fold_chunk[position_of(&l, c, to->fold[i]) * h->S + sel] = (int32_t)c;
 }
 
 /* STILL eq. 9, h: the tokens that stay join the list. */
 static void keep_salient(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c)
 {
-    const list l = list_of(h, a->state, sel);
+    const sti_hyb_list l = sti_hyb_list_of(h, a->state, sel);
     const sti_hyb_retiring *to = &h->retiring[sel];
     int32_t *gap = to->fold + (to->n_fold - to->n_evicted), *end = gap + to->n_evicted;
     float key[STI_ATTN_MAX_D];
-    fill_far_gaps(&l, gap, to->n_evicted);
+    sti_hyb_fill_far_gaps(&l, gap, to->n_evicted);
     for (int i = 0; i < h->C; i++) {
         if (!to->stays[i]) continue;
-        const source from = source_at(&l, c, -1 - i);
+        const window_token from = token_at(&l, c, i);
         sti_hyb_take_key(h, a->state, from.key, key);
-        set_slot(&l, gap < end ? *gap++ : (*l.count)++, key, from.value,
-                 final_score(h, a, sel, c, i), (int32_t)from.position, false);
+        sti_hyb_set_slot(&l, gap < end ? *gap++ : (*l.count)++, key, from.value,
+                         final_score(h, a, sel, c, i),
+                         (int32_t)position_of(&l, c, -1 - i));
     }
-    if (a->set->position_cap > 0) make_far(&l, a, c);
+    if (a->set->position_cap > 0) sti_hyb_make_far(&l, a, c);
 }
 
 /* ---- Folding ------------------------------------------------------------- */
@@ -394,18 +311,16 @@ static int batch_size(const sti_hyb *h)
 static void map_retired(const sti_hyb *h, const sti_hyb_worker *w,
                         const sti_hybrid_args *a, int sel, int done, int lo, int hi)
 {
-    const list l = list_of(h, a->state, sel);
+    const sti_hyb_list l = sti_hyb_list_of(h, a->state, sel);
     const sti_hyb_retiring *to = &h->retiring[sel];
-    const bool half = a->state->kv_size == 2;
+    const int64_t c = a->state->pos / h->C;
     const size_t D = (size_t)h->D;
-    float stored[STI_ATTN_MAX_D], *x = w->x;
+    float *x = w->x;
     if (hi > to->n_fold - done) hi = to->n_fold - done;
     for (int j = lo; j < hi; j++, x += D) {
-        const source from = source_at(&l, a->state->pos / h->C, to->fold[done + j]);
-        sti_hyb_take_key(h, a->state, from.key, stored);
-        h->k->widen(x, stored, half, h->D);
-        h->k->widen(to->value + (size_t)j * D, from.value, half, h->D);
-        key_position(h, a, x, from.position, from.raw);
+        const int at = to->fold[done + j];
+        const bool raw = read_candidate(&l, c, at, x, to->value + (size_t)j * D);
+        key_position(h, a, x, position_of(&l, c, at), raw);
     }
     if (hi > lo) key_features(h, w, a, sel, hi - lo, to->phi + (size_t)lo * h->ldp);
 }

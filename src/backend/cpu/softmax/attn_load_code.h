@@ -2,8 +2,7 @@
 #ifndef STI_BACKEND_CPU_SOFTMAX_ATTN_LOAD_CODE_H
 #define STI_BACKEND_CPU_SOFTMAX_ATTN_LOAD_CODE_H
 
-#include "backend/cpu/simd.h"
-#include "backend/cpu/softmax/attn_tile.h"
+#include "backend/cpu/softmax/attn_quant_code.h"
 
 enum { ATTN_W = 2 * VL, ATTN_BLOCK = STI_ATTN_BLOCK }; /* keys of a panel, of a block */
 
@@ -120,12 +119,32 @@ static void attn_load_keys(const sti_attn_rows *src, int start, int lo, int hi,
     }
 }
 
+/* Panels of few bits to panels. */
+static void attn_load_quant_panels(const sti_attn_rows *src, int start, int lo, int hi,
+                                   float *k)
+{
+    const int D = src->D;
+    for (int j = lo / ATTN_KEYS * ATTN_KEYS; j < hi; j += ATTN_KEYS) {
+        const int slot = start + j, first = slot / STI_ATTN_PANEL * STI_ATTN_PANEL;
+        const attn_key_panel p = attn_key_panel_at(src, first);
+        float *to = k + (size_t)(j / ATTN_W) * (size_t)(D * ATTN_W) + j % ATTN_W;
+        if (src->bits == 8)
+            attn_load_key_panel(8, &p, D, slot - first, ATTN_KEYS, to, ATTN_W);
+        else
+            attn_load_key_panel(5, &p, D, slot - first, ATTN_KEYS, to, ATTN_W);
+    }
+}
+
 /* Panels to panels: a plain conversion. */
 static void attn_load_panels(const sti_attn_rows *src, int start, int lo, int hi,
                              float *k)
 {
     enum { PANEL = STI_ATTN_PANEL };
     const int D = src->D;
+    if (src->bits) {
+        attn_load_quant_panels(src, start, lo, hi, k);
+        return;
+    }
     for (int j = lo / ATTN_KEYS * ATTN_KEYS; j < hi; j += ATTN_KEYS) {
         const int slot = start + j, panel = slot / PANEL * PANEL;
         const int width = src->capacity - panel < PANEL ? src->capacity - panel : PANEL;
@@ -162,9 +181,37 @@ STI_INLINE vf attn_value_at(const sti_attn_rows *src, const void *row, int d)
     return vf_load(x);
 }
 
+/* Rows of few bits; the block lies within the list. */
+STI_INLINE void attn_load_quant_rows(const int bits, const sti_attn_rows *src,
+                                     int start, int lo, int hi, float *v)
+{
+    float scale[ATTN_SCALES];
+    const attn_value_rows rows = attn_value_rows_of(src, start + lo, hi - lo, scale);
+    for (int j = lo; j < hi; j++) {
+        float *to = v + j * ATTN_W;
+        for (int d = 0; d < src->D; d += ATTN_W, to += ATTN_BLOCK * ATTN_W) {
+            vf_store(to, attn_value_of(bits, &rows, j - lo, d));
+            vf_store(to + VL, attn_value_of(bits, &rows, j - lo, d + VL));
+        }
+    }
+}
+
+static void attn_load_quant_values(const sti_attn_rows *src, int start, int lo, int hi,
+                                   float *v)
+{
+    if (src->bits == 4)
+        attn_load_quant_rows(4, src, start, lo, hi, v);
+    else
+        attn_load_quant_rows(3, src, start, lo, hi, v);
+}
+
 static void attn_load_values(const sti_attn_rows *src, int start, int lo, int hi,
                              float *v)
 {
+    if (src->bits) {
+        attn_load_quant_values(src, start, lo, hi, v);
+        return;
+    }
     int base = (start + lo) % src->capacity;
     int whole = src->type == STI_F16 ? src->D / ATTN_W * ATTN_W : 0;
     for (int j = lo; j < hi; j++) {

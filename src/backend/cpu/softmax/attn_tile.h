@@ -54,7 +54,21 @@ typedef struct sti_attn_rows {
     const void *data; /* [capacity, D] */
     sti_dtype type;   /* STI_F16 or STI_F32 */
     int capacity, D;
+    /* Quantized (ops/salient.h): keys in panels of bytes, values in rows. bits 0: not;
+     * else data has the low bits, and type is not read. */
+    int bits;
+    const uint8_t *high;
+    const uint16_t *scale;
 } sti_attn_rows;
+
+/* The first byte of row (or panel) `slot`. */
+static inline const char *sti_attn_slot(const sti_attn_rows *r, int slot)
+{
+    const size_t row = r->bits              ? sti_salient_low(r->bits, r->D)
+                       : r->type == STI_F32 ? (size_t)r->D * sizeof(float)
+                                            : (size_t)r->D * sizeof(uint16_t);
+    return (const char *)r->data + (size_t)slot * row;
+}
 
 typedef struct sti_attn_kernels {
     /* y = x s; y = x / s; y = keep y + add x. n floats. */

@@ -111,7 +111,8 @@ static sti_attn_rows cache_head(const job *j, const sti_attn_segment *s,
     size_t at = cache_row(j, s, g, 0);
     const void *p = j->a->cache == STI_F16 ? (const void *)((const uint16_t *)base + at)
                                            : (const void *)((const float *)base + at);
-    return (sti_attn_rows){p, j->a->cache, s->capacity, j->a->D};
+    return (sti_attn_rows){
+        .data = p, .type = j->a->cache, .capacity = s->capacity, .D = j->a->D};
 }
 
 static void store_row(const job *j, void *base, size_t at, const float *x)

@@ -382,10 +382,13 @@ still_status sti_cpu_hybrid_backward(sti_dev *dev, const sti_hybrid_parallel_arg
     sti_carve c = {0};
     sti_carve_take(&c, workers, j.bytes);
     carve_sums(&c, &j);
+    sti_train_store_carve(&c, &j.t);
     STI_TRY(sti_cpu_need_bytes(dev, c.used, err));
     c = (sti_carve){.base = dev->scratch.p};
     j.memory = sti_carve_take(&c, workers, j.bytes);
     carve_sums(&c, &j);
+    sti_train_store_carve(&c, &j.t);
+    sti_train_store(&j.t, dev);
 
     sti_pool_run(dev->pool, query_work, &j);
     if (j.s.aphi) sti_pool_run(dev->pool, key_work, &j);

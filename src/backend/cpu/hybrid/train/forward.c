@@ -87,8 +87,14 @@ still_status sti_cpu_hybrid_parallel(sti_dev *dev, const sti_hybrid_parallel_arg
     sti_carve c = {0};
     carve(&c, &w, &j.t);
     j.bytes = (c.used + 63) / 64 * 64;
-    STI_TRY(sti_cpu_need_bytes(dev, workers * j.bytes, err));
-    j.memory = dev->scratch.p;
+    c = (sti_carve){0};
+    sti_carve_take(&c, workers, j.bytes);
+    sti_train_store_carve(&c, &j.t);
+    STI_TRY(sti_cpu_need_bytes(dev, c.used, err));
+    c = (sti_carve){.base = dev->scratch.p};
+    j.memory = sti_carve_take(&c, workers, j.bytes);
+    sti_train_store_carve(&c, &j.t);
+    sti_train_store(&j.t, dev);
     sti_pool_run(dev->pool, work, &j);
     return STILL_OK;
 }

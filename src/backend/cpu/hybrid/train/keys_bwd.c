@@ -84,8 +84,9 @@ static void load(const keys *x, const int32_t *token, int n)
     for (int i = 0; i < n; i++) {
         const size_t at = sti_train_row(t, x->b, token[i], t->G, x->g) * (size_t)t->D;
         const size_t to = (size_t)i * (size_t)t->Dp;
-        sti_panel_row(x->k + to, t->a->in.k + at, t->D, t->Dp);
-        sti_panel_row(x->v + to, t->a->in.v + at, t->D, t->Dp);
+        const bool stored = sti_train_folds_stored(t, x->b, x->sel, token[i]);
+        sti_panel_row(x->k + to, (stored ? t->stored_k : t->a->in.k) + at, t->D, t->Dp);
+        sti_panel_row(x->v + to, (stored ? t->stored_v : t->a->in.v) + at, t->D, t->Dp);
     }
     sti_panel_map_rows(t->f, &x->map, x->k, n, x->raw, x->phi);
 }

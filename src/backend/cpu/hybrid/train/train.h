@@ -35,6 +35,10 @@ typedef struct sti_train {
     int span, n_spans;   /* tokens that share a walk's step */
     int most_keys;       /* softmax keys any span sees, itself included */
     float scale;         /* 1 / sqrt(D) */
+    /* k and v [B,T,G,D] as the salient cache has them: in.k and in.v themselves unless it
+     * is quantized. The gradient passes the rounding as if it were the identity. */
+    const float *stored_k, *stored_v;
+    float *rounded_k, *rounded_v; /* memory for these; NULL: not needed */
 } sti_train;
 
 /* Checks the arguments of a parallel call; most_keys needs sti_train_count_keys. */
@@ -42,6 +46,10 @@ still_status sti_train_new(sti_train *t, const sti_dev *dev,
                            const sti_hybrid_parallel_args *a, still_error *err);
 /* Reads fold_chunk; overwrites the device's scratch. */
 still_status sti_train_count_keys(sti_train *t, sti_dev *dev, still_error *err);
+
+/* Memory for stored_k and stored_v, and what they hold. */
+void sti_train_store_carve(sti_carve *c, sti_train *t);
+void sti_train_store(sti_train *t, const sti_dev *dev);
 
 /* The chunk at whose first token j is folded into the linear state, for the queries:
  * not before chunk c(j) + 2. n_spans or more: never. */
@@ -52,6 +60,12 @@ static inline int sti_train_fold_of(const sti_train *t, int b, int sel, int j)
                          (size_t)sel];
     const int retires = j / t->span + 2;
     return fold < 0 ? INT32_MAX : fold > retires ? fold : retires;
+}
+
+/* Whether token j folds what the salient cache had of it. */
+static inline bool sti_train_folds_stored(const sti_train *t, int b, int sel, int j)
+{
+    return t->set->has_window && sti_train_fold_of(t, b, sel, j) > j / t->span + 2;
 }
 
 /* Row of token j of sequence b in arrays [B,T,heads,.]. */

@@ -14,7 +14,6 @@ still_status sti_train_new(sti_train *t, const sti_dev *dev,
                            const sti_hybrid_parallel_args *a, still_error *err)
 {
     STI_TRY(sti_hybrid_check(a->set, &a->shape, err));
-    STI_TRY(sti_hybrid_refuse_bits(a->set, "cpu", err));
     if (a->B < 0 || a->T < 0 || (int64_t)a->B * a->T > INT32_MAX)
         return sti_fail(err, STILL_E_ARG, "hybrid attention: %d sequences of %d tokens",
                         a->B, a->T);
@@ -43,8 +42,41 @@ still_status sti_train_new(sti_train *t, const sti_dev *dev,
         .span = span,
         .n_spans = (int)(((int64_t)a->T + span - 1) / span),
         .scale = 1.0f / sqrtf((float)s->D),
+        .stored_k = a->in.k,
+        .stored_v = a->in.v,
     };
     return STILL_OK;
+}
+
+void sti_train_store_carve(sti_carve *c, sti_train *t)
+{
+    const size_t n = (size_t)t->a->B * (size_t)t->a->T * (size_t)t->G * (size_t)t->D;
+    if (t->set->key_bits) t->rounded_k = sti_carve_take(c, n, sizeof(float));
+    if (t->set->value_bits) t->rounded_v = sti_carve_take(c, n, sizeof(float));
+}
+
+static void store_work(void *v, int me, int workers)
+{
+    const sti_train *t = v;
+    int64_t lo, hi;
+    sti_split((int64_t)t->a->B * t->a->T * t->G, 1, me, workers, &lo, &hi);
+    for (int64_t row = lo; row < hi; row++) {
+        const size_t at = (size_t)row * (size_t)t->D;
+        if (t->rounded_k)
+            sti_salient_round_key(t->set->key_bits, t->a->in.k + at, t->D,
+                                  t->rounded_k + at);
+        if (t->rounded_v)
+            sti_salient_round_value(t->set->value_bits, t->a->in.v + at, t->D,
+                                    t->rounded_v + at);
+    }
+}
+
+void sti_train_store(sti_train *t, const sti_dev *dev)
+{
+    if (!t->rounded_k && !t->rounded_v) return;
+    sti_pool_run(dev->pool, store_work, t);
+    if (t->rounded_k) t->stored_k = t->rounded_k;
+    if (t->rounded_v) t->stored_v = t->rounded_v;
 }
 
 /* The most salient tokens a head ever has. left: how many are evicted at each chunk,
@@ -139,12 +171,13 @@ void sti_train_walk_begin(sti_train_walk *w, const sti_train *t, int b, int h)
     memset(w->z, 0, (size_t)t->Pp * sizeof *w->z);
 }
 
-static void load_kv(const sti_train_walk *w, int j, float *k, float *v)
+/* Token j as the window has it, or as the salient cache does. */
+static void load_kv(const sti_train_walk *w, int j, bool stored, float *k, float *v)
 {
     const sti_train *t = w->t;
     const size_t at = sti_train_row(t, w->b, j, t->G, w->g) * (size_t)t->D;
-    sti_panel_row(k, t->a->in.k + at, t->D, t->Dp);
-    sti_panel_row(v, t->a->in.v + at, t->D, t->Dp);
+    sti_panel_row(k, (stored ? t->stored_k : t->a->in.k) + at, t->D, t->Dp);
+    sti_panel_row(v, (stored ? t->stored_v : t->a->in.v) + at, t->D, t->Dp);
 }
 
 static void map_retired(sti_train_walk *w)
@@ -170,16 +203,17 @@ static void fold(sti_train_walk *w, int j)
 {
     if (!w->t->set->has_linear) return;
     const size_t at = (size_t)w->n_fold++ * (size_t)w->t->Dp;
-    load_kv(w, j, w->fold_k + at, w->fold_v + at);
+    load_kv(w, j, sti_train_folds_stored(w->t, w->b, w->sel, j), w->fold_k + at,
+            w->fold_v + at);
     if (w->n_fold < TILE) return;
     map_retired(w);
     fold_into_state(w);
 }
 
-static void load_row(sti_train_walk *w, int row, int j)
+static void load_row(sti_train_walk *w, int row, int j, bool salient)
 {
     const size_t at = (size_t)row * (size_t)w->t->Dp;
-    load_kv(w, j, w->K + at, w->V + at);
+    load_kv(w, j, salient, w->K + at, w->V + at);
     w->token[row] = j;
 }
 
@@ -193,7 +227,7 @@ void sti_train_walk_to(sti_train_walk *w, int c)
         fold_into_state(w); /* the span before */
         for (w->n_fold = 0; w->n_fold < end - first; w->n_fold++) {
             const size_t at = (size_t)w->n_fold * D;
-            load_kv(w, first + w->n_fold, w->fold_k + at, w->fold_v + at);
+            load_kv(w, first + w->n_fold, false, w->fold_k + at, w->fold_v + at);
         }
         map_retired(w);
         return;
@@ -217,9 +251,10 @@ void sti_train_walk_to(sti_train_walk *w, int c)
         fold_into_state(w);
     }
     w->n_salient = kept;
-    for (int i = 0; i < kept; i++) load_row(w, i, w->token[i]);
+    for (int i = 0; i < kept; i++) load_row(w, i, w->token[i], true);
     int row = kept;
-    for (int j = c > 0 ? first - t->span : first; j < end; j++) load_row(w, row++, j);
+    for (int j = c > 0 ? first - t->span : first; j < end; j++)
+        load_row(w, row++, j, false);
     w->own = row - (end - first);
 }
 

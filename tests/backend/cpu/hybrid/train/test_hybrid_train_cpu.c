@@ -58,10 +58,11 @@ static void check(const char *isa, batch *x, double limit)
 static void test_any_settings(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 240; seed++) {
-        problem p = any_problem(seed);
+    for (uint64_t seed = 1; seed <= 400; seed++) {
+        problem p = draw_problem(seed, seed > 240); /* the last quantized */
         batch x = make_batch(p.set, p.shape, 1 + (int)(seed % 2), p.T, 1, seed);
-        check(isa_name[seed % N_ISA], &x, 2e-5);
+        if (seed <= 240 || p.set.select > 0)
+            check(isa_name[seed % N_ISA], &x, seed > 240 ? 5e-5 : 2e-5); /* long sums */
         drop_batch(&x);
         drop(&p);
     }
