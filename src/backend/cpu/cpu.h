@@ -50,7 +50,7 @@ still_status sti_cpu_need(sti_dev *dev, int rows, still_error *err);
  * first call of a shape allocates and whose later ones do not. The old block goes. */
 still_status sti_cpu_need_bytes(sti_dev *dev, size_t bytes, still_error *err);
 
-/* Scratch bytes of an operator for `rows` rows; the block has room for the largest. */
+/* Scratch bytes of an operator for `rows` rows; the block fits the largest. */
 size_t sti_cpu_matmul_scratch(const sti_dev *dev, int rows);
 size_t sti_cpu_attn_scratch(const sti_dev *dev, int rows);
 size_t sti_cpu_hybrid_scratch(const sti_dev *dev, int rows);

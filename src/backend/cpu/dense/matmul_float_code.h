@@ -1,9 +1,9 @@
 /* matmul_float_code.h - products with float weights, rows as stored (F32, F16, BF16).
  *
- * Lanes run along k: element (x row,
- * w row) is one register of partial sums, fused multiply-adds over k in order, a tail
- * padded with zeros, then vf_hsum. Tiles of FLOAT_W_ROWS weight rows by FLOAT_X_ROWS rows of x share their
- * loads; a smaller tile computes each element by the same steps. */
+ * Lanes run along k: element (x row, w row) is one register of partial sums, fused
+ * multiply-adds over k in order, a tail padded with zeros, then vf_hsum. Tiles of
+ * FLOAT_W_ROWS weight rows by FLOAT_X_ROWS rows of x share their loads; a smaller tile
+ * computes each element by the same steps. */
 #ifndef STI_BACKEND_CPU_DENSE_MATMUL_FLOAT_CODE_H
 #define STI_BACKEND_CPU_DENSE_MATMUL_FLOAT_CODE_H
 
@@ -27,7 +27,7 @@ STI_INLINE vf load_bf16(const uint16_t *p)
 #endif
 }
 
-/* VL weights from element k on. Files promise no alignment and vf_load asks for none.
+/* VL weights from element k on. Files promise no alignment and vf_load needs none.
  * (A copy of 32 bytes would be stored in two halves, and loading the whole would wait
  * for both to leave the store buffer.) */
 STI_INLINE vf load_weights(const sti_dtype t, const uint8_t *row, int64_t k)
@@ -46,8 +46,8 @@ STI_INLINE vf load_weights_part(const sti_dtype t, const uint8_t *row, int64_t k
     return load_weights(t, pad, 0);
 }
 
-/* c[i][j], i < rows of x, j < FLOAT_W_ROWS, ldc = STI_GROUP. A single row of x is bound by
- * memory: rows are too short for the hardware to see a stream, so the place `ahead`
+/* c[i][j], i < rows of x, j < FLOAT_W_ROWS, ldc = STI_GROUP. A single row of x is bound
+ * by memory: rows are too short for the hardware to see a stream, so the place `ahead`
  * bytes on is asked for. */
 STI_INLINE void float_tile(const sti_dtype t, const int rows,
                            const uint8_t *const w[FLOAT_W_ROWS], size_t ahead,
@@ -90,7 +90,8 @@ STI_INLINE void float_tile(const sti_dtype t, const int rows,
     }
 }
 
-/* See sti_dense_kernels.product_float. Rows past n repeat the last one: c has room. */
+/* See sti_dense_kernels.product_float. Rows past n repeat the last one; c has space for
+ * them. */
 STI_INLINE void product_float(const sti_dtype t, const uint8_t *w, size_t stride, int n,
                               const float *x, size_t ldx, int R, int64_t K, float *c)
 {

@@ -1,10 +1,9 @@
 /* matmul_ktypes_code.h - K types, unpacked from the file into a panel.
  *
- * Files of K types are large, so their rows are
- * multiplied as they lie in the mapping: 16 rows of a super-block (256 k) are expanded
- * to bytes and float scales, then transposed so that a lane is a row. From there on they
- * are weights like all others. Centred types become w = D q + M with M = -centre D,
- * which is exact in float. */
+ * Files of K types are large, so their rows are multiplied as they lie in the mapping:
+ * 16 rows of a super-block (256 k) are expanded to bytes and float scales, then
+ * transposed so that a lane is a row. From there on they are weights like all others.
+ * Centred types become w = D q + M with M = -centre D, which is exact in float. */
 #ifndef STI_BACKEND_CPU_DENSE_MATMUL_KTYPES_CODE_H
 #define STI_BACKEND_CPU_DENSE_MATMUL_KTYPES_CODE_H
 
@@ -189,7 +188,7 @@ STI_INLINE void k_unpack(const sti_dtype t, const size_t bytes, const int sub,
     for (int s = 0; s < ns; s++, w += bytes) {
         for (int r = 0; r < n; r++) {
             const uint8_t *b = w + (size_t)r * stride;
-            /* Sixteen rows are more streams than the hardware follows: ask for the
+            /* Sixteen rows are more streams than the hardware follows: prefetch the
              * same place of the next panel's rows. */
             for (size_t l = 0; l < bytes; l += 64)
                 __builtin_prefetch(b + ng * STI_GROUP * stride + l, 0, 2);

@@ -137,7 +137,7 @@ static void load_queries(const sti_lin *l, const sti_linear_args *a, const worke
 
 /* Weights of a tile, unnormalized, into w, their sums into sum. `before` keys lie
  * before its first token; token i sees rows (before + i - W, before + i]. */
-static int weigh(const sti_lin *l, const worker *w, int before, int n)
+static int window_weights(const sti_lin *l, const worker *w, int before, int n)
 {
     const int W = l->a->window, keys = before + n;
     const int used = n * l->group, lanes = sti_panel_padded(used);
@@ -182,7 +182,7 @@ static void window_tile(const sti_lin *l, const sti_linear_args *a, const worker
         ring_load(l, st, st->win_v, row, w->V + at);
     }
     load_queries(l, a, w, st->pos, g, first, n);
-    weigh(l, w, before, n);
+    window_weights(l, w, before, n);
     l->f->multiply(n * l->group, l->Dp, before + n, w->w, 1, (size_t)w->lanes, w->V, D,
                    w->o, D, false);
     for (int i = 0; i < n * l->group; i++) {
@@ -295,7 +295,7 @@ static void window_backward(const job *j, const worker *w, int g, int first, int
         sti_panel_row(w->V + (size_t)r * D, a->in.v + kv_at(l, t, g), l->D, l->Dp);
     }
     load_queries(l, a, w, 0, g, first, n);
-    const int lanes = weigh(l, w, before, n);
+    const int lanes = window_weights(l, w, before, n);
     for (int i = 0; i < used; i++) {
         const int t = first + i / l->group, h = g * l->group + i % l->group;
         float *dn = w->dn + (size_t)i * D;

@@ -1,8 +1,8 @@
 /* linear.h - what Liger and SUPRA share on the cpu backend. Equations in
- * docs/methods.md; the loops that specify them are backend/ref/linear_*.c.
+ * docs/methods.md; the loops that specify them are in backend/ref/linear.
  *
- * Both walk over tokens with the state as a panel: one token reads and writes D x D
- * numbers that stay in L1 or L2, which costs less than the projections around it by far
+ * Both go over tokens with the state as a panel: one token reads and writes D x D
+ * numbers that stay in L1 or L2. That costs far less than the projections around it,
  * and needs no quotient of decays. */
 #ifndef STI_BACKEND_CPU_LINEAR_LINEAR_H
 #define STI_BACKEND_CPU_LINEAR_LINEAR_H
@@ -28,7 +28,7 @@ void sti_cpu_supra(sti_dev *dev, const sti_lin *l);
 still_status sti_cpu_liger_backward(sti_dev *dev, const sti_lin *l, still_error *err);
 still_status sti_cpu_supra_backward(sti_dev *dev, const sti_lin *l, still_error *err);
 
-/* Turns x [D] to position `pos`; -pos turns it back. */
+/* RoPE: rotates x [D] to position `pos`; -pos rotates it back. */
 static inline void sti_lin_rotate(const sti_lin *l, float *x, int64_t pos)
 {
     l->rows->rope(x, (int)pos, l->a->in.inv_freq, 1, l->D, l->a->in.interleaved);

@@ -378,7 +378,8 @@ static void unmap_work(void *v, int me, int workers)
     sti_split(j->a->T, 1, me, workers, &lo, &hi);
     for (int64_t t = lo; t < hi; t++) {
         unmap_row(j, &j->q, (int)t, j->dfq + (size_t)t * (size_t)j->q.np);
-        /* Heads of a group, in order; the features of k make room for their sum. */
+        /* Heads of a group, in order; their sum takes the place of the features of
+         * k. */
         for (int g = 0; g < l->G; g++) {
             float *dfk = j->k.f + (size_t)t * (size_t)j->k.np + (size_t)g * D;
             float *dv = j->a->grad.v;

@@ -6,7 +6,7 @@
 
 #include "backend/cpu/cpu.h"
 
-/* One row of logits: what the loss asks for. */
+/* One row of logits, and what the loss computes of it. */
 typedef struct sti_loss_row {
     float *x;       /* [V] logits, then their gradient */
     const float *t; /* [V] the teacher's, or NULL */

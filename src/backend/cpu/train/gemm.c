@@ -4,11 +4,11 @@
  *     matmul_back   dx [M,K] = sum_i dy_i [M,N_i] W_i [N_i,K]
  *     matmul_grad   dw [N,K] += scale dy^T [N,M] x [M,K]
  *
- * Bounded by arithmetic. Workers take rectangles of C and meet only at the end: each
- * copies the part of A and B it needs for itself, so that the shape of the rectangles
- * (see choose_grid) decides how much is copied twice. No sum is ever split, so the
- * number of threads changes no bit. Quantized weights are read from their repacked
- * copy, which is in memory, not from the file, which may not be. */
+ * Bounded by arithmetic. Workers take rectangles of C and synchronize only at the end:
+ * each copies the part of A and B it needs for itself, so that the shape of the
+ * rectangles (see choose_grid) decides how much is copied twice. No sum is ever split,
+ * so the number of threads changes no bit. Quantized weights are read from their
+ * repacked copy, which is in memory, not from the file, which may not be. */
 #include <assert.h>
 
 #include "backend/cpu/kernels.h"

@@ -275,38 +275,40 @@ static __global__ void __launch_bounds__(SPAN_THREADS, DP <= 64 ? 3 : 2)
 
 /* ---- Launchers ----------------------------------------------------------- */
 
-static dim3 window_grid(const sti_cuda_linear *p, int heads)
+/* A block for every ROWS tokens of every head of every session; kernel: from a width to the
+ * instance of it. */
+template <class Kernel>
+static still_status launch_window(sti_dev *dev, const sti_cuda_linear *p, int heads,
+                                  const char *what, Kernel kernel, still_error *err)
 {
-    return dim3((unsigned)(p->longest + ROWS - 1) / ROWS, (unsigned)heads,
-                (unsigned)p->n);
+    const dim3 grid((unsigned)(p->longest + ROWS - 1) / ROWS, (unsigned)heads,
+                    (unsigned)p->n);
+    return by_width(p, [&](auto W) {
+        return launch(dev, what, err, kernel(W), grid, SPAN_THREADS, window_shared<W>(),
+                      *p);
+    });
 }
 
 still_status sti_cuda_linear_window(sti_dev *dev, const sti_cuda_linear *p,
                                     still_error *err)
 {
-    return by_width(p, [&](auto W) {
-        return launch(dev, "linear attention: the window's outputs", err,
-                      window_kernel<W>, window_grid(p, p->H), SPAN_THREADS,
-                      window_shared<W>(), *p);
-    });
+    return launch_window(
+        dev, p, p->H, "linear attention: the window's outputs",
+        [](auto W) { return window_kernel<W>; }, err);
 }
 
 still_status sti_cuda_linear_window_queries(sti_dev *dev, const sti_cuda_linear *p,
                                             still_error *err)
 {
-    return by_width(p, [&](auto W) {
-        return launch(dev, "linear attention: gradient of the window's queries", err,
-                      window_query_kernel<W>, window_grid(p, p->H), SPAN_THREADS,
-                      window_shared<W>(), *p);
-    });
+    return launch_window(
+        dev, p, p->H, "linear attention: gradient of the window's queries",
+        [](auto W) { return window_query_kernel<W>; }, err);
 }
 
 still_status sti_cuda_linear_window_keys(sti_dev *dev, const sti_cuda_linear *p,
                                          still_error *err)
 {
-    return by_width(p, [&](auto W) {
-        return launch(dev, "linear attention: gradient of the window's keys", err,
-                      window_key_kernel<W>, window_grid(p, p->G), SPAN_THREADS,
-                      window_shared<W>(), *p);
-    });
+    return launch_window(
+        dev, p, p->G, "linear attention: gradient of the window's keys",
+        [](auto W) { return window_key_kernel<W>; }, err);
 }
