@@ -241,7 +241,7 @@ static still_status put_json(const char *dir, const char *name, json_t *v,
 {
     sti_buf path = {0};
     sti_buf_printf(&path, "%s/%s", dir, name);
-    char *text = v ? json_dumps(v, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
+    char *text = v ? sti_json_text(v, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     still_status status = text && !path.failed ? sti_write_text(path.p, text, err)
                                                : sti_fail_memory(err, dir, 0);
     free(text);

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/buf.h"
 #include "base/error.h"
 
 /* ---- Numbers ------------------------------------------------------------- */
@@ -88,4 +89,19 @@ void sti_json_merge(json_t **to, json_t *from)
 {
     check(to, json_object_update(*to, from));
     json_decref(from);
+}
+
+static int put(const char *p, size_t n, void *user)
+{
+    sti_buf *b = user;
+    sti_buf_put(b, p, n);
+    return b->failed ? -1 : 0; /* jansson ignores it for names, b does not */
+}
+
+char *sti_json_text(const json_t *v, size_t flags)
+{
+    sti_buf b = {0};
+    if (json_dump_callback(v, put, &b, flags) == 0 && !b.failed) return b.p;
+    sti_buf_free(&b);
+    return NULL;
 }

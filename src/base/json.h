@@ -1,6 +1,6 @@
-/* json.h - JSON texts in and out. Values are jansson's (json_t, json_pack, json_dumps);
- * reading, filling and taking numbers goes through here, because a failed allocation
- * must come out as one, a number must lie in its range, and no call may be ignored. */
+/* json.h - JSON texts in and out. Values are jansson's (json_t, json_pack); reading,
+ * writing, filling and taking numbers goes through here, because a failed allocation must
+ * come out as one, a number must lie in its range, and no call may be ignored. */
 #ifndef STI_BASE_JSON_H
 #define STI_BASE_JSON_H
 
@@ -46,8 +46,8 @@ still_status sti_json_real(const char *what, const json_t *o, const char *key,
 
 /* Puts v, which is taken, into *to. If that fails, or v is NULL because making it did,
  * *to is released and becomes NULL, on which all these do nothing: a value with a part
- * missing cannot come out, and one look at the end tells (json_dumps(NULL) is NULL, and
- * json_pack with a NULL part is too). */
+ * missing cannot come out, and one look at the end tells (sti_json_text(NULL) is NULL,
+ * and json_pack with a NULL part is too). */
 void sti_json_set(json_t **to, const char *key, json_t *v);
 void sti_json_append(json_t **to, json_t *v);
 /* JSON has no NaN and no infinity: set_real leaves such a member out, of_real is null. */
@@ -55,5 +55,8 @@ void sti_json_set_real(json_t **to, const char *key, double v);
 json_t *sti_json_of_real(double v);
 /* Adds the members of `from`, which is taken. */
 void sti_json_merge(json_t **to, json_t *from);
+/* The value as text, flags as json_dumps has them; free() it. NULL: no memory, or no
+ * value. json_dumps itself drops names that it has no room for. */
+char *sti_json_text(const json_t *v, size_t flags);
 
 #endif

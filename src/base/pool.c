@@ -165,8 +165,10 @@ still_status sti_pool_new(int threads, sti_pool **out, still_error *err)
         if (!a || pthread_create(&p->thread[i - 1], NULL, work, a) != 0) {
             free(a);
             sti_pool_free(p);
-            return sti_fail(err, STILL_E_MEMORY, "cannot start thread %d of %d", i + 1,
-                            threads);
+            return sti_fail(err, STILL_E_MEMORY,
+                            "cannot start thread %d of %d: out of memory, or the "
+                            "system allows no more threads",
+                            i + 1, threads);
         }
         p->threads = i + 1;
     }

@@ -137,8 +137,8 @@ int cli_finish(int status)
 
 int cli_print_json(json_t *object)
 {
-    char *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(12) |
-                                                 JSON_ENCODE_ANY)
+    char *text = object ? sti_json_text(object, JSON_COMPACT | JSON_REAL_PRECISION(12) |
+                                                    JSON_ENCODE_ANY)
                         : NULL;
     json_decref(object);
     if (!text) return cli_fail("out of memory while writing JSON");

@@ -97,7 +97,7 @@ void sti_log_close(sti_log *l)
 static still_status name_run(const json_t *header, char run[17], still_error *err)
 {
     unsigned char digest[STI_SHA256];
-    char *text = json_dumps(header, JSON_COMPACT | JSON_SORT_KEYS);
+    char *text = sti_json_text(header, JSON_COMPACT | JSON_SORT_KEYS);
     if (!text) return sti_fail_memory(err, "log", 0);
     sti_sha256_of(text, strlen(text), digest);
     free(text);
@@ -107,7 +107,7 @@ static still_status name_run(const json_t *header, char run[17], still_error *er
 
 static still_status put_line(sti_log *l, const json_t *o, still_error *err)
 {
-    char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    char *text = sti_json_text(o, JSON_COMPACT | JSON_REAL_PRECISION(17));
     if (!text) return sti_fail_memory(err, l->path, 0);
     size_t n = strlen(text);
     text[n++] = '\n'; /* over the NUL: it goes out by its length */

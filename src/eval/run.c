@@ -115,7 +115,7 @@ static still_status tell(sti_comm *comm, int root, sti_buf *b, still_error *err)
 
 static still_status dump(const json_t *o, sti_buf *b, still_error *err)
 {
-    char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    char *text = sti_json_text(o, JSON_COMPACT | JSON_REAL_PRECISION(17));
     sti_buf_clear(b);
     if (text) sti_buf_puts(b, text);
     const bool ok = text && !b->failed;
@@ -264,7 +264,7 @@ static still_status report(course *c, int i, still_error *err)
     if (sti_comm_rank(c->j->comm) != 0) return STILL_OK;
     if (!old) STI_TRY(sti_log_add(c->j->log, record, err));
     if (!p->each) return STILL_OK;
-    char *text = json_dumps(record, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    char *text = sti_json_text(record, JSON_COMPACT | JSON_REAL_PRECISION(17));
     if (!text) return sti_fail_memory(err, "a record", 0);
     update_result(c);
     const still_eval_item item = {.record = text,

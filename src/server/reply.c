@@ -10,7 +10,7 @@ static const char OUT_OF_MEMORY[] =
 
 void srv_reply_json(srv_reply *r, json_t *body)
 {
-    char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
+    char *text = body ? sti_json_text(body, JSON_COMPACT) : NULL;
     json_decref(body);
     if (!text) r->status = 500;
     sti_buf_clear(&r->body);
@@ -59,7 +59,7 @@ void srv_put_string(sti_buf *b, const char *text, size_t n)
         sti_buf_puts(b, "\"");
         return;
     }
-    char *quoted = json_dumps(string, JSON_ENCODE_ANY);
+    char *quoted = sti_json_text(string, JSON_ENCODE_ANY);
     json_decref(string);
     if (quoted)
         sti_buf_puts(b, quoted);

@@ -13,7 +13,7 @@ static still_status write_file(const char *folder, const char *name, json_t *o,
 {
     sti_buf path = {0};
     sti_buf_printf(&path, "%s/%s", folder, name);
-    char *text = json_dumps(o, JSON_INDENT(2));
+    char *text = sti_json_text(o, JSON_INDENT(2));
     still_status st = text && !path.failed ? sti_write_text(path.p, text, err)
                                            : sti_fail_memory(err, name, path.n);
     json_decref(o);

@@ -38,7 +38,7 @@ still_status sti_report_step(const sti_trainer *t, const still_train_progress *p
     if (p->stage == 1) sti_json_set_real(&o, "valid_relative", p->valid_relative);
     sti_json_set_real(&o, "tokens_per_s", p->tokens_per_s);
     sti_json_set(&o, "peak_rss", json_integer((json_int_t)p->peak_rss));
-    char *line = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    char *line = sti_json_text(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
     json_decref(o);
     if (!line) return sti_fail_memory(err, path, 0);
     const size_t n = strlen(line);

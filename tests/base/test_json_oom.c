@@ -73,10 +73,35 @@ static void building(void **state)
     json_decref(want);
 }
 
+static void writing(void **state)
+{
+    (void)state;
+    json_t *o = build();
+    char *want = sti_json_text(o, JSON_SORT_KEYS);
+    assert_non_null(want);
+    for (int i = 0;; i++) {
+        countdown = i;
+        char *text = sti_json_text(o, JSON_SORT_KEYS);
+        const bool used_up = countdown < 0;
+        countdown = -1;
+        if (text && strcmp(text, want) != 0) fail_msg("allocation %d: %s", i, text);
+        assert_true(text || used_up);
+        free(text);
+        if (!used_up) {
+            assert_true(i > 5);
+            break;
+        }
+    }
+    assert_null(sti_json_text(NULL, JSON_ENCODE_ANY));
+    free(want);
+    json_decref(o);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(reading),
-                                       cmocka_unit_test(building)};
+                                       cmocka_unit_test(building),
+                                       cmocka_unit_test(writing)};
     json_set_alloc_funcs(__wrap_malloc, free);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,6 +20,7 @@
 
 static const char NOTES[] = ".still.json";
 enum { MOST_NOTES = 1 << 20 }; /* bytes */
+enum { ROOM = 4096 };          /* of a path */
 
 static still_status take(sti_buf *b, char **out, still_error *err)
 {
@@ -58,13 +59,19 @@ still_status cli_cache_folder(const char *name, char **out, still_error *err)
     return cli_cache_place("models", name, out, err);
 }
 
+/* Whether a file is there is asked without allocating, so that want of memory cannot
+ * look like its absence. */
+static bool stat_in(const char *folder, const char *name, struct stat *st)
+{
+    char path[ROOM];
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path &&
+           stat(path, st) == 0;
+}
+
 static bool exists(const char *folder, const char *name)
 {
-    sti_buf path = {0};
-    sti_buf_printf(&path, "%s/%s", folder, name);
-    bool there = !path.failed && access(path.p, F_OK) == 0;
-    sti_buf_free(&path);
-    return there;
+    struct stat st;
+    return stat_in(folder, name, &st);
 }
 
 static bool ends_with(const char *text, const char *end)
@@ -120,29 +127,28 @@ static bool could_be_cached(const char *name)
 
 /* An adapter folder that ships with still, found relative to the program:
  * PREFIX/bin/still and PREFIX/share/still/models, or a build folder (build/,
- * build/asan/) and models/ of the source tree. NULL: there is none of this name. */
-static char *shipped(const char *name)
+ * build/asan/) and models/ of the source tree. False: there is none of this name. */
+static bool shipped(const char *name, char out[ROOM])
 {
     static const struct {
         int up; /* folders above the program's */
         const char *models;
     } place[] = {{1, "share/still/models"}, {1, "models"}, {2, "models"}};
-    char program[4096];
-    if (strchr(name, '/')) return NULL;
+    char program[ROOM / 2];
+    if (strchr(name, '/')) return false;
     for (size_t i = 0; i < sizeof place / sizeof *place; i++) {
         const ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
-        if (n <= 0) return NULL;
+        if (n <= 0) return false;
         program[n] = 0;
         for (int cut = 0; cut <= place[i].up; cut++) {
             char *slash = strrchr(program, '/');
             if (slash) *slash = 0;
         }
-        sti_buf folder = {0};
-        sti_buf_printf(&folder, "%s/%s/%s", program, place[i].models, name);
-        if (!folder.failed && exists(folder.p, "still.json")) return folder.p;
-        sti_buf_free(&folder);
+        const int length =
+            snprintf(out, ROOM, "%s/%s/%s", program, place[i].models, name);
+        if (length < ROOM && exists(out, "still.json")) return true;
     }
-    return NULL;
+    return false;
 }
 
 /* Resolves a name, ignoring adapters. */
@@ -169,8 +175,11 @@ static still_status resolve_plain(const char *name, char **out, still_error *err
                            : stat(folder, &st) == 0 && S_ISDIR(st.st_mode);
     if (here) return entry_of(folder, out, err);
     free(folder);
-    *out = shipped(name);
-    if (*out) return STILL_OK;
+    char with_still[ROOM];
+    if (shipped(name, with_still)) {
+        *out = sti_strdup(with_still);
+        return *out ? STILL_OK : sti_fail_memory(err, "path", strlen(with_still));
+    }
     if (is_default || strchr(name, '/'))
         return sti_fail(
             err, STILL_E_IO,
@@ -236,15 +245,6 @@ static json_t *read_notes(const char *folder)
     return st == STILL_OK || st == STILL_E_MEMORY ? notes : json_object();
 }
 
-static bool stat_in(const char *folder, const char *name, struct stat *st)
-{
-    sti_buf path = {0};
-    sti_buf_printf(&path, "%s/%s", folder, name);
-    bool there = !path.failed && stat(path.p, st) == 0;
-    sti_buf_free(&path);
-    return there;
-}
-
 bool cli_verified(const char *folder, const char *name, const char *sum)
 {
     struct stat st;
@@ -271,7 +271,7 @@ still_status cli_set_verified(const char *folder, const char *name, const char *
     json_t *note = json_pack("{s:s, s:I, s:I}", "sum", sum, "size",
                              (json_int_t)st.st_size, "mtime", (json_int_t)st.st_mtime);
     sti_json_set(&notes, name, note);
-    char *text = json_dumps(notes, JSON_INDENT(1));
+    char *text = sti_json_text(notes, JSON_INDENT(1));
     status = text && !path.failed ? sti_write_file(path.p, text, strlen(text), err)
                                   : sti_fail_memory(err, NOTES, 0);
     free(text);
@@ -280,20 +280,17 @@ still_status cli_set_verified(const char *folder, const char *name, const char *
     return status;
 }
 
-/* NAME.gguf and NAME.still.gguf: the one that `path` is not; NULL if it is neither,
- * or the other does not exist. */
-static char *twin_of(const char *path, bool *is_adapter)
+/* NAME.gguf and NAME.still.gguf: the one that `path` is not; false if it is neither, or
+ * the other does not exist. */
+static bool twin_of(const char *path, bool *is_adapter, char out[ROOM])
 {
     *is_adapter = ends_with(path, ".still.gguf");
-    if (!*is_adapter && !ends_with(path, ".gguf")) return NULL;
+    if (!*is_adapter && !ends_with(path, ".gguf")) return false;
     size_t stem = strlen(path) - strlen(*is_adapter ? ".still.gguf" : ".gguf");
-    sti_buf twin = {0};
-    sti_buf_printf(&twin, "%.*s%s", (int)stem, path,
-                   *is_adapter ? ".gguf" : ".still.gguf");
+    const int n = snprintf(out, ROOM, "%.*s%s", (int)stem, path,
+                           *is_adapter ? ".gguf" : ".still.gguf");
     struct stat st;
-    if (!twin.failed && stat(twin.p, &st) == 0) return twin.p;
-    sti_buf_free(&twin);
-    return NULL;
+    return n < ROOM && stat(out, &st) == 0;
 }
 
 /* *path is an adapter: moves it to *adapter and sets *path to its base model. A folder
@@ -307,7 +304,9 @@ static still_status resolve_base(char **path, char **adapter, still_error *err)
         if (!found) return sti_fail_memory(err, "path", strlen(*path));
     } else {
         STI_TRY(still_adapter_base(*path, base, sizeof base, err));
-        if (resolve_plain(base, &found, &why))
+        const still_status st = resolve_plain(base, &found, &why);
+        if (st == STILL_E_MEMORY) return sti_fail_memory(err, base, 0);
+        if (st != STILL_OK)
             return sti_fail(err, STILL_E_IO,
                             "%s: is an adapter of base model '%s': %s (or correct the "
                             "name in its still.json)",
@@ -335,8 +334,14 @@ still_status cli_resolve_model(const char *name, char **out, char **adapter,
         return status;
     }
     bool is_adapter;
-    char *twin = twin_of(*out, &is_adapter);
-    if (!twin) return STILL_OK;
+    char other[ROOM];
+    if (!twin_of(*out, &is_adapter, other)) return STILL_OK;
+    char *twin = sti_strdup(other);
+    if (!twin) {
+        free(*out);
+        *out = NULL;
+        return sti_fail_memory(err, "path", strlen(other));
+    }
     char *first = is_adapter ? twin : *out, *second = is_adapter ? *out : twin;
     *out = first;
     if (adapter)

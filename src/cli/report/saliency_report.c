@@ -20,7 +20,8 @@ double cli_saliency_exact(const still_saliency *s)
 /* Inside a script element "<" could end it; in JSON it occurs within strings only. */
 static void put_json(sti_buf *out, json_t *value)
 {
-    char *text = json_dumps(value, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_ENCODE_ANY);
+    char *text =
+        sti_json_text(value, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_ENCODE_ANY);
     out->failed = out->failed || !text;
     for (const char *at = text; at && *at;) {
         const size_t n = strcspn(at, "<");

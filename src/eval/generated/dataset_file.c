@@ -50,7 +50,7 @@ typedef struct writer {
 /* Writes v as a line and releases it; counted: the checksum includes it. */
 static still_status put_line(writer *w, json_t *v, bool counted, still_error *err)
 {
-    char *line = v ? json_dumps(v, JSON_COMPACT) : NULL;
+    char *line = v ? sti_json_text(v, JSON_COMPACT) : NULL;
     json_decref(v);
     if (!line) return sti_fail_memory(err, w->path, 0);
     const size_t n = strlen(line);
