@@ -128,6 +128,8 @@ static bool sound(const sti_attn_config *cfg, const sti_attn_layer *l,
     sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
     const sti_hybrid_settings set = sti_attn_hybrid_settings(cfg, l);
     int S = sti_hybrid_selection_heads(&set, &shape);
+    for (int s = 0; st->folded && s < S; s++)
+        if (st->folded[s] < 0 || st->folded[s] > length) return false;
     for (int s = 0; st->sal_count && s < S; s++) {
         const sti_hybrid_list list = sti_hybrid_list_of(&set, st, s);
         int n = st->sal_count[s];

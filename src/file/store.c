@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "base/mem.h"
+#include "base/sha256.h"
 #include "file/parse.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
@@ -162,6 +163,26 @@ still_status sti_store_open(const char *path, sti_store *out, still_error *err)
     still_status status = open_any(out, path, err);
     if (status != STILL_OK) sti_store_close(out);
     return status;
+}
+
+still_status sti_store_verify(const sti_store *s, bool *sealed, still_error *err)
+{
+    const sti_tensor *t = sti_store_find(s, STI_CHECKSUM);
+    *sealed = t != NULL;
+    if (!t) return STILL_OK;
+    const unsigned char *begin = s->map[0].data, *sum = t->data;
+    unsigned char now[STI_SHA256];
+    if (s->n_maps != 1 || t->type != STI_I32 || t->bytes != sizeof now ||
+        (size_t)(sum - begin) != s->map[0].size - sizeof now)
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s: '%s' is not the last of its tensors: it is damaged",
+                        s->path, STI_CHECKSUM);
+    sti_sha256_of(begin, (size_t)(sum - begin), now);
+    if (memcmp(now, sum, sizeof now) != 0)
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s: its checksum does not match its bytes: it is damaged",
+                        s->path);
+    return STILL_OK;
 }
 
 void sti_store_close(sti_store *s)

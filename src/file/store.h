@@ -91,6 +91,12 @@ bool sti_meta_float(const sti_meta *m, double *out); /* any number */
 bool sti_meta_elem_int(const sti_meta *m, uint64_t i, int64_t *out);
 bool sti_meta_elem_float(const sti_meta *m, uint64_t i, double *out);
 
+/* A file that was sealed ends with tensor STI_CHECKSUM, eight I32: the SHA-256 of all
+ * bytes before it, header, metadata and tensors. *sealed: whether this one was, and then
+ * its bytes are those that were written. */
+#define STI_CHECKSUM "still.checksum"
+still_status sti_store_verify(const sti_store *s, bool *sealed, still_error *err);
+
 /* ---- Writing (file/write.c): streaming, as base/new_file.h says */
 typedef struct sti_writer sti_writer;
 /* GGUF v3. Add all metadata, then all tensor headers, then tensor data in order. */
@@ -98,6 +104,8 @@ still_status sti_writer_gguf(const char *path, sti_writer **out, still_error *er
 /* safetensors: all headers, then data in order. metadata: JSON object of strings. */
 still_status sti_writer_safetensors(const char *path, json_t *metadata,
                                     sti_writer **out, still_error *err);
+/* Before any data: the file gets a checksum at its end (STI_CHECKSUM). */
+void sti_writer_seal(sti_writer *w);
 still_status sti_writer_meta_str(sti_writer *w, const char *key, const char *v,
                                  still_error *err);
 still_status sti_writer_meta_u32(sti_writer *w, const char *key, uint32_t v,

@@ -10,6 +10,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/sha256.h"
 #include "file/parse.h"
 
 enum { GGUF_ALIGNMENT = 32, SAFETENSORS_ALIGNMENT = 8 };
@@ -27,7 +28,9 @@ struct sti_writer {
     char *path;
     sti_new_file *file;
     bool is_gguf, started; /* started: the header is written */
-    sti_buf pairs;         /* GGUF: metadata, encoded */
+    bool sealed;           /* with the SHA-256 of what was written so far: */
+    sti_sha256 sum;
+    sti_buf pairs; /* GGUF: metadata, encoded */
     uint64_t n_pairs;
     json_t *metadata; /* safetensors */
     entry *tensor;
@@ -40,6 +43,7 @@ struct sti_writer {
 
 static still_status put(sti_writer *w, const void *p, size_t n, still_error *err)
 {
+    if (w->sealed) sti_sha256_add(&w->sum, p, n);
     return sti_new_file_put(w->file, p, n, err);
 }
 
@@ -82,6 +86,12 @@ still_status sti_writer_safetensors(const char *path, json_t *metadata,
     STI_TRY(writer_new(path, false, out, err));
     (*out)->metadata = json_incref(metadata);
     return STILL_OK;
+}
+
+void sti_writer_seal(sti_writer *w)
+{
+    w->sealed = true;
+    sti_sha256_start(&w->sum);
 }
 
 void sti_writer_abort(sti_writer *w)
@@ -329,7 +339,7 @@ static void encode_safetensors(const sti_writer *w, sti_buf *b)
     if (w->metadata) sti_json_set(&header, "__metadata__", json_incref(w->metadata));
     for (size_t i = 0; i < w->n_tensors; i++)
         sti_json_set(&header, w->tensor[i].name, describe_entry(&w->tensor[i]));
-    char *text = json_dumps(header, JSON_COMPACT);
+    char *text = sti_json_text(header, JSON_COMPACT);
     json_decref(header);
     if (!text) {
         b->failed = true;
@@ -345,6 +355,9 @@ static void encode_safetensors(const sti_writer *w, sti_buf *b)
 static still_status start(sti_writer *w, still_error *err)
 {
     sti_buf b = {0};
+    if (w->sealed)
+        STI_TRY(sti_writer_tensor(w, STI_CHECKSUM, STI_I32, 1,
+                                  (int64_t[]){STI_SHA256 / 4}, err));
     if (w->is_gguf)
         encode_gguf(w, &b);
     else
@@ -378,6 +391,12 @@ still_status sti_writer_data(sti_writer *w, const void *p, size_t n, still_error
 static still_status finish_file(sti_writer *w, still_error *err)
 {
     if (!w->started) STI_TRY(start(w, err));
+    if (w->sealed && w->current + 1 == w->n_tensors) {
+        unsigned char sum[STI_SHA256];
+        sti_sha256_end(&w->sum, sum);
+        w->sealed = false;
+        STI_TRY(sti_writer_data(w, sum, sizeof sum, err));
+    }
     if (w->current < w->n_tensors)
         return sti_fail(
             err, STILL_E_ARG, "%s: tensor '%s' has %zu bytes, only %zu were written",

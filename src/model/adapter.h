@@ -8,7 +8,8 @@
  * In a folder it is two files: still.json, which names the base model by its
  * fingerprint, the method and its settings, and the tensors, one an entry:
  * adapter.safetensors as training writes it, in floats, or adapter.gguf, smaller, as
- * `still export --to adapter` does. */
+ * `still export --to adapter` does. That file repeats the description and ends with a
+ * checksum, so damage to either is found. */
 #ifndef STI_MODEL_ADAPTER_H
 #define STI_MODEL_ADAPTER_H
 
@@ -81,6 +82,7 @@ typedef struct sti_adapter_spec {
     sti_lora_spec lora;
     char base_name[256]; /* how the user called the base model; a hint */
     unsigned char base[STI_FINGERPRINT];
+    int version; /* of the format it was read in */
 } sti_adapter_spec;
 
 typedef struct sti_adapter {
@@ -125,13 +127,16 @@ still_status sti_adapter_open(const char *path, sti_store *out, still_error *err
 /* For running: `quantized` keeps gates in 8 bits, as beside 4-bit weights. */
 still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
                               bool quantized, sti_adapter **out, still_error *err);
+/* A file for its tensors that has its description and will have a checksum. */
+still_status sti_adapter_writer(const sti_adapter_spec *spec, const char *path,
+                                bool gguf, sti_writer **out, still_error *err);
 still_status sti_adapter_write_spec(const sti_adapter_spec *spec, const char *dir,
                                     still_error *err);
 /* Writes both files, each complete or not at all. */
 still_status sti_adapter_write(const sti_adapter *a, const char *dir, still_error *err);
 /* Its description as still.json has it. */
 json_t *sti_adapter_to_json(const sti_adapter_spec *spec);
-#define STI_ADAPTER_META "still.adapter" /* where a GGUF file has it */
+#define STI_ADAPTER_META "still.adapter" /* where the tensors' file has it */
 
 /* ---- Steps of making one ------------------------------------------------- */
 

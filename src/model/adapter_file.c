@@ -14,7 +14,9 @@
 #include "base/buf.h"
 #include "model/adapter.h"
 
-enum { VERSION = 1 };
+/* 1: nothing tells whether the tensors are those that were written. 2: their file has the
+ * description, too, and a checksum of all of it. */
+enum { VERSION = 2 };
 
 static bool is_file(const char *path)
 {
@@ -67,13 +69,7 @@ json_t *sti_adapter_to_json(const sti_adapter_spec *spec)
                      "targets", targets);
 }
 
-static bool read_choice(const char *text, const char *no, const char *yes, bool *out)
-{
-    *out = strcmp(text, yes) == 0;
-    return *out || strcmp(text, no) == 0;
-}
-
-static bool read_targets(json_t *list, unsigned *out)
+static bool read_targets(const json_t *list, unsigned *out)
 {
     *out = 0;
     for (size_t i = 0; i < json_array_size(list); i++) {
@@ -85,59 +81,133 @@ static bool read_targets(json_t *list, unsigned *out)
         if (!name || t == STI_TARGETS) return false;
         *out |= 1u << t;
     }
-    return true;
+    return json_is_array(list);
 }
 
-static still_status spec_of_json(json_t *j, const char *path, sti_adapter_spec *out,
-                                 still_error *err)
+/* The description being read: an object of it, and the file for errors. */
+typedef struct part {
+    const char *path;
+    const json_t *o;
+    still_error *err;
+} part;
+
+/* No setting of a method or an adapter is larger; each has limits of its own, which are
+ * checked with the model. */
+enum { MOST = 1 << 24 };
+
+static still_status fail_key(const part *p, const char *key, const char *expected)
+{
+    return sti_fail(p->err, STILL_E_FORMAT, "%s: '%s' is missing or not %s", p->path,
+                    key, expected);
+}
+
+static still_status take_part(const part *of, const char *key, part *out)
+{
+    *out = (part){of->path, json_object_get(of->o, key), of->err};
+    return json_is_object(out->o) ? STILL_OK : fail_key(of, key, "an object");
+}
+
+static still_status take_text(const part *p, const char *key, char *out, size_t room)
+{
+    const char *text = json_string_value(json_object_get(p->o, key));
+    if (text && snprintf(out, room, "%s", text) < (int)room) return STILL_OK;
+    char expected[64];
+    snprintf(expected, sizeof expected, "a string of less than %zu bytes", room);
+    return fail_key(p, key, expected);
+}
+
+static still_status take_int(const part *p, const char *key, int lo, int hi, int *out)
+{
+    int64_t v = 0;
+    STI_TRY(sti_json_int(p->path, p->o, key, lo, hi, &v, p->err));
+    *out = (int)v;
+    return STILL_OK;
+}
+
+static still_status take_bool(const part *p, const char *key, bool *out)
+{
+    const json_t *v = json_object_get(p->o, key);
+    *out = json_is_true(v);
+    return json_is_boolean(v) ? STILL_OK : fail_key(p, key, "true or false");
+}
+
+static still_status take_choice(const part *p, const char *key, const char *no,
+                                const char *yes, bool *out)
+{
+    const char *text = json_string_value(json_object_get(p->o, key));
+    *out = text && strcmp(text, yes) == 0;
+    if (*out || (text && strcmp(text, no) == 0)) return STILL_OK;
+    char expected[64];
+    snprintf(expected, sizeof expected, "'%s' or '%s'", no, yes);
+    return fail_key(p, key, expected);
+}
+
+static still_status take_method(const part *p, still_method *m)
+{
+    int64_t seed = 0;
+    STI_TRY(take_text(p, "name", m->name, sizeof m->name));
+    STI_TRY(take_int(p, "chunk", 0, MOST, &m->chunk));
+    STI_TRY(take_int(p, "select", 0, MOST, &m->select));
+    STI_TRY(take_int(p, "cap", STI_CAP_NONE, MOST, &m->cap));
+    /* Settings that came later: adapters without them were trained without them. */
+    if (json_object_get(p->o, "caps"))
+        STI_TRY(take_text(p, "caps", m->caps, sizeof m->caps));
+    if (json_object_get(p->o, "key_bits"))
+        STI_TRY(take_int(p, "key_bits", 0, 32, &m->key_bits));
+    if (json_object_get(p->o, "value_bits"))
+        STI_TRY(take_int(p, "value_bits", 0, 32, &m->value_bits));
+    STI_TRY(take_text(p, "score", m->score, sizeof m->score));
+    STI_TRY(take_choice(p, "heads", "shared", "per-head", &m->per_head));
+    STI_TRY(take_choice(p, "la_scale", "exact", "window", &m->window_scale));
+    STI_TRY(take_bool(p, "gate", &m->gate));
+    STI_TRY(take_bool(p, "norm_map", &m->norm_preserved));
+    STI_TRY(take_int(p, "first_layer", 0, MOST, &m->first_layer));
+    STI_TRY(take_int(p, "last_layer", -1, MOST, &m->last_layer));
+    STI_TRY(sti_json_int(p->path, p->o, "seed", INT64_MIN, INT64_MAX, &seed, p->err));
+    m->seed = (uint64_t)seed;
+    return STILL_OK;
+}
+
+static still_status take_lora(const part *p, sti_lora_spec *out)
+{
+    double alpha = 0;
+    STI_TRY(take_int(p, "rank", 0, MOST, &out->rank));
+    STI_TRY(sti_json_real(p->path, p->o, "alpha", 0, 1e30, &alpha, p->err));
+    out->alpha = (float)alpha;
+    if (!read_targets(json_object_get(p->o, "targets"), &out->targets))
+        return fail_key(p, "targets", "a list of projections");
+    return STILL_OK;
+}
+
+static still_status spec_of_json(const json_t *j, const char *path,
+                                 sti_adapter_spec *out, still_error *err)
 {
     *out = (sti_adapter_spec){0};
-    still_method *m = &out->method;
-    const char *format = NULL, *base_name = NULL, *hex = NULL, *name = NULL,
-               *score = NULL, *heads = NULL, *scale = NULL, *caps = "";
-    int version = 0, gate = 0, norm = 0;
-    json_int_t seed = 0;
-    double alpha = 0;
-    json_t *targets = NULL;
-    json_error_t je;
-    if (json_unpack_ex(j, &je, 0, "{s:s,s:i}", "format", &format, "version", &version))
-        return sti_fail(err, STILL_E_FORMAT, "%s: no still adapter (%s)", path,
-                        je.text);
-    if (strcmp(format, "still-adapter") != 0 || version != VERSION)
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "%s: format '%s' version %d, expected still-adapter %d", path,
-                        format, version, VERSION);
-    if (json_unpack_ex(
-            j, &je, 0,
-            "{s:{s:s,s:s},s:{s:s,s:i,s:i,s:i,s?s,s?i,s?i,s:s,s:s,s:s,s:b,s:b,s:i,s:i,"
-            "s:I},"
-            "s:{s:i,s:F,s:o}}",
-            "base", "name", &base_name, "fingerprint", &hex, "method", "name", &name,
-            "chunk", &m->chunk, "select", &m->select, "cap", &m->cap, "caps", &caps,
-            "key_bits", &m->key_bits, "value_bits", &m->value_bits, "score", &score,
-            "heads", &heads, "la_scale", &scale, "gate", &gate, "norm_map", &norm,
-            "first_layer", &m->first_layer, "last_layer", &m->last_layer, "seed", &seed,
-            "lora", "rank", &out->lora.rank, "alpha", &alpha, "targets", &targets))
-        return sti_fail(err, STILL_E_FORMAT, "%s: %s", path, je.text);
-    bool fits =
-        snprintf(m->name, sizeof m->name, "%s", name) < (int)sizeof m->name &&
-        snprintf(m->score, sizeof m->score, "%s", score) < (int)sizeof m->score &&
-        snprintf(m->caps, sizeof m->caps, "%s", caps) < (int)sizeof m->caps &&
-        snprintf(out->base_name, sizeof out->base_name, "%s", base_name) <
-            (int)sizeof out->base_name;
-    if (!fits || !from_hex(hex, out->base, STI_FINGERPRINT) ||
-        !read_choice(heads, "shared", "per-head", &m->per_head) ||
-        !read_choice(scale, "exact", "window", &m->window_scale) ||
-        !read_targets(targets, &out->lora.targets) || !isfinite(alpha))
+    const part all = {path, j, err};
+    part base, method, lora;
+    const char *format = json_string_value(json_object_get(j, "format"));
+    if (!format || strcmp(format, "still-adapter") != 0)
         return sti_fail(err, STILL_E_FORMAT,
-                        "%s: a name, fingerprint or setting in it is not one still "
-                        "knows",
-                        path);
-    m->gate = gate;
-    m->norm_preserved = norm;
-    m->seed = (uint64_t)seed;
-    out->lora.alpha = (float)alpha;
-    return STILL_OK;
+                        "%s: no still adapter: its format is '%s', expected "
+                        "'still-adapter'",
+                        path, format ? format : "");
+    int64_t version;
+    STI_TRY(sti_json_int(path, j, "version", 0, INT64_MAX, &version, err));
+    if (version < 1 || version > VERSION)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "%s: version %lld of the adapter format, this program reads 1 "
+                        "to %d",
+                        path, (long long)version, VERSION);
+    out->version = (int)version;
+    STI_TRY(take_part(&all, "base", &base));
+    STI_TRY(take_part(&all, "method", &method));
+    STI_TRY(take_part(&all, "lora", &lora));
+    STI_TRY(take_text(&base, "name", out->base_name, sizeof out->base_name));
+    if (!from_hex(json_string_value(json_object_get(base.o, "fingerprint")), out->base,
+                  STI_FINGERPRINT))
+        return fail_key(&base, "fingerprint", "64 hexadecimal digits");
+    STI_TRY(take_method(&method, &out->method));
+    return take_lora(&lora, &out->lora);
 }
 
 /* ---- Reading ------------------------------------------------------------- */
@@ -152,18 +222,27 @@ still_status sti_adapter_open(const char *path, sti_store *out, still_error *err
     return sti_store_open(use_small ? small : tensors, out, err);
 }
 
+/* The description that the tensors' file has. */
+static still_status read_inner(const sti_store *s, json_t **out, still_error *err)
+{
+    const sti_meta *meta = sti_meta_find(s, STI_ADAPTER_META);
+    const json_t *text = json_object_get(s->st_meta, STI_ADAPTER_META);
+    sti_str str = {json_string_value(text), json_string_length(text)};
+    if (meta && meta->type == STI_META_STRING) str = *meta->str;
+    if (!str.p)
+        return sti_fail(err, STILL_E_FORMAT, "%s: has no '%s', so it is no adapter",
+                        s->path, STI_ADAPTER_META);
+    return sti_json_read(s->path, str.p, str.n, STI_JSON_OBJECT | STI_JSON_ONCE, out,
+                         err);
+}
+
 static still_status open_gguf(const char *path, sti_store *s, sti_adapter_spec *spec,
                               still_error *err)
 {
-    STI_TRY(sti_adapter_open(path, s, err));
-    const sti_meta *meta = sti_meta_find(s, STI_ADAPTER_META);
-    if (!meta || meta->type != STI_META_STRING)
-        return sti_fail(err, STILL_E_FORMAT, "%s: has no '%s', so it is no adapter",
-                        path, STI_ADAPTER_META);
     json_t *j;
-    STI_TRY(sti_json_read(path, meta->str->p, meta->str->n,
-                          STI_JSON_OBJECT | STI_JSON_ONCE, &j, err));
-    still_status st = spec_of_json(j, path, spec, err);
+    STI_TRY(sti_adapter_open(path, s, err));
+    STI_TRY(read_inner(s, &j, err));
+    const still_status st = spec_of_json(j, path, spec, err);
     json_decref(j);
     return st;
 }
@@ -285,6 +364,44 @@ static still_status check_shapes(const sti_adapter_home *home,
     return st;
 }
 
+/* Whether still.json says what the tensors were written with, but for the name of the
+ * base model, which users change when they move it. */
+static still_status compare(const char *dir, const sti_store *s, bool *same,
+                            still_error *err)
+{
+    char path[STI_PATH_ROOM];
+    json_t *outer, *inner = NULL;
+    STI_TRY(sti_path_join(path, dir, STI_ADAPTER_CONFIG, err));
+    STI_TRY(sti_json_load(path, &outer, err));
+    const still_status st = read_inner(s, &inner, err);
+    json_object_del(json_object_get(outer, "base"), "name");
+    json_object_del(json_object_get(inner, "base"), "name");
+    *same = json_equal(outer, inner);
+    json_decref(outer);
+    json_decref(inner);
+    return st;
+}
+
+/* Since version 2: the tensors are those that were written, with these settings. */
+static still_status check_sum(const sti_store *s, const char *dir,
+                              const sti_adapter_spec *spec, still_error *err)
+{
+    bool sealed, same;
+    STI_TRY(sti_store_verify(s, &sealed, err));
+    if (!sealed && spec->version > 1)
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s: has no checksum, and adapters of version %d have one: it "
+                        "is damaged",
+                        s->path, spec->version);
+    if (!sealed || is_file(dir)) return STILL_OK;
+    STI_TRY(compare(dir, s, &same, err));
+    if (!same)
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s/%s: its settings are not those that %s was written with",
+                        dir, STI_ADAPTER_CONFIG, s->path);
+    return STILL_OK;
+}
+
 still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
                               bool quantized, sti_adapter **out, still_error *err)
 {
@@ -294,6 +411,7 @@ still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
     sti_adapter *a = NULL;
     still_status st = is_file(dir) ? open_gguf(dir, &s, &spec, err)
                                    : open_folder(dir, &s, &spec, err);
+    if (st == STILL_OK) st = check_sum(&s, dir, &spec, err);
     if (st == STILL_OK) st = check_shapes(home, &spec, &s, dir, err);
     if (st == STILL_OK) st = sti_adapter_make(home, &spec, !quantized, &a, err);
     if (st == STILL_OK) st = fill(a, &s, dir, err);
@@ -309,16 +427,46 @@ still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
 
 /* ---- Writing ------------------------------------------------------------- */
 
+/* The description as text; NULL: no memory. */
+static char *text_of(const sti_adapter_spec *spec, size_t flags)
+{
+    json_t *j = sti_adapter_to_json(spec);
+    char *text = sti_json_text(j, flags);
+    json_decref(j);
+    return text;
+}
+
 still_status sti_adapter_write_spec(const sti_adapter_spec *spec, const char *dir,
                                     still_error *err)
 {
     char path[STI_PATH_ROOM];
     STI_TRY(sti_path_join(path, dir, STI_ADAPTER_CONFIG, err));
-    json_t *j = sti_adapter_to_json(spec);
-    char *text = j ? json_dumps(j, JSON_INDENT(2)) : NULL;
-    json_decref(j);
+    char *text = text_of(spec, JSON_INDENT(2));
     if (!text) return sti_fail_memory(err, path, 0);
     still_status st = sti_write_text(path, text, err);
+    free(text);
+    return st;
+}
+
+still_status sti_adapter_writer(const sti_adapter_spec *spec, const char *path,
+                                bool gguf, sti_writer **out, still_error *err)
+{
+    *out = NULL;
+    char *text = text_of(spec, JSON_COMPACT);
+    json_t *meta = text ? json_pack("{s:s}", STI_ADAPTER_META, text) : NULL;
+    still_status st = !meta  ? sti_fail_memory(err, path, 0)
+                      : gguf ? sti_writer_gguf(path, out, err)
+                             : sti_writer_safetensors(path, meta, out, err);
+    if (st == STILL_OK) sti_writer_seal(*out);
+    if (st == STILL_OK && gguf) {
+        st = sti_writer_meta_str(*out, "general.architecture", "still", err);
+        if (st == STILL_OK) st = sti_writer_meta_str(*out, STI_ADAPTER_META, text, err);
+        if (st != STILL_OK) {
+            sti_writer_abort(*out);
+            *out = NULL;
+        }
+    }
+    json_decref(meta);
     free(text);
     return st;
 }
@@ -339,7 +487,7 @@ still_status sti_adapter_write(const sti_adapter *a, const char *dir, still_erro
     char path[STI_PATH_ROOM];
     sti_writer *w;
     STI_TRY(sti_path_join(path, dir, STI_ADAPTER_TENSORS, err));
-    STI_TRY(sti_writer_safetensors(path, NULL, &w, err));
+    STI_TRY(sti_adapter_writer(&a->spec, path, false, &w, err));
     still_status st = write_tensors(a, w, err);
     if (st != STILL_OK) {
         sti_writer_abort(w);

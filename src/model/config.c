@@ -262,12 +262,11 @@ static still_status json_int(const json_reader *r, const char *key, int fallback
         *out = fallback;
         return STILL_OK;
     }
-    if (!json_is_integer(v) || json_integer_value(v) < 1 ||
-        json_integer_value(v) > INT32_MAX)
-        return sti_fail(r->err, STILL_E_FORMAT,
-                        "%s/config.json: '%s' is %s, expected an integer from 1 to %d",
-                        r->path, key, v ? "out of range" : "missing", INT32_MAX);
-    *out = (int)json_integer_value(v);
+    int64_t n = 0;
+    const still_status st =
+        sti_json_int("config.json", r->j, key, 1, INT32_MAX, &n, r->err);
+    if (st != STILL_OK) return sti_fail_prefix(r->err, st, "%s", r->path);
+    *out = (int)n;
     return STILL_OK;
 }
 
@@ -277,11 +276,10 @@ static still_status json_float(const json_reader *r, const json_t *from,
     const json_t *v = json_object_get(from, key);
     *out = fallback;
     if (!v || json_is_null(v)) return STILL_OK;
-    *out = json_number_value(v);
-    if (!json_is_number(v) || !isfinite(*out) || *out <= 0)
-        return sti_fail(r->err, STILL_E_FORMAT,
-                        "%s/config.json: '%s' is not a positive number", r->path, key);
-    return STILL_OK;
+    /* What a float can hold, since some of these become floats. */
+    const still_status st =
+        sti_json_real("config.json", from, key, 1e-30, 1e30, out, r->err);
+    return st == STILL_OK ? st : sti_fail_prefix(r->err, st, "%s", r->path);
 }
 
 /* The RoPE settings are spread over the top level and `rope_scaling` (older files) or

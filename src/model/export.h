@@ -80,6 +80,10 @@ still_status sti_export_write(sti_export *x, const sti_export_list *l, sti_write
 /* The same as one safetensors file. */
 still_status sti_export_tensors(sti_export *x, const sti_export_list *l,
                                 const char *path, still_error *err);
+/* What is not merged, as the tensors of an adapter with that description. */
+still_status sti_export_own_tensors(sti_export *x, const sti_export_list *l,
+                                    const sti_adapter_spec *spec, const char *path,
+                                    bool gguf, still_error *err);
 /* Bytes it will write. */
 uint64_t sti_export_bytes(const sti_export_list *l);
 
@@ -110,10 +114,6 @@ still_status sti_export_adapter(sti_export *x, const char *folder, still_error *
 #define STI_EXPORT_GGUF "model.gguf" /* its files there */
 #define STI_EXPORT_GGUF_OWN "model.still.gguf"
 
-/* An adapter as one GGUF file, which holds its description, too. */
-still_status sti_export_own_gguf(sti_export *x, const sti_export_list *l,
-                                 const sti_adapter_spec *spec, const char *path,
-                                 still_error *err);
 /* Copies a file into the new folder, if it is there and its new name is free. */
 still_status sti_export_copy(const char *from_folder, const char *from,
                              const char *folder, const char *to, still_error *err);

@@ -82,7 +82,7 @@ static still_status write_files(sti_export *x, const sti_export_list *l,
     sti_adapter_spec spec;
     STI_TRY(write_spec(x, &spec, folder, err));
     STI_TRY(sti_path_join(path, folder, STI_ADAPTER_SMALL, err));
-    STI_TRY(sti_export_own_gguf(x, l, &spec, path, err));
+    STI_TRY(sti_export_own_tensors(x, l, &spec, path, true, err));
     for (size_t i = 0; i < sizeof carried / sizeof *carried; i++)
         if (is_folder(x->p->adapter))
             STI_TRY(

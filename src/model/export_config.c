@@ -159,7 +159,7 @@ still_status sti_export_config(const sti_export *x, sti_dtype type, const char *
     json_object_del(j, "quantization_config");
     const char *key = json_object_get(j, "dtype") ? "dtype" : "torch_dtype";
     sti_json_set(&j, key, json_string(torch_name(type)));
-    char *text = json_dumps(j, JSON_INDENT(2) | JSON_REAL_PRECISION(16));
+    char *text = sti_json_text(j, JSON_INDENT(2) | JSON_REAL_PRECISION(16));
     json_decref(j);
     if (!text) return sti_fail_memory(err, path, 0);
     still_status st = sti_write_text(path, text, err);

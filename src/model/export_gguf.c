@@ -177,29 +177,6 @@ static still_status write_model(sti_export *x, const sti_export_list *l,
     return st;
 }
 
-still_status sti_export_own_gguf(sti_export *x, const sti_export_list *l,
-                                 const sti_adapter_spec *spec, const char *path,
-                                 still_error *err)
-{
-    sti_writer *w;
-    json_t *j = sti_adapter_to_json(spec);
-    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
-    json_decref(j);
-    if (!text) return sti_fail_memory(err, path, 0);
-    still_status st = sti_writer_gguf(path, &w, err);
-    if (st == STILL_OK) {
-        st = sti_writer_meta_str(w, "general.architecture", "still", err);
-        if (st == STILL_OK) st = sti_writer_meta_str(w, STI_ADAPTER_META, text, err);
-        if (st == STILL_OK) st = sti_export_write(x, l, w, err);
-        if (st == STILL_OK)
-            st = sti_writer_finish(w, err);
-        else
-            sti_writer_abort(w);
-    }
-    free(text);
-    return st;
-}
-
 static still_status write_files(sti_export *x, const sti_export_list *model,
                                 const sti_export_list *own, const char *folder,
                                 still_error *err)
@@ -212,7 +189,7 @@ static still_status write_files(sti_export *x, const sti_export_list *model,
     if (!x->linearized) return STILL_OK;
     STI_TRY(sti_export_own_spec(x, path, slash ? slash + 1 : x->path, &spec, err));
     STI_TRY(sti_path_join(path, folder, STI_EXPORT_GGUF_OWN, err));
-    return sti_export_own_gguf(x, own, &spec, path, err);
+    return sti_export_own_tensors(x, own, &spec, path, true, err);
 }
 
 still_status sti_export_gguf(sti_export *x, const char *folder, still_error *err)

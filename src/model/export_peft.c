@@ -79,7 +79,7 @@ static still_status write_config(const sti_export *x, const char *folder,
         "fan_in_fan_out", 0, "target_modules", targets, "layers_to_transform",
         layer_numbers(x), "modules_to_save", "init_lora_weights", 1, "inference_mode",
         1, "revision");
-    char *text = json_dumps(j, JSON_INDENT(2));
+    char *text = sti_json_text(j, JSON_INDENT(2));
     json_decref(j);
     if (!text) return sti_fail_memory(err, path, 0);
     still_status st = sti_write_text(path, text, err);

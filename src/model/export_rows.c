@@ -208,6 +208,18 @@ still_status sti_export_write(sti_export *x, const sti_export_list *l, sti_write
     return STILL_OK;
 }
 
+still_status sti_export_own_tensors(sti_export *x, const sti_export_list *l,
+                                    const sti_adapter_spec *spec, const char *path,
+                                    bool gguf, still_error *err)
+{
+    sti_writer *w;
+    STI_TRY(sti_adapter_writer(spec, path, gguf, &w, err));
+    const still_status st = sti_export_write(x, l, w, err);
+    if (st == STILL_OK) return sti_writer_finish(w, err);
+    sti_writer_abort(w);
+    return st;
+}
+
 still_status sti_export_tensors(sti_export *x, const sti_export_list *l,
                                 const char *path, still_error *err)
 {

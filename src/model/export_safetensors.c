@@ -61,25 +61,19 @@ static still_status write_tokenizer(const sti_export *x, const char *folder,
 
 /* ---- Tensors ------------------------------------------------------------- */
 
-static still_status write_spec(const sti_export *x, const char *folder,
-                               still_error *err)
-{
-    sti_adapter_spec spec;
-    STI_TRY(sti_export_own_spec(x, folder, ".", &spec, err));
-    return sti_adapter_write_spec(&spec, folder, err);
-}
-
 static still_status write_lists(sti_export *x, const sti_export_list *model,
                                 const sti_export_list *own, const char *folder,
                                 still_error *err)
 {
     char path[STI_PATH_ROOM];
+    sti_adapter_spec spec;
     STI_TRY(sti_path_join(path, folder, "model.safetensors", err));
     STI_TRY(sti_export_tensors(x, model, path, err));
     if (!x->linearized) return STILL_OK;
+    STI_TRY(sti_export_own_spec(x, folder, ".", &spec, err)); /* reads the model */
     STI_TRY(sti_path_join(path, folder, STI_ADAPTER_TENSORS, err));
-    STI_TRY(sti_export_tensors(x, own, path, err));
-    return write_spec(x, folder, err); /* reads model.safetensors */
+    STI_TRY(sti_export_own_tensors(x, own, &spec, path, false, err));
+    return sti_adapter_write_spec(&spec, folder, err);
 }
 
 still_status sti_export_safetensors(sti_export *x, const char *folder, still_error *err)

@@ -3,8 +3,10 @@
  * Everything a step depends on is in it or follows from the settings, so a run
  * resumed from a checkpoint ends with the same bits as one that was never
  * interrupted. The file is written under a temporary name, synced and renamed, so
- * the last complete one always survives. */
+ * the last complete one always survives. A checksum at its end covers all of it; version
+ * 1 of the format had none and does not say its version. */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +16,9 @@
 
 #include "base/buf.h"
 #include "train/train.h"
+
+enum { VERSION = 2 };
+static const char VERSION_KEY[] = "still_format";
 
 bool sti_checkpoint_there(const char *dir)
 {
@@ -53,13 +58,14 @@ static void put_parts(json_t **to, const char *prefix, json_t *from)
     {
         char name[96];
         snprintf(name, sizeof name, "%s%s%s", prefix, *prefix ? "." : "", key);
-        /* The user's name for the base model does not affect the result. */
-        if (strcmp(name, "base.name") == 0) continue;
+        /* The user's name for the base model does not affect the result, nor does the
+         * format of adapters. */
+        if (strcmp(name, "base.name") == 0 || strcmp(name, "version") == 0) continue;
         if (json_is_object(value)) {
             put_parts(to, name, value);
             continue;
         }
-        char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
+        char *text = sti_json_text(value, JSON_COMPACT | JSON_ENCODE_ANY);
         sti_json_set(to, name, text ? json_string(text) : NULL);
         free(text);
     }
@@ -128,9 +134,9 @@ still_status sti_checkpoint_write(const sti_trainer *t, still_error *err)
     char path[STI_PATH_ROOM], number[32];
     STI_TRY(sti_path_join(path, t->p.out, STI_CHECKPOINT, err));
     json_t *meta = settings_of(t);
-    const uint64_t where[] = {(uint64_t)t->stage, t->step, t->tokens};
-    const char *const name[] = {"at.stage", "at.step", "at.tokens"};
-    for (int i = 0; i < 3; i++) {
+    const uint64_t where[] = {(uint64_t)t->stage, t->step, t->tokens, VERSION};
+    const char *const name[] = {"at.stage", "at.step", "at.tokens", VERSION_KEY};
+    for (int i = 0; i < 4; i++) {
         snprintf(number, sizeof number, "%llu", (unsigned long long)where[i]);
         sti_json_set(&meta, name[i], json_string(number));
     }
@@ -139,6 +145,7 @@ still_status sti_checkpoint_write(const sti_trainer *t, still_error *err)
     still_status st = sti_writer_safetensors(path, meta, &w, err);
     json_decref(meta);
     if (st != STILL_OK) return st;
+    sti_writer_seal(w);
     const int64_t dim[1] = {(int64_t)t->adapter->n_values};
     const float *const part[] = {t->moment1, t->moment2, t->adapter->seen};
     const char *const part_name[] = {"moment1", "moment2", "value"};
@@ -176,24 +183,51 @@ static still_status compare(const sti_trainer *t, const sti_store *s, still_erro
     return st;
 }
 
-static bool read_number(const sti_store *s, const char *key, uint64_t *out)
+/* A whole number lo..hi that the metadata has as text. */
+static still_status read_number(const sti_store *s, const char *key, uint64_t lo,
+                                uint64_t hi, uint64_t *out, still_error *err)
 {
     const char *text = json_string_value(json_object_get(s->st_meta, key));
-    char *end;
-    if (!text || *text < '0' || *text > '9') return false;
-    *out = strtoull(text, &end, 10);
-    return *end == 0;
+    char *end = NULL;
+    errno = 0;
+    if (text && *text >= '0' && *text <= '9') *out = strtoull(text, &end, 10);
+    if (!end || *end || errno || *out < lo || *out > hi)
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s: '%s' is %.40s, expected a whole number from %llu to %llu",
+                        s->path, key, text ? text : "missing", (unsigned long long)lo,
+                        (unsigned long long)hi);
+    return STILL_OK;
+}
+
+/* Of a version this program reads, and as it was written. */
+static still_status check_file(const sti_store *s, still_error *err)
+{
+    uint64_t version = 1;
+    bool sealed;
+    STI_TRY(sti_store_verify(s, &sealed, err));
+    if (json_object_get(s->st_meta, VERSION_KEY))
+        STI_TRY(read_number(s, VERSION_KEY, 1, VERSION, &version, err));
+    if (version > 1 && !sealed)
+        return sti_fail(
+            err, STILL_E_FORMAT,
+            "%s: has no checksum, and checkpoints of version %llu have one: "
+            "it is damaged",
+            s->path, (unsigned long long)version);
+    return STILL_OK;
 }
 
 static still_status take(sti_trainer *t, const sti_store *s, still_error *err)
 {
+    STI_TRY(check_file(s, err));
     STI_TRY(compare(t, s, err));
     uint64_t stage, step, tokens;
-    if (!read_number(s, "at.stage", &stage) || !read_number(s, "at.step", &step) ||
-        !read_number(s, "at.tokens", &tokens) || stage < 1 || stage > 2 ||
-        t->stage_steps[stage] == 0 || step > t->stage_steps[stage])
-        return sti_fail(err, STILL_E_FORMAT, "%s: does not say where the run stood",
-                        s->path);
+    STI_TRY(read_number(s, "at.stage", 1, 2, &stage, err));
+    STI_TRY(read_number(s, "at.step", 0, t->stage_steps[stage], &step, err));
+    STI_TRY(read_number(s, "at.tokens", 0, INT64_MAX, &tokens, err));
+    if (t->stage_steps[stage] == 0)
+        return sti_fail(err, STILL_E_FORMAT,
+                        "%s: stands in stage %d, which has no steps", s->path,
+                        (int)stage);
     float *const part[] = {t->moment1, t->moment2, t->adapter->seen};
     const char *const name[] = {"moment1", "moment2", "value"};
     const size_t n = t->adapter->n_values;

@@ -169,6 +169,8 @@ import json, shutil, struct
 data = open("other/checkpoint.safetensors", "rb").read()
 n = struct.unpack("<Q", data[:8])[0]
 head = json.loads(data[8:8 + n])
+# Version 1, without a checksum, so that what is wrong is found for what it is.
+del head["__metadata__"]["still_format"], head["still.checksum"]
 def put(name, content):
     shutil.copytree("other", name)
     open(name + "/checkpoint.safetensors", "wb").write(content)
@@ -177,7 +179,7 @@ def with_meta(**change):
     h["__metadata__"].update(change)
     text = json.dumps(h).encode()
     text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + data[8 + n:]
+    return struct.pack("<Q", len(text)) + text + data[8 + n:-32]
 put("bad.cut", data[:len(data) // 2])
 put("bad.empty", b"")
 put("bad.step", with_meta(**{"at.step": "18446744073709551616"}))
@@ -188,11 +190,21 @@ h = json.loads(json.dumps(head))
 h["value"]["shape"] = [h["value"]["shape"][0] // 2, 2]
 text = json.dumps(h).encode()
 text += b" " * (-len(text) % 8)
-put("bad.shape", struct.pack("<Q", len(text)) + text + data[8 + n:])
+put("bad.shape", struct.pack("<Q", len(text)) + text + data[8 + n:-32])
+put("bad.version", with_meta(still_format="3"))
+put("bad.unsealed", with_meta(still_format="2"))
+put("bad.flip", data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
+put("old", with_meta())
 PYTHON
 for bad in bad.*; do
     linearize 1 "$bad/checkpoint.safetensors: " --out "$bad" --tokens 480000 --resume
 done
+told=$(lines old)
+"${train[@]}" --out old --tokens 480000 --resume >/dev/null 2>&1 &
+until_lines old $((told + 2)) $!
+kill -INT $!
+wait $!
+[ $? = 130 ] || fail "a checkpoint of version 1 cannot be gone on with"
 
 # A disk that is full: while the first checkpoint is written, and while a later one is.
 # (The limit is on a file's size.)
@@ -276,6 +288,15 @@ config = open("whole/still.json", encoding="utf-8").read()
 data = open("whole/adapter.safetensors", "rb").read()
 n = struct.unpack("<Q", data[:8])[0]
 head = json.loads(data[8:8 + n])
+def tensors(h, tail=data[8 + n:-32]):
+    text = json.dumps(h).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + tail
+# Version 1, without a checksum, so that what is wrong is found for what it is.
+config = config.replace('"version": 2', '"version": 1')
+del head["__metadata__"], head["still.checksum"]
+data = tensors(head)
+n = struct.unpack("<Q", data[:8])[0]
 def put(name, config=config, data=data):
     os.mkdir(name)
     open(name + "/still.json", "w", encoding="utf-8").write(config)
@@ -288,10 +309,6 @@ def setting(path, value):
         at = at[key]
     at[path.split(".")[-1]] = value
     return json.dumps(c)
-def tensors(h, tail=data[8 + n:]):
-    text = json.dumps(h).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + tail
 def renamed(old, new):
     h = dict(head)
     h[new] = h.pop(old)
@@ -305,8 +322,9 @@ for i, (path, value) in enumerate([
         ("method.select", 10 ** 9), ("method.heads", "both"), ("method.score", "none"),
         ("lora.rank", 1 << 30), ("lora.rank", 1024), ("lora.rank", -1),
         ("lora.targets", ["w"]), ("lora.alpha", "x"), ("base.fingerprint", "00"),
-        ("base.fingerprint", "00" * 32), ("format", "x"), ("version", 2)]):
+        ("base.fingerprint", "00" * 32), ("format", "x"), ("version", 2), ("version", 3)]):
     put(f"ill.json.{i}", setting(path, value))
+put("whole.old")
 put("ill.none", data=None)
 put("ill.cut", data=data[:len(data) // 2])
 put("ill.missing", data=renamed("layers.1.map_k", "layers.9.map_k"))
@@ -318,6 +336,7 @@ for i, name in enumerate(("layers.0.map_q", "layers.1.gate")):
     begin = head[name]["data_offsets"][0] + 8 + n
     put(f"ill.nan{i}", data=data[:begin] + struct.pack("<f", float("nan")) + data[begin + 4:])
 PYTHON
+expect 0 '' "$still" generate whole.old -p hi -n 1
 for bad in ill.*; do
     expect 1 '' "$still" generate "$bad" -p hi -n 1
 done

@@ -32,8 +32,9 @@ static bool same_tensors(const char *adapter, const char *other)
     must(sti_adapter_open(other, &b, &e), &e);
     bool same = a.n_tensors == b.n_tensors;
     for (size_t i = 0; same && i < a.n_tensors; i++)
-        same = a.tensor[i].bytes == b.tensor[i].bytes &&
-               memcmp(a.tensor[i].data, b.tensor[i].data, a.tensor[i].bytes) == 0;
+        same = strcmp(a.tensor[i].name, STI_CHECKSUM) == 0 || /* of all the file */
+               (a.tensor[i].bytes == b.tensor[i].bytes &&
+                memcmp(a.tensor[i].data, b.tensor[i].data, a.tensor[i].bytes) == 0);
     sti_store_close(&a);
     sti_store_close(&b);
     return same;

@@ -1,12 +1,11 @@
 /* test_snapshot.c - a past that a session takes over replaces its own: boundaries of the
- * old one are gone, those of a fork's origin are there, and a file of other settings or
- * with counts that cannot be is refused though its size and checksum fit. */
+ * old one are gone, those of a fork's origin are there, and a file of other settings is
+ * refused though its size fits. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "../eval/tiny.h"
-#include "session/session.h"
 
 enum { CHUNK = 8, N = 80 };
 
@@ -101,51 +100,11 @@ static void test_file_of_other_settings(void **state)
     still_model_free(m);
 }
 
-/* Counts and positions of salient tokens index arrays: a file that has impossible ones,
- * and the right checksum, is refused, and the session stays as it was. */
-static void test_impossible_counts(void **state)
-{
-    (void)state;
-    char path[] = "/tmp/still-snapshot-XXXXXX";
-    const int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    close(fd);
-    still_model *m = open_tiny("cpu");
-    still_session *one = session(m, 2), *other = session(m, 2);
-    still_error e;
-    feed(one, 6 * CHUNK, 3);
-    const sti_hybrid_state *st = &one->layer[1].hybrid;
-    int32_t *const count = &st->sal_count[1];
-    const sti_hybrid_list list = sti_hybrid_list_of(&one->cfg.hybrid, st, 1);
-    assert_in_range(*count, 1, list.capacity);
-    int32_t *const last = &st->sal_pos[list.first + (size_t)*count - 1];
-    const struct {
-        int32_t *at, bad;
-    } cases[] = {{count, list.capacity + 1}, {count, -1}, {count, INT32_MAX},
-                 {last, 6 * CHUNK},          {last, -1},  {last, INT32_MIN}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const int32_t good = *cases[i].at;
-        *cases[i].at = cases[i].bad;
-        must(still_session_save(one, path, &e), &e);
-        *cases[i].at = good;
-        assert_int_equal(still_session_load(other, path, &e), STILL_E_FORMAT);
-        assert_non_null(strstr(e.text, "counts of tokens"));
-        assert_int_equal(still_session_length(other), 0);
-    }
-    must(still_session_save(one, path, &e), &e);
-    must(still_session_load(other, path, &e), &e);
-    unlink(path);
-    still_session_free(one);
-    still_session_free(other);
-    still_model_free(m);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_restore_forgets_boundaries),
         cmocka_unit_test(test_fork_keeps_boundaries),
-        cmocka_unit_test(test_file_of_other_settings),
-        cmocka_unit_test(test_impossible_counts)};
+        cmocka_unit_test(test_file_of_other_settings)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

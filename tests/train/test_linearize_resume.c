@@ -99,6 +99,39 @@ static void divergence(void **state)
     }
 }
 
+/* A checkpoint with a byte that changed is refused by its name, wherever the byte is; as
+ * it was, the run goes on. */
+static void damaged_checkpoint(void **state)
+{
+    (void)state;
+    run r;
+    size_t n;
+    char path[300];
+    setup(&r, "still", 0, 4);
+    r.stop_after = 2;
+    assert_int_equal(go(&r, "damaged"), STILL_E_CANCELLED);
+    char *bytes = read_all(in_dir("damaged"), STI_CHECKPOINT, &n);
+    snprintf(path, sizeof path, "%s/%s", in_dir("damaged"), STI_CHECKPOINT);
+    r.p.resume = true;
+    for (size_t i = 0; i < n; i += i < 2000 ? 97 : n / 41) {
+        FILE *f = fopen(path, "r+b");
+        assert_non_null(f);
+        fseek(f, (long)i, SEEK_SET);
+        fputc((unsigned char)bytes[i] ^ 2, f);
+        fclose(f);
+        if (go(&r, "damaged") == STILL_OK) fail_msg("byte %zu may be another", i);
+        assert_non_null(strstr(r.err.text, STI_CHECKPOINT));
+        f = fopen(path, "r+b");
+        assert_non_null(f);
+        fseek(f, (long)i, SEEK_SET);
+        fputc((unsigned char)bytes[i], f);
+        fclose(f);
+    }
+    free(bytes);
+    r.stop_after = 0;
+    must(go(&r, "damaged"), &r.err);
+}
+
 /* A limit on the size of files stands for a full disk: the write fails, the checkpoint
  * before it stays, nothing else is left, and with room again the run ends as ever. */
 static void full_disk(void **state)
@@ -233,5 +266,5 @@ static void stage2_starts_afresh(void **state)
 
 RUN_TESTS_IN(set_up, tear_down, cmocka_unit_test(stopped_at_every_step),
              cmocka_unit_test(cancelled_before_it_began), cmocka_unit_test(divergence),
-             cmocka_unit_test(full_disk), cmocka_unit_test(sweep),
-             cmocka_unit_test(stage2_starts_afresh))
+             cmocka_unit_test(damaged_checkpoint), cmocka_unit_test(full_disk),
+             cmocka_unit_test(sweep), cmocka_unit_test(stage2_starts_afresh))
