@@ -1,6 +1,7 @@
 /* Files are there whole or not at all: the order of system calls, each of them failing,
  * links planted where files will be, devices. The linker sends fsync, rename, write and
  * getrandom to the functions below. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -112,7 +113,18 @@ static int begin(void **state)
     return 0;
 }
 
-/* rmdir fails, and with it the group, if a temporary file was left. */
+/* No temporary file: the folder holds the two files of the tests and nothing else. */
+static void check_nothing_left(void)
+{
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") &&
+            strcmp(e->d_name, "out") && strcmp(e->d_name, "other"))
+            fail_msg("%s was left", e->d_name);
+    closedir(d);
+}
+
 static int remove_dir(void **state)
 {
     (void)state;
@@ -218,6 +230,7 @@ static void test_failures(void **state)
         if (!strstr(err.text, cases[i].word) || strncmp(err.text, path, strlen(path)))
             fail_msg("'%s' lacks '%s'", err.text, cases[i].word);
         check_holds(path, "old", 3);
+        check_nothing_left();
     }
     begin(state);
     failing = 'd'; /* some file systems cannot: not an error */
@@ -236,6 +249,7 @@ static void test_abort(void **state)
     ok(sti_new_file_put(f, "new", 3, &err), &err);
     sti_new_file_abort(f);
     check_holds(path, "old", 3);
+    check_nothing_left();
     sti_new_file_abort(NULL);
 }
 

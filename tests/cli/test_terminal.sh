@@ -57,6 +57,12 @@ harmless 'inspect --json' '"name"'
 on_terminal bash -c "printf '/help\n' | '$still' chat '$scratch/hostile.gguf' -n 1 2>&1; true"
 harmless chat ''
 
+# A file whose name is one.
+evil=$scratch/evil${esc}.gguf
+cp "$tiny" "$evil"
+expect 0 'evil?\[31m.gguf' "$still" inspect "$evil"
+grep -q $'\033' "$scratch/out" && fail "inspect: a file's name comes through"
+
 # Text of a model: as it is in a pipe, harmless on a terminal.
 ids=$("$still" tokenize "$tiny" "a${esc}b"$'\302\233\tc')
 expect 0 '' "$still" tokenize "$tiny" --decode "$ids"
