@@ -157,7 +157,7 @@ still_status sti_log_begin(sti_log *l, const json_t *header, char run[17],
     sti_lines_close(lines);
     if (st == STILL_OK && l && !known) {
         json_t *line = json_pack("{s:i,s:s}", "still_eval", 1, "run", run);
-        sti_json_merge(&line, json_copy((json_t *)header));
+        sti_json_merge(&line, json_incref((json_t *)header));
         st = put_line(l, line, err);
         json_decref(line);
     }

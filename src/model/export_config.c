@@ -152,10 +152,12 @@ still_status sti_export_config(const sti_export *x, sti_dtype type, const char *
     json_t *j = NULL;
     char path[STI_PATH_ROOM];
     STI_TRY(sti_path_join(path, folder, "config.json", err));
-    if (x->store.config)
-        j = json_deep_copy(x->store.config);
-    else
+    if (x->store.config) {
+        j = json_object();
+        sti_json_merge(&j, json_incref(x->store.config)); /* its values are shared */
+    } else {
         STI_TRY(config_of_gguf(x, &j, err));
+    }
     json_object_del(j, "quantization_config");
     const char *key = json_object_get(j, "dtype") ? "dtype" : "torch_dtype";
     sti_json_set(&j, key, json_string(torch_name(type)));
