@@ -45,14 +45,16 @@ STI_DEVICE void load_phi(const sti_hybrid_train &p, float *to, const uint16_t *p
         });
 }
 
-/* Values of `n` tokens of kv head g. */
+/* Values of `n` tokens of kv head g, which span c folds. */
 template <int DP, typename Token>
-STI_DEVICE void load_values(const sti_hybrid_train &p, float *to, int b, int g, int n,
-                            Token token)
+STI_DEVICE void load_values(const sti_hybrid_train &p, float *to, int b, int g, int c,
+                            int n, Token token)
 {
     load_tile<ROWS, DP>(to, DP + 4, p.h.D, p.vec, rounded(), [&](int i) {
-        return i < n ? p.v + token_at(p, p.h.G, b, g, token(i)) * p.h.D
-                     : (const float *)NULL;
+        if (i >= n) return (const float *)NULL;
+        const bool stored = p.stored_v && was_salient(p, c, token(i));
+        return (stored ? (const float *)p.stored_v : p.v) +
+               token_at(p, p.h.G, b, g, token(i)) * p.h.D;
     });
 }
 
@@ -88,7 +90,7 @@ static __global__ void __launch_bounds__(THREADS, WINDOW     ? 6
 
     float df[8][4];
     if (!WINDOW) {
-        load_values<DP>(p, v, r.b, r.g, r.n, [&](int i) { return r.first + i; });
+        load_values<DP>(p, v, r.b, r.g, r.c, r.n, [&](int i) { return r.first + i; });
         __syncthreads();
         clear_tiles(df);
         product_nt<8, DP / 8>(df, adng + at.warp * 16 * LD, LD, v, LD, at.lane);
@@ -285,7 +287,7 @@ static __global__ void __launch_bounds__(THREADS, WINDOW &&DP <= 64 ? 4 : 2)
     if ((int)threadIdx.x < r.n)
         token[threadIdx.x] = p.folds[r.span * p.span + k0 + threadIdx.x];
     __syncthreads();
-    load_values<DP>(p, v, r.b, r.sel * p.h.group / p.h.per_kv, r.n,
+    load_values<DP>(p, v, r.b, r.sel * p.h.group / p.h.per_kv, r.c, r.n,
                     [&](int i) { return token[i]; });
 
     float dv[DP / 8][4];

@@ -2,6 +2,7 @@
  *
  * Bounded by bandwidth: a token and head reads D floats and writes P halves, and D more
  * where q and k are wanted in half. See map.cuh. */
+#include "backend/cuda/hybrid/stored.cuh"
 #include "backend/cuda/hybrid/train/map.cuh"
 
 /* ---- Features ------------------------------------------------------------ */
@@ -144,12 +145,45 @@ static __global__ void __launch_bounds__(THREADS)
         convert(v, y - q.heads - k.heads);
 }
 
+/* Eight columns of a key and of a value a thread. Grid: units of a head, kv heads,
+ * sequences. */
+static __global__ void __launch_bounds__(THREADS)
+    store_kernel(const sti_hybrid_train p)
+{
+    const int i = (int)(blockIdx.x * THREADS + threadIdx.x), units = p.DP / 8;
+    const int t = i / units, e = i % units * 8, g = (int)blockIdx.y, b = (int)blockIdx.z;
+    if (t >= p.T) return;
+    const size_t at = token_at(p, p.h.G, b, g, t) * p.h.D + e;
+    const size_t half = row_at(p, p.h.G, b, g, t) * p.DP + e + p.half_stored;
+    const auto store = [&](int bits, const float *from, float *to, uint16_t *to_half) {
+        float x[8] = {};
+        for (int n = 0; n < 8 && e < p.h.D; n++) x[n] = from[at + n];
+        if (bits > 0 && e < p.h.D) {
+            const rounded_unit r = round_unit(bits, x);
+            for (int n = 0; n < 8; n++) x[n] = r.at(n);
+        }
+        for (int n = 0; n < 8 && e < p.h.D; n++) to[at + n] = x[n];
+        *(uint4 *)(to_half + half) = pack_half8(make_float4(x[0], x[1], x[2], x[3]),
+                                                make_float4(x[4], x[5], x[6], x[7]));
+    };
+    store(p.h.key_bits, p.k, p.stored_k, p.half_k);
+    store(p.h.value_bits, p.v, p.stored_v, p.half_v);
+}
+
+still_status sti_hybrid_train_store(sti_dev *dev, const sti_hybrid_train *p,
+                                    still_error *err)
+{
+    const int blocks = (int)(((int64_t)p->T * (p->DP / 8) - 1) / THREADS + 1);
+    return launch(dev, "hybrid training: quantized tokens", err, store_kernel,
+                  dim3(blocks, p->h.G, p->B), THREADS, 0, *p);
+}
+
 still_status sti_hybrid_train_halves(sti_dev *dev, const sti_hybrid_train *p,
                                      still_error *err)
 {
     const bool all = !p->h.has_linear;
     const half_job q = {p->q, p->half_q, all ? p->h.H : 0};
-    const half_job k = {p->k, p->half_k, all ? p->h.G : 0};
+    const half_job k = {p->k, p->half_k, all || p->stored_k ? p->h.G : 0};
     const half_job v = {p->v, p->half_v, p->h.G};
     const int blocks = (int)(((int64_t)p->T * (p->DP / 8) - 1) / THREADS + 1);
     return launch(dev, "hybrid training: inputs in half", err, halves_kernel,

@@ -21,6 +21,7 @@
 /* One side's share of the call. */
 typedef struct map_side {
     const float *x, *W, *bias; /* W, bias: of all heads */
+    const float *stored;       /* x of tokens that were salient; NULL: x */
     int heads, x_heads;        /* of the map, of x */
     int x_per;                 /* heads of the map that read one head of x */
     uint16_t *half;            /* [B,x_heads,T,DP]: x in half; NULL: not wanted */
@@ -41,12 +42,13 @@ typedef struct map_sides {
 
 static inline map_sides map_sides_of(const sti_hybrid_train *p)
 {
-    return map_sides{{p->q, p->h.map_q, p->h.bias_q, p->h.H, p->h.H, 1, p->half_q,
+    return map_sides{{p->q, p->h.map_q, p->h.bias_q, NULL, p->h.H, p->h.H, 1, p->half_q,
                       p->phi_q, p->dphi_q, false, p->grad.q, true, p->h.has_window,
                       p->part_map_q, p->part_bias_q},
-                     {p->k, p->h.map_k, p->h.bias_k, p->h.S, p->h.G, p->h.S / p->h.G,
-                      p->half_k, p->phi_k, p->dphi_k, p->h.has_window, p->dk_fold,
-                      false, false, p->part_map_k, p->part_bias_k}};
+                     {p->k, p->h.map_k, p->h.bias_k, p->stored_k, p->h.S, p->h.G,
+                      p->h.S / p->h.G, p->stored_k ? NULL : p->half_k, p->phi_k,
+                      p->dphi_k, p->h.has_window, p->dk_fold, false, false,
+                      p->part_map_k, p->part_bias_k}};
 }
 
 static inline dim3 map_grid(const sti_hybrid_train *p, const map_sides *s)
@@ -137,6 +139,16 @@ STI_DEVICE void load_map(const sti_hybrid_train &p, const map_side &side, int he
     }
 }
 
+/* Row of x of token t; NULL past the last one. */
+STI_DEVICE const float *x_row(const sti_hybrid_train &p, const map_side &side, int b,
+                              int head, int t)
+{
+    if (t >= p.T) return NULL;
+    const bool stored = side.stored && was_salient(p, fold_of(p, b, head, t), t);
+    return (stored ? side.stored : side.x) +
+           token_at(p, side.x_heads, b, head / side.x_per, t) * p.h.D;
+}
+
 /* 16 rows of x: steps of A, rows g and g + 8. */
 template <int DP> struct map_rows {
     float4 x[DP / 16][2];
@@ -149,10 +161,7 @@ template <int DP> struct map_rows {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int t = t0 + at.g + 8 * r;
-            const float *row =
-                t < p.T ? side.x +
-                              token_at(p, side.x_heads, b, head / side.x_per, t) * p.h.D
-                        : (const float *)NULL;
+            const float *row = x_row(p, side, b, head, t);
 #pragma unroll
             for (int k = 0; k < DP / 16; k++)
                 x[k][r] = load4(row, 16 * k + 4 * at.t, p.h.D, p.vec);

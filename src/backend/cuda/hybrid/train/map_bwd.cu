@@ -302,12 +302,8 @@ STI_DEVICE void prefetch_round(const sti_hybrid_train &p, const map_side &side, 
                    ? side.dphi + row_at(p, side.heads, b, head, start + r) * p.PP
                    : (const float *)NULL;
     });
-    prefetch_rows<ROWS>(p.h.D, [&](int r) {
-        return start + r < p.T ? side.x + token_at(p, side.x_heads, b,
-                                                   head / side.x_per, start + r) *
-                                              p.h.D
-                               : (const float *)NULL;
-    });
+    prefetch_rows<ROWS>(p.h.D,
+                        [&](int r) { return x_row(p, side, b, head, start + r); });
     if (side.dx && side.dx_add) /* by token */
         prefetch_rows<ROWS>(p.h.D, [&](int r) {
             return start + r < p.T

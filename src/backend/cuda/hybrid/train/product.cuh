@@ -198,7 +198,8 @@ STI_DEVICE void copy_list(const sti_hybrid_train &p, size_t base, size_t span,
                              min(first + row + i * STRIDE, keys - 1));
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const size_t from = (base + token[i]) * DP + u * 8;
+        size_t from = (base + token[i]) * DP + u * 8;
+        if (first + row + i * STRIDE < n_salient) from += p.half_stored;
         const uint32_t to = unit_at<DP>(row + i * STRIDE, u);
         cp_async16(k + to, p.half_k + from);
         cp_async16(v + to, p.half_v + from);

@@ -122,8 +122,9 @@ STI_DEVICE void fetch_tile(const sti_hybrid_train &p, const outer_sum &o,
             const int at = (int)threadIdx.x + n * OUTER_THREADS;
             const int r = at / (DP / 8), u = at % (DP / 8);
             const int t = outer_token<KIND>(p, o, i, r);
+            const size_t stored = was_salient(p, o.c, t) ? p.half_stored : 0;
             cp_async16(shared_address(to->x) + unit_at<DP>(r, u),
-                       p.half_v + row_at(p, p.h.G, o.b, g, t) * DP + u * 8);
+                       p.half_v + row_at(p, p.h.G, o.b, g, t) * DP + u * 8 + stored);
         }
     } else {
 #pragma unroll

@@ -62,6 +62,13 @@ STI_DEVICE int fold_of(const sti_hybrid_train &p, int b, int sel, int j)
     return fold < 0 ? NO_TOKEN : fold > earliest ? fold : earliest;
 }
 
+/* Whether token j was salient before span `fold` folds it: what is folded is then what
+ * was stored. */
+STI_DEVICE bool was_salient(const sti_hybrid_train &p, int fold, int j)
+{
+    return p.h.has_window && fold > j / p.span + 2;
+}
+
 /* A tile of queries, [first, first + n) of span c, and the keys it sees. Later spans,
  * which see more, come first. */
 typedef struct query_tile {

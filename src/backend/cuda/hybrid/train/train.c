@@ -18,7 +18,6 @@ static still_status check(const sti_hybrid_parallel_args *a, still_error *err)
 {
     STI_TRY(sti_hybrid_check(a->set, &a->shape, err));
     STI_TRY(sti_cuda_score_check(a->set->score, err));
-    STI_TRY(sti_hybrid_refuse_bits(a->set, "cuda", err));
     const sti_hybrid_shape *s = &a->shape;
     if (a->B < 0 || a->T < 0 || (int64_t)a->B * a->T > INT32_MAX / 2 ||
         a->B > GRID_MOST || s->H > GRID_MOST)
@@ -39,6 +38,11 @@ static still_status check(const sti_hybrid_parallel_args *a, still_error *err)
             "cuda hybrid attention: head size %d in training, at most %d is "
             "supported",
             s->D, STI_HYBRID_TRAIN_MAX_D);
+    if ((a->set->key_bits || a->set->value_bits) && s->D % 32 != 0)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "cuda hybrid attention: a quantized salient cache with heads "
+                        "of %d numbers in training, expected a multiple of 32",
+                        s->D);
     if (a->set->chunk > LONGEST_CHUNK)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "cuda hybrid attention: chunks of %d tokens in training, at "
@@ -154,11 +158,18 @@ static void carve_forward(sti_carve *c, sti_hybrid_train *p)
     p->n_folds = take(c, spans, 1);
     p->n_folded = take(c, spans, 1);
     const size_t tokens = (size_t)p->B * (size_t)p->T, DP = (size_t)p->DP;
+    size_t rows = tokens * (size_t)p->h.G;
+    if (p->h.has_window && sti_cuda_hybrid_quantized(&p->h)) {
+        p->half_stored = rows * DP;
+        p->stored_k = take(c, rows, (size_t)p->h.D);
+        p->stored_v = take(c, rows, (size_t)p->h.D);
+        rows *= 2;
+    }
     if (p->h.has_window) {
         p->half_q = take_halves(c, tokens * (size_t)p->h.H, DP);
-        p->half_k = take_halves(c, tokens * (size_t)p->h.G, DP);
+        p->half_k = take_halves(c, rows, DP);
     }
-    p->half_v = take_halves(c, tokens * (size_t)p->h.G, DP);
+    p->half_v = take_halves(c, rows, DP);
     if (!p->h.has_linear) return;
     const size_t stored = p->relu ? 2 * PP : PP; /* floats, or halves */
     p->phi_q = take_halves(c, tokens * (size_t)p->h.H, stored);
@@ -263,6 +274,7 @@ static still_status make_ready(sti_dev *dev, const sti_hybrid_train *p,
 {
     STI_TRY(sti_hybrid_train_lists(dev, p, err));
     STI_TRY(sti_hybrid_train_halves(dev, p, err));
+    if (p->stored_k) STI_TRY(sti_hybrid_train_store(dev, p, err));
     if (!p->h.has_linear) return STILL_OK;
     STI_TRY(sti_hybrid_train_features(dev, p, err));
     return sti_hybrid_train_states(dev, p, err);

@@ -81,11 +81,15 @@ typedef struct sti_hybrid_train {
     int32_t *folds, *n_folds;     /* [B,S,spans,span], [B,S,spans] */
     int32_t *n_folded;            /* [B,S,spans]: folded then or before */
     uint16_t *half_q;             /* [B,H,T,DP]: inputs in half */
-    uint16_t *half_k, *half_v;    /* [B,G,T,DP] */
-    uint16_t *phi_q, *phi_k;      /* [B,H,T,PP], [B,S,T,PP]: half, times phi_unit; of a
+    uint16_t *half_k, *half_v;    /* [B,G,T,DP]; behind them, where salient tokens are
+                                     quantized, rows of what is stored */
+    size_t half_stored;         /* from a row of them to what is stored; 0: the same */
+    float *stored_k, *stored_v; /* [B,T,G,D]: k and v as the salient cache has them;
+                                     NULL: as they are */
+    uint16_t *phi_q, *phi_k;    /* [B,H,T,PP], [B,S,T,PP]: half, times phi_unit; of a
                                      relu map, which may be of any size, floats */
-    float *state, *state_z;       /* [B,S,spans,PP,DP], [B,S,spans,PP] */
-    uint16_t *mean;               /* as state: over n_folded, half; not of a relu map */
+    float *state, *state_z;     /* [B,S,spans,PP,DP], [B,S,spans,PP] */
+    uint16_t *mean;             /* as state: over n_folded, half; not of a relu map */
 
     /* Backward. */
     float *shift; /* [B,H,T]: P = f exp(l - M) / den = 2^(l log2 e - shift) */
@@ -116,6 +120,8 @@ still_status sti_hybrid_train_lists(sti_dev *, const sti_hybrid_train *, still_e
 /* What is read in half; q and k only where there are no features to make of them. */
 still_status sti_hybrid_train_halves(sti_dev *, const sti_hybrid_train *,
                                      still_error *);
+/* Keys and values as the salient cache has them, in both precisions. */
+still_status sti_hybrid_train_store(sti_dev *, const sti_hybrid_train *, still_error *);
 still_status sti_hybrid_train_features(sti_dev *, const sti_hybrid_train *,
                                        still_error *);
 still_status sti_hybrid_train_states(sti_dev *, const sti_hybrid_train *,

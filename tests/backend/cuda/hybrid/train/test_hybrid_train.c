@@ -239,6 +239,36 @@ static void test_variants(void **state)
         }
 }
 
+/* Quantized salient tokens: what is stored counts outside the window, and the gradient
+ * passes the rounding. */
+static void test_quantized(void **state)
+{
+    (void)state;
+    const gpu *g = need_gpu();
+    static const struct {
+        int key_bits, value_bits, chunk, select, cap, D;
+        bool per_head, uneven;
+    } c[] = {
+        {8, 4, 16, 6, 20, 64, false, false}, {5, 3, 16, 6, 20, 64, false, true},
+        {5, 0, 20, 8, 9, 32, true, false},   {0, 3, 20, 8, 9, 96, false, false},
+        {8, 3, 32, 10, 40, 128, true, true},
+    };
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        sti_hybrid_settings s = preset("still", c[i].chunk);
+        uint64_t rng = i;
+        s.select = c[i].select;
+        s.cap = c[i].cap;
+        s.key_bits = c[i].key_bits;
+        s.value_bits = c[i].value_bits;
+        s.per_head = c[i].per_head;
+        if (c[i].uneven) make_uneven(&s, &rng);
+        batch x =
+            make_batch(s, (sti_hybrid_shape){4, 2, c[i].D, c[i].D}, 2, 230, 1, i + 90);
+        check(g, &x);
+        drop_batch(&x);
+    }
+}
+
 /* Inputs left out have their start values. */
 static void test_start_values(void **state)
 {
@@ -422,4 +452,4 @@ RUN_TESTS_IN(setup, close_gpu, cmocka_unit_test(test_edges),
              cmocka_unit_test(test_zero_vectors), cmocka_unit_test(test_large_logits),
              cmocka_unit_test(test_gradient_sizes), cmocka_unit_test(test_same_bits),
              cmocka_unit_test(test_adds_up), cmocka_unit_test(test_real_shapes),
-             cmocka_unit_test(test_unsupported))
+             cmocka_unit_test(test_unsupported), cmocka_unit_test(test_quantized))
