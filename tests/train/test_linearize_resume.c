@@ -264,7 +264,34 @@ static void stage2_starts_afresh(void **state)
         assert_true(fabs(r.step[i].loss - both.step[3 + i].loss) <= 1e-6);
 }
 
+/* Stage 2 goes on in the data where stage 1 ended: its first sequence is another one than
+ * that of a run which begins with stage 2. */
+static void stage2_goes_on_in_the_data(void **state)
+{
+    (void)state;
+    run r;
+    setup(&r, "still", 0, 1);
+    r.p.batch = 1;
+    r.p.tokens = SEQ;
+    train(&r, "one-and-two");
+    const run both = r;
+    setup(&r, "still", 1, 1);
+    r.p.batch = 1;
+    r.p.tokens = SEQ;
+    train(&r, "one");
+    const char *start = in_dir("one");
+    setup(&r, "still", 2, 1);
+    r.p.batch = 1;
+    r.p.tokens = SEQ;
+    r.p.start = start;
+    train(&r, "two");
+    assert_int_equal(both.n, 2);
+    assert_int_equal(r.n, 1);
+    assert_true(fabs(r.step[0].loss - both.step[1].loss) > 1e-3);
+}
+
 RUN_TESTS_IN(set_up, tear_down, cmocka_unit_test(stopped_at_every_step),
              cmocka_unit_test(cancelled_before_it_began), cmocka_unit_test(divergence),
              cmocka_unit_test(damaged_checkpoint), cmocka_unit_test(full_disk),
-             cmocka_unit_test(sweep), cmocka_unit_test(stage2_starts_afresh))
+             cmocka_unit_test(sweep), cmocka_unit_test(stage2_starts_afresh),
+             cmocka_unit_test(stage2_goes_on_in_the_data))
