@@ -262,6 +262,7 @@ struct still_method {
     bool window_scale;
     bool norm_preserved; /* the feature map keeps the norm of its input (STILL eq. 6) */
     bool gate;           /* gate on the linear term (STILL eq. 7) */
+    bool forget;         /* no linear state: what is not kept exact is gone */
     int first_layer, last_layer; /* layers it replaces, others stay softmax; -1: last */
     still_positions positions;
     uint64_t seed; /* of the random score */
@@ -270,6 +271,12 @@ struct still_method {
 /* The defaults of a method; chunk 0: its usual size. */
 STILL_API still_status still_method_init(still_method *out, const char *name, int chunk,
                                          still_error *err);
+/* "still" as it works best on a model without an adapter: every token may stay exact, by
+ * the score that keeps facts whole, in 8 bits a key element and 4 a value element, and
+ * there is no linear state, which only a trained model can use: its bytes are better
+ * spent on salient tokens. still_allocate then chooses caps for a model. */
+STILL_API still_status still_method_untrained(still_method *out, int chunk,
+                                              still_error *err);
 /* Name and one-line summary of the i-th method; NULL past the last. */
 STILL_API const char *still_method_at(int i, const char **summary);
 
@@ -534,14 +541,23 @@ typedef struct still_allocate_params {
     const still_method *method; /* whose caps to choose; NULL: what the adapter was
                                    trained for, "still" if there is none */
     int key_bits, value_bits;   /* of salient tokens; 0: as the method has them */
-    size_t budget; /* bytes of a session; 0: what the method takes as it is */
+    size_t budget; /* bytes of a session; 0: what the adapter's method takes as it is,
+                      and without an adapter what the method takes with one cap for all
+                      heads, a linear state and no quantized tokens */
     int probes;    /* 0: 24 of about 1200 tokens, a minute on two cores for 135M */
     uint64_t seed; /* of the probes: the same seed, the same caps */
+    /* Keeps what the probes said of this model in a file of this folder, and reads it
+     * the next time, whatever the budget and the method; NULL: nowhere. A damaged file
+     * is replaced. */
+    const char *folder;
     still_progress_fn progress; /* probes; may be NULL */
+    /* A file in `folder` was damaged or could not be written; may be NULL. */
+    void (*note)(void *user, const char *line);
     void *user;
 } still_allocate_params;
 
-/* Backends whose memory is the program's own: cpu, ref. */
+/* Probes run on the cpu: for another backend the model's files are opened once more.
+ * With an adapter it has to be a backend whose memory is the program's own: cpu, ref. */
 STILL_API still_status still_allocate(still_model *m, const still_allocate_params *p,
                                       still_allocation **out, still_error *err);
 STILL_API void still_allocation_free(still_allocation *a);

@@ -1,28 +1,30 @@
-/* allocate.c - still_allocate: probes, ranks and caps in a row. */
+/* allocate.c - still_allocate: probes, or what an earlier run kept of them, and caps. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "allocate/allocate.h"
 
 enum { PROBES = 24, PASSAGES = 4 }; /* about 1200 tokens each */
 
-static still_status rank_all(still_model *m, const still_allocate_params *p, int probes,
+static still_status rank_all(still_model *m, const still_allocate_params *p,
                              double *gain, still_error *err)
 {
     const size_t heads = (size_t)m->cfg.layers * (size_t)m->cfg.kv_heads;
     const still_tokenizer *tk = still_model_tokenizer(m);
-    for (int i = 0; i < probes; i++) {
+    for (int i = 0; i < p->probes; i++) {
         sti_probe probe;
         STI_TRY(sti_probe_make(tk, p->seed, i, PASSAGES, &probe, err));
         const still_status st = sti_rank_heads(m, &probe, gain, err);
         free(probe.tok);
         STI_TRY(st);
-        if (p->progress && !p->progress(p->user, (uint64_t)i + 1, (uint64_t)probes))
+        if (p->progress && !p->progress(p->user, (uint64_t)i + 1, (uint64_t)p->probes))
             return sti_fail(err, STILL_E_CANCELLED, "the allocation was stopped");
     }
     double sum = 0;
-    for (size_t i = 0; i < heads; i++) sum += gain[i] /= probes;
+    for (size_t i = 0; i < heads; i++) sum += gain[i] /= p->probes;
     if (!(sum > 0) || !isfinite(sum))
         return sti_fail(err, STILL_E_NUMERIC,
                         "%s: no head looks back at a fact (attention on it: %g)",
@@ -30,35 +32,68 @@ static still_status rank_all(still_model *m, const still_allocate_params *p, int
     return STILL_OK;
 }
 
-/* What is allocated: the method asked for or trained, else still, every token of which
- * can be chosen, by the score that keeps facts whole. */
+/* Probes read attention from keys and queries in the program's own memory, and fast: a
+ * plain model of another backend is opened a second time, on the cpu. */
+static still_status rank_on_cpu(still_model *m, const still_allocate_params *p,
+                                double *gain, still_error *err)
+{
+    if (strcmp(m->be->name, "cpu") == 0) return rank_all(m, p, gain, err);
+    if (m->adapter)
+        return m->be->host_memory
+                   ? rank_all(m, p, gain, err)
+                   : sti_fail(
+                         err, STILL_E_UNSUPPORTED,
+                         "backend %s does not tell its attention weights: allocate "
+                         "with --backend cpu",
+                         m->be->name);
+    still_model *host;
+    STI_TRY(still_model_open(m->info.path, &(still_model_params){.backend = "cpu"},
+                             &host, err));
+    const still_status st = rank_all(host, p, gain, err);
+    still_model_free(host);
+    return st;
+}
+
+static void note(const still_allocate_params *p, const char *line)
+{
+    if (p->note) p->note(p->user, line);
+}
+
+/* Gains from the file that an earlier run kept, or from probes, and then kept. A file
+ * that cannot be read or written costs time, and is no failure. */
+static still_status find_gains(still_model *m, const still_allocate_params *p,
+                               double *gain, still_error *err)
+{
+    char *path = NULL;
+    still_error why;
+    if (!p->folder) return rank_on_cpu(m, p, gain, err);
+    STI_TRY(sti_kept_path(m, p, &path, err));
+    if (access(path, F_OK) == 0) {
+        if (sti_kept_read(path, m, p, gain, &why) == STILL_OK) {
+            free(path);
+            return STILL_OK;
+        }
+        note(p, why.text);
+        memset(gain, 0, (size_t)m->cfg.layers * (size_t)m->cfg.kv_heads * sizeof *gain);
+    }
+    const still_status st = rank_on_cpu(m, p, gain, err);
+    if (st == STILL_OK && sti_kept_write(path, m, p, gain, &why) != STILL_OK)
+        note(p, why.text);
+    free(path);
+    return st;
+}
+
+/* What is allocated: the method asked for or trained, else still without training. */
 static still_status start_method(const still_model *m, const still_method *asked,
                                  still_method *out, still_error *err)
 {
-    if (asked) {
+    if (asked)
         *out = *asked;
-    } else if (m->info.method) {
+    else if (m->info.method)
         *out = *m->info.method;
-    } else {
-        STI_TRY(still_method_init(out, "still", 0, err));
-        out->select = out->chunk;
-        snprintf(out->score, sizeof out->score, "distinct");
-        out->positions = STILL_POSITIONS_CAPPED;
-    }
+    else
+        STI_TRY(still_method_untrained(out, 0, err));
     out->caps[0] = 0;
-    return STILL_OK;
-}
-
-static still_status check_model(const still_model *m, still_error *err)
-{
-    if (!m->be->host_memory)
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "backend %s does not tell its attention weights: allocate with "
-                        "--backend cpu",
-                        m->be->name);
-    if (!still_model_tokenizer(m))
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "%s: has no tokenizer, and probes are text", m->info.path);
     return STILL_OK;
 }
 
@@ -79,6 +114,26 @@ static still_status fill_caps(const still_model *m, still_allocation *a,
     return STILL_OK;
 }
 
+/* What the adapter's method takes as it is; without an adapter what the method takes with
+ * one cap for all heads, a linear state and keys and values that are not quantized, so
+ * that leaving the state out and quantizing buy tokens. */
+static still_status usual_bytes(const still_model *m, const still_method *method,
+                                size_t *out, still_error *err)
+{
+    still_method usual = m->info.method ? *m->info.method : *method;
+    still_bill bill;
+    if (!m->info.method) {
+        usual.forget = false;
+        usual.positions = STILL_POSITIONS_ABSOLUTE;
+        usual.key_bits = usual.value_bits = 0;
+    }
+    STI_TRY(still_model_bill(
+        m, &(still_session_params){.method = &usual, .ctx = m->info.ctx_train}, &bill,
+        err));
+    *out = bill.cache;
+    return STILL_OK;
+}
+
 static still_status run(still_model *m, const still_allocate_params *p,
                         still_allocation *a, still_error *err)
 {
@@ -92,13 +147,8 @@ static still_status run(still_model *m, const still_allocate_params *p,
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "caps are allocated to kv heads: use --heads shared");
     const int ctx = m->info.ctx_train;
-    if (budget == 0) { /* what the method takes as it is */
-        const still_method *now = m->info.method ? m->info.method : &method;
-        STI_TRY(still_model_bill(m, &(still_session_params){.method = now, .ctx = ctx},
-                                 &bill, err));
-        budget = bill.cache;
-    }
-    STI_TRY(rank_all(m, p, p->probes > 0 ? p->probes : PROBES, a->gain, err));
+    if (budget == 0) STI_TRY(usual_bytes(m, &method, &budget, err));
+    STI_TRY(find_gains(m, p, a->gain, err));
     STI_TRY(sti_choose_caps(m, &method, a->gain, budget, &a->method, &a->chosen, err));
     STI_TRY(still_model_bill(
         m, &(still_session_params){.method = &a->method, .ctx = ctx}, &bill, err));
@@ -109,10 +159,13 @@ static still_status run(still_model *m, const still_allocate_params *p,
 still_status still_allocate(still_model *m, const still_allocate_params *p,
                             still_allocation **out, still_error *err)
 {
-    const still_allocate_params none = {0};
+    still_allocate_params with = p ? *p : (still_allocate_params){0};
     const size_t heads = (size_t)m->cfg.layers * (size_t)m->cfg.kv_heads;
     *out = NULL;
-    STI_TRY(check_model(m, err));
+    if (!still_model_tokenizer(m))
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "%s: has no tokenizer, and probes are text", m->info.path);
+    if (with.probes <= 0) with.probes = PROBES;
     still_allocation *a =
         sti_alloc(1, sizeof *a + heads * (sizeof *a->gain + sizeof *a->cap));
     if (!a) return sti_fail_memory(err, "an allocation", heads * sizeof *a->gain);
@@ -120,7 +173,7 @@ still_status still_allocate(still_model *m, const still_allocate_params *p,
     a->heads = m->cfg.kv_heads;
     a->gain = (double *)(a + 1);
     a->cap = (int *)(a->gain + heads);
-    const still_status st = run(m, p ? p : &none, a, err);
+    const still_status st = run(m, &with, a, err);
     if (st == STILL_OK)
         *out = a;
     else

@@ -3,7 +3,8 @@
  *     prose.c, probe.c   prompts that hide a fact and ask for it
  *     rank.c             how much each kv head looks back at the fact
  *     caps.c             salient tokens for every head, within a number of bytes
- *     allocate.c         still_allocate: the three in a row */
+ *     keep.c             the file that makes the next time a short one
+ *     allocate.c         still_allocate: these in a row */
 #ifndef STI_ALLOCATE_ALLOCATE_H
 #define STI_ALLOCATE_ALLOCATE_H
 
@@ -21,5 +22,17 @@ still_status sti_rank_heads(still_model *m, const sti_probe *p, double *gain,
 still_status sti_choose_caps(const still_model *m, const still_method *method,
                              const double *gain, size_t budget, still_method *out,
                              int *chosen, still_error *err);
+
+/* The file in p->folder that holds the gains of p->probes probes of p->seed on this
+ * model, adapter included; free() *out. Reading fails if the file is missing or says
+ * anything else than such a run could have written. */
+still_status sti_kept_path(const still_model *m, const still_allocate_params *p,
+                           char **out, still_error *err);
+still_status sti_kept_read(const char *path, const still_model *m,
+                           const still_allocate_params *p, double *gain,
+                           still_error *err);
+still_status sti_kept_write(const char *path, const still_model *m,
+                            const still_allocate_params *p, const double *gain,
+                            still_error *err);
 
 #endif

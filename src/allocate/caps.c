@@ -16,12 +16,13 @@
 
 #include "allocate/allocate.h"
 
-enum { STEP = 16, FEWEST = 64, MOST_FEW = 256 }; /* caps are multiples of STEP */
+enum { STEP = 16, LEAST = 4, FEWEST = 64, MOST_FEW = 256 };
 
 typedef struct search {
     const still_model *m;
     still_method method; /* as asked for, without caps of its own */
     int heads, longest;  /* of the model; trained length */
+    int step;            /* caps are multiples of it */
     const int *order;    /* heads by falling gain */
     const double *gain;
     size_t budget;
@@ -59,20 +60,21 @@ static still_status bytes_of(const search *s, const still_method *how, size_t *o
 static still_status largest_cap(const search *s, int n, int few, int *out,
                                 still_error *err)
 {
-    int low = 0, high = s->longest / STEP + 1; /* in steps; high does not fit */
+    int low = 0, high = s->longest / s->step + 1; /* in steps; high does not fit */
     *out = 0;
     while (high - low > 1) {
         const int mid = low + (high - low) / 2;
         still_method how;
         size_t bytes;
-        if (!write_caps(s, n, mid * STEP, n ? few : mid * STEP, &how)) return STILL_OK;
+        const int cap = mid * s->step;
+        if (!write_caps(s, n, cap, n ? few : cap, &how)) return STILL_OK;
         STI_TRY(bytes_of(s, &how, &bytes, err));
         if (bytes <= s->budget)
             low = mid;
         else
             high = mid;
     }
-    *out = low * STEP;
+    *out = low * s->step;
     return STILL_OK;
 }
 
@@ -86,10 +88,12 @@ static double coverage(const search *s, int cap)
     return sum / lengths;
 }
 
-/* What heads that look nothing up keep: a third of an even share, within bounds. */
+/* What heads that look nothing up keep: a third of an even share, within bounds, and of
+ * a share below those a half. */
 static int few_tokens(int even)
 {
     const int third = even / 3 / STEP * STEP;
+    if (even < 2 * FEWEST) return even / 2;
     return third < FEWEST ? FEWEST : third > MOST_FEW ? MOST_FEW : third;
 }
 
@@ -97,24 +101,26 @@ static still_status too_small(const search *s, still_error *err)
 {
     still_method least = s->method;
     size_t bytes = 0;
-    least.cap = FEWEST;
+    least.cap = LEAST;
     STI_TRY(bytes_of(s, &least, &bytes, err));
     return sti_fail(
         err, STILL_E_ARG,
-        "a budget of %.2f MB is too small: the window, the linear state and "
-        "%d salient tokens a head take %.2f MB (a smaller --chunk takes "
-        "less)",
-        (double)s->budget / 1e6, FEWEST, (double)bytes / 1e6);
+        "a budget of %.2f MB is too small: the window, %s%d salient tokens a head take "
+        "%.2f MB (a smaller --chunk takes less)",
+        (double)s->budget / 1e6, s->method.forget ? "and " : "the linear state and ",
+        LEAST, (double)bytes / 1e6);
 }
 
-static still_status search_heads(const search *s, still_method *out, int *chosen,
+static still_status search_heads(search *s, still_method *out, int *chosen,
                                  still_error *err)
 {
     double total = 0, share = 0, best = 0;
     int even;
     for (int i = 0; i < s->heads; i++) total += s->gain[i];
     STI_TRY(largest_cap(s, 0, 0, &even, err));
+    if (even < LEAST) return too_small(s, err);
     const int few = few_tokens(even);
+    if (even >= 2 * FEWEST) s->step = STEP;
     *chosen = -1;
     for (int n = 1; n <= s->heads; n++) {
         int cap;
@@ -150,6 +156,7 @@ still_status sti_choose_caps(const still_model *m, const still_method *method,
                 .method = *method,
                 .heads = heads,
                 .longest = m->info.ctx_train > 0 ? m->info.ctx_train : 4096,
+                .step = 1,
                 .order = order,
                 .gain = gain,
                 .budget = budget};

@@ -86,6 +86,18 @@ still_status still_method_init(still_method *out, const char *name, int chunk,
     return STILL_OK;
 }
 
+still_status still_method_untrained(still_method *out, int chunk, still_error *err)
+{
+    STI_TRY(still_method_init(out, "still", chunk, err));
+    out->select = out->chunk;
+    snprintf(out->score, sizeof out->score, "distinct");
+    out->positions = STILL_POSITIONS_CAPPED;
+    out->forget = true;
+    out->key_bits = 8;
+    out->value_bits = 4;
+    return STILL_OK;
+}
+
 /* A whole number at *at, which moves past it. */
 static bool read_number(const char **at, int *out)
 {
@@ -155,6 +167,7 @@ static still_status hybrid_settings(const still_method *m, const sti_attn_layer 
     out->la_scale = m->window_scale ? STI_SCALE_WINDOW : STI_SCALE_EXACT;
     out->norm_preserved = m->norm_preserved;
     out->gate = m->gate;
+    if (m->forget) out->has_linear = out->gate = false;
     out->seed = m->seed;
     bool capped = m->positions == STILL_POSITIONS_CAPPED ||
                   (m->positions == STILL_POSITIONS_AUTO && ctx > ctx_train);

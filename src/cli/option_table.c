@@ -305,17 +305,23 @@ const cli_option cli_option_table[] = {
     {"select", 0, "L", CLI_INT, AT(select), METHOD, CLI_G_METHOD,
      .preset = "-1", .min = -1, .max = 1048576,
      .help = "Tokens of a chunk that stay exact when it leaves the window (default: a "
-             "quarter of the chunk; -1 means the default)."},
+             "quarter of the chunk, all of them where heads are allocated; -1 means the "
+             "default)."},
     {"cap", 0, "M|none", CLI_STRING, AT(cap), METHOD, CLI_G_METHOD,
      .help = "Most exact tokens kept beyond the window (default: two chunks). The budget "
              "is 2C + M; with none it grows with the text. Layers, and kv heads "
              "of a layer, may differ: 96,17-18:768,23/0:3840 keeps 768 in layers 17 and 18, "
              "3840 in kv head 0 of layer 23, and 96 everywhere else."},
-    {"budget", 0, "BYTES", CLI_STRING, AT(budget), ALLOCATE | LINEARIZE, CLI_G_METHOD,
+    {"budget", 0, "BYTES", CLI_STRING, AT(budget), METHOD & ~SALIENCY, CLI_G_METHOD,
      .help = "Memory of a session, such as 18MB or 12MiB. Probes tell which heads look things "
-             "up, and the caps are chosen so that a session fits (default of allocate: what "
-             "the method takes as it is)."},
-    {"probes", 0, "N", CLI_INT, AT(probes), ALLOCATE | LINEARIZE, CLI_G_METHOD, .preset = "24",
+             "up, and the caps are chosen so that a session fits (default: what the method "
+             "takes with the same cap for all; linearize: no probes)."},
+    {"no-allocate", 0, NULL, CLI_FLAG, AT(no_allocate), RUN | INSPECT | BENCH, CLI_G_METHOD,
+     .help = "still without an adapter: no probes, but the paper's settings, with the same "
+             "cap for every head. Without this option, and without --cap, the first use "
+             "finds the heads that look things up, in about a minute, gives them most of "
+             "the memory, and keeps what it found in the cache."},
+    {"probes", 0, "N", CLI_INT, AT(probes), METHOD & ~SALIENCY, CLI_G_METHOD, .preset = "24",
      .min = 1, .max = 4096,
      .help = "Prompts that hide a fact and ask for it, about 1200 tokens each."},
     {"cache-type-k", 0, "TYPE", CLI_CHOICE, AT(cache_type_k), METHOD, CLI_G_METHOD,
@@ -331,7 +337,8 @@ const cli_option cli_option_table[] = {
              "minimum."},
     {"score", 0, "NAME", CLI_STRING, AT(score), METHOD, CLI_G_METHOD,
      .help = "What makes a token salient: s3 (the Self-Saliency Score, default), distinct (a "
-             "key unlike the others of its chunk, as in KeyDiff), received, keynorm or random."},
+             "key unlike the others of its chunk, as in KeyDiff; default where heads are "
+             "allocated), received, keynorm or random."},
     {"heads", 0, "MODE", CLI_CHOICE, AT(heads), METHOD, CLI_G_METHOD,
      .choices = "shared per-head",
      .help = "shared: the query heads of a group select together and share a state; "
@@ -347,6 +354,11 @@ const cli_option cli_option_table[] = {
     {"layers", 0, "A-B", CLI_STRING, AT(layers), METHOD, CLI_G_METHOD,
      .help = "Layers that use the method, counted from 0; the others stay softmax "
              "(default: all)."},
+    {"state", 0, "MODE", CLI_CHOICE, AT(state), METHOD & ~(LINEARIZE | SALIENCY), CLI_G_METHOD,
+     .choices = "linear none",
+     .help = "linear: what is not kept exact is folded into a linear state; none: it is "
+             "forgotten (default: linear, none where heads are allocated: a state that "
+             "nothing trained is no help, and its memory holds more tokens)."},
     {"positions", 0, "MODE", CLI_CHOICE, AT(positions), RUN | INSPECT | BENCH,
      CLI_G_METHOD,
      .preset = "auto", .choices = "auto absolute capped",

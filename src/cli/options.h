@@ -27,9 +27,9 @@ typedef struct cli_options {
 
     /* attention method; a string or number that was not given is NULL or negative */
     const char *method, *cap, *score, *heads, *la_scale, *layers, *positions, *budget,
-        *cache_type_k, *cache_type_v;
+        *cache_type_k, *cache_type_v, *state;
     int64_t chunk, select, rollback, by_position, probes;
-    bool no_gate, plain_map;
+    bool no_gate, plain_map, no_allocate;
 
     /* saved sessions */
     const char *save_state, *load_state;

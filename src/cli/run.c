@@ -40,10 +40,21 @@ static bool read_int(const char **text, int *out)
     return true;
 }
 
+/* Whether heads get caps of their own: still on a model without an adapter, unless caps
+ * are given, there are none to choose, or nothing to probe with. */
+static bool allocates(const cli_options *o, const still_model *m)
+{
+    return m && !still_model_get_info(m)->method && still_model_tokenizer(m) &&
+           o->method && strcmp(o->method, "still") == 0 && !o->no_allocate && !o->cap &&
+           o->select != 0 && !(o->heads && strcmp(o->heads, "per-head") == 0);
+}
+
 /* The method that options then modify: the adapter's if there is one, else a preset. */
-static still_status start_method(const cli_options *o, const still_method *trained,
+static still_status start_method(const cli_options *o, const still_model *m,
                                  still_method *out, still_error *err)
 {
+    const still_method *trained = m ? still_model_get_info(m)->method : NULL;
+    if (allocates(o, m)) return still_method_untrained(out, (int)o->chunk, err);
     if (!trained || (o->method && strcmp(o->method, trained->name) != 0))
         return still_method_init(out, o->method ? o->method : "softmax", (int)o->chunk,
                                  err);
@@ -58,12 +69,23 @@ int cli_cache_bits(const char *type)
     return type && type[0] == 'q' ? type[1] - '0' : 0;
 }
 
-int cli_read_method(const cli_options *o, const still_model *m, still_method *out)
+/* Caps for the heads of a model: a minute the first time, then a file in the cache. */
+static int give_caps(const cli_options *o, still_model *m, still_method *method)
+{
+    cli_options usual = *o; /* the same probes whatever else is drawn at random */
+    still_allocation *a;
+    usual.seed = 0;
+    int status = cli_allocate(&usual, m, method, &a);
+    if (status == CLI_OK) *method = a->method;
+    still_allocation_free(a);
+    return status;
+}
+
+int cli_read_method(const cli_options *o, still_model *m, still_method *out)
 {
     still_error err;
     const char *at = o->cap;
-    if (start_method(o, m ? still_model_get_info(m)->method : NULL, out, &err))
-        return cli_fail_error(&err);
+    if (start_method(o, m, out, &err)) return cli_fail_error(&err);
     if (o->select >= 0) out->select = (int)o->select;
     if (o->cap) out->caps[0] = 0;
     if (o->cap && strcmp(o->cap, "none") == 0)
@@ -82,6 +104,7 @@ int cli_read_method(const cli_options *o, const still_model *m, still_method *ou
     if (o->cache_type_v) out->value_bits = cli_cache_bits(o->cache_type_v);
     if (o->heads) out->per_head = strcmp(o->heads, "per-head") == 0;
     if (o->la_scale) out->window_scale = strcmp(o->la_scale, "window") == 0;
+    if (o->state) out->forget = strcmp(o->state, "none") == 0;
     if (o->no_gate) out->gate = false;
     if (o->plain_map) out->norm_preserved = false;
     at = o->layers;
@@ -93,13 +116,13 @@ int cli_read_method(const cli_options *o, const still_model *m, still_method *ou
     if (o->positions && strcmp(o->positions, "capped") == 0)
         out->positions = STILL_POSITIONS_CAPPED;
     if (!m || !still_model_get_info(m)->method) out->seed = o->seed;
-    return CLI_OK;
+    return allocates(o, m) ? give_caps(o, m, out) : CLI_OK;
 }
 
 bool cli_asks_method(const cli_options *o)
 {
     return o->method || o->chunk || o->select >= 0 || o->score || o->heads ||
-           o->la_scale || o->no_gate || o->plain_map;
+           o->la_scale || o->no_gate || o->plain_map || o->state;
 }
 
 char *cli_cap_option(const still_method *m)

@@ -14,8 +14,9 @@ int cli_open_model(const cli_options *o, const char *name, still_model **out);
 int cli_run_on_text(const cli_options *o,
                     int (*work)(const cli_options *o, still_model *m, const char *text,
                                 size_t n));
-/* The attention method o describes, for m (NULL: any model). */
-int cli_read_method(const cli_options *o, const still_model *m, still_method *out);
+/* The attention method o describes, for m (NULL: any model). still on a model without an
+ * adapter gets caps for its heads (cli_allocate), unless o says otherwise. */
+int cli_read_method(const cli_options *o, still_model *m, still_method *out);
 /* Whether o says anything of the attention method but its caps. */
 bool cli_asks_method(const cli_options *o);
 /* Bits of --cache-type-k or -v: "q8" is 8; "f16" or NULL 0, none of their own. */
@@ -23,7 +24,8 @@ int cli_cache_bits(const char *type);
 /* --cap that means the caps of a method; NULL: no memory. free() it. */
 char *cli_cap_option(const still_method *m);
 /* Chooses the caps of a method for m within --budget (still_allocate), with progress.
- * method NULL: as still_allocate says. */
+ * What the probes say is kept in the cache. method NULL: as still_allocate says. On
+ * failure *out is NULL. */
 int cli_allocate(const cli_options *o, still_model *m, const still_method *method,
                  still_allocation **out);
 /* A session of ctx tokens with o's method, cache type and batch. */

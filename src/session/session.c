@@ -27,12 +27,12 @@ static still_status check_method(const still_model *m, const still_method *metho
                         "model for that",
                         t->name, method ? method->name : "softmax");
     if (method->per_head != t->per_head || method->gate != t->gate ||
-        method->norm_preserved != t->norm_preserved ||
+        method->forget != t->forget || method->norm_preserved != t->norm_preserved ||
         method->window_scale != t->window_scale ||
         method->first_layer != t->first_layer || method->last_layer != t->last_layer)
         return sti_fail(err, STILL_E_ARG,
-                        "the adapter was trained with other heads, gate, map, scale or "
-                        "layers than asked for: those are part of it");
+                        "the adapter was trained with other heads, state, gate, map, "
+                        "scale or layers than asked for: those are part of it");
     return STILL_OK;
 }
 
@@ -124,21 +124,24 @@ static void describe_session(still_session *s)
     const sti_attn_config *c = &s->cfg;
     const sti_hybrid_settings *h = &c->hybrid;
     char caps[STI_SETTINGS_LINE - 768];
+    sti_hybrid_settings usual;
     describe_caps(s, caps, sizeof caps);
     char bits[40] = ""; /* said only where it matters, so that older files match */
     if (h->key_bits || h->value_bits)
         snprintf(bits, sizeof bits, " cache-type-k=%d cache-type-v=%d", h->key_bits,
                  h->value_bits);
+    const bool forgets = sti_hybrid_preset(c->method->name, 1, &usual) &&
+                         usual.has_linear && !h->has_linear;
     snprintf(s->settings, sizeof s->settings,
              "method=%s backend=%s cache=%s%s layers=%d-%d chunk=%d select=%d cap=%d%s "
              "score=%d per_head=%d window_scale=%d map=%d norm=%d gate=%d factor=%d "
-             "positions=%d features=%d state=%d seed=%llu window=%d",
+             "positions=%d features=%d state=%d seed=%llu window=%d%s",
              c->method->name, s->model->be->name, c->cache == STI_F32 ? "f32" : "f16",
              bits, c->first, c->last, h->chunk, h->select, h->cap, caps, (int)h->score,
              h->per_head, h->la_scale == STI_SCALE_WINDOW, (int)h->map,
              h->norm_preserved, h->gate, h->window_factor, h->position_cap,
              (int)h->feature_positions, h->state_cap, (unsigned long long)h->seed,
-             c->window);
+             c->window, forgets ? " forgets" : "");
 }
 
 static still_status allocate(still_session *s, still_error *err)

@@ -29,7 +29,7 @@ PYTHON
 # Several models and methods, side by side.
 expect 0 '^| piqa |' "$still" eval "$tiny" "$other" --data "$data" --tasks piqa
 expect 0 '^| arc_easy | *| acc | 2 | .* | .* | .* |$' "$still" eval "$tiny" --data "$data" \
-    --tasks arc_easy --limit 2 --method still --chunk 16 --against softmax,swa
+    --tasks arc_easy --limit 2 --method still --chunk 16 --no-allocate --against softmax,swa
 expect 0 '' "$still" eval "$tiny" "$other" --data "$data" --tasks piqa --json
 json 'len(x) == 2 and x[0]["model"] != x[1]["model"] and x[1]["results"]["piqa"]["n"] == 4'
 

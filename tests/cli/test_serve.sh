@@ -46,13 +46,13 @@ client together
 stop
 
 # Methods that fold the past: sharing beginnings changes nothing either.
-for method in "still --chunk 8" "lolcats --chunk 8" swa liger; do
+for method in "still --chunk 8 --no-allocate" "lolcats --chunk 8" swa liger; do
     # shellcheck disable=SC2086
     start --method $method
     client shared
     stop
 done
-start --method still --chunk 8 --rollback 0
+start --method still --chunk 8 --no-allocate --rollback 0
 client shared
 stop
 

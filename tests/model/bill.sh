@@ -4,7 +4,7 @@
 set -euo pipefail
 still=$1
 for ctx in 512 8192; do
-    for method in softmax still; do
+    for method in softmax "still --no-allocate" still; do
         stated=$("$still" inspect smollm2 --ctx $ctx --method $method --json)
         run=$("$still" generate smollm2 -p Hello -n 8 --ctx $ctx --method $method --json)
         python3 - "$stated" "$run" <<'EOP'

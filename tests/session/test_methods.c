@@ -111,6 +111,10 @@ static int settings(still_method out[64])
     out[n] = method("still", 8); /* a capped state follows the caps */
     out[n].positions = STILL_POSITIONS_CAPPED;
     snprintf(out[n++].caps, sizeof out->caps, "1:40");
+    out[n] = method("still", 8); /* no state: what is not kept is forgotten */
+    out[n].forget = true;
+    out[n].positions = STILL_POSITIONS_CAPPED;
+    snprintf(out[n++].caps, sizeof out->caps, "1/0:40,0:3");
     out[n] = method("still", 8);
     out[n++].select = 0;
     out[n] = method("still", 1);

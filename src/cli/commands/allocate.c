@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/new_file.h"
+#include "cli/fetch/cache.h"
 #include "cli/progress.h"
 #include "cli/report/heads.h"
 #include "cli/run.h"
@@ -53,8 +54,11 @@ static int print_table(const still_allocation *a)
             }
         below = next;
     }
-    cli_print("\n--method %s --select %d --score %s --cap %s", a->method.name,
-              a->method.select, a->method.score, option);
+    cli_print("\n--method %s --select %d --score %s%s%s --cap %s", a->method.name,
+              a->method.select, a->method.score,
+              a->method.positions == STILL_POSITIONS_CAPPED ? " --positions capped"
+                                                            : "",
+              a->method.forget ? " --state none" : "", option);
     if (a->method.key_bits) cli_print(" --cache-type-k q%d", a->method.key_bits);
     if (a->method.value_bits) cli_print(" --cache-type-v q%d", a->method.value_bits);
     cli_print("\n");
@@ -73,6 +77,25 @@ static int write_picture(const still_allocation *a, const char *path)
     return st == STILL_OK ? CLI_OK : cli_fail_error(&err);
 }
 
+/* Where the results of probes are kept; NULL: no such place, which is said. */
+static char *kept_folder(void)
+{
+    still_error err;
+    char *folder = NULL;
+    if (cli_cache_place("heads", "", &folder, &err) == STILL_OK &&
+        cli_make_folders(folder, &err) == STILL_OK)
+        return folder;
+    cli_warn("probes will run again the next time: %s", err.text);
+    free(folder);
+    return NULL;
+}
+
+static void on_note(void *user, const char *line)
+{
+    cli_progress_end(user);
+    cli_warn("%s", line);
+}
+
 int cli_allocate(const cli_options *o, still_model *m, const still_method *method,
                  still_allocation **out)
 {
@@ -84,13 +107,18 @@ int cli_allocate(const cli_options *o, still_model *m, const still_method *metho
                                .seed = o->seed,
                                .probes = (int)o->probes,
                                .progress = cli_progress_tick,
+                               .note = on_note,
                                .user = &bar};
+    *out = NULL;
     if (o->budget && !cli_read_bytes(o->budget, &p.budget))
         return cli_fail("--budget: '%s' is not a number of bytes such as 18MB or 12MiB",
                         o->budget);
-    cli_progress_begin(&bar, o->quiet, "allocate", "probes", 0, 0);
+    char *folder = kept_folder();
+    p.folder = folder;
+    cli_progress_begin(&bar, o->quiet, "which heads look things up", "probes", 0, 0);
     const still_status st = still_allocate(m, &p, out, &err);
     cli_progress_end(&bar);
+    free(folder);
     return st == STILL_OK ? CLI_OK : cli_fail_error(&err);
 }
 
@@ -102,7 +130,9 @@ int cli_cmd_allocate(const cli_options *o)
     const double start = cli_now();
     int status = cli_open_model(o, o->n_args ? o->arg[0] : NULL, &m);
     const bool asked = cli_asks_method(o);
-    if (status == CLI_OK && asked) status = cli_read_method(o, m, &method);
+    cli_options even = *o; /* caps are what is to be found */
+    even.no_allocate = true;
+    if (status == CLI_OK && asked) status = cli_read_method(&even, m, &method);
     if (status == CLI_OK) status = cli_allocate(o, m, asked ? &method : NULL, &a);
     if (status == CLI_OK && o->svg) status = write_picture(a, o->svg);
     if (status == CLI_OK)

@@ -174,7 +174,7 @@ static void print_bills(const still_model *m, const bills *b)
     row(b, "total", s->total, t->total, "");
 }
 
-static int make_bills(const cli_options *o, const still_model *m, bills *b)
+static int make_bills(const cli_options *o, still_model *m, bills *b)
 {
     still_error err;
     still_method softmax;

@@ -308,25 +308,25 @@ static int refuse(const char *name)
         name, base, name);
 }
 
-/* With --budget: caps by the heads of the model, found on the cpu. Without an option of
- * its own the method is still, every token of which can be chosen, by `distinct`. */
-static int allocate(const cli_options *o, const char *name, still_model *m, bool asked,
+/* With --budget: caps by the heads of the model. Without an option of its own the method
+ * is still as it is without training, with the linear state that training is for. */
+static int allocate(const cli_options *o, still_model *m, bool asked,
                     still_method *method)
 {
-    cli_options on_cpu = *o;
-    still_model *host = m;
+    still_error err;
     still_allocation *a = NULL;
-    int status = CLI_OK;
-    on_cpu.backend = "cpu";
-    if (strcmp(still_model_get_info(m)->backend, "cuda") == 0)
-        status = cli_open_model(&on_cpu, name, &host);
-    if (status == CLI_OK) status = cli_allocate(o, host, asked ? method : NULL, &a);
+    if (!asked) {
+        if (still_method_untrained(method, (int)o->chunk, &err))
+            return cli_fail_error(&err);
+        method->key_bits = method->value_bits = 0; /* as --cache-type-k and -v say */
+    }
+    method->forget = false;
+    int status = cli_allocate(o, m, method, &a);
     if (status == CLI_OK) {
         *method = a->method;
         method->positions = STILL_POSITIONS_AUTO;
     }
     still_allocation_free(a);
-    if (host != m) still_model_free(host);
     return status;
 }
 
@@ -338,13 +338,14 @@ int cli_cmd_linearize(const cli_options *given)
     char *cache = NULL, *base = NULL;
     still_model *m = NULL;
     if (!o.method) o.method = "still";
+    o.no_allocate = true; /* training has its own --budget */
     j.p.user = &j;
     int status = read_options(&j, &cache);
     if (status == CLI_OK) status = cli_open_model(&o, name, &m);
     if (status == CLI_OK && still_model_get_info(m)->method) status = refuse(name);
     if (status == CLI_OK) status = cli_read_method(&o, m, &j.p.method);
     if (status == CLI_OK && o.budget)
-        status = allocate(&o, name, m, cli_asks_method(given), &j.p.method);
+        status = allocate(&o, m, cli_asks_method(given), &j.p.method);
     if (status == CLI_OK && !(base = base_name(name)))
         status = cli_fail("out of memory");
     j.p.base_name = base;

@@ -95,6 +95,7 @@ static int measure(const cli_options *o, still_model *m, cli_saliency *r, int n)
     cli_progress bar;
     cli_options asked = *o; /* softmax, the default of plain models, selects nothing */
     if (!o->method && !still_model_get_info(m)->method) asked.method = "still";
+    asked.no_allocate = true; /* caps do not matter within a chunk */
     int status = cli_read_method(&asked, m, &method);
     if (status != CLI_OK) return status;
     const double start = cli_now();
