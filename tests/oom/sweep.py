@@ -43,9 +43,10 @@ def commands(still, folder, fixtures):
              "2", "--tokens", "96", "--save-every", "1", "--out", "OUT"]
     return {
         "inspect": [still, "inspect", folder / "tiny", "--json", "--tensors", "--method",
-                    "still", "--chunk", "8"],
+                    "still", "--chunk", "8", "--no-allocate"],
         "generate": [still, "generate", folder / "tiny.gguf", "-p", "the sun", "-n", "6",
-                     "--ignore-eos", "--threads", "1", "--method", "still", "--chunk", "8"],
+                     "--ignore-eos", "--threads", "1", "--method", "still", "--chunk", "8",
+                     "--no-allocate"],
         "logprobs": [still, "logprobs", folder / "adapter", "--ids", folder / "ids.json",
                      "--threads", "1", "--json"],
         "eval": [still, "eval", folder / "tiny.gguf", "--data", fixtures / "eval/choice",
