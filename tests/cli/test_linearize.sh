@@ -260,6 +260,15 @@ linearize 1 'stage 1, step 0: the step makes .layers.0.map_q. (layer 0) no numbe
 linearize 1 'stage 1, step 0: the step makes' --tokens 192 --lr-scale maps=1e38 --lr1 10 --save-every 1 --out nan --resume
 [ "$(lines nan)" = 0 ] || fail "a step that failed was told"
 
+# Bits of the salient cache belong to an adapter, and to a saved session.
+linearize 0 'is a model now' --out bits --tokens 192 --cache-type-k q8 --cache-type-v q4
+grep -q '"key_bits": 8' bits/still.json || fail "the bits are not in still.json"
+said='the sun the moon the stone the river hot cold in on a then there other after water'
+expect 0 '' "$still" generate bits -p "$said" -n 4 --ignore-eos --save-state bits.state
+expect 0 '' "$still" generate bits -p 'the' -n 4 --ignore-eos --load-state bits.state
+expect 1 'cache-type-k=8 cache-type-v=4' "$still" generate bits --cache-type-k f16 \
+    --cache-type-v f16 -p 'the' -n 4 --load-state bits.state
+
 # The adapter as a model, for every command.
 mkdir moved && cp whole/still.json whole/adapter.safetensors moved
 echo '[1, 2, 3, 4, 5]' >ids
@@ -322,7 +331,8 @@ for i, (path, value) in enumerate([
         ("method.select", 10 ** 9), ("method.heads", "both"), ("method.score", "none"),
         ("lora.rank", 1 << 30), ("lora.rank", 1024), ("lora.rank", -1),
         ("lora.targets", ["w"]), ("lora.alpha", "x"), ("base.fingerprint", "00"),
-        ("base.fingerprint", "00" * 32), ("format", "x"), ("version", 2), ("version", 3)]):
+        ("base.fingerprint", "00" * 32), ("format", "x"), ("version", 2), ("version", 3),
+        ("method.key_bits", 7), ("method.value_bits", 8)]):
     put(f"ill.json.{i}", setting(path, value))
 put("whole.old")
 put("ill.none", data=None)

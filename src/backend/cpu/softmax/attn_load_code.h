@@ -190,8 +190,10 @@ STI_INLINE void attn_load_quant_rows(const int bits, const sti_attn_rows *src,
     for (int j = lo; j < hi; j++) {
         float *to = v + j * ATTN_W;
         for (int d = 0; d < src->D; d += ATTN_W, to += ATTN_BLOCK * ATTN_W) {
-            vf_store(to, attn_value_of(bits, &rows, j - lo, d));
-            vf_store(to + VL, attn_value_of(bits, &rows, j - lo, d + VL));
+            vf x[2];
+            attn_value_pair(bits, &rows, j - lo, d, x);
+            vf_store(to, x[0]);
+            vf_store(to + VL, x[1]);
         }
     }
 }

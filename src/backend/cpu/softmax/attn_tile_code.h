@@ -147,19 +147,22 @@ STI_INLINE void attn_quant_logits_tile(const int R, const int P, const int bits,
         if (bits & 1) panel[i].high += at * sti_salient_high(bits, D);
         panel[i].scale += at * sti_salient_groups(D);
     }
-    for (int g = 0; g < D; g += ATTN_GROUP) {
-        const int end = D - g < ATTN_GROUP ? D : g + ATTN_GROUP;
-        vf scale[4];
+    for (int d8 = 0; d8 < D; d8 += 8) {
+        const int end = D - d8 < 8 ? D : d8 + 8;
+        attn_key_scale scale[4];
+        vi high[4];
         STI_UNROLL
-        for (int i = 0; i < 2 * P; i++)
-            scale[i] = attn_key_scales(&panel[i], g, i * VL % PANEL);
-        for (int d = g; d < end; d++, ahead += P * ATTN_W * (bits & ~1) / 8) {
+        for (int i = 0; i < 2 * P; i++) {
+            scale[i] = attn_key_scale_of(bits, &panel[i], d8, i * VL % PANEL);
+            high[i] = attn_key_high(bits, &panel[i], d8, i * VL % PANEL);
+        }
+        for (int d = d8; d < end; d++, ahead += P * ATTN_W * (bits & ~1) / 8) {
             vf x[4];
             attn_prefetch(ahead, 1);
             STI_UNROLL
             for (int i = 0; i < 2 * P; i++)
-                x[i] = vf_mul(attn_key_levels(bits, &panel[i], d, i * VL % PANEL),
-                              scale[i]);
+                x[i] =
+                    attn_key_of(bits, &panel[i], scale[i], high[i], d, i * VL % PANEL);
             STI_UNROLL
             for (int r = 0; r < R; r++) {
                 vf a = vf_set(q[r * ATTN_LDQ + d]);
@@ -190,7 +193,8 @@ STI_INLINE void attn_quant_pv_tile(const int R, const int P, const int bits,
         vf x[4];
         attn_prefetch(ahead, 1);
         STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) x[i] = attn_value_of(bits, v, j, d + i * VL);
+        for (int i = 0; i < P; i++)
+            attn_value_pair(bits, v, j, d + i * ATTN_W, x + 2 * i);
         STI_UNROLL
         for (int r = 0; r < R; r++) {
             vf a = vf_set(p[r * ATTN_LDS + j]);
