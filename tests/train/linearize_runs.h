@@ -98,14 +98,14 @@ static inline const char *random_word(uint64_t *seed)
     return word[sti_mix64((*seed)++) % 7];
 }
 
-/* A text of exactly BATCH sequences (a letter and its space are two tokens, and EOS
+/* A text of exactly so many sequences (a letter and its space are two tokens, and EOS
  * ends it), so that every step sees all of it and losses can be compared. */
-static inline void write_text(const char *path)
+static inline void write_text(const char *path, uint64_t sequences)
 {
     FILE *f = fopen(path, "w");
     assert_non_null(f);
     fputs("{\"text\": \"", f);
-    for (uint64_t i = 0; i < SEQ * BATCH / 2; i++)
+    for (uint64_t i = 0; i < SEQ * sequences / 2; i++)
         fprintf(f, "%c ", (int)('k' + sti_mix64(i) % 8));
     fputs("\"}\n", f);
     fclose(f);
@@ -187,7 +187,7 @@ static inline int set_up(void **state)
                          ">/dev/null 2>&1",
              dir, LAYERS);
     if (system(command) != 0) return 1;
-    write_text(in_dir("one.jsonl"));
+    write_text(in_dir("one.jsonl"), BATCH);
     write_records(in_dir("two.jsonl"), 1000, 12);
     data[0].path = strdup(in_dir("one.jsonl"));
     data[1].path = strdup(in_dir("two.jsonl"));

@@ -135,6 +135,37 @@ static void dropout_repeats(void **state)
     assert_false(same_file(in_dir("dropped"), in_dir("kept"), STI_ADAPTER_TENSORS));
 }
 
+/* Steps that see the same sequence and learn next to nothing: their losses differ by the
+ * dropout masks alone, which are fresh in each. */
+static void dropout_is_fresh(void **state)
+{
+    (void)state;
+    run r;
+    char text[256], start[256];
+    snprintf(text, sizeof text, "%s", in_dir("single.jsonl"));
+    snprintf(start, sizeof start, "%s", in_dir("learned"));
+    const still_train_data single = {.path = text};
+    write_text(text, 1);
+    setup(&r, "still", 2, 1);
+    train(&r, "learned"); /* LoRA starts at 0, where dropout has no effect */
+    for (int dropped = 0; dropped < 2; dropped++) {
+        setup(&r, "still", 2, 1);
+        r.p.data = &single;
+        r.p.start = start;
+        r.p.batch = 1;
+        r.p.tokens = 3 * SEQ;
+        r.p.lr[2] = 1e-12;
+        r.p.lora_dropout = dropped ? 0.5 : 0;
+        train(&r, "single");
+        assert_int_equal(r.n, 3);
+        for (int i = 1; i < 3; i++) {
+            const double apart = fabs(r.step[i].loss - r.step[i - 1].loss);
+            if (dropped ? apart < 1e-7 : apart > 1e-9)
+                fail_msg("dropout %d, step %d: losses are %g apart", dropped, i, apart);
+        }
+    }
+}
+
 /* Layers outside the range have no entry, and keep all of the past. */
 static void some_layers(void **state)
 {
@@ -193,5 +224,5 @@ static void refusals(void **state)
 
 RUN_TESTS_IN(set_up, tear_down, cmocka_unit_test(every_method_learns),
              cmocka_unit_test(options_learn), cmocka_unit_test(accumulation),
-             cmocka_unit_test(dropout_repeats), cmocka_unit_test(some_layers),
-             cmocka_unit_test(refusals))
+             cmocka_unit_test(dropout_repeats), cmocka_unit_test(dropout_is_fresh),
+             cmocka_unit_test(some_layers), cmocka_unit_test(refusals))
