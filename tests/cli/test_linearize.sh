@@ -373,7 +373,13 @@ import json, struct, sys
 def values(d):
     data = open(d + "/adapter.safetensors", "rb").read()
     n = struct.unpack("<Q", data[:8])[0]
-    return struct.unpack("<%df" % ((len(data) - 8 - n) // 4), data[8 + n:])
+    out = []
+    for name, t in sorted(json.loads(data[8:8 + n]).items()):
+        if name in ("__metadata__", "still.checksum"):
+            continue
+        begin, end = t["data_offsets"]
+        out += struct.unpack("<%df" % ((end - begin) // 4), data[8 + n + begin:8 + n + end])
+    return out
 one, two = values("one"), values("ranks")
 error = sum((a - b) ** 2 for a, b in zip(one, two)) ** .5 / sum(a * a for a in one) ** .5
 losses = [[json.loads(x)["loss"] for x in open(d + "/train.jsonl")] for d in ("one", "ranks")]
