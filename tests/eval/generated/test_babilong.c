@@ -215,7 +215,7 @@ static void test_bad_files(void **state)
          ":2: 'facts'", STILL_E_FORMAT},
         {"{\"task\":\"qa1\",\"question\":\"q\",\"answer\":\"a\",\"facts\":[]}\n",
          ":1: 'facts'", STILL_E_FORMAT},
-        {"[1, 2]\n", ":1: is not a JSON object", STILL_E_FORMAT},
+        {"[1, 2]\n", ":1: column 1: not a JSON object", STILL_E_FORMAT},
         {"{\"task\": \"qa1\"", ":1: column", STILL_E_FORMAT},
         {"", "no story of qa1", STILL_E_LIMIT},
         {good,
