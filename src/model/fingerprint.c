@@ -24,6 +24,9 @@ void sti_model_fingerprint(const still_model *m, bool with_adapter,
         sti_sha256_add(&sha, t->data, n);
         sti_sha256_add(&sha, (const char *)t->data + t->bytes - n, n);
     }
+    /* A page that is touched brings its neighbours: tens of megabytes in all. */
+    for (size_t i = 0; i < m->store.n_maps; i++)
+        sti_map_drop(m->store.map[i].data, m->store.map[i].size);
     const sti_adapter *a = with_adapter ? m->adapter : NULL;
     if (a) sti_sha256_add(&sha, a->value, a->n_values * sizeof *a->value);
     sti_sha256_end(&sha, out);
