@@ -7,7 +7,7 @@ tiny=$scratch/tiny.gguf
 "$make_model" tiny "$tiny" >/dev/null 2>&1 || { echo "make-model failed" >&2; exit 1; }
 bench() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" \
     "$still" bench "$@"; }
-quick=(--lengths "64,130" --rounds 2 --steps 3 --threads 2)
+quick=(--lengths "64,130" --rounds 2 --steps 3 --threads 2 --no-allocate)
 
 # Wrong usage.
 while IFS='|' read -r status pattern arguments; do
