@@ -84,6 +84,9 @@ static void test_nothing_is_allocated(void **state)
 
     allocations = 0;
     still_status status = feed_next(b, dev, &p, &x, 128, &err);
+    /* The first steps, one of which retires a chunk, may let the stack grow. */
+    while (status == STILL_OK && x.st.pos < 128 + 40)
+        status = feed_next(b, dev, &p, &x, 1, &err);
     assert_int_equal(allocations, 0);
     const long pages = mapped_pages(); /* with the heap of the thread that started */
     allocations = 0;
