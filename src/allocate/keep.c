@@ -41,26 +41,31 @@ still_status sti_kept_path(const still_model *m, const still_allocate_params *p,
     return sti_fail_memory(err, p->folder, strlen(p->folder));
 }
 
+static bool says_text(const json_t *o, const char *key, const char *text)
+{
+    const char *found = json_string_value(json_object_get(o, key));
+    return found && strcmp(found, text) == 0;
+}
+static bool says_int(const json_t *o, const char *key, uint64_t value)
+{
+    const json_t *v = json_object_get(o, key);
+    return json_is_integer(v) && (uint64_t)json_integer_value(v) == value;
+}
+
 /* Whether the object says what a run of these probes on this model would write. */
 static bool read_gains(const json_t *o, const still_model *m,
                        const still_allocate_params *p, double *gain)
 {
     char print[2 * STI_FINGERPRINT + 1];
-    const char *format, *model;
-    json_int_t seed;
-    int version, probes, layers, heads;
-    json_t *list;
+    const json_t *list = json_object_get(o, "gain");
     double sum = 0;
-    if (json_unpack((json_t *)o, "{s:s, s:i, s:s, s:I, s:i, s:i, s:i, s:o}", "format",
-                    &format, "version", &version, "model", &model, "seed", &seed,
-                    "probes", &probes, "layers", &layers, "heads", &heads, "gain",
-                    &list))
-        return false;
     fingerprint_of(m, print);
-    if (strcmp(format, FORMAT) != 0 || version != VERSION ||
-        strcmp(model, print) != 0 || (uint64_t)seed != p->seed || probes != p->probes ||
-        layers != m->cfg.layers || heads != m->cfg.kv_heads ||
-        json_array_size(list) != (size_t)layers * (size_t)heads)
+    if (!says_text(o, "format", FORMAT) || !says_int(o, "version", VERSION) ||
+        !says_text(o, "model", print) || !says_int(o, "seed", p->seed) ||
+        !says_int(o, "probes", (uint64_t)p->probes) ||
+        !says_int(o, "layers", (uint64_t)m->cfg.layers) ||
+        !says_int(o, "heads", (uint64_t)m->cfg.kv_heads) ||
+        json_array_size(list) != (size_t)m->cfg.layers * (size_t)m->cfg.kv_heads)
         return false;
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *v = json_array_get(list, i);

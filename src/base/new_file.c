@@ -199,8 +199,9 @@ still_status sti_new_file_finish(sti_new_file *f, still_error *err)
 still_status sti_write_file(const char *path, const void *p, size_t n, still_error *err)
 {
     sti_new_file *f;
-    STI_TRY(sti_new_file_open(path, &f, err));
-    const still_status st = sti_new_file_put(f, p, n, err);
+    still_status st = sti_new_file_open(path, &f, err);
+    if (!f) return st;
+    st = sti_new_file_put(f, p, n, err);
     if (st == STILL_OK) return sti_new_file_finish(f, err);
     sti_new_file_abort(f);
     return st;

@@ -28,14 +28,14 @@ static bool find_own_path(char path[static PATH_MAX])
     char line[PATH_MAX + 128];
     bool found = false;
     while (!found && fgets(line, sizeof line, maps)) {
-        uintptr_t begin, end;
-        char *name = strchr(line, '/');
-        if (!name || sscanf(line, "%" SCNxPTR "-%" SCNxPTR, &begin, &end) != 2 ||
-            here < begin || here >= end)
+        char *name = strchr(line, '/'), *dash;
+        const uintmax_t begin = strtoumax(line, &dash, 16);
+        if (!name || *dash != '-' || here < begin ||
+            here >= strtoumax(dash + 1, NULL, 16))
             continue;
         name[strcspn(name, "\n")] = 0;
         found = strlen(name) < PATH_MAX;
-        if (found) strcpy(path, name);
+        if (found) memcpy(path, name, strlen(name) + 1);
     }
     fclose(maps);
     return found;

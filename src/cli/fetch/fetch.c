@@ -226,7 +226,7 @@ static still_status transfer(fetch *t, still_error *err)
     t->out = fdopen(fd, "r+b");
     if (!t->out) {
         close(fd);
-        return sti_fail_memory(err, t->part, sizeof *t->out);
+        return sti_fail_memory(err, t->part, BUFSIZ);
     }
     if (fstat(fd, &st) || fseeko(t->out, 0, SEEK_END))
         return sti_fail(err, STILL_E_IO, "%s: %s", t->part, strerror(errno));

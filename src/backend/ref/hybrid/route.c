@@ -159,7 +159,7 @@ void sti_ref_evict_over_cap(sti_ref_candidate *c, int n, int cap)
             if (c[i].stays && (!worst || sti_ref_better(worst->score, worst->position,
                                                         c[i].score, c[i].position)))
                 worst = &c[i];
-        worst->stays = false;
+        if (worst) worst->stays = false; /* more than `cap` stay, so there is one */
     }
 }
 
