@@ -64,12 +64,13 @@ static void note(const still_allocate_params *p, const char *line)
 static still_status find_gains(still_model *m, const still_allocate_params *p,
                                double *gain, still_error *err)
 {
-    char *path = NULL;
+    char *path = NULL, name[STI_KEPT_NAME];
     still_error why;
     if (!p->folder) return rank_on_cpu(m, p, gain, err);
-    STI_TRY(sti_kept_path(m, p, &path, err));
+    sti_kept_name(m, name);
+    STI_TRY(sti_kept_path(name, p, &path, err));
     if (access(path, F_OK) == 0) {
-        if (sti_kept_read(path, m, p, gain, &why) == STILL_OK) {
+        if (sti_kept_read(path, name, m, p, gain, &why) == STILL_OK) {
             free(path);
             return STILL_OK;
         }
@@ -77,7 +78,7 @@ static still_status find_gains(still_model *m, const still_allocate_params *p,
         memset(gain, 0, (size_t)m->cfg.layers * (size_t)m->cfg.kv_heads * sizeof *gain);
     }
     const still_status st = rank_on_cpu(m, p, gain, err);
-    if (st == STILL_OK && sti_kept_write(path, m, p, gain, &why) != STILL_OK)
+    if (st == STILL_OK && sti_kept_write(path, name, m, p, gain, &why) != STILL_OK)
         note(p, why.text);
     free(path);
     return st;

@@ -23,15 +23,18 @@ still_status sti_choose_caps(const still_model *m, const still_method *method,
                              const double *gain, size_t budget, still_method *out,
                              int *chosen, still_error *err);
 
-/* The file in p->folder that holds the gains of p->probes probes of p->seed on this
- * model, adapter included; free() *out. Reading fails if the file is missing or says
- * anything else than such a run could have written. */
-still_status sti_kept_path(const still_model *m, const still_allocate_params *p,
-                           char **out, still_error *err);
-still_status sti_kept_read(const char *path, const still_model *m,
+/* What files call the model, adapter included: its fingerprint in hex. */
+enum { STI_KEPT_NAME = 2 * STI_FINGERPRINT + 1 };
+void sti_kept_name(const still_model *m, char out[STI_KEPT_NAME]);
+/* The file in p->folder that holds the gains of p->probes probes of p->seed on the model
+ * of this name; free() *out. Reading fails if the file is missing or says anything else
+ * than such a run could have written. */
+still_status sti_kept_path(const char *name, const still_allocate_params *p, char **out,
+                           still_error *err);
+still_status sti_kept_read(const char *path, const char *name, const still_model *m,
                            const still_allocate_params *p, double *gain,
                            still_error *err);
-still_status sti_kept_write(const char *path, const still_model *m,
+still_status sti_kept_write(const char *path, const char *name, const still_model *m,
                             const still_allocate_params *p, const double *gain,
                             still_error *err);
 

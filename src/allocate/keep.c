@@ -19,20 +19,18 @@
 enum { VERSION = 1 };
 static const char FORMAT[] = "still-heads";
 
-static void fingerprint_of(const still_model *m, char out[2 * STI_FINGERPRINT + 1])
+void sti_kept_name(const still_model *m, char out[STI_KEPT_NAME])
 {
     unsigned char print[STI_FINGERPRINT];
     sti_model_fingerprint(m, true, print);
     sti_hex(print, sizeof print, out);
 }
 
-still_status sti_kept_path(const still_model *m, const still_allocate_params *p,
-                           char **out, still_error *err)
+still_status sti_kept_path(const char *name, const still_allocate_params *p, char **out,
+                           still_error *err)
 {
-    char print[2 * STI_FINGERPRINT + 1];
     sti_buf path = {0};
-    fingerprint_of(m, print);
-    sti_buf_printf(&path, "%s/%.16s-%d-%llu.json", p->folder, print, p->probes,
+    sti_buf_printf(&path, "%s/%.16s-%d-%llu.json", p->folder, name, p->probes,
                    (unsigned long long)p->seed);
     *out = path.p;
     if (!path.failed) return STILL_OK;
@@ -53,15 +51,13 @@ static bool says_int(const json_t *o, const char *key, uint64_t value)
 }
 
 /* Whether the object says what a run of these probes on this model would write. */
-static bool read_gains(const json_t *o, const still_model *m,
+static bool read_gains(const json_t *o, const char *name, const still_model *m,
                        const still_allocate_params *p, double *gain)
 {
-    char print[2 * STI_FINGERPRINT + 1];
     const json_t *list = json_object_get(o, "gain");
     double sum = 0;
-    fingerprint_of(m, print);
     if (!says_text(o, "format", FORMAT) || !says_int(o, "version", VERSION) ||
-        !says_text(o, "model", print) || !says_int(o, "seed", p->seed) ||
+        !says_text(o, "model", name) || !says_int(o, "seed", p->seed) ||
         !says_int(o, "probes", (uint64_t)p->probes) ||
         !says_int(o, "layers", (uint64_t)m->cfg.layers) ||
         !says_int(o, "heads", (uint64_t)m->cfg.kv_heads) ||
@@ -76,29 +72,27 @@ static bool read_gains(const json_t *o, const still_model *m,
     return sum > 0;
 }
 
-still_status sti_kept_read(const char *path, const still_model *m,
+still_status sti_kept_read(const char *path, const char *name, const still_model *m,
                            const still_allocate_params *p, double *gain,
                            still_error *err)
 {
     json_t *o;
     STI_TRY(sti_json_load(path, &o, err));
-    const bool good = read_gains(o, m, p, gain);
+    const bool good = read_gains(o, name, m, p, gain);
     json_decref(o);
     if (good) return STILL_OK;
     return sti_fail(err, STILL_E_FORMAT, "%s: not what probes of this model say", path);
 }
 
-still_status sti_kept_write(const char *path, const still_model *m,
+still_status sti_kept_write(const char *path, const char *name, const still_model *m,
                             const still_allocate_params *p, const double *gain,
                             still_error *err)
 {
-    char print[2 * STI_FINGERPRINT + 1];
     const int n = m->cfg.layers * m->cfg.kv_heads;
-    fingerprint_of(m, print);
     json_t *list = json_array();
     for (int i = 0; i < n; i++) sti_json_append(&list, json_real(gain[i]));
     json_t *o = json_pack("{s:s, s:i, s:s, s:I, s:i, s:i, s:i, s:o}", "format", FORMAT,
-                          "version", VERSION, "model", print, "seed",
+                          "version", VERSION, "model", name, "seed",
                           (json_int_t)p->seed, "probes", p->probes, "layers",
                           m->cfg.layers, "heads", m->cfg.kv_heads, "gain", list);
     char *text = sti_json_text(o, JSON_COMPACT); /* 17 digits: exact */

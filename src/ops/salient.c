@@ -148,7 +148,11 @@ typedef struct row_memory {
     uint16_t scale[2 * STI_HEAD_DIM_MAX / GROUP];
 } row_memory;
 
-void sti_salient_round_key(int bits, const float *x, int D, float *y)
+typedef void pack_fn(int bits, const float *x, int D, sti_salient_row row);
+typedef void unpack_fn(int bits, sti_salient_row row, int D, float *x);
+
+static void round_row(int bits, const float *x, int D, float *y, pack_fn *pack,
+                      unpack_fn *unpack)
 {
     row_memory m;
     const sti_salient_row row = {m.low, m.high, m.scale};
@@ -156,18 +160,16 @@ void sti_salient_round_key(int bits, const float *x, int D, float *y)
         memmove(y, x, (size_t)D * sizeof *x);
         return;
     }
-    sti_salient_pack_key(bits, x, D, row);
-    sti_salient_unpack_key(bits, row, D, y);
+    pack(bits, x, D, row);
+    unpack(bits, row, D, y);
+}
+
+void sti_salient_round_key(int bits, const float *x, int D, float *y)
+{
+    round_row(bits, x, D, y, sti_salient_pack_key, sti_salient_unpack_key);
 }
 
 void sti_salient_round_value(int bits, const float *x, int D, float *y)
 {
-    row_memory m;
-    const sti_salient_row row = {m.low, m.high, m.scale};
-    if (bits == 0) {
-        memmove(y, x, (size_t)D * sizeof *x);
-        return;
-    }
-    sti_salient_pack_value(bits, x, D, row);
-    sti_salient_unpack_value(bits, row, D, y);
+    round_row(bits, x, D, y, sti_salient_pack_value, sti_salient_unpack_value);
 }
