@@ -4,8 +4,8 @@
 #define STI_BACKEND_CPU_ISA_CODE_H
 
 #include "backend/cpu/dense/matmul_float_code.h"
-#include "backend/cpu/dense/matmul_ktypes_code.h"
 #include "backend/cpu/dense/norm_rope_code.h"
+#include "backend/cpu/dense/pack_code.h"
 #include "backend/cpu/hybrid/kernels_code.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/panel/panel_code.h"
@@ -15,7 +15,7 @@
 #include "base/named.h"
 
 static const sti_dense_kernels dense_kernels = {
-    STI_NAMED_3(dense_, unpack_k, product_float, store),
+    STI_NAMED_3(dense_, pack, product_float, store),
 };
 
 static const sti_row_kernels row_kernels = {

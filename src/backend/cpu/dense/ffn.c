@@ -75,12 +75,10 @@ static void multiply(const ff_job *j, const sti_weight *w, const float *bias,
                      bool accumulate)
 {
     const int M = j->a.M, nb = (int)(w->K / STI_BLOCK_K);
-    const size_t group = (size_t)nb * sti_packed_block((sti_layout)w->layout);
     float c[STI_OWN_ROWS * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
         const int64_t row = g * STI_GROUP, left = w->N - row;
-        j->quant->gemv((sti_layout)w->layout,
-                       (const uint8_t *)w->own.p + (size_t)g * group, act, M, nb, c);
+        j->quant->gemv(w->type, sti_group_at(w, g), act, M, nb, c);
         j->dense->store(y + row, w->N, c, STI_GROUP, M,
                         left < STI_GROUP ? (int)left : STI_GROUP,
                         bias ? bias + row : NULL, accumulate);
@@ -119,17 +117,13 @@ static void work(void *arg, int worker, int workers)
     multiply(j, a->w.down, a->w.down_bias, j->act, a->x, first, end, true);
 }
 
-static bool repacked(const sti_weight *w)
-{
-    return w->layout != STI_L_K && w->layout != STI_L_FLOAT;
-}
-
 still_status sti_cpu_ffn_forward(sti_dev *dev, const sti_ffn_args *a, still_error *err)
 {
     const sti_weight *down = a->w.down;
-    if (a->M < 1 || a->M > STI_OWN_ROWS || !repacked(a->w.gate) || !repacked(a->w.up) ||
-        !repacked(down) || a->w.gate->N != down->K || a->w.up->N != down->K ||
-        a->w.up->K != a->w.gate->K || a->w.gate->K > dev->max_k || down->K > dev->max_k)
+    if (a->M < 1 || a->M > STI_OWN_ROWS || !sti_is_packed(a->w.gate) ||
+        !sti_is_packed(a->w.up) || !sti_is_packed(down) || a->w.gate->N != down->K ||
+        a->w.up->N != down->K || a->w.up->K != a->w.gate->K ||
+        a->w.gate->K > dev->max_k || down->K > dev->max_k)
         return sti_host_ffn_forward(&sti_backend_cpu, dev, a, err);
     STI_TRY(sti_cpu_need(dev, a->M, err));
     ff_job job = {.quant = dev->k->quant,

@@ -119,39 +119,6 @@ static void prepare_task(void *arg, int worker, int workers)
     prepare_rows(j, j->a.normed, j->act, (int)lo, (int)hi);
 }
 
-static sti_panel_kind panel_kind(const sti_weight *w)
-{
-    if (w->layout != STI_L_K) return (sti_panel_kind)w->layout;
-    switch (w->type) {
-    case STI_Q4_K: return STI_P_U4_MIN;
-    case STI_Q5_K: return STI_P_U5_MIN;
-    default: return STI_P_U6_SUB;
-    }
-}
-
-/* Groups [g, g + p->ng) over blocks [b, b + nb) into the panel. */
-static void fill_panel(const mm_job *j, const sti_weight *w, int64_t g, int b, int nb,
-                       const sti_panel *p)
-{
-    for (int i = 0; i < p->ng; i++) {
-        if (w->layout == STI_L_K) {
-            size_t size = (size_t)sti_dtype_find((int)w->type)->bytes;
-            size_t stride = (size_t)(w->K / STI_SUPER_K) * size;
-            int64_t row = (g + i) * STI_GROUP;
-            int n = w->N - row < STI_GROUP ? (int)(w->N - row) : STI_GROUP;
-            j->dense->unpack_k(w->type,
-                               (const uint8_t *)w->data + (size_t)row * stride +
-                                   (size_t)(b / 8) * size,
-                               stride, n, nb / 8, p, i);
-        } else {
-            size_t size = sti_packed_block((sti_layout)w->layout);
-            const uint8_t *from = (const uint8_t *)w->own.p +
-                                  ((size_t)(g + i) * (size_t)j->nb + (size_t)b) * size;
-            j->quant->unpack(from, nb, p, i);
-        }
-    }
-}
-
 /* Blocks a panel takes of K: equal parts, whole super-blocks. */
 static int panel_blocks(int nb)
 {
@@ -174,10 +141,8 @@ static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
 {
     const sti_weight *w = j->a.w[which];
     const int tile = j->quant->tile, part = panel_blocks(j->nb), chunk = chunk_rows(j);
-    sti_panel p = {.kind = panel_kind(w),
-                   .q = area->panel_q,
-                   .d = area->panel_d,
-                   .m = area->panel_m};
+    sti_panel p = {
+        .type = w->type, .q = area->panel_q, .d = area->panel_d, .m = area->panel_m};
     for (int r0 = 0; r0 < j->a.M; r0 += chunk) {
         const int rows = min_int(chunk, j->a.M - r0);
         for (int64_t g = lo; g < hi; g += p.ng) {
@@ -186,7 +151,8 @@ static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
             memset(area->c, 0, (size_t)rows * (size_t)cols * sizeof(float));
             for (int b = 0; b < j->nb; b += part) {
                 const int nb = min_int(part, j->nb - b);
-                fill_panel(j, w, g, b, nb, &p);
+                for (int i = 0; i < p.ng; i++)
+                    j->quant->unpack(sti_group_at(w, g + i), b, nb, &p, i);
                 for (int r = 0; r < rows; r += tile) {
                     const int R = min_int(tile, rows - r);
                     j->quant->product(&p,
@@ -205,12 +171,9 @@ static void multiply_direct(const mm_job *j, int which, int64_t lo, int64_t hi,
                             const uint8_t *act)
 {
     const sti_weight *w = j->a.w[which];
-    const size_t group = (size_t)j->nb * sti_packed_block((sti_layout)w->layout);
     float c[STI_TILE_MAX * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
-        j->quant->gemv((sti_layout)w->layout,
-                       (const uint8_t *)w->own.p + (size_t)g * group, act, j->a.M,
-                       j->nb, c);
+        j->quant->gemv(w->type, sti_group_at(w, g), act, j->a.M, j->nb, c);
         store(j, which, 0, j->a.M, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
     }
 }
@@ -258,9 +221,9 @@ static void multiply_task(void *arg, int worker, int workers)
         const int64_t count = groups_of(a->w[i]);
         const int64_t from = lo > 0 ? lo : 0, to = hi < count ? hi : count;
         if (from < to) {
-            if (a->w[i]->layout == STI_L_FLOAT)
+            if (!sti_is_packed(a->w[i]))
                 multiply_float(j, i, from, to, a->norm ? normed : a->x);
-            else if (a->w[i]->layout != STI_L_K && a->M <= j->quant->tile)
+            else if (a->M <= j->quant->tile)
                 multiply_direct(j, i, from, to, act);
             else
                 multiply_panels(j, i, from, to, act, &area);
@@ -287,7 +250,7 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
                 err, STILL_E_ARG,
                 "matmul: matrix %d has K = %lld, expected %lld and at most %d", i,
                 (long long)a->w[i]->K, (long long)a->w[0]->K, dev->max_k);
-        if (a->w[i]->layout != STI_L_FLOAT) job.quantized = true;
+        if (sti_is_packed(a->w[i])) job.quantized = true;
     }
     STI_TRY(sti_cpu_need(dev, a->M, err));
     sti_carve at = {.base = dev->scratch.p};

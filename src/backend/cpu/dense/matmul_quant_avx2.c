@@ -25,9 +25,18 @@ STI_INLINE __m256i act_q(const uint8_t *a, int R, int step, int i)
     return _mm256_set1_epi32(v);
 }
 
+/* A float field, of row i. */
 STI_INLINE __m256 act_f(const uint8_t *a, int R, int field, int i)
 {
-    return _mm256_broadcast_ss((const float *)(a + (16 + field) * 4 * R + 4 * i));
+    return _mm256_broadcast_ss((const float *)(a + (field * R + i) * 4));
+}
+
+/* The sum of the activations of sub-block h of a block. */
+STI_INLINE int act_sum(const uint8_t *a, int R, int subs, int h, int i)
+{
+    int v;
+    memcpy(&v, a + ((subs == 1 ? STI_ACT_SUM : STI_ACT_HALF + h) * R + i) * 4, 4);
+    return v;
 }
 
 /* GCC takes integer sums apart and adds them up in trees, which needs far more than 16
@@ -47,16 +56,29 @@ STI_INLINE __m256i step_s8(__m256i w, __m256i x)
         _mm256_set1_epi16(1));
 }
 
-/* acc += (d da) sum + m sa, the formula of matmul.h. */
-STI_INLINE __m256 scale(const sti_panel_kind kind, __m256 acc, __m256i sum, __m256 d,
-                        __m256 m, const uint8_t *a, int R, int field, int i)
+/* Every 16 bits right by n, left by -n. */
+STI_INLINE __m256i shift(__m256i v, int n)
 {
-    if (kind == STI_P_U4)
-        sum = _mm256_add_epi32(sum, _mm256_slli_epi32(act_q(a, R, 20, i), 3));
-    acc = _mm256_fmadd_ps(_mm256_mul_ps(d, act_f(a, R, 0, i)), _mm256_cvtepi32_ps(sum),
-                          acc);
-    if (sti_panel_has_min(kind)) acc = _mm256_fmadd_ps(m, act_f(a, R, field, i), acc);
-    return acc;
+    typedef uint16_t lanes __attribute__((vector_size(32)));
+    return (__m256i)(n < 0 ? (lanes)v << -n : (lanes)v >> n);
+}
+
+STI_INLINE __m256i bits(__m256i v, int n, int at)
+{
+    return _mm256_and_si256(v, _mm256_set1_epi8((char)(((1 << n) - 1) << at)));
+}
+
+/* Step k of a block, rows 8v to 8v + 7, see packing.h. */
+STI_INLINE __m256i quants(const sti_packing f, const uint8_t *w, int k, int v)
+{
+    w += 32 * v;
+    if (f.low == 8) return load(w + STI_STEP * k);
+    __m256i q = shift(load(w + STI_STEP * (k % f.low)), k / f.low * f.low);
+    q = bits(q, f.low, 0);
+    if (f.high == 0) return q;
+    __m256i h = load(w + STI_STEP * (f.low + k % f.high));
+    return _mm256_or_si256(q,
+                           bits(shift(h, k / f.high * f.high - f.low), f.high, f.low));
 }
 
 STI_INLINE __m256 load_half(const uint8_t *p)
@@ -64,86 +86,146 @@ STI_INLINE __m256 load_half(const uint8_t *p)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }
 
+/* d and m of 8 rows. */
+typedef struct scales {
+    __m256 d, m;
+} scales;
+
+/* Those that lead a super-block, if the type has any. */
+STI_INLINE scales load_head(const sti_packing f, const uint8_t *p, int v)
+{
+    scales s = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    if (f.unit > 1) s.d = load_half(p + 16 * v);
+    if (f.unit > 1 && f.min) s.m = load_half(p + 32 + 16 * v);
+    return s;
+}
+
+/* Those of sub-block h; p is where the quants of the block end. */
+STI_INLINE scales load_scales(const sti_packing f, scales head, const uint8_t *p, int h,
+                              int v)
+{
+    if (f.unit == 1)
+        return (scales){load_half(p + 16 * v),
+                        f.min ? load_half(p + 32 + 16 * v) : head.m};
+    p += 8 * v;
+    const __m128i x = _mm_loadl_epi64((const __m128i *)(p + 16 * h));
+    if (!f.min) {
+        __m256 d = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x));
+        return (scales){_mm256_mul_ps(head.d, d), head.m};
+    }
+    __m256i d = _mm256_cvtepu8_epi32(x), m;
+    if (f.subs == 2) {
+        m = _mm256_srli_epi32(d, 4);
+        d = _mm256_and_si256(d, _mm256_set1_epi32(15));
+    } else {
+        m = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 16)));
+    }
+    return (scales){_mm256_mul_ps(head.d, _mm256_cvtepi32_ps(d)),
+                    _mm256_mul_ps(head.m, _mm256_cvtepi32_ps(m))};
+}
+
+/* acc += (d da) sum + m sa, the formula of matmul.h, for sub-block h. */
+STI_INLINE __m256 scale(const sti_packing f, __m256 acc, __m256i sum, scales s,
+                        const uint8_t *a, int R, int h, int i)
+{
+    if (f.centre)
+        sum = _mm256_sub_epi32(
+            sum, _mm256_set1_epi32(f.centre * act_sum(a, R, f.subs, h, i)));
+    const __m256 da = act_f(a, R, STI_ACT_D, i);
+    acc = _mm256_fmadd_ps(_mm256_mul_ps(s.d, da), _mm256_cvtepi32_ps(sum), acc);
+    if (!f.min) return acc;
+    const __m256 sa =
+        f.subs == 1
+            ? act_f(a, R, STI_ACT_S, i)
+            : _mm256_mul_ps(da, _mm256_set1_ps((float)act_sum(a, R, f.subs, h, i)));
+    return _mm256_fmadd_ps(s.m, sa, acc);
+}
+
+/* Steps whose products with high digits add up in 16 bits. */
+STI_INLINE int steps_that_fit(const sti_packing f)
+{
+    return f.low + f.high == 6 ? 2 : f.low + f.high == 5 ? 4 : 8 / f.subs;
+}
+
 /* One repacked group by R rows, weights unpacked in registers: for R <= TILE, when
  * each weight is used once and memory is the bound. A group's blocks follow each other,
  * as groups do: the hardware fetches them ahead, and better without being told to. Rows
  * 0-7, then rows 8-15. */
-STI_INLINE void gemv(const sti_panel_kind kind, const int R, const uint8_t *w,
+STI_INLINE void gemv(const sti_dtype type, const int R, const uint8_t *w,
                      const uint8_t *a, int nb, float *c)
 {
-    const size_t quants = sti_panel_signed(kind) ? 512 : 256;
-    const size_t block = quants + (sti_panel_has_min(kind) ? 64 : 32);
-    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    __m256 f[TILE][2];
-    STI_UNROLL for (int i = 0; i < R; i++) f[i][0] = f[i][1] = _mm256_setzero_ps();
-    for (int b = 0; b < nb; b++, w += block, a += STI_ACT_BYTES * R) {
-        STI_UNROLL for (int v = 0; v < 2; v++)
-        {
-            __m256i s[TILE], lo[TILE]; /* sums of the high and of the low digits */
-            STI_UNROLL for (int i = 0; i < R; i++) s[i] = lo[i] =
-                _mm256_setzero_si256();
-            if (sti_panel_signed(kind)) {
-                STI_UNROLL for (int k = 0; k < 8; k++)
+    const sti_packing f = sti_packing_of(type);
+    const int steps = 8 / f.subs, fit = steps_that_fit(f);
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256 acc[TILE][2];
+    STI_UNROLL for (int i = 0; i < R; i++) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
+    for (int b = 0; b < nb; b += f.unit) {
+        const scales head[2] = {load_head(f, w, 0), load_head(f, w, 1)};
+        w += sti_head_bytes(f);
+        for (int u = 0; u < f.unit;
+             u++, w += sti_block_bytes(f), a += STI_ACT_BYTES * R) {
+            STI_UNROLL for (int hv = 0; hv < 2 * f.subs; hv++)
+            {
+                const int h = hv / 2, v = hv % 2;
+                __m256i s[TILE], lo[TILE]; /* sums of the high and of the low digits */
+                STI_UNROLL for (int i = 0; i < R; i++) s[i] = lo[i] =
+                    _mm256_setzero_si256();
+                STI_UNROLL for (int k0 = h * steps; k0 < (h + 1) * steps; k0 += fit)
                 {
-                    __m256i q = load(w + 64 * k + 32 * v);
+                    __m256i t[TILE], tlo[TILE];
+                    STI_UNROLL for (int k = k0; k < k0 + fit; k++)
+                    {
+                        const __m256i q = quants(f, w, k, v);
+                        STI_UNROLL for (int i = 0; i < R; i++)
+                        {
+                            __m256i x = act_q(a, R, k, i), y = act_q(a, R, k + 8, i);
+                            if (f.low == 8) {
+                                s[i] = _mm256_add_epi32(s[i], step_s8(q, x));
+                                lo[i] = _mm256_add_epi32(lo[i], step_s8(q, y));
+                                continue;
+                            }
+                            x = _mm256_maddubs_epi16(q, x);
+                            y = _mm256_maddubs_epi16(q, y);
+                            t[i] = k == k0 ? x : _mm256_add_epi16(t[i], x);
+                            tlo[i] = k == k0 ? y : _mm256_add_epi16(tlo[i], y);
+                        }
+                    }
+                    if (f.low == 8) continue;
                     STI_UNROLL for (int i = 0; i < R; i++)
                     {
-                        s[i] = _mm256_add_epi32(s[i], step_s8(q, act_q(a, R, k, i)));
+                        s[i] = _mm256_add_epi32(s[i], _mm256_madd_epi16(t[i], ones));
                         lo[i] =
-                            _mm256_add_epi32(lo[i], step_s8(q, act_q(a, R, k + 8, i)));
+                            _mm256_add_epi32(lo[i], _mm256_madd_epi16(tlo[i], ones));
                     }
                 }
-            } else {
-                STI_UNROLL for (int k = 0; k < 4; k++)
-                {
-                    __m256i q = load(w + 64 * k + 32 * v);
-                    __m256i q0 = _mm256_and_si256(q, low);
-                    __m256i q1 = _mm256_and_si256(_mm256_srli_epi16(q, 4), low);
-                    STI_UNROLL for (int i = 0; i < R; i++)
-                    {
-                        __m256i t = _mm256_add_epi16(
-                            _mm256_maddubs_epi16(q0, act_q(a, R, k, i)),
-                            _mm256_maddubs_epi16(q1, act_q(a, R, k + 4, i)));
-                        s[i] = _mm256_add_epi16(s[i], t);
-                        t = _mm256_add_epi16(
-                            _mm256_maddubs_epi16(q0, act_q(a, R, k + 8, i)),
-                            _mm256_maddubs_epi16(q1, act_q(a, R, k + 12, i)));
-                        lo[i] = _mm256_add_epi16(lo[i], t);
-                    }
-                }
+                const scales by = load_scales(f, head[v], w + sti_quant_bytes(f), h, v);
                 STI_UNROLL for (int i = 0; i < R; i++)
                 {
-                    s[i] = _mm256_madd_epi16(s[i], ones);
-                    lo[i] = _mm256_madd_epi16(lo[i], ones);
+                    s[i] =
+                        _mm256_add_epi32(_mm256_slli_epi32(s[i], STI_ACT_DIGIT), lo[i]);
+                    acc[i][v] = scale(f, acc[i][v], s[i], by, a, R, h, i);
                 }
             }
-            STI_UNROLL for (int i = 0; i < R; i++) s[i] =
-                _mm256_add_epi32(_mm256_slli_epi32(s[i], STI_ACT_DIGIT), lo[i]);
-            __m256 d = load_half(w + quants + 16 * v), m = d;
-            if (sti_panel_has_min(kind)) m = load_half(w + quants + 32 + 16 * v);
-            STI_UNROLL for (int i = 0; i < R; i++) f[i][v] =
-                scale(kind, f[i][v], s[i], d, m, a, R, 1, i);
         }
     }
     STI_UNROLL for (int i = 0; i < R; i++)
     {
-        _mm256_storeu_ps(c + 16 * i, f[i][0]);
-        _mm256_storeu_ps(c + 16 * i + 8, f[i][1]);
+        _mm256_storeu_ps(c + 16 * i, acc[i][0]);
+        _mm256_storeu_ps(c + 16 * i + 8, acc[i][1]);
     }
 }
 
-/* One group by R rows from a panel; sub-blocks of 32 or 16 k. */
-STI_INLINE void product(const sti_panel_kind kind, const int R, const sti_panel *p,
+/* One group by R rows from a panel. */
+STI_INLINE void product(const sti_dtype type, const int R, const sti_panel *p,
                         const uint8_t *a, int nb, float *c)
 {
-    const int halves = kind == STI_P_U6_SUB ? 2 : 1, steps = 8 / halves;
-    /* Steps that fit in 16 bits. */
-    const int fit = kind == STI_P_U6_SUB ? 2 : kind == STI_P_U5_MIN ? 4 : 8;
+    const sti_packing f = sti_packing_of(type);
+    const int steps = 8 / f.subs, fit = steps_that_fit(f);
     const __m256i ones = _mm256_set1_epi16(1);
     const uint8_t *q = p->q;
     const float *d = p->d, *m = p->m;
     for (int b = 0; b < nb; b++, a += STI_ACT_BYTES * R) {
-        STI_UNROLL for (int h = 0; h < halves; h++)
+        STI_UNROLL for (int h = 0; h < f.subs; h++)
         {
             __m256i s[TILE][2];
             STI_UNROLL for (int digit = 0; digit < 2; digit++)
@@ -155,7 +237,7 @@ STI_INLINE void product(const sti_panel_kind kind, const int R, const sti_panel 
                               : _mm256_setzero_si256();
                 }
                 const int at = 8 * digit + h * steps; /* first step of the digits */
-                if (sti_panel_signed(kind)) {
+                if (f.low == 8) {
                     STI_UNROLL for (int k = 0; k < 8; k++)
                     {
                         __m256i w0 = load(q + 64 * k), w1 = load(q + 64 * k + 32);
@@ -194,15 +276,15 @@ STI_INLINE void product(const sti_panel_kind kind, const int R, const sti_panel 
                     }
                 }
             }
-            const int field = halves == 2 ? 2 + h : 1;
             STI_UNROLL for (int v = 0; v < 2; v++)
             {
-                __m256 dv = _mm256_load_ps(d + 8 * v), mv = _mm256_load_ps(m + 8 * v);
+                const scales by = {_mm256_load_ps(d + 8 * v),
+                                   _mm256_load_ps(m + 8 * v)};
                 STI_UNROLL for (int i = 0; i < R; i++)
                 {
                     float *ci = c + 16 * i + 8 * v;
-                    _mm256_storeu_ps(ci, scale(kind, _mm256_loadu_ps(ci), s[i][v], dv,
-                                               mv, a, R, field, i));
+                    _mm256_storeu_ps(
+                        ci, scale(f, _mm256_loadu_ps(ci), s[i][v], by, a, R, h, i));
                 }
             }
             q += 64 * steps;
@@ -212,7 +294,34 @@ STI_INLINE void product(const sti_panel_kind kind, const int R, const sti_panel 
     }
 }
 
-/* Instances: a function for every kind, its switch over the rows of the tile. */
+STI_INLINE void unpack(const sti_dtype type, const uint8_t *group, int b, int nb,
+                       const sti_panel *p, int g)
+{
+    const sti_packing f = sti_packing_of(type);
+    const size_t ng = (size_t)p->ng, step = STI_STEP * ng;
+    uint8_t *q = p->q + STI_STEP * (size_t)g;
+    size_t at = STI_GROUP * (size_t)g;
+    for (const int end = b + nb; b < end; b++) {
+        const uint8_t *first = group + sti_super_at(f, b);
+        const uint8_t *w = first + sti_block_at(f, b);
+        STI_UNROLL for (int k = 0; k < 8; k++, q += step)
+        {
+            _mm256_store_si256((__m256i *)q, quants(f, w, k, 0));
+            _mm256_store_si256((__m256i *)(q + 32), quants(f, w, k, 1));
+        }
+        STI_UNROLL for (int hv = 0; hv < 2 * f.subs; hv++)
+        {
+            const int v = hv % 2;
+            const scales s = load_scales(f, load_head(f, first, v),
+                                         w + sti_quant_bytes(f), hv / 2, v);
+            _mm256_store_ps(p->d + at + 8 * v, s.d);
+            if (f.min) _mm256_store_ps(p->m + at + 8 * v, s.m);
+            if (v == 1) at += STI_GROUP * ng;
+        }
+    }
+}
+
+/* Instances: a function for every type, its switch over the rows of the tile. */
 #define INSTANCES(name, fn, type, kind)                                                \
     static void name(type w, const uint8_t *a, int R, int nb, float *c)                \
     {                                                                                  \
@@ -223,69 +332,59 @@ STI_INLINE void product(const sti_panel_kind kind, const int R, const sti_panel 
         default: fn(kind, 4, w, a, nb, c); break;                                      \
         }                                                                              \
     }
-INSTANCES(gemv_u4, gemv, const uint8_t *, STI_P_U4)
-INSTANCES(gemv_u4_min, gemv, const uint8_t *, STI_P_U4_MIN)
-INSTANCES(gemv_s8, gemv, const uint8_t *, STI_P_S8)
-INSTANCES(gemv_s8_min, gemv, const uint8_t *, STI_P_S8_MIN)
-INSTANCES(product_u4, product, const sti_panel *, STI_P_U4)
-INSTANCES(product_u4_min, product, const sti_panel *, STI_P_U4_MIN)
-INSTANCES(product_s8, product, const sti_panel *, STI_P_S8)
-INSTANCES(product_s8_min, product, const sti_panel *, STI_P_S8_MIN)
-INSTANCES(product_u5_min, product, const sti_panel *, STI_P_U5_MIN)
-INSTANCES(product_u6_sub, product, const sti_panel *, STI_P_U6_SUB)
+#define PACKED(type)                                                                   \
+    INSTANCES(gemv_##type, gemv, const uint8_t *, STI_##type)                          \
+    static void unpack_##type(const uint8_t *group, int b, int nb, const sti_panel *p, \
+                              int g)                                                   \
+    {                                                                                  \
+        unpack(STI_##type, group, b, nb, p, g);                                        \
+    }
+STI_QUANT_TYPES(PACKED)
+INSTANCES(product_Q4_0, product, const sti_panel *, STI_Q4_0)
+INSTANCES(product_Q4_1, product, const sti_panel *, STI_Q4_1)
+INSTANCES(product_Q5_0, product, const sti_panel *, STI_Q5_0)
+INSTANCES(product_Q5_1, product, const sti_panel *, STI_Q5_1)
+INSTANCES(product_Q8_0, product, const sti_panel *, STI_Q8_0)
+INSTANCES(product_Q2_K, product, const sti_panel *, STI_Q2_K)
+INSTANCES(product_Q3_K, product, const sti_panel *, STI_Q3_K)
+INSTANCES(product_Q6_K, product, const sti_panel *, STI_Q6_K)
 
-static void gemv_any(sti_layout l, const uint8_t *w, const uint8_t *a, int R, int nb,
+static void gemv_any(sti_dtype t, const uint8_t *w, const uint8_t *a, int R, int nb,
                      float *c)
 {
-    switch (l) {
-    case STI_L_U4: gemv_u4(w, a, R, nb, c); break;
-    case STI_L_U4_MIN: gemv_u4_min(w, a, R, nb, c); break;
-    case STI_L_S8: gemv_s8(w, a, R, nb, c); break;
-    default: gemv_s8_min(w, a, R, nb, c); break;
+#define CASE(type)                                                                     \
+    case STI_##type: gemv_##type(w, a, R, nb, c); break;
+    switch (t) {
+        STI_QUANT_TYPES(CASE)
+    default: break;
     }
+#undef CASE
+}
+
+static void unpack_any(const uint8_t *group, int b, int nb, const sti_panel *p, int g)
+{
+#define CASE(type)                                                                     \
+    case STI_##type: unpack_##type(group, b, nb, p, g); break;
+    switch (p->type) {
+        STI_QUANT_TYPES(CASE)
+    default: break;
+    }
+#undef CASE
 }
 
 static void product_any(const sti_panel *p, const uint8_t *a, int R, int nb, float *c)
 {
-    switch (p->kind) {
-    case STI_P_U4: product_u4(p, a, R, nb, c); break;
-    case STI_P_U4_MIN: product_u4_min(p, a, R, nb, c); break;
-    case STI_P_S8: product_s8(p, a, R, nb, c); break;
-    case STI_P_S8_MIN: product_s8_min(p, a, R, nb, c); break;
-    case STI_P_U5_MIN: product_u5_min(p, a, R, nb, c); break;
-    case STI_P_U6_SUB: product_u6_sub(p, a, R, nb, c); break;
-    }
-}
-
-static void unpack(const uint8_t *w, int nb, const sti_panel *p, int g)
-{
-    const bool wide = sti_panel_signed(p->kind);
-    const size_t quants = wide ? 512 : 256;
-    const size_t block = quants + (sti_panel_has_min(p->kind) ? 64 : 32);
-    const size_t step = 64 * (size_t)p->ng;
-    const __m256i low = _mm256_set1_epi8(15);
-    for (int b = 0; b < nb; b++, w += block) {
-        uint8_t *q = p->q + (size_t)b * 8 * step + (size_t)g * 64;
-        for (size_t i = 0; i < 8; i++) {
-            __m256i w0, w1;
-            size_t at = i / 2 * step + i % 2 * 32;
-            if (wide) {
-                w0 = load(w + 32 * i);
-                w1 = load(w + 32 * i + 256);
-            } else {
-                w0 = load(w + 32 * i);
-                w1 = _mm256_and_si256(_mm256_srli_epi16(w0, 4), low);
-                w0 = _mm256_and_si256(w0, low);
-            }
-            _mm256_store_si256((__m256i *)(q + at), w0);
-            _mm256_store_si256((__m256i *)(q + at + 4 * step), w1);
-        }
-        size_t at = ((size_t)b * (size_t)p->ng + (size_t)g) * 16;
-        for (size_t v = 0; v < 2; v++) {
-            _mm256_store_ps(p->d + at + 8 * v, load_half(w + quants + 16 * v));
-            if (sti_panel_has_min(p->kind))
-                _mm256_store_ps(p->m + at + 8 * v, load_half(w + quants + 32 + 16 * v));
-        }
+    switch (p->type) {
+    case STI_Q4_0: product_Q4_0(p, a, R, nb, c); break;
+    case STI_Q4_K:
+    case STI_Q4_1: product_Q4_1(p, a, R, nb, c); break;
+    case STI_Q5_0: product_Q5_0(p, a, R, nb, c); break;
+    case STI_Q5_K:
+    case STI_Q5_1: product_Q5_1(p, a, R, nb, c); break;
+    case STI_Q2_K: product_Q2_K(p, a, R, nb, c); break;
+    case STI_Q3_K: product_Q3_K(p, a, R, nb, c); break;
+    case STI_Q6_K: product_Q6_K(p, a, R, nb, c); break;
+    default: product_Q8_0(p, a, R, nb, c); break;
     }
 }
 
@@ -353,11 +452,12 @@ void sti_cpu_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *a
             put_bytes(hi, (uint32_t *)a + i, R);
             put_bytes(lo, (uint32_t *)a + 8 * R + i, R);
             float *f = (float *)a + i;
-            f[16 * R] = d;
-            f[17 * R] = d * (float)(sum0 + sum1);
-            f[18 * R] = d * (float)sum0;
-            f[19 * R] = d * (float)sum1;
-            ((int32_t *)a)[20 * R + i] = -(sum0 + sum1);
+            f[STI_ACT_D * R] = d;
+            f[STI_ACT_S * R] = d * (float)(sum0 + sum1);
+            int32_t *n32 = (int32_t *)a + i;
+            n32[STI_ACT_SUM * R] = sum0 + sum1;
+            n32[STI_ACT_HALF * R] = sum0;
+            n32[(STI_ACT_HALF + 1) * R] = sum1;
         }
     }
 }
@@ -368,6 +468,6 @@ const sti_quant_kernels sti_cpu_quant_avx2 = {
     .s8_flip = false,
     .quantize = sti_cpu_quantize_avx2,
     .gemv = gemv_any,
-    .unpack = unpack,
+    .unpack = unpack_any,
     .product = product_any,
 };

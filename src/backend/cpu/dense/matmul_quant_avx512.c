@@ -5,8 +5,8 @@
  * by 6 activation rows: 12 integer and 12 float accumulators, 2 weights and a scale or
  * two fill the 32 registers, and 8 loads feed 12 multiplications. A block is swept
  * twice, for the high digits of the activations and, after a shift, for the low ones.
- * Signed weights are stored as w + 128 and -128 * sum(qa) is added to the sum, so that
- * what is left is exact. */
+ * Signed weights are stored as w + 128. Of centred types -centre * sum(qa) is added to
+ * the sum, which is exact. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -23,82 +23,160 @@ STI_INLINE __m512i act_q(const uint8_t *a, int R, int step, int i)
     return _mm512_set1_epi32(v);
 }
 
+/* A float field, of row i. */
 STI_INLINE __m512 act_f(const uint8_t *a, int R, int field, int i)
 {
     float v;
-    memcpy(&v, a + (16 + field) * 4 * R + 4 * i, 4);
+    memcpy(&v, a + (field * R + i) * 4, 4);
     return _mm512_set1_ps(v);
 }
 
-/* Makes room for the low digits in the sum of the high ones, and takes off the centre
- * of the type. */
-STI_INLINE __m512i next_digit(__m512i sum, const uint8_t *a, int R, int i,
-                              sti_panel_kind kind)
+/* The sum of the activations of sub-block h of a block. */
+STI_INLINE int act_sum(const uint8_t *a, int R, int subs, int h, int i)
 {
-    sum = _mm512_slli_epi32(sum, STI_ACT_DIGIT);
-    if (kind == STI_P_U4_MIN || kind == STI_P_U5_MIN || kind == STI_P_U6_SUB)
-        return sum;
     int v;
-    memcpy(&v, a + 20 * 4 * R + 4 * i, 4);
-    return _mm512_add_epi32(
-        sum, _mm512_slli_epi32(_mm512_set1_epi32(v), kind == STI_P_U4 ? 3 : 7));
+    memcpy(&v, a + ((subs == 1 ? STI_ACT_SUM : STI_ACT_HALF + h) * R + i) * 4, 4);
+    return v;
+}
+
+/* What the minimum of sub-block h is multiplied by. */
+STI_INLINE __m512 act_s(const uint8_t *a, int R, int subs, int h, int i)
+{
+    if (subs == 1) return act_f(a, R, STI_ACT_S, i);
+    float d;
+    memcpy(&d, a + (STI_ACT_D * R + i) * 4, 4);
+    return _mm512_set1_ps(d * (float)act_sum(a, R, subs, h, i));
+}
+
+/* Every 16 bits right by n, left by -n. */
+STI_INLINE __m512i shift(__m512i v, int n)
+{
+    typedef uint16_t lanes __attribute__((vector_size(64)));
+    return (__m512i)(n < 0 ? (lanes)v << -n : (lanes)v >> n);
+}
+
+STI_INLINE __m512i plane(const uint8_t *w, int i)
+{
+    return _mm512_loadu_si512(w + STI_STEP * i);
+}
+
+/* Step k of a block, see packing.h. */
+STI_INLINE __m512i quants(const sti_packing f, const uint8_t *w, int k)
+{
+    if (f.low == 8) return plane(w, k);
+    __m512i q = _mm512_and_si512(shift(plane(w, k % f.low), k / f.low * f.low),
+                                 _mm512_set1_epi8((char)((1 << f.low) - 1)));
+    if (f.high == 0) return q;
+    __m512i h =
+        shift(plane(w, f.low + k % f.high), k / f.high * f.high - f.low); /* in place */
+    /* q | (h & mask) */
+    return _mm512_ternarylogic_epi32(
+        q, h, _mm512_set1_epi8((char)(((1 << f.high) - 1) << f.low)), 0xf8);
+}
+
+STI_INLINE __m512 load_half(const uint8_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
+}
+
+/* d and m of 16 rows. */
+typedef struct scales {
+    __m512 d, m;
+} scales;
+
+/* Those that lead a super-block, if the type has any. */
+STI_INLINE scales load_head(const sti_packing f, const uint8_t *p)
+{
+    scales s = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    if (f.unit > 1) s.d = load_half(p);
+    if (f.unit > 1 && f.min) s.m = load_half(p + 32);
+    return s;
+}
+
+/* Those of sub-block h; p is where the quants of the block end. */
+STI_INLINE scales load_scales(const sti_packing f, scales head, const uint8_t *p, int h)
+{
+    if (f.unit == 1) return (scales){load_half(p), f.min ? load_half(p + 32) : head.m};
+    const __m128i v = _mm_loadu_si128((const void *)(p + 16 * h));
+    if (!f.min) {
+        __m512 d = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(v));
+        return (scales){_mm512_mul_ps(head.d, d), head.m};
+    }
+    __m512i d = _mm512_cvtepu8_epi32(v), m;
+    if (f.subs == 2) {
+        m = _mm512_srli_epi32(d, 4);
+        d = _mm512_and_si512(d, _mm512_set1_epi32(15));
+    } else {
+        m = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(p + 16)));
+    }
+    return (scales){_mm512_mul_ps(head.d, _mm512_cvtepi32_ps(d)),
+                    _mm512_mul_ps(head.m, _mm512_cvtepi32_ps(m))};
+}
+
+/* What is taken off every quant as it lies in a panel. */
+STI_INLINE int centre_of(const sti_packing f)
+{
+    return f.low == 8 ? 128 : f.centre;
 }
 
 /* One repacked group by R rows, weights unpacked in registers: for R <= TILE, when
  * each weight is used once and memory is the bound. A group's blocks follow each other,
  * as groups do: the hardware fetches them ahead, and better without being told to. */
-STI_INLINE void gemv(const sti_panel_kind kind, const int R, const uint8_t *w,
+STI_INLINE void gemv(const sti_dtype type, const int R, const uint8_t *w,
                      const uint8_t *a, int nb, float *c)
 {
-    const bool wide = sti_panel_signed(kind);
-    const size_t quants = wide ? 512 : 256,
-                 block = quants + (sti_panel_has_min(kind) ? 64 : 32);
-    const __m512i low = _mm512_set1_epi8(15);
-    __m512 f[TILE];
-    STI_UNROLL for (int i = 0; i < R; i++) f[i] = _mm512_setzero_ps();
-    for (int b = 0; b < nb; b++, w += block, a += STI_ACT_BYTES * R) {
-        __m512i s[TILE], lo[TILE]; /* sums of the high and of the low digits */
-        STI_UNROLL for (int i = 0; i < R; i++) s[i] = lo[i] = _mm512_setzero_si512();
-        STI_UNROLL for (int p = 0; p < 4; p++)
-        {
-            __m512i w0, w1; /* steps p and p + 4 */
-            if (wide) {
-                w0 = _mm512_loadu_si512(w + 64 * p);
-                w1 = _mm512_loadu_si512(w + 64 * (p + 4));
-            } else {
-                __m512i v = _mm512_loadu_si512(w + 64 * p);
-                w0 = _mm512_and_si512(v, low);
-                w1 = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
-            }
-            STI_UNROLL for (int i = 0; i < R; i++)
+    const sti_packing f = sti_packing_of(type);
+    const int steps = 8 / f.subs, centre = centre_of(f);
+    __m512 acc[TILE];
+    STI_UNROLL for (int i = 0; i < R; i++) acc[i] = _mm512_setzero_ps();
+    for (int b = 0; b < nb; b += f.unit) {
+        const scales head = load_head(f, w);
+        w += sti_head_bytes(f);
+        for (int u = 0; u < f.unit;
+             u++, w += sti_block_bytes(f), a += STI_ACT_BYTES * R) {
+            STI_UNROLL for (int h = 0; h < f.subs; h++)
             {
-                s[i] = _mm512_dpbusd_epi32(s[i], w0, act_q(a, R, p, i));
-                lo[i] = _mm512_dpbusd_epi32(lo[i], w0, act_q(a, R, p + 8, i));
-                s[i] = _mm512_dpbusd_epi32(s[i], w1, act_q(a, R, p + 4, i));
-                lo[i] = _mm512_dpbusd_epi32(lo[i], w1, act_q(a, R, p + 12, i));
+                __m512i s[TILE], lo[TILE]; /* sums of the high and of the low digits */
+                STI_UNROLL for (int i = 0; i < R; i++)
+                {
+                    s[i] = _mm512_setzero_si512();
+                    lo[i] = s[i];
+                    if (centre)
+                        lo[i] =
+                            _mm512_set1_epi32(-centre * act_sum(a, R, f.subs, h, i));
+                }
+                STI_UNROLL for (int k = h * steps; k < (h + 1) * steps; k++)
+                {
+                    const __m512i q = quants(f, w, k);
+                    STI_UNROLL for (int i = 0; i < R; i++)
+                    {
+                        s[i] = _mm512_dpbusd_epi32(s[i], q, act_q(a, R, k, i));
+                        lo[i] = _mm512_dpbusd_epi32(lo[i], q, act_q(a, R, k + 8, i));
+                    }
+                }
+                const scales by = load_scales(f, head, w + sti_quant_bytes(f), h);
+                STI_UNROLL for (int i = 0; i < R; i++)
+                {
+                    s[i] =
+                        _mm512_add_epi32(_mm512_slli_epi32(s[i], STI_ACT_DIGIT), lo[i]);
+                    acc[i] =
+                        _mm512_fmadd_ps(_mm512_mul_ps(by.d, act_f(a, R, STI_ACT_D, i)),
+                                        _mm512_cvtepi32_ps(s[i]), acc[i]);
+                    if (f.min)
+                        acc[i] =
+                            _mm512_fmadd_ps(by.m, act_s(a, R, f.subs, h, i), acc[i]);
+                }
             }
-        }
-        __m512 d = _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(w + quants)));
-        __m512 m = d;
-        if (sti_panel_has_min(kind))
-            m = _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(w + quants + 32)));
-        STI_UNROLL for (int i = 0; i < R; i++)
-        {
-            s[i] = _mm512_add_epi32(next_digit(s[i], a, R, i, kind), lo[i]);
-            f[i] = _mm512_fmadd_ps(_mm512_mul_ps(d, act_f(a, R, 0, i)),
-                                   _mm512_cvtepi32_ps(s[i]), f[i]);
-            if (sti_panel_has_min(kind))
-                f[i] = _mm512_fmadd_ps(m, act_f(a, R, 1, i), f[i]);
         }
     }
-    STI_UNROLL for (int i = 0; i < R; i++) _mm512_storeu_ps(c + 16 * i, f[i]);
+    STI_UNROLL for (int i = 0; i < R; i++) _mm512_storeu_ps(c + 16 * i, acc[i]);
 }
 
-/* ng groups by R rows from a panel; sub-blocks of 32 or 16 k. */
-STI_INLINE void product(const sti_panel_kind kind, const int ng, const int R,
+/* ng groups by R rows from a panel, whose bytes are alike for all types. */
+STI_INLINE void product(const int subs, const bool min, const int ng, const int R,
                         const sti_panel *p, const uint8_t *a, int nb, float *c)
 {
-    const int halves = kind == STI_P_U6_SUB ? 2 : 1, steps = 8 / halves;
+    const int steps = 8 / subs, centre = centre_of(sti_packing_of(p->type));
     const uint8_t *q = p->q;
     const float *d = p->d, *m = p->m;
     __m512 f[TILE][2];
@@ -108,16 +186,25 @@ STI_INLINE void product(const sti_panel_kind kind, const int ng, const int R,
             _mm512_loadu_ps(c + (i * ng + g) * 16);
     }
     for (int b = 0; b < nb; b++, a += STI_ACT_BYTES * R) {
-        STI_UNROLL for (int h = 0; h < halves; h++)
+        STI_UNROLL for (int h = 0; h < subs; h++)
         {
             __m512i s[TILE][2];
             STI_UNROLL for (int digit = 0; digit < 2; digit++)
             {
                 STI_UNROLL for (int i = 0; i < R; i++)
                 {
-                    STI_UNROLL for (int g = 0; g < ng; g++) s[i][g] =
-                        digit ? next_digit(s[i][g], a, R, i, kind)
-                              : _mm512_setzero_si512();
+                    __m512i off = _mm512_setzero_si512();
+                    if (digit && !min)
+                        off = _mm512_set1_epi32(-centre * act_sum(a, R, subs, h, i));
+                    STI_UNROLL for (int g = 0; g < ng; g++)
+                    {
+                        if (!digit) {
+                            s[i][g] = off;
+                            continue;
+                        }
+                        s[i][g] = _mm512_slli_epi32(s[i][g], STI_ACT_DIGIT);
+                        if (!min) s[i][g] = _mm512_add_epi32(s[i][g], off);
+                    }
                 }
                 STI_UNROLL for (int k = 0; k < steps; k++)
                 {
@@ -134,12 +221,12 @@ STI_INLINE void product(const sti_panel_kind kind, const int ng, const int R,
             q += 64 * ng * steps;
             STI_UNROLL for (int i = 0; i < R; i++)
             {
-                __m512 da = act_f(a, R, 0, i);
+                __m512 da = act_f(a, R, STI_ACT_D, i);
                 STI_UNROLL for (int g = 0; g < ng; g++) f[i][g] =
                     _mm512_fmadd_ps(_mm512_mul_ps(_mm512_load_ps(d + 16 * g), da),
                                     _mm512_cvtepi32_ps(s[i][g]), f[i][g]);
-                if (!sti_panel_has_min(kind)) continue;
-                __m512 sa = act_f(a, R, halves == 2 ? 2 + h : 1, i);
+                if (!min) continue;
+                __m512 sa = act_s(a, R, subs, h, i);
                 STI_UNROLL for (int g = 0; g < ng; g++) f[i][g] =
                     _mm512_fmadd_ps(_mm512_load_ps(m + 16 * g), sa, f[i][g]);
             }
@@ -154,103 +241,106 @@ STI_INLINE void product(const sti_panel_kind kind, const int ng, const int R,
     }
 }
 
-/* Instances: a function for every kind, its switch over the rows of the tile. */
-#define GEMV(name, kind)                                                               \
-    static void gemv_##name(const uint8_t *w, const uint8_t *a, int R, int nb,         \
+STI_INLINE void unpack(const sti_dtype type, const uint8_t *group, int b, int nb,
+                       const sti_panel *p, int g)
+{
+    const sti_packing f = sti_packing_of(type);
+    const size_t ng = (size_t)p->ng, step = STI_STEP * ng;
+    uint8_t *q = p->q + STI_STEP * (size_t)g;
+    size_t at = STI_GROUP * (size_t)g;
+    for (const int end = b + nb; b < end; b++) {
+        const uint8_t *w = group + sti_super_at(f, b);
+        const scales head = load_head(f, w);
+        w += sti_block_at(f, b);
+        STI_UNROLL for (int k = 0; k < 8; k++, q += step)
+            _mm512_store_si512(q, quants(f, w, k));
+        STI_UNROLL for (int h = 0; h < f.subs; h++, at += STI_GROUP * ng)
+        {
+            const scales s = load_scales(f, head, w + sti_quant_bytes(f), h);
+            _mm512_store_ps(p->d + at, s.d);
+            if (f.min) _mm512_store_ps(p->m + at, s.m);
+        }
+    }
+}
+
+/* Instances: a function for every type, its switch over the rows of the tile. */
+#define GEMV(type)                                                                     \
+    static void gemv_##type(const uint8_t *w, const uint8_t *a, int R, int nb,         \
                             float *c)                                                  \
     {                                                                                  \
         switch (R) {                                                                   \
-        case 1: gemv(kind, 1, w, a, nb, c); break;                                     \
-        case 2: gemv(kind, 2, w, a, nb, c); break;                                     \
-        case 3: gemv(kind, 3, w, a, nb, c); break;                                     \
-        case 4: gemv(kind, 4, w, a, nb, c); break;                                     \
-        case 5: gemv(kind, 5, w, a, nb, c); break;                                     \
-        default: gemv(kind, 6, w, a, nb, c); break;                                    \
+        case 1: gemv(STI_##type, 1, w, a, nb, c); break;                               \
+        case 2: gemv(STI_##type, 2, w, a, nb, c); break;                               \
+        case 3: gemv(STI_##type, 3, w, a, nb, c); break;                               \
+        case 4: gemv(STI_##type, 4, w, a, nb, c); break;                               \
+        case 5: gemv(STI_##type, 5, w, a, nb, c); break;                               \
+        default: gemv(STI_##type, 6, w, a, nb, c); break;                              \
         }                                                                              \
+    }                                                                                  \
+    static void unpack_##type(const uint8_t *group, int b, int nb, const sti_panel *p, \
+                              int g)                                                   \
+    {                                                                                  \
+        unpack(STI_##type, group, b, nb, p, g);                                        \
     }
-GEMV(u4, STI_P_U4)
-GEMV(u4_min, STI_P_U4_MIN)
-GEMV(s8, STI_P_S8)
-GEMV(s8_min, STI_P_S8_MIN)
+STI_QUANT_TYPES(GEMV)
 
-#define PRODUCT(name, kind, ng)                                                        \
+#define PRODUCT(name, subs, min, ng)                                                   \
     static void product_##name(const sti_panel *p, const uint8_t *a, int R, int nb,    \
                                float *c)                                               \
     {                                                                                  \
         switch (R) {                                                                   \
-        case 1: product(kind, ng, 1, p, a, nb, c); break;                              \
-        case 2: product(kind, ng, 2, p, a, nb, c); break;                              \
-        case 3: product(kind, ng, 3, p, a, nb, c); break;                              \
-        case 4: product(kind, ng, 4, p, a, nb, c); break;                              \
-        case 5: product(kind, ng, 5, p, a, nb, c); break;                              \
-        default: product(kind, ng, 6, p, a, nb, c); break;                             \
+        case 1: product(subs, min, ng, 1, p, a, nb, c); break;                         \
+        case 2: product(subs, min, ng, 2, p, a, nb, c); break;                         \
+        case 3: product(subs, min, ng, 3, p, a, nb, c); break;                         \
+        case 4: product(subs, min, ng, 4, p, a, nb, c); break;                         \
+        case 5: product(subs, min, ng, 5, p, a, nb, c); break;                         \
+        default: product(subs, min, ng, 6, p, a, nb, c); break;                        \
         }                                                                              \
     }
-PRODUCT(u4_1, STI_P_U4, 1)
-PRODUCT(u4_2, STI_P_U4, 2)
-PRODUCT(min_1, STI_P_U4_MIN, 1) /* five bits multiply like four here */
-PRODUCT(min_2, STI_P_U4_MIN, 2)
-PRODUCT(s8_1, STI_P_S8, 1)
-PRODUCT(s8_2, STI_P_S8, 2)
-PRODUCT(s8_min_1, STI_P_S8_MIN, 1)
-PRODUCT(s8_min_2, STI_P_S8_MIN, 2)
-PRODUCT(sub_1, STI_P_U6_SUB, 1)
-PRODUCT(sub_2, STI_P_U6_SUB, 2)
+PRODUCT(centred_1, 1, false, 1)
+PRODUCT(centred_2, 1, false, 2)
+PRODUCT(min_1, 1, true, 1)
+PRODUCT(min_2, 1, true, 2)
+PRODUCT(half_centred_1, 2, false, 1)
+PRODUCT(half_centred_2, 2, false, 2)
+PRODUCT(half_min_1, 2, true, 1)
+PRODUCT(half_min_2, 2, true, 2)
 
-static void gemv_any(sti_layout l, const uint8_t *w, const uint8_t *a, int R, int nb,
+static void gemv_any(sti_dtype t, const uint8_t *w, const uint8_t *a, int R, int nb,
                      float *c)
 {
-    switch (l) {
-    case STI_L_U4: gemv_u4(w, a, R, nb, c); break;
-    case STI_L_U4_MIN: gemv_u4_min(w, a, R, nb, c); break;
-    case STI_L_S8: gemv_s8(w, a, R, nb, c); break;
-    default: gemv_s8_min(w, a, R, nb, c); break;
+#define CASE(type)                                                                     \
+    case STI_##type: gemv_##type(w, a, R, nb, c); break;
+    switch (t) {
+        STI_QUANT_TYPES(CASE)
+    default: break;
     }
+#undef CASE
+}
+
+static void unpack_any(const uint8_t *group, int b, int nb, const sti_panel *p, int g)
+{
+#define CASE(type)                                                                     \
+    case STI_##type: unpack_##type(group, b, nb, p, g); break;
+    switch (p->type) {
+        STI_QUANT_TYPES(CASE)
+    default: break;
+    }
+#undef CASE
 }
 
 static void product_any(const sti_panel *p, const uint8_t *a, int R, int nb, float *c)
 {
-    bool two = p->ng == 2;
-    switch (p->kind) {
-    case STI_P_U4: (two ? product_u4_2 : product_u4_1)(p, a, R, nb, c); break;
-    case STI_P_U4_MIN:
-    case STI_P_U5_MIN: (two ? product_min_2 : product_min_1)(p, a, R, nb, c); break;
-    case STI_P_S8: (two ? product_s8_2 : product_s8_1)(p, a, R, nb, c); break;
-    case STI_P_S8_MIN:
-        (two ? product_s8_min_2 : product_s8_min_1)(p, a, R, nb, c);
-        break;
-    case STI_P_U6_SUB: (two ? product_sub_2 : product_sub_1)(p, a, R, nb, c); break;
-    }
-}
-
-static void unpack(const uint8_t *w, int nb, const sti_panel *p, int g)
-{
-    const bool wide = sti_panel_signed(p->kind);
-    const size_t quants = wide ? 512 : 256;
-    const size_t block = quants + (sti_panel_has_min(p->kind) ? 64 : 32);
-    const size_t step = 64 * (size_t)p->ng;
-    const __m512i low = _mm512_set1_epi8(15);
-    for (int b = 0; b < nb; b++, w += block) {
-        uint8_t *q = p->q + (size_t)b * 8 * step + (size_t)g * 64;
-        for (size_t i = 0; i < 4; i++) {
-            __m512i w0, w1;
-            if (wide) {
-                w0 = _mm512_loadu_si512(w + 64 * i);
-                w1 = _mm512_loadu_si512(w + 64 * (i + 4));
-            } else {
-                __m512i v = _mm512_loadu_si512(w + 64 * i);
-                w0 = _mm512_and_si512(v, low);
-                w1 = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
-            }
-            _mm512_store_si512(q + i * step, w0);
-            _mm512_store_si512(q + (i + 4) * step, w1);
-        }
-        size_t at = ((size_t)b * (size_t)p->ng + (size_t)g) * 16;
-        const __m256i *h = (const void *)(w + quants);
-        _mm512_store_ps(p->d + at, _mm512_cvtph_ps(_mm256_loadu_si256(h)));
-        if (sti_panel_has_min(p->kind))
-            _mm512_store_ps(p->m + at, _mm512_cvtph_ps(_mm256_loadu_si256(h + 1)));
-    }
+    const bool two = p->ng == 2;
+    const sti_packing f = sti_packing_of(p->type);
+    if (f.subs == 1 && f.min)
+        (two ? product_min_2 : product_min_1)(p, a, R, nb, c);
+    else if (f.subs == 1)
+        (two ? product_centred_2 : product_centred_1)(p, a, R, nb, c);
+    else if (f.min)
+        (two ? product_half_min_2 : product_half_min_1)(p, a, R, nb, c);
+    else
+        (two ? product_half_centred_2 : product_half_centred_1)(p, a, R, nb, c);
 }
 
 const sti_quant_kernels sti_cpu_quant_avx512 = {
@@ -259,6 +349,6 @@ const sti_quant_kernels sti_cpu_quant_avx512 = {
     .s8_flip = true,
     .quantize = sti_cpu_quantize_avx2,
     .gemv = gemv_any,
-    .unpack = unpack,
+    .unpack = unpack_any,
     .product = product_any,
 };

@@ -16,7 +16,6 @@
 
 enum {
     COPY_COST = 8, /* copying a number takes as long as this many of its products */
-    WIDE_ROW = STI_GEMM_WINDOW + 2 * STI_SUPER_K, /* a window, cut at super-blocks */
 };
 
 typedef struct product { /* A [M,Q] or its transpose, B [Q,P] */
@@ -26,7 +25,7 @@ typedef struct product { /* A [M,Q] or its transpose, B [Q,P] */
 
 typedef struct gemm_job {
     const sti_gemm_kernels *f;
-    bool flip; /* sti_quant_kernels.s8_flip */
+    const sti_quant_kernels *quant;
     int64_t M, P;
     product part[STI_BACK_MAX];
     int n;
@@ -41,7 +40,6 @@ typedef struct gemm_job {
 
 typedef struct work_area { /* one worker's */
     float *a, *b;          /* copies of A and B, see gemm.h */
-    float *row;            /* a row of a K type, widened */
 } work_area;
 
 static work_area carve_area(sti_carve *c)
@@ -49,7 +47,6 @@ static work_area carve_area(sti_carve *c)
     work_area w;
     w.b = sti_carve_take(c, STI_GEMM_DEPTH * STI_GEMM_WINDOW, sizeof(float));
     w.a = sti_carve_take(c, STI_GEMM_DEPTH * STI_GEMM_ROWS_MAX, sizeof(float));
-    w.row = sti_carve_take(c, WIDE_ROW, sizeof(float));
     sti_carve_take(c, 64, 1); /* the next worker's area on lines of its own */
     return w;
 }
@@ -65,42 +62,22 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return b > 0 ? (a + b - 1) / b : 0;
 }
 
-static const uint8_t *stored(const sti_weight *w, int64_t row, size_t stride)
-{
-    return (const uint8_t *)w->data + (size_t)row * stride;
-}
-
 /* Rows [q0, q0 + depth) of B, columns [c0, c0 + cols). q0 is a multiple of DEPTH, c0 of
  * GRAIN. */
 static void copy_b(const gemm_job *j, const sti_weight *w, int64_t q0, int depth,
                    int64_t c0, int cols, const work_area *area)
 {
-    const sti_layout l = (sti_layout)w->layout;
-    const sti_dtype_info *info = sti_dtype_find((int)w->type);
-    const size_t stride = (size_t)(w->K / info->block) * (size_t)info->bytes;
-    if (l == STI_L_FLOAT) {
-        const uint8_t *rows = stored(w, q0, stride) + (size_t)c0 * (size_t)info->bytes;
-        for (int q = 0; q < depth; q++, rows += stride)
-            j->f->copy_row(w->type, rows, cols, area->b, q);
-    } else if (l == STI_L_K) {
-        const int64_t first = c0 / STI_SUPER_K * STI_SUPER_K;
-        const int64_t end = ceil_div(c0 + cols, STI_SUPER_K) * STI_SUPER_K;
-        const uint8_t *rows =
-            stored(w, q0, stride) + (size_t)(first / STI_SUPER_K) * (size_t)info->bytes;
-        for (int q = 0; q < depth; q++, rows += stride) {
-            sti_dequant(w->type, rows, area->row, end - first);
-            j->f->copy_row(STI_F32, (const uint8_t *)(area->row + (c0 - first)), cols,
-                           area->b, q);
-        }
-    } else {
-        const size_t block = sti_packed_block(l), nb = (size_t)(w->K / STI_BLOCK_K);
-        const uint8_t *from =
-            (const uint8_t *)w->own.p +
-            ((size_t)(q0 / STI_GROUP) * nb + (size_t)(c0 / STI_BLOCK_K)) * block;
-        for (int q = 0; q < depth; q += STI_GROUP, from += nb * block)
-            j->f->copy_group(l, j->flip, from, cols / STI_BLOCK_K,
+    if (sti_is_packed(w)) {
+        for (int q = 0; q < depth; q += STI_GROUP)
+            j->f->copy_group(j->quant, w->type, sti_group_at(w, (q0 + q) / STI_GROUP),
+                             (int)(c0 / STI_BLOCK_K), cols / STI_BLOCK_K,
                              (int)min_i64(STI_GROUP, depth - q), area->b, q);
+        return;
     }
+    const size_t size = (size_t)sti_dtype_find((int)w->type)->bytes;
+    const uint8_t *rows = (const uint8_t *)w->data + (size_t)(q0 * w->K + c0) * size;
+    for (int q = 0; q < depth; q++, rows += (size_t)w->K * size)
+        j->f->copy_row(w->type, rows, cols, area->b, q);
 }
 
 /* Rows [m0, m0 + rows) of A over [q0, q0 + depth); rows that a tile has more are 0. */
@@ -186,7 +163,7 @@ static still_status multiply(sti_dev *dev, gemm_job *j, still_error *err)
 {
     const int workers = sti_pool_threads(dev->pool);
     j->f = dev->k->gemm;
-    j->flip = dev->k->quant->s8_flip;
+    j->quant = dev->k->quant;
     choose_grid(j, workers);
     sti_carve count = {0};
     carve_area(&count);
@@ -224,8 +201,7 @@ static still_status matmul_grad(sti_dev *dev, const sti_matmul_grad_args *a,
                                 still_error *err)
 {
     if (a->M <= 0 || a->N <= 0 || a->K <= 0) return STILL_OK;
-    const sti_weight x = {
-        .N = a->M, .K = a->K, .type = STI_F32, .data = a->x, .layout = STI_L_FLOAT};
+    const sti_weight x = {.N = a->M, .K = a->K, .type = STI_F32, .data = a->x};
     gemm_job job = {.M = a->N,
                     .P = a->K,
                     .part = {{a->dy, &x}},

@@ -35,10 +35,9 @@ typedef struct sti_gemm_kernels {
     /* `cols` numbers of a float type into row q of the copy of B, zeros up to the end
      * of the last strip. */
     void (*copy_row)(sti_dtype t, const uint8_t *from, int cols, float *b, int q);
-    /* nb blocks of a repacked group (weight.c) into rows q .. q + n - 1; flip: 8-bit
-     * weights were stored as w + 128. */
-    void (*copy_group)(sti_layout l, bool flip, const uint8_t *from, int nb, int n,
-                       float *b, int q);
+    /* nb blocks of a repacked group, from `first` on, into rows q .. q + n - 1. */
+    void (*copy_group)(const sti_quant_kernels *quant, sti_dtype t,
+                       const uint8_t *group, int first, int nb, int n, float *b, int q);
 } sti_gemm_kernels;
 
 #endif

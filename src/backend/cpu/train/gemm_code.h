@@ -121,62 +121,34 @@ static void gemm_copy_row(sti_dtype t, const uint8_t *from, int cols, float *b, 
         gemm_copy_typed(STI_BF16, from, cols, b, q);
 }
 
-/* One block of a group as bytes, row by row. */
-STI_INLINE void gemm_expand(const bool wide, const uint32_t flip, const uint8_t *from,
-                            uint8_t q[STI_GROUP][STI_BLOCK_K])
+/* A block is unpacked as for any product, w = (q - centre) d + m, its rows are turned
+ * from lanes into rows of b. Signed bytes are read as w + 128, whichever way they lie. */
+static void gemm_copy_group(const sti_quant_kernels *quant, sti_dtype t,
+                            const uint8_t *group, int first, int nb, int n, float *b,
+                            int q)
 {
-    for (int p = 0; p < (wide ? 8 : 4); p++)
-        for (int r = 0; r < STI_GROUP; r++) {
-            uint32_t v;
-            memcpy(&v, from + 64 * p + 4 * r, 4);
-            const uint32_t low = wide ? v ^ flip : v & 0x0f0f0f0fu;
-            memcpy(q[r] + 4 * p, &low, 4);
-            if (wide) continue;
-            const uint32_t high = v >> 4 & 0x0f0f0f0fu;
-            memcpy(q[r] + 16 + 4 * p, &high, 4);
-        }
-}
-
-/* w = (q - centre) d + m. Signed bytes are read as w + 128, whichever way they lie. */
-STI_INLINE void gemm_copy_blocks(const sti_layout l, bool flip, const uint8_t *from,
-                                 int nb, int n, float *b, int q)
-{
-    const bool wide = l == STI_L_S8 || l == STI_L_S8_MIN;
-    const bool has_min = l == STI_L_U4_MIN || l == STI_L_S8_MIN;
-    const vf centre = vf_set(wide ? 128.0f : l == STI_L_U4 ? 8.0f : 0.0f);
-    const uint32_t to_unsigned = flip ? 0 : 0x80808080u;
-    for (int k = 0; k < nb; k++, from += sti_packed_block(l)) {
-        uint8_t bytes[STI_GROUP][STI_BLOCK_K];
-        float d[STI_GROUP], m[STI_GROUP];
-        uint16_t half[2 * STI_GROUP];
-        gemm_expand(wide, to_unsigned, from, bytes);
-        memcpy(half, from + (wide ? 512 : 256), has_min ? 64 : 32);
-        for (int r = 0; r < STI_GROUP; r += VL) {
-            vf_store(d + r, vf_load_f16(half + r));
-            if (has_min) vf_store(m + r, vf_load_f16(half + STI_GROUP + r));
-        }
+    const sti_packing f = sti_packing_of(t);
+    const vf centre = vf_set(f.low == 8 ? 128.0f : (float)f.centre);
+    const uint8_t turn = f.low == 8 && !quant->s8_flip ? 0x80 : 0;
+    _Alignas(64) uint8_t step[8 * STI_STEP], bytes[STI_GROUP][STI_BLOCK_K];
+    _Alignas(64) float d[2][STI_GROUP], m[2][STI_GROUP] = {{0}};
+    const sti_panel panel = {.type = t, .ng = 1, .q = step, .d = d[0], .m = m[0]};
+    for (int k = 0; k < nb; k++) {
+        quant->unpack(group, first + k, 1, &panel, 0);
+        for (int p = 0; p < 8; p++)
+            for (int r = 0; r < STI_GROUP; r++)
+                for (int j = 0; j < 4; j++)
+                    bytes[r][4 * p + j] = step[STI_STEP * p + 4 * r + j] ^ turn;
         for (int c = 0; c < STI_BLOCK_K; c += VL) {
+            const int h = c / (STI_BLOCK_K / f.subs);
             float *to = gemm_place(b, q, k * STI_BLOCK_K + c);
-            for (int r = 0; r < n; r++, to += GEMM_STRIP) {
-                const vf x = vf_sub(vf_load_u8(bytes[r] + c), centre),
-                         by = vf_set(d[r]);
-                vf_store(to, has_min ? vf_fma(x, by, vf_set(m[r])) : vf_mul(x, by));
-            }
+            for (int r = 0; r < n; r++, to += GEMM_STRIP)
+                vf_store(to, vf_fma(vf_sub(vf_load_u8(bytes[r] + c), centre),
+                                    vf_set(d[h][r]), vf_set(m[h][r])));
         }
     }
     for (int c = nb * STI_BLOCK_K; c % GEMM_STRIP != 0; c += VL)
         for (int r = 0; r < n; r++) vf_store(gemm_place(b, q + r, c), vf_set(0));
-}
-
-static void gemm_copy_group(sti_layout l, bool flip, const uint8_t *from, int nb, int n,
-                            float *b, int q)
-{
-    switch (l) {
-    case STI_L_U4: gemm_copy_blocks(STI_L_U4, flip, from, nb, n, b, q); return;
-    case STI_L_U4_MIN: gemm_copy_blocks(STI_L_U4_MIN, flip, from, nb, n, b, q); return;
-    case STI_L_S8: gemm_copy_blocks(STI_L_S8, flip, from, nb, n, b, q); return;
-    default: gemm_copy_blocks(STI_L_S8_MIN, flip, from, nb, n, b, q); return;
-    }
 }
 
 #endif
