@@ -181,8 +181,11 @@ typedef struct still_model_params {
     const char *isa;     /* cpu: "avx512", "avx2", "portable"; NULL: best here */
     const char *adapter; /* what still_linearize wrote: a folder, or a file
                             NAME.still.gguf; NULL: the plain model */
-    bool no_merge;  /* low-rank additions of the adapter stay apart: exact, slower */
-    bool rope_bf16; /* round the RoPE frequencies to bf16, as code does that casts a
+    bool no_merge;     /* low-rank additions of the adapter stay apart: exact, slower */
+    size_t gpu_memory; /* cuda: most bytes of the GPU's memory that weights, sessions
+                          and scratch take together; 0: all there are. The driver's own,
+                          about half a gigabyte, comes on top */
+    bool rope_bf16;    /* round the RoPE frequencies to bf16, as code does that casts a
                        whole model with its tables; only to compare with such code */
 } still_model_params;
 
@@ -290,7 +293,8 @@ typedef struct still_session still_session;
 
 typedef struct still_session_params {
     int ctx;           /* most tokens it can hold; 0: the trained length */
-    int batch;         /* most tokens computed at once in prefill; 0: 512, cuda 4096 */
+    int batch;         /* most tokens computed at once in prefill; 0: 512, cuda 4096.
+                          Fewer where the GPU's memory does not hold that many */
     const char *cache; /* keys and values: "f16" or "f32"; NULL: f16 on cpu and cuda,
                           but f32 on ref and bf16, and for models stored in f32 */
     const still_method *method; /* read, not kept; NULL: what the model's adapter was
@@ -307,6 +311,8 @@ typedef struct still_bill {
     size_t scratch;          /* per session: activations and logits */
     size_t runtime;          /* tokenizer, tables, code: measured constant part */
     size_t total;
+    size_t device; /* of the total, what is in a GPU's memory; its driver's own comes on
+                      top */
 } still_bill;
 STILL_API still_status still_model_bill(const still_model *m,
                                         const still_session_params *p, still_bill *out,

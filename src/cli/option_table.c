@@ -398,6 +398,10 @@ const cli_option cli_option_table[] = {
      .choices = "avx512 avx2 portable",
      .help = "Instruction set of the cpu backend: avx512, avx2 or portable (default: "
              "the best this machine has)."},
+    {"gpu-memory", 0, "BYTES", CLI_STRING, AT(gpu_memory), METHOD, CLI_G_COMPUTE,
+     .help = "Most memory of the GPU that weights, sessions and scratch take together, "
+             "such as 11GB (default: all there is). Prompts are computed in smaller pieces "
+             "where that makes them fit."},
     {"cache", 0, "TYPE", CLI_CHOICE, AT(cache), RUN | INSPECT | BENCH,
      CLI_G_COMPUTE,
      .choices = "f16 f32",

@@ -21,7 +21,7 @@ typedef struct cli_options {
     bool json, quiet, help;
 
     /* running a model */
-    const char *backend, *isa, *model, *cache;
+    const char *backend, *isa, *model, *cache, *gpu_memory;
     int64_t threads, ctx, batch;
     uint64_t seed;
 

@@ -11,22 +11,37 @@
 #include "cli/progress.h"
 #include "cli/stream.h"
 
+int cli_model_params(const cli_options *o, still_model_params *out)
+{
+    *out = (still_model_params){.backend = o->backend,
+                                .threads = (int)o->threads,
+                                .isa = o->isa,
+                                .no_merge = o->no_merge};
+    if (!o->gpu_memory) return CLI_OK;
+    if (!cli_read_bytes(o->gpu_memory, &out->gpu_memory) || out->gpu_memory == 0)
+        return cli_fail(
+            "--gpu-memory: '%s' is not a number of bytes such as 11GB or 8GiB",
+            o->gpu_memory);
+    if (strcmp(o->backend, "cuda") != 0)
+        return cli_fail("--gpu-memory is for --backend cuda");
+    return CLI_OK;
+}
+
 int cli_open_model(const cli_options *o, const char *name, still_model **out)
 {
     still_error err;
     char *path, *adapter;
+    still_model_params params;
     *out = NULL;
+    int status = cli_model_params(o, &params);
+    if (status != CLI_OK) return status;
     if (cli_resolve_model(name ? name : CLI_DEFAULT_MODEL, &path, &adapter, &err))
         return cli_fail_error(&err);
-    still_model_params params = {.backend = o->backend,
-                                 .threads = (int)o->threads,
-                                 .isa = o->isa,
-                                 .adapter = adapter,
-                                 .no_merge = o->no_merge};
-    still_status status = still_model_open(path, &params, out, &err);
+    params.adapter = adapter;
+    if (still_model_open(path, &params, out, &err)) status = cli_fail_error(&err);
     free(path);
     free(adapter);
-    return status == STILL_OK ? CLI_OK : cli_fail_error(&err);
+    return status;
 }
 
 /* A whole number at *text, which moves past it. */

@@ -6,8 +6,9 @@
 #include "base/buf.h"
 #include "cli/options.h"
 
-/* Resolves `name` (NULL: the default model) and opens it with o's backend, threads and
- * instructions. */
+/* o's backend, threads, instructions and GPU memory. */
+int cli_model_params(const cli_options *o, still_model_params *out);
+/* Resolves `name` (NULL: the default model) and opens it with these. */
 int cli_open_model(const cli_options *o, const char *name, still_model **out);
 /* For commands with the arguments [MODEL] FILE: reads FILE as text (still_text_read),
  * opens the model and runs `work` on both. */

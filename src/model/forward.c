@@ -46,11 +46,18 @@ static void carve_tables(int rows, sti_carve *c, sti_scratch *out)
 
 size_t sti_model_scratch_bytes(const still_model *m, int rows)
 {
-    sti_carve memory = {0}, tables = {0};
+    sti_carve memory = {0};
     sti_scratch unused;
     carve_memory(m, rows, &memory, &unused);
+    return memory.used;
+}
+
+size_t sti_model_table_bytes(int rows)
+{
+    sti_carve tables = {0};
+    sti_scratch unused;
     carve_tables(rows, &tables, &unused);
-    return memory.used + tables.used;
+    return tables.used;
 }
 
 still_status sti_model_reserve(still_model *m, int rows, still_error *err)

@@ -128,6 +128,34 @@ static still_status load_layer(loader *ld, int i)
     return load_linear(ld, STI_PART_DOWN, i, g->hidden, g->ffn, &L->down);
 }
 
+static size_t matrix_bytes(const still_model *m, sti_part part, int layer)
+{
+    const sti_tensor *t = sti_config_tensor(&m->store, part, layer, false);
+    return t ? m->be->weight_bytes(m->dev, t) : 0;
+}
+
+/* Whether a device's memory holds all matrices, before the first is read. */
+static still_status check_memory(const still_model *m, still_error *err)
+{
+    static const sti_part of_layer[] = {STI_PART_Q,   STI_PART_K,    STI_PART_V,
+                                        STI_PART_O,   STI_PART_GATE, STI_PART_UP,
+                                        STI_PART_DOWN};
+    if (!m->be->mem_left) return STILL_OK;
+    size_t bytes = matrix_bytes(m, STI_PART_EMBED, 0);
+    if (!m->cfg.tied) bytes += matrix_bytes(m, STI_PART_HEAD, 0);
+    for (int l = 0; l < m->cfg.layers; l++)
+        for (size_t i = 0; i < sizeof of_layer / sizeof *of_layer; i++)
+            bytes += matrix_bytes(m, of_layer[i], l);
+    const size_t left = m->be->mem_left(m->dev);
+    if (bytes <= left) return STILL_OK;
+    return sti_fail(
+        err, STILL_E_MEMORY,
+        "%s: its weights need %.2f GB of GPU memory and %.2f GB are left: use "
+        "a file of a smaller type, such as Q4_K, a larger --gpu-memory or "
+        "--backend cpu",
+        m->store.path, (double)bytes / 1e9, (double)left / 1e9);
+}
+
 static still_status load_weights(loader *ld)
 {
     still_model *m = ld->m;
@@ -142,6 +170,7 @@ static still_status load_weights(loader *ld)
     if (!ld->vectors || !m->layer)
         return sti_fail_memory(ld->err, m->store.path,
                                m->vectors_capacity * sizeof(float));
+    STI_TRY(check_memory(m, ld->err));
     STI_TRY(m->be->mem_new(m->dev, m->vectors_capacity * sizeof(float), &m->vectors,
                            ld->err));
     /* The largest matrix first: its source pages leave memory before others come. */
@@ -170,7 +199,8 @@ static still_status make_device(still_model *m, const still_model_params *p,
                                             .max_k = (int)widest,
                                             .heads = g->heads,
                                             .kv_heads = g->kv_heads,
-                                            .head_dim = g->head_dim},
+                                            .head_dim = g->head_dim,
+                                            .memory = p->gpu_memory},
                           &m->dev, err);
 }
 

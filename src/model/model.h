@@ -71,7 +71,9 @@ sti_ffn_weights sti_model_ffn(const still_model *m, int layer);
 
 /* Makes passes of `rows` rows possible without allocating; what is enough stays. */
 still_status sti_model_reserve(still_model *m, int rows, still_error *err);
+/* What passes of so many rows need of the operators' memory, and of the program's. */
 size_t sti_model_scratch_bytes(const still_model *m, int rows);
+size_t sti_model_table_bytes(int rows);
 void sti_model_scratch_free(still_model *m);
 
 typedef struct sti_sequence { /* its share of a batch, rows in order */

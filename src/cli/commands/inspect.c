@@ -32,12 +32,13 @@ static int sum_types(const still_model *m, type_sum sum[MOST_TYPES])
 
 static json_t *bill_object(const still_bill *b, int64_t ctx)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "ctx", (json_int_t)ctx,
-                     "weights_mapped", (json_int_t)b->weights_mapped,
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "ctx",
+                     (json_int_t)ctx, "weights_mapped", (json_int_t)b->weights_mapped,
                      "weights_resident", (json_int_t)b->weights_resident, "cache",
                      (json_int_t)b->cache, "rollback", (json_int_t)b->rollback,
                      "scratch", (json_int_t)b->scratch, "runtime",
-                     (json_int_t)b->runtime, "total", (json_int_t)b->total);
+                     (json_int_t)b->runtime, "total", (json_int_t)b->total, "device",
+                     (json_int_t)b->device);
 }
 
 static json_t *tensor_list(const still_model *m)
@@ -176,6 +177,9 @@ static void print_bills(const still_model *m, const bills *b)
     row(b, "scratch", s->scratch, t->scratch, "activations and logits");
     row(b, "runtime", s->runtime, t->runtime, "tokenizer, tables, code");
     row(b, "total", s->total, t->total, "");
+    if (s->device)
+        row(b, "of it on the GPU", s->device, t->device,
+            "besides the driver's own, about 0.5 GiB");
 }
 
 static int make_bills(const cli_options *o, still_model *m, bills *b)
