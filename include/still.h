@@ -181,11 +181,7 @@ typedef struct still_model_params {
     const char *isa;     /* cpu: "avx512", "avx2", "portable"; NULL: best here */
     const char *adapter; /* what still_linearize wrote: a folder, or a file
                             NAME.still.gguf; NULL: the plain model */
-    bool no_merge;     /* low-rank additions of the adapter stay apart: exact, slower */
-    size_t gpu_memory; /* cuda: most bytes of the GPU's memory that weights, sessions
-                          and scratch take together; 0: all there are. The driver's own,
-                          about half a gigabyte, comes on top */
-    bool rope_bf16;    /* round the RoPE frequencies to bf16, as code does that casts a
+    bool rope_bf16; /* round the RoPE frequencies to bf16, as code does that casts a
                        whole model with its tables; only to compare with such code */
 } still_model_params;
 
@@ -220,9 +216,6 @@ typedef struct still_model_info {
     uint64_t params;            /* number of weights */
     const still_method *method; /* that its adapter was trained for; NULL: none */
     size_t file_bytes;          /* bytes of all weight files */
-    const char
-        *merged; /* type of the matrices that the adapter's low-rank additions were
-                           merged into: "q5_1"; NULL: none were */
 } still_model_info;
 STILL_API const still_model_info *still_model_get_info(const still_model *m);
 
@@ -278,10 +271,14 @@ struct still_method {
 /* The defaults of a method; chunk 0: its usual size. */
 STILL_API still_status still_method_init(still_method *out, const char *name, int chunk,
                                          still_error *err);
-/* "still" as it works best on a model without an adapter: every token may stay exact, by
- * the score that keeps facts whole, in 8 bits a key element and 4 a value element, and
- * there is no linear state, which only a trained model can use: its bytes are better
- * spent on salient tokens. still_allocate then chooses caps for a model. */
+/* "still" as it remembers most in the same bytes once it is trained: every token may stay
+ * exact, by the score that keeps facts whole, in 5 bits a key element and 3 a value
+ * element, and the linear term has no gate. still_allocate then chooses caps for a
+ * model. */
+STILL_API still_status still_method_compact(still_method *out, int chunk,
+                                            still_error *err);
+/* The same for a model without an adapter: in 8 and 4 bits, and without a linear state,
+ * which only a trained model can use; its bytes are better spent on salient tokens. */
 STILL_API still_status still_method_untrained(still_method *out, int chunk,
                                               still_error *err);
 /* Name and one-line summary of the i-th method; NULL past the last. */
@@ -293,8 +290,7 @@ typedef struct still_session still_session;
 
 typedef struct still_session_params {
     int ctx;           /* most tokens it can hold; 0: the trained length */
-    int batch;         /* most tokens computed at once in prefill; 0: 512, cuda 4096.
-                          Fewer where the GPU's memory does not hold that many */
+    int batch;         /* most tokens computed at once in prefill; 0: 512, cuda 4096 */
     const char *cache; /* keys and values: "f16" or "f32"; NULL: f16 on cpu and cuda,
                           but f32 on ref and bf16, and for models stored in f32 */
     const still_method *method; /* read, not kept; NULL: what the model's adapter was
@@ -311,8 +307,6 @@ typedef struct still_bill {
     size_t scratch;          /* per session: activations and logits */
     size_t runtime;          /* tokenizer, tables, code: measured constant part */
     size_t total;
-    size_t device; /* of the total, what is in a GPU's memory; its driver's own comes on
-                      top */
 } still_bill;
 STILL_API still_status still_model_bill(const still_model *m,
                                         const still_session_params *p, still_bill *out,
@@ -497,6 +491,10 @@ typedef struct still_train_params {
     double lora_dropout;
     unsigned lora_targets; /* 0: all */
     double kd;             /* weight of the distillation term of stage 2 */
+    /* Heads and layers with a cap of their own (method.caps) train with this share of it,
+     * 0..1; the adapter has it whole. Where little is kept, training learns to rely on
+     * what is kept, and finds more when there is room. 0: 1 */
+    double cap_share;
     bool match_weights;  /* stage 1: cross entropy of attention weights, not outputs */
     bool freeze_maps;    /* stage 2: low-rank additions alone */
     uint64_t save_every; /* steps between checkpoints; 0: about every two minutes */
@@ -542,7 +540,7 @@ typedef struct still_allocation {
                           they repeat, in the model's own softmax attention; mean over
                           probes of the largest of the query heads of a kv head */
     int *cap;            /* [layers, heads]: salient tokens */
-    int chosen;          /* heads that have the large cap */
+    int chosen;          /* heads that keep more than the others */
     size_t bytes;        /* of a session, still_bill.cache */
     still_method method; /* with these caps, for sessions and for still_linearize */
 } still_allocation;
@@ -554,6 +552,10 @@ typedef struct still_allocate_params {
     size_t budget; /* bytes of a session; 0: what the adapter's method takes as it is,
                       and without an adapter what the method takes with one cap for all
                       heads, a linear state and no quantized tokens */
+    /* Where the window and the linear state would take more than about half of the
+     * budget, the chunk may be halved, down to 32, and a state that no adapter was
+     * trained with left out. */
+    bool shrink;
     int probes;    /* 0: 24 of about 1200 tokens, a minute on two cores for 135M */
     uint64_t seed; /* of the probes: the same seed, the same caps */
     /* Keeps what the probes said of this model in a file of this folder, and reads it
@@ -566,8 +568,8 @@ typedef struct still_allocate_params {
     void *user;
 } still_allocate_params;
 
-/* Probes run on the cpu: for another backend the model's files are opened once more.
- * With an adapter it has to be a backend whose memory is the program's own: cpu, ref. */
+/* Probes run on the cpu and on the plain model: for another backend, and for a model with
+ * an adapter, its files are opened once more. */
 STILL_API still_status still_allocate(still_model *m, const still_allocate_params *p,
                                       still_allocation **out, still_error *err);
 STILL_API void still_allocation_free(still_allocation *a);

@@ -32,25 +32,19 @@ static still_status rank_all(still_model *m, const still_allocate_params *p,
     return STILL_OK;
 }
 
-/* Probes read attention from keys and queries in the program's own memory, and fast: a
- * plain model of another backend is opened a second time, on the cpu. */
+/* Probes read attention from keys and queries in the program's own memory, and fast, and
+ * they ask the model as it was before any adapter: another model is opened a second time,
+ * plain and on the cpu. */
 static still_status rank_on_cpu(still_model *m, const still_allocate_params *p,
                                 double *gain, still_error *err)
 {
-    if (strcmp(m->be->name, "cpu") == 0) return rank_all(m, p, gain, err);
-    if (m->adapter)
-        return m->be->host_memory
-                   ? rank_all(m, p, gain, err)
-                   : sti_fail(
-                         err, STILL_E_UNSUPPORTED,
-                         "backend %s does not tell its attention weights: allocate "
-                         "with --backend cpu",
-                         m->be->name);
-    still_model *host;
+    if (strcmp(m->be->name, "cpu") == 0 && !m->adapter)
+        return rank_all(m, p, gain, err);
+    still_model *plain;
     STI_TRY(still_model_open(m->info.path, &(still_model_params){.backend = "cpu"},
-                             &host, err));
-    const still_status st = rank_all(host, p, gain, err);
-    still_model_free(host);
+                             &plain, err));
+    const still_status st = rank_all(plain, p, gain, err);
+    still_model_free(plain);
     return st;
 }
 
@@ -150,7 +144,8 @@ static still_status run(still_model *m, const still_allocate_params *p,
     const int ctx = m->info.ctx_train;
     if (budget == 0) STI_TRY(usual_bytes(m, &method, &budget, err));
     STI_TRY(find_gains(m, p, a->gain, err));
-    STI_TRY(sti_choose_caps(m, &method, a->gain, budget, &a->method, &a->chosen, err));
+    STI_TRY(sti_choose_caps(m, &method, a->gain, budget, p->shrink, &a->method,
+                            &a->chosen, err));
     STI_TRY(still_model_bill(
         m, &(still_session_params){.method = &a->method, .ctx = ctx}, &bill, err));
     a->bytes = bill.cache;

@@ -18,12 +18,13 @@ still_status sti_rank_heads(still_model *m, const sti_probe *p, double *gain,
                             still_error *err);
 
 /* method with caps for every head that fit a session into `budget` bytes; *chosen: heads
- * that have the large one. gain [layers, G] > 0 somewhere. */
+ * that keep more than the others. may_shrink: so may the chunk and the state. gain
+ * [layers, G] > 0 somewhere. */
 still_status sti_choose_caps(const still_model *m, const still_method *method,
-                             const double *gain, size_t budget, still_method *out,
-                             int *chosen, still_error *err);
+                             const double *gain, size_t budget, bool may_shrink,
+                             still_method *out, int *chosen, still_error *err);
 
-/* What files call the model, adapter included: its fingerprint in hex. */
+/* What files call the model, whatever adapter it has: its fingerprint in hex. */
 enum { STI_KEPT_NAME = 2 * STI_FINGERPRINT + 1 };
 void sti_kept_name(const still_model *m, char out[STI_KEPT_NAME]);
 /* The file in p->folder that holds the gains of p->probes probes of p->seed on the model

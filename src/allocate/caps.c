@@ -1,46 +1,80 @@
 /* caps.c - salient tokens for every head, within a number of bytes; see allocate.h.
  *
- * Heads are of two kinds: those that look things up share one large cap, all others keep
- * a few tokens, which perplexity wants. How many look things up is a trade: recall needs
- * the heads that do it together, and each of them as far back as the text is long. So of
- * every number of heads the cap is found that fits the bytes, and the best product of
+ * Every head keeps a few tokens, which perplexity wants, and heads that look things up
+ * keep more. What a cap is worth to head h is its gain times the share that the cap
+ * covers of texts of n = 2K, 4K, ... tokens, up to the trained length:
  *
- *   share of all attention on facts that these heads have,
- *   tokens that the cap covers, mean over texts of 2K, 4K, ... up to the trained length
+ *   worth(h, cap) = gain_h sum_n min(cap, n) / n
  *
- * is taken. Bytes are those of the bill: whatever a session keeps is counted. */
-#include <math.h>
+ * The slope falls at each n: with lengths up to 8K it is 7 : 3 : 1 for a head's first 2K
+ * tokens, those up to 4K and those up to 8K. So the best caps come from dealing out
+ * tokens to these pieces in the order of their slopes, and the largest number of tokens
+ * is dealt whose session fits. Bytes are those of the bill: whatever a session keeps is
+ * counted. */
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "allocate/allocate.h"
 
-enum { STEP = 16, LEAST = 4, FEWEST = 64, MOST_FEW = 256 };
+enum {
+    STEP = 16,
+    LEAST = 4,
+    FEWEST = 64,
+    MOST_FEW = 256,
+    SHORTEST = 2048,
+    SMALLEST_CHUNK = 32
+};
+/* Share of the bytes that the window and the state may take. */
+#define FIXED 0.55
+enum { LENGTHS = 24 }; /* no more doublings are below 2^31 */
+
+/* Tokens of one head from one length of text to the next. */
+typedef struct piece {
+    double slope;
+    int head, end; /* the head's cap with this piece */
+} piece;
 
 typedef struct search {
     const still_model *m;
     still_method method; /* as asked for, without caps of its own */
     int heads, longest;  /* of the model; trained length */
-    int step;            /* caps are multiples of it */
-    const int *order;    /* heads by falling gain */
-    const double *gain;
+    int step;            /* tokens are dealt in multiples of it */
+    piece *piece;        /* by falling slope */
+    int pieces;
+    int *cap; /* [heads]: scratch of deal */
     size_t budget;
 } search;
 
-/* Rules "LAYER/HEAD:CAP" for the n first heads of the order. false: too many. */
-static bool write_caps(const search *s, int n, int cap, int few, still_method *out)
+/* Rules "LAYER/HEAD:CAP" for `tokens` dealt to the pieces, heads of a large gain first;
+ * all others keep `few`. *chosen: heads with a rule. false: too many. */
+static bool deal(const search *s, int64_t tokens, int few, still_method *out,
+                 int *chosen)
 {
     const int G = s->m->cfg.kv_heads;
     size_t at = 0;
     *out = s->method;
     out->cap = few;
     out->caps[0] = 0;
-    for (int i = 0; i < n; i++) {
+    *chosen = 0;
+    for (int h = 0; h < s->heads; h++) s->cap[h] = few;
+    for (int i = 0; i < s->pieces && tokens > 0; i++) {
+        const piece *p = &s->piece[i];
+        const int64_t room = p->end - s->cap[p->head];
+        if (room <= 0) continue;
+        s->cap[p->head] += (int)(tokens < room ? tokens : room);
+        tokens -= room;
+    }
+    for (int i = 0; i < s->pieces; i++) {
+        const int h = s->piece[i].head;
+        if (s->cap[h] <= few) continue;
         const int wrote = snprintf(out->caps + at, sizeof out->caps - at, "%s%d/%d:%d",
-                                   i ? "," : "", s->order[i] / G, s->order[i] % G, cap);
+                                   at ? "," : "", h / G, h % G, s->cap[h]);
         at += (size_t)wrote;
         if (at >= sizeof out->caps) return false;
+        s->cap[h] = 0; /* has its rule */
+        ++*chosen;
     }
     return true;
 }
@@ -55,20 +89,21 @@ static still_status bytes_of(const search *s, const still_method *how, size_t *o
     return STILL_OK;
 }
 
-/* The largest cap of the n first heads that fits, others keep `few`; n 0: of all heads.
- * 0: none fits. */
-static still_status largest_cap(const search *s, int n, int few, int *out,
+/* The most tokens that fit, in steps of s->step: dealt beyond `few` a head, or with few
+ * -1 the cap of every head. */
+static still_status most_tokens(const search *s, int few, int64_t *out,
                                 still_error *err)
 {
-    int low = 0, high = s->longest / s->step + 1; /* in steps; high does not fit */
-    *out = 0;
+    const int64_t all = few < 0 ? s->longest : (int64_t)s->heads * (s->longest - few);
+    int64_t low = 0, high = all / s->step + 1; /* in steps; high does not fit */
     while (high - low > 1) {
-        const int mid = low + (high - low) / 2;
+        const int64_t mid = low + (high - low) / 2;
         still_method how;
-        size_t bytes;
-        const int cap = mid * s->step;
-        if (!write_caps(s, n, cap, n ? few : cap, &how)) return STILL_OK;
-        STI_TRY(bytes_of(s, &how, &bytes, err));
+        size_t bytes = SIZE_MAX;
+        int chosen;
+        if (few < 0 ? deal(s, 0, (int)mid * s->step, &how, &chosen)
+                    : deal(s, mid * s->step, few, &how, &chosen))
+            STI_TRY(bytes_of(s, &how, &bytes, err));
         if (bytes <= s->budget)
             low = mid;
         else
@@ -76,16 +111,6 @@ static still_status largest_cap(const search *s, int n, int few, int *out,
     }
     *out = low * s->step;
     return STILL_OK;
-}
-
-/* Share of a text that the cap covers, mean over lengths. */
-static double coverage(const search *s, int cap)
-{
-    double sum = 0;
-    int lengths = 0;
-    for (int64_t n = 2048; n <= s->longest || lengths == 0; n *= 2, lengths++)
-        sum += cap < n ? (double)cap / (double)n : 1;
-    return sum / lengths;
 }
 
 /* What heads that look nothing up keep: a third of an even share, within bounds, and of
@@ -111,57 +136,88 @@ static still_status too_small(const search *s, still_error *err)
         LEAST, (double)bytes / 1e6);
 }
 
-static still_status search_heads(search *s, still_method *out, int *chosen,
-                                 still_error *err)
+static still_status search_caps(search *s, still_method *out, int *chosen,
+                                still_error *err)
 {
-    double total = 0, share = 0, best = 0;
-    int even;
-    for (int i = 0; i < s->heads; i++) total += s->gain[i];
-    STI_TRY(largest_cap(s, 0, 0, &even, err));
+    int64_t even, tokens;
+    STI_TRY(most_tokens(s, -1, &even, err));
     if (even < LEAST) return too_small(s, err);
-    const int few = few_tokens(even);
+    const int few = few_tokens((int)even);
     if (even >= 2 * FEWEST) s->step = STEP;
-    *chosen = -1;
-    for (int n = 1; n <= s->heads; n++) {
-        int cap;
-        share += s->gain[s->order[n - 1]];
-        STI_TRY(largest_cap(s, n, few, &cap, err));
-        if (cap <= few) break;
-        const double worth = share / total * coverage(s, cap);
-        if (worth <= best) continue;
-        best = worth;
-        *chosen = n;
-        write_caps(s, n, cap, few, out);
-    }
+    STI_TRY(most_tokens(s, few, &tokens, err));
+    deal(s, tokens, few, out, chosen);
     return *chosen > 0 ? STILL_OK : too_small(s, err);
 }
 
-static int compare(const void *a, const void *b, void *gain)
+static int by_slope(const void *a, const void *b)
 {
-    const int i = *(const int *)a, j = *(const int *)b;
-    const double x = ((const double *)gain)[i], y = ((const double *)gain)[j];
-    return x != y ? (x < y) - (x > y) : i - j;
+    const piece *x = a, *y = b;
+    if (x->slope != y->slope) return x->slope < y->slope ? 1 : -1;
+    return x->head != y->head ? x->head - y->head : x->end - y->end;
+}
+
+/* Every head's pieces: up to 2K, 4K, ..., the trained length. */
+static void cut_pieces(search *s, const double *gain)
+{
+    int end[LENGTHS], n = 0;
+    for (int64_t at = SHORTEST; at < s->longest; at *= 2) end[n++] = (int)at;
+    end[n++] = s->longest;
+    double slope = 0;
+    for (int i = n - 1; i >= 0; i--) {
+        slope += 1.0 / end[i];
+        for (int h = 0; h < s->heads; h++)
+            s->piece[s->pieces++] = (piece){gain[h] * slope, h, end[i]};
+    }
+    qsort(s->piece, (size_t)s->pieces, sizeof *s->piece, by_slope);
+}
+
+/* A smaller chunk, and without the state if that is not enough, so that the window and
+ * the state leave bytes for salient tokens. A state that was trained stays. */
+static still_status shrink(search *s, still_error *err)
+{
+    const int chunk = s->method.chunk, select = s->method.select;
+    for (;;) {
+        still_method least = s->method;
+        size_t bytes;
+        least.cap = LEAST;
+        STI_TRY(bytes_of(s, &least, &bytes, err));
+        if ((double)bytes <= FIXED * (double)s->budget) return STILL_OK;
+        if (s->method.chunk / 2 >= SMALLEST_CHUNK) {
+            s->method.chunk /= 2;
+        } else if (!s->method.forget && !s->m->adapter) {
+            s->method.forget = true;
+            s->method.chunk = chunk;
+        } else {
+            return STILL_OK; /* search_caps says what is too small */
+        }
+        s->method.select = select < s->method.chunk ? select : s->method.chunk;
+    }
 }
 
 still_status sti_choose_caps(const still_model *m, const still_method *method,
-                             const double *gain, size_t budget, still_method *out,
-                             int *chosen, still_error *err)
+                             const double *gain, size_t budget, bool may_shrink,
+                             still_method *out, int *chosen, still_error *err)
 {
-    const int heads = m->cfg.layers * m->cfg.kv_heads;
-    int *order = sti_alloc((size_t)heads, sizeof *order);
-    if (!order) return sti_fail_memory(err, "a rank of heads", sizeof *order);
-    for (int i = 0; i < heads; i++) order[i] = i;
-    qsort_r(order, (size_t)heads, sizeof *order, compare, (void *)gain);
+    const size_t heads = (size_t)m->cfg.layers * (size_t)m->cfg.kv_heads;
     search s = {.m = m,
                 .method = *method,
-                .heads = heads,
+                .heads = (int)heads,
                 .longest = m->info.ctx_train > 0 ? m->info.ctx_train : 4096,
                 .step = 1,
-                .order = order,
-                .gain = gain,
                 .budget = budget};
+    s.piece = sti_alloc(heads, LENGTHS * sizeof *s.piece);
+    s.cap = sti_alloc(heads, sizeof *s.cap);
+    still_status st = s.piece && s.cap
+                          ? STILL_OK
+                          : sti_fail_memory(err, "a rank of heads",
+                                            heads * LENGTHS * sizeof *s.piece);
     s.method.caps[0] = 0;
-    const still_status st = search_heads(&s, out, chosen, err);
-    free(order);
+    if (st == STILL_OK) {
+        cut_pieces(&s, gain);
+        if (may_shrink) st = shrink(&s, err);
+    }
+    if (st == STILL_OK) st = search_caps(&s, out, chosen, err);
+    free(s.piece);
+    free(s.cap);
     return st;
 }

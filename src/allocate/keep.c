@@ -22,7 +22,7 @@ static const char FORMAT[] = "still-heads";
 void sti_kept_name(const still_model *m, char out[STI_KEPT_NAME])
 {
     unsigned char print[STI_FINGERPRINT];
-    sti_model_fingerprint(m, true, print);
+    sti_model_fingerprint(m, false, print);
     sti_hex(print, sizeof print, out);
 }
 

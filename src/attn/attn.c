@@ -86,11 +86,20 @@ still_status still_method_init(still_method *out, const char *name, int chunk,
     return STILL_OK;
 }
 
-still_status still_method_untrained(still_method *out, int chunk, still_error *err)
+still_status still_method_compact(still_method *out, int chunk, still_error *err)
 {
     STI_TRY(still_method_init(out, "still", chunk, err));
     out->select = out->chunk;
     snprintf(out->score, sizeof out->score, "distinct");
+    out->gate = false;
+    out->key_bits = 5;
+    out->value_bits = 3;
+    return STILL_OK;
+}
+
+still_status still_method_untrained(still_method *out, int chunk, still_error *err)
+{
+    STI_TRY(still_method_compact(out, chunk, err));
     out->positions = STILL_POSITIONS_CAPPED;
     out->forget = true;
     out->key_bits = 8;

@@ -109,9 +109,6 @@ struct sti_attn_engine {
     /* Makes calls of `batch` rows possible without allocating. */
     still_status (*reserve)(const sti_backend *, sti_dev *, const sti_attn_config *,
                             const sti_attn_layer *, still_error *);
-    /* What the backend's dev_bytes will be then; 0: only dev_bytes says. */
-    size_t (*bytes)(const sti_backend *, const sti_dev *, const sti_attn_config *,
-                    const sti_attn_layer *);
     still_status (*forward)(const sti_backend *, sti_dev *, const sti_attn_config *,
                             const sti_attn_layer *, const sti_attn_io *, still_error *);
     /* Whether counts and positions in a memory of `length` tokens that came from a file

@@ -70,14 +70,6 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
     return be->hybrid_reserve(dev, &set, &shape, cfg->batch, err);
 }
 
-static size_t bytes(const sti_backend *be, const sti_dev *dev,
-                    const sti_attn_config *cfg, const sti_attn_layer *l)
-{
-    sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
-    const sti_hybrid_settings set = sti_attn_hybrid_settings(cfg, l);
-    return be->hybrid_bytes ? be->hybrid_bytes(dev, &set, &shape, cfg->batch) : 0;
-}
-
 /* RoPE on q and k (raw q saved if needed); skipped if the backend applies it. */
 static still_status apply_rope(const sti_backend *be, sti_dev *dev,
                                const sti_attn_layer *l, const sti_attn_io *io,
@@ -150,4 +142,4 @@ static bool sound(const sti_attn_config *cfg, const sti_attn_layer *l,
     return true;
 }
 
-const sti_attn_engine sti_attn_hybrid = {carve_hybrid, reserve, bytes, forward, sound};
+const sti_attn_engine sti_attn_hybrid = {carve_hybrid, reserve, forward, sound};

@@ -19,14 +19,6 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
     return be->linear_reserve(dev, &shape, cfg->window, cfg->batch, err);
 }
 
-static size_t bytes(const sti_backend *be, const sti_dev *dev,
-                    const sti_attn_config *cfg, const sti_attn_layer *l)
-{
-    sti_linear_shape shape = {l->heads, l->kv_heads, l->head_dim};
-    return be->linear_bytes ? be->linear_bytes(dev, &shape, cfg->window, cfg->batch)
-                            : 0;
-}
-
 static still_status forward(const sti_backend *be, sti_dev *dev,
                             const sti_attn_config *cfg, const sti_attn_layer *l,
                             const sti_attn_io *io, still_error *err)
@@ -56,4 +48,4 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
     return be->linear(dev, args, io->n_rows, err);
 }
 
-const sti_attn_engine sti_attn_linear = {carve_linear, reserve, bytes, forward, NULL};
+const sti_attn_engine sti_attn_linear = {carve_linear, reserve, forward, NULL};

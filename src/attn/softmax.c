@@ -28,13 +28,6 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
     return be->dev_reserve(dev, cfg->batch, err);
 }
 
-static size_t bytes(const sti_backend *be, const sti_dev *dev,
-                    const sti_attn_config *cfg, const sti_attn_layer *l)
-{
-    (void)l;
-    return be->dev_bytes(dev, cfg->batch);
-}
-
 static still_status forward(const sti_backend *be, sti_dev *dev,
                             const sti_attn_config *cfg, const sti_attn_layer *l,
                             const sti_attn_io *io, still_error *err)
@@ -65,4 +58,4 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
                             err);
 }
 
-const sti_attn_engine sti_attn_softmax = {carve_softmax, reserve, bytes, forward, NULL};
+const sti_attn_engine sti_attn_softmax = {carve_softmax, reserve, forward, NULL};

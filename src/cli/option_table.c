@@ -179,6 +179,11 @@ const cli_option cli_option_table[] = {
     {"kd", 0, "W", CLI_REAL, AT(kd), LINEARIZE, CLI_G_TRAINING, .preset = "0",
      .max = 1000,
      .help = "Stage 2: add W times the divergence from the teacher's predictions."},
+    {"cap-share", 0, "P", CLI_REAL, AT(cap_share), LINEARIZE, CLI_G_TRAINING,
+     .preset = "0", .max = 1,
+     .help = "Heads that may keep more than others (--cap, --budget) train with this share "
+             "of their tokens and have all of them afterwards: with little room they learn "
+             "to rely on what is kept (default: an eighth with --budget, else 1)."},
     {"mask-prompt", 0, NULL, CLI_FLAG, AT(mask_prompt), LINEARIZE, CLI_G_TRAINING,
      .help = "Stage 2: exclude prompts from the loss; only outputs count."},
     {"freeze-maps", 0, NULL, CLI_FLAG, AT(freeze_maps), LINEARIZE, CLI_G_TRAINING,
@@ -315,7 +320,8 @@ const cli_option cli_option_table[] = {
     {"budget", 0, "BYTES", CLI_STRING, AT(budget), METHOD & ~SALIENCY, CLI_G_METHOD,
      .help = "Memory of a session, such as 18MB or 12MiB. Probes tell which heads look things "
              "up, and the caps are chosen so that a session fits (default: what the method "
-             "takes with the same cap for all; linearize: no probes)."},
+             "takes with the same cap for all, an adapter with its own; linearize: no "
+             "probes). A small one also halves the chunks."},
     {"no-allocate", 0, NULL, CLI_FLAG, AT(no_allocate), RUN | INSPECT | BENCH, CLI_G_METHOD,
      .help = "still without an adapter: no probes, but the paper's settings, with the same "
              "cap for every head. Without this option, and without --cap, the first use "
@@ -347,8 +353,10 @@ const cli_option cli_option_table[] = {
      .choices = "exact window",
      .help = "Weight of the linear term. exact: one denominator for all terms; window: "
              "relative to the largest logit, as in LoLCATs."},
-    {"no-gate", 0, NULL, CLI_FLAG, AT(no_gate), METHOD, CLI_G_METHOD,
-     .help = "Ablation: no gate on the linear term."},
+    {"gate", 0, "KIND", CLI_CHOICE, AT(gate), METHOD, CLI_G_METHOD, .choices = "full none",
+     .help = "Gate on the linear term. full: a matrix a layer, as in the paper; none "
+             "(default: full, none with linearize --budget and where heads are "
+             "allocated)."},
     {"plain-map", 0, NULL, CLI_FLAG, AT(plain_map), METHOD, CLI_G_METHOD,
      .help = "Ablation: feature map without norm preservation."},
     {"layers", 0, "A-B", CLI_STRING, AT(layers), METHOD, CLI_G_METHOD,
@@ -389,19 +397,10 @@ const cli_option cli_option_table[] = {
              "scores."},
     {"threads", 'j', "N", CLI_INT, AT(threads), METHOD | SELFTEST, CLI_G_COMPUTE,
      .min = 1, .max = 1024, .help = "Threads to use (default: one per core)."},
-    {"no-merge", 0, NULL, CLI_FLAG, AT(no_merge), RUN | SALIENCY | INSPECT | BENCH,
-     CLI_G_COMPUTE,
-     .help = "Keep the LoRA part of an adapter apart, at its full precision. Without this "
-             "option it is merged into the weights when the model is opened, in their own "
-             "type if they are floats, else in 8 bits, and takes no time in a step."},
     {"isa", 0, "NAME", CLI_CHOICE, AT(isa), METHOD | SELFTEST, CLI_G_COMPUTE,
      .choices = "avx512 avx2 portable",
      .help = "Instruction set of the cpu backend: avx512, avx2 or portable (default: "
              "the best this machine has)."},
-    {"gpu-memory", 0, "BYTES", CLI_STRING, AT(gpu_memory), METHOD, CLI_G_COMPUTE,
-     .help = "Most memory of the GPU that weights, sessions and scratch take together, "
-             "such as 11GB (default: all there is). Prompts are computed in smaller pieces "
-             "where that makes them fit."},
     {"cache", 0, "TYPE", CLI_CHOICE, AT(cache), RUN | INSPECT | BENCH,
      CLI_G_COMPUTE,
      .choices = "f16 f32",

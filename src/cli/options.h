@@ -21,15 +21,15 @@ typedef struct cli_options {
     bool json, quiet, help;
 
     /* running a model */
-    const char *backend, *isa, *model, *cache, *gpu_memory;
+    const char *backend, *isa, *model, *cache;
     int64_t threads, ctx, batch;
     uint64_t seed;
 
     /* attention method; a string or number that was not given is NULL or negative */
     const char *method, *cap, *score, *heads, *la_scale, *layers, *positions, *budget,
-        *cache_type_k, *cache_type_v, *state;
+        *cache_type_k, *cache_type_v, *state, *gate;
     int64_t chunk, select, rollback, by_position, probes;
-    bool no_gate, plain_map, no_allocate, no_merge;
+    bool plain_map, no_allocate;
 
     /* saved sessions */
     const char *save_state, *load_state;
@@ -55,7 +55,8 @@ typedef struct cli_options {
     cli_list data, lr_scale;
     const char *out, *stage, *start, *loss, *lora_targets;
     int64_t tokens, seq, micro_batch, save_every, validate_every, lora_rank;
-    double held_out, lr1, lr2, warmup, clip, decay, lora_alpha, lora_dropout, kd;
+    double held_out, lr1, lr2, warmup, clip, decay, lora_alpha, lora_dropout, kd,
+        cap_share;
     bool resume, dry_run, mask_prompt, freeze_maps;
 
     /* export; and out */

@@ -11,37 +11,21 @@
 #include "cli/progress.h"
 #include "cli/stream.h"
 
-int cli_model_params(const cli_options *o, still_model_params *out)
-{
-    *out = (still_model_params){.backend = o->backend,
-                                .threads = (int)o->threads,
-                                .isa = o->isa,
-                                .no_merge = o->no_merge};
-    if (!o->gpu_memory) return CLI_OK;
-    if (!cli_read_bytes(o->gpu_memory, &out->gpu_memory) || out->gpu_memory == 0)
-        return cli_fail(
-            "--gpu-memory: '%s' is not a number of bytes such as 11GB or 8GiB",
-            o->gpu_memory);
-    if (strcmp(o->backend, "cuda") != 0)
-        return cli_fail("--gpu-memory is for --backend cuda");
-    return CLI_OK;
-}
-
 int cli_open_model(const cli_options *o, const char *name, still_model **out)
 {
     still_error err;
     char *path, *adapter;
-    still_model_params params;
     *out = NULL;
-    int status = cli_model_params(o, &params);
-    if (status != CLI_OK) return status;
     if (cli_resolve_model(name ? name : CLI_DEFAULT_MODEL, &path, &adapter, &err))
         return cli_fail_error(&err);
-    params.adapter = adapter;
-    if (still_model_open(path, &params, out, &err)) status = cli_fail_error(&err);
+    still_model_params params = {.backend = o->backend,
+                                 .threads = (int)o->threads,
+                                 .isa = o->isa,
+                                 .adapter = adapter};
+    still_status status = still_model_open(path, &params, out, &err);
     free(path);
     free(adapter);
-    return status;
+    return status == STILL_OK ? CLI_OK : cli_fail_error(&err);
 }
 
 /* A whole number at *text, which moves past it. */
@@ -56,13 +40,16 @@ static bool read_int(const char **text, int *out)
     return true;
 }
 
-/* Whether heads get caps of their own: still on a model without an adapter, unless caps
- * are given, there are none to choose, or nothing to probe with. */
+/* Whether heads get caps of their own: still on a model without an adapter, or on any
+ * with --budget, unless caps are given, there are none to choose, or nothing to probe
+ * with. */
 static bool allocates(const cli_options *o, const still_model *m)
 {
-    return m && !still_model_get_info(m)->method && still_model_tokenizer(m) &&
-           o->method && strcmp(o->method, "still") == 0 && !o->no_allocate && !o->cap &&
-           o->select != 0 && !(o->heads && strcmp(o->heads, "per-head") == 0);
+    const still_method *trained = m ? still_model_get_info(m)->method : NULL;
+    const char *name = o->method ? o->method : trained ? trained->name : "";
+    return m && (!trained || o->budget) && still_model_tokenizer(m) &&
+           strcmp(name, "still") == 0 && !o->no_allocate && !o->cap && o->select != 0 &&
+           !(o->heads && strcmp(o->heads, "per-head") == 0);
 }
 
 /* The method that options then modify: the adapter's if there is one, else a preset. */
@@ -70,7 +57,8 @@ static still_status start_method(const cli_options *o, const still_model *m,
                                  still_method *out, still_error *err)
 {
     const still_method *trained = m ? still_model_get_info(m)->method : NULL;
-    if (allocates(o, m)) return still_method_untrained(out, (int)o->chunk, err);
+    if (!trained && allocates(o, m))
+        return still_method_untrained(out, (int)o->chunk, err);
     if (!trained || (o->method && strcmp(o->method, trained->name) != 0))
         return still_method_init(out, o->method ? o->method : "softmax", (int)o->chunk,
                                  err);
@@ -97,11 +85,9 @@ static int give_caps(const cli_options *o, still_model *m, still_method *method)
     return status;
 }
 
-int cli_read_method(const cli_options *o, still_model *m, still_method *out)
+int cli_change_method(const cli_options *o, still_method *out)
 {
-    still_error err;
     const char *at = o->cap;
-    if (start_method(o, m, out, &err)) return cli_fail_error(&err);
     if (o->select >= 0) out->select = (int)o->select;
     if (o->cap) out->caps[0] = 0;
     if (o->cap && strcmp(o->cap, "none") == 0)
@@ -121,7 +107,7 @@ int cli_read_method(const cli_options *o, still_model *m, still_method *out)
     if (o->heads) out->per_head = strcmp(o->heads, "per-head") == 0;
     if (o->la_scale) out->window_scale = strcmp(o->la_scale, "window") == 0;
     if (o->state) out->forget = strcmp(o->state, "none") == 0;
-    if (o->no_gate) out->gate = false;
+    if (o->gate) out->gate = strcmp(o->gate, "full") == 0;
     if (o->plain_map) out->norm_preserved = false;
     at = o->layers;
     if (o->layers && (!read_int(&at, &out->first_layer) || *at++ != '-' ||
@@ -131,6 +117,15 @@ int cli_read_method(const cli_options *o, still_model *m, still_method *out)
         out->positions = STILL_POSITIONS_ABSOLUTE;
     if (o->positions && strcmp(o->positions, "capped") == 0)
         out->positions = STILL_POSITIONS_CAPPED;
+    return CLI_OK;
+}
+
+int cli_read_method(const cli_options *o, still_model *m, still_method *out)
+{
+    still_error err;
+    if (start_method(o, m, out, &err)) return cli_fail_error(&err);
+    const int status = cli_change_method(o, out);
+    if (status != CLI_OK) return status;
     if (!m || !still_model_get_info(m)->method) out->seed = o->seed;
     return allocates(o, m) ? give_caps(o, m, out) : CLI_OK;
 }
@@ -138,7 +133,7 @@ int cli_read_method(const cli_options *o, still_model *m, still_method *out)
 bool cli_asks_method(const cli_options *o)
 {
     return o->method || o->chunk || o->select >= 0 || o->score || o->heads ||
-           o->la_scale || o->no_gate || o->plain_map || o->state;
+           o->la_scale || o->gate || o->plain_map || o->state;
 }
 
 char *cli_cap_option(const still_method *m)

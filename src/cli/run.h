@@ -6,9 +6,8 @@
 #include "base/buf.h"
 #include "cli/options.h"
 
-/* o's backend, threads, instructions and GPU memory. */
-int cli_model_params(const cli_options *o, still_model_params *out);
-/* Resolves `name` (NULL: the default model) and opens it with these. */
+/* Resolves `name` (NULL: the default model) and opens it with o's backend, threads and
+ * instructions. */
 int cli_open_model(const cli_options *o, const char *name, still_model **out);
 /* For commands with the arguments [MODEL] FILE: reads FILE as text (still_text_read),
  * opens the model and runs `work` on both. */
@@ -16,8 +15,11 @@ int cli_run_on_text(const cli_options *o,
                     int (*work)(const cli_options *o, still_model *m, const char *text,
                                 size_t n));
 /* The attention method o describes, for m (NULL: any model). still on a model without an
- * adapter gets caps for its heads (cli_allocate), unless o says otherwise. */
+ * adapter, and with --budget on one with an adapter, gets caps for its heads
+ * (cli_allocate), unless o says otherwise. */
 int cli_read_method(const cli_options *o, still_model *m, still_method *out);
+/* What the options change in a method, its caps included. */
+int cli_change_method(const cli_options *o, still_method *out);
 /* Whether o says anything of the attention method but its caps. */
 bool cli_asks_method(const cli_options *o);
 /* Bits of --cache-type-k or -v: "q8" is 8; "f16" or NULL 0, none of their own. */

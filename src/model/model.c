@@ -6,7 +6,6 @@
 #include "model/model.h"
 
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +15,6 @@
 typedef struct loader {
     still_model *m;
     float *vectors; /* as they are read: moved to the operators' memory at the end */
-    sti_pool *pool; /* that merges */
     still_error *err;
 } loader;
 
@@ -56,34 +54,6 @@ static still_status load_norm(loader *ld, sti_part part, int layer, const float 
     return load_vector(ld, t, ld->m->cfg.hidden, out);
 }
 
-/* Adds a type to the list of those that merged matrices have. */
-static void note_type(still_model *m, sti_dtype type)
-{
-    const char *name = sti_dtype_find((int)type)->name;
-    const size_t n = strlen(m->merged_types);
-    if (strstr(m->merged_types, name)) return;
-    snprintf(m->merged_types + n, sizeof m->merged_types - n, "%s%s", n ? ", " : "",
-             name);
-}
-
-/* A matrix with its low-rank addition, in memory of the model unless the backend copies
- * it. */
-static still_status load_merged(loader *ld, const sti_tensor *t,
-                                const sti_lora_values *add, sti_weight *out)
-{
-    still_model *m = ld->m;
-    sti_tensor *merged = &m->merged[m->n_merged];
-    STI_TRY(sti_merge(t, add, ld->pool, merged, ld->err));
-    m->n_merged++;
-    note_type(m, merged->type);
-    const still_status st = m->be->weight_new(m->dev, merged, out, ld->err);
-    if (st != STILL_OK || out->own.bytes) {
-        free((void *)merged->data);
-        merged->data = NULL;
-    }
-    return st;
-}
-
 static still_status load_matrix(loader *ld, sti_part part, int layer, int rows,
                                 int cols, sti_weight *out)
 {
@@ -96,11 +66,6 @@ static still_status load_matrix(loader *ld, sti_part part, int layer, int rows,
                         t->name, (long long)t->dim[0],
                         (long long)(t->n_dims > 1 ? t->dim[1] : 1), rows, cols);
     m->info.params += (uint64_t)rows * (uint64_t)cols;
-    sti_target target;
-    sti_lora_values add;
-    if (m->adapter && sti_target_of(part, &target) &&
-        sti_adapter_low_rank(m->adapter, layer, target, &add))
-        return load_merged(ld, t, &add, out);
     return m->be->weight_new(m->dev, t, out, ld->err);
 }
 
@@ -128,34 +93,6 @@ static still_status load_layer(loader *ld, int i)
     return load_linear(ld, STI_PART_DOWN, i, g->hidden, g->ffn, &L->down);
 }
 
-static size_t matrix_bytes(const still_model *m, sti_part part, int layer)
-{
-    const sti_tensor *t = sti_config_tensor(&m->store, part, layer, false);
-    return t ? m->be->weight_bytes(m->dev, t) : 0;
-}
-
-/* Whether a device's memory holds all matrices, before the first is read. */
-static still_status check_memory(const still_model *m, still_error *err)
-{
-    static const sti_part of_layer[] = {STI_PART_Q,   STI_PART_K,    STI_PART_V,
-                                        STI_PART_O,   STI_PART_GATE, STI_PART_UP,
-                                        STI_PART_DOWN};
-    if (!m->be->mem_left) return STILL_OK;
-    size_t bytes = matrix_bytes(m, STI_PART_EMBED, 0);
-    if (!m->cfg.tied) bytes += matrix_bytes(m, STI_PART_HEAD, 0);
-    for (int l = 0; l < m->cfg.layers; l++)
-        for (size_t i = 0; i < sizeof of_layer / sizeof *of_layer; i++)
-            bytes += matrix_bytes(m, of_layer[i], l);
-    const size_t left = m->be->mem_left(m->dev);
-    if (bytes <= left) return STILL_OK;
-    return sti_fail(
-        err, STILL_E_MEMORY,
-        "%s: its weights need %.2f GB of GPU memory and %.2f GB are left: use "
-        "a file of a smaller type, such as Q4_K, a larger --gpu-memory or "
-        "--backend cpu",
-        m->store.path, (double)bytes / 1e9, (double)left / 1e9);
-}
-
 static still_status load_weights(loader *ld)
 {
     still_model *m = ld->m;
@@ -170,7 +107,6 @@ static still_status load_weights(loader *ld)
     if (!ld->vectors || !m->layer)
         return sti_fail_memory(ld->err, m->store.path,
                                m->vectors_capacity * sizeof(float));
-    STI_TRY(check_memory(m, ld->err));
     STI_TRY(m->be->mem_new(m->dev, m->vectors_capacity * sizeof(float), &m->vectors,
                            ld->err));
     /* The largest matrix first: its source pages leave memory before others come. */
@@ -199,8 +135,7 @@ static still_status make_device(still_model *m, const still_model_params *p,
                                             .max_k = (int)widest,
                                             .heads = g->heads,
                                             .kv_heads = g->kv_heads,
-                                            .head_dim = g->head_dim,
-                                            .memory = p->gpu_memory},
+                                            .head_dim = g->head_dim},
                           &m->dev, err);
 }
 
@@ -227,7 +162,6 @@ static void fill_info(still_model *m)
     i->rope_theta = g->rope_theta;
     i->tied = g->tied;
     i->file_bytes = m->store.file_bytes;
-    i->merged = m->n_merged ? m->merged_types : NULL;
 }
 
 sti_adapter_home sti_model_home(still_model *m)
@@ -236,8 +170,7 @@ sti_adapter_home sti_model_home(still_model *m)
 }
 
 /* Reads an adapter that was made for this very model. */
-static still_status load_adapter(still_model *m, const char *path, bool merge,
-                                 still_error *err)
+static still_status load_adapter(still_model *m, const char *path, still_error *err)
 {
     unsigned char base[STI_FINGERPRINT];
     sti_adapter_spec spec;
@@ -249,9 +182,9 @@ static still_status load_adapter(still_model *m, const char *path, bool merge,
                         "than %s",
                         path, spec.base_name, m->store.path);
     const sti_adapter_home home = sti_model_home(m);
-    const sti_tensor *q = sti_config_tensor(&m->store, STI_PART_Q, 0, false);
-    const bool floats = q && sti_dtype_find((int)q->type)->block == 1;
-    STI_TRY(sti_adapter_read(&home, path, !floats, merge, &m->adapter, err));
+    const sti_dtype type = m->layer[0].q.w.type;
+    const bool floats = type == STI_F32 || type == STI_F16 || type == STI_BF16;
+    STI_TRY(sti_adapter_read(&home, path, !floats, &m->adapter, err));
     m->info.method = &m->adapter->spec.method;
     m->info.params += m->adapter->n_values;
     return STILL_OK;
@@ -271,18 +204,6 @@ static still_status begin(const char *what, const still_model_params *p,
     return STILL_OK;
 }
 
-/* What merging needs, if the adapter has something to merge. */
-static still_status begin_merge(loader *ld, int threads)
-{
-    still_model *m = ld->m;
-    const size_t most = (size_t)m->cfg.layers * STI_TARGETS;
-    if (!m->adapter || !m->adapter->low_rank.p) return STILL_OK;
-    m->merged = sti_alloc(most, sizeof *m->merged);
-    if (!m->merged)
-        return sti_fail_memory(ld->err, "adapter", most * sizeof *m->merged);
-    return sti_pool_new(threads ? threads : sti_cores(), &ld->pool, ld->err);
-}
-
 /* Everything that follows from the store. */
 static still_status load(still_model *m, const still_model_params *p, bool tokenizer,
                          still_error *err)
@@ -293,12 +214,9 @@ static still_status load(still_model *m, const still_model_params *p, bool token
         m->cfg.inv_freq[i] = sti_bf16_to_f32(sti_f32_to_bf16(m->cfg.inv_freq[i]));
     if (tokenizer) STI_TRY(sti_tokenizer_from_store(&m->store, &m->tokenizer, err));
     STI_TRY(make_device(m, p, err));
-    if (p->adapter) STI_TRY(load_adapter(m, p->adapter, !p->no_merge, err));
-    still_status st = begin_merge(&ld, p->threads);
-    if (st == STILL_OK) st = load_weights(&ld);
-    if (ld.pool) sti_adapter_drop_low_rank(m->adapter);
-    sti_pool_free(ld.pool);
+    still_status st = load_weights(&ld);
     free(ld.vectors);
+    if (st == STILL_OK && p->adapter) st = load_adapter(m, p->adapter, err);
     if (st == STILL_OK) fill_info(m);
     return st;
 }
@@ -363,8 +281,6 @@ void still_model_free(still_model *m)
         sti_model_scratch_free(m);
         m->be->dev_free(m->dev);
     }
-    for (size_t i = 0; i < m->n_merged; i++) free((void *)m->merged[i].data);
-    free(m->merged);
     free(m->layer);
     still_tokenizer_free(m->tokenizer);
     sti_config_free(&m->cfg);

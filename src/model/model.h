@@ -47,11 +47,7 @@ struct still_model {
     const float *final_norm;
     sti_block vectors; /* all norms and biases, as floats */
     size_t vectors_used, vectors_capacity;
-    sti_adapter *adapter; /* or NULL */
-    sti_tensor *merged;   /* [n_merged]: matrices with their low-rank additions; data
-                               is the model's, NULL where the backend has its own */
-    size_t n_merged;
-    char merged_types[64];  /* of them: "q5_1" */
+    sti_adapter *adapter;   /* or NULL */
     sti_adapter **stand_in; /* [n_stand_ins]: made so far (bench.c) */
     int n_stand_ins;
     sti_scratch scratch;
@@ -71,9 +67,7 @@ sti_ffn_weights sti_model_ffn(const still_model *m, int layer);
 
 /* Makes passes of `rows` rows possible without allocating; what is enough stays. */
 still_status sti_model_reserve(still_model *m, int rows, still_error *err);
-/* What passes of so many rows need of the operators' memory, and of the program's. */
 size_t sti_model_scratch_bytes(const still_model *m, int rows);
-size_t sti_model_table_bytes(int rows);
 void sti_model_scratch_free(still_model *m);
 
 typedef struct sti_sequence { /* its share of a batch, rows in order */

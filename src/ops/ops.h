@@ -276,8 +276,6 @@ typedef struct sti_dev_params {
     const char *isa;
     int max_k; /* largest K of any matrix */
     int heads, kv_heads, head_dim;
-    size_t memory; /* most bytes that mem_new and operators take together; 0: all there
-                      are. Of devices with memory of their own */
 } sti_dev_params;
 
 /* A pass over all layers: M rows, whose ids and positions the operators are given
@@ -317,8 +315,6 @@ typedef struct sti_backend {
      * gives back what operators keep for later first (there is no session then). Where
      * the memory is the program's own: all of the program's. */
     size_t (*mem_peak)(sti_dev *, bool restart);
-    /* Bytes that can still be had of it; NULL: nobody knows before asking. */
-    size_t (*mem_left)(const sti_dev *);
     /* Around the operators of a pass; NULL: not of interest. *done: it has been
      * replayed as a whole and the operators must not be called. */
     still_status (*pass_begin)(sti_dev *, const sti_pass *, bool *done, still_error *);
@@ -336,7 +332,7 @@ typedef struct sti_backend {
     still_status (*weight_new)(sti_dev *, const sti_tensor *, sti_weight *,
                                still_error *);
     void (*weight_free)(sti_dev *, sti_weight *);
-    /* Bytes of its own that weight_new needs for this tensor. */
+    /* Bytes of its own that weight_new would allocate for this tensor. */
     size_t (*weight_bytes)(const sti_dev *, const sti_tensor *);
 
     still_status (*matmul)(sti_dev *, const sti_matmul_args *, still_error *);
@@ -380,14 +376,11 @@ typedef struct sti_backend {
     /* The hybrid operator (ops/hybrid.h). `hybrid` advances n sessions, each by its own
      * T tokens; element sizes of their states are state_kv (0: the session's cache
      * type) and state_real. Scratch is reserved by dev_reserve like that of the others,
-     * once hybrid_reserve has said what settings will come. hybrid_bytes: what dev_bytes
-     * will be then; NULL: only dev_bytes says, once it has come to that.
-     * hybrid_applies_rope: whether these calls may be `unrotated`; NULL: none may. */
+     * once hybrid_reserve has said what settings will come. hybrid_applies_rope: whether these
+     * calls may be `unrotated`; NULL: none may. */
     size_t state_kv, state_real;
     still_status (*hybrid_reserve)(sti_dev *, const sti_hybrid_settings *,
                                    const sti_hybrid_shape *, int rows, still_error *);
-    size_t (*hybrid_bytes)(const sti_dev *, const sti_hybrid_settings *,
-                           const sti_hybrid_shape *, int rows);
     bool (*hybrid_applies_rope)(const sti_hybrid_args *, int n);
     still_status (*hybrid)(sti_dev *, const sti_hybrid_args *, int n, still_error *);
     still_status (*hybrid_route)(sti_dev *, const sti_hybrid_parallel_args *,
@@ -399,12 +392,9 @@ typedef struct sti_backend {
     still_status (*hybrid_match)(sti_dev *, const sti_hybrid_match_args *,
                                  still_error *);
     /* Liger (window > 0) and SUPRA (ops/linear.h): n sessions; n whole sequences.
-     * linear_reserve says what method will come, as hybrid_reserve does, and
-     * linear_bytes is what hybrid_bytes is. */
+     * linear_reserve says what method will come, as hybrid_reserve does. */
     still_status (*linear_reserve)(sti_dev *, const sti_linear_shape *, int window,
                                    int rows, still_error *);
-    size_t (*linear_bytes)(const sti_dev *, const sti_linear_shape *, int window,
-                           int rows);
     still_status (*linear)(sti_dev *, const sti_linear_args *, int n, still_error *);
     still_status (*linear_backward)(sti_dev *, const sti_linear_args *, int n,
                                     still_error *);

@@ -101,6 +101,7 @@ static json_t *settings_of(const sti_trainer *t)
     PUT("loss", "kd %.9g, %s%s, dropout %.9g", p->kd,
         p->match_weights ? "weights" : "outputs",
         p->freeze_maps ? ", maps frozen in stage 2" : "", p->lora_dropout);
+    if (p->cap_share < 1) PUT("share of caps", "%.9g", p->cap_share);
     put_parts(&s, "", adapter);
     PUT("data", "%s", hex);
 #undef PUT

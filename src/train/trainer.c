@@ -26,6 +26,7 @@ static void set_defaults(still_train_params *p)
     DEFAULT(beta2, 0.95);
     DEFAULT(lora_rank, 8);
     DEFAULT(lora_alpha, 16);
+    DEFAULT(cap_share, 1);
     DEFAULT(lora_targets, (1u << STI_TARGETS) - 1);
     for (int g = 0; g < STILL_GROUPS; g++) DEFAULT(lr_scale[g], 1);
     DEFAULT(cache_dir, p->out);
@@ -64,12 +65,13 @@ static still_status check(const still_model *m, const still_train_params *p,
         return sti_fail(err, STILL_E_ARG,
                         "%d sequences of %d tokens, %d at once, cannot be a batch",
                         p->batch, p->seq, p->micro_batch);
-    if (p->lora_dropout < 0 || p->lora_dropout >= 1 || p->kd < 0 || p->held_out >= 1 ||
-        p->warmup < 0 || p->warmup > 1 || p->clip < 0)
+    if (p->cap_share < 0 || p->lora_dropout < 0 || p->lora_dropout >= 1 || p->kd < 0 ||
+        p->held_out >= 1 || p->warmup < 0 || p->warmup > 1 || p->clip < 0 ||
+        p->cap_share > 1)
         return sti_fail(
             err, STILL_E_ARG,
-            "dropout, held-out share, warm-up, clipping and kd must be 0 or "
-            "more, and shares less than 1");
+            "dropout, held-out share, warm-up, clipping, kd and the share of caps must "
+            "be 0 or more, and shares no more than 1");
     for (int l = 0; l < m->cfg.layers && p->stage != 1; l++)
         if (m->cfg.window[l] && m->cfg.window[l] < p->seq &&
             (l < p->method.first_layer ||
@@ -165,6 +167,14 @@ static still_status check_stages(sti_trainer *t, still_error *err)
     return STILL_OK;
 }
 
+/* A cap of a head's own while it trains: a share of it, no less than that of others. */
+static int scarce(const still_train_params *p, int cap)
+{
+    const int share = (int)(p->cap_share * cap), least = p->method.cap;
+    if (cap <= least || least < 0) return cap;
+    return share > least ? share : least;
+}
+
 static still_status make_adapter(sti_trainer *t, still_error *err)
 {
     const still_train_params *p = &t->p;
@@ -186,6 +196,8 @@ static still_status make_adapter(sti_trainer *t, still_error *err)
     t->cfg = (sti_attn_config){.cache = STI_F32, .ctx = p->seq, .batch = p->seq};
     STI_TRY(
         sti_attn_configure(&absolute, &layer, t->m->cfg.layers, p->seq, &t->cfg, err));
+    for (int i = 0; i < t->cfg.n_caps; i++)
+        t->cfg.caps[i].cap = scarce(p, t->cfg.caps[i].cap);
     const sti_adapter_home home = sti_model_home(t->m);
     STI_TRY(sti_adapter_new(&home, &spec, &t->adapter, err));
     start_low_rank(t);

@@ -37,7 +37,7 @@ static void test_budgets(void **state)
         const size_t budget = with_cap(m, how, cap);
         int chosen;
         still_error err;
-        must(sti_choose_caps(m, &how, gain, budget, &got, &chosen, &err), &err);
+        must(sti_choose_caps(m, &how, gain, budget, false, &got, &chosen, &err), &err);
         const size_t used = bytes_of(m, &got);
         assert_in_range(used, budget - budget / 8, budget);
         assert_in_range(chosen, 1, heads - 1);
@@ -64,9 +64,39 @@ static void test_coverage(void **state)
     m->info.ctx_train = 16384;
     how.select = 16;
     for (int i = 0; i < heads; i++) gain[i] = i < 2 ? 0.3 : 0.2;
-    must(sti_choose_caps(m, &how, gain, with_cap(m, how, 4096), &got, &chosen, &err),
+    must(sti_choose_caps(m, &how, gain, with_cap(m, how, 4096), false, &got, &chosen,
+                         &err),
          &err);
     assert_int_equal(chosen, heads);
+    free(gain);
+    still_model_free(m);
+}
+
+/* Few bytes: the chunk is halved, then the state goes; a trained one stays. */
+static void test_shrinks(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    const int heads = m->cfg.layers * m->cfg.kv_heads;
+    double *gain = sti_alloc((size_t)heads, sizeof *gain);
+    still_method how = method_of("still", 128), got, small = how;
+    still_error err;
+    int chosen;
+    how.select = 128;
+    small.chunk = 64;
+    for (int i = 0; i < heads; i++) gain[i] = 0.5;
+    const size_t half = 2 * with_cap(m, small, 4);
+    must(sti_choose_caps(m, &how, gain, half, true, &got, &chosen, &err), &err);
+    assert_int_equal(got.chunk, 64);
+    assert_int_equal(got.select, 64);
+    assert_false(got.forget);
+    assert_in_range(bytes_of(m, &got), half - half / 8, half);
+    must(sti_choose_caps(m, &how, gain, half, false, &got, &chosen, &err), &err);
+    assert_int_equal(got.chunk, 128);
+    small.chunk = 32;
+    const size_t least = with_cap(m, small, 4);
+    must(sti_choose_caps(m, &how, gain, least, true, &got, &chosen, &err), &err);
+    assert_true(got.forget);
     free(gain);
     still_model_free(m);
 }
@@ -126,7 +156,7 @@ static void test_too_small(void **state)
     how.select = 16;
     for (int i = 0; i < heads; i++) gain[i] = 0.5;
     assert_int_equal(
-        sti_choose_caps(m, &how, gain, with_cap(m, how, 3), &got, &chosen, &err),
+        sti_choose_caps(m, &how, gain, with_cap(m, how, 3), false, &got, &chosen, &err),
         STILL_E_ARG);
     assert_non_null(strstr(err.text, "too small"));
     free(gain);
@@ -149,8 +179,9 @@ static void test_no_tokenizer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budgets),   cmocka_unit_test(test_coverage),
-        cmocka_unit_test(test_rules),     cmocka_unit_test(test_many_heads),
-        cmocka_unit_test(test_too_small), cmocka_unit_test(test_no_tokenizer)};
+        cmocka_unit_test(test_budgets),     cmocka_unit_test(test_coverage),
+        cmocka_unit_test(test_shrinks),     cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_many_heads),  cmocka_unit_test(test_too_small),
+        cmocka_unit_test(test_no_tokenizer)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

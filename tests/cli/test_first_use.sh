@@ -126,3 +126,29 @@ same first unwritable "no cache"
 expect 0 '' "$still" bench prefill --shape tiny --method still --against swa --lengths 64 \
     --rounds 1 --json --quiet
 finish
+
+# linearize --budget: heads, bits and the training with little room come by themselves, and
+# the adapter keeps within the bytes; a small budget has smaller chunks, then no state.
+printf '{"text": "%s"}\n' "$(tr -cd 'a-z \n' <"$scratch/text" | tr '\n' ' ')" >"$scratch/data.jsonl"
+train() {
+    expect 0 'is a model now' "$still" linearize "$tiny" --data "$scratch/data.jsonl" --held-out 0 \
+        --tokens 128 --seq 64 --batch 1 --threads 1 --probes 1 "$@"
+}
+said() { # said NAME TEXT: the adapter's description has it
+    tr -d ' \n' <"$scratch/$1/still.json" | grep -q "$2" || fail "$1: no $2"
+}
+train --budget 1MB --out "$scratch/large"
+train --budget 120KB --out "$scratch/small"
+train --budget 1MB --gate full --score s3 --cache-type-k f16 --out "$scratch/asked"
+said large '"chunk":128,.*"key_bits":5,"value_bits":3,.*"score":"distinct".*"state":"linear","gate":false'
+said large '"caps":"[0-9]'
+said small '"chunk":32'
+said asked '"key_bits":0,"value_bits":3,.*"score":"s3".*"gate":true'
+within() { # within NAME BYTES: what a session of the trained length keeps
+    "$still" inspect "$scratch/$1" --json | python3 -c "
+import json, sys
+cache = json.load(sys.stdin)['memory_method']['cache']
+sys.exit(not $2 * 0.6 < cache <= $2)" || fail "$1: a session does not take about $2 bytes"
+}
+within large 1000000
+within small 120000

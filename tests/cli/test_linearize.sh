@@ -149,7 +149,7 @@ steps --stage 1
 seed --seed 1
 method.name --method lolcats
 method.select --select 1
-method.gate --no-gate
+method.gate --gate none
 lora.rank --lora-rank 3
 loss --kd 1
 data --data two.jsonl

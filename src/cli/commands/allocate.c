@@ -28,39 +28,39 @@ static int print_json(const still_allocation *a, double seconds)
     return cli_print_json(all);
 }
 
-/* The heads with the large cap by falling gain, then what to do with it. */
+/* Heads that keep more than the others by falling gain, then what to do with it. */
 static int print_table(const still_allocation *a)
 {
-    const int n = a->layers * a->heads;
-    char *option = cli_cap_option(&a->method);
+    const int n = a->layers * a->heads, few = a->method.cap;
+    const still_method *m = &a->method;
+    char *option = cli_cap_option(m);
     if (!option) return cli_fail("out of memory");
-    int largest = 0;
-    for (int i = 0; i < n; i++) largest = a->cap[i] > largest ? a->cap[i] : largest;
-    cli_print("%d of %d kv heads look things up and keep %d salient tokens, the others "
-              "%d; a session takes %.2f MB\n\n",
-              a->chosen, n, largest, a->method.cap, (double)a->bytes / 1e6);
-    cli_print("| layer | kv head | attention on the fact |\n|-:|-:|-:|\n");
+    cli_print("%d of %d kv heads look things up; all others keep %d salient tokens; a "
+              "session takes %.2f MB\n\n",
+              a->chosen, n, few, (double)a->bytes / 1e6);
+    cli_print("| layer | kv head | attention on the fact | salient tokens |\n"
+              "|-:|-:|-:|-:|\n");
     double below = 2;
     for (int shown = 0; shown < a->chosen;) {
         double next = -1;
         for (int i = 0; i < n; i++)
-            if (a->cap[i] == largest && a->gain[i] < below && a->gain[i] > next)
+            if (a->cap[i] > few && a->gain[i] < below && a->gain[i] > next)
                 next = a->gain[i];
         if (next < 0) break;
         for (int i = 0; i < n; i++)
-            if (a->cap[i] == largest && a->gain[i] == next) {
-                cli_print("| %d | %d | %.3f |\n", i / a->heads, i % a->heads, next);
+            if (a->cap[i] > few && a->gain[i] == next) {
+                cli_print("| %d | %d | %.3f | %d |\n", i / a->heads, i % a->heads, next,
+                          a->cap[i]);
                 shown++;
             }
         below = next;
     }
-    cli_print("\n--method %s --select %d --score %s%s%s --cap %s", a->method.name,
-              a->method.select, a->method.score,
-              a->method.positions == STILL_POSITIONS_CAPPED ? " --positions capped"
-                                                            : "",
-              a->method.forget ? " --state none" : "", option);
-    if (a->method.key_bits) cli_print(" --cache-type-k q%d", a->method.key_bits);
-    if (a->method.value_bits) cli_print(" --cache-type-v q%d", a->method.value_bits);
+    cli_print("\n--method %s --chunk %d --select %d --score %s%s%s%s --cap %s", m->name,
+              m->chunk, m->select, m->score, m->gate ? "" : " --gate none",
+              m->positions == STILL_POSITIONS_CAPPED ? " --positions capped" : "",
+              m->forget ? " --state none" : "", option);
+    if (m->key_bits) cli_print(" --cache-type-k q%d", m->key_bits);
+    if (m->value_bits) cli_print(" --cache-type-v q%d", m->value_bits);
     cli_print("\n");
     free(option);
     return CLI_OK;
@@ -106,6 +106,7 @@ int cli_allocate(const cli_options *o, still_model *m, const still_method *metho
                                .value_bits = cli_cache_bits(o->cache_type_v),
                                .seed = o->seed,
                                .probes = (int)o->probes,
+                               .shrink = o->budget && !o->chunk,
                                .progress = cli_progress_tick,
                                .note = on_note,
                                .user = &bar};

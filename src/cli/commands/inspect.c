@@ -32,13 +32,12 @@ static int sum_types(const still_model *m, type_sum sum[MOST_TYPES])
 
 static json_t *bill_object(const still_bill *b, int64_t ctx)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "ctx",
-                     (json_int_t)ctx, "weights_mapped", (json_int_t)b->weights_mapped,
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "ctx", (json_int_t)ctx,
+                     "weights_mapped", (json_int_t)b->weights_mapped,
                      "weights_resident", (json_int_t)b->weights_resident, "cache",
                      (json_int_t)b->cache, "rollback", (json_int_t)b->rollback,
                      "scratch", (json_int_t)b->scratch, "runtime",
-                     (json_int_t)b->runtime, "total", (json_int_t)b->total, "device",
-                     (json_int_t)b->device);
+                     (json_int_t)b->runtime, "total", (json_int_t)b->total);
 }
 
 static json_t *tensor_list(const still_model *m)
@@ -93,7 +92,6 @@ static int print_object(const cli_options *o, const still_model *m, const bills 
     sti_json_set(&object, "tensors",
                  json_integer((json_int_t)still_model_tensor_count(m)));
     sti_json_set(&object, "dtypes", types);
-    if (i->merged) sti_json_set(&object, "merged", json_string(i->merged));
     sti_json_set(&object, "memory", bill_object(&b->softmax, b->ctx));
     if (b->two) {
         json_t *of_method = bill_object(&b->of_method, b->ctx);
@@ -131,9 +129,6 @@ static void print_model(const still_model_info *i)
               i->tied ? ", output tied to the embedding" : "");
     cli_print("  %-18s %d tokens, RoPE base %g\n", "trained context", i->ctx_train,
               i->rope_theta);
-    if (i->merged)
-        cli_print("  %-18s merged into the projections, which are %s\n", "LoRA",
-                  i->merged);
 }
 
 static void print_tensors(const still_model *m, bool all)
@@ -177,9 +172,6 @@ static void print_bills(const still_model *m, const bills *b)
     row(b, "scratch", s->scratch, t->scratch, "activations and logits");
     row(b, "runtime", s->runtime, t->runtime, "tokenizer, tables, code");
     row(b, "total", s->total, t->total, "");
-    if (s->device)
-        row(b, "of it on the GPU", s->device, t->device,
-            "besides the driver's own, about 0.5 GiB");
 }
 
 static int make_bills(const cli_options *o, still_model *m, bills *b)

@@ -17,6 +17,9 @@ static const char *const group_names[STILL_GROUPS] = {
     [STILL_GROUP_LORA] = "lora",
 };
 
+/* The share of their own caps with which heads train that --budget chose. */
+#define SCARCE 0.125
+
 typedef struct job {
     const cli_options *o;
     still_train_data data[CLI_LIST_MAX];
@@ -134,6 +137,7 @@ static int read_options(job *j, char **cache)
     p->lora_alpha = o->lora_alpha;
     p->lora_dropout = o->lora_dropout;
     p->kd = o->kd;
+    p->cap_share = o->cap_share > 0 ? o->cap_share : o->budget ? SCARCE : 1;
     p->match_weights = strcmp(o->loss, "weights") == 0;
     p->freeze_maps = o->freeze_maps;
     p->save_every = (uint64_t)o->save_every;
@@ -308,24 +312,18 @@ static int refuse(const char *name)
         name, base, name);
 }
 
-/* With --budget: caps by the heads of the model. Without an option of its own the method
- * is still as it is without training, with the linear state that training is for. */
-static int allocate(const cli_options *o, still_model *m, bool asked,
-                    still_method *method)
+/* With --budget: what remembers most in these bytes, with caps by the heads of the model.
+ * Options change the method, not the bytes. */
+static int allocate(const cli_options *o, still_model *m, still_method *method)
 {
     still_error err;
     still_allocation *a = NULL;
-    if (!asked) {
-        if (still_method_untrained(method, (int)o->chunk, &err))
-            return cli_fail_error(&err);
-        method->key_bits = method->value_bits = 0; /* as --cache-type-k and -v say */
-    }
-    method->forget = false;
-    int status = cli_allocate(o, m, method, &a);
-    if (status == CLI_OK) {
-        *method = a->method;
-        method->positions = STILL_POSITIONS_AUTO;
-    }
+    if (strcmp(o->method, "still") != 0)
+        return cli_fail("--budget chooses caps for --method still, not %s", o->method);
+    if (still_method_compact(method, (int)o->chunk, &err)) return cli_fail_error(&err);
+    int status = cli_change_method(o, method);
+    if (status == CLI_OK) status = cli_allocate(o, m, method, &a);
+    if (status == CLI_OK) *method = a->method;
     still_allocation_free(a);
     return status;
 }
@@ -343,9 +341,9 @@ int cli_cmd_linearize(const cli_options *given)
     int status = read_options(&j, &cache);
     if (status == CLI_OK) status = cli_open_model(&o, name, &m);
     if (status == CLI_OK && still_model_get_info(m)->method) status = refuse(name);
-    if (status == CLI_OK) status = cli_read_method(&o, m, &j.p.method);
-    if (status == CLI_OK && o.budget)
-        status = allocate(&o, m, cli_asks_method(given), &j.p.method);
+    if (status == CLI_OK)
+        status = o.budget ? allocate(&o, m, &j.p.method)
+                          : cli_read_method(&o, m, &j.p.method);
     if (status == CLI_OK && !(base = base_name(name)))
         status = cli_fail("out of memory");
     j.p.base_name = base;

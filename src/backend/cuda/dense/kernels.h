@@ -40,14 +40,13 @@ enum {
         16, /* rows of x up to which weights are read as they are kept */
     STI_CUDA_GEMV_ROWS_HALF =
         8, /* of weights in half, beyond which gemm.cu is faster */
-    STI_CUDA_GEMV_ROWS_FLOAT = 8,
-    STI_CUDA_HALF_MOST = 128 << 20 /* bytes of a matrix that is half in scratch */
+    STI_CUDA_GEMV_ROWS_FLOAT = 8
 };
 
 typedef struct sti_cuda_matrix {
     const void *w;        /* float, half or quants */
     const void *scale;    /* of quants */
-    const sti_half *half; /* [N, ld] for many rows; NULL: made for each product */
+    const sti_half *half; /* [N, ld] for many rows; NULL: made before each product */
     int N, K, ld;
     int chunks; /* of 64 columns */
     int groups; /* a chunk: 2 or 4 */
@@ -56,12 +55,6 @@ typedef struct sti_cuda_matrix {
 
 /* weight.c */
 sti_cuda_matrix sti_cuda_matrix_of(const sti_weight *w);
-/* Rows of a matrix of quants that are made half at once, and the scratch that takes; 0
- * for one that need not be. */
-int sti_cuda_half_rows(const sti_cuda_matrix *m);
-size_t sti_cuda_half_bytes(const sti_cuda_matrix *m);
-/* Rows [row0, row0 + n) of a matrix of quants; row0 is a multiple of the tile. */
-sti_cuda_matrix sti_cuda_matrix_rows(const sti_cuda_matrix *m, int row0, int n);
 
 /* ---- Weights (dequant.cu) ------------------------------------------------ */
 
@@ -179,7 +172,6 @@ typedef struct sti_cuda_gemm_args {
     void *y;
     const float *bias; /* [N] or NULL; not with half results */
     int M, N, K, ld;
-    int ldy; /* from a row of y to the next; 0: N */
     bool accumulate;
 } sti_cuda_gemm_args;
 still_status sti_cuda_gemm(sti_dev *, const sti_cuda_gemm_args *, still_error *err);

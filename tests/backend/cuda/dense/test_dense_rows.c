@@ -363,17 +363,8 @@ static void logprob(void **state)
     ref->dev_free(rd);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(ffn_forward),
-                                       cmocka_unit_test(short_feed_forward),
-                                       cmocka_unit_test(shared_feed_forward),
-                                       cmocka_unit_test(embedding),
-                                       cmocka_unit_test(rmsnorm),
-                                       cmocka_unit_test(swiglu),
-                                       cmocka_unit_test(rope),
-                                       cmocka_unit_test(logprob)};
-    return cmocka_run_group_tests_name("rows", tests, open_dense_gpu, close_gpu) +
-           cmocka_run_group_tests_name("rows, without copies", tests, open_frugal_gpu,
-                                       close_frugal_gpu);
-}
+RUN_TESTS_IN(open_dense_gpu, close_gpu, cmocka_unit_test(ffn_forward),
+             cmocka_unit_test(short_feed_forward),
+             cmocka_unit_test(shared_feed_forward), cmocka_unit_test(embedding),
+             cmocka_unit_test(rmsnorm), cmocka_unit_test(swiglu),
+             cmocka_unit_test(rope), cmocka_unit_test(logprob))
