@@ -21,9 +21,12 @@ typedef struct bench {
 
 static const char usage[] =
     "usage: bench_model MODEL [--threads N] [--ctx N] [--ids FILE] [--repeat R]\n"
-    "                   [--method NAME [--chunk C] [--cap M]] [--isa I] JOB...\n"
+    "                   [--method NAME [--chunk C] [--cap M] | --adapter DIR] [--isa "
+    "I]\n"
+    "                   JOB...\n"
     "  JOB        prefill:N, decode:N@DEPTH, or - to read jobs from standard input\n"
     "  --ids      token ids to feed, separated by spaces or commas\n"
+    "  --adapter  of a model that linearize made; with its own method\n"
     "  --repeat   runs of each job after one that is not counted (default 5)\n";
 
 /* A number in [lo, 2^24] at s; *end is behind it. */
@@ -212,6 +215,8 @@ int main(int argc, char **argv)
             bad = parse_int(value, &end, 0, &cap);
         else if (strcmp(argv[i], "--method") == 0 && ++i)
             method = value;
+        else if (strcmp(argv[i], "--adapter") == 0 && ++i)
+            mp.adapter = value;
         else if (strcmp(argv[i], "--ids") == 0 && ++i)
             ids_path = value;
         else if (strcmp(argv[i], "--backend") == 0 && ++i)
@@ -243,6 +248,6 @@ int main(int argc, char **argv)
         return 2;
     }
     if (cap >= 0) how.cap = cap;
-    sp.method = &how;
+    if (!mp.adapter) sp.method = &how;
     return open_and_run(path, &mp, &sp, ids_path, jobs, n_jobs, repeat);
 }
