@@ -161,8 +161,8 @@ static int places_of(const sti_cuda_hybrid_params *h, int cap)
 
 /* Key units where lists differ: all have about as many places. As few as a unit may
  * have, or more where not all units would run at once; but where they do not anyway, no
- * more than a quarter of what a head has on average, or the last ones would work on
- * while most multiprocessors have nothing to do. */
+ * more than half of what a head has on average, or the last ones would work on while
+ * most multiprocessors have nothing to do. Eight batches are worth a block. */
 static void cut_uneven(step_plan *p, const sti_cuda_hybrid_params *h, int n,
                        int at_once, int least)
 {
@@ -170,7 +170,7 @@ static void cut_uneven(step_plan *p, const sti_cuda_hybrid_params *h, int n,
     for (int i = 0; i < h->S; i++) sum += places_of(h, h->head_cap[i]);
     p->uneven = true;
     const int room = at_once / n - h->S * p->state_units; /* of key units */
-    const int most = at_least((int)(sum / h->S / 4), 4 * least);
+    const int most = at_least((int)(sum / h->S / 2), 8 * least);
     int places = room > 0 ? at_most((int)(sum / room), most) : most;
     places = at_least((places + least - 1) / least * least, least);
     for (;; places += least) {
