@@ -5,7 +5,7 @@
  * For each type and instruction set: checks products against a loop in double, then
  * times decode (one token through the layers and the output matrix) and prefill (a
  * batch through the layers). Shapes are SmolLM2-135M's; for K types, whose rows are
- * multiples of 256, two layers of Llama 3.1 8B. Median and spread over the runs; GB/s
+ * multiples of 256, four layers of Llama 3.2 1B. Median and spread over the runs; GB/s
  * are weight bytes as multiplied, GFLOP/s count a multiplication and an addition. */
 #include <math.h>
 
@@ -15,7 +15,7 @@ typedef struct shape {
     int hidden, ffn, kv, vocab, layers, batch;
 } shape;
 static const shape SMOLLM2 = {576, 1536, 192, 49152, 30, 512};
-static const shape LLAMA_8B = {4096, 14336, 1024, 8192, 2, 128};
+static const shape LLAMA_1B = {2048, 8192, 512, 32768, 4, 512};
 enum { MAX_LAYERS = 30 };
 
 static uint32_t next(uint32_t *s)
@@ -203,7 +203,7 @@ static void free_stack(const sti_backend *be, sti_dev *dev, stack *s)
 static void bench(const sti_backend *be, const char *isa, int threads, int runs,
                   const sti_dtype_info *type)
 {
-    const shape d = type->block == 256 ? LLAMA_8B : SMOLLM2;
+    const shape d = type->block == 256 ? LLAMA_1B : SMOLLM2;
     still_error err;
     sti_dev *dev;
     sti_dev_params params = {.threads = threads, .isa = isa, .max_k = d.ffn};

@@ -16,8 +16,8 @@
 #include "backend/cpu/kernels.h"
 
 enum {
-    CHUNK_ROWS = 192,        /* rows of x swept by one unpacked panel, at most */
-    CHUNK_BYTES = 320 << 10, /* their quantized bytes, which should stay in L2 */
+    CHUNK_ROWS =
+        192, /* rows of x swept by one unpacked panel, a multiple of any tile */
     PANEL_COLS = STI_PANEL_GROUPS * STI_GROUP,
     SUB_BLOCKS = STI_PANEL_K / 16,
 };
@@ -128,23 +128,15 @@ static int panel_blocks(int nb)
     return ((nb + parts - 1) / parts + super - 1) / super * super;
 }
 
-static int chunk_rows(const mm_job *j)
-{
-    size_t fit = CHUNK_BYTES / ((size_t)j->nb * STI_ACT_BYTES);
-    int rows = fit < CHUNK_ROWS ? (int)fit : CHUNK_ROWS;
-    rows -= rows % j->quant->tile;
-    return rows > j->quant->tile ? rows : j->quant->tile;
-}
-
 static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
                             const uint8_t *act, const work_area *area)
 {
     const sti_weight *w = j->a.w[which];
-    const int tile = j->quant->tile, part = panel_blocks(j->nb), chunk = chunk_rows(j);
+    const int tile = j->quant->tile, part = panel_blocks(j->nb);
     sti_panel p = {
         .type = w->type, .q = area->panel_q, .d = area->panel_d, .m = area->panel_m};
-    for (int r0 = 0; r0 < j->a.M; r0 += chunk) {
-        const int rows = min_int(chunk, j->a.M - r0);
+    for (int r0 = 0; r0 < j->a.M; r0 += CHUNK_ROWS) {
+        const int rows = min_int(CHUNK_ROWS, j->a.M - r0);
         for (int64_t g = lo; g < hi; g += p.ng) {
             p.ng = hi - g < j->quant->groups ? (int)(hi - g) : j->quant->groups;
             const int cols = p.ng * STI_GROUP;

@@ -234,6 +234,37 @@ static void threads_change_nothing(void **state)
     }
 }
 
+/* More rows than one unpacked panel sweeps: each as if it were alone. */
+static void many_rows(void **state)
+{
+    (void)state;
+    enum { K = 1024, N = 35, M = 391 };
+    const sti_backend *be = sti_backend_find("cpu");
+    for (int i = 0; i < 3; i++) {
+        for (int t = 0; t < N_TYPES; t += 3) {
+            sti_dev *dev = device(ISAS[i], 2, K);
+            if (!dev) continue;
+            source s = make_source(TYPES[t], N, K, 8);
+            sti_weight w = make_weight(dev, &s);
+            float *x = make_x(M * K, 21), *y = malloc(sizeof *y * M * N), one[N];
+            assert_non_null(y);
+            sti_matmul_args a = {.x = x, .M = M, .n = 1, .w = {&w}, .y = {y}};
+            assert_int_equal(be->matmul(dev, &a, NULL), STILL_OK);
+            for (int m = 0; m < M; m += 5) {
+                sti_matmul_args b = {
+                    .x = x + m * K, .M = 1, .n = 1, .w = {&w}, .y = {one}};
+                assert_int_equal(be->matmul(dev, &b, NULL), STILL_OK);
+                assert_memory_equal(one, y + m * N, sizeof one);
+            }
+            be->weight_free(dev, &w);
+            be->dev_free(dev);
+            free_source(&s);
+            free(x);
+            free(y);
+        }
+    }
+}
+
 /* Values at the ends of their range: sums in 16 bits must not saturate. */
 static void extremes(void **state)
 {
@@ -343,5 +374,6 @@ static void refusals(void **state)
 }
 
 RUN_TESTS(cmocka_unit_test(every_type), cmocka_unit_test(several_matrices),
-          cmocka_unit_test(threads_change_nothing), cmocka_unit_test(extremes),
-          cmocka_unit_test(embedding), cmocka_unit_test(refusals))
+          cmocka_unit_test(threads_change_nothing), cmocka_unit_test(many_rows),
+          cmocka_unit_test(extremes), cmocka_unit_test(embedding),
+          cmocka_unit_test(refusals))
