@@ -32,12 +32,26 @@ typedef struct plan {
     sti_shape shape;
     bool gguf;
     sti_dtype type;
+    bool mixed; /* Q6_K where it helps most, see in_more_bits */
     item *item;
     size_t n, capacity;
     uint64_t bytes;
 } plan;
 
 /* ---- The plan ------------------------------------------------------------ */
+
+/* Whether llama.cpp's mixes (Q4_K_M, Q5_K_M) give a matrix more bits: the output, and
+ * values and down in the first and the last eighth of the layers and in a third of those
+ * between. */
+static bool in_more_bits(const sti_shape *s, const char *name, int layer)
+{
+    if (strstr(name, "attn_v.weight") || strstr(name, "ffn_down.weight")) {
+        const int eighth = s->layers / 8;
+        return layer < eighth || layer >= 7 * s->layers / 8 ||
+               (layer - eighth) % 3 == 2;
+    }
+    return strcmp(name, s->tied ? "token_embd.weight" : "output.weight") == 0;
+}
 
 static still_status add(plan *p, role what, int64_t rows, int64_t cols,
                         still_error *err, const char *fmt, int layer)
@@ -57,6 +71,8 @@ static still_status add(plan *p, role what, int64_t rows, int64_t cols,
     else
         snprintf(it.name, sizeof it.name, "%s", fmt);
     it.type = p->gguf && what != WEIGHT ? STI_F32 : p->type;
+    if (p->mixed && what == WEIGHT && in_more_bits(&p->shape, fmt, layer))
+        it.type = STI_Q6_K;
     it.dim[0] = rows ? rows : cols;
     it.dim[1] = rows ? cols : 1;
     const sti_dtype_info *info = sti_dtype_find((int)it.type);
@@ -330,14 +346,16 @@ static void usage(FILE *f)
                "                ");
     for (int i = 0; sti_dtype_at(i) && sti_dtype_at(i)->type != STI_F64; i++)
         fprintf(f, " %s", sti_dtype_at(i)->name);
-    fprintf(f,
-            "\n"
-            "  --format F     gguf (default), or safetensors: OUT is then a folder\n"
-            "  --seed N       of the random numbers (default 1)\n"
-            "  --layers N     instead of the shape's own\n"
-            "  --vocab N      instead of the shape's own, at least %d\n"
-            "  --force        overwrite OUT\n\nshapes:",
-            MIN_VOCAB);
+    fprintf(
+        f,
+        "\n"
+        "                 or a mix with q6_k, as llama.cpp makes it: q4_k_m q5_k_m\n"
+        "  --format F     gguf (default), or safetensors: OUT is then a folder\n"
+        "  --seed N       of the random numbers (default 1)\n"
+        "  --layers N     instead of the shape's own\n"
+        "  --vocab N      instead of the shape's own, at least %d\n"
+        "  --force        overwrite OUT\n\nshapes:",
+        MIN_VOCAB);
     for (int i = 0; sti_shape_at(i); i++)
         fprintf(f, "%s%s", i % 6 ? " " : "\n  ", sti_shape_at(i)->name);
     fputc('\n', f);
@@ -401,7 +419,10 @@ static int make_plan(const options *o, plan *p, still_error *err)
         return complain(TOOL, 2, "unknown format '%s', expected gguf or safetensors",
                         o->format);
     const char *name = o->type ? o->type : p->gguf ? "q4_0" : "bf16";
-    const sti_dtype_info *type = sti_dtype_by_name(name);
+    p->mixed = strcmp(name, "q4_k_m") == 0 || strcmp(name, "q5_k_m") == 0;
+    const sti_dtype_info *type =
+        p->mixed ? sti_dtype_find(name[1] == '4' ? STI_Q4_K : STI_Q5_K)
+                 : sti_dtype_by_name(name);
     if (!type || type->type == STI_F64 || type->type == STI_I32 ||
         type->type == STI_I64)
         return complain(TOOL, 2, "unknown type '%s'; --help lists them", name);

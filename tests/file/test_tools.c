@@ -59,6 +59,33 @@ static void measure(const sti_tensor *t, double *mean, double *deviation)
     *deviation = sqrt(squares / (double)n) * unit;
 }
 
+/* Q4_K_M: six bits for the output, and for values and down in the first and the last of
+ * 8 layers and in a third of those between. */
+static void makes_a_mix(void **state)
+{
+    (void)state;
+    expect(0, "", "make-model tiny m.gguf --force --layers 8 --type q4_k_m");
+    sti_store s;
+    still_error err;
+    if (sti_store_open("m.gguf", &s, &err) != STILL_OK) fail_msg("%s", err.text);
+    int six = 0;
+    for (size_t k = 0; k < s.n_tensors; k++) {
+        const sti_tensor *t = &s.tensor[k];
+        int layer = -1;
+        char name[64] = "";
+        sscanf(t->name, "blk.%d.%63s", &layer, name);
+        const bool wide =
+            (strcmp(name, "attn_v.weight") == 0 || strcmp(name, "ffn_down.weight") == 0)
+                ? layer == 0 || layer == 3 || layer == 6 || layer == 7
+                : strcmp(t->name, "output.weight") == 0;
+        if (t->n_dims == 2) assert_int_equal(t->type, wide ? STI_Q6_K : STI_Q4_K);
+        six += wide;
+    }
+    assert_int_equal(six, 9);
+    sti_store_close(&s);
+    remove("m.gguf");
+}
+
 static void makes_every_type(void **state)
 {
     (void)state;
@@ -209,6 +236,6 @@ static void quantizes(void **state)
 }
 
 RUN_TESTS_IN(make_dir, remove_dir, cmocka_unit_test(makes_every_type),
-             cmocka_unit_test(makes_families), cmocka_unit_test(makes_folders),
-             cmocka_unit_test(same_seed_same_file),
+             cmocka_unit_test(makes_a_mix), cmocka_unit_test(makes_families),
+             cmocka_unit_test(makes_folders), cmocka_unit_test(same_seed_same_file),
              cmocka_unit_test(make_model_complains), cmocka_unit_test(quantizes))
