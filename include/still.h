@@ -181,6 +181,7 @@ typedef struct still_model_params {
     const char *isa;     /* cpu: "avx512", "avx2", "portable"; NULL: best here */
     const char *adapter; /* what still_linearize wrote: a folder, or a file
                             NAME.still.gguf; NULL: the plain model */
+    bool no_merge;  /* low-rank additions of the adapter stay apart: exact, slower */
     bool rope_bf16; /* round the RoPE frequencies to bf16, as code does that casts a
                        whole model with its tables; only to compare with such code */
 } still_model_params;
@@ -216,6 +217,9 @@ typedef struct still_model_info {
     uint64_t params;            /* number of weights */
     const still_method *method; /* that its adapter was trained for; NULL: none */
     size_t file_bytes;          /* bytes of all weight files */
+    const char
+        *merged; /* type of the matrices that the adapter's low-rank additions were
+                           merged into: "q5_1"; NULL: none were */
 } still_model_info;
 STILL_API const still_model_info *still_model_get_info(const still_model *m);
 

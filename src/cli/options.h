@@ -29,7 +29,7 @@ typedef struct cli_options {
     const char *method, *cap, *score, *heads, *la_scale, *layers, *positions, *budget,
         *cache_type_k, *cache_type_v, *state, *gate;
     int64_t chunk, select, rollback, by_position, probes;
-    bool plain_map, no_allocate;
+    bool plain_map, no_allocate, no_merge;
 
     /* saved sessions */
     const char *save_state, *load_state;

@@ -21,7 +21,8 @@ int cli_open_model(const cli_options *o, const char *name, still_model **out)
     still_model_params params = {.backend = o->backend,
                                  .threads = (int)o->threads,
                                  .isa = o->isa,
-                                 .adapter = adapter};
+                                 .adapter = adapter,
+                                 .no_merge = o->no_merge};
     still_status status = still_model_open(path, &params, out, &err);
     free(path);
     free(adapter);

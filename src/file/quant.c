@@ -110,8 +110,9 @@ static void quant_q8_0(const float *x, sti_block_q8_0 *b, int64_t n)
         float d = fabsf(extreme(x)) / 127, inv = inverse(d);
         sti_store_f16(b->d, d);
         for (int i = 0; i < STI_QK; i++) { /* half away from zero */
-            float v = x[i] * inv;
-            int q = level(roundf(fabsf(v)), 127);
+            float v = x[i] * inv, size = fabsf(v);
+            int q = level(size, 127);
+            q += q < 127 && size - (float)q >= 0.5f;
             b->q[i] = (uint8_t)(v < 0 ? -q : q);
         }
     }

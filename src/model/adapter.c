@@ -6,11 +6,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sha256.h"
+
 static const char *const target_names[STI_TARGETS] = {"q", "k", "v", "o", "gate"};
 
 const char *sti_target_name(sti_target t)
 {
     return target_names[t];
+}
+
+bool sti_target_of(sti_part part, sti_target *out)
+{
+    if (part < STI_PART_Q || part > STI_PART_O) return false;
+    *out = (sti_target)(part - STI_PART_Q + STI_TARGET_Q);
+    return true;
 }
 
 /* ---- Entries ------------------------------------------------------------- */
@@ -226,16 +235,27 @@ static still_status list_entries(sti_adapter *a, const sti_adapter_home *home,
     return STILL_OK;
 }
 
-static still_status allocate(sti_adapter *a, bool gates, still_error *err)
+static bool is_low_rank(const sti_adapter_entry *e)
 {
+    return e->kind == STI_TRAINED_LORA_A || e->kind == STI_TRAINED_LORA_B;
+}
+
+static still_status allocate(sti_adapter *a, bool gates, bool merge, still_error *err)
+{
+    size_t low_rank = 0;
     for (size_t i = 0; i < a->n_entries; i++) {
         sti_adapter_entry *e = &a->entry[i];
-        if (!gates && e->kind == STI_TRAINED_GATE) continue;
+        if (merge && is_low_rank(e)) low_rank += e->n;
+        if ((!gates && e->kind == STI_TRAINED_GATE) || (merge && is_low_rank(e)))
+            continue;
         e->at = a->n_values;
         a->n_values += (e->n + 15) / 16 * 16; /* each on lines of its own */
     }
     if (!sti_block_new(&a->block, (a->n_values ? a->n_values : 1) * sizeof(float)))
         return sti_fail_memory(err, "adapter", a->n_values * sizeof(float));
+    a->merged = low_rank > 0;
+    if (low_rank && !sti_block_new(&a->low_rank, low_rank * sizeof(float)))
+        return sti_fail_memory(err, "adapter", low_rank * sizeof(float));
     a->value = a->block.p;
     set_start(a);
     return STILL_OK;
@@ -269,11 +289,11 @@ still_status sti_adapter_outline(const sti_adapter_home *home,
 }
 
 still_status sti_adapter_make(const sti_adapter_home *home,
-                              const sti_adapter_spec *spec, bool gates,
+                              const sti_adapter_spec *spec, bool gates, bool merge,
                               sti_adapter **out, still_error *err)
 {
     STI_TRY(sti_adapter_outline(home, spec, out, err));
-    still_status st = allocate(*out, gates, err);
+    still_status st = allocate(*out, gates, merge, err);
     if (st != STILL_OK) {
         sti_adapter_free(*out);
         *out = NULL;
@@ -284,7 +304,7 @@ still_status sti_adapter_make(const sti_adapter_home *home,
 still_status sti_adapter_new(const sti_adapter_home *home, const sti_adapter_spec *spec,
                              sti_adapter **out, still_error *err)
 {
-    STI_TRY(sti_adapter_make(home, spec, true, out, err));
+    STI_TRY(sti_adapter_make(home, spec, true, false, out, err));
     still_status st = sti_adapter_bind(*out, true, err);
     if (st != STILL_OK) {
         sti_adapter_free(*out);
@@ -312,9 +332,38 @@ void sti_adapter_free(sti_adapter *a)
     }
     if (a->mirror.p) a->be->mem_free(a->dev, &a->mirror);
     sti_block_free(&a->block);
+    sti_block_free(&a->low_rank);
     free(a->entry);
     free(a->layer);
     free(a);
+}
+
+/* ---- Merging ------------------------------------------------------------- */
+
+bool sti_adapter_low_rank(const sti_adapter *a, int layer, sti_target target,
+                          sti_lora_values *out)
+{
+    const float *at = a->low_rank.p;
+    bool any = false; /* B is more than the zeros it begins training with */
+    *out = (sti_lora_values){.rank = a->spec.lora.rank};
+    for (size_t i = 0; at && i < a->n_entries; i++) {
+        const sti_adapter_entry *e = &a->entry[i];
+        if (!is_low_rank(e)) continue;
+        if (e->layer == layer && e->target == target) {
+            *(e->kind == STI_TRAINED_LORA_A ? &out->a : &out->b) = at;
+            for (size_t k = 0; out->b == at && k < e->n && !any; k++) any = at[k] != 0;
+        }
+        at += e->n;
+    }
+    if (!out->a || !any) return false;
+    out->scale = a->spec.lora.alpha / (float)out->rank;
+    return true;
+}
+
+void sti_adapter_drop_low_rank(sti_adapter *a)
+{
+    sti_sha256_of(a->low_rank.p, a->low_rank.bytes, a->merged_sum);
+    sti_block_free(&a->low_rank);
 }
 
 /* ---- Filling ------------------------------------------------------------- */

@@ -15,6 +15,7 @@
 
 #include "attn/attn.h"
 #include "model/config.h"
+#include "model/merge.h"
 
 enum { STI_FINGERPRINT = 32 };
 #define STI_ADAPTER_CONFIG "still.json"
@@ -30,7 +31,8 @@ typedef enum sti_target {
     STI_TARGET_GATE,
     STI_TARGETS
 } sti_target;
-const char *sti_target_name(sti_target t); /* "q", ... */
+const char *sti_target_name(sti_target t);          /* "q", ... */
+bool sti_target_of(sti_part part, sti_target *out); /* false: it has none */
 
 /* y += alpha / rank (x A^T) B^T for the targets in the set (bit 1 << target). */
 typedef struct sti_lora_spec {
@@ -99,6 +101,11 @@ typedef struct sti_adapter {
     const sti_backend *be; /* whose device holds the matrices */
     sti_dev *dev;
     size_t resident; /* bytes of memory beside value */
+    /* With `merge` of sti_adapter_read the low-rank additions are no part of value but
+     * lie here, in the order of their entries, until they are merged. */
+    sti_block low_rank;
+    bool merged;
+    unsigned char merged_sum[STI_FINGERPRINT]; /* SHA-256 of them, once dropped */
 } sti_adapter;
 
 typedef struct sti_adapter_home { /* the model it belongs to */
@@ -124,9 +131,21 @@ still_status sti_adapter_read_spec(const char *dir, sti_adapter_spec *out,
 /* Its tensors: of a folder, or of one GGUF file that holds all. Nothing in them is
  * checked yet. */
 still_status sti_adapter_open(const char *path, sti_store *out, still_error *err);
-/* For running: `quantized` keeps gates in 8 bits, as beside 4-bit weights. */
+/* For running: `quantized` keeps gates in 8 bits, as beside 4-bit weights. merge: gates
+ * have their low-rank additions; the others are for the caller to merge and drop. */
 still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
-                              bool quantized, sti_adapter **out, still_error *err);
+                              bool quantized, bool merge, sti_adapter **out,
+                              still_error *err);
+/* The addition to a layer's target that waits to be merged; false: there is none. */
+bool sti_adapter_low_rank(const sti_adapter *a, int layer, sti_target target,
+                          sti_lora_values *out);
+/* All of them are merged: gives their memory back. */
+void sti_adapter_drop_low_rank(sti_adapter *a);
+/* Rank of the additions that are still to be made at run time. */
+static inline int sti_adapter_rank(const sti_adapter *a)
+{
+    return a && !a->merged ? a->spec.lora.rank : 0;
+}
 /* A file for its tensors that has its description and will have a checksum. */
 still_status sti_adapter_writer(const sti_adapter_spec *spec, const char *path,
                                 bool gguf, sti_writer **out, still_error *err);
@@ -145,9 +164,9 @@ still_status sti_adapter_outline(const sti_adapter_home *home,
                                  const sti_adapter_spec *spec, sti_adapter **out,
                                  still_error *err);
 /* Entries and values at their start, views unbound. gates: whether the gates' numbers
- * are in value, too. */
+ * are in value, too; merge: low-rank additions are not. */
 still_status sti_adapter_make(const sti_adapter_home *home,
-                              const sti_adapter_spec *spec, bool gates,
+                              const sti_adapter_spec *spec, bool gates, bool merge,
                               sti_adapter **out, still_error *err);
 /* Points the views at the values. to_train: matrices, too, are seen as training leaves
  * them; otherwise a backend takes copies in the form it multiplies fastest. */

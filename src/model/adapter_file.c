@@ -295,6 +295,15 @@ static still_status check_finite(const float *x, size_t n, const char *path,
     return STILL_OK;
 }
 
+/* The gate's low-rank addition, if it is to be merged. */
+static void merge_gate(const sti_adapter *a, const sti_adapter_entry *e, float *gate)
+{
+    sti_lora_values add;
+    if (!sti_adapter_low_rank(a, e->layer, STI_TARGET_GATE, &add)) return;
+    for (int64_t i = 0; i < e->dim[0]; i++)
+        sti_merge_row(&add, add.b + i * add.rank, e->dim[1], gate + i * e->dim[1]);
+}
+
 /* A gate matrix from the file in 8 bits: beside 4-bit weights, floats would be most of
  * what a decoded token reads. */
 static still_status bind_gate(sti_adapter *a, const sti_adapter_entry *e,
@@ -312,10 +321,11 @@ static still_status bind_gate(sti_adapter *a, const sti_adapter_entry *e,
     if (!wide || !packed) st = sti_fail_memory(err, t->path, bytes);
     if (st == STILL_OK) {
         sti_dequant(t->type, t->data, wide, (int64_t)e->n);
+        merge_gate(a, e, wide);
         st = check_finite(wide, e->n, t->path, err);
     }
     if (st == STILL_OK) {
-        if (t->type == STI_Q8_0) /* as it is: rounding twice could move it */
+        if (t->type == STI_Q8_0 && !a->merged) /* rounding twice could move it */
             memcpy(packed, t->data, bytes);
         else
             sti_quant(STI_Q8_0, wide, packed, (int64_t)e->n);
@@ -336,13 +346,25 @@ static still_status bind_gate(sti_adapter *a, const sti_adapter_entry *e,
 static still_status fill(sti_adapter *a, const sti_store *s, const char *dir,
                          still_error *err)
 {
+    float *low_rank = a->low_rank.p;
     for (size_t i = 0; i < a->n_entries; i++) {
         const sti_adapter_entry *e = &a->entry[i];
         const sti_tensor *t = sti_store_find(s, e->name);
-        if (e->at == SIZE_MAX)
-            STI_TRY(bind_gate(a, e, t, err));
-        else
+        if (e->at != SIZE_MAX) {
             sti_dequant(t->type, t->data, a->value + e->at, (int64_t)e->n);
+        } else if (e->kind != STI_TRAINED_GATE) {
+            sti_dequant(t->type, t->data, low_rank, (int64_t)e->n);
+            low_rank += e->n;
+        }
+    }
+    STI_TRY(check_finite(a->low_rank.p, a->low_rank.bytes / sizeof(float), dir, err));
+    for (size_t i = 0; i < a->n_entries; i++) {
+        const sti_adapter_entry *e = &a->entry[i];
+        if (e->kind != STI_TRAINED_GATE) continue;
+        if (e->at == SIZE_MAX)
+            STI_TRY(bind_gate(a, e, sti_store_find(s, e->name), err));
+        else
+            merge_gate(a, e, a->value + e->at);
     }
     return check_finite(a->value, a->n_values, dir, err);
 }
@@ -405,7 +427,8 @@ static still_status check_sum(const sti_store *s, const char *dir,
 }
 
 still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
-                              bool quantized, sti_adapter **out, still_error *err)
+                              bool quantized, bool merge, sti_adapter **out,
+                              still_error *err)
 {
     *out = NULL;
     sti_store s = {0};
@@ -415,7 +438,7 @@ still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
                                    : open_folder(dir, &s, &spec, err);
     if (st == STILL_OK) st = check_sum(&s, dir, &spec, err);
     if (st == STILL_OK) st = check_shapes(home, &spec, &s, dir, err);
-    if (st == STILL_OK) st = sti_adapter_make(home, &spec, !quantized, &a, err);
+    if (st == STILL_OK) st = sti_adapter_make(home, &spec, !quantized, merge, &a, err);
     if (st == STILL_OK) st = fill(a, &s, dir, err);
     if (st == STILL_OK) st = sti_adapter_bind(a, false, err);
     sti_store_close(&s);

@@ -50,7 +50,7 @@ static still_status type_of(const sti_export *x, const sti_tensor *src, bool cha
     } else if (gguf && (!changed || is_float(src->type))) {
         *out = src->type;
     } else {
-        *out = gguf ? fitting(STI_Q8_0, src) : STI_F16;
+        *out = gguf ? fitting(sti_merge_type(src->type), src) : STI_F16;
     }
     return STILL_OK;
 }

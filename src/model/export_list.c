@@ -108,13 +108,6 @@ static shape shape_of(const sti_config *c, sti_part part)
     }
 }
 
-static bool target_of(sti_part part, sti_target *out)
-{
-    if (part < STI_PART_Q || part > STI_PART_O) return false;
-    *out = (sti_target)(part - STI_PART_Q + STI_TARGET_Q);
-    return true;
-}
-
 /* One tensor, where the model has it. */
 static still_status add_part(const sti_export *x, sti_part part, int layer, bool bias,
                              bool gguf, sti_export_type_fn type, sti_export_list *l,
@@ -139,7 +132,7 @@ static still_status add_part(const sti_export *x, sti_part part, int layer, bool
                         (long long)rows, cols ? 2 : 1);
     sti_config_tensor_name(&named, part, layer, bias, t.name, sizeof t.name);
     if (part == STI_PART_Q || part == STI_PART_K) t.order = sti_export_order(x, gguf);
-    if (!bias && target_of(part, &target))
+    if (!bias && sti_target_of(part, &target))
         STI_TRY(sti_export_low_rank(x, layer, target, &t.a, &t.b, err));
     STI_TRY(type(x, t.src, t.b != NULL, &t.type, err));
     return sti_export_add(l, &t, err);

@@ -101,10 +101,8 @@ static void make_row(rows *r, int64_t i)
     if (t->b) {
         sti_dequant(t->b->type, (const char *)t->b->data + (size_t)s * r->b_bytes, r->b,
                     r->rank);
-        for (int k = 0; k < r->rank; k++) {
-            const float f = r->scale * r->b[k], *a = r->a + (int64_t)k * r->cols;
-            for (int64_t j = 0; j < r->cols; j++) r->row[j] += f * a[j];
-        }
+        const sti_lora_values add = {.a = r->a, .rank = r->rank, .scale = r->scale};
+        sti_merge_row(&add, r->b, r->cols, r->row);
     }
     if (!t->columns) return;
     memcpy(r->moved, r->row, (size_t)r->cols * sizeof *r->row);

@@ -27,7 +27,7 @@ static void carve_memory(const still_model *m, int rows, sti_carve *c, sti_scrat
     out->v = sti_carve_take(c, R * kd, sizeof(float));
     out->ffn = sti_carve_take(c, 2 * R * (size_t)g->ffn, sizeof(float));
     if (m->adapter) {
-        size_t rank = (size_t)m->adapter->spec.lora.rank;
+        size_t rank = (size_t)sti_adapter_rank(m->adapter);
         out->attn_gate = sti_carve_take(c, R * qd, sizeof(float));
         out->lora_x = sti_carve_take(c, STI_MATMUL_MAX * R * rank, sizeof(float));
     }
@@ -201,7 +201,7 @@ static still_status attention(still_model *m, const sti_attn_config *cfg, int la
                                .norm = L->attn_norm,
                                .eps = m->cfg.rms_eps,
                                .normed = s->h,
-                               .keep_normed = a && a->spec.lora.rank > 0,
+                               .keep_normed = sti_adapter_rank(a) > 0,
                                .w = {&L->q.w, &L->k.w, &L->v.w},
                                .bias = {L->q.bias, L->k.bias, L->v.bias},
                                .y = {s->q, s->k, s->v}};
@@ -210,7 +210,7 @@ static still_status attention(still_model *m, const sti_attn_config *cfg, int la
         project.y[project.n++] = s->attn_gate;
     }
     STI_TRY(m->be->matmul(m->dev, &project, err));
-    if (a)
+    if (sti_adapter_rank(a) > 0)
         STI_TRY(
             sti_model_add_low_rank(a, layer,
                                    (const sti_target[]){STI_TARGET_Q, STI_TARGET_K,
@@ -231,7 +231,7 @@ static still_status attention(still_model *m, const sti_attn_config *cfg, int la
                                          .scratch = s->attn},
                           err));
     STI_TRY(add_linear(m, &L->o, s->o, s->x, M, err));
-    if (!a) return STILL_OK;
+    if (sti_adapter_rank(a) == 0) return STILL_OK;
     return sti_model_add_low_rank(a, layer, (const sti_target[]){STI_TARGET_O}, 1, s->o,
                                   M, s->lora_x, (float *const[]){s->x}, err);
 }

@@ -6,6 +6,7 @@
 #include "model/model.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,7 @@
 typedef struct loader {
     still_model *m;
     float *vectors; /* as they are read: moved to the operators' memory at the end */
+    sti_pool *pool; /* that merges */
     still_error *err;
 } loader;
 
@@ -54,6 +56,34 @@ static still_status load_norm(loader *ld, sti_part part, int layer, const float 
     return load_vector(ld, t, ld->m->cfg.hidden, out);
 }
 
+/* Adds a type to the list of those that merged matrices have. */
+static void note_type(still_model *m, sti_dtype type)
+{
+    const char *name = sti_dtype_find((int)type)->name;
+    const size_t n = strlen(m->merged_types);
+    if (strstr(m->merged_types, name)) return;
+    snprintf(m->merged_types + n, sizeof m->merged_types - n, "%s%s", n ? ", " : "",
+             name);
+}
+
+/* A matrix with its low-rank addition, in memory of the model unless the backend copies
+ * it. */
+static still_status load_merged(loader *ld, const sti_tensor *t,
+                                const sti_lora_values *add, sti_weight *out)
+{
+    still_model *m = ld->m;
+    sti_tensor *merged = &m->merged[m->n_merged];
+    STI_TRY(sti_merge(t, add, ld->pool, merged, ld->err));
+    m->n_merged++;
+    note_type(m, merged->type);
+    const still_status st = m->be->weight_new(m->dev, merged, out, ld->err);
+    if (st != STILL_OK || out->own.bytes) {
+        free((void *)merged->data);
+        merged->data = NULL;
+    }
+    return st;
+}
+
 static still_status load_matrix(loader *ld, sti_part part, int layer, int rows,
                                 int cols, sti_weight *out)
 {
@@ -66,6 +96,11 @@ static still_status load_matrix(loader *ld, sti_part part, int layer, int rows,
                         t->name, (long long)t->dim[0],
                         (long long)(t->n_dims > 1 ? t->dim[1] : 1), rows, cols);
     m->info.params += (uint64_t)rows * (uint64_t)cols;
+    sti_target target;
+    sti_lora_values add;
+    if (m->adapter && sti_target_of(part, &target) &&
+        sti_adapter_low_rank(m->adapter, layer, target, &add))
+        return load_merged(ld, t, &add, out);
     return m->be->weight_new(m->dev, t, out, ld->err);
 }
 
@@ -162,6 +197,7 @@ static void fill_info(still_model *m)
     i->rope_theta = g->rope_theta;
     i->tied = g->tied;
     i->file_bytes = m->store.file_bytes;
+    i->merged = m->n_merged ? m->merged_types : NULL;
 }
 
 sti_adapter_home sti_model_home(still_model *m)
@@ -170,7 +206,8 @@ sti_adapter_home sti_model_home(still_model *m)
 }
 
 /* Reads an adapter that was made for this very model. */
-static still_status load_adapter(still_model *m, const char *path, still_error *err)
+static still_status load_adapter(still_model *m, const char *path, bool merge,
+                                 still_error *err)
 {
     unsigned char base[STI_FINGERPRINT];
     sti_adapter_spec spec;
@@ -182,9 +219,9 @@ static still_status load_adapter(still_model *m, const char *path, still_error *
                         "than %s",
                         path, spec.base_name, m->store.path);
     const sti_adapter_home home = sti_model_home(m);
-    const sti_dtype type = m->layer[0].q.w.type;
-    const bool floats = type == STI_F32 || type == STI_F16 || type == STI_BF16;
-    STI_TRY(sti_adapter_read(&home, path, !floats, &m->adapter, err));
+    const sti_tensor *q = sti_config_tensor(&m->store, STI_PART_Q, 0, false);
+    const bool floats = q && sti_dtype_find((int)q->type)->block == 1;
+    STI_TRY(sti_adapter_read(&home, path, !floats, merge, &m->adapter, err));
     m->info.method = &m->adapter->spec.method;
     m->info.params += m->adapter->n_values;
     return STILL_OK;
@@ -204,6 +241,18 @@ static still_status begin(const char *what, const still_model_params *p,
     return STILL_OK;
 }
 
+/* What merging needs, if the adapter has something to merge. */
+static still_status begin_merge(loader *ld, int threads)
+{
+    still_model *m = ld->m;
+    const size_t most = (size_t)m->cfg.layers * STI_TARGETS;
+    if (!m->adapter || !m->adapter->low_rank.p) return STILL_OK;
+    m->merged = sti_alloc(most, sizeof *m->merged);
+    if (!m->merged)
+        return sti_fail_memory(ld->err, "adapter", most * sizeof *m->merged);
+    return sti_pool_new(threads ? threads : sti_cores(), &ld->pool, ld->err);
+}
+
 /* Everything that follows from the store. */
 static still_status load(still_model *m, const still_model_params *p, bool tokenizer,
                          still_error *err)
@@ -214,9 +263,12 @@ static still_status load(still_model *m, const still_model_params *p, bool token
         m->cfg.inv_freq[i] = sti_bf16_to_f32(sti_f32_to_bf16(m->cfg.inv_freq[i]));
     if (tokenizer) STI_TRY(sti_tokenizer_from_store(&m->store, &m->tokenizer, err));
     STI_TRY(make_device(m, p, err));
-    still_status st = load_weights(&ld);
+    if (p->adapter) STI_TRY(load_adapter(m, p->adapter, !p->no_merge, err));
+    still_status st = begin_merge(&ld, p->threads);
+    if (st == STILL_OK) st = load_weights(&ld);
+    if (ld.pool) sti_adapter_drop_low_rank(m->adapter);
+    sti_pool_free(ld.pool);
     free(ld.vectors);
-    if (st == STILL_OK && p->adapter) st = load_adapter(m, p->adapter, err);
     if (st == STILL_OK) fill_info(m);
     return st;
 }
@@ -281,6 +333,8 @@ void still_model_free(still_model *m)
         sti_model_scratch_free(m);
         m->be->dev_free(m->dev);
     }
+    for (size_t i = 0; i < m->n_merged; i++) free((void *)m->merged[i].data);
+    free(m->merged);
     free(m->layer);
     still_tokenizer_free(m->tokenizer);
     sti_config_free(&m->cfg);

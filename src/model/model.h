@@ -47,7 +47,11 @@ struct still_model {
     const float *final_norm;
     sti_block vectors; /* all norms and biases, as floats */
     size_t vectors_used, vectors_capacity;
-    sti_adapter *adapter;   /* or NULL */
+    sti_adapter *adapter; /* or NULL */
+    sti_tensor *merged;   /* [n_merged]: matrices with their low-rank additions; data
+                               is the model's, NULL where the backend has its own */
+    size_t n_merged;
+    char merged_types[64];  /* of them: "q5_1" */
     sti_adapter **stand_in; /* [n_stand_ins]: made so far (bench.c) */
     int n_stand_ins;
     sti_scratch scratch;

@@ -271,10 +271,12 @@ void still_session_reset(still_session *s)
 /* Code, libraries and tables of a running program, as measured. */
 static const size_t RUNTIME_BYTES = 27u << 19; /* 13.5 MiB */
 
-static void add_weight(const sti_weight *w, still_bill *b)
+static void add_weight(const still_model *m, const sti_weight *w, still_bill *b)
 {
     if (w->own.bytes)
         b->weights_resident += w->own.bytes;
+    else if (w->src >= m->merged && w->src < m->merged + m->n_merged)
+        b->weights_resident += w->src->bytes;
     else
         b->weights_mapped += w->src->bytes;
 }
@@ -296,9 +298,9 @@ still_status still_model_bill(const still_model *m, const still_session_params *
         const sti_linear *all[] = {&L->q,    &L->k,  &L->v,   &L->o,
                                    &L->gate, &L->up, &L->down};
         for (size_t j = 0; j < sizeof all / sizeof *all; j++)
-            add_weight(&all[j]->w, &b);
+            add_weight(m, &all[j]->w, &b);
     }
-    add_weight(sti_model_head(m), &b);
+    add_weight(m, sti_model_head(m), &b);
     if (!m->cfg.tied) {
         /* Only rows of tokens that occur are read, a page or two each. */
         size_t rows = (size_t)s.cfg.ctx * 8192;

@@ -89,16 +89,18 @@ static inline still_status export(const char *model, const char *adapter,
         e);
 }
 
-/* Logits after T tokens, in two pieces, so that chunks leave the window. */
-static inline void logits_of(const char *model, const char *adapter, float *out,
-                             int *vocab)
+/* Logits after T tokens, in two pieces, so that chunks leave the window. merged: what the
+ * model must say of its types. */
+static inline void opened_logits(const char *model, const still_model_params *p,
+                                 const char *merged, float *out, int *vocab)
 {
     still_error e;
     still_model *m;
     still_session *s;
     int32_t tok[T];
-    must(still_model_open(model, &(still_model_params){.adapter = adapter}, &m, &e),
-         &e);
+    must(still_model_open(model, p, &m, &e), &e);
+    const char *types = still_model_get_info(m)->merged;
+    assert_string_equal(types ? types : "", merged ? merged : "");
     *vocab = still_model_get_info(m)->vocab;
     must(
         still_session_new(m, &(still_session_params){.ctx = T, .cache = "f32"}, &s, &e),
@@ -110,6 +112,13 @@ static inline void logits_of(const char *model, const char *adapter, float *out,
     memcpy(out, still_session_logits(s), (size_t)*vocab * sizeof *out);
     still_session_free(s);
     still_model_free(m);
+}
+
+static inline void logits_of(const char *model, const char *adapter, float *out,
+                             int *vocab)
+{
+    opened_logits(model, &(still_model_params){.adapter = adapter, .no_merge = true},
+                  NULL, out, vocab);
 }
 
 static inline double distance(const char *model, const char *adapter, const char *other,

@@ -92,6 +92,7 @@ static int print_object(const cli_options *o, const still_model *m, const bills 
     sti_json_set(&object, "tensors",
                  json_integer((json_int_t)still_model_tensor_count(m)));
     sti_json_set(&object, "dtypes", types);
+    if (i->merged) sti_json_set(&object, "merged", json_string(i->merged));
     sti_json_set(&object, "memory", bill_object(&b->softmax, b->ctx));
     if (b->two) {
         json_t *of_method = bill_object(&b->of_method, b->ctx);
@@ -129,6 +130,9 @@ static void print_model(const still_model_info *i)
               i->tied ? ", output tied to the embedding" : "");
     cli_print("  %-18s %d tokens, RoPE base %g\n", "trained context", i->ctx_train,
               i->rope_theta);
+    if (i->merged)
+        cli_print("  %-18s merged into the projections, which are %s\n", "LoRA",
+                  i->merged);
 }
 
 static void print_tensors(const still_model *m, bool all)

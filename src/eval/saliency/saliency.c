@@ -106,7 +106,7 @@ static void carve_run(run *r, sti_carve *c)
 {
     const still_model *m = r->m;
     const size_t T = (size_t)r->batch.T, S = (size_t)r->out->heads;
-    const int rank = m->adapter ? m->adapter->spec.lora.rank : 0;
+    const int rank = sti_adapter_rank(m->adapter);
     sti_acts_carve(m, 1, r->batch.T, rank, false, 1, c, &r->acts);
     r->x = sti_carve_take(c, T * (size_t)m->cfg.hidden, sizeof *r->x);
     r->score = sti_carve_take(c, T * S, sizeof *r->score);
