@@ -9,16 +9,6 @@
 
 enum { GROUP = STI_SALIENT_GROUP };
 
-sti_salient_row sti_salient_carve(sti_carve *c, int bits, size_t slots, int D)
-{
-    const size_t high = sti_salient_high(bits, D);
-    const size_t scales = sti_salient_groups(D) * (bits < 5 ? 2 : 1); /* values: d, m */
-    sti_salient_row r = {.low = sti_carve_take(c, slots, sti_salient_low(bits, D))};
-    if (high > 0) r.high = sti_carve_take(c, slots, high);
-    r.scale = sti_carve_take(c, slots * scales, sizeof *r.scale);
-    return r;
-}
-
 /* ---- Levels of a group --------------------------------------------------- */
 
 /* u[32], 0 <= u < 2^bits, to its bytes. high: NULL for even numbers of bits. */

@@ -34,8 +34,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/mem.h"
-
 enum { STI_SALIENT_GROUP = 32 };
 
 /* One stored row. high is NULL for even numbers of bits. */
@@ -57,9 +55,6 @@ static inline size_t sti_salient_high(int bits, int D)
 {
     return bits & 1 ? sti_salient_groups(D) * (STI_SALIENT_GROUP / 8) : 0;
 }
-
-/* Room for `slots` rows of D elements, one behind the other; the first is returned. */
-sti_salient_row sti_salient_carve(sti_carve *c, int bits, size_t slots, int D);
 
 /* x [D] into a row, and a row as numbers. bits: 8 or 5 for keys, 4 or 3 for values. */
 void sti_salient_pack_key(int bits, const float *x, int D, sti_salient_row row);

@@ -29,7 +29,6 @@ still_status sti_cuda_hybrid_lists(sti_dev *dev, const sti_hybrid_settings *set,
     STI_TRY(sti_cuda_table(dev, SLOT_LISTS, first, (size_t)(h->S + 1) * sizeof *first,
                            &lists, err));
     h->lists = lists;
-    h->head_cap = set->head_cap;
     return STILL_OK;
 }
 
