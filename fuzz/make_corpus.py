@@ -129,3 +129,21 @@ put("fuzz_json", "object", b'{"a": 1, "b": [true, false, null], "c": {"d": -1.5e
 put("fuzz_json", "strings", rb'["", "\"\\\/\b\f\n\r\t", "\u00e9\ud83d\ude00\u0000", "\u20ac"]')
 put("fuzz_json", "utf8", '["\u00e9\u20ac\U0001f600"]'.encode())
 put("fuzz_json", "numbers", b"[0, -0, 1.0, 1e5, 9223372036854775807, 1e308, 0.1E-400]")
+
+for name, text in {
+        "turns": "{% for m in messages %}\n  {{- '<|' + m.role + '|>' + m['content'] | trim }}\n"
+                 "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
+        "tools": "{%- for t in tools %}{{ t | tojson(indent=2) }}{% if not loop.last %},{% endif %}"
+                 "{%- endfor %}{% for m in messages if m.tool_calls is defined %}"
+                 "{% for k, v in m.tool_calls[0].function.arguments.items() %}{{ k ~ v }}"
+                 "{% endfor %}{% endfor %}",
+        "macros": "{% macro f(a, b=2) %}{{ a }}{{ varargs }}{{ caller() if caller }}{% endmacro %}"
+                  "{{ f(1) }}{% call f(3, 4, 5) %}x{% endcall %}",
+        "values": "{% set ns = namespace(n=0) %}{% set ns.n = ns.n + 7 // 2 ** 2 % 3 %}"
+                  "{{ [1, 'a', {'k': (1,)}, none][::-1] }}{{ 'a b'.split() | map('upper') | list }}"
+                  "{{ '%05.1f|%s' % (2.5, 'x') }}{{ '{:>5}{0!r}'.format(1) }}",
+        "strings": "{{ messages[1].content.strip().upper()[1:3] }}{{ 'x<' | e + '<' | safe }}"
+                   "{{ messages | selectattr('role', 'eq', 'user') | map(attribute='content') | join }}"
+                   "{% filter replace('a', 'b') %}aa{% endfilter %}{% raw %}{{ }}{% endraw %}",
+        "limits": "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ 'a' * 10 ** 9 }}{{ f(1) }}"}.items():
+    put("fuzz_template", name, text.encode())

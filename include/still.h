@@ -139,32 +139,55 @@ STILL_API void still_decoder_flush(still_decoder *d, const char **text, size_t *
 
 /* ---- Chat templates ------------------------------------------------------ */
 
-typedef enum still_chat_format {
-    STILL_CHAT_NONE = 0,
-    STILL_CHAT_CHATML, /* SmolLM2 and other ChatML models */
-    STILL_CHAT_LLAMA3,
-    STILL_CHAT_MISTRAL
-} still_chat_format;
-
 typedef struct still_message {
     const char *role; /* "system", "user", "assistant" */
     const char *content;
 } still_message;
 
+/* A conversation for a template. */
+typedef struct still_conversation {
+    const still_message *message;
+    size_t n_messages;
+    bool add_generation_prompt; /* ends where the assistant's reply begins */
+    /* JSON object: further variables of the template, {"tools": [...],
+     * "enable_thinking": false}; NULL: none. With `message` NULL it also has "messages", a
+     * list of objects with role, content and whatever else the template reads
+     * (tool_calls, ...), as in OpenAI's API. */
+    const char *variables;
+    size_t n_variables; /* bytes of it; 0: up to a NUL */
+} still_conversation;
+
+/* A conversation as text, and for every byte whether it is content (came with the
+ * conversation) or the template's own. */
+typedef struct still_rendering {
+    char *text;             /* n bytes and a NUL */
+    unsigned char *content; /* [n] 1: content, 0: the template's */
+    size_t n;
+} still_rendering;
+STILL_API void
+still_rendering_free(still_rendering *r); /* what it holds; r is zeroed */
+
 /* The model's own chat template (Jinja text), borrowed; NULL if it has none. */
 STILL_API const char *still_tokenizer_chat_template(const still_tokenizer *tk);
-/* The family a template belongs to, told by its markers; STILL_CHAT_NONE for NULL
- * and for templates still does not know. */
-STILL_API still_chat_format still_chat_format_of(const char *chat_template);
-STILL_API const char *still_chat_format_name(still_chat_format f);
-/* Renders a conversation as the template would, into *out (malloc'd,
- * NUL-terminated; free() it). Jinja is not run: the family gives the shape, and what
- * differs inside a family (a default system prompt, spaces around [INST]) is read
- * off the template's text. Encode the result with STILL_ENCODE_SPECIAL and without
- * STILL_ENCODE_BOS. */
-STILL_API still_status still_chat_render(const char *chat_template,
-                                         const still_message *msg, size_t n,
-                                         bool add_generation_prompt, char **out,
+/* Templates that come with still: "chatml", ...; NULL past the last. */
+STILL_API const char *still_chat_template_at(int i);
+STILL_API const char *still_chat_template_named(const char *name); /* NULL: unknown */
+
+/* Runs a chat template (Jinja, the part that models use; its text is not trusted and
+ * bounded in time and memory) on a conversation. tk gives bos_token and eos_token.
+ * template NULL: the tokenizer's own, STILL_E_UNSUPPORTED if it has none. A template that
+ * refuses a conversation (raise_exception) is STILL_E_ARG. Fill *out with zeros or free it
+ * before; after failure it is empty. */
+STILL_API still_status still_chat_render(const still_tokenizer *tk,
+                                         const char *chat_template,
+                                         const still_conversation *c,
+                                         still_rendering *out, still_error *err);
+/* Encodes a rendering from byte `from` on. Only the template's own text becomes special
+ * tokens: <|im_end|> that a user typed stays text. No BOS is added, templates write it.
+ * ids, cap and n_ids as in still_tokenizer_encode. */
+STILL_API still_status still_chat_encode(const still_tokenizer *tk,
+                                         const still_rendering *r, size_t from,
+                                         int32_t *ids, size_t cap, size_t *n_ids,
                                          still_error *err);
 
 /* ---- Models -------------------------------------------------------------- */
@@ -803,10 +826,10 @@ typedef struct still_selftest_params {
     const char *tokenizer[4]; /* tokenizer: files or folders to look for vocabularies */
 } still_selftest_params;
 
-/* suite: "models", "end-to-end", "tokenizer", "chat", "operator" (the hybrid operator)
- * or "baselines" (the methods of other papers), over golden data in dir. Calls cb for
- * each case. The status tells whether the suite could be run; *failed counts cases out
- * of tolerance. */
+/* suite: "models", "end-to-end", "tokenizer", "chat", "templates", "operator" (the hybrid
+ * operator) or "baselines" (the methods of other papers), over golden data in dir. Calls
+ * cb for each case. The status tells whether the suite could be run; *failed counts cases
+ * out of tolerance. */
 STILL_API still_status still_selftest_run(const char *suite, const char *dir,
                                           const still_selftest_params *p,
                                           still_check_fn cb, void *user, int *failed,

@@ -29,7 +29,8 @@ const cli_command cli_command_table[] = {
      "one line.",
      {{"still tokenize smollm2 'Hello world'", "ids of a text"},
       {"still tokenize --tokenizer tokenizer.json -f book.txt --json", "ids of a file"},
-      {"still tokenize smollm2 --decode '19556 905'", "text of ids"}},
+      {"still tokenize smollm2 --decode '19556 905'", "text of ids"},
+      {"still tokenize smollm2 --chat messages.json", "what a conversation becomes"}},
      0, 2, NULL, cli_cmd_tokenize},
     {"generate", GENERATE, "continue a text", "[MODEL] -p PROMPT [options]",
      "Writes the continuation to standard output as it is generated, by default with the "
@@ -50,6 +51,8 @@ const cli_command cli_command_table[] = {
      {{"still chat", "with the default model"},
       {"still chat smollm2-still", "linearized: memory does not grow"},
       {"still chat smollm2 --system 'Answer in one sentence.'", "with a system message"},
+      {"still chat model.gguf --template-arg enable_thinking=false", "as its template "
+       "offers"},
       {"echo 'What is a tide?' | still chat smollm2 --json", "from a script"}},
      0, 1, NULL, cli_cmd_chat},
     {"logprobs", LOGPROBS, "log-probability of each next token",
@@ -192,16 +195,16 @@ const cli_command cli_command_table[] = {
      1, 2, "a file with text", cli_cmd_saliency},
     {"selftest", SELFTEST, "compare with golden data",
      "SUITE DIR [options]",
-     "SUITE is operator, baselines, models, tokenizer, chat or end-to-end. Runs the "
-     "golden data of that kind in DIR on the chosen backend and prints a line "
+     "SUITE is operator, baselines, models, tokenizer, chat, templates or end-to-end. "
+     "Runs the golden data of that kind in DIR on the chosen backend and prints a line "
      "per case with its largest errors and their limits. Exits with status 1 if a "
      "case is out of tolerance.",
      {{"still selftest models golden/models --backend ref", "logits of the reference"},
       {"still selftest end-to-end golden/end_to_end", "the default model, fast"},
       {"still selftest tokenizer golden/tokenizer --tokenizer vocab/", "four "
        "vocabularies"}},
-     2, 2, "a suite (operator, baselines, models, tokenizer, chat, end-to-end) and "
-     "a folder",
+     2, 2, "a suite (operator, baselines, models, tokenizer, chat, templates, "
+     "end-to-end) and a folder",
      cli_cmd_selftest},
     {"help", HELP, "explain a command", "[COMMAND] [options]",
      "Without COMMAND, prints an overview.",

@@ -24,6 +24,19 @@ const cli_option cli_option_table[] = {
      .help = "Read the prompt from FILE, byte for byte; - is standard input."},
     {"system", 0, "TEXT", CLI_STRING, AT(system), CHAT, CLI_G_INPUT,
      .help = "System message at the start of the conversation."},
+    {"chat-template", 0, "NAME|FILE", CLI_STRING, AT(chat_template),
+     CHAT | TOKENIZE, CLI_G_INPUT,
+     .help = "Use this chat template (Jinja) instead of the model's own: a file, or "
+             "chatml, llama3, mistral, gemma or phi3."},
+    {"template-arg", 0, "KEY=VALUE", CLI_STRINGS, AT(template_arg),
+     CHAT | TOKENIZE, CLI_G_INPUT,
+     .help = "Set a variable of the chat template, such as enable_thinking=false. A "
+             "value that is JSON is read as that, any other is a string. May be given "
+             "up to 16 times."},
+    {"chat", 0, "FILE", CLI_STRING, AT(chat), TOKENIZE, CLI_G_INPUT,
+     .help = "Read a conversation from FILE, a JSON list of messages or an object with "
+             "messages, tools and other variables; - is standard input. Prints the text "
+             "that the chat template makes of it, then its ids."},
     {"ids", 0, "FILE", CLI_STRING, AT(ids), LOGPROBS, CLI_G_INPUT,
      .help = "JSON list of token ids; - is standard input."},
     {"file", 'f', "FILE", CLI_STRING, AT(file), TOKENIZE, CLI_G_INPUT,

@@ -35,8 +35,9 @@ typedef struct cli_options {
     const char *save_state, *load_state;
 
     /* input */
-    const char *prompt, *prompt_file, *system, *file, *ids, *tokenizer;
-    cli_list tokenizers;
+    const char *prompt, *prompt_file, *system, *file, *ids, *tokenizer, *chat,
+        *chat_template;
+    cli_list tokenizers, template_arg;
     bool special, bos, decode, tensors;
 
     /* generation */

@@ -12,19 +12,20 @@
 #include "eval/eval.h"
 #include "eval/text.h"
 
-/* Tokens of a text, after `before` free entries. Most texts have fewer than half as
- * many tokens as bytes, so one pass is usually enough. */
-static still_status encode(const still_tokenizer *tk, const char *text, size_t n,
-                           unsigned flags, size_t before, sti_ids *out,
-                           still_error *err)
+/* Tokens of a text, or of a rendering if that is given, after `before` free entries. Most
+ * texts have fewer than half as many tokens as bytes, so one pass is usually enough. */
+static still_status encode_any(const still_tokenizer *tk, const char *text, size_t n,
+                               const still_rendering *r, unsigned flags, size_t before,
+                               sti_ids *out, still_error *err)
 {
     size_t capacity = n / 2 + 16, count = 0;
     still_status st;
     for (;;) {
         out->id = sti_alloc(before + capacity, sizeof *out->id);
         if (!out->id) return sti_fail_memory(err, "tokens", capacity * sizeof *out->id);
-        st = still_tokenizer_encode(tk, text, n, flags, out->id + before, capacity,
-                                    &count, err);
+        int32_t *id = out->id + before;
+        st = r ? still_chat_encode(tk, r, 0, id, capacity, &count, err)
+               : still_tokenizer_encode(tk, text, n, flags, id, capacity, &count, err);
         if (st == STILL_OK && count > INT_MAX / 2)
             st =
                 sti_fail(err, STILL_E_LIMIT, "a text of %zu tokens is too long", count);
@@ -36,6 +37,13 @@ static still_status encode(const still_tokenizer *tk, const char *text, size_t n
     }
     out->n = (int)(before + count);
     return STILL_OK;
+}
+
+static still_status encode(const still_tokenizer *tk, const char *text, size_t n,
+                           unsigned flags, size_t before, sti_ids *out,
+                           still_error *err)
+{
+    return encode_any(tk, text, n, NULL, flags, before, out, err);
 }
 
 /* Keeps the last `capacity` tokens. */
@@ -121,11 +129,13 @@ still_status sti_encode_prompt(const still_tokenizer *tk, const sti_item *it, in
     still_status st;
     *plain = it->chat && !template;
     if (it->chat && template) {
-        char *text;
+        still_rendering r;
         const still_message turn = {"user", it->prompt};
-        STI_TRY(still_chat_render(template, &turn, 1, true, &text, err));
-        st = encode(tk, text, strlen(text), STILL_ENCODE_SPECIAL, 0, out, err);
-        free(text);
+        const still_conversation c = {
+            .message = &turn, .n_messages = 1, .add_generation_prompt = true};
+        STI_TRY(still_chat_render(tk, template, &c, &r, err));
+        st = encode_any(tk, NULL, r.n, &r, 0, 0, out, err);
+        still_rendering_free(&r);
     } else {
         st = encode(tk, it->prompt, strlen(it->prompt), STILL_ENCODE_BOS, 0, out, err);
     }

@@ -209,7 +209,7 @@ static still_status encode_spm(encoder *e, const char *p, size_t n, bool first,
     p = e->text.p;
     n = e->text.n;
     size_t done = 0, len;
-    STI_TRY(sti_trie_scan(&tk->user, p, n, true, &e->user, err));
+    STI_TRY(sti_trie_scan(&tk->user, p, NULL, n, true, &e->user, err));
     for (const sti_trie_hit *at; (at = sti_trie_next(&e->user, done));) {
         STI_TRY(encode_words(e, p + done, at->start - done, err));
         emit(e, at->id);
@@ -226,12 +226,13 @@ static bool blank(char c)
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-static still_status encode_text(encoder *e, const char *p, size_t n, bool control,
-                                still_error *err)
+/* content: marks as of a rendering, or NULL. */
+static still_status encode_text(encoder *e, const char *p, const unsigned char *content,
+                                size_t n, bool control, still_error *err)
 {
     const still_tokenizer *tk = e->tk;
     size_t done = 0, end, len;
-    STI_TRY(sti_trie_scan(&tk->special, p, n, control, &e->special, err));
+    STI_TRY(sti_trie_scan(&tk->special, p, content, n, control, &e->special, err));
     for (int32_t id = 0; id >= 0; done = end) {
         const sti_trie_hit *at = sti_trie_next(&e->special, done);
         id = at ? at->id : -1;
@@ -249,6 +250,16 @@ static still_status encode_text(encoder *e, const char *p, size_t n, bool contro
     return STILL_OK;
 }
 
+static still_status finish(encoder *e, still_status st, size_t *n_ids)
+{
+    sti_bpe_work_free(&e->work);
+    sti_buf_free(&e->text);
+    sti_trie_hits_free(&e->special);
+    sti_trie_hits_free(&e->user);
+    if (st == STILL_OK) *n_ids = e->n;
+    return st;
+}
+
 still_status still_tokenizer_encode(const still_tokenizer *tk, const char *text,
                                     size_t n, unsigned flags, int32_t *ids, size_t cap,
                                     size_t *n_ids, still_error *err)
@@ -258,12 +269,21 @@ still_status still_tokenizer_encode(const still_tokenizer *tk, const char *text,
     if (!text) text = "";
     encoder e = {.tk = tk, .ids = ids, .cap = cap};
     if ((flags & STILL_ENCODE_BOS) && tk->add_bos) emit(&e, tk->bos);
-    still_status st =
-        encode_text(&e, text, n, (flags & STILL_ENCODE_SPECIAL) != 0, err);
-    sti_bpe_work_free(&e.work);
-    sti_buf_free(&e.text);
-    sti_trie_hits_free(&e.special);
-    sti_trie_hits_free(&e.user);
-    if (st == STILL_OK) *n_ids = e.n;
-    return st;
+    const bool control = (flags & STILL_ENCODE_SPECIAL) != 0;
+    return finish(&e, encode_text(&e, text, NULL, n, control, err), n_ids);
+}
+
+still_status still_chat_encode(const still_tokenizer *tk, const still_rendering *r,
+                               size_t from, int32_t *ids, size_t cap, size_t *n_ids,
+                               still_error *err)
+{
+    if (!tk || !r || from > r->n || (!ids && cap) || !n_ids)
+        return sti_fail(err, STILL_E_ARG,
+                        "chat encode: an argument is NULL, or the "
+                        "text begins behind its end");
+    encoder e = {.tk = tk, .ids = ids, .cap = cap};
+    const still_status st =
+        encode_text(&e, r->n ? r->text + from : "", r->n ? r->content + from : NULL,
+                    r->n - from, true, err);
+    return finish(&e, st, n_ids);
 }

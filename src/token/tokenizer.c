@@ -70,17 +70,29 @@ static bool words_apart(const sti_vocab *v)
     return true;
 }
 
+/* Some files call <|im_end|> and its like a word of the user's. Content must not hold it
+ * as a token. */
+static bool looks_like_control(const char *p, size_t n)
+{
+    return n >= 4 && !memcmp(p, "<|", 2) && !memcmp(p + n - 2, "|>", 2);
+}
+
 static still_status build_tries(still_tokenizer *tk, still_error *err)
 {
     for (int32_t id = 0; id < tk->n; id++) {
         size_t n;
         const char *p = sti_vocab_piece(&tk->v, id, &n);
         sti_kind kind = tk->v.kind[id];
-        if (kind == STI_KIND_USER && tk->user_inside)
-            STI_TRY(sti_trie_add(&tk->user, p, n, id, true, err));
+        const bool closed = looks_like_control(p, n);
+        if (kind == STI_KIND_USER && tk->user_inside && !closed)
+            STI_TRY(sti_trie_add(&tk->user, p, n, id, STI_TRIE_OPEN, err));
         else if (kind == STI_KIND_USER || kind == STI_KIND_CONTROL ||
                  kind == STI_KIND_UNKNOWN)
-            STI_TRY(sti_trie_add(&tk->special, p, n, id, kind == STI_KIND_USER, err));
+            STI_TRY(sti_trie_add(&tk->special, p, n, id,
+                                 kind != STI_KIND_USER ? STI_TRIE_CONTROL
+                                 : closed              ? STI_TRIE_USER
+                                                       : STI_TRIE_OPEN,
+                                 err));
     }
     STI_TRY(sti_trie_finish(&tk->user, err));
     return sti_trie_finish(&tk->special, err);

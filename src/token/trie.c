@@ -46,13 +46,13 @@ static bool grow(sti_trie *t)
 static int32_t new_node(sti_trie *t, int32_t parent, unsigned char byte)
 {
     if (t->n == t->capacity && !grow(t)) return -1;
-    t->node[t->n] = (sti_trie_node){parent, 0, -1, -1, byte};
+    t->node[t->n] = (sti_trie_node){parent, 0, -1, -1, -1, 0, 0, byte};
     if (t->n) put(t, t->n);
     return t->n++;
 }
 
-still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id, bool user,
-                          still_error *err)
+still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id,
+                          sti_trie_use use, still_error *err)
 {
     if (!n) return STILL_OK;
     if (t->n > INT32_MAX / 4)
@@ -68,9 +68,12 @@ still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id, bool
         return sti_fail_memory(err, "special tokens",
                                2 * (size_t)t->capacity * sizeof *t->node);
     if (t->node[at].any < 0) {
-        t->node[at].any = id;
-        t->node[at].user = user ? id : -1;
-        t->users |= user;
+        sti_trie_node *node = &t->node[at];
+        node->any = id;
+        node->user = use == STI_TRIE_CONTROL ? -1 : id;
+        node->open = use == STI_TRIE_OPEN ? id : -1;
+        node->any_n = node->open_n = (int32_t)n;
+        t->users |= use != STI_TRIE_CONTROL;
     }
     t->ends[(unsigned char)p[n - 1]] = true;
     return STILL_OK;
@@ -113,8 +116,10 @@ static void link_node(sti_trie *t, int32_t k)
         while (!(next = step(t, at, node->byte)) && at) at = t->node[at].fail;
         node->fail = next;
     }
-    if (node->any < 0) node->any = t->node[node->fail].any;
-    if (node->user < 0) node->user = t->node[node->fail].user;
+    const sti_trie_node *shorter = &t->node[node->fail];
+    if (node->any < 0) node->any = shorter->any, node->any_n = shorter->any_n;
+    if (node->user < 0) node->user = shorter->user;
+    if (node->open < 0) node->open = shorter->open, node->open_n = shorter->open_n;
 }
 
 still_status sti_trie_finish(sti_trie *t, still_error *err)
@@ -145,21 +150,52 @@ static bool push(sti_trie_hits *h, size_t start, int32_t id)
     return true;
 }
 
-still_status sti_trie_scan(const sti_trie *t, const char *p, size_t n, bool control,
+static int32_t advance(const sti_trie *t, int32_t at, unsigned char byte)
+{
+    int32_t next;
+    while (!(next = step(t, at, byte)) && at) at = t->node[at].fail;
+    return next;
+}
+
+static still_status no_room(const sti_trie_hits *h, still_error *err)
+{
+    return sti_fail_memory(err, "places of special tokens",
+                           2 * h->capacity * sizeof *h->hit);
+}
+
+/* Two automata: one forgets what it read where content begins, the other reads on and
+ * knows only OPEN tokens. */
+static still_status scan_marked(const sti_trie *t, const char *p,
+                                const unsigned char *content, size_t n,
+                                sti_trie_hits *out, still_error *err)
+{
+    int32_t own = 0, all = 0;
+    for (size_t i = n; i-- > 0;) {
+        const unsigned char byte = (unsigned char)p[i];
+        own = content[i] || (!own && !t->ends[byte]) ? 0 : advance(t, own, byte);
+        all = !t->users || (!all && !t->ends[byte]) ? 0 : advance(t, all, byte);
+        const sti_trie_node *a = &t->node[own], *b = &t->node[all];
+        const bool longer = b->open >= 0 && (a->any < 0 || b->open_n > a->any_n);
+        const int32_t id = longer ? b->open : a->any;
+        if (id >= 0 && !push(out, i, id)) return no_room(out, err);
+    }
+    return STILL_OK;
+}
+
+still_status sti_trie_scan(const sti_trie *t, const char *p,
+                           const unsigned char *content, size_t n, bool control,
                            sti_trie_hits *out, still_error *err)
 {
-    int32_t at = 0, next;
+    int32_t at = 0;
     out->n = 0;
     if (!t->n || (!control && !t->users)) return STILL_OK;
+    if (content) return scan_marked(t, p, content, n, out, err);
     for (size_t i = n; i-- > 0;) {
         const unsigned char byte = (unsigned char)p[i];
         if (!at && !t->ends[byte]) continue;
-        while (!(next = step(t, at, byte)) && at) at = t->node[at].fail;
-        at = next;
+        at = advance(t, at, byte);
         const int32_t id = control ? t->node[at].any : t->node[at].user;
-        if (id >= 0 && !push(out, i, id))
-            return sti_fail_memory(err, "places of special tokens",
-                                   2 * out->capacity * sizeof *out->hit);
+        if (id >= 0 && !push(out, i, id)) return no_room(out, err);
     }
     return STILL_OK;
 }

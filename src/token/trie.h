@@ -19,6 +19,8 @@ typedef struct sti_trie_node {
     int32_t fail; /* the node of the longest proper suffix of what was read; root: 0 */
     int32_t any;  /* the longest token that starts here, -1: none */
     int32_t user; /* the same among those to be matched always */
+    int32_t open; /* the same among those to be matched in content */
+    int32_t any_n, open_n; /* bytes of these two */
     unsigned char byte;
 } sti_trie_node;
 
@@ -32,10 +34,15 @@ typedef struct sti_trie {
     bool users;     /* some token is matched always */
 } sti_trie;
 
-/* Adds a token of n <= STI_MAX_PIECE bytes; of equal ones the first counts. user: it is
- * found even where control tokens are not asked for. */
-still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id, bool user,
-                          still_error *err);
+typedef enum sti_trie_use {
+    STI_TRIE_CONTROL, /* found where control tokens are asked for */
+    STI_TRIE_USER, /* found always, but not in content: it looks like a control token */
+    STI_TRIE_OPEN  /* found always */
+} sti_trie_use;
+
+/* Adds a token of n <= STI_MAX_PIECE bytes; of equal ones the first counts. */
+still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id,
+                          sti_trie_use use, still_error *err);
 /* After the last sti_trie_add, before the first scan. */
 still_status sti_trie_finish(sti_trie *t, still_error *err);
 void sti_trie_free(sti_trie *t);
@@ -52,9 +59,10 @@ typedef struct sti_trie_hits {
     size_t n, capacity;
 } sti_trie_hits;
 
-/* All matches in p[0..n), in memory reused between calls. Tokens that are not `user`
- * count only if `control`. */
-still_status sti_trie_scan(const sti_trie *t, const char *p, size_t n, bool control,
+/* All matches in p[0..n), in memory reused between calls. Control tokens count only if
+ * `control`. With content, [n], only OPEN tokens may hold a byte whose mark is 1. */
+still_status sti_trie_scan(const sti_trie *t, const char *p,
+                           const unsigned char *content, size_t n, bool control,
                            sti_trie_hits *out, still_error *err);
 /* Takes the first match at or after `from`, and drops those before. NULL: none. */
 const sti_trie_hit *sti_trie_next(sti_trie_hits *h, size_t from);

@@ -148,11 +148,12 @@ static void check_scan(char token[][8], int tokens, unsigned users, bool control
     sti_trie_hits hits = {0};
     still_error err;
     for (int i = 0; i < tokens; i++)
-        assert_int_equal(
-            sti_trie_add(&t, token[i], strlen(token[i]), i, users >> i & 1, &err),
-            STILL_OK);
+        assert_int_equal(sti_trie_add(&t, token[i], strlen(token[i]), i,
+                                      users >> i & 1 ? STI_TRIE_OPEN : STI_TRIE_CONTROL,
+                                      &err),
+                         STILL_OK);
     assert_int_equal(sti_trie_finish(&t, &err), STILL_OK);
-    assert_int_equal(sti_trie_scan(&t, text, n, control, &hits, &err), STILL_OK);
+    assert_int_equal(sti_trie_scan(&t, text, NULL, n, control, &hits, &err), STILL_OK);
     size_t from = 0;
     for (size_t i = 0; i < n; i++) {
         if (i < from) continue;

@@ -61,11 +61,13 @@ static still_status encode_decode(const input *in, still_error *err)
 
 static still_status render(const input *in, still_error *err)
 {
-    char *out;
-    still_status st = still_chat_render("<|im_start|>", &(still_message){"user", in->p},
-                                        1, true, &out, err);
-    assert_true((st == STILL_OK) == (out != NULL));
-    free(out);
+    still_rendering r;
+    const still_message m = {"user", in->p};
+    const still_conversation c = {.message = &m, .n_messages = 1};
+    still_status st =
+        still_chat_render(NULL, still_chat_template_named("mistral"), &c, &r, err);
+    assert_true((st == STILL_OK) == (r.text != NULL));
+    still_rendering_free(&r);
     return st;
 }
 

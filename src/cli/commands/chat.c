@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "cli/chat_template.h"
 #include "cli/run.h"
 
 enum { MOST_CONTEXT = 8192 }; /* by default, since a long cache costs memory */
@@ -22,7 +23,7 @@ typedef struct chat {
     bool tty; /* input is a terminal */
     still_model *model;
     const still_tokenizer *tk;
-    const char *chat_template;
+    cli_chat_template form;
     still_session *session;
     still_sampler *sampler;
     still_message *msg; /* contents are owned; a system message comes first */
@@ -127,15 +128,15 @@ static const char *unseen(const chat *c, const char *text)
     return strncmp(text, said, length) == 0 ? text + length : NULL;
 }
 
-/* Ids to feed for `text`, the whole conversation: the reply's tokens that were shown
+/* Ids to feed for `r`, the whole conversation: the reply's tokens that were shown
  * but not fed, then the unseen text. *fresh: the session must start over. */
-static int ids_for(const chat *c, const char *text, int32_t **ids, size_t *n,
+static int ids_for(const chat *c, const still_rendering *r, int32_t **ids, size_t *n,
                    bool *fresh)
 {
-    const char *rest = unseen(c, text);
+    const char *rest = unseen(c, r->text);
     *fresh = !rest;
-    if (!rest) rest = text;
-    int status = cli_encode(c->tk, rest, strlen(rest), STILL_ENCODE_SPECIAL, ids, n);
+    if (!rest) rest = r->text;
+    int status = cli_chat_encode(c->tk, r, (size_t)(rest - r->text), ids, n);
     size_t owed = *fresh ? 0 : c->reply.n_tokens - c->reply.n_fed;
     if (status != CLI_OK || !owed) return status;
     int32_t *all = sti_alloc(owed + *n, sizeof *all);
@@ -154,7 +155,7 @@ static int ids_for(const chat *c, const char *text, int32_t **ids, size_t *n,
 
 /* Renders the conversation and finds what to feed, dropping old turns until it fits
  * with room for a reply. */
-static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
+static int prepare(chat *c, still_rendering *r, int32_t **ids, size_t *n)
 {
     still_error err;
     size_t limit = (size_t)still_session_limit(c->session);
@@ -163,12 +164,15 @@ static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
     for (;;) {
         bool fresh;
         *ids = NULL;
-        if (still_chat_render(c->chat_template, c->msg, c->n, true, text, &err))
+        const still_conversation talk = {.message = c->msg,
+                                         .n_messages = c->n,
+                                         .add_generation_prompt = true,
+                                         .variables = c->form.variables};
+        if (still_chat_render(c->tk, c->form.text, &talk, r, &err))
             return cli_fail_error(&err);
-        int status = ids_for(c, *text, ids, n, &fresh);
+        int status = ids_for(c, r, ids, n, &fresh);
         if (status != CLI_OK) {
-            free(*text);
-            *text = NULL;
+            still_rendering_free(r);
             return status;
         }
         size_t held = fresh ? 0 : (size_t)still_session_length(c->session);
@@ -180,9 +184,8 @@ static int prepare(chat *c, char **text, int32_t **ids, size_t *n)
                          limit, dropped, dropped > 1 ? "s" : "");
             return CLI_OK;
         }
-        free(*text);
+        still_rendering_free(r);
         free(*ids);
-        *text = NULL;
         *ids = NULL;
         if (!drop_oldest_turn(c))
             return cli_fail(
@@ -213,12 +216,12 @@ static int print_reply(const chat *c, double prefill_s, size_t n_prompt)
  * message), it is unchanged. */
 static int turn(chat *c, const char *message)
 {
-    char *text = NULL;
+    still_rendering r = {0};
     int32_t *ids = NULL;
     size_t n = 0;
     int status = add_message(c, "user", message, strlen(message));
     if (status != CLI_OK) return status;
-    status = prepare(c, &text, &ids, &n);
+    status = prepare(c, &r, &ids, &n);
     if (status != CLI_OK || !ids) {
         remove_message(c, c->n - 1);
         return status;
@@ -231,7 +234,9 @@ static int turn(chat *c, const char *message)
     free(ids);
     cli_reply_free(&c->reply);
     free(c->seen);
-    c->seen = text;
+    c->seen = r.text;
+    r.text = NULL;
+    still_rendering_free(&r);
     if (status == CLI_OK)
         status = cli_generate(c->o, c->session, c->sampler, c->tk, &c->reply);
     if (status != CLI_OK) {
@@ -319,16 +324,17 @@ static int converse(chat *c)
 static int open_chat(chat *c)
 {
     const cli_options *o = c->o;
-    int status = cli_open_model(o, o->arg[0], &c->model);
+    int status = cli_chat_template_read("chat", o, &c->form);
+    if (status == CLI_OK) status = cli_open_model(o, o->arg[0], &c->model);
     if (status != CLI_OK) return status;
     status = cli_need_tokenizer(c->model, &c->tk);
     if (status != CLI_OK) return status;
-    c->chat_template = still_tokenizer_chat_template(c->tk);
     const still_model_info *info = still_model_get_info(c->model);
-    if (still_chat_format_of(c->chat_template) == STILL_CHAT_NONE)
-        return cli_fail("%s: has no chat template still knows (ChatML, Llama 3, "
-                        "Mistral); use `still generate` for plain text",
-                        info->path);
+    if (!c->form.text && !still_tokenizer_chat_template(c->tk))
+        return cli_fail(
+            "%s: brings no chat template: name one with --chat-template, or "
+            "use `still generate` for plain text",
+            info->path);
     int64_t ctx = o->ctx                                              ? o->ctx
                   : info->ctx_train && info->ctx_train < MOST_CONTEXT ? info->ctx_train
                                                                       : MOST_CONTEXT;
@@ -355,6 +361,7 @@ int cli_cmd_chat(const cli_options *o)
     if (status == CLI_OK) status = converse(&c);
     while (c.n) remove_message(&c, c.n - 1);
     free(c.msg);
+    cli_chat_template_free(&c.form);
     free(c.seen);
     free(c.held);
     cli_reply_free(&c.reply);

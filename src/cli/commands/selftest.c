@@ -56,13 +56,14 @@ static int find_model(const cli_options *o, const char *suite, char **path)
 
 static int check_suite(const char *suite)
 {
-    static const char *const here[] = {"models",     "tokenizer", "chat",
-                                       "end-to-end", "operator",  "baselines"};
+    static const char *const here[] = {"models",    "tokenizer",  "chat",
+                                       "templates", "end-to-end", "operator",
+                                       "baselines"};
     for (size_t i = 0; i < sizeof here / sizeof *here; i++)
         if (!strcmp(suite, here[i])) return CLI_OK;
     return cli_usage(
         "selftest",
-        "unknown suite '%s': models, tokenizer, chat, end-to-end, operator "
+        "unknown suite '%s': models, tokenizer, chat, templates, end-to-end, operator "
         "or baselines",
         suite);
 }

@@ -6,6 +6,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "cli/chat_template.h"
 #include "cli/fetch/cache.h"
 #include "cli/ids.h"
 #include "cli/run.h"
@@ -29,6 +30,10 @@ static int read_arguments(const cli_options *o, source *s)
                          o->arg[next]);
     if (s->text && o->file)
         return cli_usage("tokenize", "TEXT and --file exclude each other");
+    if (o->chat && (s->text || o->file || o->decode))
+        return cli_usage("tokenize", "--chat excludes TEXT, --file and --decode");
+    if (!o->chat && (o->chat_template || o->template_arg.n))
+        return cli_usage("tokenize", "--chat-template and --template-arg need --chat");
     return CLI_OK;
 }
 
@@ -45,13 +50,16 @@ static int open_tokenizer(const cli_options *o, const char *model,
     return status == STILL_OK ? CLI_OK : cli_fail_error(&err);
 }
 
+static json_t *id_list(const int32_t *ids, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) sti_json_append(&list, json_integer(ids[i]));
+    return list;
+}
+
 static int print_ids(const cli_options *o, const int32_t *ids, size_t n)
 {
-    if (o->json) {
-        json_t *list = json_array();
-        for (size_t i = 0; i < n; i++) sti_json_append(&list, json_integer(ids[i]));
-        return cli_print_json(json_pack("{s:o}", "ids", list));
-    }
+    if (o->json) return cli_print_json(json_pack("{s:o}", "ids", id_list(ids, n)));
     for (size_t i = 0; i < n; i++) cli_print("%s%d", i ? " " : "", (int)ids[i]);
     cli_print("\n");
     return CLI_OK;
@@ -115,6 +123,87 @@ static int decode(const cli_options *o, const still_tokenizer *tk, const char *t
     return status;
 }
 
+/* The conversation's variables: the file's, over those of --template-arg. */
+static int read_conversation(const cli_options *o, const char *arguments, char **out,
+                             bool *prompt)
+{
+    still_error err;
+    char *text;
+    size_t n;
+    json_t *file = NULL, *all = NULL;
+    *out = NULL;
+    if (cli_read(o->chat, TEXT_MAX, &text, &n, &err)) return cli_fail_error(&err);
+    still_status st = sti_json_read(o->chat, text, n, STI_JSON_NUL, &file, &err);
+    free(text);
+    if (st == STILL_OK)
+        st = sti_json_read("--template-arg", arguments, strlen(arguments),
+                           STI_JSON_OBJECT, &all, &err);
+    if (st != STILL_OK) {
+        json_decref(file);
+        return cli_fail_error(&err);
+    }
+    if (json_is_array(file))
+        sti_json_set(&all, "messages", file);
+    else
+        sti_json_merge(&all, file);
+    const json_t *asked = json_object_get(all, "add_generation_prompt");
+    *prompt = !asked || json_is_true(asked);
+    *out = sti_json_text(all, 0);
+    json_decref(all);
+    return *out ? CLI_OK : cli_fail("out of memory: a conversation");
+}
+
+/* [start, end] of every stretch of content. */
+static json_t *content_ranges(const still_rendering *r)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < r->n;) {
+        const size_t start = i;
+        while (i < r->n && r->content[i] == r->content[start]) i++;
+        if (r->content[start])
+            sti_json_append(&list,
+                            json_pack("[I, I]", (json_int_t)start, (json_int_t)i));
+    }
+    return list;
+}
+
+static int print_rendering(const cli_options *o, const still_rendering *r,
+                           const int32_t *ids, size_t n)
+{
+    if (o->json)
+        return cli_print_json(json_pack("{s:o, s:o, s:o}", "text",
+                                        cli_json_text(r->text, r->n), "content",
+                                        content_ranges(r), "ids", id_list(ids, n)));
+    cli_put(r->text, r->n);
+    cli_put("\n", 1);
+    return print_ids(o, ids, n);
+}
+
+static int encode_chat(const cli_options *o, const still_tokenizer *tk)
+{
+    still_error err;
+    cli_chat_template form;
+    still_conversation c = {0};
+    still_rendering r = {0};
+    char *variables = NULL;
+    int32_t *ids = NULL;
+    size_t n;
+    int status = cli_chat_template_read("tokenize", o, &form);
+    if (status == CLI_OK)
+        status =
+            read_conversation(o, form.variables, &variables, &c.add_generation_prompt);
+    c.variables = variables;
+    if (status == CLI_OK && still_chat_render(tk, form.text, &c, &r, &err))
+        status = cli_fail_error(&err);
+    if (status == CLI_OK) status = cli_chat_encode(tk, &r, 0, &ids, &n);
+    if (status == CLI_OK) status = print_rendering(o, &r, ids, n);
+    free(ids);
+    free(variables);
+    still_rendering_free(&r);
+    cli_chat_template_free(&form);
+    return status;
+}
+
 int cli_cmd_tokenize(const cli_options *o)
 {
     still_error err;
@@ -125,6 +214,11 @@ int cli_cmd_tokenize(const cli_options *o)
     int status = read_arguments(o, &s);
     if (status == CLI_OK) status = open_tokenizer(o, s.model, &tk);
     if (status != CLI_OK) return status;
+    if (o->chat) {
+        status = encode_chat(o, tk);
+        still_tokenizer_free(tk);
+        return status;
+    }
     if (!s.text && cli_read(o->file ? o->file : "-", TEXT_MAX, &text, &n, &err))
         status = cli_fail_error(&err);
     if (s.text) n = strlen(s.text);

@@ -22,6 +22,7 @@ static const struct {
     {"models", sti_selftest_models},       {"end-to-end", sti_selftest_end_to_end},
     {"tokenizer", sti_selftest_tokenizer}, {"chat", sti_selftest_chat},
     {"operator", sti_selftest_operator},   {"baselines", sti_selftest_baselines},
+    {"templates", sti_selftest_templates},
 };
 
 still_status still_selftest_run(const char *suite, const char *dir,

@@ -4,6 +4,7 @@
 #define STI_EVAL_SELFTEST_SELFTEST_H
 
 #include "base/error.h"
+#include "base/json.h"
 
 typedef struct sti_suite_run {
     const char *suite, *dir;
@@ -23,5 +24,11 @@ still_status sti_selftest_operator(const sti_suite_run *r, still_error *err);
 still_status sti_selftest_baselines(const sti_suite_run *r, still_error *err);
 still_status sti_selftest_tokenizer(const sti_suite_run *r, still_error *err);
 still_status sti_selftest_chat(const sti_suite_run *r, still_error *err);
+still_status sti_selftest_templates(const sti_suite_run *r, still_error *err);
+
+/* The next line of NAME.jsonl as a value; *out NULL at the end (token.c). */
+struct sti_lines;
+still_status sti_selftest_line(const char *name, struct sti_lines *l, int number,
+                               json_t **out, still_error *err);
 
 #endif

@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "eval/selftest/selftest.h"
 #include "file/store.h"
+#include "template/template.h"
 
 /* ---- Files of a folder --------------------------------------------------- */
 
@@ -55,9 +56,8 @@ static still_status each_file(const sti_suite_run *r, file_fn fn, still_error *e
     return st;
 }
 
-/* The next line as an object; *out NULL at the end. */
-static still_status next_object(const char *name, sti_lines *l, int number,
-                                json_t **out, still_error *err)
+still_status sti_selftest_line(const char *name, sti_lines *l, int number, json_t **out,
+                               still_error *err)
 {
     char *line;
     size_t n;
@@ -220,7 +220,7 @@ static still_status check_lines(const char *name, sti_lines *l,
 {
     for (;;) {
         json_t *o;
-        STI_TRY(next_object(name, l, t->lines + 1, &o, err));
+        STI_TRY(sti_selftest_line(name, l, t->lines + 1, &o, err));
         if (!o) return STILL_OK;
         const json_t *text = json_object_get(o, "text"),
                      *ids = json_object_get(o, "ids");
@@ -259,41 +259,49 @@ still_status sti_selftest_tokenizer(const sti_suite_run *r, still_error *err)
 
 /* ---- Chat templates ------------------------------------------------------ */
 
-/* What the models' templates say, as far as it matters for their shape. */
-static const char *template_of(const char *name)
+/* Templates of those models' shape, and the tokens they write by themselves. */
+typedef struct chat_golden {
+    const char *name, *text, *bos, *eos;
+} chat_golden;
+
+static const chat_golden *golden_of(const char *name)
 {
-    if (!strcmp(name, "smollm2"))
-        return "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, "
-               "trained by Hugging Face<|im_end|>\n' }}";
-    if (!strcmp(name, "llama3")) return "<|start_header_id|>";
-    if (!strcmp(name, "mistral"))
-        return "{{ ' [INST] ' + system_message + ' [/INST]' + ' ' + eos_token }}";
+    static const chat_golden known[] = {
+        {"smollm2",
+         "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful "
+         "AI "
+         "assistant named SmolLM, trained by Hugging Face<|im_end|>\n{% endif %}"
+         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + "
+         "'<|im_end|>\\n' }}{% endfor %}"
+         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+         "<|im_start|>", "<|im_end|>"},
+        {"llama3", NULL, "<|begin_of_text|>", "<|eot_id|>"},
+        {"mistral",
+         "{{ bos_token }}{% set system = messages[0].content + '\\n\\n' if "
+         "messages[0].role == 'system' else '' %}"
+         "{% for m in messages if m.role != 'system' %}"
+         "{% if m.role == 'user' %}{{ ' [INST] ' + (system if loop.first else '') + "
+         "m.content + ' [/INST]' }}{% else %}{{ ' ' + m.content + eos_token }}"
+         "{% endif %}{% endfor %}",
+         "<s>", "</s>"}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(name, known[i].name)) return &known[i];
     return NULL;
 }
 
-static still_status render_line(const char *name, const json_t *o, bool *same,
-                                still_error *err)
+/* A line has messages, add_generation_prompt and text. */
+static still_status render_line(const chat_golden *g, const sti_template *t,
+                                const json_t *o, bool *same, still_error *err)
 {
-    enum { MOST = 64 };
-    still_message msg[MOST];
-    const json_t *list = json_object_get(o, "messages");
-    const char *want = json_string_value(json_object_get(o, "text"));
-    size_t n = json_array_size(list);
-    if (!want || n > MOST)
-        return sti_fail(err, STILL_E_FORMAT,
-                        "%s.jsonl: a line lacks text or has more "
-                        "than %d messages",
-                        name, MOST);
-    for (size_t i = 0; i < n; i++) {
-        const json_t *m = json_array_get(list, i);
-        msg[i].role = json_string_value(json_object_get(m, "role"));
-        msg[i].content = json_string_value(json_object_get(m, "content"));
-    }
-    bool prompt = json_is_true(json_object_get(o, "add_generation_prompt"));
-    char *got;
-    STI_TRY(still_chat_render(template_of(name), msg, n, prompt, &got, err));
-    *same = !strcmp(got, want);
-    free(got);
+    const json_t *want = json_object_get(o, "text");
+    if (!json_is_string(want))
+        return sti_fail(err, STILL_E_FORMAT, "%s.jsonl: a line lacks text", g->name);
+    const sti_template_input in = {o, g->bos, g->eos, NULL};
+    still_rendering r;
+    STI_TRY(sti_template_render(t, &in, &r, err));
+    *same = r.n == json_string_length(want) &&
+            !memcmp(r.text, json_string_value(want), r.n);
+    still_rendering_free(&r);
     return STILL_OK;
 }
 
@@ -301,19 +309,24 @@ static still_status chat_file(const sti_suite_run *r, const char *name, sti_line
                               still_error *err)
 {
     int lines = 0, wrong = 0;
-    if (!template_of(name))
+    sti_template *t;
+    const chat_golden *g = golden_of(name);
+    if (!g)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "%s.jsonl: no chat template is known by that name", name);
-    for (;; lines++) {
+    const char *text = g->text ? g->text : still_chat_template_named(g->name);
+    still_status st = sti_template_parse(text, strlen(text), &t, err);
+    for (; st == STILL_OK; lines++) {
         json_t *o;
         bool same = false;
-        STI_TRY(next_object(name, l, lines + 1, &o, err));
+        st = sti_selftest_line(name, l, lines + 1, &o, err);
         if (!o) break;
-        still_status st = render_line(name, o, &same, err);
+        st = render_line(g, t, o, &same, err);
         json_decref(o);
-        STI_TRY(st);
         wrong += !same;
     }
+    sti_template_free(t);
+    STI_TRY(st);
     if (!lines) return sti_fail(err, STILL_E_FORMAT, "%s.jsonl: holds no lines", name);
     still_check check = {"lines rendered differently", wrong, 0, false};
     sti_selftest_report(r, name, &check, 1);

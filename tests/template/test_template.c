@@ -1,0 +1,156 @@
+/* The language of chat templates: what Jinja2 3.1, set up as transformers does, makes of
+ * the same text; where content goes; and limits on hostile templates. */
+#include "../run.h"
+
+#include <string.h>
+
+#include "template/template.h"
+
+static const char VARIABLES[] =
+    "{\"a\": \"Hello World\", \"n\": 5, \"neg\": -7, \"z\": null, \"t\": true,"
+    "\"l\": [3, 1, 2], \"d\": {\"k\": 1, \"x\": \"y\"}, \"u\": \"Z\\u00fcrich\","
+    "\"messages\": [{\"role\": \"user\", \"content\": \"<|x|>\"},"
+    "{\"role\": \"im_end\", \"content\": \"\"}]}";
+
+static still_status run(const char *text, still_rendering *r, still_error *err)
+{
+    static const struct tm now = {.tm_year = 126, .tm_mon = 6, .tm_mday = 26};
+    json_t *variables;
+    sti_template *t;
+    *r = (still_rendering){0};
+    *err = (still_error){0};
+    assert_int_equal(
+        sti_json_read("variables", VARIABLES, sizeof VARIABLES - 1, 0, &variables, err),
+        STILL_OK);
+    const sti_template_input in = {variables, "<s>", "</s>", &now};
+    still_status st = sti_template_parse(text, strlen(text), &t, err);
+    if (st == STILL_OK) st = sti_template_render(t, &in, r, err);
+    sti_template_free(t);
+    json_decref(variables);
+    return st;
+}
+
+static void test_like_jinja2(void **state)
+{
+    (void)state;
+    static const char *const pair[][2] = {
+        {"  {% if t %}\n a\n  {% endif %}\nb\n", " a\nb"},
+        {"a {%- if t -%} b {%- endif -%} c", "abc"},
+        {"a {%+ if t %} b {% endif +%}\n c", "a  b \n c"},
+        {"x {#- c -#} y{# d #}\nz", "xyz"},
+        {"{% raw %}{{ x }}{% endraw %}!", "{{ x }}!"},
+        {"{% for i in l %}{{ i }}{{ loop.index }}{{ loop.last }} {% endfor %}",
+         "31False 12False 23True "},
+        {"{% for i in l if i > 1 %}{{ i }}/{{ loop.length }} {% else %}-{% endfor %}",
+         "3/2 2/2 "},
+        {"{% set x = 1 %}{% for i in l %}{% set x = i %}{% endfor %}{{ x }}", "1"},
+        {"{% set s = namespace(x=1) %}{% for i in l %}{% set s.x = s.x + i %}{% endfor "
+         "%}{{ s.x }}",
+         "7"},
+        {"{% macro f(a, b=2, c=a) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ f(1) }} {{ "
+         "f(b=5, a=4) }}",
+         "121 454"},
+        {"{% macro m() %}[{{ caller(3) }}]{% endmacro %}{% call(x) m() %}in{{ x }}{% "
+         "endcall %}",
+         "[in3]"},
+        {"{% set x | upper %} h{{ n }} {% endset %}[{{ x }}]", "[ H5 ]"},
+        {"{{ neg // 2 }} {{ neg % 3 }} {{ n / 2 }} {{ 2 ** 10 }}", "-4 2 2.5 1024"},
+        {"{{ [1, 'it\\'s', none, 1e16, (2,)] }}", "[1, \"it's\", None, 1e+16, (2,)]"},
+        {"{{ u[::-1] }} {{ u|length }} {{ u[1].upper() }}", "hcir\xC3\xBCZ 6 \xC3\x9C"},
+        {"{{ d|tojson }}{{ l|tojson(indent=1) }}",
+         "{\"k\": 1, \"x\": \"y\"}[\n 3,\n 1,\n 2\n]"},
+        {"{{ ' a  b c '.split(None, 1) }}{{ 'a,b,c'.rsplit(',', 1) }}",
+         "['a', 'b c ']['a,b', 'c']"},
+        {"{{ '%05.1f|%-3s|' % (2.55, 'x') }}{{ '{:>4}{:,}'.format('a', 1234567) }}",
+         "002.5|x  |   a1,234,567"},
+        {"{{ messages|selectattr('role', 'eq', 'user')|map(attribute='content')|join "
+         "}}",
+         "<|x|>"},
+        {"{{ nope }}{{ nope is defined }}{{ nope|default('D') }}", "FalseD"},
+        {"{{ 'x<' + ('<'|safe) }}{{ a|indent(2, true) }}", "x&lt;<  Hello World"},
+        {"{{ strftime_now('%d %b %Y') }}{{ bos_token }}", "26 Jul 2026<s>"},
+        {"{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 "
+         "%}{% break %}{% endif %}{{ i }}{% endfor %}",
+         "013"},
+    };
+    for (size_t i = 0; i < sizeof pair / sizeof *pair; i++) {
+        still_rendering r;
+        still_error err;
+        if (run(pair[i][0], &r, &err)) fail_msg("%s: %s", pair[i][0], err.text);
+        assert_string_equal(r.text, pair[i][1]);
+        still_rendering_free(&r);
+    }
+}
+
+/* Marks follow strings through whatever is done to them. */
+static void test_marks(void **state)
+{
+    (void)state;
+    static const char *const pair[][2] = {
+        /* template, marks: c content, t the template's */
+        {"ab{{ a[:2] }}c", "ttcct"},
+        {"{{ '<' + d.x.upper() + '>' }}", "tct"},
+        {"{{ [d.x]|tojson }}", "ttctt"},
+        {"{{ 'a-b'.replace('-', d.x) }}", "tct"},
+        {"{{ '%s!' % d.x }}{{ '{}'.format(d.x) }}", "ctc"},
+        {"{% set v %}{{ d.x }}.{% endset %}{{ v * 2 }}", "ctct"},
+        {"{{ messages[0].role }}{{ messages[1].role }}", "ttttcccccc"},
+        {"{{ n }}{{ eos_token }}", "ttttt"},
+    };
+    for (size_t i = 0; i < sizeof pair / sizeof *pair; i++) {
+        still_rendering r;
+        still_error err;
+        if (run(pair[i][0], &r, &err)) fail_msg("%s: %s", pair[i][0], err.text);
+        assert_int_equal(r.n, strlen(pair[i][1]));
+        for (size_t k = 0; k < r.n; k++)
+            assert_int_equal(r.content[k], pair[i][1][k] == 'c');
+        still_rendering_free(&r);
+    }
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        still_status status;
+        const char *says;
+    } bad[] = {
+        {"\n{{ a|nothing }}", STILL_E_UNSUPPORTED, "line 2, column 6: unknown filter"},
+        {"{{ a is nothing }}", STILL_E_UNSUPPORTED, "unknown test"},
+        {"{% include 'x' %}", STILL_E_UNSUPPORTED, "unknown statement 'include'"},
+        {"{{ nope.x }}", STILL_E_FORMAT, "'nope' is undefined"},
+        {"{{ l.append(1) }}", STILL_E_UNSUPPORTED, "would change a list"},
+        {"{% if t %}", STILL_E_FORMAT, "endif"},
+        {"{{ a", STILL_E_FORMAT, "no end"},
+        {"{{ (a] }}", STILL_E_FORMAT, "bracket"},
+        {"{{ 1 + 'a' }}", STILL_E_FORMAT, "an integer and a string"},
+        {"{{ raise_exception('no') }}", STILL_E_ARG, "column 4: no"},
+        {"\xFF", STILL_E_FORMAT, "no UTF-8"},
+        {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor "
+         "%}",
+         STILL_E_LIMIT, "more than"},
+        {"{% for i in l %}{% for i in range(99999) %}{{ "
+         "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+         "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' }}{% endfor %}{% "
+         "endfor %}",
+         STILL_E_LIMIT, "MiB"},
+        {"{{ 'a' * 10 ** 9 }}", STILL_E_LIMIT, "MiB"},
+        {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", STILL_E_LIMIT, "deep"},
+        {"{{ 2 ** 63 }}", STILL_E_LIMIT, "64 bits"},
+        {"{% set s = namespace(x=[]) %}{% for i in range(1000) %}{% set s.x = [s.x] "
+         "%}{% "
+         "endfor %}{{ s.x }}",
+         STILL_E_LIMIT, "deep"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        still_rendering r;
+        still_error err;
+        assert_int_equal(run(bad[i].text, &r, &err), bad[i].status);
+        if (!strstr(err.text, bad[i].says)) fail_msg("%s: %s", bad[i].text, err.text);
+        assert_null(r.text);
+    }
+}
+
+RUN_TESTS(cmocka_unit_test(test_like_jinja2), cmocka_unit_test(test_marks),
+          cmocka_unit_test(test_errors))
