@@ -5,8 +5,9 @@
 
 const sti_tbuiltin *sti_table_find(sti_ttable t, const sti_tstr *name)
 {
+    const sti_tbuiltin *row = t.row;
     for (size_t i = 0; i < t.n; i++)
-        if (sti_t_is(name, t.row[i].name)) return &t.row[i];
+        if (sti_t_is(name, row[i].name)) return row + i;
     return NULL;
 }
 

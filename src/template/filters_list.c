@@ -213,8 +213,10 @@ FILTER(f_unique)
 FILTER(f_reverse)
 {
     UNUSED;
-    if (v.kind == STI_T_STRING)
-        return sti_slice(r, v, STI_T_NIL, STI_T_NIL, sti_t_int(-1));
+    if (v.kind == STI_T_STRING) {
+        const sti_tval none = STI_T_NIL;
+        return sti_slice(r, v, none, none, sti_t_int(-1));
+    }
     const sti_tlist *l = sti_t_each(r, v);
     const sti_tval out = sti_t_list(r, STI_T_LAZY, 0);
     for (size_t i = l ? l->n : 0; i > 0 && !r->failed; i--)

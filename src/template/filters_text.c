@@ -272,8 +272,8 @@ static double round_to(double f, int64_t digits)
         return strtod(text, NULL);
     }
     if (digits >= 0) return f;
-    const double unit = pow(10, (double)-digits);
-    return nearbyint(f / unit) * unit;
+    const double unit = pow(10, -(double)digits);
+    return isfinite(unit) ? nearbyint(f / unit) * unit : 0;
 }
 
 FILTER(f_round)
@@ -287,7 +287,9 @@ FILTER(f_round)
     if (!method || sti_t_is(method, "common")) {
         if (v.kind != STI_T_REAL && digits >= 0) return sti_t_int(sti_t_whole(v));
         const double f = round_to(sti_t_double(v), digits);
-        return v.kind == STI_T_REAL ? sti_t_real(f) : sti_t_int((int64_t)f);
+        if (v.kind == STI_T_REAL) return sti_t_real(f);
+        if (fabs(f) < 9e18) return sti_t_int((int64_t)f);
+        return sti_run_fail(r, STILL_E_LIMIT, "a whole number beyond 64 bits");
     }
     const double unit = pow(10, (double)digits), f = sti_t_double(v) * unit;
     if (sti_t_is(method, "ceil")) return sti_t_real(ceil(f) / unit);

@@ -77,9 +77,9 @@ static void digits_of(const field *f, sti_tval v, char *text)
     case 'g':
     case 0: snprintf(text, DIGITS, "%.*g", precision ? precision : 1, x); break;
     case 'G': snprintf(text, DIGITS, "%.*G", precision ? precision : 1, x); break;
+    case '%': snprintf(text, DIGITS, "%.*f%%", precision, x); break;
     default: snprintf(text, DIGITS, "%.*f", precision, x);
     }
-    if (type == '%') strcat(text, "%");
 }
 
 static void pad(sti_run *r, sti_tout *o, const field *f, int64_t n)

@@ -38,7 +38,10 @@ static void put_real(sti_run *r, sti_tout *o, double f)
     if (isfinite(f))
         sti_t_real_text(f, room);
     else
-        strcpy(room, isnan(f) ? "NaN" : f < 0 ? "-Infinity" : "Infinity");
+        snprintf(room, sizeof room, "%s",
+                 isnan(f) ? "NaN"
+                 : f < 0  ? "-Infinity"
+                          : "Infinity");
     sti_tout_puts(r, o, room);
 }
 

@@ -24,7 +24,8 @@ static sti_tnode *pair(sti_tparser *p, sti_tnode_kind kind, int op, uint32_t at,
 static void add(sti_tparser *p, sti_tnode *parent, sti_tnode ***tail, sti_tnode *child)
 {
     sti_parse_adopt(p, parent, child);
-    if (p->failed) return; /* a node that failing functions return is not chained */
+    if (p->failed || !child)
+        return; /* a node that failing functions return is not chained */
     **tail = child;
     *tail = &child->next;
 }

@@ -6,7 +6,7 @@
 #include "template/eval.h"
 
 /* A run may take this much, and more for longer conversations. Steps take 10 to 50 ns. */
-enum { STEPS = 3000000, STEPS_PER_BYTE = 64 };
+enum { STEPS = 2000000, STEPS_PER_BYTE = 64 };
 enum { MEMORY = 64 << 20, OUTPUT = 8 << 20, TIMES_INPUT = 64 };
 
 /* Bytes that a JSON value's strings and names have, and a few for each value. */
@@ -31,14 +31,16 @@ static void set(sti_run *r, const char *name, sti_tval v)
 static void set_globals(sti_run *r, const sti_template_input *in)
 {
     const char *name;
-    json_t *v;
+    json_t *v, *variables = (json_t *)in->variables;
     const sti_ttable functions = sti_functions();
     for (size_t i = 0; i < functions.n; i++)
         set(r, functions.row[i].name,
             (sti_tval){.kind = STI_T_FUNCTION, .u.function = i});
-    json_object_foreach((json_t *)in->variables, name, v)
+    json_object_foreach(variables, name, v)
+    {
         set(r, name,
             strcmp(name, "messages") ? sti_t_from_json(r, v) : sti_t_messages(r, v));
+    }
     if (in->bos) set(r, "bos_token", sti_t_puts(r, in->bos));
     if (in->eos) set(r, "eos_token", sti_t_puts(r, in->eos));
 }

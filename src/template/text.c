@@ -75,17 +75,18 @@ void sti_t_real_text(double f, char *out)
 {
     char digits[40];
     if (!isfinite(f)) {
-        strcpy(out, isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
+        snprintf(out, 40, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
         return;
     }
     int precision = 0;
     do snprintf(digits, sizeof digits, "%.*e", precision, f);
     while (strtod(digits, NULL) != f && ++precision < 17);
-    const int exponent = atoi(strchr(digits, 'e') + 1);
+    const long exponent = strtol(strchr(digits, 'e') + 1, NULL, 10);
     if (exponent < -4 || exponent >= 16) {
         snprintf(out, 40, "%.*e", precision, f);
     } else {
-        snprintf(out, 40, "%.*f", precision > exponent ? precision - exponent : 1, f);
+        snprintf(out, 40, "%.*f", precision > exponent ? precision - (int)exponent : 1,
+                 f);
     }
     char *comma = strchr(out, ','); /* of the program's locale */
     if (comma) *comma = '.';
