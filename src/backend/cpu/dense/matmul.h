@@ -34,10 +34,11 @@ enum {
     STI_OWN_ROWS = 2,     /* so few rows every worker norms and quantizes for itself */
 };
 
-/* Quantized weights are; floats stay in the file. */
+/* Quantized weights are; floats stay as they are, in the file or in a copy of another
+ * backend's. */
 static inline bool sti_is_packed(const sti_weight *w)
 {
-    return w->own.p != NULL;
+    return w->type != STI_F32 && w->type != STI_F16 && w->type != STI_BF16;
 }
 
 /* Group g of a repacked matrix. */

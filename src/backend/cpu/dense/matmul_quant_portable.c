@@ -81,10 +81,11 @@ static float scale_at(sti_packing f, const uint8_t *head, const uint8_t *p, int 
 {
     const uint8_t *half = (f.unit == 1 ? p : head) + 32 * which + 2 * r;
     const float v = sti_f16_to_f32((uint16_t)(half[0] | half[1] << 8));
+    const int both = p[16 * h + r]; /* with subs 2 the scale in the low bits */
     if (f.unit == 1) return v;
-    if (!f.min) return v * (float)(int8_t)p[16 * h + r];
+    if (!f.min) return v * (float)(int8_t)both;
     if (f.subs == 1) return v * (float)p[16 * which + r];
-    return v * (float)(which ? p[16 * h + r] >> 4 : p[16 * h + r] & 15);
+    return v * (float)(which ? both >> 4 : both & 15);
 }
 
 static void unpack(const uint8_t *group, int b, int nb, const sti_panel *p, int g)
