@@ -277,7 +277,7 @@ expect 0 'still' "$still" inspect whole
 expect 0 '{' "$still" inspect whole --json
 expect 0 'ids' "$still" tokenize whole 'the sun' --json
 expect 0 '' "$still" generate whole -p 'the sun' -n 40 --ignore-eos
-expect 1 'has no chat template' "$still" chat whole
+expect 1 'brings no chat template' "$still" chat whole
 expect 0 'logprobs' "$still" logprobs whole --ids ids --json
 expect 0 'perplexity' "$still" perplexity whole text --ctx 64 --json
 expect 0 '' "$still" generate moved -p 'the sun' -n 40 --ignore-eos
