@@ -71,8 +71,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     put(STI_ADAPTER_TENSORS, end ? end + 1 : data, end ? n - text - 1 : 0);
     sti_adapter *a;
     still_error err = {0};
-    for (int quantized = 0; quantized < 2; quantized++) {
-        if (sti_adapter_read(&home, dir, quantized, &a, &err) != STILL_OK) {
+    for (int way = 0; way < 4; way++) {
+        const bool quantized = way & 1, merge = way & 2;
+        if (sti_adapter_read(&home, dir, quantized, merge, &a, &err) != STILL_OK) {
             check(!a && err.text[0]);
             continue;
         }
