@@ -1,143 +1,208 @@
 /* pool.c - see pool.h.
  *
- * Raising `round` publishes a task; a worker that sees a new round runs the task and
- * reports on a cache line of its own. Moving a line between cores takes 50 to 250
- * ns, so no two threads write the same one: a task costs one transfer of its line to
- * the worker and one of the worker's line back, a barrier one transfer. Workers spin
- * for a while, then sleep on a condition variable. All sharing is through atomics
- * and the mutex, so ThreadSanitizer can follow it. */
+ * Raising `task` publishes a task; a worker that sees a new one claims its share, runs
+ * it and reports on a cache line of its own. Moving a line between cores takes 50 to
+ * 250 ns, so on a quiet machine no two threads write the same one: a task costs one
+ * transfer of its line to the worker and one of the worker's line back.
+ *
+ * Beside other programs a worker may be late, or lose its core in the middle of a
+ * share. Shares of a late worker are the caller's. For one that was begun the caller
+ * spins a little and then sleeps: that frees a core, and the kernel moves the worker
+ * there. The time in which workers had no core is measured while the caller waits
+ * (pool_watch.h), and says how many workers are worth waking.
+ *
+ * All sharing is through atomics, so ThreadSanitizer can follow it. */
 #include "base/pool.h"
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include "base/cores.h"
 #include "base/mem.h"
+#include "base/pool_watch.h"
 
-/* Spins before a thread yields its processor, and before a worker sleeps. The first is
- * longer than any task of a decode step, so it matters only on a crowded machine. */
-enum { SPIN_POLITE = 4000, SPIN_SLEEP = 20000, MAX_THREADS = 1024 };
-
-/* Written by one worker alone. */
-typedef struct own_line {
-    _Alignas(64) atomic_uint done; /* the last round it has finished */
-    atomic_uint arrived;           /* barriers it has arrived at, ever */
-} own_line;
-
-struct sti_pool {
-    _Alignas(64) atomic_uint round; /* raised once per task, last: */
-    int threads;
-    sti_task fn;
-    void *arg;
-    _Alignas(64) atomic_int asleep; /* workers waiting on `wake` */
-    atomic_bool stop;
-    own_line *own; /* [threads] */
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    pthread_t *thread; /* [threads - 1] */
+enum {
+    MAX_THREADS = 1024,
+    QUICK_SPINS = 64,   /* before a thread that waits looks at the clock */
+    CALLER_NS = 30000,  /* then it spins so long before it sleeps; a worker must */
+    WORKER_NS = 200000, /* outlast what the caller does alone between two steps */
+    SHARE_BITS = 16,
 };
 
-typedef struct start_arg {
-    sti_pool *p;
-    int worker;
-} start_arg;
+/* Written by the worker alone, unless the caller takes its share or sleeps. */
+typedef struct share {
+    _Alignas(64) _Atomic uint64_t claimed; /* the last task in which it was taken */
+    _Atomic uint64_t done; /* 2 * the last task in which it was finished, + 1 if the
+                            * caller sleeps until the next is */
+} share;
 
-static inline void relax(int spins)
+struct sti_pool {
+    _Alignas(
+        64) _Atomic uint64_t task; /* number << SHARE_BITS | shares; written last: */
+    sti_task fn;
+    void *arg;
+    _Alignas(64) int threads;
+    int started; /* threads that run, with the caller */
+    atomic_bool stop;
+    atomic_uint *asleep;   /* [threads] 1: the worker sleeps on this word */
+    share *share;          /* [threads] */
+    pthread_t *thread;     /* [threads], from 1 on */
+    struct worker *worker; /* [threads] what each thread starts with */
+    sti_pool_watch watch;
+};
+
+typedef struct worker {
+    sti_pool *p;
+    int w;
+} worker;
+
+static inline void relax(void)
 {
-    if (spins >= SPIN_POLITE) sched_yield();
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #endif
 }
 
-/* Spins until *count has reached n; the counter may wrap around. */
-static void wait_for(const atomic_uint *count, unsigned n)
+/* Sleeps until the word is woken, unless it is no longer `was`. */
+static void sleep_on(const void *word, uint32_t was)
 {
-    for (int spins = 0;
-         (int)(atomic_load_explicit(count, memory_order_acquire) - n) < 0;)
-        relax(spins < SPIN_POLITE ? spins++ : spins);
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, was, NULL, NULL, 0);
 }
 
+static void wake(const void *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+/* The half of a counter that changes whenever it does: a futex has 32 bits. */
+static const void *low_half(const _Atomic uint64_t *x)
+{
+    const uint16_t one = 1;
+    return (const char *)x + (*(const char *)&one ? 0 : 4);
+}
+
+/* ---- Shares -------------------------------------------------------------- */
+
+/* Runs share w of a task, if nobody has taken it. Only while the task is unfinished can
+ * the claim succeed, and then fn and arg stay as they are until `done` is written; so a
+ * worker that comes too late never looks at them. */
+static void run_share(sti_pool *p, int w, int shares, uint64_t number)
+{
+    share *s = &p->share[w];
+    uint64_t was = atomic_load_explicit(&s->claimed, memory_order_relaxed);
+    if (was >= number ||
+        !atomic_compare_exchange_strong_explicit(
+            &s->claimed, &was, number, memory_order_acq_rel, memory_order_relaxed))
+        return;
+    p->fn(p->arg, w, shares);
+    if (atomic_exchange_explicit(&s->done, 2 * number, memory_order_acq_rel) & 1)
+        wake(low_half(&s->done));
+}
+
+/* The next task that has a share for worker w. */
+static uint64_t await_task(sti_pool *p, int w, uint64_t seen)
+{
+    uint64_t until = 0, task;
+    for (int spins = 0;; spins++) {
+        task = atomic_load_explicit(&p->task, memory_order_acquire);
+        if (task != seen && w < (int)(task & ((1 << SHARE_BITS) - 1))) return task;
+        relax();
+        if (spins % QUICK_SPINS != QUICK_SPINS - 1) continue;
+        const uint64_t now = sti_clock_ns();
+        if (until == 0) until = now + WORKER_NS;
+        if (now < until) continue;
+        atomic_store(&p->asleep[w], 1); /* seq_cst: before the load; see publish */
+        task = atomic_load(&p->task);
+        if (task == seen || w >= (int)(task & ((1 << SHARE_BITS) - 1)))
+            sleep_on(&p->asleep[w], 1);
+        atomic_store(&p->asleep[w], 0);
+        until = 0;
+    }
+}
+
+/* A worker allocates and frees nothing, not even at its start: with its first call of malloc
+ * or free the C library maps a heap for the thread, whenever that comes to run. */
 static void *work(void *v)
 {
-    start_arg a = *(start_arg *)v;
-    free(v);
-    sti_pool *p = a.p;
-    unsigned seen = 0;
-    for (;;) {
-        int spins = 0;
-        while (atomic_load_explicit(&p->round, memory_order_acquire) == seen) {
-            if (++spins < SPIN_SLEEP) {
-                relax(spins);
-                continue;
-            }
-            pthread_mutex_lock(&p->lock);
-            atomic_fetch_add(&p->asleep, 1);
-            while (atomic_load(&p->round) == seen)
-                pthread_cond_wait(&p->wake, &p->lock);
-            atomic_fetch_sub(&p->asleep, 1);
-            pthread_mutex_unlock(&p->lock);
-        }
-        seen++;
+    const worker *a = v;
+    sti_pool *p = a->p;
+    for (uint64_t seen = 0;;) {
+        seen = await_task(p, a->w, seen);
         if (atomic_load_explicit(&p->stop, memory_order_acquire)) return NULL;
-        p->fn(p->arg, a.worker, p->threads);
-        atomic_store_explicit(&p->own[a.worker].done, seen, memory_order_release);
+        run_share(p, a->w, (int)(seen & ((1 << SHARE_BITS) - 1)), seen >> SHARE_BITS);
     }
 }
 
-static unsigned publish(sti_pool *p)
+/* Returns the task's number. */
+static uint64_t publish(sti_pool *p, int shares)
 {
-    /* seq_cst: ordered before the load below */
-    const unsigned round = atomic_fetch_add(&p->round, 1) + 1;
-    if (atomic_load(&p->asleep) > 0) {
-        pthread_mutex_lock(&p->lock);
-        pthread_cond_broadcast(&p->wake);
-        pthread_mutex_unlock(&p->lock);
+    const uint64_t number =
+        (atomic_load_explicit(&p->task, memory_order_relaxed) >> SHARE_BITS) + 1;
+    atomic_store(&p->task, number << SHARE_BITS | (uint64_t)shares);
+    for (int w = 1; w < shares; w++)
+        if (atomic_load(&p->asleep[w])) {
+            atomic_store(&p->asleep[w], 0);
+            wake(&p->asleep[w]);
+        }
+    return number;
+}
+
+/* ---- The caller ---------------------------------------------------------- */
+
+static bool is_done(const share *s, uint64_t number)
+{
+    return atomic_load_explicit(&s->done, memory_order_acquire) >= 2 * number;
+}
+
+/* Waits for a share that worker w has begun. */
+static void await_share(sti_pool *p, int w, uint64_t number)
+{
+    share *s = &p->share[w];
+    for (int i = 0; i < QUICK_SPINS; i++, relax())
+        if (is_done(s, number)) return;
+    const uint64_t start = sti_clock_ns();
+    uint64_t now = start;
+    for (int i = 0; now - start < CALLER_NS; i++, relax()) {
+        if (is_done(s, number)) return;
+        if (i % QUICK_SPINS == 0) now = sti_clock_ns();
     }
-    return round;
+    const uint64_t ran = sti_thread_ns(p->thread[w]);
+    for (;;) {
+        uint64_t done = atomic_load_explicit(&s->done, memory_order_acquire);
+        if (done >= 2 * number) break;
+        if ((done & 1) || atomic_compare_exchange_weak(&s->done, &done, done | 1))
+            sleep_on(low_half(&s->done), (uint32_t)(done | 1));
+    }
+    sti_pool_watch_wait(&p->watch, now, sti_clock_ns(),
+                        sti_thread_ns(p->thread[w]) - ran);
 }
 
 void sti_pool_run(sti_pool *p, sti_task fn, void *arg)
 {
-    if (p->threads == 1) {
+    sti_pool_watch *watch = &p->watch;
+    const uint64_t now = watch->threads > 1 ? sti_clock_ns() : 0;
+    const int shares = sti_pool_watch_workers(watch, now);
+    if (shares == 1) {
         fn(arg, 0, 1);
         return;
     }
+    if (sti_pool_watch_due(watch, now))
+        sti_pool_watch_caller(watch, now, sti_thread_ns(pthread_self()));
     p->fn = fn;
     p->arg = arg;
-    const unsigned round = publish(p);
-    fn(arg, 0, p->threads);
-    for (int w = 1; w < p->threads; w++) wait_for(&p->own[w].done, round);
+    const uint64_t number = publish(p, shares);
+    fn(arg, 0, shares);
+    for (int w = 1; w < shares; w++) run_share(p, w, shares, number);
+    for (int w = 1; w < shares; w++) await_share(p, w, number);
 }
 
-void sti_pool_arrive(sti_pool *p, int w)
-{
-    atomic_uint *mine = &p->own[w].arrived;
-    const unsigned was = atomic_load_explicit(mine, memory_order_relaxed);
-    atomic_store_explicit(mine, was + 1, memory_order_release);
-}
-
-void sti_pool_await(sti_pool *p, int w)
-{
-    const unsigned mine =
-        atomic_load_explicit(&p->own[w].arrived, memory_order_relaxed);
-    for (int v = 0; v < p->threads; v++) wait_for(&p->own[v].arrived, mine);
-}
-
-void sti_pool_meet(sti_pool *p, int w)
-{
-    sti_pool_arrive(p, w);
-    sti_pool_await(p, w);
-}
-
-int sti_cores(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-    return 1;
-}
+/* ---- The pool ------------------------------------------------------------ */
 
 still_status sti_pool_new(int threads, sti_pool **out, still_error *err)
 {
@@ -148,29 +213,28 @@ still_status sti_pool_new(int threads, sti_pool **out, still_error *err)
                         threads, MAX_THREADS);
     sti_pool *p = aligned_alloc(64, (sizeof *p + 63) / 64 * 64);
     if (!p) return sti_fail_memory(err, "thread pool", sizeof *p);
-    *p = (sti_pool){.threads = 1};
-    pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->wake, NULL);
-    const size_t lines = (size_t)threads * sizeof *p->own;
+    *p = (sti_pool){.threads = threads, .started = 1};
+    sti_pool_watch_init(&p->watch, threads);
+    const size_t lines = (size_t)threads * sizeof *p->share;
     p->thread = sti_alloc((size_t)threads, sizeof *p->thread);
-    p->own = aligned_alloc(64, lines);
-    if (!p->thread || !p->own) {
+    p->worker = sti_alloc((size_t)threads, sizeof *p->worker);
+    p->asleep = sti_alloc((size_t)threads, sizeof *p->asleep);
+    p->share = aligned_alloc(64, lines);
+    if (!p->thread || !p->worker || !p->asleep || !p->share) {
         sti_pool_free(p);
         return sti_fail_memory(err, "thread pool", lines);
     }
-    memset(p->own, 0, lines);
+    memset(p->share, 0, lines);
     for (int i = 1; i < threads; i++) {
-        start_arg *a = malloc(sizeof *a);
-        if (a) *a = (start_arg){p, i};
-        if (!a || pthread_create(&p->thread[i - 1], NULL, work, a) != 0) {
-            free(a);
+        p->worker[i] = (worker){p, i};
+        if (pthread_create(&p->thread[i], NULL, work, &p->worker[i]) != 0) {
             sti_pool_free(p);
             return sti_fail(err, STILL_E_MEMORY,
                             "cannot start thread %d of %d: out of memory, or the "
                             "system allows no more threads",
                             i + 1, threads);
         }
-        p->threads = i + 1;
+        p->started = i + 1;
     }
     *out = p;
     return STILL_OK;
@@ -180,18 +244,23 @@ void sti_pool_free(sti_pool *p)
 {
     if (!p) return;
     atomic_store_explicit(&p->stop, true, memory_order_release);
-    publish(p);
-    for (int i = 1; i < p->threads; i++) pthread_join(p->thread[i - 1], NULL);
-    pthread_cond_destroy(&p->wake);
-    pthread_mutex_destroy(&p->lock);
+    if (p->started > 1) publish(p, p->started);
+    for (int i = 1; i < p->started; i++) pthread_join(p->thread[i], NULL);
     free(p->thread);
-    free(p->own);
+    free(p->worker);
+    free(p->asleep);
+    free(p->share);
     free(p);
 }
 
 int sti_pool_threads(const sti_pool *p)
 {
     return p->threads;
+}
+
+void sti_pool_limit(sti_pool *p, int n)
+{
+    sti_pool_watch_init(&p->watch, n < p->threads ? n : p->threads);
 }
 
 void sti_split(int64_t n, int64_t grain, int w, int workers, int64_t *lo, int64_t *hi)
