@@ -15,7 +15,7 @@
  *              weights pass through it between two layers; the figure is one layer's
  *              share.
  *   products   q, k, v and attention's gate, output, feed-forward of one layer,
- *              M rows. */
+ *              M rows; the most rows also many times in a row. */
 #include "base/process.h"
 #include "cuda_layer_hybrid.h"
 #include "cuda_layer_products.h"

@@ -34,6 +34,8 @@ struct sti_dev {
     cublasLtHandle_t lt;
     sti_block lt_workspace; /* cuBLASLt's workspace */
     sti_block scratch;      /* of the operator that is being queued, see below */
+    size_t limit, used;     /* bytes it may take, 0: all there are; that it has */
+    size_t copies;          /* of them in second copies of weights, see weight.c */
     size_t half_scratch;    /* scratch of the largest matrix that is made half */
     size_t step_scratch; /* scratch of a session's step, in the layer that needs most */
     struct sti_cublaslt_plans *plans;  /* matmul.c: cuBLASLt's choices, by shape */
@@ -79,10 +81,13 @@ still_status sti_cuda_pass_begin(sti_dev *, const sti_pass *, bool *done,
                                  still_error *);
 still_status sti_cuda_pass_end(sti_dev *, still_error *);
 
-/* Memory (device.c): from a pool that follows the stream. */
+/* Memory (device.c): from a pool that follows the stream, up to dev->limit. */
 still_status sti_cuda_mem_new(sti_dev *, size_t bytes, sti_block *out, still_error *);
 void sti_cuda_mem_free(sti_dev *, sti_block *);
+size_t sti_cuda_mem_left(const sti_dev *);
 bool sti_cuda_on_device(const void *p); /* else it is the program's */
+/* What the backend's dev_bytes is if an operator needs so many bytes of scratch. */
+size_t sti_cuda_bytes_with(const sti_dev *, size_t scratch);
 
 /* Whether 16 bytes can be read at once from p on. */
 static inline bool sti_cuda_aligned(const void *p)
@@ -111,10 +116,14 @@ still_status sti_cuda_embed(sti_dev *, const sti_embed_args *, still_error *);
 still_status sti_cuda_rmsnorm(sti_dev *, const sti_rmsnorm_args *, still_error *);
 still_status sti_cuda_rope(sti_dev *, const sti_rope_args *, still_error *);
 still_status sti_cuda_swiglu(sti_dev *, const sti_swiglu_args *, still_error *);
+still_status sti_cuda_scale_columns(sti_dev *, const sti_scale_columns_args *,
+                                    still_error *);
 still_status sti_cuda_logprob(sti_dev *, const sti_logprob_args *, still_error *);
 still_status sti_cuda_softmax_attn(sti_dev *, const sti_attn_args *, still_error *);
 still_status sti_cuda_hybrid_reserve(sti_dev *, const sti_hybrid_settings *,
                                      const sti_hybrid_shape *, int rows, still_error *);
+size_t sti_cuda_hybrid_bytes(const sti_dev *, const sti_hybrid_settings *,
+                             const sti_hybrid_shape *, int rows);
 bool sti_cuda_hybrid_ropes(const sti_hybrid_args *, int n);
 still_status sti_cuda_hybrid(sti_dev *, const sti_hybrid_args *, int n, still_error *);
 
@@ -141,6 +150,8 @@ still_status sti_cuda_hybrid_backward(sti_dev *, const sti_hybrid_parallel_args 
 /* Liger and SUPRA (linear.c), of sessions and in training. */
 still_status sti_cuda_linear_reserve(sti_dev *, const sti_linear_shape *, int window,
                                      int rows, still_error *);
+size_t sti_cuda_linear_bytes(const sti_dev *, const sti_linear_shape *, int window,
+                             int rows);
 still_status sti_cuda_linear_forward(sti_dev *, const sti_linear_args *, int n,
                                      still_error *);
 still_status sti_cuda_linear_backward(sti_dev *, const sti_linear_args *, int n,

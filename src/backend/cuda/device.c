@@ -33,15 +33,32 @@ still_status sti_cublas_check(cublasStatus_t e, const char *what, still_error *e
 
 /* ---- Memory -------------------------------------------------------------- */
 
-static still_status no_memory(size_t bytes, still_error *err)
+/* Blocks of a pool begin at multiples of this. */
+enum { POOL_STEP = 512 };
+
+static still_status no_memory(const sti_dev *dev, size_t bytes, still_error *err)
 {
     size_t left = 0, all = 0;
     (void)cudaGetLastError();
     (void)cudaMemGetInfo(&left, &all);
+    if (dev->limit && bytes > dev->limit - dev->used)
+        return sti_fail(
+            err, STILL_E_MEMORY,
+            "cuda: %.3f GB more of GPU memory are needed and %.3f of the "
+            "%.3f GB of --gpu-memory are left: use a smaller context, cap or "
+            "batch, fewer sessions, or more memory",
+            (double)bytes / 1e9, (double)(dev->limit - dev->used) / 1e9,
+            (double)dev->limit / 1e9);
     return sti_fail(err, STILL_E_MEMORY,
                     "cuda: %.2f GB of GPU memory are needed and %.2f of %.2f GB are "
                     "free: use a smaller context or batch, or --backend cpu",
                     (double)bytes / 1e9, (double)left / 1e9, (double)all / 1e9);
+}
+
+/* What a block of so many bytes counts for. */
+static size_t counted(size_t bytes)
+{
+    return bytes > SIZE_MAX - POOL_STEP ? bytes : sti_cuda_round_up(bytes, POOL_STEP);
 }
 
 still_status sti_cuda_mem_new(sti_dev *dev, size_t bytes, sti_block *out,
@@ -50,8 +67,10 @@ still_status sti_cuda_mem_new(sti_dev *dev, size_t bytes, sti_block *out,
     *out = (sti_block){0};
     void *p = NULL;
     if (bytes == 0) bytes = 1;
+    if (dev->limit && counted(bytes) > dev->limit - dev->used)
+        return no_memory(dev, bytes, err);
     cudaError_t e = cudaMallocAsync(&p, bytes, dev->stream);
-    if (e == cudaErrorMemoryAllocation) return no_memory(bytes, err);
+    if (e == cudaErrorMemoryAllocation) return no_memory(dev, bytes, err);
     STI_CUDA(e, "allocating memory");
     e = cudaMemsetAsync(p, 0, bytes, dev->stream);
     if (e != cudaSuccess) {
@@ -59,13 +78,32 @@ still_status sti_cuda_mem_new(sti_dev *dev, size_t bytes, sti_block *out,
         return sti_cuda_check(e, "clearing memory", err);
     }
     *out = (sti_block){.p = p, .bytes = bytes};
+    dev->used += counted(bytes);
     return STILL_OK;
 }
 
 void sti_cuda_mem_free(sti_dev *dev, sti_block *b)
 {
-    if (b->p) (void)cudaFreeAsync(b->p, dev->stream);
+    if (b->p) {
+        (void)cudaFreeAsync(b->p, dev->stream);
+        dev->used -= counted(b->bytes);
+    }
     *b = (sti_block){0};
+}
+
+/* What the pool has and nobody uses is free too. */
+size_t sti_cuda_mem_left(const sti_dev *dev)
+{
+    cudaMemPool_t pool;
+    uint64_t has = 0, used = 0;
+    size_t left = 0, all = 0;
+    (void)cudaMemGetInfo(&left, &all);
+    if (cudaDeviceGetDefaultMemPool(&pool, dev->ordinal) == cudaSuccess) {
+        (void)cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &has);
+        (void)cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used);
+    }
+    left += (size_t)(has > used ? has - used : 0);
+    return dev->limit && dev->limit - dev->used < left ? dev->limit - dev->used : left;
 }
 
 bool sti_cuda_on_device(const void *p)
@@ -94,7 +132,6 @@ static still_status mem_clear(sti_dev *dev, void *p, size_t bytes, still_error *
     return STILL_OK;
 }
 
-/* Of the pool alone: weights are not in it. */
 static size_t mem_peak(sti_dev *dev, bool restart)
 {
     cudaMemPool_t pool;
@@ -112,6 +149,24 @@ static size_t mem_peak(sti_dev *dev, bool restart)
     return (size_t)(high > now ? high : now);
 }
 
+/* Beside the old scratch, or, where memory is short, in its place; after failure it is
+ * as large as before, if that can be had. What is queued uses the old one first. */
+static still_status grow_scratch(sti_dev *dev, size_t bytes, still_error *err)
+{
+    const size_t before = dev->scratch.bytes;
+    sti_block grown;
+    still_status st = sti_cuda_mem_new(dev, bytes, &grown, err);
+    sti_cuda_graphs_forget(dev); /* they have the old address */
+    if (st == STILL_OK || before > 0) sti_cuda_mem_free(dev, &dev->scratch);
+    if (st == STILL_E_MEMORY && before > 0) {
+        still_error unused;
+        st = sti_cuda_mem_new(dev, bytes, &grown, err);
+        if (st != STILL_OK) (void)sti_cuda_mem_new(dev, before, &grown, &unused);
+    }
+    dev->scratch = grown;
+    return st;
+}
+
 still_status sti_cuda_scratch(sti_dev *dev, size_t bytes, void **out, still_error *err)
 {
     if (bytes > dev->scratch.bytes) {
@@ -120,11 +175,7 @@ still_status sti_cuda_scratch(sti_dev *dev, size_t bytes, void **out, still_erro
                             "cuda: a captured pass needs more scratch (%zu bytes) "
                             "than the one before it",
                             bytes);
-        sti_block grown;
-        STI_TRY(sti_cuda_mem_new(dev, bytes, &grown, err));
-        sti_cuda_mem_free(dev, &dev->scratch); /* when what is queued has used it */
-        dev->scratch = grown;
-        sti_cuda_graphs_forget(dev); /* they have the old address */
+        STI_TRY(grow_scratch(dev, bytes, err));
     }
     *out = dev->scratch.p;
     return STILL_OK;
@@ -153,11 +204,11 @@ static void dev_free(sti_dev *dev)
 }
 
 /* Freed memory stays with the pool, so that what is freed and taken again costs
- * nothing. */
+ * nothing; but no more of it than the device may take. */
 static still_status keep_memory(const sti_dev *dev, still_error *err)
 {
     cudaMemPool_t pool;
-    uint64_t all = UINT64_MAX;
+    uint64_t all = dev->limit ? dev->limit : UINT64_MAX;
     STI_CUDA(cudaDeviceGetDefaultMemPool(&pool, dev->ordinal),
              "finding its memory pool");
     STI_CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all),
@@ -227,6 +278,7 @@ static still_status dev_new(const sti_dev_params *p, sti_dev **out, still_error 
     dev->heads = p->heads;
     dev->kv_heads = p->kv_heads;
     dev->head_dim = p->head_dim;
+    dev->limit = p->memory;
     still_status st = set_up(dev, err);
     if (st != STILL_OK) {
         dev_free(dev);
@@ -267,10 +319,15 @@ static still_status dev_reserve(sti_dev *dev, int rows, still_error *err)
                     : STILL_OK;
 }
 
+size_t sti_cuda_bytes_with(const sti_dev *dev, size_t scratch)
+{
+    const size_t is = dev->scratch.bytes;
+    return (scratch > is ? scratch : is) + dev->lt_workspace.bytes;
+}
+
 static size_t dev_bytes(const sti_dev *dev, int rows)
 {
-    const size_t will = scratch_of(dev, rows), is = dev->scratch.bytes;
-    return (will > is ? will : is) + dev->lt_workspace.bytes;
+    return sti_cuda_bytes_with(dev, rows > 0 ? scratch_of(dev, rows) : 0);
 }
 
 const sti_backend sti_backend_cuda = {
@@ -284,6 +341,7 @@ const sti_backend sti_backend_cuda = {
     .mem_move = mem_move,
     .mem_clear = mem_clear,
     .mem_peak = mem_peak,
+    .mem_left = sti_cuda_mem_left,
     .pass_begin = sti_cuda_pass_begin,
     .pass_end = sti_cuda_pass_end,
     .dev_new = dev_new,
@@ -300,6 +358,7 @@ const sti_backend sti_backend_cuda = {
     .rmsnorm = sti_cuda_rmsnorm,
     .rope = sti_cuda_rope,
     .swiglu = sti_cuda_swiglu,
+    .scale_columns = sti_cuda_scale_columns,
     .ffn_forward = sti_cuda_ffn,
     .softmax_attn = sti_cuda_softmax_attn,
     .logprob = sti_cuda_logprob,
@@ -325,12 +384,14 @@ const sti_backend sti_backend_cuda = {
     .state_kv = 0, /* as the session's cache */
     .state_real = sizeof(float),
     .hybrid_reserve = sti_cuda_hybrid_reserve,
+    .hybrid_bytes = sti_cuda_hybrid_bytes,
     .hybrid_applies_rope = sti_cuda_hybrid_ropes,
     .hybrid = sti_cuda_hybrid,
     .hybrid_route = sti_cuda_hybrid_route,
     .hybrid_parallel = sti_cuda_hybrid_parallel,
     .hybrid_backward = sti_cuda_hybrid_backward,
     .linear_reserve = sti_cuda_linear_reserve,
+    .linear_bytes = sti_cuda_linear_bytes,
     .linear = sti_cuda_linear_forward,
     .linear_backward = sti_cuda_linear_backward,
 };

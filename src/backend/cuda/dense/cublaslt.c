@@ -223,7 +223,7 @@ still_status sti_cuda_gemm(sti_dev *dev, const sti_cuda_gemm_args *a, still_erro
                                                        .k = a->K,
                                                        .lda = a->ld,
                                                        .ldb = a->ld,
-                                                       .ldd = a->N,
+                                                       .ldd = a->ldy ? a->ldy : a->N,
                                                        .trans_a = true,
                                                        .bias = a->bias,
                                                        .scale = 1,

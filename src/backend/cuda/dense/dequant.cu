@@ -101,6 +101,37 @@ __device__ void unpack_q6_k(const uint8_t *b, int g, group16 *o)
     o->min = 0;
 }
 
+/* Values of a table, as file/dequant_table.c has them. */
+__device__ void look_up(const int8_t (&table)[16], const uint8_t *q, int high,
+                        group16 *o)
+{
+    for (int i = 0; i < 16; i++) o->q[i] = table[q[i] >> 4 * high & 15];
+    o->min = 0;
+}
+
+__device__ void unpack_iq4(const uint8_t *q, int high, group16 *o)
+{
+    const int8_t table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                              1,    13,   25,  38,  53,  69,  89,  113};
+    look_up(table, q, high, o);
+}
+
+__device__ void unpack_iq4_xs(const uint8_t *b, int g, group16 *o)
+{
+    const int j = g / 2; /* group of 32 */
+    const int s = (b[4 + j / 2] >> 4 * (j % 2) & 15) | (b[2 + j / 4] >> 2 * (j % 4) & 3)
+                                                           << 4;
+    unpack_iq4(b + 8 + 16 * j, g % 2, o);
+    o->scale = load_half(b) * (float)(s - 32);
+}
+
+__device__ void unpack_mxfp4(const uint8_t *b, int high, group16 *o)
+{
+    const int8_t table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    look_up(table, b + 1, high, o);
+    o->scale = __uint_as_float(b[0] < 2 ? 0x00200000u << b[0] : (b[0] - 1u) << 23);
+}
+
 /* Columns 16 i .. 16 i + 15 of a row of blocks. */
 __device__ void unpack(sti_dtype type, const uint8_t *row, int i, group16 *o)
 {
@@ -138,6 +169,13 @@ __device__ void unpack(sti_dtype type, const uint8_t *row, int i, group16 *o)
         o->scale = load_half(b);
         o->min = 0;
         return;
+    case STI_IQ4_NL:
+        b = row + small * 18;
+        unpack_iq4(b + 2, high, o);
+        o->scale = load_half(b);
+        return;
+    case STI_IQ4_XS: unpack_iq4_xs(row + large * 136, g, o); return;
+    case STI_MXFP4: unpack_mxfp4(row + small * 17, high, o); return;
     case STI_Q2_K: unpack_q2_k(row + large * 84, g, o); return;
     case STI_Q3_K: unpack_q3_k(row + large * 110, g, o); return;
     case STI_Q4_K: unpack_q4_k(row + large * 144, g, o); return;

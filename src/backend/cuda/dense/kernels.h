@@ -40,13 +40,14 @@ enum {
         16, /* rows of x up to which weights are read as they are kept */
     STI_CUDA_GEMV_ROWS_HALF =
         8, /* of weights in half, beyond which gemm.cu is faster */
-    STI_CUDA_GEMV_ROWS_FLOAT = 8
+    STI_CUDA_GEMV_ROWS_FLOAT = 8,
+    STI_CUDA_HALF_MOST = 128 << 20 /* bytes of a matrix that is half in scratch */
 };
 
 typedef struct sti_cuda_matrix {
     const void *w;        /* float, half or quants */
     const void *scale;    /* of quants */
-    const sti_half *half; /* [N, ld] for many rows; NULL: made before each product */
+    const sti_half *half; /* [N, ld] for many rows; NULL: made for each product */
     int N, K, ld;
     int chunks; /* of 64 columns */
     int groups; /* a chunk: 2 or 4 */
@@ -55,6 +56,12 @@ typedef struct sti_cuda_matrix {
 
 /* weight.c */
 sti_cuda_matrix sti_cuda_matrix_of(const sti_weight *w);
+/* Rows of a matrix of quants that are made half at once, and the scratch that takes; 0
+ * for one that need not be. */
+int sti_cuda_half_rows(const sti_cuda_matrix *m);
+size_t sti_cuda_half_bytes(const sti_cuda_matrix *m);
+/* Rows [row0, row0 + n) of a matrix of quants; row0 is a multiple of the tile. */
+sti_cuda_matrix sti_cuda_matrix_rows(const sti_cuda_matrix *m, int row0, int n);
 
 /* ---- Weights (dequant.cu) ------------------------------------------------ */
 
@@ -114,8 +121,13 @@ still_status sti_cuda_norm(sti_dev *, const float *x, const float *g, float eps,
 still_status sti_cuda_rope_rows(sti_dev *, const sti_rope_args *a, const int32_t *pos,
                                 const float *inv_freq, still_error *err);
 /* y = silu(gate) * up over n floats; y may be gate. */
-still_status sti_cuda_gated(sti_dev *, const float *gate, const float *up, float *y,
-                            size_t n, still_error *err);
+still_status sti_cuda_gated(sti_dev *, sti_activation, const float *gate,
+                            const float *up, float *y, size_t n, still_error *err);
+/* y += that norm of x; n elements in rows of K times g. */
+still_status sti_cuda_norm_add(sti_dev *, const float *x, const float *g, float eps,
+                               int M, int K, float *y, still_error *err);
+still_status sti_cuda_by_columns(sti_dev *, float *x, const float *g, size_t n, int K,
+                                 still_error *err);
 /* The same in half over [M, K], K a multiple of 8; biases [K] or NULL; y may be gate.
  */
 still_status sti_cuda_gated_half(sti_dev *, const sti_half *gate, const sti_half *up,
@@ -172,6 +184,7 @@ typedef struct sti_cuda_gemm_args {
     void *y;
     const float *bias; /* [N] or NULL; not with half results */
     int M, N, K, ld;
+    int ldy; /* from a row of y to the next; 0: N */
     bool accumulate;
 } sti_cuda_gemm_args;
 still_status sti_cuda_gemm(sti_dev *, const sti_cuda_gemm_args *, still_error *err);

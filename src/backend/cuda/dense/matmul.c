@@ -10,6 +10,9 @@
 #include "backend/cuda/dense/lora_gemm.h"
 #include "backend/host.h"
 
+/* Rows up to which quants without a copy in half are read anew for every few rows. */
+enum { SLICED_ROWS = 48 };
+
 typedef struct matrices {
     sti_cuda_matrix m[STI_MATMUL_MAX];
     bool trained[STI_MATMUL_MAX]; /* floats, read where the optimizer changes them */
@@ -27,13 +30,6 @@ typedef struct input {
 static int gemv_rows(const sti_cuda_matrix *m)
 {
     return m->kind == STI_CUDA_HALF ? STI_CUDA_GEMV_ROWS_HALF : STI_CUDA_GEMV_ROWS;
-}
-
-/* Bytes of scratch that a product of many rows needs for a weight. */
-static size_t half_bytes(const sti_cuda_matrix *m)
-{
-    if (m->kind == STI_CUDA_FLOAT || m->half) return 0;
-    return (size_t)m->N * (size_t)m->ld * sizeof(sti_half);
 }
 
 static still_status open_matrices(const sti_matmul_args *a, matrices *all,
@@ -120,6 +116,30 @@ static still_status run_gemv(sti_dev *dev, const sti_matmul_args *a,
 
 /* ---- Many rows ----------------------------------------------------------- */
 
+/* The same for a matrix of quants, which is made half in in->half, some rows at a time.
+ */
+static still_status multiply_quants(sti_dev *dev, const sti_cuda_matrix *m,
+                                    sti_cuda_gemm_args g, const input *in,
+                                    still_error *err)
+{
+    const int step = sti_cuda_half_rows(m);
+    const size_t size =
+        g.type == STI_CUDA_HALF_TO_HALF ? sizeof(sti_half) : sizeof(float);
+    for (int row = 0; row < m->N; row += step) {
+        const sti_cuda_matrix part =
+            sti_cuda_matrix_rows(m, row, m->N - row < step ? m->N - row : step);
+        sti_cuda_gemm_args p = g;
+        p.w = in->half;
+        p.y = (char *)g.y + (size_t)row * size;
+        p.bias = g.bias ? g.bias + row : NULL;
+        p.N = part.N;
+        p.ldy = m->N;
+        STI_TRY(sti_cuda_to_half(dev, &part, in->half, err));
+        STI_TRY(sti_cuda_gemm(dev, &p, err));
+    }
+    return STILL_OK;
+}
+
 /* y[M, N] = [y +] x W^T + bias for one matrix. */
 static still_status multiply(sti_dev *dev, const sti_cuda_matrix *m, const input *in,
                              int M, const float *bias, bool accumulate,
@@ -141,8 +161,7 @@ static still_status multiply(sti_dev *dev, const sti_cuda_matrix *m, const input
         g.w = m->w;
         g.K = g.ld = m->K;
     } else if (!m->half) {
-        STI_TRY(sti_cuda_to_half(dev, m, in->half, err));
-        g.w = in->half;
+        return multiply_quants(dev, m, g, in, err);
     }
     return sti_cuda_gemm(dev, &g, err);
 }
@@ -206,7 +225,7 @@ static still_status run_gemm(sti_dev *dev, const sti_matmul_args *a,
         const sti_cuda_matrix *m = &all->m[i];
         const size_t half = all->trained[i]
                                 ? (size_t)m->N * (size_t)m->ld * sizeof(sti_half)
-                                : half_bytes(m);
+                                : sti_cuda_half_bytes(m);
         const bool as_float = m->kind == STI_CUDA_FLOAT && !all->trained[i];
         if (half > more) more = half;
         want_float = want_float || as_float;
@@ -230,14 +249,47 @@ static still_status run_gemm(sti_dev *dev, const sti_matmul_args *a,
     return STILL_OK;
 }
 
+/* Whether all are quants without a copy in half, and the rows so few that reading the
+ * quants several times takes less than making them half. */
+static bool is_sliced(const sti_cuda_matrix *m, int n, int M)
+{
+    bool quants = M <= SLICED_ROWS;
+    for (int i = 0; i < n; i++) quants = quants && sti_cuda_half_bytes(&m[i]) > 0;
+    return quants;
+}
+
+/* Rows of a slice: as many as a block can stage. */
+static int slice_rows(int K)
+{
+    return sti_cuda_gemv_fits(STI_CUDA_GEMV_ROWS, K) ? STI_CUDA_GEMV_ROWS
+                                                     : STI_CUDA_GEMV_ROWS / 2;
+}
+
+static still_status run_slices(sti_dev *dev, const sti_matmul_args *a,
+                               const matrices *all, still_error *err)
+{
+    const int K = all->m[0].K, step = slice_rows(K);
+    for (int row = 0; row < a->M; row += step) {
+        const size_t at = (size_t)row * (size_t)K;
+        sti_matmul_args part = *a;
+        part.M = a->M - row < step ? a->M - row : step;
+        part.x += at;
+        if (a->normed) part.normed += at;
+        for (int i = 0; i < a->n; i++) part.y[i] += (size_t)row * (size_t)all->m[i].N;
+        STI_TRY(run_gemv(dev, &part, all, err));
+    }
+    return STILL_OK;
+}
+
 still_status sti_cuda_matmul(sti_dev *dev, const sti_matmul_args *a, still_error *err)
 {
     matrices all;
     STI_TRY(open_matrices(a, &all, err));
     if (a->M < 1 || a->n < 1) return STILL_OK;
-    return a->M <= (all.some_float ? STI_CUDA_GEMV_ROWS_FLOAT : gemv_rows(&all.m[0]))
-               ? run_gemv(dev, a, &all, err)
-               : run_gemm(dev, a, &all, err);
+    if (a->M <= (all.some_float ? STI_CUDA_GEMV_ROWS_FLOAT : gemv_rows(&all.m[0])))
+        return run_gemv(dev, a, &all, err);
+    return is_sliced(all.m, a->n, a->M) ? run_slices(dev, a, &all, err)
+                                        : run_gemm(dev, a, &all, err);
 }
 
 /* ---- Feed-forward -------------------------------------------------------- */
@@ -286,6 +338,19 @@ static still_status ffn_gemv(sti_dev *dev, const sti_ffn_args *a, const ffn_weig
     return sti_cuda_gemv(dev, &second, err);
 }
 
+static still_status ffn_slices(sti_dev *dev, const sti_ffn_args *a,
+                               const ffn_weights *w, still_error *err)
+{
+    const int K = w->gate.K, step = slice_rows(K);
+    for (int row = 0; row < a->M; row += step) {
+        sti_ffn_args part = *a; /* scratch serves one slice after the other */
+        part.M = a->M - row < step ? a->M - row : step;
+        part.x += (size_t)row * (size_t)K;
+        STI_TRY(ffn_gemv(dev, &part, w, err));
+    }
+    return STILL_OK;
+}
+
 /* silu(gate) * up as half in half: at once, or gate and up side by side first. */
 static still_status ffn_gate(sti_dev *dev, const sti_ffn_args *a, const ffn_weights *w,
                              const input *in, still_error *err)
@@ -313,9 +378,9 @@ static still_status ffn_gemm(sti_dev *dev, const sti_ffn_args *a, const ffn_weig
 {
     const int M = a->M;
     sti_half *h = (sti_half *)a->scratch_h, *between = (sti_half *)a->scratch;
-    size_t more = half_bytes(&w->gate);
-    if (half_bytes(&w->up) > more) more = half_bytes(&w->up);
-    if (half_bytes(&w->down) > more) more = half_bytes(&w->down);
+    size_t more = sti_cuda_half_bytes(&w->gate);
+    if (sti_cuda_half_bytes(&w->up) > more) more = sti_cuda_half_bytes(&w->up);
+    if (sti_cuda_half_bytes(&w->down) > more) more = sti_cuda_half_bytes(&w->down);
     void *scratch = NULL;
     if (more > 0) STI_TRY(sti_cuda_scratch(dev, more, &scratch, err));
     const input in = {.xh = h, .half = scratch},
@@ -334,13 +399,19 @@ still_status sti_cuda_ffn(sti_dev *dev, const sti_ffn_args *a, still_error *err)
     if (a->M < 1) return STILL_OK;
     const ffn_weights w = {sti_cuda_matrix_of(a->w.gate), sti_cuda_matrix_of(a->w.up),
                            sti_cuda_matrix_of(a->w.down)};
-    const bool whole = w.gate.K % 8 == 0 && w.down.K % 8 == 0 &&
+    /* The fused kernels know the llama form. */
+    const bool llama = a->w.norm && !a->w.norm_out && a->w.act == STI_SILU;
+    const bool whole = llama && w.gate.K % 8 == 0 && w.down.K % 8 == 0 &&
                        sti_cuda_aligned(a->scratch) && sti_cuda_aligned(a->scratch_h);
     if (!whole || w.gate.kind == STI_CUDA_FLOAT || w.up.kind == STI_CUDA_FLOAT ||
         w.down.kind == STI_CUDA_FLOAT)
         return sti_host_ffn_forward(&sti_backend_cuda, dev, a, err);
-    if (a->M > gemv_rows(&w.gate)) return ffn_gemm(dev, a, &w, err);
-    return w.gate.kind == w.up.kind
-               ? ffn_gemv(dev, a, &w, err)
-               : sti_host_ffn_forward(&sti_backend_cuda, dev, a, err);
+    const bool alike = w.gate.kind == w.up.kind;
+    if (a->M > gemv_rows(&w.gate))
+        return alike && is_sliced((const sti_cuda_matrix[]){w.gate, w.up, w.down}, 3,
+                                  a->M)
+                   ? ffn_slices(dev, a, &w, err)
+                   : ffn_gemm(dev, a, &w, err);
+    return alike ? ffn_gemv(dev, a, &w, err)
+                 : sti_host_ffn_forward(&sti_backend_cuda, dev, a, err);
 }

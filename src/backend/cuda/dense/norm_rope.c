@@ -24,6 +24,8 @@ still_status sti_cuda_embed(sti_dev *dev, const sti_embed_args *a, still_error *
 still_status sti_cuda_rmsnorm(sti_dev *dev, const sti_rmsnorm_args *a, still_error *err)
 {
     if (a->M < 1) return STILL_OK;
+    if (a->add)
+        return sti_cuda_norm_add(dev, a->x, a->g, a->eps, a->M, a->K, a->y, err);
     return sti_cuda_norm(dev, a->x, a->g, a->eps, a->M, a->K, a->y, NULL, err);
 }
 
@@ -44,7 +46,14 @@ still_status sti_cuda_rope(sti_dev *dev, const sti_rope_args *a, still_error *er
 still_status sti_cuda_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error *err)
 {
     size_t n = (size_t)a->M * (size_t)a->K;
-    return n > 0 ? sti_cuda_gated(dev, a->gate, a->up, a->y, n, err) : STILL_OK;
+    return n > 0 ? sti_cuda_gated(dev, a->act, a->gate, a->up, a->y, n, err) : STILL_OK;
+}
+
+still_status sti_cuda_scale_columns(sti_dev *dev, const sti_scale_columns_args *a,
+                                    still_error *err)
+{
+    const size_t n = (size_t)a->M * (size_t)a->K;
+    return n > 0 ? sti_cuda_by_columns(dev, a->x, a->g, n, a->K, err) : STILL_OK;
 }
 
 /* At most STI_CUDA_PROB_ROWS rows from row m on. */

@@ -14,9 +14,11 @@ enum { THREADS = STI_ROW_THREADS };
 
 /* ---- rmsnorm, conversion to half ----------------------------------------- */
 
-/* A block a row. g is loaded before the wait for x: it comes from far away. */
+/* A block a row. g is loaded before the wait for x: it comes from far away. add: y is
+ * added to. */
 __global__ void __launch_bounds__(THREADS)
-    norm_rows(const float *x, const float *g, float eps, int K, float *y, __half *yh)
+    norm_rows(const float *x, const float *g, float eps, int K, float *y, __half *yh,
+              bool add)
 {
     enum { HELD = 4 };
     __shared__ float part[STI_ROW_WARPS];
@@ -42,6 +44,7 @@ __global__ void __launch_bounds__(THREADS)
         factor = sti_norm_factor(part, K, eps);
     }
     const auto put = [&](int k, float4 v) {
+        if (add) v = sti_add4(v, sti_load4(y + at, k, K, vec_y));
         if (y) sti_store4(y + at, k, K, vec_y, v);
         if (yh)
             *(uint2 *)(yh + (int64_t)blockIdx.x * ld + k) =
@@ -68,7 +71,7 @@ enum {
  * the order of their warps, which gives the same bits. */
 __global__ void __launch_bounds__(THREADS)
     norm_rows_by_warp(const float *x, const float *g, float eps, int M, int K, float *y,
-                      __half *yh)
+                      __half *yh, bool add)
 {
     const int lane = threadIdx.x % 32;
     const int64_t row = (int64_t)blockIdx.x * STI_ROW_WARPS + threadIdx.x / 32;
@@ -96,6 +99,7 @@ __global__ void __launch_bounds__(THREADS)
         const int k = 4 * (lane + 32 * j);
         if (k >= ld) continue;
         if (g) v[j] = sti_normed4(v[j], factor, gain[j]);
+        if (add) v[j] = sti_add4(v[j], sti_load4(y + row * K, k, K, true));
         if (y) sti_store4(y + row * K, k, K, true, v[j]);
         if (yh)
             *(uint2 *)(yh + row * ld + k) = make_uint2(pack_saturated(v[j].x, v[j].y),
@@ -150,22 +154,34 @@ __global__ void __launch_bounds__(128)
 
 /* ---- swiglu -------------------------------------------------------------- */
 
-__device__ __forceinline__ float gated_float(float g, float u)
+/* z of an activation g / (1 + e^-z). */
+template <bool GELU> __device__ __forceinline__ float gated_float(float g, float u)
 {
-    return g / (1 + expf(-g)) * u;
+    const float z =
+        GELU ? (float)STI_GELU_SLOPE * (g + (float)STI_GELU_CUBE * g * g * g) : g;
+    return g / (1 + expf(-z)) * u;
 }
 
+template <bool GELU>
 __global__ void gated(const float *gate, const float *up, float *y, size_t n, bool vec)
 {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (!vec) {
-        if (i < n) y[i] = gated_float(gate[i], up[i]);
+        if (i < n) y[i] = gated_float<GELU>(gate[i], up[i]);
         return;
     }
     if (i >= n / 4) return;
     const float4 g = ((const float4 *)gate)[i], u = ((const float4 *)up)[i];
-    ((float4 *)y)[i] = make_float4(gated_float(g.x, u.x), gated_float(g.y, u.y),
-                                   gated_float(g.z, u.z), gated_float(g.w, u.w));
+    ((float4 *)y)[i] =
+        make_float4(gated_float<GELU>(g.x, u.x), gated_float<GELU>(g.y, u.y),
+                    gated_float<GELU>(g.z, u.z), gated_float<GELU>(g.w, u.w));
+}
+
+/* A thread an element. */
+__global__ void by_columns(float *x, const float *__restrict__ g, size_t n, int K)
+{
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] *= g[i % (size_t)K];
 }
 
 /* The result is rounded to half: fast exponential and division are exact enough. */
@@ -323,8 +339,8 @@ still_status sti_cuda_has_pdl(bool *out, still_error *err)
     return STILL_OK;
 }
 
-still_status sti_cuda_norm(sti_dev *dev, const float *x, const float *g, float eps,
-                           int M, int K, float *y, sti_half *yh, still_error *err)
+static still_status norm(sti_dev *dev, const float *x, const float *g, float eps, int M,
+                         int K, float *y, sti_half *yh, bool add, still_error *err)
 {
     /* Where nothing is normed rows can be cut anywhere. */
     const int64_t all = (int64_t)M * K;
@@ -335,13 +351,33 @@ still_status sti_cuda_norm(sti_dev *dev, const float *x, const float *g, float e
         sti_cuda_aligned(x) && sti_cuda_aligned(g) && sti_cuda_aligned(y)) {
         STI_CUDA(pdl_launch(dev, norm_rows_by_warp,
                             dim3(blocks_of((size_t)rows, STI_ROW_WARPS)), dim3(THREADS),
-                            0, x, g, eps, rows, columns, y, (__half *)yh),
+                            0, x, g, eps, rows, columns, y, (__half *)yh, add),
                  "rmsnorm");
         return STILL_OK;
     }
     STI_CUDA(pdl_launch(dev, norm_rows, dim3((unsigned)M), dim3(THREADS), 0, x, g, eps,
-                        K, y, (__half *)yh),
+                        K, y, (__half *)yh, add),
              "rmsnorm");
+    return STILL_OK;
+}
+
+still_status sti_cuda_norm(sti_dev *dev, const float *x, const float *g, float eps,
+                           int M, int K, float *y, sti_half *yh, still_error *err)
+{
+    return norm(dev, x, g, eps, M, K, y, yh, false, err);
+}
+
+still_status sti_cuda_norm_add(sti_dev *dev, const float *x, const float *g, float eps,
+                               int M, int K, float *y, still_error *err)
+{
+    return norm(dev, x, g, eps, M, K, y, NULL, true, err);
+}
+
+still_status sti_cuda_by_columns(sti_dev *dev, float *x, const float *g, size_t n,
+                                 int K, still_error *err)
+{
+    by_columns<<<blocks_of(n, THREADS), THREADS, 0, dev->stream>>>(x, g, n, K);
+    STI_CUDA(cudaGetLastError(), "scale_columns");
     return STILL_OK;
 }
 
@@ -356,13 +392,16 @@ still_status sti_cuda_rope_rows(sti_dev *dev, const sti_rope_args *a,
     return STILL_OK;
 }
 
-still_status sti_cuda_gated(sti_dev *dev, const float *gate, const float *up, float *y,
-                            size_t n, still_error *err)
+still_status sti_cuda_gated(sti_dev *dev, sti_activation act, const float *gate,
+                            const float *up, float *y, size_t n, still_error *err)
 {
     const bool vec = n % 4 == 0 && sti_cuda_aligned(gate) && sti_cuda_aligned(up) &&
                      sti_cuda_aligned(y);
-    gated<<<blocks_of(vec ? n / 4 : n, THREADS), THREADS, 0, dev->stream>>>(gate, up, y,
-                                                                            n, vec);
+    const unsigned blocks = blocks_of(vec ? n / 4 : n, THREADS);
+    if (act == STI_GELU_TANH)
+        gated<true><<<blocks, THREADS, 0, dev->stream>>>(gate, up, y, n, vec);
+    else
+        gated<false><<<blocks, THREADS, 0, dev->stream>>>(gate, up, y, n, vec);
     STI_CUDA(cudaGetLastError(), "swiglu");
     return STILL_OK;
 }

@@ -89,6 +89,11 @@ __device__ __forceinline__ float4 sti_normed4(float4 v, float factor, float4 g)
                        v.w * factor * g.w);
 }
 
+__device__ __forceinline__ float4 sti_add4(float4 a, float4 b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
 __device__ __forceinline__ void sti_store4(float *y, int k, int K, bool vec, float4 v)
 {
     if (vec) {

@@ -1,15 +1,16 @@
 /* weight.c - weights on the device, in the layouts of kernels.h.
  *
- * One allocation a weight: what it is multiplied from, its scales, and, where the
- * matrix is small next to the memory that is free, a copy in half for products of many
- * rows. Without that copy the half matrix is made in scratch before each such product,
- * which below a few hundred rows costs more than the product. Sources go over the bus
- * in slabs; their pages are given back. */
+ * One allocation a weight: what it is multiplied from, its scales, and, in small
+ * models, a copy in half for products of many rows. Without that copy the half matrix is
+ * made in scratch before each such product, which below a few hundred rows costs more
+ * than the product; but copies of a large model would take three times its own memory.
+ * Sources go over the bus in slabs; their pages are given back. */
 #include "backend/cuda/dense/kernels.h"
 
 enum {
-    SLAB = 32 << 20,    /* bytes on the bus at a time */
-    COPY_MAX = 64 << 20 /* elements of the largest matrix with a copy in half */
+    SLAB = 32 << 20,     /* bytes on the bus at a time */
+    COPIES = 512 << 20,  /* bytes of all copies of a device, at most */
+    COPIES_OF_LIMIT = 16 /* and this part of the memory that it was given */
 };
 
 /* sti_weight.layout: kind, and these. */
@@ -33,6 +34,9 @@ static int layout_of(sti_dtype t)
     case STI_Q2_K:
     case STI_Q3_K: return STI_CUDA_U4 | FINE;
     case STI_Q5_0:
+    case STI_IQ4_NL:
+    case STI_IQ4_XS:
+    case STI_MXFP4:
     case STI_Q8_0: return STI_CUDA_S8;
     case STI_Q6_K: return STI_CUDA_S8 | FINE;
     case STI_Q5_1:
@@ -70,16 +74,25 @@ static parts parts_of(int64_t N, int64_t K, int layout)
     return p;
 }
 
-/* With a copy in half if the matrix is small and much memory is free. */
-static int choose_layout(const sti_tensor *t)
+/* Bytes of the copy in half that a layout has. */
+static size_t copy_bytes(int64_t N, int64_t K, int layout)
 {
-    int layout = layout_of(t->type);
+    const parts p = parts_of(N, K, layout);
+    return layout & COPY ? p.total - p.half : 0;
+}
+
+/* With a copy in half while these are few and much memory is free. */
+static int choose_layout(const sti_dev *dev, const sti_tensor *t)
+{
+    const int layout = layout_of(t->type);
     if (layout < 0 || layout == STI_CUDA_FLOAT || layout == STI_CUDA_HALF)
         return layout;
-    size_t numbers = product((size_t)t->dim[0], (size_t)t->dim[1]), free_bytes, all;
-    if (numbers >= COPY_MAX) return layout;
-    if (cudaMemGetInfo(&free_bytes, &all) != cudaSuccess) return layout;
-    return free_bytes / 4 >= numbers * sizeof(sti_half) ? layout | COPY : layout;
+    const size_t copy = copy_bytes(t->dim[0], t->dim[1], layout | COPY);
+    size_t most = COPIES;
+    if (dev->limit && dev->limit / COPIES_OF_LIMIT < most)
+        most = dev->limit / COPIES_OF_LIMIT;
+    if (dev->copies > most || copy > most - dev->copies) return layout;
+    return sti_cuda_mem_left(dev) / 4 >= copy ? layout | COPY : layout;
 }
 
 size_t sti_cuda_weight_bytes(const sti_dev *dev, const sti_tensor *t)
@@ -87,7 +100,7 @@ size_t sti_cuda_weight_bytes(const sti_dev *dev, const sti_tensor *t)
     (void)dev;
     if (layout_of(t->type) < 0 || t->n_dims != 2 || t->dim[0] < 1 || t->dim[1] < 1)
         return 0;
-    return parts_of(t->dim[0], t->dim[1], choose_layout(t)).total;
+    return parts_of(t->dim[0], t->dim[1], layout_of(t->type)).total;
 }
 
 sti_cuda_matrix sti_cuda_matrix_of(const sti_weight *w)
@@ -107,6 +120,33 @@ sti_cuda_matrix sti_cuda_matrix_of(const sti_weight *w)
     if (p.scale) m.scale = own + p.scale;
     if (w->layout & COPY) m.half = (const sti_half *)(own + p.half);
     return m;
+}
+
+int sti_cuda_half_rows(const sti_cuda_matrix *m)
+{
+    const size_t row = (size_t)m->ld * sizeof(sti_half);
+    const size_t rows = STI_CUDA_HALF_MOST / row / STI_CUDA_TILE * STI_CUDA_TILE;
+    if (rows >= (size_t)m->N) return m->N;
+    return rows > STI_CUDA_TILE ? (int)rows : STI_CUDA_TILE;
+}
+
+size_t sti_cuda_half_bytes(const sti_cuda_matrix *m)
+{
+    if (m->kind == STI_CUDA_FLOAT || m->half) return 0;
+    return (size_t)sti_cuda_half_rows(m) * (size_t)m->ld * sizeof(sti_half);
+}
+
+sti_cuda_matrix sti_cuda_matrix_rows(const sti_cuda_matrix *m, int row0, int n)
+{
+    const size_t at = (size_t)(row0 / STI_CUDA_TILE) * (size_t)m->chunks;
+    sti_cuda_matrix part = *m;
+    part.N = n;
+    part.half = NULL;
+    part.w = (const char *)m->w +
+             at * STI_CUDA_TILE * STI_CUDA_CHUNK / (m->kind == STI_CUDA_U4 ? 2 : 1);
+    part.scale = (const char *)m->scale + at * STI_CUDA_TILE * (size_t)m->groups *
+                                              (m->kind == STI_CUDA_S8 ? 2 : 4);
+    return part;
 }
 
 static still_status check(const sti_tensor *t, const sti_dtype_info *info,
@@ -168,7 +208,7 @@ still_status sti_cuda_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *
                     .N = t->dim[0],
                     .K = t->dim[1],
                     .type = t->type,
-                    .layout = choose_layout(t)};
+                    .layout = choose_layout(dev, t)};
     /* Training's matrices are there already, and change: they are read where they are.
      */
     if (t->type == STI_F32 && sti_cuda_on_device(t->data)) {
@@ -182,13 +222,13 @@ still_status sti_cuda_weight_new(sti_dev *dev, const sti_tensor *t, sti_weight *
     if (st == STILL_OK)
         st = sti_cuda_check(cudaStreamSynchronize(dev->stream), t->name, err);
     if (st != STILL_OK) {
-        sti_cuda_weight_free(dev, &v);
+        sti_cuda_mem_free(dev, &v.own);
         return sti_fail_prefix(err, st, "%s: tensor '%s'", t->path, t->name);
     }
     const sti_cuda_matrix m = sti_cuda_matrix_of(&v);
-    const size_t half = (size_t)m.N * (size_t)m.ld * sizeof(sti_half);
-    if (m.kind != STI_CUDA_FLOAT && !m.half && half > dev->half_scratch)
-        dev->half_scratch = half;
+    const size_t half = sti_cuda_half_bytes(&m);
+    if (half > dev->half_scratch) dev->half_scratch = half;
+    dev->copies += copy_bytes(v.N, v.K, v.layout);
     sti_map_drop(t->data, t->bytes);
     *w = v;
     return STILL_OK;
@@ -198,6 +238,7 @@ void sti_cuda_weight_free(sti_dev *dev, sti_weight *w)
 {
     if (!w) return;
     sti_cuda_bf16_forget(dev, w->own.p);
+    if (w->own.p) dev->copies -= copy_bytes(w->N, w->K, w->layout);
     sti_cuda_mem_free(dev, &w->own);
     *w = (sti_weight){0};
 }

@@ -29,6 +29,7 @@ still_status sti_cuda_hybrid_lists(sti_dev *dev, const sti_hybrid_settings *set,
     STI_TRY(sti_cuda_table(dev, SLOT_LISTS, first, (size_t)(h->S + 1) * sizeof *first,
                            &lists, err));
     h->lists = lists;
+    h->head_cap = set->head_cap;
     return STILL_OK;
 }
 
@@ -243,6 +244,15 @@ still_status sti_cuda_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
     return STILL_OK;
 }
 
+/* Of a session's step, and of prompts of so many rows. */
+static size_t scratch_of(const sti_dev *dev, const sti_cuda_hybrid_params *h, int rows)
+{
+    const size_t step = sti_cuda_hybrid_step_scratch(dev, h, 1);
+    const size_t chunks =
+        sti_cuda_hybrid_chunk_supported(h) ? sti_cuda_hybrid_chunk_scratch(h, rows) : 0;
+    return chunks > step ? chunks : step;
+}
+
 still_status sti_cuda_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set,
                                      const sti_hybrid_shape *shape, int rows,
                                      still_error *err)
@@ -251,11 +261,17 @@ still_status sti_cuda_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *se
     sti_hybrid_state st = {.kv_size = 2};
     const sti_hybrid_args a = {.set = set, .shape = *shape, .state = &st};
     STI_TRY(params_on_device(dev, &a, &h, err));
-    size_t bytes = sti_cuda_hybrid_step_scratch(dev, &h, 1);
-    if (bytes > dev->step_scratch) dev->step_scratch = bytes;
-    if (sti_cuda_hybrid_chunk_supported(&h) &&
-        sti_cuda_hybrid_chunk_scratch(&h, rows) > bytes)
-        bytes = sti_cuda_hybrid_chunk_scratch(&h, rows);
+    const size_t step = sti_cuda_hybrid_step_scratch(dev, &h, 1);
+    if (step > dev->step_scratch) dev->step_scratch = step;
     void *scratch;
-    return sti_cuda_scratch(dev, bytes, &scratch, err);
+    return sti_cuda_scratch(dev, scratch_of(dev, &h, rows), &scratch, err);
+}
+
+size_t sti_cuda_hybrid_bytes(const sti_dev *dev, const sti_hybrid_settings *set,
+                             const sti_hybrid_shape *shape, int rows)
+{
+    sti_hybrid_state st = {.kv_size = 2};
+    const sti_hybrid_args a = {.set = set, .shape = *shape, .state = &st};
+    const sti_cuda_hybrid_params h = params_of(&a);
+    return sti_cuda_bytes_with(dev, scratch_of(dev, &h, rows));
 }

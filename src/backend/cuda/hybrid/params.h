@@ -21,6 +21,7 @@ typedef struct sti_cuda_hybrid_params {
     /* Where the salient list of each selection head begins, in slots, and behind them
      * where the last one ends: [S + 1] on the device. NULL: all lists are as long. */
     const int32_t *lists;
+    const int32_t *head_cap; /* their lengths [S], on the host */
     int key_bits,
         value_bits; /* of salient tokens, see stored.cuh; 0: as in the window */
     int score, la_scale, map;
@@ -73,7 +74,7 @@ static inline bool sti_cuda_hybrid_quantized(const sti_cuda_hybrid_params *h)
 }
 
 /* Refuses a score without a kernel, and brings caps that differ between heads to the
- * device: h->lists. */
+ * device: h->lists. set is used as long as h is. */
 still_status sti_cuda_hybrid_lists(sti_dev *dev, const sti_hybrid_settings *set,
                                    sti_cuda_hybrid_params *h, still_error *err);
 

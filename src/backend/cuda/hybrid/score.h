@@ -115,7 +115,8 @@ STI_DEVICE float inverse_length(float square)
 /* The score of the token at `position`: the first is kept always. */
 STI_DEVICE float distinct_score(float likeness, int position)
 {
-    return position == 0 ? 2 : -likeness;
+    return position == 0 ? STI_DISTINCT_FIRST
+                         : STI_DISTINCT_RECENT * (float)position - likeness;
 }
 
 /* Scores of the n tokens of a chunk, the first of which is at `first`. key(i, d):

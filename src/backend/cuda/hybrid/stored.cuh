@@ -8,6 +8,7 @@
 
 #include "backend/cuda/hybrid/params.h"
 #include "backend/cuda/ptx/half.cuh"
+#include "backend/cuda/ptx/memory.cuh"
 
 /* Keys, or values, of quantized tokens; slots one behind the other. */
 typedef struct stored_rows {
@@ -63,11 +64,20 @@ STI_DEVICE stored_scale scale_of(const stored_rows &r, size_t group)
         unpack_half2(reinterpret_cast<const uint32_t *>(r.scale)[group]);
     return {both.x, both.y};
 }
+/* Of the first slot. */
+STI_DEVICE void prefetch_stored(const stored_rows &r)
+{
+    prefetch_l2(r.low);
+    prefetch_l2(r.scale);
+    if (r.high) prefetch_l2(r.high);
+}
+
 /* The level with these bits, before its sign. */
 STI_DEVICE float level_value(int bits, uint32_t level, stored_scale s)
 {
-    const int u = bits == 8 ? (int)(int8_t)level : bits == 5 ? (int)level - 16
-                                                            : (int)level;
+    const int u = bits == 8   ? (int)(int8_t)level
+                  : bits == 5 ? (int)level - 16
+                              : (int)level;
     return fmaf(s.d, (float)u, s.m);
 }
 
@@ -104,9 +114,71 @@ STI_DEVICE float load_stored(const stored_rows &r, size_t slot, int e)
     const size_t group = slot * r.groups + e / 32;
     const uint32_t byte = r.low[group * width * 4 + unit_offset(width, u) + i];
     const uint32_t high = r.high ? r.high[group * 4 + u] : 0, mask = (1u << width) - 1;
-    return level_value(
-        r.bits, (byte >> unit_shift(width, u) & mask) | (high >> i & 1) << width,
-        scale_of(r, group));
+    return level_value(r.bits,
+                       (byte >> unit_shift(width, u) & mask) | (high >> i & 1) << width,
+                       scale_of(r, group));
+}
+
+/* ---- Several levels at once ---------------------------------------------- */
+
+/* Two halves are a word here. A byte b below one with 0x64 is the half 1024 + b. */
+STI_DEVICE uint32_t halves_minus(uint32_t x, uint32_t y)
+{
+    return half2_bits(__hsub2(bits_half2(x), bits_half2(y)));
+}
+STI_DEVICE uint32_t halves_fma(uint32_t x, uint32_t y, uint32_t z)
+{
+    return half2_bits(__hfma2(bits_half2(x), bits_half2(y), bits_half2(z)));
+}
+
+/* Four bits, the lowest of x, each to the lowest bit of a byte. */
+STI_DEVICE uint32_t spread_bits(uint32_t x)
+{
+    return (x & 0xf) * 0x00204081u & 0x01010101u;
+}
+
+/* Eight key levels, signed, as halves. 8 bits: level [2] has eight of them in order. 5:
+ * [0] has numbers 4 t .. of the group in its lower nibbles and 16 + 4 t .. in the upper
+ * ones, [1] the fifth bits of the whole group. */
+template <int BITS>
+STI_DEVICE void key_halves(const uint32_t (&level)[2], int t, uint32_t (&to)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t bytes = BITS == 8
+                                   ? level[i] ^ 0x80808080u
+                                   : (level[0] >> 4 * i & 0x0f0f0f0fu) |
+                                         spread_bits(level[1] >> (16 * i + 4 * t)) << 4;
+        const uint32_t zero =
+            BITS == 8 ? 0x64806480u : 0x64106410u; /* 1024 + level 0 */
+        to[2 * i] = halves_minus(__byte_perm(bytes, 0x64646464u, 0x4140), zero);
+        to[2 * i + 1] = halves_minus(__byte_perm(bytes, 0x64646464u, 0x4342), zero);
+    }
+}
+
+/* Eight value levels of a group, a nibble each, from a lane's word w, 0 <= w < 4. 4 bits:
+ * word w of the group. 3: byte b of word w / 2 and four more bits of it, so that nibble s
+ * of byte b is number 4 (w / 2) + 16 (w % 2) + b + 8 s; high: the third bits of the whole
+ * group. */
+template <int BITS>
+STI_DEVICE uint32_t value_nibbles(uint32_t low, uint32_t high, int w)
+{
+    if (BITS == 4) return low;
+    const uint32_t two = low >> 4 * (w % 2),
+                   third = high >> (4 * (w / 2) + 16 * (w % 2));
+    return (two & 0x03030303u) | (two & 0x0c0c0c0cu) << 2 | spread_bits(third) << 2 |
+           spread_bits(third >> 8) << 6;
+}
+
+/* The lower and the upper nibble of byte b of x and of y, as the halves d u + m. */
+STI_DEVICE void value_halves(uint32_t x, uint32_t y, int b, uint32_t d, uint32_t m,
+                             uint32_t *lower, uint32_t *upper)
+{
+    const uint32_t both = __byte_perm(x, y, (uint32_t)(0x4400 + 0x1111 * b));
+    const uint32_t one = and_or<0x000f000fu, 0x64006400u>(both),
+                   two = and_or<0x00f000f0u, 0x64006400u>(both); /* 1024 + 16 u */
+    *lower = halves_fma(halves_minus(one, 0x64006400u), d, m);
+    *upper = halves_fma(halves_fma(two, 0x2c002c00u, 0xd400d400u), d, m);
 }
 
 /* ---- Rounding ------------------------------------------------------------ */
@@ -199,13 +271,13 @@ STI_DEVICE void store_unit(const stored_rows &to, size_t slot, int unit,
         two.y |= __shfl_xor_sync(group_lanes(), two.y, 1);
     }
     if (u < width / 2)
-        *reinterpret_cast<uint2 *>(to.low + group * width * 4 +
-                                   unit_offset(width, u)) = two;
+        *reinterpret_cast<uint2 *>(to.low + group * width * 4 + unit_offset(width, u)) =
+            two;
     if (to.high) to.high[group * 4 + u] = (uint8_t)high;
     if (u > 0) return;
     if (to.values())
-        reinterpret_cast<uint32_t *>(to.scale)[group] =
-            (uint32_t)r.d | (uint32_t)r.m << 16;
+        reinterpret_cast<uint32_t *>(to.scale)[group] = (uint32_t)r.d | (uint32_t)r.m
+                                                                            << 16;
     else
         to.scale[group] = r.d;
 }

@@ -373,16 +373,37 @@ still_status sti_cuda_linear_forward(sti_dev *dev, const sti_linear_args *a, int
     return STILL_OK;
 }
 
+/* A batch as large as `rows` of one session. */
+static void fill_batch(const sti_linear_args *a, batch *b)
+{
+    *b = (batch){.whole = false};
+    empty_batch(a, b);
+    b->p.map_q = b->p.map_k = a->window == 0;
+    add(b, a, 0);
+}
+
 still_status sti_cuda_linear_reserve(sti_dev *dev, const sti_linear_shape *shape,
                                      int window, int rows, still_error *err)
 {
-    batch b = {.whole = false};
+    batch b;
     const sti_linear_args a = {.shape = *shape, .window = window, .T = rows};
     STI_TRY(sti_linear_check(&a.shape, a.T, a.window, err));
-    empty_batch(&a, &b);
-    b.p.map_q = b.p.map_k = window == 0;
-    add(&b, &a, 0);
+    fill_batch(&a, &b);
     return take_scratch(dev, &b, form_of(&a), NULL, err);
+}
+
+size_t sti_cuda_linear_bytes(const sti_dev *dev, const sti_linear_shape *shape,
+                             int window, int rows)
+{
+    batch b;
+    sti_carve c = {0};
+    still_error unused;
+    const sti_linear_args a = {.shape = *shape, .window = window, .T = rows};
+    if (sti_linear_check(&a.shape, a.T, a.window, &unused) == STILL_OK) {
+        fill_batch(&a, &b);
+        carve_arrays(&c, &b.p, form_of(&a), NULL);
+    }
+    return sti_cuda_bytes_with(dev, c.used);
 }
 
 /* ---- Backward ------------------------------------------------------------ */

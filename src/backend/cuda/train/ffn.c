@@ -4,8 +4,8 @@
  * gate and up are kept as halves without their biases, [2, M, ffn], and what the last
  * product reads is half; backwards everything is bfloat16, which has the range of
  * gradients, and the gradients of gate and up lie side by side, so that theirs is one
- * product. Weights in float, and rows that are no multiples of 8, are left to the plain
- * operators. */
+ * product. Weights in float, rows that are no multiples of 8 and forms other than
+ * llama's are left to the plain operators. */
 #include "backend/cuda/dense/kernels.h"
 #include "backend/cuda/train/kernels.h"
 #include "backend/host.h"
@@ -18,6 +18,7 @@ static bool fits(const sti_weight *w)
 /* Whether it is computed here; the same for both directions. */
 static bool is_half(const sti_ffn_train_args *a)
 {
+    if (!a->w.norm || a->w.norm_out || a->w.act != STI_SILU) return false;
     return fits(a->w.gate) && fits(a->w.up) && fits(a->w.down) &&
            sti_cuda_aligned(a->kept) && sti_cuda_aligned(a->scratch) &&
            sti_cuda_aligned(a->scratch_h);

@@ -22,6 +22,23 @@ __device__ void gate_back(float g, float u, float dy, float *dg, float *du)
     *du = dy * g * s;
 }
 
+/* GELU is g / (1 + e^-z):  dg = dy u s (1 + g (1 - s) dz/dg). */
+__global__ void gelu_back(sti_swiglu_back_args a, size_t n)
+{
+    const size_t step = (size_t)gridDim.x * THREADS;
+    const float slope = (float)STI_GELU_SLOPE, cube = (float)STI_GELU_CUBE;
+    for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
+        const float g = a.gate[i], u = a.up[i], dy = a.dy[i];
+        const float z = slope * (g + cube * g * g * g),
+                    dz = slope * (1 + 3 * cube * g * g);
+        const float e = expf(-fabsf(z)), inverse = 1 / (1 + e);
+        const float s = z < 0 ? e * inverse : inverse,
+                    rest = z < 0 ? inverse : e * inverse;
+        a.dgate[i] = dy * u * s * (1 + g * rest * dz);
+        a.dup[i] = dy * g * s;
+    }
+}
+
 __global__ void gated_back(sti_swiglu_back_args a, size_t n)
 {
     const size_t step = (size_t)gridDim.x * THREADS;
@@ -51,9 +68,11 @@ still_status sti_cuda_gated_back(sti_dev *dev, const sti_swiglu_back_args *a,
 {
     const size_t n = (size_t)a->M * (size_t)a->K;
     if (n == 0) return STILL_OK;
-    if (n % 4 == 0 && sti_cuda_aligned(a->gate) && sti_cuda_aligned(a->up) &&
-        sti_cuda_aligned(a->dy) && sti_cuda_aligned(a->dgate) &&
-        sti_cuda_aligned(a->dup))
+    if (a->act == STI_GELU_TANH)
+        gelu_back<<<blocks_for(n), THREADS, 0, dev->stream>>>(*a, n);
+    else if (n % 4 == 0 && sti_cuda_aligned(a->gate) && sti_cuda_aligned(a->up) &&
+             sti_cuda_aligned(a->dy) && sti_cuda_aligned(a->dgate) &&
+             sti_cuda_aligned(a->dup))
         gated_back4<<<blocks_for(n / 4), THREADS, 0, dev->stream>>>(*a, n / 4);
     else
         gated_back<<<blocks_for(n), THREADS, 0, dev->stream>>>(*a, n);

@@ -314,16 +314,17 @@ static void long_rows(void **state)
     }
 }
 
-/* So large that no copy in half is kept, and that blocks take several tiles. */
+/* So large that blocks take several tiles, and that without a copy in half its rows are
+ * made half in two parts. */
 static void large_matrix(void **state)
 {
     (void)state;
     sti_dev *dev = need_gpu()->dev;
-    source s = make_source(STI_Q4_0, 32768, 2048, 6);
+    source s = make_source(STI_Q4_0, 40007, 2048, 6);
     sti_weight w = weight(dev, &s);
-    assert_true(w.own.bytes < (size_t)(w.N * w.K));
     check_product(dev, &s, &w, 1, 1, NORM, 61);
     check_product(dev, &s, &w, 1, 18, NORM | BIAS, 61);
+    check_product(dev, &s, &w, 1, 70, NORM | BIAS | ADD, 61);
     cuda()->weight_free(dev, &w);
     free_source(&s);
 }
@@ -396,5 +397,7 @@ int main(void)
         cmocka_unit_test(long_rows),        cmocka_unit_test(large_matrix),
         cmocka_unit_test(refusals),         cmocka_unit_test(batches_change_nothing)};
     add_cases(tests, 10, rows_by_the_dozen, dozens, COUNT(dozens), sizeof *dozens);
-    return cmocka_run_group_tests(tests, open_dense_gpu, close_gpu);
+    return cmocka_run_group_tests_name("dense", tests, open_dense_gpu, close_gpu) +
+           cmocka_run_group_tests_name("dense, without copies", tests, open_frugal_gpu,
+                                       close_frugal_gpu);
 }

@@ -21,7 +21,7 @@ static void test_rows(void **state)
         const int x = add(&a, n, 3, 1, off), g = add(&a, (size_t)K, 2, 2, off),
                   dy = add(&a, n, 1e-5f, 3, off), dx = add(&a, n, 1e-5f, 4, off),
                   y = add(&a, n, 0, 5, off);
-        sti_rmsnorm_args f = {a.here[x], a.here[g], a.here[y], M, K, 1e-5f};
+        sti_rmsnorm_args f = {a.here[x], a.here[g], a.here[y], M, K, 1e-5f, false};
         sti_rmsnorm_back_args b = {a.here[x], a.here[g], a.here[dy], a.here[dx],
                                    M,         K,         1e-5f};
         OK(ref()->rmsnorm(d->here, &f, &err));
@@ -38,8 +38,9 @@ static void test_rows(void **state)
 
         const int gate = add(&a, n, 12, 6, off), up = add(&a, n, 2, 7, off),
                   dg = add(&a, n, 1e-5f, 8, off), du = add(&a, n, 0, 9, off);
-        sti_swiglu_back_args s = {a.here[gate], a.here[up], a.here[dg], a.here[dg],
-                                  a.here[du],   M,          K};
+        sti_swiglu_back_args s = {
+            a.here[gate], a.here[up], a.here[dg], a.here[dg],
+            a.here[du],   M,          K,          K % 2 ? STI_GELU_TANH : STI_SILU};
         OK(ref()->swiglu_back(d->here, &s, &err));
         s.gate = on_gpu(&a, gate, off);
         s.up = on_gpu(&a, up, off);

@@ -15,8 +15,8 @@ enum {
 };
 
 /* Not here: caches without a cap, keys in float, shapes that do not fill tiles, and
- * quantized keys that become far. Without a window, scaling and positions have to be
- * the plain ones. */
+ * quantized keys that become far where features have positions, which no method has.
+ * Without a window, scaling and positions have to be the plain ones. */
 bool sti_cuda_hybrid_chunk_supported(const sti_cuda_hybrid_params *h)
 {
     const bool head = h->half_kv && h->F == h->D && (h->D == 64 || h->D == 128);
@@ -28,7 +28,8 @@ bool sti_cuda_hybrid_chunk_supported(const sti_cuda_hybrid_params *h)
     return head && h->map == STI_MAP_SOFTMAX && h->C % 16 == 0 && h->C >= 16 &&
            h->C <= most && h->cap >= 0 && h->cap <= STI_CHUNK_MAX_CAP &&
            h->select >= 0 && h->select <= h->C &&
-           !(h->key_bits > 0 && h->position_cap > 0);
+           !(h->key_bits > 0 && h->position_cap > 0 && h->has_linear &&
+             !h->raw_features);
 }
 
 /* Tokens taken at once: the more selection heads, the fewer, since each has states;
@@ -54,7 +55,8 @@ static sti_chunk_piece empty_piece(const sti_cuda_hybrid_params *h)
                              .raw = h->raw_features || h->position_cap > 0,
                              .select = keeps ? h->select : 0,
                              .capacity = keeps ? h->cap : 0,
-                             .quantized = keeps && sti_cuda_hybrid_quantized(h)};
+                             .quantized = keeps && sti_cuda_hybrid_quantized(h),
+                             .turned = keeps && h->key_bits > 0 && h->position_cap > 0};
 }
 
 /* ---- Scratch ------------------------------------------------------------- */
@@ -82,18 +84,6 @@ static void carve_folded(sti_carve *s, sti_chunk_piece *c, int T)
     c->dz = sti_carve_take(s, chunks * S * P, sizeof *c->dz);
 }
 
-/* Quantized keys or values of all lists. scales: of a group. */
-static void carve_list(sti_carve *s, sti_chunk_list *l, int bits, int scales,
-                       size_t slots, int D)
-{
-    if (bits == 0) return;
-    const size_t groups = sti_salient_groups(D);
-    l->low = sti_carve_take(s, slots, sti_salient_low(bits, D));
-    if (sti_salient_high(bits, D))
-        l->high = sti_carve_take(s, slots, sti_salient_high(bits, D));
-    l->scale = sti_carve_take(s, slots * groups * (size_t)scales, sizeof *l->scale);
-}
-
 static void carve_piece(sti_carve *s, sti_chunk_piece *c, int T)
 {
     if (!c->h.has_window) {
@@ -109,12 +99,16 @@ static void carve_piece(sti_carve *s, sti_chunk_piece *c, int T)
     const int tokens = T + 2 * h->C;
     c->stored = c->quantized ? tokens : 0;
     c->rows = c->capacity + tokens + c->stored;
-    carve_list(s, &c->list_k, h->key_bits, 1, S * (size_t)c->capacity, h->D);
-    carve_list(s, &c->list_v, h->value_bits, 2, S * (size_t)c->capacity, h->D);
+    const size_t slots = S * (size_t)c->capacity;
+    if (h->key_bits > 0) c->list_k = sti_salient_carve(s, h->key_bits, slots, h->D);
+    if (h->value_bits > 0) c->list_v = sti_salient_carve(s, h->value_bits, slots, h->D);
     c->k = sti_carve_take(s, S * (size_t)c->rows * D, sizeof *c->k);
     c->v = sti_carve_take(s, S * (size_t)c->rows * D, sizeof *c->v);
     c->k_raw =
         sti_carve_take(s, c->raw ? S * (size_t)c->rows * D : 0, sizeof *c->k_raw);
+    c->k_far = c->k_raw;
+    if (c->turned)
+        c->k_far = sti_carve_take(s, S * (size_t)c->rows * D, sizeof *c->k_far);
     c->fold_k = h->raw_features ? c->k_raw : c->k;
     c->score = sti_carve_take(s, S * (size_t)c->rows, sizeof *c->score);
     c->norm = sti_carve_take(s,

@@ -32,7 +32,9 @@
  * Where keys are wanted as they were before RoPE (sti_hybrid_needs_raw) they are rows
  * of a second buffer, k_raw, made from the others. With a position cap the list that
  * the queries of a chunk see is ordered: near tokens first, then those that are seen at
- * the capped distance; which is which follows from position and chunk. */
+ * the capped distance; which is which follows from position and chunk. A quantized key
+ * that becomes far is turned back from what is stored, and rounded once more: k_far has
+ * what is stored then, k and k_raw what is before. */
 #ifndef STI_BACKEND_CUDA_HYBRID_CHUNK_CHUNK_H
 #define STI_BACKEND_CUDA_HYBRID_CHUNK_CHUNK_H
 
@@ -58,12 +60,6 @@ typedef __half sti_chunk_half;
 typedef uint16_t sti_chunk_half; /* C has no such type; it only hands them on */
 #endif
 
-/* Quantized keys or values of lists, as stored_rows; NULL where there are none. */
-typedef struct sti_chunk_list {
-    uint8_t *low, *high;
-    uint16_t *scale;
-} sti_chunk_list;
-
 typedef struct sti_chunk_piece {
     sti_cuda_hybrid_params h;
     sti_cuda_hybrid_session s; /* q, k, v, gate and y begin at the piece */
@@ -77,12 +73,14 @@ typedef struct sti_chunk_piece {
     int select, capacity; /* of the largest list; both 0 if one of them is */
     int rows;       /* of a selection head: the list, then the tokens from base on */
     bool quantized; /* salient keys or values are */
+    bool turned;    /* so are keys that become far: k_far is not k_raw */
     int stored;     /* rows from a token's row to that of what is stored; 0: the same */
     /* Scratch. L retirements, N chunks, both at most. */
     sti_chunk_half *k, *v;        /* [S, rows, D] */
     sti_chunk_half *k_raw;        /* [S, rows, D], if raw */
+    sti_chunk_half *k_far;        /* [S, rows, D], if raw: rows of the list once far */
     const sti_chunk_half *fold_k; /* k or k_raw: what features are made of */
-    sti_chunk_list list_k,
+    sti_salient_row list_k,
         list_v;   /* [S, capacity]: the list as it came, if quantized */
     float *score; /* [S, rows]; of `received` sums */
     float *norm;  /* [H, T], for `received` */
@@ -245,12 +243,17 @@ static __device__ __forceinline__ int salient_row(const sti_chunk_piece &c,
 {
     return window_row(c, position) + c.stored;
 }
+/* Whether a row is one of the list, as it came or as it will be. */
+static __device__ __forceinline__ bool is_salient_row(const sti_chunk_piece &c, int row)
+{
+    return row < c.capacity || (c.stored > 0 && row >= c.capacity + c.stored);
+}
 /* Position of a row, where there is a position cap. */
 static __device__ __forceinline__ int position_of_row(const sti_chunk_piece &c, int g,
                                                       int row)
 {
-    return row < c.capacity ? c.position[(size_t)g * c.capacity + row]
-                            : c.base + row - c.capacity;
+    if (row < c.capacity) return c.position[(size_t)g * c.capacity + row];
+    return c.base + row - c.capacity - (is_salient_row(c, row) ? c.stored : 0);
 }
 /* Whether a salient token is far for queries after n retirements: as far from the last
  * token of their chunk as the cap, or more. */

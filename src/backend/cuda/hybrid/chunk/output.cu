@@ -179,7 +179,7 @@ softmax_sums(const sti_chunk_piece &c, const block_notes &n, const warp_place &p
         cp_async_wait<0>();
         __syncthreads(); /* tile j is here, and everybody is done with tile j - 1 */
         if (j + 1 < p.tiles)
-            load_keys<D>(c, RAW && j + 1 >= n.far ? c.k_raw : c.k, p.g,
+            load_keys<D>(c, RAW && j + 1 >= n.far ? c.k_far : c.k, p.g,
                          list + (j + 1) * KEYS,
                          buffers + (uint32_t)((j + 1) & 1) * STAGE);
         if (RAW && j == n.far) {

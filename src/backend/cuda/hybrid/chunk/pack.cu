@@ -23,7 +23,7 @@ static __device__ __forceinline__ uint4 eight_halves(const float *x)
 
 static __device__ __forceinline__ uint4 eight_halves(const rounded_unit &r)
 {
-    float x[8];
+    alignas(16) float x[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = r.at(i);
     return eight_halves(x);
@@ -57,7 +57,7 @@ static __device__ __forceinline__ uint4 take_listed(const stored_rows &from,
                                                     size_t keep_slot, int unit, int D)
 {
     if (!from.bits) return ((const uint4 *)halves)[slot * (D / 8) + unit];
-    float x[8];
+    alignas(16) float x[8];
     copy_unit(keep, keep_slot, from, slot, unit);
     load_unit(from, slot, unit, x);
     return eight_halves(x);
@@ -190,6 +190,65 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* x [8]: what comes out of the cache of eight elements that join it. */
+static __device__ __forceinline__ void stored_floats(int bits, uint4 halves, float *x)
+{
+    eight_floats(halves, x);
+    const rounded_unit r = round_unit(bits, x);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = r.at(i);
+}
+
+/* x [8], unit `unit` of the stored key of a token at `position`, as it is stored once it
+ * is far. The lanes of a row, which lie side by side, call it together. */
+static __device__ __forceinline__ rounded_unit stored_far(const sti_cuda_hybrid_params &h,
+                                                          int unit, int position,
+                                                          const float *x)
+{
+    const int units = h.D / 8, half = units / 2, first = (int)threadIdx.x % 32 - unit;
+    const unsigned row = ((1u << units) - 1) << first;
+    float y[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float up = __shfl_xor_sync(row, x[i], half);
+        const float other = h.interleaved ? x[i ^ 1] : up;
+        const int pair = h.interleaved ? unit * 4 + i / 2 : unit % half * 8 + i;
+        const bool second = h.interleaved ? i % 2 != 0 : unit >= half;
+        const float2 rope = rope_at(angle_over_pi(h, pair, -position));
+        y[i] = x[i] * rope.x + other * (second ? rope.y : -rope.y);
+    }
+    return round_unit(h.key_bits, y);
+}
+
+/* Where quantized keys become far: rows of the list as they are stored then, also of
+ * tokens that may join it. Grid as in pack, whose rows of k it reads. */
+template <class Pieces>
+static __global__ void __launch_bounds__(THREADS)
+    far_kernel(const __grid_constant__ Pieces pieces)
+{
+    int block = (int)blockIdx.x, blocks;
+    const sti_chunk_piece &c = pieces.find(block, blocks);
+    const int g = (int)blockIdx.y, units = c.h.D / 8;
+    const int i = block * THREADS + (int)threadIdx.x, row = i / units, unit = i % units;
+    const int position = c.base + row - c.capacity;
+    const size_t at = ((size_t)g * c.rows + row) * units + unit;
+    uint4 *to = (uint4 *)c.k_far + at;
+    alignas(16) float x[8];
+    if (position >= c.pos + c.T) return;
+    if (row >= c.capacity) {
+        stored_floats(c.h.key_bits, ((const uint4 *)c.k)[at], x);
+        to[(size_t)c.stored * units] =
+            eight_halves(stored_far(c.h, unit, position, x));
+        return;
+    }
+    if (row >= c.s.sal_count[g]) return;
+    const size_t slot = list_slot(c, g) + row;
+    load_unit(stored_keys(c.h, c.s), slot, unit, x);
+    *to = c.s.sal_far[slot]
+              ? eight_halves(x)
+              : eight_halves(stored_far(c.h, unit, c.s.sal_pos[slot], x));
+}
+
 /* n units of eight. */
 static __global__ void __launch_bounds__(THREADS)
     narrow_kernel(const float *x, __half *y, int n)
@@ -229,6 +288,16 @@ static still_status unrotate_rows(const sti_chunk_group *g, still_error *err)
     });
 }
 
+static still_status turn_rows(const sti_chunk_group *g, still_error *err)
+{
+    return launch_units(g, pack_blocks, [&](unsigned units, const auto &pieces) {
+        const dim3 grid(units, (unsigned)g->c->h.S);
+        far_kernel<<<grid, THREADS, 0, g->stream>>>(pieces);
+        STI_CUDA(cudaGetLastError(), "hybrid attention, rows that become far");
+        return STILL_OK;
+    });
+}
+
 extern "C" still_status sti_chunk_pack(const sti_chunk_group *g, still_error *err)
 {
     const sti_chunk_piece *c = g->c;
@@ -238,6 +307,7 @@ extern "C" still_status sti_chunk_pack(const sti_chunk_group *g, still_error *er
         STI_CUDA(cudaGetLastError(), "hybrid attention, rows");
         return STILL_OK;
     }));
+    if (c->turned) STI_TRY(turn_rows(g, err));
     if (c->raw) STI_TRY(unrotate_rows(g, err));
     if (!c->h.has_linear || !c->first) return STILL_OK;
     STI_TRY(narrow_map(g->stream, c->h.map_q, c->map_q, c->h.H, c->h.D, err));
@@ -275,6 +345,26 @@ static __device__ __forceinline__ void put_listed(const sti_chunk_piece &c, int 
     }
 }
 
+/* The same of a key that is far and quantized, the token's position being `position`. */
+static __device__ __forceinline__ void put_far(const sti_chunk_piece &c, int g, int row,
+                                               size_t slot, int position, int unit)
+{
+    const int units = c.h.D / 8;
+    const size_t at = (size_t)g * c.rows, before = (size_t)g * c.capacity + row;
+    const stored_rows to = stored_keys(c.h, c.s), list = list_keys_before(c);
+    alignas(16) float x[8];
+    if (row < c.capacity && is_far(c, 0, position)) {
+        copy_unit(to, slot, list, before, unit);
+        return;
+    }
+    if (row < c.capacity)
+        load_unit(list, before, unit, x);
+    else
+        stored_floats(to.bits,
+                      ((const uint4 *)c.k)[(at + row - c.stored) * units + unit], x);
+    store_unit(to, slot, unit, stored_far(c.h, unit, position, x));
+}
+
 /* Rows of the session that change: the last tokens of the ring, then the list, whose
  * scores and positions the select kernel has written. Grid as in pack. */
 template <class Pieces>
@@ -307,14 +397,14 @@ static __global__ void __launch_bounds__(THREADS)
     if (c.n_retired == 0 || at >= salient) return;
     const int row = c.salient[((size_t)(c.n_retired - 1) * c.h.S + g) * c.capacity + at];
     const size_t slot = list_slot(c, g) + at;
-    const __half *keys = c.k;
-    if (c.h.position_cap > 0) {
-        const bool far = is_far(c, c.n_retired, position_of_row(c, g, row));
-        if (far) keys = c.k_raw;
-        if (unit == 0) c.s.sal_far[slot] = far;
-    }
-    put_listed(c, g, row, stored_keys(c.h, c.s), c.s.sal_k, slot, list_keys_before(c),
-               keys, unit);
+    const int position = c.h.position_cap > 0 ? position_of_row(c, g, row) : 0;
+    const bool far = c.h.position_cap > 0 && is_far(c, c.n_retired, position);
+    if (c.h.position_cap > 0 && unit == 0) c.s.sal_far[slot] = far;
+    if (far && c.turned)
+        put_far(c, g, row, slot, position, unit);
+    else
+        put_listed(c, g, row, stored_keys(c.h, c.s), c.s.sal_k, slot,
+                   list_keys_before(c), far ? c.k_raw : c.k, unit);
     put_listed(c, g, row, stored_values(c.h, c.s), c.s.sal_v, slot,
                list_values_before(c), c.v, unit);
 }

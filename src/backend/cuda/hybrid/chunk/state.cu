@@ -206,6 +206,24 @@ static __device__ __forceinline__ void gather(uint32_t to, const __half *x,
     cp_async_commit();
 }
 
+/* The same of keys that are folded at retirement k. */
+template <int D>
+static __device__ __forceinline__ void gather_keys(uint32_t to, const sti_chunk_piece &c,
+                                                   int g, int k, const int32_t *list,
+                                                   int n)
+{
+    const int units = D / 8;
+    const size_t head = (size_t)g * c.rows;
+    for (int i = (int)threadIdx.x; i < TOKENS * units; i += THREADS) {
+        const int r = i / units, u = i % units, row = list[min(r, n - 1)];
+        const bool far = c.turned && is_salient_row(c, row) &&
+                         is_far(c, k, position_of_row(c, g, row));
+        cp_async16(to + unit_at<D>(r, u),
+                   (far ? c.k_far : c.fold_k) + (head + row) * D + u * 8);
+    }
+    cp_async_commit();
+}
+
 /* STILL eq. 9, what one retirement adds to s and z. Shared memory: W [D, D], keys then
  * features [128, D], values [128, D]. Grid (2 retirements, selection heads): block
  * 2 k + half. Warp 2 a + b has part (a, b) of the sums. */
@@ -229,7 +247,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
                    c.map_k + (size_t)g * D * D + (size_t)i * 8);
     const int rows = fold_count(c, g, k); /* 0: all became salient */
     for (int from = 0; from < rows; from += TOKENS) {
-        gather<D>(x_tile, c.fold_k + (size_t)g * c.rows * D, fold + from, rows - from);
+        gather_keys<D>(x_tile, c, g, k, fold + from, rows - from);
         gather<D>(v_tile, c.v + (size_t)g * c.rows * D, fold + from, rows - from);
         cp_async_wait<1>();
         __syncthreads();

@@ -246,7 +246,7 @@ list_near_first(const sti_chunk_piece &c, const tile_place &p, int near, uint16_
     }
 }
 
-/* Keys (rows of `keys`, k or k_raw) and values of 64 rows of the list, from `list` on,
+/* Keys (rows of `keys`, k or k_far) and values of 64 rows of the list, from `list` on,
  * to a stage. */
 template <int D>
 static __device__ __forceinline__ void load_keys(const sti_chunk_piece &c,

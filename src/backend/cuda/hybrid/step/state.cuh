@@ -224,7 +224,7 @@ STI_DEVICE void make_queries(const step_args &a, step_shared<KV, HEADS, WIDE> &s
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     static_assert(HEADS <= WARPS, "a warp makes the features of one head");
     if (warp >= heads) return;
-    const int head = first_head(a) + first + warp;
+    const int head = first_head(a, sh) + first + warp;
     float *phi = sh.state.phi[warp], sum = 0;
     make_features(a.h, sh.state.x[warp], a.h.bias_q ? a.h.bias_q[head] : 0, parts, phi);
     __syncwarp();
@@ -233,7 +233,7 @@ STI_DEVICE void make_queries(const step_args &a, step_shared<KV, HEADS, WIDE> &s
         sum = fmaf(phi[i], sh.state.z[i - p.lo], sum);
     sum = warp_sum(sum);
     if (lane == 0)
-        *reinterpret_cast<float4 *>(part_at(a, this_unit(), first + warp)) =
+        *reinterpret_cast<float4 *>(part_at(a, sh, sh.at.unit, first + warp)) =
             make_float4(sum, 0, 0, 0);
 }
 
@@ -278,7 +278,7 @@ STI_DEVICE void weigh_stream(const step_args &a, step_shared<KV, HEADS, WIDE> &s
 #pragma unroll 4
         for (int d = 0; d < s.deep; d++)
             add_scaled(all, 1, sh.state.ring[0][n][d * wide + s.column / 4]);
-        float *to = part_at(a, this_unit(), first + n) + PART_HEAD + s.column;
+        float *to = part_at(a, sh, sh.at.unit, first + n) + PART_HEAD + s.column;
         *reinterpret_cast<float4 *>(to) = all;
     }
 }
@@ -296,7 +296,7 @@ STI_DEVICE void weigh_singly(const step_args &a, step_shared<KV, HEADS, WIDE> &s
 #pragma unroll 4
         for (int r = 0; r < p.hi - p.lo; r++)
             sum = fmaf(sh.state.phi[n][p.lo + r], state[(size_t)r * D + e], sum);
-        part_at(a, this_unit(), first + n)[PART_HEAD + e] = sum;
+        part_at(a, sh, sh.at.unit, first + n)[PART_HEAD + e] = sum;
     }
 }
 
@@ -314,8 +314,8 @@ STI_DEVICE void fold_token(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
 {
     const sti_cuda_hybrid_params &h = a.h;
     const sti_cuda_hybrid_session &s = sh.session;
-    const int D = h.D, tid = (int)threadIdx.x, sel = selector();
-    const size_t at = ((size_t)a.t * h.G + kv_head(a)) * D, row = (size_t)sel * h.P;
+    const int D = h.D, tid = (int)threadIdx.x, sel = sh.at.sel;
+    const size_t at = ((size_t)a.t * h.G + kv_head(a, sh)) * D, row = (size_t)sel * h.P;
     const float *W = h.map_k ? h.map_k + (size_t)sel * D * h.F : NULL;
     for (int e = tid; e < D; e += THREADS) sh.state.x[0][e] = s.k[at + e];
     __syncthreads();
@@ -377,9 +377,9 @@ STI_DEVICE void prefetch_state(const step_args &a,
 {
     const sti_cuda_hybrid_params &h = a.h;
     const state_part p = state_part_of(a, index);
-    const size_t row = (size_t)selector() * h.P + p.lo, map = (size_t)h.D * h.F;
+    const size_t row = (size_t)sh.at.sel * h.P + p.lo, map = (size_t)h.D * h.F;
     if (h.map_q && p.head_hi > p.head_lo && this_session() == 0)
-        prefetch_range(h.map_q + (first_head(a) + p.head_lo) * map,
+        prefetch_range(h.map_q + (first_head(a, sh) + p.head_lo) * map,
                        (p.head_hi - p.head_lo) * map);
     if (p.head_lo > 0) return; /* units that have the same rows: one of them */
     prefetch_range(sh.session.lin_s + row * h.D, (size_t)(p.hi - p.lo) * h.D);
@@ -394,7 +394,7 @@ STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
 {
     const sti_cuda_hybrid_params &h = a.h;
     const state_part p = state_part_of(a, index);
-    const size_t row = (size_t)selector() * h.P + p.lo, map = (size_t)h.D * h.F;
+    const size_t row = (size_t)sh.at.sel * h.P + p.lo, map = (size_t)h.D * h.F;
     const float *state = sh.session.lin_s + row * h.D, *z = sh.session.lin_z + row;
     const float *q = h.raw_features ? sh.session.q_raw : sh.session.q;
     const bool streams = in_stream(h, h.map_q);
@@ -402,7 +402,7 @@ STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     share in_map = in_state;
     if (h.F != h.D) in_map = share(h.F, a.plan.map_deep);
     moment now;
-    now.load(sh.session, selector(), token.pos);
+    now.load(sh.session, sh.at.sel, token.pos, WINDOW || h.has_window);
     if (!WINDOW && !h.has_window) {
         pdl_wait();
         fold_token(a, sh, token.pos, p.lo, p.hi);
@@ -411,7 +411,7 @@ STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
 #pragma unroll 1
     for (int first = p.head_lo; first < p.head_hi; first += HEADS) {
         const int heads = min((int)HEADS, p.head_hi - first);
-        const float *W = h.map_q ? h.map_q + (first_head(a) + first) * map : NULL;
+        const float *W = h.map_q ? h.map_q + (first_head(a, sh) + first) * map : NULL;
         stream<KV, HEADS, WIDE> in = {in_map,        in_state,    W,  state,
                                       W ? heads : 0, p.hi - p.lo, h.D};
         int parts;
@@ -425,7 +425,7 @@ STI_DEVICE void state_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
         const float2 rope = rope_at(h.raw_features ? 0 : token.freq, token.pos);
         pdl_wait();
         token_row<HEADS, ROW> rows;
-        rows.load(h, q + query_at(a, first), heads);
+        rows.load(h, q + query_at(a, sh, first), heads);
         rows.store(h, sh.state.x, rope);
 #pragma unroll
         for (int i = 0; i < 2 * WIDE / THREADS; i++)

@@ -2,17 +2,18 @@
  * (STILL eq. 2 to 5), and its output (eq. 7, 10, 11) is
  *   y = (sum_j w_j v_j + a (phi(q) s) * g) / (sum_j w_j + a phi(q).z)
  * over window and salient tokens j. One kernel, grid (units, selection heads,
- * sessions). Rows of q and k that come before RoPE are rotated on their way to shared
- * memory.
+ * sessions) or, where lists differ, (units of all selection heads, 1, sessions). Rows of
+ * q and k that come before RoPE are rotated on their way to shared memory.
  *
  * A unit is some of the keys, for all query heads of the selection head, so that keys
  * are read once; or a run of rows of the state, for some of the heads: the map of a
  * query head is half as large as a state, so sharing the maps out saves more than
  * reading a state twice costs. A unit's result goes to scratch; the unit that arrives
  * last joins all of them in the order of the units, whichever it is: the same numbers
- * every time. The number of units depends on the number of sessions alone, never on
- * positions: a captured launch stays right, and a unit may find that it has nothing to
- * do.
+ * every time. Long lists have more units than short ones, so that no block works long
+ * after the others. The number of units depends on the number of sessions alone, never
+ * on positions: a captured launch stays right, and a unit may find that it has nothing
+ * to do; then nobody waits for it.
  *
  * Bound by memory: at the 8B shape a selection head reads 256 KB of keys and values and
  * 128 KB of state from DRAM, and 256 KB of maps, which all sessions share, from L2. A
@@ -37,17 +38,18 @@
 /* ---- Arrivals ------------------------------------------------------------ */
 
 /* Whether all others have arrived: what they wrote is visible. */
-template <typename KV, int HEADS, int WIDE>
+template <typename Layout, typename KV, int HEADS, int WIDE>
 STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
-    int64_t *folded = sh.session.folded + selector();
+    int64_t *folded = sh.session.folded + sh.at.sel;
     pdl_wait(); /* a unit that had nothing to do has not waited yet */
     __syncthreads();
     if (threadIdx.x == 0) {
-        sh.last = units_of(a.plan) == 1;
+        const int units = units_at_work<Layout>(a, sh);
+        sh.last = units == 1;
         if (!sh.last)
-            sh.last = (int)(atomic_add_acq_rel(folded, ARRIVED) / ARRIVED) ==
-                      units_of(a.plan) - 1;
+            sh.last =
+                (int)(atomic_add_acq_rel(folded, ARRIVED) / ARRIVED) == units - 1;
         if (sh.last) *folded = sh.now.folded;
     }
     __syncthreads();
@@ -62,27 +64,29 @@ STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS, WIDE> &s
 template <typename Layout, typename KV, int HEADS, int WIDE>
 STI_DEVICE foreseen begin(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
-    const int tid = (int)threadIdx.x, unit = this_unit();
+    const int tid = (int)threadIdx.x;
+    const block_place at = block_place_of(a);
     const sti_cuda_hybrid_session *from = a.session + this_session();
     for (int i = tid; i < (int)(sizeof(sti_cuda_hybrid_session) / 4); i += THREADS)
         reinterpret_cast<uint32_t *>(&sh.session)[i] =
             reinterpret_cast<const uint32_t *>(from)[i];
     const float freq = a.h.unrotated ? token_row<1, Layout::ROW>::frequency(a.h) : 0;
+    if (tid == 0) sh.at = at;
     __syncthreads();
     const int pos = __ldcg(sh.session.pos) + a.t;
-    if (unit < a.plan.state_units) {
-        if (a.plan.early) prefetch_state(a, sh, unit);
+    if (at.unit < a.plan.state_units) {
+        if (a.plan.early) prefetch_state(a, sh, at.unit);
     } else {
         if (tid == 0) {
-            sh.list = salient_list_of(a.h, sh.session.capacity, selector());
-            sh.keys_at = rows_of(a, sh, sh.session.win_k, sh.session.sal_k);
-            sh.values_at = rows_of(a, sh, sh.session.win_v, sh.session.sal_v);
+            sh.list = salient_list_of(a.h, sh.session.capacity, sh.at.sel);
+            sh.keys_at = rows_of<Layout>(a, sh, sh.session.win_k, sh.session.sal_k);
+            sh.values_at = rows_of<Layout>(a, sh, sh.session.win_v, sh.session.sal_v);
             sh.keys_stored = stored_keys(a.h, sh.session).from(sh.list.first);
             sh.values_stored = stored_values(a.h, sh.session).from(sh.list.first);
-            sh.logits = logits_at(a, 0);
+            sh.logits = logits_at(a, sh, 0);
         }
         __syncthreads();
-        if (a.plan.early) prefetch_keys<Layout>(a, sh, unit - a.plan.state_units);
+        if (a.plan.early) prefetch_keys<Layout>(a, sh, at.unit - a.plan.state_units);
     }
     if (!a.settled) pdl_wait();
     return foreseen{pos, freq};
@@ -93,20 +97,20 @@ STI_DEVICE void step(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
 {
     pdl_trigger();
     const foreseen token = begin<Layout>(a, sh);
-    const int unit = this_unit();
+    const int unit = sh.at.unit;
     if (sh.session.T <= a.t) { /* it has no token t */
         pdl_wait(); /* or the next kernel would not wait for those in front */
         return;
     }
     if (unit < a.plan.state_units)
         state_unit<WINDOW, Layout::ROW>(a, sh, token, unit);
-    else
-        key_unit<Layout>(a, sh, token, unit - a.plan.state_units);
-    if (!arrives_last(a, sh)) return;
-    write_output<Layout::OUTPUT>(a, sh);
+    else if (!key_unit<Layout>(a, sh, token, unit - a.plan.state_units))
+        return;
+    if (!arrives_last<Layout>(a, sh)) return;
+    write_output<Layout::OUTPUT>(a, sh, units_at_work<Layout>(a, sh));
     if (a.h.has_window &&
         (a.h.select > 0 || sti_score_from(a.h.score, STI_FROM_QUERIES)))
-        write_score(a, sh);
+        write_score(a, sh, key_units_of<Layout>(sh.at, 2 * a.h.C));
 }
 
 template <typename KV, int VEC, int LANES, int CHUNKS, int HEADS>
@@ -148,20 +152,54 @@ static bool in_tiles(const sti_cuda_hybrid_params *h)
     return h->half_kv && h->has_window && in_vectors(h) && h->D <= HALF_D;
 }
 
+/* Places of the window and of a list of `cap` tokens. */
+static int places_of(const sti_cuda_hybrid_params *h, int cap)
+{
+    const int no_cap = 1 << 12;
+    return 2 * h->C + (h->select == 0 ? 0 : cap < 0 ? no_cap : cap);
+}
+
+/* Key units where lists differ: all have about as many places. As few as a unit may
+ * have, or more where not all units would run at once; but where they do not anyway, no
+ * more than half of what a head has on average, or the last ones would work on while
+ * most multiprocessors have nothing to do. Eight batches are worth a block. */
+static void cut_uneven(step_plan *p, const sti_cuda_hybrid_params *h, int n,
+                       int at_once, int least)
+{
+    long long sum = 0;
+    for (int i = 0; i < h->S; i++) sum += places_of(h, h->head_cap[i]);
+    p->uneven = true;
+    const int room = at_once / n - h->S * p->state_units; /* of key units */
+    const int most = at_least((int)(sum / h->S / 2), 8 * least);
+    int places = room > 0 ? at_most((int)(sum / room), most) : most;
+    places = at_least((places + least - 1) / least * least, least);
+    for (;; places += least) {
+        p->units = p->key_units = 0;
+        for (int i = 0; i < h->S; i++) {
+            const int units = (places_of(h, h->head_cap[i]) + places - 1) / places;
+            p->first[i] = (uint16_t)p->units;
+            p->units += p->state_units + units;
+            p->key_units = at_least(p->key_units, units);
+        }
+        p->first[h->S] = (uint16_t)p->units;
+        if (n * p->units <= at_once || places >= most) return;
+    }
+}
+
 /* As many units as run at once, so that none waits for others to end, but none smaller
  * than what a block fetches before it first waits: joining one more costs more than it
  * saves. */
 static step_plan plan_of(const sti_dev *dev, const sti_cuda_hybrid_params *h, int n)
 {
-    const int no_cap = 1 << 12, pairs = at_least(n * h->S, 1);
+    const int pairs = at_least(n * h->S, 1);
     const int least_keys = (h->D <= 64 ? 32 : 16) * WARPS;
     const int least_rows = at_least(THREADS * 4 * GROUP / 2 * 4 / h->D, 1);
     /* A lane has more of a wide row of floats: fewer heads fit its registers. */
     const int most = h->half_kv || h->D <= 64 ? MAX_HEADS : MAX_HEADS / 2;
     const int passes = (h->group + most - 1) / most;
-    const int at_once = (in_tiles(h) ? blocks_of(h->D, sti_cuda_hybrid_quantized(h)) : 2) * dev->sms;
+    const bool stored = sti_cuda_hybrid_quantized(h);
+    const int at_once = (in_tiles(h) ? blocks_of(h->D, stored) : 2) * dev->sms;
     const int units = at_least(at_once / pairs, 2);
-    const int keys = 2 * h->C + (h->select == 0 ? 0 : h->cap < 0 ? no_cap : h->cap);
     step_plan p = {};
     p.heads = in_vectors(h) ? (h->group + passes - 1) / passes : 1;
     p.head_parts = 1;
@@ -178,17 +216,22 @@ static step_plan plan_of(const sti_dev *dev, const sti_cuda_hybrid_params *h, in
         p.map_deep = at_least(THREADS * 4 / at_least(h->F, 4), 1);
         p.state_deep = at_least(THREADS * 4 / at_least(h->D, 4), 1);
     }
-    if (h->has_window)
-        p.key_units = at_most(at_least(units - p.state_units, 1),
-                              (keys + least_keys - 1) / least_keys);
-    p.early = pairs * (p.state_units + p.key_units) <= at_once;
+    if (h->lists && h->has_window) {
+        cut_uneven(&p, h, n, at_once, least_keys);
+    } else {
+        if (h->has_window)
+            p.key_units =
+                at_most(at_least(units - p.state_units, 1),
+                        (places_of(h, h->cap) + least_keys - 1) / least_keys);
+        p.units = h->S * (p.state_units + p.key_units);
+    }
+    p.early = n * p.units <= at_once;
     return p;
 }
 
 static size_t part_floats(const sti_cuda_hybrid_params *h, const step_plan *p, int n)
 {
-    const size_t units = (size_t)(p->state_units + p->key_units);
-    return (size_t)n * (size_t)h->S * units * (size_t)h->group * (size_t)part_row(h->D);
+    return (size_t)n * (size_t)p->units * (size_t)h->group * (size_t)part_row(h->D);
 }
 
 /* Fewer sessions may be cut into more units, and scratch serves any number. */
@@ -263,8 +306,8 @@ extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev,
         *h,  session, t, settled, plan_of(dev, h, n), static_cast<float *>(scratch),
         NULL};
     a.logit = a.part + part_floats(h, &a.plan, n);
-    const dim3 grid((unsigned)(a.plan.state_units + a.plan.key_units), (unsigned)h->S,
-                    (unsigned)n);
+    const unsigned heads = a.plan.uneven ? 1u : (unsigned)h->S;
+    const dim3 grid((unsigned)a.plan.units / heads, heads, (unsigned)n);
     cudaStream_t stream = dev->stream;
     if (!in_vectors(h)) {
         if (h->half_kv)

@@ -6,8 +6,8 @@
 
 #include "backend/cuda/hybrid/device.cuh"
 #include "backend/cuda/hybrid/score.h"
-#include "backend/cuda/hybrid/stored.cuh"
 #include "backend/cuda/hybrid/step/step.h"
+#include "backend/cuda/hybrid/stored.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
 
@@ -19,8 +19,9 @@ enum {
     HALF_D = MAX_D / 2, /* heads of tensor cores are at most as large */
     MAX_HEADS = 4,      /* query heads against keys at once */
     KEYS_AHEAD = 4,
-    GROUP = 4,    /* vectors of maps and state that a thread fetches at once */
-    PART_HEAD = 4 /* floats of a unit's result before those of the output */
+    GROUP = 4,     /* vectors of maps and state that a thread fetches at once */
+    PART_HEAD = 4, /* floats of a unit's result before those of the output */
+    JOINED = 8192  /* floats of results that are joined at once */
 };
 
 /* Groups that a thread is ahead, for heads of up to `wide` numbers, and blocks of a
@@ -40,8 +41,12 @@ typedef struct step_plan {
     int part_heads, part_rows; /* in each but the last */
     int map_deep, state_deep;  /* rows of a map, of the state, that one vector a thread
                                   covers */
-    int state_units;           /* the first ones: they take longest */
-    int key_units;
+    int state_units;           /* of a selection head; the first ones */
+    int key_units;             /* of a selection head, the largest if lists differ */
+    int units;                 /* of all selection heads of a session */
+    bool uneven; /* lists differ: units in front of those of each selection
+                                  head, and all of them */
+    uint16_t first[STI_UNEVEN_HEADS_MAX + 1];
     bool early; /* all run at once: units begin while the kernel before still runs */
 } step_plan;
 
@@ -51,7 +56,7 @@ typedef struct step_args {
     int t;
     bool settled; /* no kernel in front writes states: they are read before it ends */
     step_plan plan;
-    float *part;  /* [n, S, units, group, part_row]: maximum and sum of the weights,
+    float *part;  /* [n, units, group, part_row]: maximum and sum of the weights,
                      maximum and sum of those that the score looks at, sum of values;
                      of state units: phi.z, three zeros, phi s */
     float *logit; /* [n, H, 2C + 2]: of the window's tokens, oldest first, those that
@@ -60,28 +65,28 @@ typedef struct step_args {
 
 /* Keys, or values, of a selection head by place: the slots of the ring, then those of
  * the list. Where they lie depends on no position, so that they can be fetched before
- * it is known which of them the token sees. Places behind the last are the first one.
- */
+ * it is known which of them the token sees. Other places, between the two or behind the
+ * last, are the first one. */
 template <typename KV> struct token_rows {
     const KV *window, *salient; /* where place 0 is, or would be */
-    int ring, places, D;
+    int ring, list, places, D;  /* the list's first place; behind its last */
 
     __device__ __forceinline__ const KV *at(int i) const
     {
-        const int place = i < places ? i : 0;
+        const int place = i < ring || (i >= list && i < places) ? i : 0;
         return (place < ring ? window : salient) + (int64_t)place * D;
     }
 };
 
 /* Which places the token at `pos` sees. */
 typedef struct sight {
-    int tokens, slot; /* of the window; ring slot of the oldest */
-    int ring, salient;
+    int tokens, slot;        /* of the window; ring slot of the oldest */
+    int ring, list, salient; /* of token_rows; tokens of the list */
 
     /* Places from here on are not seen. */
     __device__ __forceinline__ int end() const
     {
-        return ring + salient;
+        return list + salient;
     }
     /* How many of the window's tokens are older. */
     __device__ __forceinline__ int age(int i) const
@@ -94,7 +99,7 @@ typedef struct sight {
     }
     __device__ __forceinline__ bool sees(int i) const
     {
-        return i < ring ? age(i) < tokens : i - ring < salient;
+        return i < ring ? age(i) < tokens : i >= list && i - list < salient;
     }
     /* The slot of the new token: the ring does not have it yet. */
     __device__ __forceinline__ int fresh() const
@@ -150,39 +155,49 @@ typedef struct logit_sum {
 
 /* Where a session is: as memory has it, and what it means for the new token. */
 typedef struct moment {
-    int pos;
+    int pos, listed; /* tokens of the salient list */
     int64_t folded;
 
     __device__ __forceinline__ void load(const sti_cuda_hybrid_session &s, int sel,
-                                         int pos_)
+                                         int pos_, bool has_list)
     {
         pos = pos_;
+        listed = has_list ? __ldcg(s.sal_count + sel) : 0;
         folded = __ldcg(reinterpret_cast<const long long *>(s.folded + sel));
     }
     __device__ __forceinline__ moment of_token(bool has_window) const
     {
         const int64_t tokens = folded & (int64_t)(ARRIVED - 1);
         /* without a window the new token is one of them */
-        return moment{pos, tokens + (has_window ? 0 : 1)};
+        return moment{pos, listed, tokens + (has_window ? 0 : 1)};
     }
 } moment;
+
+/* Which unit of which selection head a block is. */
+typedef struct block_place {
+    int sel, unit;
+    int key_units; /* of the selection head */
+    int first;     /* units of the session in front of them */
+} block_place;
 
 /* WIDE: numbers of the largest heads. */
 template <typename KV, int HEADS, int WIDE> struct step_shared {
     enum { RING = ring_of(WIDE) };
     sti_cuda_hybrid_session session;
+    block_place at;
     moment now;
     sight see;
     bool last;
     salient_list list; /* of the selection head */
     token_rows<KV> keys_at, values_at;
     stored_rows keys_stored, values_stored; /* its list, if quantized (bits > 0) */
-    float *logits; /* of the first head */
+    float *logits;                          /* of the first head */
     union {
         struct {
             alignas(16) KV k[1][WIDE]; /* the new token, as the window keeps it */
             alignas(16) KV v[1][WIDE];
-            alignas(16) uint4 operand[HALF_D]; /* queries as tensor cores want them */
+            /* queries as tensor cores want them: for rows of halves, for levels */
+            alignas(16) uint4 operand[2][WIDE <= HALF_D ? WIDE : 1];
             alignas(16) float q[HEADS][WIDE];
             union {
                 alignas(256) uint4 staged[2][256]; /* keys, values: rows of a tile */
@@ -196,39 +211,47 @@ template <typename KV, int HEADS, int WIDE> struct step_shared {
             alignas(16) float phi[HEADS][MAX_P];
             float z[2 * WIDE];
         } state;
+        alignas(16) float results[JOINED]; /* of units, on their way to the output */
     };
 };
 
 /* ---- The block's place --------------------------------------------------- */
 
-STI_DEVICE int units_of(const step_plan &p)
-{
-    return p.state_units + p.key_units;
-}
-STI_DEVICE int selector()
-{
-    return (int)blockIdx.y;
-}
 STI_DEVICE int this_session()
 {
     return (int)blockIdx.z;
 }
-STI_DEVICE int this_unit()
+/* Blocks (unit, selection head), or, where lists differ, those of a session in a row. */
+STI_DEVICE block_place block_place_of(const step_args &a)
 {
-    return (int)blockIdx.x;
+    const int block = (int)blockIdx.x, lane = (int)threadIdx.x % 32;
+    const step_plan &p = a.plan;
+    if (!p.uneven) {
+        const int sel = (int)blockIdx.y;
+        return {sel, block, p.key_units, sel * (p.state_units + p.key_units)};
+    }
+    int begun = 0; /* selection heads whose first unit is not behind this one */
+    for (int i = 0; i < a.h.S; i += 32)
+        begun +=
+            __popc(__ballot_sync(~0u, i + lane < a.h.S && p.first[i + lane] <= block));
+    const int sel = begun - 1, first = p.first[sel];
+    return {sel, block - first, p.first[sel + 1] - first - p.state_units, first};
 }
-STI_DEVICE int first_head(const step_args &a)
+
+template <typename Shared>
+STI_DEVICE int first_head(const step_args &a, const Shared &sh)
 {
-    return selector() * a.h.group;
+    return sh.at.sel * a.h.group;
 }
 /* Where the query of head `head` of the selection head begins. */
-STI_DEVICE size_t query_at(const step_args &a, int head)
+template <typename Shared>
+STI_DEVICE size_t query_at(const step_args &a, const Shared &sh, int head)
 {
-    return ((size_t)a.t * a.h.H + first_head(a) + head) * a.h.D;
+    return ((size_t)a.t * a.h.H + first_head(a, sh) + head) * a.h.D;
 }
-STI_DEVICE int kv_head(const step_args &a)
+template <typename Shared> STI_DEVICE int kv_head(const step_args &a, const Shared &sh)
 {
-    return first_head(a) / a.h.per_kv;
+    return first_head(a, sh) / a.h.per_kv;
 }
 /* Floats of a result; what is of the output begins at a vector of 16 bytes. */
 static __host__ __device__ __forceinline__ int part_row(int D)
@@ -236,16 +259,17 @@ static __host__ __device__ __forceinline__ int part_row(int D)
     return PART_HEAD + (D + 3) / 4 * 4;
 }
 /* Result of a unit for query head `head` of the selection head. */
-STI_DEVICE float *part_at(const step_args &a, int unit, int head)
+template <typename Shared>
+STI_DEVICE float *part_at(const step_args &a, const Shared &sh, int unit, int head)
 {
-    const size_t pair = (size_t)this_session() * a.h.S + selector();
-    return a.part +
-           ((pair * units_of(a.plan) + unit) * a.h.group + head) * part_row(a.h.D);
+    const size_t at = (size_t)this_session() * a.plan.units + sh.at.first + unit;
+    return a.part + (at * a.h.group + head) * part_row(a.h.D);
 }
-STI_DEVICE float *logits_at(const step_args &a, int head)
+template <typename Shared>
+STI_DEVICE float *logits_at(const step_args &a, const Shared &sh, int head)
 {
-    return a.logit +
-           ((size_t)this_session() * a.h.H + first_head(a) + head) * (2 * a.h.C + 2);
+    const size_t row = (size_t)this_session() * a.h.H + first_head(a, sh) + head;
+    return a.logit + row * (2 * a.h.C + 2);
 }
 /* Whether the score is that of the weight the new token gives itself. */
 STI_DEVICE bool looks_at_itself(const sti_cuda_hybrid_params &h)
@@ -257,9 +281,8 @@ STI_DEVICE bool looks_at_itself(const sti_cuda_hybrid_params &h)
 template <typename KV, int HEADS, int WIDE>
 STI_DEVICE bool is_far(const step_shared<KV, HEADS, WIDE> &sh, int i)
 {
-    const int slot = i - sh.keys_at.ring;
-    return slot >= 0 &&
-           sh.session.sal_far[(size_t)(sh.list.first + slot)] != 0;
+    const int slot = i - sh.keys_at.list;
+    return slot >= 0 && sh.session.sal_far[(size_t)(sh.list.first + slot)] != 0;
 }
 
 /* ---- Rows of the new token ----------------------------------------------- */

@@ -12,10 +12,11 @@
  * A warp has a place of its own in shared memory for the keys, and one for the values,
  * of a batch, 4 KB each, and copies there in the background: keys of the next batch as
  * soon as these have been used, values likewise. 20 warps a multiprocessor: 160 KB in
- * flight. */
+ * flight. Tokens of a quantized list are loaded as early, to registers (levels.cuh). */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_TILES_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_TILES_CUH
 
+#include "backend/cuda/hybrid/step/levels.cuh"
 #include "backend/cuda/hybrid/step/step.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 
@@ -31,26 +32,34 @@ STI_DEVICE void split_half(float x, __half *high, __half *low)
 /* ---- Queries ------------------------------------------------------------- */
 
 /* Queries as operands: of lane 4 g + t half g % 2 of query g / 2, for the two products
- * of 32 numbers. A thread makes one vector. */
-template <int ROW> struct tile_queries {
+ * of 32 numbers, in the order of rows of halves and, if there may be some, of levels. A
+ * thread makes a vector at a time. */
+template <int ROW, bool STORED> struct tile_queries {
     static __device__ __forceinline__ void make(tile_shared<ROW> &sh)
     {
-        static_assert(ROW <= THREADS, "a thread makes one vector");
-        const int tid = (int)threadIdx.x;
-        if (tid >= ROW) return;
-        const float *x = &sh.keys.q[tid % 32 / 8][tid / 32 * 32 + tid % 4 * 2];
-        const bool want_low = tid / 4 % 2 != 0;
+        const int bits = STORED ? sh.keys_stored.bits : 0;
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < (bits > 0 ? 2 * ROW : ROW); i += THREADS)
+            make_vector(sh, i % ROW, i < ROW ? 0 : bits);
+    }
+    /* bits: of levels; 0: halves. */
+    static __device__ __forceinline__ void make_vector(tile_shared<ROW> &sh, int at,
+                                                       int bits)
+    {
+        const float *x = &sh.keys.q[at % 32 / 8][at / 32 * 32];
+        const bool want_low = at / 4 % 2 != 0;
         uint32_t word[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
+            const int e = bits > 0 ? key_number(bits, k, at % 4) : at % 4 * 2 + 8 * k;
             __half high[2], low[2];
-            split_half(x[8 * k], &high[0], &low[0]);
-            split_half(x[8 * k + 1], &high[1], &low[1]);
+            split_half(x[e], &high[0], &low[0]);
+            split_half(x[e + 1], &high[1], &low[1]);
             const __half2 both = want_low ? __halves2half2(low[0], low[1])
                                           : __halves2half2(high[0], high[1]);
             memcpy(&word[k], &both, sizeof both);
         }
-        sh.keys.operand[tid] = make_uint4(word[0], word[1], word[2], word[3]);
+        sh.keys.operand[bits > 0][at] = make_uint4(word[0], word[1], word[2], word[3]);
     }
 };
 
@@ -84,9 +93,10 @@ STI_DEVICE float rows_sum(float x)
 /* ---- A warp's keys ------------------------------------------------------- */
 
 /* Softmax of query t over the keys the warp has seen, l those of this lane, as is
- * `recent`; of o the numbers 32 c + 8 i + g. */
-template <int CHUNKS> struct tile_running {
-    float m, l, o[CHUNKS][4];
+ * `recent`; of o the numbers 32 c + 8 i + g, and from quantized values others
+ * (value_levels). */
+template <int CHUNKS, bool STORED> struct tile_running {
+    float m, l, o[CHUNKS][4], stored[STORED ? CHUNKS / 2 : 1][8];
     logit_sum recent;
 
     __device__ __forceinline__ void clear()
@@ -98,121 +108,15 @@ template <int CHUNKS> struct tile_running {
         for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
             for (int i = 0; i < 4; i++) o[c][i] = 0;
+#pragma unroll
+        for (int j = 0; j < CHUNKS / 2; j++)
+#pragma unroll
+            for (int i = 0; STORED && i < 8; i++) stored[j][i] = 0;
     }
 };
 
-/* Levels of the quantized tokens of a batch, in registers from their load until they are
- * unpacked: a lane has two groups of 32 numbers. MOST: the most bits in `low`. */
-template <int TILES, int ROW, int MOST> struct stored_batch {
-    enum { GROUPS = ROW / 32, ITEMS = 16 * TILES * GROUPS / 32 };
-    uint32_t low[ITEMS][MOST], high[ITEMS], scale[ITEMS];
-    unsigned there; /* bit n: item n is one */
-
-    static __device__ __forceinline__ int row(int n)
-    {
-        return (n * 32 + (int)threadIdx.x % 32) / GROUPS;
-    }
-    static __device__ __forceinline__ int group(int n)
-    {
-        return (int)threadIdx.x % GROUPS;
-    }
-    /* Slots from `first` on, which may be negative, of a list of `capacity`. */
-    __device__ __forceinline__ void load(const stored_rows &from, int first,
-                                         int capacity)
-    {
-        there = 0;
-#pragma unroll
-        for (int n = 0; n < ITEMS; n++) {
-            const int slot = first + row(n);
-            if (slot < 0 || slot >= capacity || group(n) >= from.groups) continue;
-            const size_t at = (size_t)slot * from.groups + group(n);
-            const uint32_t *words =
-                reinterpret_cast<const uint32_t *>(from.low) + at * from.width();
-            there |= 1u << n;
-            if (MOST == 8 && from.width() == 8) {
-#pragma unroll
-                for (int i = 0; i < MOST; i += 4)
-                    load_words(&low[n][i], words + i);
-            } else if (from.width() == 4) {
-                load_words(low[n], words);
-            } else {
-                const uint2 two = *reinterpret_cast<const uint2 *>(words);
-                low[n][0] = two.x;
-                low[n][1] = two.y;
-            }
-            if (from.high) high[n] = reinterpret_cast<const uint32_t *>(from.high)[at];
-            scale[n] = from.values()
-                           ? reinterpret_cast<const uint32_t *>(from.scale)[at]
-                           : from.scale[at];
-        }
-    }
-    static __device__ __forceinline__ void load_words(uint32_t *to,
-                                                      const uint32_t *from)
-    {
-        const uint4 x = *reinterpret_cast<const uint4 *>(from);
-        to[0] = x.x;
-        to[1] = x.y;
-        to[2] = x.z;
-        to[3] = x.w;
-    }
-    template <int WIDTH>
-    __device__ __forceinline__ float number(int bits, int n, int e,
-                                            stored_scale s) const
-    {
-        enum { BYTES = 4 * WIDTH }; /* of a group */
-        const int byte = e % BYTES;
-        uint32_t level = low[n][byte / 4] >> (8 * (byte % 4) + e / BYTES * WIDTH) &
-                         ((1u << WIDTH) - 1);
-        if (bits & 1) level |= (high[n] >> e & 1) << WIDTH;
-        return level_value(bits, level, s);
-    }
-    template <int WIDTH>
-    __device__ __forceinline__ void unpack_item(uint4 *to, int bits, int n) const
-    {
-        const float2 both = unpack_half2(scale[n]);
-        const stored_scale s = {both.x, bits < 5 ? both.y : 0};
-#pragma unroll
-        for (int u = 0; u < 4; u++) {
-            uint32_t word[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                word[i] = pack_half2(number<WIDTH>(bits, n, 8 * u + 2 * i, s),
-                                     number<WIDTH>(bits, n, 8 * u + 2 * i + 1, s));
-            to[unit_at<ROW>(row(n), 4 * group(n) + u) / 16] =
-                make_uint4(word[0], word[1], word[2], word[3]);
-        }
-    }
-    /* As halves to their rows of the batch; rows of the list that are not there become
-     * zero. first: as in load. */
-    __device__ __forceinline__ void unpack(uint4 *to, const stored_rows &from,
-                                           int first) const
-    {
-#pragma unroll
-        for (int n = 0; n < ITEMS; n++) {
-            if (first + row(n) < 0) continue; /* of the window */
-            if (!(there >> n & 1)) {
-#pragma unroll
-                for (int u = 0; u < 4; u++)
-                    to[unit_at<ROW>(row(n), 4 * group(n) + u) / 16] =
-                        make_uint4(0, 0, 0, 0);
-            } else if (MOST == 8 && from.width() == 8) {
-                unpack_item<MOST>(to, from.bits, n);
-            } else if (from.width() == 4) {
-                unpack_item<4>(to, from.bits, n);
-            } else {
-                unpack_item<2>(to, from.bits, n);
-            }
-        }
-    }
-};
 /* Where nothing is quantized. */
-struct nothing_stored {
-    __device__ __forceinline__ void load(const stored_rows &, int, int)
-    {
-    }
-    __device__ __forceinline__ void unpack(uint4 *, const stored_rows &, int) const
-    {
-    }
+struct no_levels {
 };
 
 /* 16 TILES places; of the lane row u, 0 <= u < 2 TILES, is place base + 8 u + g. */
@@ -222,28 +126,31 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
     enum { UNITS = ROW / 8, AT_ONCE = 32 / UNITS }; /* of 16 bytes; rows of a copy */
     float logit[2 * TILES];
     bool seen[2 * TILES];
-    std::conditional_t<STORED, stored_batch<TILES, ROW, 8>, nothing_stored> stored_k;
-    std::conditional_t<STORED, stored_batch<TILES, ROW, 4>, nothing_stored> stored_v;
+    std::conditional_t<STORED, key_levels<TILES, ROW>, no_levels> stored_k;
+    std::conditional_t<STORED, value_levels<TILES, ROW>, no_levels> stored_v;
     static_assert(BATCH * UNITS == 256, "a batch fills its place");
 
     static __device__ __forceinline__ int place(int base, int u)
     {
         return base + u * 8 + (int)threadIdx.x % 32 / 4;
     }
+    /* Whether the batch from place `base` on is one of quantized rows. */
+    static __device__ __forceinline__ bool quantized(const shared &sh,
+                                                     const stored_rows &rows, int base)
+    {
+        return STORED && rows.bits > 0 && base >= sh.keys_at.list;
+    }
     /* Rows from place `base` on, if `there`; what lies behind D is zero. A group of
-     * copies either way: they are counted. Those of a quantized list are not copied. */
+     * copies either way: they are counted. */
     static __device__ __forceinline__ void
-    copy(uint4 *to, const token_rows<__half> &from, int base, bool there,
-         bool quantized)
+    copy(uint4 *to, const token_rows<__half> &from, int base, bool there)
     {
         const int lane = (int)threadIdx.x % 32, unit = lane % UNITS;
         const bool in_row = unit * 8 < from.D, in_window = base + BATCH <= from.ring;
         const int first = lane / UNITS, skip = in_row ? unit * 8 : 0;
         __syncwarp(); /* nobody uses what was there */
-        if (quantized && base >= from.ring) {
-            /* all in registers */
-        } else if (there && (in_window || (!quantized && base >= from.ring &&
-                                           base + BATCH <= from.places))) {
+        if (there &&
+            (in_window || (base >= from.list && base + BATCH <= from.places))) {
             const __half *row = from.at(base + first) + skip; /* all lie in a row */
 #pragma unroll
             for (int r = 0; r < BATCH; r += AT_ONCE) {
@@ -254,8 +161,7 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
             }
         } else if (there) {
 #pragma unroll 1
-            for (int r = first; r < (quantized ? from.ring - base : (int)BATCH);
-                 r += AT_ONCE)
+            for (int r = first; r < BATCH; r += AT_ONCE)
                 cp_async16_or_zero(shared_address(to + unit_at<ROW>(r, unit) / 16),
                                    from.at(base + r) + skip, in_row);
         }
@@ -271,29 +177,28 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
     }
     __device__ __forceinline__ void load_keys(shared &sh, int base, bool there)
     {
-        const bool quantized = STORED && sh.keys_stored.bits > 0;
-        copy(keys(sh), sh.keys_at, base, there, quantized);
-        if (quantized && there)
-            stored_k.load(sh.keys_stored, base - sh.keys_at.ring, sh.list.capacity);
+        const bool in_registers = quantized(sh, sh.keys_stored, base);
+        copy(keys(sh), sh.keys_at, base, there && !in_registers);
+        if constexpr (STORED)
+            if (in_registers && there)
+                stored_k.load(sh.keys_stored, base - sh.keys_at.list, sh.list.capacity);
     }
     __device__ __forceinline__ void load_values(shared &sh, int base, bool there)
     {
-        const bool quantized = STORED && sh.values_stored.bits > 0;
-        copy(values(sh), sh.values_at, base, there, quantized);
-        if (quantized && there)
-            stored_v.load(sh.values_stored, base - sh.keys_at.ring, sh.list.capacity);
+        const bool in_registers = quantized(sh, sh.values_stored, base);
+        copy(values(sh), sh.values_at, base, there && !in_registers);
+        if constexpr (STORED)
+            if (in_registers && there)
+                stored_v.load(sh.values_stored, base - sh.values_at.list,
+                              sh.list.capacity);
     }
-    /* All but the last group of copies have arrived, quantized rows are unpacked, and
-     * the new token's row takes the place of what the ring has there. */
-    template <class Batch>
+    /* All but the last group of copies have arrived, and the new token's row takes the
+     * place of what the ring has there. */
     static __device__ __forceinline__ void await(uint4 *staged, const __half *row,
-                                                 const sight &see, int base,
-                                                 const Batch &batch,
-                                                 const stored_rows &stored)
+                                                 const sight &see, int base)
     {
         const int fresh = see.fresh() - base, lane = (int)threadIdx.x % 32;
         cp_async_wait<1>();
-        if (STORED && stored.bits > 0) batch.unpack(staged, stored, base - see.ring);
         __syncwarp();
         if (fresh < 0 || fresh >= BATCH) return; /* of all lanes */
         if (lane < UNITS)
@@ -314,13 +219,21 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
     __device__ __forceinline__ void dot(shared &sh, const sight &see, int base)
     {
         const int lane = (int)threadIdx.x % 32;
+        if constexpr (STORED)
+            if (quantized(sh, sh.keys_stored, base)) {
+                if (sh.keys_stored.bits == 8)
+                    stored_k.template dot<8>(sh.keys.operand[1], logit);
+                else
+                    stored_k.template dot<5>(sh.keys.operand[1], logit);
+                return;
+            }
         float sum[TILES][4] = {};
-        await(keys(sh), sh.keys.k[0], see, base, stored_k, sh.keys_stored);
+        await(keys(sh), sh.keys.k[0], see, base);
         const lane_address<ROW> k =
             lane_address<ROW>::by16(shared_address(keys(sh)), lane);
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
-            const uint4 q = sh.keys.operand[c * 32 + lane];
+            const uint4 q = sh.keys.operand[0][c * 32 + lane];
 #pragma unroll
             for (int u = 0; u < TILES; u++) {
                 uint32_t part[4];
@@ -337,7 +250,7 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
     /* Scales logits, and keeps those that the score wants. */
     __device__ __forceinline__ void keep_logits(const step_args &a, const shared &sh,
                                                 const sight &see, int base, int first,
-                                                tile_running<CHUNKS> &r)
+                                                tile_running<CHUNKS, STORED> &r)
     {
         const float scale = a.h.scale * log2_e;
         const int query = first + (int)threadIdx.x % 4;
@@ -357,8 +270,14 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
         }
         r.recent.add(recent);
     }
+    template <int M, int N>
+    static __device__ __forceinline__ void keep_sums(float (&o)[M][N], float keep)
+    {
+#pragma unroll
+        for (int i = 0; i < M * N; i++) o[i / N][i % N] *= keep;
+    }
     __device__ __forceinline__ void soften(shared &sh, const sight &see, int base,
-                                           tile_running<CHUNKS> &r)
+                                           tile_running<CHUNKS, STORED> &r)
     {
         float top = r.m;
 #pragma unroll
@@ -376,7 +295,17 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
             r.l += p[0] + p[1];
             trans_weights(p, weight[u]);
         }
-        await(values(sh), sh.keys.v[0], see, base, stored_v, sh.values_stored);
+        if constexpr (STORED)
+            if (quantized(sh, sh.values_stored, base)) {
+                if (sh.values_stored.bits == 4)
+                    stored_v.template add<4>(weight, keep, r.stored);
+                else
+                    stored_v.template add<3>(weight, keep, r.stored);
+                keep_sums(r.o, keep);
+                return;
+            }
+        if constexpr (STORED) keep_sums(r.stored, keep);
+        await(values(sh), sh.keys.v[0], see, base);
         const lane_address<ROW> v =
             lane_address<ROW>::by8(shared_address(values(sh)), (int)threadIdx.x % 32);
 #pragma unroll
@@ -404,9 +333,9 @@ template <int ROW_, bool STORED_> struct tile_layout {
     enum { STORED = STORED_ }; /* lists may be quantized */
     enum { ROW = ROW_, CHUNKS = ROW / 32, TILES = ROW <= 64 ? 2 : 1 };
     enum { BATCH = 16 * TILES, OUTPUT = 4 }; /* places; numbers a thread joins */
-    typedef tile_queries<ROW_> queries;
+    typedef tile_queries<ROW_, STORED_> queries;
     typedef tile_batch<TILES, ROW_, STORED_> batch;
-    typedef tile_running<CHUNKS> running;
+    typedef tile_running<CHUNKS, STORED_> running;
 };
 
 /* What a warp has, to shared memory. */
@@ -426,6 +355,18 @@ STI_DEVICE void store_to_join(tile_keys, tile_shared<Layout::ROW> &sh,
 #pragma unroll
         for (int i = 0; i < 4; i++)
             sh.keys.warp[warp].o[t][c * 32 + i * 8 + g] = r.o[c][i];
+    if constexpr (Layout::STORED) {
+        typedef value_levels<Layout::TILES, Layout::ROW> levels;
+        __syncwarp();
+        if (sh.values_stored.bits > 0)
+#pragma unroll
+            for (int j = 0; j < levels::WORDS; j++)
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+                    sh.keys.warp[warp]
+                        .o[t][levels::number(sh.values_stored.bits, j, i)] +=
+                        r.stored[j][i];
+    }
     if (g > 0) return;
     sh.keys.all[warp][t] = logit_sum{r.m, l};
     sh.keys.recent[warp][t] = r.recent;

@@ -13,16 +13,26 @@
 #include "backend/cuda/hybrid/step/keys.cuh"
 #include "backend/cuda/hybrid/step/tiles.cuh"
 
-template <typename KV, int HEADS, int WIDE>
+/* The first place of the list: a batch of a quantized one has nothing of the window. */
+template <typename Layout> STI_DEVICE int list_place(const step_args &a)
+{
+    const int ring = 2 * a.h.C, whole = Layout::STORED ? Layout::BATCH : 1;
+    return (ring + whole - 1) / whole * whole;
+}
+
+template <typename Layout, typename KV, int HEADS, int WIDE>
 STI_DEVICE token_rows<KV> rows_of(const step_args &a,
                                   const step_shared<KV, HEADS, WIDE> &sh,
                                   const void *window, const void *salient)
 {
     const int64_t D = a.h.D, ring = 2 * a.h.C;
-    return token_rows<KV>{static_cast<const KV *>(window) + kv_head(a) * ring * D,
-                          static_cast<const KV *>(salient) +
-                              (sh.list.first - ring) * D,
-                          (int)ring, (int)ring + sh.list.capacity, a.h.D};
+    const int list = list_place<Layout>(a);
+    return token_rows<KV>{static_cast<const KV *>(window) + kv_head(a, sh) * ring * D,
+                          static_cast<const KV *>(salient) + (sh.list.first - list) * D,
+                          (int)ring,
+                          list,
+                          list + sh.list.capacity,
+                          a.h.D};
 }
 
 /* The first batch of places of this warp, and from one to its next. */
@@ -30,9 +40,40 @@ template <typename Layout> STI_DEVICE int first_batch(int index)
 {
     return (index * WARPS + (int)threadIdx.x / 32) * Layout::BATCH;
 }
-template <typename Layout> STI_DEVICE int next_batch(const step_args &a)
+template <typename Layout> STI_DEVICE int next_batch(const block_place &at)
 {
-    return a.plan.key_units * WARPS * Layout::BATCH;
+    return at.key_units * WARPS * Layout::BATCH;
+}
+
+/* Key units of the block's selection head that have places of the first `places`. */
+template <typename Layout>
+STI_DEVICE int key_units_of(const block_place &at, int places)
+{
+    enum { FIRST = WARPS * Layout::BATCH }; /* places of a unit's first batches */
+    return min(at.key_units, (places + FIRST - 1) / FIRST);
+}
+/* Units that have something to do: all of the state, and of the keys those with places
+ * that the token sees. */
+template <typename Layout, typename KV, int HEADS, int WIDE>
+STI_DEVICE int units_at_work(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh)
+{
+    return a.plan.state_units +
+           key_units_of<Layout>(sh.at, list_place<Layout>(a) + sh.now.listed);
+}
+
+/* Prefetches place i of the keys, or of the values. */
+template <bool STORED, typename KV>
+STI_DEVICE void prefetch_row(const token_rows<KV> &rows, const stored_rows &stored,
+                             int i)
+{
+    enum { LINE = 64 / sizeof(KV) };
+    if (STORED && stored.bits > 0 && i >= rows.list) {
+        if (i < rows.places) prefetch_stored(stored.from(i - rows.list));
+        return;
+    }
+    const KV *row = rows.at(i);
+#pragma unroll 1
+    for (int e = 0; e < rows.D; e += LINE) prefetch_l2(row + e);
 }
 
 /* Prefetches a warp's first batch; the second where the first is fetched already. */
@@ -40,24 +81,13 @@ template <typename Layout, typename KV, int HEADS, int WIDE>
 STI_DEVICE void prefetch_keys(const step_args &a,
                               const step_shared<KV, HEADS, WIDE> &sh, int index)
 {
-    enum { LINE = 64 / sizeof(KV) };
-    const int first = first_batch<Layout>(index), D = sh.keys_at.D;
-    const int base = a.settled ? first + next_batch<Layout>(a) : first;
+    const int first = first_batch<Layout>(index);
+    const int base = a.settled ? first + next_batch<Layout>(sh.at) : first;
     if (base >= sh.keys_at.places) return;
 #pragma unroll 1
     for (int i = (int)threadIdx.x % 32; i < Layout::BATCH; i += 32) {
-        if (Layout::STORED && base + i >= sh.keys_at.ring) {
-            const int slot = min(base + i, sh.keys_at.places - 1) - sh.keys_at.ring;
-            prefetch_l2(sh.keys_stored.from(slot).low);
-            prefetch_l2(sh.values_stored.from(slot).low);
-            continue;
-        }
-        const KV *k = sh.keys_at.at(base + i), *v = sh.values_at.at(base + i);
-#pragma unroll 1
-        for (int e = 0; e < D; e += LINE) {
-            prefetch_l2(k + e);
-            prefetch_l2(v + e);
-        }
+        prefetch_row<Layout::STORED>(sh.keys_at, sh.keys_stored, base + i);
+        prefetch_row<Layout::STORED>(sh.values_at, sh.values_stored, base + i);
     }
 }
 
@@ -83,7 +113,7 @@ STI_DEVICE void store_part(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
             l += keep * sh.keys.all[w][n].l;
             o += keep * sh.keys.warp[w].o[n][e];
         }
-        float *to = part_at(a, this_unit(), first + n);
+        float *to = part_at(a, sh, sh.at.unit, first + n);
         to[PART_HEAD + e] = o;
         if (e > 0) continue;
         logit_sum recent = sh.keys.recent[0][n];
@@ -100,8 +130,8 @@ template <typename KV, int HEADS, int WIDE>
 STI_DEVICE void enter(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh,
                       int slot)
 {
-    if (first_head(a) % a.h.per_kv != 0) return;
-    const size_t at = ((size_t)kv_head(a) * 2 * a.h.C + slot) * a.h.D;
+    if (first_head(a, sh) % a.h.per_kv != 0) return;
+    const size_t at = ((size_t)kv_head(a, sh) * 2 * a.h.C + slot) * a.h.D;
 #pragma unroll 1
     for (int e = (int)threadIdx.x; e < a.h.D; e += THREADS) {
         static_cast<KV *>(sh.session.win_k)[at + e] = sh.keys.k[0][e];
@@ -117,7 +147,7 @@ STI_DEVICE void attend_keys(const step_args &a, step_shared<KV, HEADS, WIDE> &sh
                             typename Layout::running &r)
 {
     const sight &see = sh.see;
-    const int lane = (int)threadIdx.x % 32, apart = next_batch<Layout>(a);
+    const int lane = (int)threadIdx.x % 32, apart = next_batch<Layout>(sh.at);
     const int end = see.end();
 #pragma unroll 1
     while (base < end) {
@@ -149,27 +179,26 @@ STI_DEVICE void take_queries(const step_args &a, step_shared<KV, HEADS, WIDE> &s
 }
 
 /* STILL eq. 11, SA, over the keys of this unit; all units together have at most
- * 2C + cap of them (eq. 12). */
+ * 2C + cap of them (eq. 12). False if it has none. */
 template <typename Layout, typename KV, int HEADS, int WIDE>
-STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
+STI_DEVICE bool key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                          const foreseen &token, int index)
 {
     enum { ROW = Layout::ROW };
     const sti_cuda_hybrid_params &h = a.h;
     const sti_cuda_hybrid_session &s = sh.session;
     const int base = first_batch<Layout>(index);
-    const size_t kv = ((size_t)a.t * h.G + kv_head(a)) * h.D;
+    const size_t kv = ((size_t)a.t * h.G + kv_head(a, sh)) * h.D;
     typename Layout::batch b;
     b.load_keys(sh, base, true);
     b.load_values(sh, base, true);
-    const int listed = __ldcg(s.sal_count + selector());
     moment now;
-    now.load(s, selector(), token.pos);
+    now.load(s, sh.at.sel, token.pos, true);
     const float2 rope = rope_at(token.freq, token.pos);
     pdl_wait();
     token_row<HEADS, ROW> q;
     token_row<1, ROW> k, v;
-    q.load(h, s.q + query_at(a, 0), min((int)HEADS, h.group));
+    q.load(h, s.q + query_at(a, sh, 0), min((int)HEADS, h.group));
     k.load(h, s.k + kv, 1);
     v.load(h, s.v + kv, 1);
     q.store(h, sh.keys.q, rope);
@@ -179,9 +208,14 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     if (threadIdx.x == 0) {
         const sti_window w = window_of(now.pos, h.C);
         sh.now = now;
-        sh.see = sight{w.tokens, w.slot, 2 * h.C, min(listed, sh.list.capacity)};
+        sh.see = sight{w.tokens, w.slot, 2 * h.C, sh.keys_at.list,
+                       min(now.listed, sh.list.capacity)};
     }
     __syncthreads();
+    if (a.plan.state_units + index >= units_at_work<Layout>(a, sh)) {
+        cp_async_wait<0>();
+        return false;
+    }
     Layout::queries::make(sh);
     if (index == 0) enter(a, sh, sh.see.fresh());
     __syncthreads();
@@ -195,7 +229,7 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
         for (int far = 0; far <= (int)sees_far; far++) {
             if (first + far > 0) {
                 /* far keys are as before RoPE: they see R(position_cap) q */
-                const float *q_from = (far ? s.q_raw : s.q) + query_at(a, first);
+                const float *q_from = (far ? s.q_raw : s.q) + query_at(a, sh, first);
                 take_queries<Layout>(a, sh, q_from, heads,
                                      far           ? h.position_cap
                                      : h.unrotated ? sh.now.pos
@@ -210,6 +244,7 @@ STI_DEVICE void key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
         }
         store_part<Layout>(a, sh, first, r);
     }
+    return true;
 }
 
 #endif

@@ -2,6 +2,8 @@
  * against the reference in double, setting by setting, for prompts cut at any place. */
 #include "hybrid_chunks_sessions.h"
 
+#include "backend/cuda/hybrid/chunk/chunk.h"
+
 static const setting shapes[] = {
     CASE("C 128, D 128", "still", 128, -1, -1, 4, 2, 128, CUT(900)),
     CASE("C 128, D 64", "still", 128, 32, 100, 3, 1, 64, CUT(777)),
@@ -181,6 +183,30 @@ static const setting quantized[] = {
          .uneven = true, .key_bits = 5, .value_bits = 3),
     CASE("quantized, raw features", "still", 32, 8, 40, 4, 2, 64, CUT(200, 150),
          .raw_features = true, .key_bits = 8, .value_bits = 4),
+    /* Where half and double differ, a level may too: once a key is far it has been
+     * rounded twice. */
+    CASE("quantized, capped", "still", 32, 8, 70, 4, 2, 64, CUT(450),
+         .position_cap = 100, .raw_features = true, .state_cap = 134, .key_bits = 8,
+         .value_bits = 4),
+    CASE("quantized, capped, uneven, cut", "still", 32, 8, 70, 6, 3, 64,
+         CUT(200, 3, 57, 120, 1, 5, 90), .uneven = true, .position_cap = 100,
+         .raw_features = true, .key_bits = 5, .value_bits = 3),
+    CASE("quantized, capped, D 128", "still", 64, 16, 100, 4, 2, 128,
+         CUT(300, 2, 90, 128, 4, 60), .position_cap = 150, .raw_features = true,
+         .key_bits = 8, .value_bits = 4),
+    CASE("quantized, capped, uneven, D 128", "still", 32, 12, 90, 4, 4, 128,
+         CUT(250, 200), .uneven = true, .position_cap = 130, .raw_features = true,
+         .key_bits = 5, .value_bits = 3),
+    CASE("quantized, capped, no state", "still", 32, 32, 150, 6, 3, 64,
+         CUT(200, 3, 57, 240), .uneven = true, .position_cap = 100,
+         .raw_features = true, .no_state = true, .score = STI_SCORE_DISTINCT,
+         .key_bits = 5, .value_bits = 3),
+    CASE("values 4, capped", "still", 32, 8, 70, 4, 2, 64, CUT(250, 3, 150),
+         .position_cap = 100, .raw_features = true, .value_bits = 4),
+    CASE("keys 5, capped, all far soon", "still", 16, 4, 80, 2, 1, 64, CUT(300, 50),
+         .position_cap = 32, .raw_features = true, .key_bits = 5),
+    CASE("quantized, no state", "still", 32, 32, 150, 6, 3, 64, CUT(300, 200),
+         .uneven = true, .no_state = true, .key_bits = 8, .value_bits = 4),
     CASE("quantized, list of 1500", "still", 64, 40, 1500, 1, 1, 64, CUT(2000, 1100),
          .score = STI_SCORE_KEYNORM, .key_bits = 5, .value_bits = 3),
 };
@@ -216,12 +242,47 @@ static void test_setting(void **state)
     drop(&p);
 }
 
+/* What linearize makes, and what runs without training, whatever the caps, bits,
+ * positions and scores: chunks, not one token after the other. */
+static void test_takes_all(void **state)
+{
+    (void)state;
+    static const sti_score_kind scores[] = {STI_SCORE_S3, STI_SCORE_DISTINCT,
+                                            STI_SCORE_RECEIVED, STI_SCORE_KEYNORM,
+                                            STI_SCORE_RANDOM};
+    static const int bits[][2] = {{0, 0}, {8, 4}, {5, 3}, {8, 3}, {5, 0}, {0, 4}};
+    need_gpu();
+    for (int how = 0; how < 16; how++)
+        for (size_t b = 0; b < COUNT(bits); b++)
+            for (size_t s = 0; s < COUNT(scores); s++) {
+                const bool capped = how & 1, forget = how & 2;
+                const setting c = {.method = "still",
+                                   .chunk = how & 4 ? 64 : 128,
+                                   .select = how & 4 ? 64 : 32,
+                                   .cap = how & 8 ? 7680 : 256,
+                                   .score = scores[s],
+                                   .position_cap = capped ? 2048 : 0,
+                                   .raw_features = capped,
+                                   .uneven = how & 8,
+                                   .no_state = forget,
+                                   .key_bits = bits[b][0],
+                                   .value_bits = bits[b][1]};
+                const sti_hybrid_settings set = settings_of(&c);
+                const sti_hybrid_shape shape = {9, 3, 64, 64};
+                const sti_cuda_hybrid_params h =
+                    sti_cuda_hybrid_params_of(&set, &shape, &(sti_hybrid_in){0}, 2);
+                if (!sti_cuda_hybrid_chunk_supported(&h))
+                    fail_msg("settings %d, bits %zu, score %zu: token by token", how, b,
+                             s);
+            }
+}
+
 int main(void)
 {
-    struct CMUnitTest tests[COUNT(shapes) + COUNT(cuts) + COUNT(settings) +
+    struct CMUnitTest tests[1 + COUNT(shapes) + COUNT(cuts) + COUNT(settings) +
                             COUNT(positions) + COUNT(lists) + COUNT(quantized) +
-                            COUNT(no_window)];
-    size_t n = 0;
+                            COUNT(no_window)] = {cmocka_unit_test(test_takes_all)};
+    size_t n = 1;
     n = add_cases(tests, n, test_setting, shapes, COUNT(shapes), sizeof *shapes);
     n = add_cases(tests, n, test_setting, cuts, COUNT(cuts), sizeof *cuts);
     n = add_cases(tests, n, test_setting, settings, COUNT(settings), sizeof *settings);

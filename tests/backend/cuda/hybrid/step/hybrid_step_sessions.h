@@ -378,6 +378,22 @@ static inline void uneven(sti_hybrid_settings *s)
     s->cap = 3 * s->chunk;
     make_uneven(s, &rng);
 }
+/* One long list among short ones: it is cut into more units. */
+static inline void long_list(sti_hybrid_settings *s)
+{
+    uneven(s);
+    s->select = s->chunk;
+    s->cap = 20 * s->chunk;
+    s->head_cap[0] = 3;
+    s->head_cap[1] = s->cap;
+    s->head_cap[2] = s->chunk + 1;
+}
+static inline void quantized_long(sti_hybrid_settings *s)
+{
+    long_list(s);
+    s->key_bits = 5;
+    s->value_bits = 3;
+}
 static inline void per_head(sti_hybrid_settings *s)
 {
     s->per_head = true;

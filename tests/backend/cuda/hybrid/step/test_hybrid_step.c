@@ -107,9 +107,26 @@ static void quantized_values(sti_hybrid_settings *s)
     uneven(s);
     s->value_bits = 3;
 }
+static void uneven_far(sti_hybrid_settings *s)
+{
+    far_and_raw(s);
+    uneven(s);
+}
 static void quantized_far(sti_hybrid_settings *s)
 {
     far_keys(s);
+    s->key_bits = 8;
+    s->value_bits = 4;
+}
+static void quantized_uneven_far(sti_hybrid_settings *s)
+{
+    uneven_far(s);
+    s->key_bits = 5;
+    s->value_bits = 3;
+}
+static void quantized_long_8(sti_hybrid_settings *s)
+{
+    long_list(s);
     s->key_bits = 8;
     s->value_bits = 4;
 }
@@ -117,11 +134,6 @@ static void uneven_state_cap(sti_hybrid_settings *s)
 {
     uneven(s);
     s->state_cap = 4 * s->chunk;
-}
-static void uneven_far(sti_hybrid_settings *s)
-{
-    far_and_raw(s);
-    uneven(s);
 }
 
 /* Every setting, at shapes that no vector fits and at those that vectors are for. */
@@ -221,6 +233,52 @@ static const test_case cases[] = {
      false,
      false,
      1e-2},
+    {"quantized, uneven, far",
+     "still",
+     8,
+     {6, 3, 64, 64},
+     99,
+     quantized_uneven_far,
+     false,
+     false,
+     1e-2},
+    {"quantized, uneven, far, D 128",
+     "still",
+     8,
+     {6, 3, 128, 128},
+     99,
+     quantized_uneven_far,
+     false,
+     false,
+     1e-2},
+    {"long list", "still", 32, {9, 3, 64, 64}, 800, long_list, false, false, 2e-4},
+    {"long, 5 and 3",
+     "still",
+     32,
+     {9, 3, 64, 64},
+     800,
+     quantized_long,
+     false,
+     false,
+     1e-3},
+    {"long, 8 and 4",
+     "still",
+     30,
+     {6, 3, 64, 64},
+     700,
+     quantized_long_8,
+     false,
+     false,
+     1e-3},
+    {"long, D 128",
+     "still",
+     24,
+     {6, 3, 128, 64},
+     600,
+     quantized_long_8,
+     false,
+     false,
+     1e-3},
     {"no list", "still", 8, {4, 2, 16, 16}, 60, no_list, false, false, 0},
     {"state cap", "still", 8, {4, 2, 16, 16}, 75, state_cap, false, false, 0},
     /* A far key that is kept in half is rounded once more when it turns. */
