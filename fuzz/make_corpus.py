@@ -2,6 +2,7 @@
 
     python3 fuzz/make_corpus.py
 """
+import base64
 import gzip
 import json
 import pathlib
@@ -124,6 +125,18 @@ put("fuzz_token_cache", "small", token_cache(10, [1, 2 | 1 << 31, 9]))
 put("fuzz_token_cache", "empty", token_cache(10, []))
 put("fuzz_token_cache", "broken", token_cache(4, [3] * 9, 5, 2, b"line 2: is no JSON object"))
 put("fuzz_token_cache", "beyond", token_cache(3, [1, 2, 3]))
+
+put("fuzz_tekken", "small", json.dumps({
+    "config": {"pattern": "\\p{L}+|.", "default_vocab_size": 260,
+               "default_num_special_tokens": 3, "version": "v11"},
+    "special_tokens": [{"rank": 0, "token_str": "<unk>", "is_control": True},
+                       {"rank": 1, "token_str": "<s>", "is_control": True}],
+    "vocab": [{"rank": i, "token_bytes": base64.b64encode(bytes([i])).decode()}
+              for i in range(256)] + [{"rank": 256, "token_bytes": "YWI="},
+                                      {"rank": 257, "token_bytes": "dGhl"}]}).encode())
+put("fuzz_nfc", "latin", "cafe\u0301 a\u0323\u0302 \u212b\u1e9b\u0323".encode())
+put("fuzz_nfc", "hangul", "\u1100\u1161\u11a8\uac00\u11a8\uac01".encode())
+put("fuzz_nfc", "indic", "\u0915\u093c\u0958\u0bc6\u0bbe\U00011099\U000110ba".encode())
 
 put("fuzz_json", "object", b'{"a": 1, "b": [true, false, null], "c": {"d": -1.5e-3}, "a": 2}')
 put("fuzz_json", "strings", rb'["", "\"\\\/\b\f\n\r\t", "\u00e9\ud83d\ude00\u0000", "\u20ac"]')

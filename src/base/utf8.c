@@ -58,6 +58,18 @@ size_t sti_utf8_span(const char *p, size_t n)
     return i;
 }
 
+size_t sti_utf8_encode(uint32_t c, char *out)
+{
+    if (c < 0x80) {
+        out[0] = (char)c;
+        return 1;
+    }
+    const size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (size_t i = n - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 63));
+    out[0] = (char)((n == 2 ? 0xC0 : n == 3 ? 0xE0 : 0xF0) | c);
+    return n;
+}
+
 uint32_t sti_utf8_decode(const char *p, size_t *len)
 {
     const unsigned char *s = (const unsigned char *)p;

@@ -16,6 +16,8 @@ size_t sti_utf8_span(const char *p, size_t n);
 
 /* Code point of the well-formed character at p, *len its length. */
 uint32_t sti_utf8_decode(const char *p, size_t *len);
+/* Writes code point c; its length, up to 4. */
+size_t sti_utf8_encode(uint32_t c, char *out);
 
 /* Makes text from a file fit for a terminal, in place: control characters (also those of
  * C1, U+0080 to U+009F) and bytes that are no UTF-8 become '?', so that no escape

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/nfc.h"
 #include "base/utf8.h"
 #include "token/tokenizer.h"
 
@@ -17,7 +18,8 @@ typedef struct encoder {
     size_t cap, n; /* n counts on past cap */
     bool after_unknown;
     sti_bpe_work work;
-    sti_buf text;                /* SentencePiece: the fragment with spaces in place */
+    sti_buf text;                /* the fragment with spaces in place */
+    sti_buf nfc;                 /* what of it is not in NFC, normalized */
     sti_trie_hits special, user; /* places of tokens in the text, in the fragment */
 } encoder;
 
@@ -77,6 +79,20 @@ static size_t broken_span(const char *p, size_t n)
     return i;
 }
 
+/* Splits a well-formed text, after bringing it into NFC where that is asked for. */
+static still_status encode_split(encoder *e, const char *p, size_t n, still_error *err)
+{
+    const still_tokenizer *tk = e->tk;
+    if (tk->nfc && sti_nfc_span(p, n) < n) {
+        sti_buf_clear(&e->nfc);
+        sti_nfc_put(p, n, &e->nfc);
+        if (e->nfc.failed) return sti_fail_memory(err, "encoding", n);
+        p = e->nfc.p;
+        n = e->nfc.n;
+    }
+    return sti_split_walk(&tk->split, p, n, encode_piece, e, err);
+}
+
 static still_status encode_bytes(encoder *e, const char *p, size_t n, still_error *err)
 {
     if (e->tk->space_in_front && n && p[0] != ' ') {
@@ -89,7 +105,7 @@ static still_status encode_bytes(encoder *e, const char *p, size_t n, still_erro
     }
     while (n) {
         size_t good = sti_utf8_span(p, n);
-        STI_TRY(sti_split_walk(&e->tk->split, p, good, encode_piece, e, err));
+        STI_TRY(encode_split(e, p, good, err));
         size_t bad = broken_span(p + good, n - good);
         if (bad) STI_TRY(encode_broken(e, p + good, bad, err));
         p += good + bad;
@@ -208,13 +224,12 @@ static still_status encode_spm(encoder *e, const char *p, size_t n, bool first,
     STI_TRY(normalize(e, p, n, first, err));
     p = e->text.p;
     n = e->text.n;
-    size_t done = 0, len;
+    size_t done = 0;
     STI_TRY(sti_trie_scan(&tk->user, p, NULL, n, true, &e->user, err));
     for (const sti_trie_hit *at; (at = sti_trie_next(&e->user, done));) {
         STI_TRY(encode_words(e, p + done, at->start - done, err));
         emit(e, at->id);
-        sti_vocab_piece(&tk->v, at->id, &len);
-        done = at->start + len;
+        done = at->start + (size_t)at->n;
     }
     return encode_words(e, p + done, n - done, err);
 }
@@ -231,13 +246,14 @@ static still_status encode_text(encoder *e, const char *p, const unsigned char *
                                 size_t n, bool control, still_error *err)
 {
     const still_tokenizer *tk = e->tk;
-    size_t done = 0, end, len;
+    size_t done = 0, end;
     STI_TRY(sti_trie_scan(&tk->special, p, content, n, control, &e->special, err));
     for (int32_t id = 0; id >= 0; done = end) {
         const sti_trie_hit *at = sti_trie_next(&e->special, done);
         id = at ? at->id : -1;
-        size_t stop = end = at ? at->start : n;
-        if (at) sti_vocab_piece(&tk->v, id, &len), end += len;
+        const size_t length = at ? (size_t)at->n : 0;
+        size_t stop = at ? at->start : n;
+        end = stop + length;
         unsigned strip = id >= 0 && tk->strip ? tk->strip[id] : 0;
         if (strip & STI_STRIP_LEFT)
             while (stop > done && blank(p[stop - 1])) stop--;
@@ -254,6 +270,7 @@ static still_status finish(encoder *e, still_status st, size_t *n_ids)
 {
     sti_bpe_work_free(&e->work);
     sti_buf_free(&e->text);
+    sti_buf_free(&e->nfc);
     sti_trie_hits_free(&e->special);
     sti_trie_hits_free(&e->user);
     if (st == STILL_OK) *n_ids = e->n;

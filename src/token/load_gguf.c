@@ -77,10 +77,12 @@ static still_status read_gpt2(still_tokenizer *tk, const sti_store *s, still_err
     const sti_meta *merges, *pre = sti_meta_find(s, "tokenizer.ggml.pre");
     sti_str rule = {"default", 7};
     if (pre && pre->type == STI_META_STRING) rule = pre->str[0];
-    STI_TRY(sti_split_add_named(&tk->split, rule.p, rule.n, err));
-    tk->ignore_merges = sti_split_name_ignores_merges(rule.p, rule.n);
-    tk->add_bos = tk->ignore_merges; /* Llama 3, unless the file says otherwise */
-    STI_TRY(sti_tokenizer_index(tk, err));
+    const sti_rule *found;
+    STI_TRY(sti_split_add_named(&tk->split, rule.p, rule.n, &found, err));
+    tk->nfc = found->nfc;
+    tk->ignore_merges = found->ignores_merges;
+    tk->add_bos = tk->ignore_merges; /* Llama 3, Tekken; the file may say otherwise */
+    STI_TRY(sti_tokenizer_index(tk, NULL, err));
     STI_TRY(read_array(s, "tokenizer.ggml.merges", true, 0, &merges, err));
     if (!merges)
         return sti_fail(err, STILL_E_FORMAT, "tokenizer.ggml.merges is missing");
@@ -117,7 +119,7 @@ static still_status read_llama(still_tokenizer *tk, const sti_store *s,
     tk->prefix = read_flag(s, "tokenizer.ggml.add_space_prefix", true)
                      ? STI_PREFIX_FIRST
                      : STI_PREFIX_NONE;
-    STI_TRY(sti_tokenizer_index(tk, err));
+    STI_TRY(sti_tokenizer_index(tk, NULL, err));
     size_t n = (size_t)tk->n;
     STI_TRY(read_array(s, "tokenizer.ggml.scores", false, n, &scores, err));
     if (!scores)

@@ -3,8 +3,7 @@
  * Two families are read: byte-level (a ByteLevel pre-tokenizer, with splitting rules
  * before it) and SentencePiece-like (spaces become U+2581 by a normalizer or by
  * Metaspace, unknown characters become byte tokens). Anything else in a file is an
- * error that names it. An NFC normalizer (Qwen) is accepted and not applied: text is
- * assumed to be in NFC, as nearly all text is. */
+ * error that names it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,7 +50,7 @@ static const json_t *step(const json_t *o, const char *list, size_t i)
 
 typedef struct entry {
     const char *text; /* NULL: the id is not used */
-    bool added;
+    bool added, inside;
     sti_kind kind;
     unsigned char strip;
 } entry;
@@ -99,7 +98,7 @@ static still_status read_entries(const still_tokenizer *tk, json_t *vocab,
     {
         entry *e = &t->e[json_integer_value(v)];
         bool byte = bytes && sti_byte_of_name(key, strlen(key)) >= 0;
-        *e = (entry){key, false, byte ? STI_KIND_BYTE : STI_KIND_NORMAL, 0};
+        *e = (entry){.text = key, .kind = byte ? STI_KIND_BYTE : STI_KIND_NORMAL};
         if (tk->spm && *unknown && !strcmp(key, unknown)) e->kind = STI_KIND_UNKNOWN;
     }
     json_array_foreach(added, i, v)
@@ -108,6 +107,7 @@ static still_status read_entries(const still_tokenizer *tk, json_t *vocab,
         if (flag(v, "single_word", false)) return unsupported(err, "single_word in", v);
         e->text = str(v, "content");
         e->added = true;
+        e->inside = tk->user_inside && flag(v, "normalized", false);
         e->kind = flag(v, "special", false) ? STI_KIND_CONTROL : STI_KIND_USER;
         e->strip = (unsigned char)((flag(v, "lstrip", false) ? STI_STRIP_LEFT : 0) |
                                    (flag(v, "rstrip", false) ? STI_STRIP_RIGHT : 0));
@@ -131,6 +131,19 @@ static still_status add_tokens(still_tokenizer *tk, const table *t, still_error 
     if (!tk->strip) return sti_fail_memory(err, "tokenizer.json", t->n);
     for (size_t i = 0; i < t->n; i++) tk->strip[i] = t->e[i].strip;
     return STILL_OK;
+}
+
+/* Added tokens are searched for in the text as it comes, before spaces become U+2581; if
+ * normalized, after that. */
+static still_status index_tokens(still_tokenizer *tk, const table *t, still_error *err)
+{
+    sti_added *added = sti_alloc(t->n, sizeof *added);
+    if (!added) return sti_fail_memory(err, "tokenizer.json", t->n * sizeof *added);
+    for (size_t i = 0; i < t->n; i++)
+        if (t->e[i].added) added[i] = (sti_added){t->e[i].text, t->e[i].inside};
+    still_status st = sti_tokenizer_index(tk, added, err);
+    free(added);
+    return st;
 }
 
 static int32_t id_of(const still_tokenizer *tk, const json_t *vocab, const char *text)
@@ -235,7 +248,7 @@ static still_status read_normalizer(still_tokenizer *tk, const json_t *normalize
         const json_t *o = step(normalizer, "normalizers", i);
         const char *from = str(json_object_get(o, "pattern"), "String");
         if (is_type(o, "NFC") && !tk->spm)
-            continue;
+            tk->nfc = true;
         else if (is_type(o, "Prepend") && tk->spm &&
                  !strcmp(str(o, "prepend"), "\xE2\x96\x81"))
             tk->prefix = STI_PREFIX_ALL;
@@ -248,10 +261,17 @@ static still_status read_normalizer(still_tokenizer *tk, const json_t *normalize
     return STILL_OK;
 }
 
+/* Gemma's: it cuts behind spaces, of which the normalizer left none. */
+static bool cuts_nothing(const json_t *pre, bool escapes)
+{
+    return escapes && is_type(pre, "Split") &&
+           !strcmp(str(json_object_get(pre, "pattern"), "String"), " ");
+}
+
 static still_status read_metaspace(still_tokenizer *tk, const json_t *pre,
                                    bool *escapes, still_error *err)
 {
-    if (!json_is_object(pre)) return STILL_OK;
+    if (!json_is_object(pre) || cuts_nothing(pre, *escapes)) return STILL_OK;
     const char *scheme = str(pre, "prepend_scheme"), *mark = str(pre, "replacement");
     if (!is_type(pre, "Metaspace") || strcmp(mark, "\xE2\x96\x81") != 0)
         return unsupported(err, "pre_tokenizer", pre);
@@ -269,6 +289,7 @@ static still_status read_spm(still_tokenizer *tk, const json_t *root, still_erro
 {
     bool escapes = false;
     STI_TRY(read_normalizer(tk, json_object_get(root, "normalizer"), &escapes, err));
+    tk->user_inside = escapes && tk->prefix == STI_PREFIX_NONE;
     STI_TRY(read_metaspace(tk, json_object_get(root, "pre_tokenizer"), &escapes, err));
     if (escapes) return STILL_OK;
     return sti_fail(err, STILL_E_UNSUPPORTED,
@@ -314,7 +335,7 @@ static still_status read_root(still_tokenizer *tk, const json_t *root, size_t li
     STI_TRY(read_entries(tk, vocab, json_object_get(root, "added_tokens"), model, limit,
                          t, err));
     STI_TRY(add_tokens(tk, t, err));
-    STI_TRY(sti_tokenizer_index(tk, err));
+    STI_TRY(index_tokens(tk, t, err));
     STI_TRY(read_merges(tk, json_object_get(model, "merges"), err));
     tk->ignore_merges = flag(model, "ignore_merges", false);
     tk->fuse_unknown = flag(model, "fuse_unk", false);

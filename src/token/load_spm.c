@@ -181,7 +181,7 @@ static still_status read_model(still_tokenizer *tk, reader r, scores *s,
                         !tk->v.n   ? "pieces are"
                         : !trainer ? "the trainer's settings are"
                                    : "the normalizer's settings are");
-    STI_TRY(sti_tokenizer_index(tk, err));
+    STI_TRY(sti_tokenizer_index(tk, NULL, err));
     return sti_tokenizer_merges_by_score(tk, s->p, err);
 }
 

@@ -1,38 +1,12 @@
-/* load_tiktoken.c - tiktoken rank files, as Llama 3 ships them: a line is the base64
- * of a token's bytes, a space, its rank (also its id). Such a file has neither a
- * splitting rule nor special tokens; both are Llama 3's. */
+/* load_tiktoken.c - tiktoken rank files, as Llama 3 and Qwen ship them: a line is the
+ * base64 of a token's bytes, a space, its rank (also its id). Such a file has neither a
+ * splitting rule nor special tokens. The rule comes from outside; without one only Llama
+ * 3's file is known, by its number of ranks. Special tokens go with the rule. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "token/tokenizer.h"
-
-static int sextet(char c)
-{
-    if (c >= 'A' && c <= 'Z') return c - 'A';
-    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
-    if (c >= '0' && c <= '9') return c - '0' + 52;
-    return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-/* Decodes n characters of padded base64 into out (3 bytes for 4); false if invalid. */
-static bool base64(const char *p, size_t n, char *out, size_t *n_out)
-{
-    size_t k = 0, pad = 0;
-    if (!n || n % 4) return false;
-    while (pad < 2 && p[n - 1 - pad] == '=') pad++;
-    for (size_t i = 0; i < n; i += 4) {
-        uint32_t bits = 0;
-        for (size_t j = i; j < i + 4; j++) {
-            int v = j < n - pad ? sextet(p[j]) : 0;
-            if (v < 0) return false;
-            bits = bits << 6 | (uint32_t)v;
-        }
-        for (int shift = 16; shift >= 0; shift -= 8) out[k++] = (char)(bits >> shift);
-    }
-    *n_out = k - pad;
-    return true;
-}
 
 static still_status read_line(still_tokenizer *tk, const char *p, size_t n, char *bytes,
                               still_error *err)
@@ -41,7 +15,7 @@ static still_status read_line(still_tokenizer *tk, const char *p, size_t n, char
     const char *space = memchr(p, ' ', n);
     size_t coded = space ? (size_t)(space - p) : 0, len, rank = 0;
     bool good = space && coded + 1 < n && coded <= STI_MAX_PIECE &&
-                base64(p, coded, bytes, &len) && len;
+                sti_bytes_of_base64(p, coded, bytes, &len) && len;
     for (size_t i = coded + 1; good && i < n; i++) {
         good = p[i] >= '0' && p[i] <= '9' && rank < STI_MAX_TOKENS;
         rank = 10 * rank + (size_t)(p[i] - '0');
@@ -54,9 +28,7 @@ static still_status read_line(still_tokenizer *tk, const char *p, size_t n, char
         return sti_fail(err, STILL_E_FORMAT,
                         "tiktoken ranks: line %d has rank %zu, expected %d", v->n + 1,
                         rank, v->n);
-    if (len == 1 && v->byte_id[(unsigned char)bytes[0]] < 0)
-        v->byte_id[(unsigned char)bytes[0]] = v->n;
-    return sti_vocab_add(v, bytes, len, STI_KIND_NORMAL, err);
+    return sti_tokenizer_add_bytes(tk, bytes, len, err);
 }
 
 /* Llama 3 has 256 special tokens after the ranks, most of them reserved. */
@@ -91,10 +63,19 @@ static still_status add_llama3_specials(still_tokenizer *tk, still_error *err)
     return STILL_OK;
 }
 
+/* Those that all of Qwen's vocabularies have; what follows them differs. */
+static still_status add_qwen_specials(still_tokenizer *tk, still_error *err)
+{
+    static const char *const named[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++)
+        STI_TRY(
+            sti_vocab_add(&tk->v, named[i], strlen(named[i]), STI_KIND_CONTROL, err));
+    return STILL_OK;
+}
+
 static still_status read_ranks(still_tokenizer *tk, const char *p, size_t n,
                                still_error *err)
 {
-    enum { LLAMA4_RANKS = 200000 };
     char *bytes = sti_alloc(STI_MAX_PIECE + 4, 1);
     if (!bytes) return sti_fail_memory(err, "tiktoken ranks", STI_MAX_PIECE);
     still_status st = STILL_OK;
@@ -106,33 +87,28 @@ static still_status read_ranks(still_tokenizer *tk, const char *p, size_t n,
         i = next;
     }
     free(bytes);
-    if (st == STILL_OK && tk->v.n == LLAMA4_RANKS)
-        st = sti_fail(
-            err, STILL_E_UNSUPPORTED,
-            "tiktoken ranks: %d of them are Llama 4's, whose splitting rule is "
-            "not known here",
-            LLAMA4_RANKS);
     return st;
 }
 
 still_status sti_tokenizer_load_tiktoken(still_tokenizer *tk, const char *p, size_t n,
-                                         still_error *err)
+                                         const char *rule, still_error *err)
 {
+    enum { LLAMA3_RANKS = 128000 };
+    const sti_rule *found;
     STI_TRY(read_ranks(tk, p, n, err));
-    int ranks = tk->v.n;
-    for (int b = 0; b < 256; b++)
-        if (tk->v.byte_id[b] < 0)
-            return sti_fail(err, STILL_E_FORMAT,
-                            "tiktoken ranks: byte 0x%02X has no token among the %d", b,
-                            ranks);
-    STI_TRY(add_llama3_specials(tk, err));
-    STI_TRY(sti_tokenizer_index(tk, err));
-    STI_TRY(sti_split_add(&tk->split, sti_split_llama3, strlen(sti_split_llama3), err));
-    tk->ignore_merges = true;
-    uint32_t *rank = sti_alloc((size_t)tk->v.n, sizeof *rank);
-    if (!rank) return sti_fail_memory(err, "tiktoken ranks", (size_t)tk->v.n * 4);
-    for (int i = 0; i < tk->v.n; i++) rank[i] = (uint32_t)i;
-    still_status st = sti_bpe_learn(&tk->bpe, &tk->v, rank, err);
-    free(rank);
-    return st;
+    STI_TRY(sti_tokenizer_check_bytes(tk, "tiktoken ranks", err));
+    if (!rule && tk->v.n != LLAMA3_RANKS)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "tiktoken ranks: %d of them do not say how text is split; name "
+                        "the rule (--split; llama-bpe or qwen2, for example)",
+                        tk->v.n);
+    if (!rule) rule = "llama-bpe";
+    STI_TRY(sti_split_add_named(&tk->split, rule, strlen(rule), &found, err));
+    tk->nfc = found->nfc;
+    tk->ignore_merges = true; /* tiktoken looks a piece up before it merges */
+    if (found->stage[0] == sti_split_llama3 && found->ignores_merges)
+        STI_TRY(add_llama3_specials(tk, err));
+    if (!strcmp(found->name, "qwen2")) STI_TRY(add_qwen_specials(tk, err));
+    STI_TRY(sti_tokenizer_index(tk, NULL, err));
+    return sti_tokenizer_merges_by_id(tk, err);
 }

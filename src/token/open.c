@@ -127,9 +127,6 @@ still_status sti_tokenizer_load_settings(still_tokenizer *tk, const char *folder
 
 /* ---- Opening ------------------------------------------------------------- */
 
-typedef still_status (*bytes_fn)(still_tokenizer *, const char *, size_t,
-                                 still_error *);
-
 static bool looks_like_tiktoken(const char *p, size_t n)
 {
     const char *line = memchr(p, '\n', n < 4096 ? n : 4096);
@@ -138,30 +135,70 @@ static bool looks_like_tiktoken(const char *p, size_t n)
     return space && space > p && (size_t)(space - p) % 4 == 0;
 }
 
-static bytes_fn loader_of(const char *p, size_t n)
+static size_t skip_blanks(const char *p, size_t i, size_t n)
 {
-    size_t i = 0;
-    if (n >= 2 && p[0] == '\n' && p[1] != '{')
-        return sti_tokenizer_load_spm; /* field 1, bytes: the first piece */
     while (i < n && (p[i] == ' ' || (p[i] >= '\t' && p[i] <= '\r'))) i++;
-    if (i < n && p[i] == '{') return sti_tokenizer_load_json;
-    return looks_like_tiktoken(p, n) ? sti_tokenizer_load_tiktoken : NULL;
+    return i;
 }
 
-still_status sti_tokenizer_from_bytes(const char *p, size_t n, const char *settings,
+/* Tekken's JSON has "token_bytes": "..." for each token. */
+static bool looks_like_tekken(const char *p, size_t n)
+{
+    static const char key[] = "\"token_bytes\"";
+    const char *at = memmem(p, n, key, sizeof key - 1);
+    if (!at) return false;
+    size_t i = skip_blanks(p, (size_t)(at - p) + sizeof key - 1, n);
+    if (i >= n || p[i] != ':') return false;
+    i = skip_blanks(p, i + 1, n);
+    return i < n && p[i] == '"';
+}
+
+typedef enum file_kind { NOT_KNOWN, SPM, JSON, TEKKEN, TIKTOKEN } file_kind;
+
+static file_kind kind_of(const char *p, size_t n)
+{
+    if (n >= 2 && p[0] == '\n' && p[1] != '{')
+        return SPM; /* field 1, bytes: the first piece */
+    const size_t i = skip_blanks(p, 0, n);
+    if (i < n && p[i] == '{') return looks_like_tekken(p, n) ? TEKKEN : JSON;
+    return looks_like_tiktoken(p, n) ? TIKTOKEN : NOT_KNOWN;
+}
+
+static still_status split_not_wanted(const char *what, still_error *err)
+{
+    return sti_fail(
+        err, STILL_E_ARG,
+        "%s says itself how text is split; a rule can be named for tiktoken "
+        "ranks only",
+        what);
+}
+
+static still_status load_bytes(still_tokenizer *tk, const char *p, size_t n,
+                               const char *rule, still_error *err)
+{
+    const file_kind kind = kind_of(p, n);
+    if (kind == TIKTOKEN) return sti_tokenizer_load_tiktoken(tk, p, n, rule, err);
+    if (kind == NOT_KNOWN)
+        return sti_fail(
+            err, STILL_E_FORMAT,
+            "not a tokenizer (expected GGUF, tokenizer.json, tekken.json, a "
+            "SentencePiece model or tiktoken ranks)");
+    if (rule) return split_not_wanted("the file", err);
+    return kind == SPM    ? sti_tokenizer_load_spm(tk, p, n, err)
+           : kind == JSON ? sti_tokenizer_load_json(tk, p, n, err)
+                          : sti_tokenizer_load_tekken(tk, p, n, err);
+}
+
+still_status sti_tokenizer_from_bytes(const char *p, size_t n,
+                                      const sti_tokenizer_hints *hints,
                                       still_tokenizer **out, still_error *err)
 {
     *out = NULL;
-    bytes_fn load = loader_of(p, n);
-    if (!load)
-        return sti_fail(
-            err, STILL_E_FORMAT,
-            "not a tokenizer (expected GGUF, tokenizer.json, a SentencePiece "
-            "model or tiktoken ranks)");
     still_tokenizer *tk = sti_tokenizer_new();
     if (!tk) return sti_fail_memory(err, "tokenizer", sizeof *tk);
-    still_status st = load(tk, p, n, err);
-    if (st == STILL_OK && settings) st = sti_tokenizer_load_settings(tk, settings, err);
+    still_status st = load_bytes(tk, p, n, hints ? hints->split : NULL, err);
+    if (st == STILL_OK && hints && hints->settings)
+        st = sti_tokenizer_load_settings(tk, hints->settings, err);
     if (st == STILL_OK) st = sti_tokenizer_finish(tk, err);
     if (st != STILL_OK) {
         still_tokenizer_free(tk);
@@ -171,25 +208,26 @@ still_status sti_tokenizer_from_bytes(const char *p, size_t n, const char *setti
     return STILL_OK;
 }
 
-static still_status from_map(const sti_map *m, const char *folder,
+static still_status from_map(const sti_map *m, const sti_tokenizer_hints *hints,
                              still_tokenizer **out, still_error *err)
 {
     still_status st =
-        sti_tokenizer_from_bytes((const char *)m->data, m->size, folder, out, err);
+        sti_tokenizer_from_bytes((const char *)m->data, m->size, hints, out, err);
     return st == STILL_OK ? st : sti_fail_prefix(err, st, "%s", m->path);
 }
 
 /* *out stays NULL if the folder has no tokenizer. */
-static still_status from_folder(const char *folder, still_tokenizer **out,
-                                still_error *err)
+static still_status from_folder(const char *folder, const char *rule,
+                                still_tokenizer **out, still_error *err)
 {
-    static const char *const names[] = {"tokenizer.json", "tokenizer.model",
-                                        "original/tokenizer.model"};
+    static const char *const names[] = {"tokenizer.json", "tekken.json",
+                                        "tokenizer.model", "original/tokenizer.model"};
+    const sti_tokenizer_hints hints = {folder, rule};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         sti_map m;
         STI_TRY(open_in(folder, names[i], &m, err));
         if (!m.data) continue;
-        still_status st = from_map(&m, folder, out, err);
+        still_status st = from_map(&m, &hints, out, err);
         sti_map_close(&m);
         return st;
     }
@@ -203,9 +241,13 @@ still_status sti_tokenizer_from_store(const sti_store *s, still_tokenizer **out,
     *out = NULL;
     if (!s->is_gguf)
         return stat(s->path, &st) == 0 && S_ISDIR(st.st_mode)
-                   ? from_folder(s->path, out, err)
+                   ? from_folder(s->path, NULL, out, err)
                    : STILL_OK;
-    if (!sti_meta_find(s, "tokenizer.ggml.model")) return STILL_OK;
+    const sti_meta *kind = sti_meta_find(s, "tokenizer.ggml.model");
+    if (!kind) return STILL_OK;
+    if (kind->type == STI_META_STRING && kind->str[0].n == 4 &&
+        memcmp(kind->str[0].p, "none", 4) == 0)
+        return STILL_OK; /* a model without vocabulary */
     still_tokenizer *tk = sti_tokenizer_new();
     if (!tk) return sti_fail_memory(err, "tokenizer", sizeof *tk);
     still_status status = sti_tokenizer_load_gguf(tk, s, err);
@@ -232,25 +274,33 @@ static still_status open_gguf(const char *path, still_tokenizer **out, still_err
 still_status still_tokenizer_open(const char *path, still_tokenizer **out,
                                   still_error *err)
 {
+    return still_tokenizer_open_split(path, NULL, out, err);
+}
+
+still_status still_tokenizer_open_split(const char *path, const char *split,
+                                        still_tokenizer **out, still_error *err)
+{
     struct stat info;
     sti_map m;
     *out = NULL;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        STI_TRY(from_folder(path, out, err));
+        STI_TRY(from_folder(path, split, out, err));
         return *out ? STILL_OK
                     : sti_fail(err, STILL_E_IO,
-                               "%s: holds neither tokenizer.json nor tokenizer.model",
+                               "%s: holds neither tokenizer.json nor tekken.json nor "
+                               "tokenizer.model",
                                path);
     }
     STI_TRY(sti_map_open(path, &m, err));
     still_status st;
     if (m.size >= 4 && !memcmp(m.data, "GGUF", 4)) {
-        st = open_gguf(path, out, err);
+        st = split ? split_not_wanted(path, err) : open_gguf(path, out, err);
     } else {
         const char *slash = strrchr(path, '/');
         char *folder =
             slash ? sti_strndup(path, (size_t)(slash - path) + 1) : sti_strdup(".");
-        st = folder ? from_map(&m, folder, out, err)
+        const sti_tokenizer_hints hints = {folder, split};
+        st = folder ? from_map(&m, &hints, out, err)
                     : sti_fail_memory(err, "path", strlen(path));
         free(folder);
     }

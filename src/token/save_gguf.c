@@ -110,12 +110,12 @@ static still_status write_scores(const still_tokenizer *tk, int vocab,
 static still_status write_rule(const still_tokenizer *tk, sti_writer *w,
                                still_error *err)
 {
-    const char *name;
-    STI_TRY(sti_split_name_of(&tk->split, &name, err));
-    if (!name || tk->space_in_front)
+    const sti_rule *rule, like = {.ignores_merges = tk->ignore_merges, .nfc = tk->nfc};
+    STI_TRY(sti_split_rule_of(&tk->split, &like, &rule, err));
+    if (!rule || rule->nfc != tk->nfc || tk->space_in_front)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "the tokenizer cuts text by a rule that GGUF has no name for");
-    return sti_writer_meta_str(w, "tokenizer.ggml.pre", name, err);
+    return sti_writer_meta_str(w, "tokenizer.ggml.pre", rule->name, err);
 }
 
 static still_status write_id(sti_writer *w, const char *key, int32_t id,

@@ -85,11 +85,14 @@ static json_t *added_tokens(const still_tokenizer *tk)
         if (kind != STI_KIND_CONTROL && kind != STI_KIND_USER &&
             kind != STI_KIND_UNKNOWN)
             continue;
-        sti_json_append(
-            &list, json_pack("{s:i,s:o,s:b,s:b,s:b,s:b,s:b}", "id", (int)id, "content",
-                             token_json(tk, id, &b), "single_word", 0, "lstrip",
-                             strip & STI_STRIP_LEFT, "rstrip", strip & STI_STRIP_RIGHT,
-                             "normalized", 0, "special", kind != STI_KIND_USER));
+        sti_json_append(&list,
+                        json_pack("{s:i,s:o,s:b,s:b,s:b,s:b,s:b}", "id", (int)id,
+                                  "content", token_json(tk, id, &b), "single_word", 0,
+                                  "lstrip", strip & STI_STRIP_LEFT, "rstrip",
+                                  strip & STI_STRIP_RIGHT, "normalized",
+                                  kind == STI_KIND_USER && tk->spm && tk->user_inside &&
+                                      tk->prefix == STI_PREFIX_NONE,
+                                  "special", kind != STI_KIND_USER));
     }
     sti_buf_free(&b);
     return list;
@@ -103,14 +106,14 @@ static json_t *byte_level(bool prefix, bool regex)
                      prefix, "trim_offsets", 1, "use_regex", regex);
 }
 
-static json_t *splits(const still_tokenizer *tk, const char *rule)
+static json_t *splits(const still_tokenizer *tk, const sti_rule *rule)
 {
     json_t *list = json_array();
-    const char *regex;
-    for (int i = 0; (regex = sti_split_named_stage(rule, i)); i++)
-        sti_json_append(&list,
-                        json_pack("{s:s,s:{s:s},s:s,s:b}", "type", "Split", "pattern",
-                                  "Regex", regex, "behavior", "Isolated", "invert", 0));
+    for (size_t i = 0; i < sizeof rule->stage / sizeof *rule->stage; i++)
+        if (rule->stage[i])
+            sti_json_append(&list, json_pack("{s:s,s:{s:s},s:s,s:b}", "type", "Split",
+                                             "pattern", "Regex", rule->stage[i],
+                                             "behavior", "Isolated", "invert", 0));
     sti_json_append(&list, byte_level(tk->space_in_front, false));
     return json_pack("{s:s,s:o}", "type", "Sequence", "pretokenizers", list);
 }
@@ -167,17 +170,17 @@ static json_t *post_processor(const still_tokenizer *tk)
 static still_status save_tokenizer(const still_tokenizer *tk, const char *folder,
                                    still_error *err)
 {
-    const char *rule = NULL;
+    const sti_rule *rule = NULL, like = {.nfc = tk->nfc};
     if (!tk->spm) {
-        STI_TRY(sti_split_name_of(&tk->split, &rule, err));
+        STI_TRY(sti_split_rule_of(&tk->split, &like, &rule, err));
         if (!rule)
             return sti_fail(err, STILL_E_UNSUPPORTED,
                             "the tokenizer cuts text by a rule that has no name");
     }
     json_t *decoder = tk->spm ? spm_decoder(tk) : byte_level(true, true);
-    json_t *normal = tk->spm                      ? spm_normalizer(tk)
-                     : strcmp(rule, "qwen2") == 0 ? json_pack("{s:s}", "type", "NFC")
-                                                  : json_null();
+    json_t *normal = tk->spm   ? spm_normalizer(tk)
+                     : tk->nfc ? json_pack("{s:s}", "type", "NFC")
+                               : json_null();
     json_t *o = json_pack(
         "{s:s,s:n,s:n,s:o,s:o,s:o,s:o,s:o,s:o}", "version", "1.0", "truncation",
         "padding", "added_tokens", added_tokens(tk), "normalizer", normal,

@@ -1,6 +1,7 @@
 /* spell.c - tokens and merges as vocabulary files spell them, turned into bytes.
  *
- * Byte-level files write every byte as a printable character (GPT-2's alphabet);
+ * Byte-level files write every byte as a printable character (GPT-2's alphabet), or tokens
+ * in base64;
  * SentencePiece files write a space as U+2581 and lone bytes as <0xE2>. */
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +46,52 @@ still_status sti_tokenizer_add_spm(still_tokenizer *tk, const char *p, size_t n,
     return st;
 }
 
+static int sextet(char c)
+{
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+bool sti_bytes_of_base64(const char *p, size_t n, char *out, size_t *n_out)
+{
+    size_t k = 0, pad = 0;
+    if (!n || n % 4) return false;
+    while (pad < 2 && p[n - 1 - pad] == '=') pad++;
+    for (size_t i = 0; i < n; i += 4) {
+        uint32_t bits = 0;
+        for (size_t j = i; j < i + 4; j++) {
+            int v = j < n - pad ? sextet(p[j]) : 0;
+            if (v < 0) return false;
+            bits = bits << 6 | (uint32_t)v;
+        }
+        for (int shift = 16; shift >= 0; shift -= 8) out[k++] = (char)(bits >> shift);
+    }
+    *n_out = k - pad;
+    return true;
+}
+
+still_status sti_tokenizer_add_bytes(still_tokenizer *tk, const char *p, size_t n,
+                                     still_error *err)
+{
+    sti_vocab *v = &tk->v;
+    if (n == 1 && v->byte_id[(unsigned char)p[0]] < 0)
+        v->byte_id[(unsigned char)p[0]] = v->n;
+    return sti_vocab_add(v, p, n, STI_KIND_NORMAL, err);
+}
+
+still_status sti_tokenizer_check_bytes(const still_tokenizer *tk, const char *what,
+                                       still_error *err)
+{
+    for (int b = 0; b < 256; b++)
+        if (tk->v.byte_id[b] < 0)
+            return sti_fail(err, STILL_E_FORMAT,
+                            "%s: byte 0x%02X has no token among the %d", what, b,
+                            tk->v.n);
+    return STILL_OK;
+}
+
 still_status sti_tokenizer_add_gpt2(still_tokenizer *tk, const char *p, size_t n,
                                     sti_kind kind, still_error *err)
 {
@@ -55,13 +102,10 @@ still_status sti_tokenizer_add_gpt2(still_tokenizer *tk, const char *p, size_t n
     if (!bytes) return sti_fail_memory(err, "token", n);
     size_t k = 0;
     still_status st;
-    if (sti_bytes_of_gpt2(p, n, bytes, &k)) {
-        if (k == 1 && v->byte_id[(unsigned char)bytes[0]] < 0)
-            v->byte_id[(unsigned char)bytes[0]] = v->n;
-        st = sti_vocab_add(v, bytes, k, kind, err);
-    } else { /* never encoded, but decoding knows it */
+    if (sti_bytes_of_gpt2(p, n, bytes, &k))
+        st = sti_tokenizer_add_bytes(tk, bytes, k, err);
+    else /* never encoded, but decoding knows it */
         st = sti_vocab_add(v, p, n, STI_KIND_CONTROL, err);
-    }
     free(bytes);
     return st;
 }

@@ -24,67 +24,69 @@ static const char qwen2[] =
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
     " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-typedef struct named_rule {
-    const char *name;
-    bool ignores_merges;
-    const char *stage[4];
-} named_rule;
+/* Words by case: capitals, then small letters; letters without case are both. */
+#define WORD(tail)                                                                     \
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{"   \
+    "Lo}"                                                                              \
+    "\\p{M}]+" tail "|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+["    \
+    "\\p{Ll}\\p{Lm}\\p{Lo}"                                                            \
+    "\\p{M}]*" tail
+#define REST " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+static const char tekken[] = WORD("") "|\\p{N}|" REST;
+static const char gpt4o[] = WORD("(?i:'s|'t|'re|'ve|'m|'ll|'d)?") "|\\p{N}{1,3}|" REST;
 
-static const named_rule named[] = {
-    {"gpt-2", false, {sti_split_gpt2}},
-    {"gpt2", false, {sti_split_gpt2}},
-    {"olmo", false, {sti_split_gpt2}},
-    {"mpt", false, {sti_split_gpt2}},
-    {"phi-2", false, {sti_split_gpt2}},
-    {"smollm", false, {sti_split_gpt2_digits}},
-    {"starcoder", false, {sti_split_gpt2_digits}},
-    {"refact", false, {sti_split_gpt2_digits}},
-    {"command-r", false, {sti_split_gpt2_digits}},
-    {"codeshell", false, {sti_split_gpt2_digits}},
-    {"llama-bpe", true, {sti_split_llama3}},
-    {"llama3", true, {sti_split_llama3}},
-    {"llama-v3", true, {sti_split_llama3}},
-    {"qwen2", false, {qwen2}},
-    {"deepseek-r1-qwen", false, {qwen2}},
+static const sti_rule named[] = {
+    {"gpt-2", false, false, {sti_split_gpt2}},
+    {"gpt2", false, false, {sti_split_gpt2}},
+    {"olmo", false, false, {sti_split_gpt2}},
+    {"mpt", false, false, {sti_split_gpt2}},
+    {"phi-2", false, false, {sti_split_gpt2}},
+    {"smollm", false, false, {sti_split_gpt2_digits}},
+    {"starcoder", false, false, {sti_split_gpt2_digits}},
+    {"refact", false, false, {sti_split_gpt2_digits}},
+    {"command-r", false, false, {sti_split_gpt2_digits}},
+    {"codeshell", false, false, {sti_split_gpt2_digits}},
+    {"llama-bpe", true, false, {sti_split_llama3}},
+    {"llama3", true, false, {sti_split_llama3}},
+    {"llama-v3", true, false, {sti_split_llama3}},
+    /* Llama 3's expression, but merges decide. */
+    {"smaug-bpe", false, false, {sti_split_llama3}},
+    {"dbrx", false, false, {sti_split_llama3}},
+    {"qwen2", false, true, {qwen2}},
+    {"deepseek-r1-qwen", false, true, {qwen2}},
+    {"tekken", true, false, {tekken}},
+    {"gpt-4o", false, false, {gpt4o}},
     /* The rule that llama.cpp uses for files without one. */
     {"default",
      false,
+     false,
      {"[\\p{P}\\$\\+<=>\\^~\\|]+", sti_split_gpt2, "\\p{N}+", "[0-9][0-9][0-9]"}},
 };
-enum { NAMED = sizeof named / sizeof *named };
+enum { NAMED = sizeof named / sizeof *named, STAGES = 4 };
 
-static const named_rule *find_rule(const char *name, size_t n)
+static still_status unknown_rule(const char *name, size_t n, still_error *err)
 {
+    sti_buf list = {0};
     for (size_t i = 0; i < NAMED; i++)
-        if (strlen(named[i].name) == n && !memcmp(named[i].name, name, n))
-            return &named[i];
-    return NULL;
-}
-
-bool sti_split_name_ignores_merges(const char *name, size_t n)
-{
-    const named_rule *r = find_rule(name, n);
-    return r && r->ignores_merges;
+        sti_buf_printf(&list, "%s%s", i ? ", " : "", named[i].name);
+    const still_status st = sti_fail(
+        err, STILL_E_UNSUPPORTED, "splitting rule '%.*s' is not known (known: %s)",
+        (int)(n < 64 ? n : 64), name, list.failed ? "none for want of memory" : list.p);
+    sti_buf_free(&list);
+    return st;
 }
 
 still_status sti_split_add_named(sti_split *s, const char *name, size_t n,
-                                 still_error *err)
+                                 const sti_rule **out, still_error *err)
 {
-    const named_rule *r = find_rule(name, n);
-    if (!r)
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "splitting rule '%.*s' is not known (known: gpt-2, smollm, "
-                        "llama-bpe, qwen2, default and their relatives)",
-                        (int)(n < 64 ? n : 64), name);
-    for (int i = 0; i < 4 && r->stage[i]; i++)
-        STI_TRY(sti_split_add(s, r->stage[i], strlen(r->stage[i]), err));
+    *out = NULL;
+    for (size_t i = 0; i < NAMED; i++)
+        if (strlen(named[i].name) == n && !memcmp(named[i].name, name, n))
+            *out = &named[i];
+    if (!*out) return unknown_rule(name, n, err);
+    for (int i = 0; i < STAGES && (*out)->stage[i]; i++)
+        STI_TRY(sti_split_add(s, (*out)->stage[i], strlen((*out)->stage[i]), err));
     return STILL_OK;
-}
-
-const char *sti_split_named_stage(const char *name, int i)
-{
-    const named_rule *r = find_rule(name, strlen(name));
-    return r && i < (int)(sizeof r->stage / sizeof *r->stage) ? r->stage[i] : NULL;
 }
 
 /* In Oniguruma and Rust \s is Unicode's White_Space; PCRE2's has U+180E besides. */
@@ -198,11 +200,14 @@ still_status sti_split_walk(const sti_split *s, const char *text, size_t n,
 /* ---- Names --------------------------------------------------------------- */
 
 /* Contractions in both cases, digits in runs, spaces before words, digits and line
- * ends, punctuation before line ends, marks, scripts without spaces. */
+ * ends, punctuation before line ends and slashes, capitals inside words, marks, scripts
+ * without spaces. */
 static const char probe[] =
     "I'm I'M we'll WE'LL x1234567 12  3.5 a  b\n\n  \t c\r\n!!\n\n?? ($100=<x>|~^)"
     " __init__(self) #\xC3\xBC\xC3\x9F \xC2\xBD\xC2\xB2 \xD9\xA1\xD9\xA2\xD9\xA3"
-    "\xD9\xA4 e\xCC\x81 \xE6\xBC\xA2\xE5\xAD\x97 \xF0\x9F\x99\x82 .  \n end  ";
+    "\xD9\xA4 e\xCC\x81 \xE6\xBC\xA2\xE5\xAD\x97 \xF0\x9F\x99\x82 .  \n camelCase "
+    "ABCdef"
+    " a:/\n/b end  ";
 
 typedef struct cuts {
     size_t length[sizeof probe];
@@ -220,18 +225,21 @@ static still_status note_cut(void *user, const char *p, size_t n, still_error *e
 
 static still_status cut_by_name(const char *name, cuts *out, still_error *err)
 {
-    sti_split rule = {0};
-    still_status st = sti_split_add_named(&rule, name, strlen(name), err);
+    sti_split split = {0};
+    const sti_rule *rule;
+    still_status st = sti_split_add_named(&split, name, strlen(name), &rule, err);
     if (st == STILL_OK)
-        st = sti_split_walk(&rule, probe, sizeof probe - 1, note_cut, out, err);
-    sti_split_free(&rule);
+        st = sti_split_walk(&split, probe, sizeof probe - 1, note_cut, out, err);
+    sti_split_free(&split);
     return st;
 }
 
-still_status sti_split_name_of(const sti_split *s, const char **name, still_error *err)
+still_status sti_split_rule_of(const sti_split *s, const sti_rule *like,
+                               const sti_rule **out, still_error *err)
 {
     cuts ours = {0};
-    *name = NULL;
+    int best = -1;
+    *out = NULL;
     STI_TRY(sti_split_walk(s, probe, sizeof probe - 1, note_cut, &ours, err));
     for (size_t i = 0; i < NAMED; i++) {
         cuts theirs = {0};
@@ -239,8 +247,10 @@ still_status sti_split_name_of(const sti_split *s, const char **name, still_erro
         if (theirs.n != ours.n ||
             memcmp(theirs.length, ours.length, ours.n * sizeof *ours.length) != 0)
             continue;
-        *name = named[i].name;
-        break;
+        const int alike = 2 * (named[i].nfc == like->nfc) +
+                          (named[i].ignores_merges == like->ignores_merges);
+        if (alike > best) *out = &named[i];
+        if (alike > best) best = alike;
     }
     return STILL_OK;
 }

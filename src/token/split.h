@@ -18,17 +18,26 @@ typedef struct sti_split {
 /* Adds a stage. Patterns are written for Oniguruma or Rust, as in tokenizer.json. */
 still_status sti_split_add(sti_split *s, const char *pattern, size_t n,
                            still_error *err);
-/* Adds the stages of a rule by its GGUF name ("gpt-2", "llama-bpe", "qwen2" ...). */
-still_status sti_split_add_named(sti_split *s, const char *name, size_t n,
-                                 still_error *err);
-/* Whether the named rule keeps a piece that is a token whole, whatever the merges. */
-bool sti_split_name_ignores_merges(const char *name, size_t n);
-/* The i-th regular expression of a named rule; NULL past the last. */
-const char *sti_split_named_stage(const char *name, int i);
-/* The name of the rule that splits like this one, found with a probe text on which all
- * named rules differ; *name is NULL if there is none. */
-still_status sti_split_name_of(const sti_split *s, const char **name, still_error *err);
 void sti_split_free(sti_split *s);
+
+/* A rule by the name that GGUF files have for it, and what such vocabularies do
+ * besides. */
+typedef struct sti_rule {
+    const char *name;
+    bool ignores_merges; /* a piece that is a token stays whole, whatever the merges */
+    bool nfc;            /* text is brought into Unicode's NFC first */
+    const char *stage[4];
+} sti_rule;
+
+/* Adds the stages of a rule by its name ("gpt-2", "llama-bpe", "qwen2" ...). An unknown
+ * one is an error that lists those that are known. */
+still_status sti_split_add_named(sti_split *s, const char *name, size_t n,
+                                 const sti_rule **out, still_error *err);
+/* The rule that splits like s, found with a probe text on which all differ; of those
+ * that share their expressions the one like `like` in its other fields, if there is one.
+ * *out is NULL if none splits like it. */
+still_status sti_split_rule_of(const sti_split *s, const sti_rule *like,
+                               const sti_rule **out, still_error *err);
 
 /* The regular expressions of GPT-2 and Llama 3, for files that imply them; `digits` is
  * GPT-2's for text whose digits were split off one by one. */

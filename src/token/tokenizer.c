@@ -77,14 +77,20 @@ static bool looks_like_control(const char *p, size_t n)
     return n >= 4 && !memcmp(p, "<|", 2) && !memcmp(p + n - 2, "|>", 2);
 }
 
-static still_status build_tries(still_tokenizer *tk, still_error *err)
+static still_status build_tries(still_tokenizer *tk, const sti_added *added,
+                                still_error *err)
 {
     for (int32_t id = 0; id < tk->n; id++) {
         size_t n;
         const char *p = sti_vocab_piece(&tk->v, id, &n);
         sti_kind kind = tk->v.kind[id];
         const bool closed = looks_like_control(p, n);
-        if (kind == STI_KIND_USER && tk->user_inside && !closed)
+        const bool inside = added ? added[id].inside : tk->user_inside;
+        if (added && added[id].text && !inside) {
+            p = added[id].text;
+            n = strlen(p);
+        }
+        if (kind == STI_KIND_USER && inside && !closed)
             STI_TRY(sti_trie_add(&tk->user, p, n, id, STI_TRIE_OPEN, err));
         else if (kind == STI_KIND_USER || kind == STI_KIND_CONTROL ||
                  kind == STI_KIND_UNKNOWN)
@@ -98,7 +104,8 @@ static still_status build_tries(still_tokenizer *tk, still_error *err)
     return sti_trie_finish(&tk->special, err);
 }
 
-still_status sti_tokenizer_index(still_tokenizer *tk, still_error *err)
+still_status sti_tokenizer_index(still_tokenizer *tk, const sti_added *added,
+                                 still_error *err)
 {
     tk->n = tk->v.n;
     if (!tk->n) return sti_fail(err, STILL_E_FORMAT, "the vocabulary has no tokens");
@@ -108,7 +115,17 @@ still_status sti_tokenizer_index(still_tokenizer *tk, still_error *err)
         STI_TRY(add_characters(&tk->v, err));
         tk->words_apart = words_apart(&tk->v);
     }
-    return build_tries(tk, err);
+    return build_tries(tk, added, err);
+}
+
+still_status sti_tokenizer_merges_by_id(still_tokenizer *tk, still_error *err)
+{
+    uint32_t *rank = sti_alloc((size_t)tk->v.n, sizeof *rank);
+    if (!rank) return sti_fail_memory(err, "ranks", (size_t)tk->v.n * sizeof *rank);
+    for (int i = 0; i < tk->v.n; i++) rank[i] = (uint32_t)i;
+    still_status st = sti_bpe_learn(&tk->bpe, &tk->v, rank, err);
+    free(rank);
+    return st;
 }
 
 typedef struct scored {

@@ -29,6 +29,7 @@ struct still_tokenizer {
     unsigned char *strip; /* [n] spaces an added token swallows; NULL: none do */
 
     sti_split split;     /* byte-level */
+    bool nfc;            /* text is brought into NFC first */
     bool ignore_merges;  /* a piece that is a token is that token */
     bool space_in_front; /* a space is put before a text that has none */
 
@@ -48,9 +49,18 @@ struct still_tokenizer {
 };
 
 still_tokenizer *sti_tokenizer_new(void);
+/* How text is searched for a token, where that is not how it is decoded. */
+typedef struct sti_added {
+    const char *text; /* NULL: as it is decoded */
+    bool inside;      /* in text with spaces in place (user_inside) */
+} sti_added;
+
 /* Builds the look-ups from the vocabulary's tokens and kinds, which are final from
- * here on. Merges come after it, since they refer to tokens. */
-still_status sti_tokenizer_index(still_tokenizer *tk, still_error *err);
+ * here on. Merges come after it, since they refer to tokens. added: [n], or NULL. */
+still_status sti_tokenizer_index(still_tokenizer *tk, const sti_added *added,
+                                 still_error *err);
+/* Derives merges from the order of whole tokens, which is that of their ids: tiktoken. */
+still_status sti_tokenizer_merges_by_id(still_tokenizer *tk, still_error *err);
 /* Derives merges from the scores of whole tokens (higher first): SentencePiece. */
 still_status sti_tokenizer_merges_by_score(still_tokenizer *tk, const float *score,
                                            still_error *err);
@@ -62,6 +72,14 @@ int32_t sti_tokenizer_special_id(const still_tokenizer *tk, const char *text, si
 /* Adds a SentencePiece token as files spell it: U+2581 for a space, <0xE2> bytes. */
 still_status sti_tokenizer_add_spm(still_tokenizer *tk, const char *p, size_t n,
                                    sti_kind kind, still_error *err);
+/* Decodes n characters of padded base64 into out (3 bytes for 4); false if invalid. */
+bool sti_bytes_of_base64(const char *p, size_t n, char *out, size_t *n_out);
+/* Adds a byte-level token as its bytes. */
+still_status sti_tokenizer_add_bytes(still_tokenizer *tk, const char *p, size_t n,
+                                     still_error *err);
+/* An error unless each of the 256 bytes is a token; `what` names the file. */
+still_status sti_tokenizer_check_bytes(const still_tokenizer *tk, const char *what,
+                                       still_error *err);
 /* Adds a byte-level token spelled in GPT-2's alphabet. */
 still_status sti_tokenizer_add_gpt2(still_tokenizer *tk, const char *p, size_t n,
                                     sti_kind kind, still_error *err);
@@ -76,15 +94,25 @@ still_status sti_tokenizer_load_json(still_tokenizer *tk, const char *p, size_t 
                                      still_error *err);
 still_status sti_tokenizer_load_spm(still_tokenizer *tk, const char *p, size_t n,
                                     still_error *err);
+/* rule: the name of the splitting rule; NULL: Llama 3's, if there are as many ranks. */
 still_status sti_tokenizer_load_tiktoken(still_tokenizer *tk, const char *p, size_t n,
-                                         still_error *err);
+                                         const char *rule, still_error *err);
+still_status sti_tokenizer_load_tekken(still_tokenizer *tk, const char *p, size_t n,
+                                       still_error *err);
 /* tokenizer_config.json, generation_config.json and chat_template.jinja of a folder,
  * where they are. */
 still_status sti_tokenizer_load_settings(still_tokenizer *tk, const char *folder,
                                          still_error *err);
-/* Finds out which of json, SentencePiece and tiktoken the n bytes are, and loads and
- * finishes a tokenizer. settings: folder of settings files, or NULL. */
-still_status sti_tokenizer_from_bytes(const char *p, size_t n, const char *settings,
+/* Where a tokenizer's file leaves something open; NULL: nothing is known. */
+typedef struct sti_tokenizer_hints {
+    const char *settings; /* folder of settings files */
+    const char *split;    /* name of the splitting rule, for tiktoken ranks only */
+} sti_tokenizer_hints;
+
+/* Finds out which of tokenizer.json, tekken.json, SentencePiece and tiktoken the n bytes
+ * are, and loads and finishes a tokenizer. */
+still_status sti_tokenizer_from_bytes(const char *p, size_t n,
+                                      const sti_tokenizer_hints *hints,
                                       still_tokenizer **out, still_error *err);
 
 #endif

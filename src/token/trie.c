@@ -46,7 +46,8 @@ static bool grow(sti_trie *t)
 static int32_t new_node(sti_trie *t, int32_t parent, unsigned char byte)
 {
     if (t->n == t->capacity && !grow(t)) return -1;
-    t->node[t->n] = (sti_trie_node){parent, 0, -1, -1, -1, 0, 0, byte};
+    t->node[t->n] = (sti_trie_node){
+        .parent = parent, .any = -1, .user = -1, .open = -1, .byte = byte};
     if (t->n) put(t, t->n);
     return t->n++;
 }
@@ -72,7 +73,7 @@ still_status sti_trie_add(sti_trie *t, const char *p, size_t n, int32_t id,
         node->any = id;
         node->user = use == STI_TRIE_CONTROL ? -1 : id;
         node->open = use == STI_TRIE_OPEN ? id : -1;
-        node->any_n = node->open_n = (int32_t)n;
+        node->any_n = node->user_n = node->open_n = (int32_t)n;
         t->users |= use != STI_TRIE_CONTROL;
     }
     t->ends[(unsigned char)p[n - 1]] = true;
@@ -118,7 +119,7 @@ static void link_node(sti_trie *t, int32_t k)
     }
     const sti_trie_node *shorter = &t->node[node->fail];
     if (node->any < 0) node->any = shorter->any, node->any_n = shorter->any_n;
-    if (node->user < 0) node->user = shorter->user;
+    if (node->user < 0) node->user = shorter->user, node->user_n = shorter->user_n;
     if (node->open < 0) node->open = shorter->open, node->open_n = shorter->open_n;
 }
 
@@ -137,7 +138,7 @@ still_status sti_trie_finish(sti_trie *t, still_error *err)
 
 /* ---- Text ---------------------------------------------------------------- */
 
-static bool push(sti_trie_hits *h, size_t start, int32_t id)
+static bool push(sti_trie_hits *h, size_t start, int32_t id, int32_t n)
 {
     if (h->n == h->capacity) {
         const size_t capacity = h->capacity ? 2 * h->capacity : 64;
@@ -146,7 +147,7 @@ static bool push(sti_trie_hits *h, size_t start, int32_t id)
         h->hit = hit;
         h->capacity = capacity;
     }
-    h->hit[h->n++] = (sti_trie_hit){start, id};
+    h->hit[h->n++] = (sti_trie_hit){start, id, n};
     return true;
 }
 
@@ -177,7 +178,8 @@ static still_status scan_marked(const sti_trie *t, const char *p,
         const sti_trie_node *a = &t->node[own], *b = &t->node[all];
         const bool longer = b->open >= 0 && (a->any < 0 || b->open_n > a->any_n);
         const int32_t id = longer ? b->open : a->any;
-        if (id >= 0 && !push(out, i, id)) return no_room(out, err);
+        if (id >= 0 && !push(out, i, id, longer ? b->open_n : a->any_n))
+            return no_room(out, err);
     }
     return STILL_OK;
 }
@@ -194,8 +196,10 @@ still_status sti_trie_scan(const sti_trie *t, const char *p,
         const unsigned char byte = (unsigned char)p[i];
         if (!at && !t->ends[byte]) continue;
         at = advance(t, at, byte);
-        const int32_t id = control ? t->node[at].any : t->node[at].user;
-        if (id >= 0 && !push(out, i, id)) return no_room(out, err);
+        const sti_trie_node *node = &t->node[at];
+        const int32_t id = control ? node->any : node->user;
+        if (id >= 0 && !push(out, i, id, control ? node->any_n : node->user_n))
+            return no_room(out, err);
     }
     return STILL_OK;
 }

@@ -20,7 +20,7 @@ typedef struct sti_trie_node {
     int32_t any;  /* the longest token that starts here, -1: none */
     int32_t user; /* the same among those to be matched always */
     int32_t open; /* the same among those to be matched in content */
-    int32_t any_n, open_n; /* bytes of these two */
+    int32_t any_n, user_n, open_n; /* bytes of these */
     unsigned char byte;
 } sti_trie_node;
 
@@ -51,7 +51,7 @@ size_t sti_trie_bytes(const sti_trie *t);
 /* Positions of tokens, the last one first. */
 typedef struct sti_trie_hit {
     size_t start;
-    int32_t id;
+    int32_t id, n; /* n: bytes of it */
 } sti_trie_hit;
 
 typedef struct sti_trie_hits {

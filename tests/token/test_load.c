@@ -56,6 +56,98 @@ static void test_tiktoken_refusals(void **state)
     refuse("IQ== 0\nI*== 1\n", "line 2");
     refuse("IQ== 0\nIg==\n", "line 2");
     refuse("IQ== 0\n", "byte 0x00 has no token");
+    still_tokenizer *tk;
+    still_error err = {0};
+    assert_int_equal(still_tokenizer_open(VOCAB("llama3.tiktoken"), &tk, &err),
+                     STILL_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "519 of them do not say how text is split"));
+    assert_int_equal(
+        still_tokenizer_open_split(VOCAB("llama3.tiktoken"), "gpt-9", &tk, &err),
+        STILL_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "'gpt-9'"));
+    static const char *const files[] = {VOCAB("spm.model"), VOCAB("qwen.json"),
+                                        VOCAB("qwen.gguf"), VOCAB("tekken"),
+                                        VOCAB("folder")};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        assert_int_equal(still_tokenizer_open_split(files[i], "qwen2", &tk, &err),
+                         STILL_E_ARG);
+        assert_non_null(strstr(err.text, "says itself how text is split"));
+    }
+}
+
+/* The special tokens that go with a rule. */
+static void test_tiktoken_specials(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *split;
+        int more, bos, eos;
+    } cases[] = {
+        {"llama-bpe", 256, 519, 520}, {"qwen2", 3, -1, 521}, {"dbrx", 0, -1, -1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        still_tokenizer *tk = open_split(VOCAB("llama3.tiktoken"), cases[i].split);
+        assert_int_equal(still_tokenizer_vocab_size(tk), 519 + cases[i].more);
+        assert_int_equal(still_tokenizer_bos(tk), cases[i].bos);
+        assert_int_equal(still_tokenizer_eos(tk), cases[i].eos);
+        still_tokenizer_free(tk);
+    }
+}
+
+#define TEKKEN(config, vocab, more)                                                    \
+    "{\"config\":{" config "},\"vocab\":[" vocab "]" more "}"
+#define PATTERN "\"pattern\":\"a|b\",\"default_vocab_size\":"
+#define A "{\"rank\":0,\"token_bytes\":\"YQ==\",\"token_str\":\"a\"}"
+#define SPECIALS "\"default_num_special_tokens\":"
+
+static void test_tekken_refusals(void **state)
+{
+    (void)state;
+    refuse(TEKKEN("", A, ""), "lacks vocab or config.pattern");
+    refuse(TEKKEN("\"pattern\":7", A, ""), "lacks vocab or config.pattern");
+    refuse(TEKKEN(PATTERN "1", A, ""), "default_num_special_tokens");
+    refuse(TEKKEN(PATTERN "1," SPECIALS "-1", A, ""), "default_num_special_tokens");
+    refuse(TEKKEN(PATTERN "1," SPECIALS "99999999", A, ""), "default_num_special");
+    refuse(TEKKEN(PATTERN "5," SPECIALS "9", A, ""), "default_vocab_size");
+    refuse(TEKKEN(PATTERN "99999999," SPECIALS "9", A, ""), "default_vocab_size");
+    refuse(TEKKEN(PATTERN "9," SPECIALS "1", A, ""), "1 special tokens and 1 others");
+    refuse(TEKKEN(PATTERN "2," SPECIALS "1", A, ""), "(none) must list its special");
+    refuse(TEKKEN(PATTERN "2," SPECIALS "1,\"version\":\"v11\"", A, ""),
+           "v11 must list");
+    refuse(TEKKEN(PATTERN "2," SPECIALS "1,\"version\":\"v7\"", A, ""), "byte 0x00");
+    refuse(TEKKEN(PATTERN "1," SPECIALS "0", A, ",\"special_tokens\":[{}]"),
+           "special_tokens are 1");
+    refuse(TEKKEN(PATTERN "2," SPECIALS "1", A, ",\"special_tokens\":[{}]"),
+           "special_tokens[0] has no rank");
+    refuse(TEKKEN(PATTERN "2," SPECIALS "1", A, ",\"special_tokens\":[{\"rank\":0}]"),
+           "special_tokens[0] has no token_str");
+    refuse(TEKKEN(PATTERN "1," SPECIALS "0", "{\"rank\":1,\"token_bytes\":\"YQ==\"}",
+                  ",\"special_tokens\":[]"),
+           "vocab[0] has no rank");
+    refuse(TEKKEN(PATTERN "1," SPECIALS "0", "{\"rank\":0,\"token_bytes\":\"YQ\"}",
+                  ",\"special_tokens\":[]"),
+           "vocab[0] has no token_bytes");
+}
+
+/* Special tokens come first; unnamed ones are filled up. */
+static void test_tekken_specials(void **state)
+{
+    (void)state;
+    still_tokenizer *tk = open_tokenizer(VOCAB("tekken"));
+    size_t n;
+    assert_int_equal(still_tokenizer_vocab_size(tk), 524);
+    assert_int_equal(still_tokenizer_bos(tk), 1);
+    assert_int_equal(still_tokenizer_eos(tk), 2);
+    assert_true(still_tokenizer_adds_bos(tk));
+    assert_memory_equal(still_tokenizer_piece(tk, 3, true, &n), "[INST]", 6);
+    int32_t *ids = encode(tk, "[INST]a", 7, STILL_ENCODE_SPECIAL, &n);
+    assert_true(n == 2 && ids[0] == 3 && ids[1] >= 24);
+    free(ids);
+    free(encode(tk, "[INST]a", 7, 0, &n));
+    assert_true(n > 2);
+    ids = encode(tk, "<SPECIAL_23>", 12, STILL_ENCODE_SPECIAL, &n);
+    assert_true(n == 1 && ids[0] == 23);
+    free(ids);
+    still_tokenizer_free(tk);
 }
 
 static char *read_all(const char *path, size_t *n)
@@ -78,6 +170,7 @@ static void test_cut_short(void **state)
         size_t step;
     } files[] = {{VOCAB("spm.model"), 7},
                  {VOCAB("smollm.json"), 61},
+                 {VOCAB("tekken/tekken.json"), 97},
                  {VOCAB("llama3.tiktoken"), 13}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         size_t n;
@@ -88,9 +181,10 @@ static void test_cut_short(void **state)
             memcpy(part, p, cut);
             still_tokenizer *tk;
             still_error err = {0};
-            still_status st = sti_tokenizer_from_bytes(part, cut, NULL, &tk, &err);
+            const sti_tokenizer_hints hints = {.split = i == 3 ? "llama-bpe" : NULL};
+            still_status st = sti_tokenizer_from_bytes(part, cut, &hints, &tk, &err);
             /* Ranks may end at any line once all bytes are there. */
-            if (i != 2) assert_int_not_equal(st, STILL_OK);
+            if (i != 3) assert_int_not_equal(st, STILL_OK);
             if (st != STILL_OK) assert_true(err.text[0] && !tk);
             still_tokenizer_free(tk);
             free(part);
@@ -167,6 +261,9 @@ static void test_settings(void **state)
 }
 
 RUN_TESTS(cmocka_unit_test(test_json_refusals),
-          cmocka_unit_test(test_tiktoken_refusals), cmocka_unit_test(test_cut_short),
+          cmocka_unit_test(test_tiktoken_refusals),
+          cmocka_unit_test(test_tiktoken_specials),
+          cmocka_unit_test(test_tekken_refusals),
+          cmocka_unit_test(test_tekken_specials), cmocka_unit_test(test_cut_short),
           cmocka_unit_test(test_bit_flips), cmocka_unit_test(test_gguf_refusals),
           cmocka_unit_test(test_settings))

@@ -5,24 +5,43 @@
 #include <jansson.h>
 #include <stdio.h>
 
+#include "base/nfc.h"
+
 typedef struct vocabulary {
     const char *tokenizer, *golden;
     bool spm;   /* U+2581 is read as a space */
     bool lossy; /* unknown characters do not come back */
     bool front; /* a space in front does not go away again */
+    bool nfc;   /* text comes back in NFC */
+    const char *split;
 } vocabulary;
 
 static const vocabulary vocabularies[] = {
-    {VOCAB("spm.model"), VOCAB("spm.jsonl"), true, false, false},
-    {VOCAB("spm.gguf"), VOCAB("spm.jsonl"), true, false, false},
-    {VOCAB("spm-nobytes.model"), VOCAB("spm-nobytes.jsonl"), true, true, false},
-    {VOCAB("spm-json.json"), VOCAB("spm-json.jsonl"), true, false, false},
-    {VOCAB("metaspace.json"), VOCAB("metaspace.jsonl"), true, false, true},
-    {VOCAB("llama3.tiktoken"), VOCAB("llama3-tiktoken.jsonl"), false, false, false},
-    {VOCAB("llama3.json"), VOCAB("llama3.jsonl"), false, false, false},
-    {VOCAB("smollm.json"), VOCAB("smollm.jsonl"), false, false, false},
-    {VOCAB("smollm.gguf"), VOCAB("smollm.jsonl"), false, false, false},
-    {VOCAB("gpt2.json"), VOCAB("gpt2.jsonl"), false, false, true},
+    {VOCAB("spm.model"), VOCAB("spm.jsonl"), .spm = true},
+    {VOCAB("spm.gguf"), VOCAB("spm.jsonl"), .spm = true},
+    {VOCAB("spm-nobytes.model"), VOCAB("spm-nobytes.jsonl"), .spm = true,
+     .lossy = true},
+    {VOCAB("spm-json.json"), VOCAB("spm-json.jsonl"), .spm = true},
+    {VOCAB("metaspace.json"), VOCAB("metaspace.jsonl"), .spm = true, .front = true},
+    {VOCAB("llama3.tiktoken"), VOCAB("llama3-tiktoken.jsonl"), .split = "llama-bpe"},
+    {VOCAB("llama3.json"), VOCAB("llama3.jsonl"), .split = NULL},
+    {VOCAB("smollm.json"), VOCAB("smollm.jsonl"), .split = NULL},
+    {VOCAB("smollm.gguf"), VOCAB("smollm.jsonl"), .split = NULL},
+    {VOCAB("gpt2.json"), VOCAB("gpt2.jsonl"), .front = true},
+    {VOCAB("smaug.gguf"), VOCAB("llama3.jsonl"), .split = NULL},
+    {VOCAB("llama3.tiktoken"), VOCAB("qwen2-tiktoken.jsonl"), .nfc = true,
+     .split = "qwen2"},
+    {VOCAB("llama3.tiktoken"), VOCAB("tekken-tiktoken.jsonl"), .split = "tekken"},
+    {VOCAB("llama3.tiktoken"), VOCAB("gpt-4o-tiktoken.jsonl"), .split = "gpt-4o"},
+    {VOCAB("qwen.json"), VOCAB("qwen.jsonl"), .nfc = true},
+    {VOCAB("qwen.gguf"), VOCAB("qwen.jsonl"), .nfc = true},
+    {VOCAB("tekken-hf.json"), VOCAB("tekken-hf.jsonl"), .split = NULL},
+    {VOCAB("tekken.gguf"), VOCAB("tekken-hf.jsonl"), .split = NULL},
+    {VOCAB("tekken"), VOCAB("tekken-own.jsonl"), .split = NULL},
+    {VOCAB("tekken/tekken.json"), VOCAB("tekken-own.jsonl"), .split = NULL},
+    {VOCAB("gemma.model"), VOCAB("gemma.jsonl"), .spm = true},
+    {VOCAB("gemma.gguf"), VOCAB("gemma.jsonl"), .spm = true},
+    {VOCAB("gemma.json"), VOCAB("gemma-json.jsonl"), .spm = true},
 };
 
 static void check_line(const still_tokenizer *tk, const vocabulary *v, const json_t *o,
@@ -42,9 +61,17 @@ static void check_line(const still_tokenizer *tk, const vocabulary *v, const jso
     bool back = !v->lossy && !v->front && !(v->spm && strstr(p, "\u2581")) &&
                 !(v->spm && (flags || strstr(p, "<sym>")));
     char *text_back = decode(tk, ids, count, true, &len);
+    sti_buf nfc = {0};
+    if (v->nfc) {
+        sti_nfc_put(p, n, &nfc);
+        assert_false(nfc.failed);
+        p = nfc.p ? nfc.p : "";
+        n = nfc.n;
+    }
     if (back && (len != n || memcmp(text_back, p, n) != 0))
         fail_msg("%s: line %d of %s comes back as '%s'", v->tokenizer, line, v->golden,
                  text_back);
+    sti_buf_free(&nfc);
     free(text_back);
     free(ids);
 }
@@ -52,7 +79,7 @@ static void check_line(const still_tokenizer *tk, const vocabulary *v, const jso
 static void test_golden(void **state)
 {
     const vocabulary *v = *state;
-    still_tokenizer *tk = open_tokenizer(v->tokenizer);
+    still_tokenizer *tk = open_split(v->tokenizer, v->split);
     FILE *f = fopen(v->golden, "r");
     assert_non_null(f);
     char *line = NULL;

@@ -15,12 +15,18 @@
 
 #define VOCAB(name) FIXTURES "/vocab/" name
 
-static inline still_tokenizer *open_tokenizer(const char *path)
+static inline still_tokenizer *open_split(const char *path, const char *split)
 {
     still_tokenizer *tk;
     still_error err = {0};
-    if (still_tokenizer_open(path, &tk, &err) != STILL_OK) fail_msg("%s", err.text);
+    if (still_tokenizer_open_split(path, split, &tk, &err)) fail_msg("%s", err.text);
     return tk;
+}
+
+/* Ranks are read as Llama 3's. */
+static inline still_tokenizer *open_tokenizer(const char *path)
+{
+    return open_split(path, strstr(path, ".tiktoken") ? "llama-bpe" : NULL);
 }
 
 /* The ids of n bytes, malloc'd. */
