@@ -49,7 +49,8 @@ static void fill_type(sti_dtype t, void *out, int64_t n, uint32_t seed)
                         : t == STI_Q2_K ? 80
                                         : 0;
             memcpy(p + at, &d, 2);
-            if (t != STI_Q6_K && t != STI_Q3_K) memcpy(p + at + 2, &d, 2);
+            if (t == STI_Q2_K || t == STI_Q4_K || t == STI_Q5_K)
+                memcpy(p + at + 2, &d, 2);
         }
         p += m / info->block * info->bytes;
     }

@@ -111,6 +111,9 @@ void sti_dequant(sti_dtype t, const void *src, float *dst, int64_t n)
     case STI_Q4_K: sti_dequant_q4_k(src, dst, n / STI_QK_K); return;
     case STI_Q5_K: sti_dequant_q5_k(src, dst, n / STI_QK_K); return;
     case STI_Q6_K: sti_dequant_q6_k(src, dst, n / STI_QK_K); return;
+    case STI_IQ4_NL: sti_dequant_iq4_nl(src, dst, n / STI_QK); return;
+    case STI_IQ4_XS: sti_dequant_iq4_xs(src, dst, n / STI_QK_K); return;
+    case STI_MXFP4: sti_dequant_mxfp4(src, dst, n / STI_QK); return;
     case STI_F64: CONVERT(double) return;
     case STI_I32: CONVERT(int32_t) return;
     case STI_I64: CONVERT(int64_t) return;

@@ -8,14 +8,16 @@
 #include <strings.h>
 
 static const sti_dtype_info TYPES[] = {
-    {STI_F32, "f32", 1, 4},       {STI_F16, "f16", 1, 2},
-    {STI_BF16, "bf16", 1, 2},     {STI_Q4_0, "q4_0", 32, 18},
-    {STI_Q4_1, "q4_1", 32, 20},   {STI_Q5_0, "q5_0", 32, 22},
-    {STI_Q5_1, "q5_1", 32, 24},   {STI_Q8_0, "q8_0", 32, 34},
-    {STI_Q2_K, "q2_k", 256, 84},  {STI_Q3_K, "q3_k", 256, 110},
-    {STI_Q4_K, "q4_k", 256, 144}, {STI_Q5_K, "q5_k", 256, 176},
-    {STI_Q6_K, "q6_k", 256, 210}, {STI_F64, "f64", 1, 8},
-    {STI_I32, "i32", 1, 4},       {STI_I64, "i64", 1, 8},
+    {STI_F32, "f32", 1, 4},           {STI_F16, "f16", 1, 2},
+    {STI_BF16, "bf16", 1, 2},         {STI_Q4_0, "q4_0", 32, 18},
+    {STI_Q4_1, "q4_1", 32, 20},       {STI_Q5_0, "q5_0", 32, 22},
+    {STI_Q5_1, "q5_1", 32, 24},       {STI_Q8_0, "q8_0", 32, 34},
+    {STI_Q2_K, "q2_k", 256, 84},      {STI_Q3_K, "q3_k", 256, 110},
+    {STI_Q4_K, "q4_k", 256, 144},     {STI_Q5_K, "q5_k", 256, 176},
+    {STI_Q6_K, "q6_k", 256, 210},     {STI_IQ4_NL, "iq4_nl", 32, 18},
+    {STI_IQ4_XS, "iq4_xs", 256, 136}, {STI_MXFP4, "mxfp4", 32, 17},
+    {STI_F64, "f64", 1, 8},           {STI_I32, "i32", 1, 4},
+    {STI_I64, "i64", 1, 8},
 };
 enum { N_TYPES = sizeof TYPES / sizeof *TYPES };
 

@@ -20,6 +20,9 @@ typedef enum sti_dtype {
     STI_Q4_K = 12,
     STI_Q5_K = 13,
     STI_Q6_K = 14,
+    STI_IQ4_NL = 20,
+    STI_IQ4_XS = 23,
+    STI_MXFP4 = 39,
     STI_BF16 = 30,
     STI_F64 = 28, /* golden data only */
     STI_I32 = 26, /* golden data only */
@@ -42,7 +45,7 @@ bool sti_dtype_bytes(sti_dtype t, uint64_t n, size_t *bytes);
 
 /* n elements (a multiple of the block) to float. src needs no alignment. */
 void sti_dequant(sti_dtype t, const void *src, float *dst, int64_t n);
-/* n floats to type t; false for types that cannot be written (K types). */
+/* n floats to type t; false for types that cannot be written (K types, tables). */
 bool sti_quant(sti_dtype t, const float *src, void *dst, int64_t n);
 
 float sti_f16_to_f32(uint16_t h);

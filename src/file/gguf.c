@@ -171,9 +171,8 @@ static const char *foreign_type(uint32_t type)
     static const char *const NAMES[] = {
         [4] = "q4_2",     [5] = "q4_3",    [9] = "q8_1",     [15] = "q8_k",
         [16] = "iq2_xxs", [17] = "iq2_xs", [18] = "iq3_xxs", [19] = "iq1_s",
-        [20] = "iq4_nl",  [21] = "iq3_s",  [22] = "iq2_s",   [23] = "iq4_xs",
-        [24] = "i8",      [25] = "i16",    [29] = "iq1_m",   [34] = "tq1_0",
-        [35] = "tq2_0",   [39] = "mxfp4"};
+        [21] = "iq3_s",   [22] = "iq2_s",  [24] = "i8",      [25] = "i16",
+        [29] = "iq1_m",   [34] = "tq1_0",  [35] = "tq2_0"};
     if (type >= sizeof NAMES / sizeof *NAMES || !NAMES[type]) return "unknown";
     return NAMES[type];
 }

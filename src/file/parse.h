@@ -14,6 +14,8 @@
 still_status sti_parse_gguf(sti_store *s, sti_map map, still_error *err);
 still_status sti_parse_safetensors(sti_store *s, sti_map map, json_t **metadata,
                                    still_error *err);
+/* Where a GGUF file is one part of a model (file/parts.c), opens the others beside it. */
+still_status sti_join_parts(sti_store *s, still_error *err);
 /* config.json and the weights beside it. */
 still_status sti_parse_folder(sti_store *s, const char *dir, still_error *err);
 

@@ -136,8 +136,10 @@ static still_status open_file(sti_store *s, const char *path, still_error *err)
 {
     sti_map map;
     STI_TRY(sti_map_open(path, &map, err));
-    if (map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0)
-        return sti_parse_gguf(s, map, err);
+    if (map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0) {
+        STI_TRY(sti_parse_gguf(s, map, err));
+        return sti_join_parts(s, err);
+    }
     if (looks_like_safetensors(&map)) {
         STI_TRY(sti_parse_safetensors(s, map, &s->st_meta, err));
         return sti_store_sort(s, err);

@@ -57,11 +57,14 @@ static source make_source(sti_dtype type, int64_t N, int64_t K, uint32_t seed)
         for (size_t i = 0; i < bytes; i++) p[i] = (unsigned char)next(&seed);
         size_t at = type == STI_Q2_K ? 80 : type == STI_Q3_K ? 108 : 0;
         if (type == STI_Q6_K) at = 208;
-        bool min = type != STI_Q3_K && type != STI_Q6_K;
+        bool min = type == STI_Q2_K || type == STI_Q4_K || type == STI_Q5_K;
         for (size_t b = 0; b < bytes; b += (size_t)info->bytes) {
             uint16_t d = sti_f32_to_f16(0.01f * uniform(&seed)),
                      m = sti_f32_to_f16(0.02f);
-            memcpy(p + b + at, &d, 2);
+            if (type == STI_MXFP4) /* an exponent instead */
+                p[b] = (unsigned char)(117 + next(&seed) % 6);
+            else
+                memcpy(p + b + at, &d, 2);
             if (min) memcpy(p + b + at + 2, &m, 2);
         }
     }

@@ -58,7 +58,7 @@ static void decodes_as_ggml(void **state)
         free(y);
         types++;
     }
-    assert_int_equal(types, 10);
+    assert_int_equal(types, 13);
 }
 
 static void encodes_as_ggml(void **state)
@@ -79,6 +79,7 @@ static void encodes_as_ggml(void **state)
     }
     assert_int_equal(types, 7);
     assert_false(sti_quant(STI_Q4_K, x->data, NULL, 256));
+    assert_false(sti_quant(STI_IQ4_XS, x->data, NULL, 256));
 }
 
 /* A block of NaN, infinities and huge values has some encoding, and the sanitizers

@@ -211,7 +211,7 @@ static void refuses_bad_tensors(void **state)
         {(uint64_t)1 << 61, 1, STI_F32, 0, STILL_E_FORMAT, "truncated?"},
         {33, 1, STI_Q4_0, 0, STILL_E_FORMAT, "rows of 33 elements"},
         {16, 2, STI_Q4_0, 0, STILL_E_FORMAT, "rows of 16 elements"},
-        {8, 1, 23, 0, STILL_E_UNSUPPORTED, "type 23 (iq4_xs)"},
+        {8, 1, 21, 0, STILL_E_UNSUPPORTED, "type 21 (iq3_s)"},
         {8, 1, 4711, 0, STILL_E_UNSUPPORTED, "type 4711 (unknown)"},
         {8, 1, UINT32_MAX, 0, STILL_E_UNSUPPORTED, "(unknown)"},
     };

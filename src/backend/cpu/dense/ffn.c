@@ -1,10 +1,10 @@
-/* ffn.c - the feed-forward half of a layer for a row or two, as one task.
+/* ffn.c - the feed-forward half of a layer for a row or two, as two tasks.
  *
  * A decode step waits for memory and for the slower worker, so what lies between the
  * two products must not be a task of its own, nor the caller's alone. Each worker norms
- * and quantizes the rows for itself, multiplies the same rows of gate and of up, takes
- * what comes of them through SwiGLU and quantization, meets the others once, and
- * multiplies its rows of down by what all have left in `act`.
+ * and quantizes the rows for itself, multiplies the same rows of gate and of up, and
+ * takes what comes of them through SwiGLU and quantization; then each multiplies its
+ * rows of down by what all have left in `act`.
  *
  * Every number is what matmul, swiglu and matmul would give: a block of activations is
  * quantized from its own 32 values, whoever does it. More rows, and weights that are
@@ -26,7 +26,6 @@ typedef struct ff_job {
     const sti_dense_kernels *dense;
     const sti_row_kernels *rows;
     sti_ffn_args a; /* here, not elsewhere: see mm_job in matmul.c */
-    sti_pool *pool;
     int K, ffn;
     uint8_t *act; /* [M, ffn]: what down multiplies, quantized */
     uint8_t *areas;
@@ -63,10 +62,11 @@ size_t sti_cpu_ffn_scratch(const sti_dev *dev)
 static void prepare(const ff_job *j, const own_area *o)
 {
     const sti_ffn_args *a = &j->a;
-    for (int64_t r = 0; r < a->M; r++)
+    for (int64_t r = 0; a->w.norm && r < a->M; r++)
         j->rows->rmsnorm(a->x + r * j->K, a->w.norm, o->normed + r * j->K, j->K,
                          a->w.eps);
-    j->quant->quantize(o->normed, (size_t)j->K, a->M, j->K / STI_BLOCK_K, o->act);
+    j->quant->quantize(a->w.norm ? o->normed : a->x, (size_t)j->K, a->M,
+                       j->K / STI_BLOCK_K, o->act);
 }
 
 /* y[M, N] = groups [lo, hi) of a matrix by act. */
@@ -95,26 +95,31 @@ static void hidden(const ff_job *j, const uint8_t *act, int64_t lo, int64_t hi)
     gate += lo * STI_BLOCK_K;
     up += lo * STI_BLOCK_K;
     for (int64_t r = 0; r < a->M; r++)
-        j->rows->swiglu(gate + r * j->ffn, up + r * j->ffn, gate + r * j->ffn,
-                        (hi - lo) * STI_BLOCK_K);
+        sti_gate_of(j->rows, a->w.act)(gate + r * j->ffn, up + r * j->ffn,
+                                       gate + r * j->ffn, (hi - lo) * STI_BLOCK_K);
     j->quant->quantize(gate, (size_t)j->ffn, a->M, (int)(hi - lo),
                        j->act + (size_t)lo * (size_t)a->M * STI_ACT_BYTES);
 }
 
-static void work(void *arg, int worker, int workers)
+static void hidden_task(void *arg, int worker, int workers)
+{
+    const ff_job *j = arg;
+    sti_carve at = {.base = j->areas + (size_t)worker * j->area_bytes};
+    const own_area own = carve_area(&at, j->K);
+    int64_t lo, hi;
+    sti_split(j->ffn / STI_BLOCK_K, 1, worker, workers, &lo, &hi);
+    prepare(j, &own);
+    hidden(j, own.act, lo, hi);
+}
+
+static void down_task(void *arg, int worker, int workers)
 {
     const ff_job *j = arg;
     const sti_ffn_args *a = &j->a;
-    sti_carve at = {.base = j->areas + (size_t)worker * j->area_bytes};
-    const own_area own = carve_area(&at, j->K);
-    int64_t lo, hi, first, end;
-    sti_split(j->ffn / STI_BLOCK_K, 1, worker, workers, &lo, &hi);
-    sti_split((a->w.down->N + STI_GROUP - 1) / STI_GROUP, 1, worker, workers, &first,
-              &end);
-    prepare(j, &own);
-    hidden(j, own.act, lo, hi);
-    sti_pool_meet(j->pool, worker);
-    multiply(j, a->w.down, a->w.down_bias, j->act, a->x, first, end, true);
+    int64_t lo, hi;
+    sti_split((a->w.down->N + STI_GROUP - 1) / STI_GROUP, 1, worker, workers, &lo, &hi);
+    multiply(j, a->w.down, a->w.down_bias, j->act, a->w.norm_out ? a->scratch_h : a->x,
+             lo, hi, !a->w.norm_out);
 }
 
 still_status sti_cpu_ffn_forward(sti_dev *dev, const sti_ffn_args *a, still_error *err)
@@ -130,13 +135,15 @@ still_status sti_cpu_ffn_forward(sti_dev *dev, const sti_ffn_args *a, still_erro
                   .dense = dev->k->dense,
                   .rows = dev->k->row,
                   .a = *a,
-                  .pool = dev->pool,
                   .K = (int)a->w.gate->K,
                   .ffn = (int)down->K};
     sti_carve at = {.base = dev->scratch.p};
     carve(&at, dev, &job);
-    sti_pool_run(dev->pool, work, &job);
-    return STILL_OK;
+    sti_pool_run(dev->pool, hidden_task, &job);
+    sti_pool_run(dev->pool, down_task, &job);
+    if (!a->w.norm_out) return STILL_OK;
+    return sti_host_add_normed(&sti_backend_cpu, dev, &a->w, a->scratch_h, a->M, a->x,
+                               err);
 }
 
 /* ---- In training: by the other entries ----------------------------------- */

@@ -25,6 +25,7 @@ enum {
 typedef struct work_area { /* one worker's */
     uint8_t *panel_q;
     float *panel_d, *panel_m;
+    int32_t *panel_off;
     float *c;      /* [CHUNK_ROWS][PANEL_COLS] */
     float *normed; /* [STI_OWN_ROWS] rows */
     uint8_t *act;  /* likewise, quantized */
@@ -41,6 +42,7 @@ typedef struct mm_job {
     uint8_t *act;   /* [M] rows quantized, by all workers */
     bool own;       /* or each worker prepares all rows for itself */
     bool quantized; /* some matrix is */
+    bool pairs;     /* products two at a time */
     uint8_t *areas;
     size_t area_bytes;
 } mm_job;
@@ -48,9 +50,10 @@ typedef struct mm_job {
 static work_area carve_area(sti_carve *c, int max_k)
 {
     work_area w;
-    w.panel_q = sti_carve_take(c, STI_PANEL_K, PANEL_COLS);
+    w.panel_q = sti_carve_take(c, STI_PANEL_K, PANEL_COLS * STI_QUANT_MAX);
     w.panel_d = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(float));
     w.panel_m = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(float));
+    w.panel_off = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(int32_t));
     w.c = sti_carve_take(c, CHUNK_ROWS * PANEL_COLS, sizeof(float));
     w.normed = sti_carve_take(c, STI_OWN_ROWS * (size_t)max_k, sizeof(float));
     w.act = sti_carve_take(c, sti_act_bytes(STI_OWN_ROWS, max_k), 1);
@@ -65,10 +68,16 @@ static size_t area_size(const sti_dev *dev)
     return (count.used + 63) & ~(size_t)63;
 }
 
+/* Of quantized rows, whichever way they are multiplied. */
+static size_t batch_bytes(const sti_quant_kernels *quant, int64_t rows, int64_t K)
+{
+    return (size_t)rows * (size_t)(K / STI_BLOCK_K) * (size_t)quant->batch_bytes;
+}
+
 size_t sti_cpu_matmul_scratch(const sti_dev *dev, int rows)
 {
     sti_carve count = {0};
-    sti_carve_take(&count, sti_act_bytes(rows, dev->max_k), 1);
+    sti_carve_take(&count, batch_bytes(dev->k->quant, rows, dev->max_k), 1);
     sti_carve_take(&count, (size_t)sti_pool_threads(dev->pool), area_size(dev));
     return count.used;
 }
@@ -89,10 +98,17 @@ static void store(const mm_job *j, int which, int row0, int n, int64_t col0,
                     bias ? bias + col0 : NULL, j->a.accumulate);
 }
 
-/* Tiles are laid one after the other; the last may have fewer rows. */
-static const uint8_t *tile_at(const mm_job *j, const uint8_t *act, int row)
+/* Panels are for more rows than a tile. */
+static bool is_batch(const mm_job *j)
 {
-    return act + (size_t)row * (size_t)j->nb * STI_ACT_BYTES;
+    return j->a.M > j->quant->tile;
+}
+
+/* Where row `row` begins in a batch of quantized rows: tiles are laid one after the other;
+ * the last may have fewer rows. */
+static size_t tile_at(const mm_job *j, int row)
+{
+    return batch_bytes(j->quant, row, j->a.w[0]->K);
 }
 
 /* Rows [lo, hi) of x as they are multiplied: normed to `normed` [M, K] if they are to
@@ -105,9 +121,13 @@ static void prepare_rows(const mm_job *j, float *normed, uint8_t *act, int lo, i
     for (int64_t r = lo; a->norm && r < hi; r++)
         j->rows->rmsnorm(a->x + r * K, a->norm, normed + r * K, (int)K, a->eps);
     for (int r = lo; j->quantized && r < hi; r += j->quant->tile) {
-        int R = min_int(j->quant->tile, hi - r);
-        j->quant->quantize(x + (int64_t)r * K, (size_t)K, R, j->nb,
-                           act + (size_t)r * (size_t)j->nb * STI_ACT_BYTES);
+        const int R = min_int(j->quant->tile, hi - r);
+        if (is_batch(j))
+            j->quant->quantize_batch(x + (int64_t)r * K, (size_t)K, R, j->nb,
+                                     act + tile_at(j, r));
+        else
+            j->quant->quantize(x + (int64_t)r * K, (size_t)K, R, j->nb,
+                               act + sti_act_bytes(r, K));
     }
 }
 
@@ -133,8 +153,12 @@ static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
 {
     const sti_weight *w = j->a.w[which];
     const int tile = j->quant->tile, part = panel_blocks(j->nb);
-    sti_panel p = {
-        .type = w->type, .q = area->panel_q, .d = area->panel_d, .m = area->panel_m};
+    sti_panel p = {.type = w->type,
+                   .pairs = j->pairs,
+                   .q = area->panel_q,
+                   .d = area->panel_d,
+                   .m = area->panel_m,
+                   .off = area->panel_off};
     for (int r0 = 0; r0 < j->a.M; r0 += CHUNK_ROWS) {
         const int rows = min_int(CHUNK_ROWS, j->a.M - r0);
         for (int64_t g = lo; g < hi; g += p.ng) {
@@ -144,13 +168,12 @@ static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
             for (int b = 0; b < j->nb; b += part) {
                 const int nb = min_int(part, j->nb - b);
                 for (int i = 0; i < p.ng; i++)
-                    j->quant->unpack(sti_group_at(w, g + i), b, nb, &p, i);
+                    j->quant->fill(sti_group_at(w, g + i), b, nb, &p, i);
                 for (int r = 0; r < rows; r += tile) {
                     const int R = min_int(tile, rows - r);
-                    j->quant->product(&p,
-                                      tile_at(j, act, r0 + r) +
-                                          (size_t)b * (size_t)R * STI_ACT_BYTES,
-                                      R, nb, area->c + (size_t)r * (size_t)cols);
+                    const uint8_t *x = act + tile_at(j, r0 + r) +
+                                       batch_bytes(j->quant, R, b * STI_BLOCK_K);
+                    j->quant->product(&p, x, R, nb, area->c + (size_t)r * (size_t)cols);
                 }
             }
             store(j, which, r0, rows, g * STI_GROUP, area->c, cols, cols);
@@ -215,10 +238,10 @@ static void multiply_task(void *arg, int worker, int workers)
         if (from < to) {
             if (!sti_is_packed(a->w[i]))
                 multiply_float(j, i, from, to, a->norm ? normed : a->x);
-            else if (a->M <= j->quant->tile)
-                multiply_direct(j, i, from, to, act);
-            else
+            else if (is_batch(j))
                 multiply_panels(j, i, from, to, act, &area);
+            else
+                multiply_direct(j, i, from, to, act);
         }
         lo -= count;
         hi -= count;
@@ -235,7 +258,8 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
                   .dense = dev->k->dense,
                   .rows = dev->k->row,
                   .a = *a,
-                  .own = a->M <= STI_OWN_ROWS};
+                  .own = a->M <= STI_OWN_ROWS,
+                  .pairs = dev->pairs};
     for (int i = 0; i < a->n; i++) {
         if (a->w[i]->K != a->w[0]->K || a->w[i]->K > dev->max_k)
             return sti_fail(
@@ -247,30 +271,12 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
     STI_TRY(sti_cpu_need(dev, a->M, err));
     sti_carve at = {.base = dev->scratch.p};
     job.nb = (int)(a->w[0]->K / STI_BLOCK_K);
-    job.act = sti_carve_take(&at, sti_act_bytes(a->M, a->w[0]->K), 1);
+    job.act = sti_carve_take(&at, batch_bytes(job.quant, a->M, a->w[0]->K), 1);
     job.area_bytes = area_size(dev);
     job.areas =
         sti_carve_take(&at, (size_t)sti_pool_threads(dev->pool), job.area_bytes);
     if (!job.own && (job.quantized || a->norm))
         sti_pool_run(dev->pool, prepare_task, &job);
     sti_pool_run(dev->pool, multiply_task, &job);
-    return STILL_OK;
-}
-
-still_status sti_cpu_embed(sti_dev *dev, const sti_embed_args *a, still_error *err)
-{
-    (void)dev;
-    const sti_weight *w = a->w;
-    size_t row;
-    if (!sti_dtype_bytes(w->type, (uint64_t)w->K, &row))
-        return sti_fail(err, STILL_E_ARG, "embed: rows of %lld are no whole blocks",
-                        (long long)w->K);
-    for (int m = 0; m < a->M; m++) {
-        if (a->tok[m] < 0 || a->tok[m] >= w->N)
-            return sti_fail(err, STILL_E_ARG, "embed: token %d is not in 0..%lld",
-                            a->tok[m], (long long)w->N - 1);
-        const uint8_t *from = (const uint8_t *)w->src->data + (size_t)a->tok[m] * row;
-        sti_dequant(w->type, from, a->y + (int64_t)m * w->K, w->K);
-    }
     return STILL_OK;
 }

@@ -3,13 +3,13 @@
  * Quantized weights come in groups of 16 rows (packing.h); a SIMD lane of 32 bits is one
  * row and holds four consecutive k. Nothing is ever summed across lanes, and one layout
  * serves a single token (weights stream from memory once) and a batch (weights are
- * unpacked into an L1-sized panel, then swept by tiles of activation rows).
+ * unpacked into a small panel, then swept by tiles of activation rows).
  *
  * Activations are 15-bit integers in blocks of 32 with a float scale, held as two int8
- * digits, qa = 128 hi + lo, because the multipliers take bytes. One digit alone (8
- * bits) would be twice as fast in prefill, but it moves log-probabilities of a small
- * model by 0.05 on average; two digits leave the rounding of the weights as the only
- * error that shows. With a = da * qa and w = d * qw + m, element (token, row) is, over
+ * digits, qa = 128 hi + lo, because the multipliers take bytes (AVX-512 takes batches as
+ * 16 bits, see matmul_pairs_avx512.c). One digit alone (8 bits) would be faster in prefill,
+ * but it moves log-probabilities of a small model by 0.05 on average; two digits leave the
+ * rounding of the weights as the only error that shows. With a = da * qa and w = d * qw + m, element (token, row) is, over
  * the blocks in order (their halves, where these have scales of their own),
  *
  *     acc = fma(d * da, (float)sum_k(qw qa), acc)     integer sum, exact
@@ -28,9 +28,10 @@
 #include "backend/cpu/dense/packing.h"
 
 enum {
-    STI_PANEL_K = 768, /* k of a panel: 2 groups of 768 bytes a row fill most of L1 */
+    STI_PANEL_K = 768, /* k of a panel, which is swept from L1 or, as fast, from L2 */
     STI_TILE_MAX = 8,  /* rows of x in a tile, at most */
     STI_PANEL_GROUPS = 2, /* groups in a panel, at most */
+    STI_QUANT_MAX = 2,    /* bytes of a quant in a panel, at most */
     STI_OWN_ROWS = 2,     /* so few rows every worker norms and quantizes for itself */
 };
 
@@ -62,6 +63,7 @@ enum {
     STI_ACT_HALF = 19,
     STI_ACT_DIGIT = 7, /* bits of lo */
     STI_ACT_MAX = 127 << STI_ACT_DIGIT,
+    STI_PAIR_BYTES = 92, /* a row and block in matmul_pairs_avx512.c */
 };
 /* Of rows of K. */
 static inline size_t sti_act_bytes(int64_t rows, int64_t K)
@@ -87,12 +89,15 @@ static inline int sti_act_hi(int q)
     return (q + (1 << (STI_ACT_DIGIT - 1))) >> STI_ACT_DIGIT;
 }
 
-/* ng groups of unpacked weights side by side, over nb blocks of k. */
+/* ng groups of unpacked weights side by side, over nb blocks of k. What `unpack` leaves
+ * has bytes, q [8 nb][ng][16 rows][4 k]; what `fill` leaves only `product` reads. */
 typedef struct sti_panel {
     sti_dtype type;
     int ng;
-    uint8_t *q;   /* [8 nb][ng][16 rows][4 k] */
+    bool pairs;   /* products two at a time, see matmul_pairs_avx512.c */
+    uint8_t *q;   /* at most STI_QUANT_MAX bytes a quant */
     float *d, *m; /* [subs nb][ng][16 rows] */
+    int32_t *off; /* likewise, see matmul_pairs_avx512.c */
 } sti_panel;
 
 /* Quantized products, written by hand for each instruction set
@@ -107,8 +112,13 @@ typedef struct sti_quant_kernels {
     /* c[R][16] = products of one repacked group over all nb blocks. */
     void (*gemv)(sti_dtype t, const uint8_t *group, const uint8_t *act, int R, int nb,
                  float *c);
-    /* Blocks [b, b + nb) of a repacked group into place g of a panel. */
+    /* Blocks [b, b + nb) of a repacked group into place g of a panel, as bytes. */
     void (*unpack)(const uint8_t *group, int b, int nb, const sti_panel *p, int g);
+
+    /* Batches: activations and panels as `product` reads them. */
+    int batch_bytes; /* of a row and block of activations, at least STI_ACT_BYTES */
+    void (*quantize_batch)(const float *x, size_t ldx, int R, int nb, uint8_t *act);
+    void (*fill)(const uint8_t *group, int b, int nb, const sti_panel *p, int g);
     /* c[R][ng * 16] += products of a panel over nb blocks. */
     void (*product)(const sti_panel *p, const uint8_t *act, int R, int nb, float *c);
 } sti_quant_kernels;
@@ -118,6 +128,11 @@ extern const sti_quant_kernels sti_cpu_quant_portable;
 extern const sti_quant_kernels sti_cpu_quant_avx2, sti_cpu_quant_avx512;
 /* Shared by avx2 and avx512. */
 void sti_cpu_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *act);
+/* Batches with avx512. */
+void sti_cpu_quantize_pairs(const float *x, size_t ldx, int R, int nb, uint8_t *act);
+void sti_cpu_fill_pairs(const uint8_t *group, int b, int nb, const sti_panel *p, int g);
+void sti_cpu_product_pairs(const sti_panel *p, const uint8_t *act, int R, int nb,
+                           float *c);
 #endif
 
 /* What is written once for all instruction sets (matmul_float_code.h, pack_code.h). */

@@ -75,6 +75,9 @@ STI_INLINE __m256i quants(const sti_packing f, const uint8_t *w, int k, int v)
     if (f.low == 8) return load(w + STI_STEP * k);
     __m256i q = shift(load(w + STI_STEP * (k % f.low)), k / f.low * f.low);
     q = bits(q, f.low, 0);
+    if (f.table)
+        return _mm256_shuffle_epi8(
+            _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)f.table)), q);
     if (f.high == 0) return q;
     __m256i h = load(w + STI_STEP * (f.low + k % f.high));
     return _mm256_or_si256(q,
@@ -179,7 +182,7 @@ STI_INLINE void gemv(const sti_dtype type, const int R, const uint8_t *w,
                         STI_UNROLL for (int i = 0; i < R; i++)
                         {
                             __m256i x = act_q(a, R, k, i), y = act_q(a, R, k + 8, i);
-                            if (f.low == 8) {
+                            if (sti_is_signed(f)) {
                                 s[i] = _mm256_add_epi32(s[i], step_s8(q, x));
                                 lo[i] = _mm256_add_epi32(lo[i], step_s8(q, y));
                                 continue;
@@ -190,7 +193,7 @@ STI_INLINE void gemv(const sti_dtype type, const int R, const uint8_t *w,
                             tlo[i] = k == k0 ? y : _mm256_add_epi16(tlo[i], y);
                         }
                     }
-                    if (f.low == 8) continue;
+                    if (sti_is_signed(f)) continue;
                     STI_UNROLL for (int i = 0; i < R; i++)
                     {
                         s[i] = _mm256_add_epi32(s[i], _mm256_madd_epi16(t[i], ones));
@@ -237,7 +240,7 @@ STI_INLINE void product(const sti_dtype type, const int R, const sti_panel *p,
                               : _mm256_setzero_si256();
                 }
                 const int at = 8 * digit + h * steps; /* first step of the digits */
-                if (f.low == 8) {
+                if (sti_is_signed(f)) {
                     STI_UNROLL for (int k = 0; k < 8; k++)
                     {
                         __m256i w0 = load(q + 64 * k), w1 = load(q + 64 * k + 32);
@@ -332,14 +335,8 @@ STI_INLINE void unpack(const sti_dtype type, const uint8_t *group, int b, int nb
         default: fn(kind, 4, w, a, nb, c); break;                                      \
         }                                                                              \
     }
-#define PACKED(type)                                                                   \
-    INSTANCES(gemv_##type, gemv, const uint8_t *, STI_##type)                          \
-    static void unpack_##type(const uint8_t *group, int b, int nb, const sti_panel *p, \
-                              int g)                                                   \
-    {                                                                                  \
-        unpack(STI_##type, group, b, nb, p, g);                                        \
-    }
-STI_QUANT_TYPES(PACKED)
+#define GEMV(type) INSTANCES(gemv_##type, gemv, const uint8_t *, STI_##type)
+STI_QUANT_TYPES(GEMV)
 INSTANCES(product_Q4_0, product, const sti_panel *, STI_Q4_0)
 INSTANCES(product_Q4_1, product, const sti_panel *, STI_Q4_1)
 INSTANCES(product_Q5_0, product, const sti_panel *, STI_Q5_0)
@@ -349,28 +346,7 @@ INSTANCES(product_Q2_K, product, const sti_panel *, STI_Q2_K)
 INSTANCES(product_Q3_K, product, const sti_panel *, STI_Q3_K)
 INSTANCES(product_Q6_K, product, const sti_panel *, STI_Q6_K)
 
-static void gemv_any(sti_dtype t, const uint8_t *w, const uint8_t *a, int R, int nb,
-                     float *c)
-{
-#define CASE(type)                                                                     \
-    case STI_##type: gemv_##type(w, a, R, nb, c); break;
-    switch (t) {
-        STI_QUANT_TYPES(CASE)
-    default: break;
-    }
-#undef CASE
-}
-
-static void unpack_any(const uint8_t *group, int b, int nb, const sti_panel *p, int g)
-{
-#define CASE(type)                                                                     \
-    case STI_##type: unpack_##type(group, b, nb, p, g); break;
-    switch (p->type) {
-        STI_QUANT_TYPES(CASE)
-    default: break;
-    }
-#undef CASE
-}
+#include "backend/cpu/dense/quant_types_code.h"
 
 static void product_any(const sti_panel *p, const uint8_t *a, int R, int nb, float *c)
 {
@@ -469,5 +445,8 @@ const sti_quant_kernels sti_cpu_quant_avx2 = {
     .quantize = sti_cpu_quantize_avx2,
     .gemv = gemv_any,
     .unpack = unpack_any,
+    .batch_bytes = STI_ACT_BYTES,
+    .quantize_batch = sti_cpu_quantize_avx2,
+    .fill = unpack_any,
     .product = product_any,
 };

@@ -18,7 +18,8 @@ static void block_product(sti_packing f, const uint8_t *w, size_t ldw, const uin
     for (int k = 0; k < steps; k++, w += ldw, x += ldx) {
         for (int r = 0; r < STI_GROUP; r++) {
             for (int j = 0; j < 4; j++) {
-                int q = f.low == 8 ? (int8_t)w[4 * r + j] : w[4 * r + j] - f.centre;
+                int q =
+                    sti_is_signed(f) ? (int8_t)w[4 * r + j] : w[4 * r + j] - f.centre;
                 s[r] += q * ((int8_t)x[j] * (1 << STI_ACT_DIGIT) +
                              (int8_t)x[8 * ldx + (size_t)j]);
             }
@@ -69,6 +70,7 @@ static uint8_t quant_at(sti_packing f, const uint8_t *w, int k, int j)
 {
     if (f.low == 8) return w[STI_STEP * k + j];
     int q = w[STI_STEP * (k % f.low) + j] >> k / f.low * f.low & ((1 << f.low) - 1);
+    if (f.table) return (uint8_t)f.table[q];
     if (f.high == 0) return (uint8_t)q;
     int h = w[STI_STEP * (f.low + k % f.high) + j] >> k / f.high * f.high;
     return (uint8_t)(q | (h & ((1 << f.high) - 1)) << f.low);
@@ -172,5 +174,8 @@ const sti_quant_kernels sti_cpu_quant_portable = {
     .quantize = quantize,
     .gemv = gemv,
     .unpack = unpack,
+    .batch_bytes = STI_ACT_BYTES,
+    .quantize_batch = quantize,
+    .fill = unpack,
     .product = product,
 };

@@ -30,7 +30,8 @@ static void rmsnorm_work(void *v, int w, int workers)
     int64_t lo, hi;
     sti_split(a->M, 1, w, workers, &lo, &hi);
     for (int64_t m = lo; m < hi; m++)
-        t->f->rmsnorm(a->x + m * a->K, a->g, a->y + m * a->K, a->K, a->eps);
+        (a->add ? t->f->rmsnorm_add : t->f->rmsnorm)(a->x + m * a->K, a->g,
+                                                     a->y + m * a->K, a->K, a->eps);
 }
 
 still_status sti_cpu_rmsnorm(sti_dev *dev, const sti_rmsnorm_args *a, still_error *err)
@@ -70,7 +71,7 @@ static void swiglu_work(void *v, int w, int workers)
     const sti_swiglu_args *a = t->args;
     int64_t lo, hi;
     sti_split((int64_t)a->M * a->K, GRAIN, w, workers, &lo, &hi);
-    t->f->swiglu(a->gate + lo, a->up + lo, a->y + lo, hi - lo);
+    sti_gate_of(t->f, a->act)(a->gate + lo, a->up + lo, a->y + lo, hi - lo);
 }
 
 still_status sti_cpu_swiglu(sti_dev *dev, const sti_swiglu_args *a, still_error *err)

@@ -18,7 +18,7 @@ static double row_sum_squares_large(const float *x, int K)
 
 /* Squares are added in 4 VL columns, so the longest chain of float sums is K / (4 VL):
  * short enough that double would change nothing a float result can show. */
-static void row_rmsnorm(const float *x, const float *g, float *y, int K, float eps)
+STI_INLINE float row_norm_factor(const float *x, int K, float eps)
 {
     vf sum[4] = {vf_set(0), vf_set(0), vf_set(0), vf_set(0)};
     int i = 0;
@@ -34,9 +34,27 @@ static void row_rmsnorm(const float *x, const float *g, float *y, int K, float e
     float ss = vf_hsum(vf_add(vf_add(sum[0], sum[1]), vf_add(sum[2], sum[3])));
     float r = 1.0f / sqrtf(ss / (float)K + eps);
     if (!(ss <= FLT_MAX)) r = (float)(1 / sqrt(row_sum_squares_large(x, K) / K + eps));
-    for (i = 0; i + VL <= K; i += VL)
+    return r;
+}
+
+static void row_rmsnorm(const float *x, const float *g, float *y, int K, float eps)
+{
+    const float r = row_norm_factor(x, K, eps);
+    int i = 0;
+    for (; i + VL <= K; i += VL)
         vf_store(y + i, vf_mul(vf_mul(vf_load(x + i), vf_set(r)), vf_load(g + i)));
     for (; i < K; i++) y[i] = x[i] * r * g[i];
+}
+
+static void row_rmsnorm_add(const float *x, const float *g, float *y, int K, float eps)
+{
+    const float r = row_norm_factor(x, K, eps);
+    int i = 0;
+    for (; i + VL <= K; i += VL) {
+        const vf v = vf_mul(vf_mul(vf_load(x + i), vf_set(r)), vf_load(g + i));
+        vf_store(y + i, vf_add(vf_load(y + i), v));
+    }
+    for (; i < K; i++) y[i] += x[i] * r * g[i];
 }
 
 STI_INLINE vf row_silu(vf x)
@@ -53,6 +71,22 @@ static void row_swiglu(const float *x, const float *up, float *y, int64_t n)
         int c = (int)(n - i);
         vf v = vf_mul(row_silu(vf_load_part(x + i, c)), vf_load_part(up + i, c));
         vf_store_part(y + i, v, c);
+    }
+}
+
+/* GELU is x / (1 + e^-z) with z = STI_GELU_SLOPE (x + STI_GELU_CUBE x^3). */
+STI_INLINE vf row_gelu(vf x)
+{
+    const vf cube = vf_mul(vf_mul(vf_set((float)STI_GELU_CUBE), x), x);
+    const vf z = vf_mul(vf_set((float)-STI_GELU_SLOPE), vf_fma(cube, x, x));
+    return vf_div(x, vf_add(vf_set(1.0f), vf_exp(z)));
+}
+
+static void row_geglu(const float *x, const float *up, float *y, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += VL) {
+        const vf g = row_gelu(vf_load_or(x + i, n - i, 0));
+        vf_store_some(y + i, vf_mul(g, vf_load_or(up + i, n - i, 0)), n - i);
     }
 }
 

@@ -8,12 +8,11 @@
 #define STI_BACKEND_CPU_DENSE_PACK_CODE_H
 
 #include "backend/cpu/dense/matmul.h"
-#include "file/blocks.h"
 
 typedef struct pack_row { /* a block or super-block of one row */
     _Alignas(64) uint8_t q[STI_SUPER_K];
     uint8_t d[2], m[2];       /* f16; m of K types: dmin */
-    uint8_t scale[8], min[8]; /* q4_k, q5_k: a block's; others: those of its halves */
+    uint8_t scale[8], min[8]; /* subs 1: a block's; others: those of its halves */
 } pack_row;
 
 /* ---- One row ------------------------------------------------------------- */
@@ -133,6 +132,15 @@ STI_INLINE void pack_expand_q6_k(const sti_block_q6_k *b, pack_row *out)
     }
 }
 
+STI_INLINE void pack_expand_iq4_xs(const sti_block_iq4_xs *b, pack_row *out)
+{
+    pack_halves(b->d, b->d, out);
+    for (int j = 0; j < 8; j++) {
+        out->scale[j] = (uint8_t)sti_iq4_scale(b, j);
+        pack_nibbles(b->q + 16 * j, 16, out->q + 32 * j);
+    }
+}
+
 /* The next block or super-block of a row. */
 STI_INLINE void pack_expand(const sti_dtype t, const uint8_t *p, pack_row *out)
 {
@@ -163,6 +171,19 @@ STI_INLINE void pack_expand(const sti_dtype t, const uint8_t *p, pack_row *out)
         pack_fifth(b->high, out->q);
         break;
     }
+    case STI_IQ4_NL: {
+        const sti_block_iq4_nl *b = (const void *)p;
+        pack_halves(b->d, b->d, out);
+        pack_nibbles(b->q, 16, out->q);
+        break;
+    }
+    case STI_MXFP4: {
+        const sti_block_mxfp4 *b = (const void *)p;
+        sti_store_f16(out->d, sti_mxfp4_scale(b->e));
+        pack_nibbles(b->q, 16, out->q);
+        break;
+    }
+    case STI_IQ4_XS: pack_expand_iq4_xs((const void *)p, out); break;
     case STI_Q2_K: pack_expand_q2_k((const void *)p, out); break;
     case STI_Q3_K: pack_expand_q3_k((const void *)p, out); break;
     case STI_Q4_K: pack_expand_q4_k((const void *)p, out); break;
@@ -282,7 +303,7 @@ STI_INLINE void pack_typed(const sti_dtype t, const uint8_t *rows, size_t stride
             uint8_t *scales = out + sti_quant_bytes(f);
             if (f.unit > 1) {
                 pack_bytes(row[0].scale + u, scales);
-                pack_bytes(row[0].min + u, scales + 16);
+                if (f.subs == 2 || f.min) pack_bytes(row[0].min + u, scales + 16);
             } else {
                 pack_f16(row[0].d, 0, scales);
                 if (f.min) pack_f16(row[0].m, 0, scales + 32);

@@ -26,6 +26,9 @@ static bool supported(sti_dtype t)
     case STI_Q4_K:
     case STI_Q5_K:
     case STI_Q6_K:
+    case STI_IQ4_NL:
+    case STI_IQ4_XS:
+    case STI_MXFP4:
     case STI_F32:
     case STI_F16:
     case STI_BF16: return true;

@@ -11,10 +11,12 @@
 #include <math.h>
 
 #include "../../../skip.h"
+#include "backend/cpu/cpu.h"
 
-static const sti_dtype TYPES[] = {STI_Q4_0, STI_Q4_1, STI_Q5_0, STI_Q5_1, STI_Q8_0,
-                                  STI_Q2_K, STI_Q3_K, STI_Q4_K, STI_Q5_K, STI_Q6_K,
-                                  STI_F32,  STI_F16,  STI_BF16};
+static const sti_dtype TYPES[] = {STI_Q4_0,  STI_Q4_1, STI_Q5_0,   STI_Q5_1,
+                                  STI_Q8_0,  STI_Q2_K, STI_Q3_K,   STI_Q4_K,
+                                  STI_Q5_K,  STI_Q6_K, STI_IQ4_NL, STI_IQ4_XS,
+                                  STI_MXFP4, STI_F32,  STI_F16,    STI_BF16};
 enum { N_TYPES = sizeof TYPES / sizeof *TYPES };
 static const char *const ISAS[] = {"portable", "avx2", "avx512"};
 
@@ -234,6 +236,31 @@ static void threads_change_nothing(void **state)
     }
 }
 
+/* Which products of a batch are taken in pairs follows the processor's maker, bits do not. */
+static void pairs_change_nothing(void **state)
+{
+    (void)state;
+    enum { K = 768, N = 83, M = 20 };
+    const sti_backend *be = sti_backend_find("cpu");
+    for (int t = 0; t < N_TYPES; t++) {
+        sti_dev *dev = device("avx512", 1, K);
+        if (!dev) return;
+        source s = make_source(TYPES[t], N, K, 14);
+        sti_weight w = make_weight(dev, &s);
+        float y[2][M * N], *x = make_x(M * K, 19);
+        for (int pairs = 0; pairs < 2; pairs++) {
+            dev->pairs = pairs;
+            sti_matmul_args a = {.x = x, .M = M, .n = 1, .w = {&w}, .y = {y[pairs]}};
+            assert_int_equal(be->matmul(dev, &a, NULL), STILL_OK);
+        }
+        assert_memory_equal(y[0], y[1], sizeof y[0]);
+        be->weight_free(dev, &w);
+        be->dev_free(dev);
+        free_source(&s);
+        free(x);
+    }
+}
+
 /* More rows than one unpacked panel sweeps: each as if it were alone. */
 static void many_rows(void **state)
 {
@@ -265,7 +292,8 @@ static void many_rows(void **state)
     }
 }
 
-/* Values at the ends of their range: sums in 16 bits must not saturate. */
+/* Values at the ends of their range, in one row and in a batch: sums in 16 bits must not
+ * saturate, and those in 32 bits that wrap around must come back. */
 static void extremes(void **state)
 {
     (void)state;
@@ -295,6 +323,8 @@ static void extremes(void **state)
                     case STI_Q4_K:
                     case STI_Q5_K: head = 16; break;
                     case STI_Q6_K: head = 0, tail = 18; break;
+                    case STI_IQ4_XS: head = 8; break;
+                    case STI_MXFP4: head = 1; break;
                     default: break;
                     }
                     int fill = TYPES[t] == STI_Q8_0 ? (r % 2 ? 0x80 : 0x7f)
@@ -304,14 +334,18 @@ static void extremes(void **state)
             }
             sti_dequant(TYPES[t], s.t.data, s.value, N * K);
             for (int sign = -1; sign <= 1; sign += 2) {
-                float x[K], y[N];
-                for (int k = 0; k < K; k++) x[k] = (float)sign;
+                enum { M = 8 };
+                float x[M * K], y[M * N];
+                for (int k = 0; k < M * K; k++) x[k] = (float)sign;
                 sti_weight w = make_weight(dev, &s);
-                sti_matmul_args a = {.x = x, .M = 1, .n = 1, .w = {&w}, .y = {y}};
-                still_error err;
-                assert_int_equal(be->matmul(dev, &a, &err), STILL_OK);
-                for (int64_t j = 0; j < N; j++)
-                    check(y + j, 0, expect(x, s.value + j * K, K, true));
+                for (int rows = 1; rows <= M; rows += M - 1) {
+                    sti_matmul_args a = {
+                        .x = x, .M = rows, .n = 1, .w = {&w}, .y = {y}};
+                    still_error err;
+                    assert_int_equal(be->matmul(dev, &a, &err), STILL_OK);
+                    for (int64_t j = 0; j < rows * N; j++)
+                        check(y + j, 0, expect(x, s.value + j % N * K, K, true));
+                }
                 be->weight_free(dev, &w);
             }
             free_source(&s);
@@ -320,30 +354,39 @@ static void extremes(void **state)
     }
 }
 
+/* Every row of two groups and of one that is cut short. Copies stand alone: what the
+ * source holds afterwards does not matter. */
+static void embedding_of(const char *isa, sti_dtype type)
+{
+    enum { N = 40, K = 512 };
+    const sti_backend *be = sti_backend_find("cpu");
+    sti_dev *dev = device(isa, 2, K);
+    if (!dev) return;
+    source s = make_source(type, N, K, 6);
+    sti_weight w = make_weight(dev, &s);
+    if (w.own.bytes) memset((void *)s.t.data, 0x55, s.t.bytes);
+    int32_t tok[N];
+    static float y[N][K];
+    still_error err;
+    for (int i = 0; i < N; i++) tok[i] = (i * 7 + 3) % N;
+    sti_embed_args a = {.w = &w, .tok = tok, .M = N, .y = y[0]};
+    assert_int_equal(be->embed(dev, &a, &err), STILL_OK);
+    for (int m = 0; m < N; m++)
+        assert_memory_equal(y[m], s.value + tok[m] * K, sizeof y[m]);
+    tok[2] = N;
+    assert_int_equal(be->embed(dev, &a, &err), STILL_E_ARG);
+    tok[2] = -1;
+    assert_int_equal(be->embed(dev, &a, &err), STILL_E_ARG);
+    be->weight_free(dev, &w);
+    be->dev_free(dev);
+    free_source(&s);
+}
+
 static void embedding(void **state)
 {
     (void)state;
-    enum { N = 40, K = 256 };
-    const sti_backend *be = sti_backend_find("cpu");
-    for (int t = 0; t < N_TYPES; t++) {
-        sti_dev *dev = device(NULL, 2, K);
-        source s = make_source(TYPES[t], N, K, 6);
-        sti_weight w = make_weight(dev, &s);
-        int32_t tok[] = {3, 39, 0, 3};
-        float y[4][K];
-        still_error err;
-        sti_embed_args a = {.w = &w, .tok = tok, .M = 4, .y = y[0]};
-        assert_int_equal(be->embed(dev, &a, &err), STILL_OK);
-        for (int m = 0; m < 4; m++)
-            assert_memory_equal(y[m], s.value + tok[m] * K, sizeof y[m]);
-        tok[2] = N;
-        assert_int_equal(be->embed(dev, &a, &err), STILL_E_ARG);
-        tok[2] = -1;
-        assert_int_equal(be->embed(dev, &a, &err), STILL_E_ARG);
-        be->weight_free(dev, &w);
-        be->dev_free(dev);
-        free_source(&s);
-    }
+    for (int t = 0; t < N_TYPES; t++)
+        for (int i = 0; i < 3; i++) embedding_of(ISAS[i], TYPES[t]);
 }
 
 static void refusals(void **state)
@@ -374,6 +417,7 @@ static void refusals(void **state)
 }
 
 RUN_TESTS(cmocka_unit_test(every_type), cmocka_unit_test(several_matrices),
-          cmocka_unit_test(threads_change_nothing), cmocka_unit_test(many_rows),
+          cmocka_unit_test(threads_change_nothing),
+          cmocka_unit_test(pairs_change_nothing), cmocka_unit_test(many_rows),
           cmocka_unit_test(extremes), cmocka_unit_test(embedding),
           cmocka_unit_test(refusals))

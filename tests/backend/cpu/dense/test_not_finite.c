@@ -5,9 +5,10 @@
 #include "../../matrix.h"
 #include "../cpu_device.h"
 
-static const sti_dtype types[] = {STI_Q4_0, STI_Q4_1, STI_Q5_0, STI_Q5_1, STI_Q8_0,
-                                  STI_Q2_K, STI_Q3_K, STI_Q4_K, STI_Q5_K, STI_Q6_K,
-                                  STI_F32,  STI_F16,  STI_BF16};
+static const sti_dtype types[] = {STI_Q4_0,  STI_Q4_1, STI_Q5_0,   STI_Q5_1,
+                                  STI_Q8_0,  STI_Q2_K, STI_Q3_K,   STI_Q4_K,
+                                  STI_Q5_K,  STI_Q6_K, STI_IQ4_NL, STI_IQ4_XS,
+                                  STI_MXFP4, STI_F32,  STI_F16,    STI_BF16};
 enum { N_TYPES = sizeof types / sizeof *types, K = 512, N = 37, M = 12 };
 
 /* What row m of x holds at one place; 0: what it held. */

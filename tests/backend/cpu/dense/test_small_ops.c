@@ -28,7 +28,7 @@ static void rmsnorm_is_the_definition(void **state)
             float *y = floats(n, 0, 0), *z = copy(x, n);
             memset(x, 0, (size_t)K * sizeof *x); /* a row of zeros stays one */
             memset(z, 0, (size_t)K * sizeof *x);
-            sti_rmsnorm_args a = {x, g, y, M, K, 1e-5f};
+            sti_rmsnorm_args a = {x, g, y, M, K, 1e-5f, false};
             assert_int_equal(cpu()->rmsnorm(dev, &a, NULL), STILL_OK);
             for (int m = 0; m < M; m++) {
                 double ss = 0;
@@ -38,10 +38,14 @@ static void rmsnorm_is_the_definition(void **state)
                     assert_near(y[m * K + j], x[m * K + j] * r * g[j], 1e-6, 0,
                                 isa_name[i], "rmsnorm", (size_t)(m * K + j));
                 /* The row alone, in place. */
-                sti_rmsnorm_args row = {z + m * K, g, z + m * K, 1, K, 1e-5f};
+                sti_rmsnorm_args row = {z + m * K, g, z + m * K, 1, K, 1e-5f, false};
                 assert_int_equal(cpu()->rmsnorm(dev, &row, NULL), STILL_OK);
             }
             assert_memory_equal(y, z, n * sizeof *y);
+            a.add = true; /* twice the same */
+            assert_int_equal(cpu()->rmsnorm(dev, &a, NULL), STILL_OK);
+            for (size_t j = 0; j < n; j++)
+                assert_near(y[j], 2 * (double)z[j], 1e-6, 0, isa_name[i], "added", j);
             free(x);
             free(g);
             free(y);
@@ -63,7 +67,7 @@ static void swiglu_is_the_definition(void **state)
             size_t n = (size_t)(M * K);
             float *x = floats(n, k % 2 ? 100 : 8, 3), *u = floats(n, 2, 4);
             float *y = floats(n, 0, 0), *z = copy(x, n);
-            sti_swiglu_args a = {x, u, y, M, K};
+            sti_swiglu_args a = {x, u, y, M, K, STI_SILU};
             assert_int_equal(cpu()->swiglu(dev, &a, NULL), STILL_OK);
             for (size_t j = 0; j < n; j++) {
                 double g = x[j];
@@ -71,7 +75,7 @@ static void swiglu_is_the_definition(void **state)
                             "swiglu", j);
             }
             for (int m = 0; m < M; m++) {
-                sti_swiglu_args row = {z + m * K, u + m * K, z + m * K, 1, K};
+                sti_swiglu_args row = {z + m * K, u + m * K, z + m * K, 1, K, STI_SILU};
                 assert_int_equal(cpu()->swiglu(dev, &row, NULL), STILL_OK);
             }
             assert_memory_equal(y, z, n * sizeof *y);
@@ -83,13 +87,56 @@ static void swiglu_is_the_definition(void **state)
         /* The ends of the exponential. */
         float x[] = {-1e30f, -88.8f, -104, 88.8f, 1e30f, NAN, 0, -0.0f};
         float u[] = {1, 1, 1, 1, 1, 1, 1, 1}, y[8];
-        sti_swiglu_args a = {x, u, y, 1, 8};
+        sti_swiglu_args a = {x, u, y, 1, 8, STI_SILU};
         assert_int_equal(cpu()->swiglu(dev, &a, NULL), STILL_OK);
         assert_true(y[0] == 0 && y[2] == 0 && y[6] == 0 && y[7] == 0);
         assert_true(fabs((double)y[1]) < 1e-35);
         assert_true(y[3] == 88.8f && y[4] == 1e30f && isnan(y[5]));
+        a.act = STI_GELU_TANH;
+        assert_int_equal(cpu()->swiglu(dev, &a, NULL), STILL_OK);
+        assert_true(y[0] == 0 && y[1] == 0 && y[2] == 0 && y[6] == 0 && y[7] == 0);
+        assert_true(y[3] == 88.8f && y[4] == 1e30f && isnan(y[5]));
         free_dev(dev);
     }
+}
+
+/* GELU in the form with tanh, where tanh is not yet -1 in double. */
+static void geglu_is_the_definition(void **state)
+{
+    (void)state;
+    enum { N = 1003 };
+    for (int i = 0; i < N_ISA; i++) {
+        sti_dev *dev = new_dev(isa_name[i], 2);
+        if (!dev) continue;
+        float *x = floats(N, 6, 3), *u = floats(N, 2, 4), *y = floats(N, 0, 0);
+        sti_swiglu_args a = {x, u, y, 1, N, STI_GELU_TANH};
+        assert_int_equal(cpu()->swiglu(dev, &a, NULL), STILL_OK);
+        for (size_t j = 0; j < N; j++) {
+            const double g = (double)x[j],
+                         t = tanh(sqrt(2 / M_PI) * (g + 0.044715 * g * g * g));
+            assert_near(y[j], g / 2 * (1 + t) * (double)u[j], 3e-6, 1e-7, isa_name[i],
+                        "geglu", j);
+        }
+        free(x);
+        free(u);
+        free(y);
+        free_dev(dev);
+    }
+}
+
+static void columns_are_scaled(void **state)
+{
+    (void)state;
+    enum { M = 5, K = 33 };
+    sti_dev *dev = new_dev(NULL, 1);
+    float *x = floats(M * K, 3, 1), *g = floats(K, 2, 2), *y = copy(x, M * K);
+    sti_scale_columns_args a = {y, g, M, K};
+    assert_int_equal(cpu()->scale_columns(dev, &a, NULL), STILL_OK);
+    for (int i = 0; i < M * K; i++) assert_true(y[i] == x[i] * g[i % K]);
+    free(x);
+    free(g);
+    free(y);
+    free_dev(dev);
 }
 
 static void rope_case(sti_dev *dev, const char *isa, int M, int heads, int D,
@@ -206,5 +253,7 @@ static void logprob_is_the_definition(void **state)
 
 RUN_TESTS(cmocka_unit_test(rmsnorm_is_the_definition),
           cmocka_unit_test(swiglu_is_the_definition),
+          cmocka_unit_test(geglu_is_the_definition),
+          cmocka_unit_test(columns_are_scaled),
           cmocka_unit_test(rope_is_the_definition),
           cmocka_unit_test(logprob_is_the_definition))
