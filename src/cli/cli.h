@@ -71,11 +71,23 @@ still_status cli_read(const char *path, size_t cap, char **out, size_t *n,
 
 /* ---- Ctrl-C -------------------------------------------------------------- */
 
-/* The first SIGINT or SIGTERM sets a flag that loops and callbacks look at; the
- * second ends the process with status 130 at once. SIGPIPE is ignored: a closed
- * pipe is seen when writing. */
+typedef enum cli_signals {
+    CLI_SIGNALS_TWICE, /* the first sets a flag, the second ends the process */
+    CLI_SIGNALS_AT_ONCE, /* the first ends it: nobody looks at the flag, nothing is lost */
+    CLI_SIGNALS_FLAG     /* none does: there is a conversation to lose */
+} cli_signals;
+
+/* SIGINT and SIGTERM set a flag that loops and callbacks look at; the second of them ends
+ * the process with status 130 at once. SIGPIPE is ignored: a closed pipe is seen when
+ * writing. */
 void cli_signals_install(void);
+cli_signals cli_signals_mode(cli_signals mode); /* returns the one before */
+/* From now on signals, and those of a terminal (its size, Ctrl-Z), are bytes that come out
+ * of a pipe, to be waited for together with keys; fd, which does not block, is where they
+ * go in. -1: as before. */
+void cli_signals_to(int fd);
 bool cli_interrupted(void);
+bool cli_terminated(void); /* by SIGTERM, which cli_interrupt_clear does not forget */
 void cli_interrupt_clear(void);
 
 #endif

@@ -42,19 +42,22 @@ const cli_command cli_command_table[] = {
       {"still generate smollm2 --prompt-file notes.txt --stop $'\\n\\n' --json",
        "up to an empty line, with timings"}},
      0, 1, NULL, cli_cmd_generate},
-    {"chat", CHAT, "talk with a model", "[MODEL] [options]",
-     "A conversation in the model's own chat format. Ctrl-C stops a reply; a second one "
-     "ends the program. Lines that start with / are commands: /help, /undo, "
-     "/reset, /system TEXT, /exit. When the context is full, the oldest turns are "
-     "forgotten, with a notice. If standard input is not a terminal, each line is one "
-     "message.",
+    {"chat", CHAT, "talk with a model", "[MODEL] [options]\nMODEL QUESTION [options]",
+     "A conversation in the model's own chat format; with QUESTION, or if standard input is "
+     "no terminal, one message and its answer: the question, what is piped in, or both. At a "
+     "terminal, lines can be edited and recalled, also those of earlier conversations "
+     "($XDG_STATE_HOME/still/chat-history), pasted lines are one message, and three double "
+     "quotes begin and end a message of several lines. Ctrl-C stops a reply or drops what is "
+     "being typed. Lines that start with / are commands: /regen, /edit, /undo, /read, /save, "
+     "/load, /system, /reset, /set, /show, /stats, /help, /exit. A model whose memory does "
+     "not grow has no context limit; with others the oldest turns are forgotten when the "
+     "context is full, with a notice.",
      {{"still chat", "with the default model"},
       {"still chat smollm2-still", "linearized: memory does not grow"},
-      {"still chat smollm2 --system 'Answer in one sentence.'", "with a system message"},
-      {"still chat model.gguf --template-arg enable_thinking=false", "as its template "
-       "offers"},
-      {"echo 'What is a tide?' | still chat smollm2 --json", "from a script"}},
-     0, 1, NULL, cli_cmd_chat},
+      {"still chat smollm2 'Why is the sky blue?'", "one question"},
+      {"still chat smollm2 'Sum this up:' < notes.txt", "about a text"},
+      {"still chat smollm2 --system 'Answer in one sentence.'", "with a system message"}},
+     0, 2, NULL, cli_cmd_chat},
     {"logprobs", LOGPROBS, "log-probability of each next token",
      "[MODEL] --ids FILE [options]",
      "For ids t0 t1 ... tn prints log p(t1 | t0), log p(t2 | t0 t1) and so on: one per "
@@ -201,7 +204,7 @@ const cli_command cli_command_table[] = {
      "case is out of tolerance.",
      {{"still selftest models golden/models --backend ref", "logits of the reference"},
       {"still selftest end-to-end golden/end_to_end", "the default model, fast"},
-      {"still selftest tokenizer golden/tokenizer --tokenizer vocab/", "four "
+      {"still selftest tokenizer golden/tokenizer --tokenizer vocab/", "six "
        "vocabularies"}},
      2, 2, "a suite (operator, baselines, models, tokenizer, chat, templates, "
      "end-to-end) and a folder",

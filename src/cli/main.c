@@ -1,7 +1,19 @@
 /* main.c - the still program: find the command, parse its options, run it. */
 #include <string.h>
 
+#include "base/cores.h"
 #include "cli/options.h"
+
+/* More threads than processors would take turns on them and wait for each other. */
+static void cap_threads(cli_options *o)
+{
+    const int most = sti_processors();
+    if (o->threads <= most) return;
+    cli_warn("--threads %lld: this process may use %d processor%s, so %d thread%s",
+             (long long)o->threads, most, most == 1 ? "" : "s", most,
+             most == 1 ? "" : "s");
+    o->threads = most;
+}
 
 static int dispatch(int argc, char **argv)
 {
@@ -30,6 +42,7 @@ static int dispatch(int argc, char **argv)
         cli_help_command(command);
         return CLI_OK;
     }
+    cap_threads(&options);
     return command->run(&options);
 }
 

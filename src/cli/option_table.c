@@ -24,6 +24,11 @@ const cli_option cli_option_table[] = {
      .help = "Read the prompt from FILE, byte for byte; - is standard input."},
     {"system", 0, "TEXT", CLI_STRING, AT(system), CHAT, CLI_G_INPUT,
      .help = "System message at the start of the conversation."},
+    {"system-file", 0, "FILE", CLI_STRING, AT(system_file), CHAT, CLI_G_INPUT,
+     .help = "Read the system message from FILE; - is standard input."},
+    {"lines", 0, NULL, CLI_FLAG, AT(lines), CHAT, CLI_G_INPUT,
+     .help = "Standard input is no terminal: take each line as a message, or as a command "
+             "that starts with /. Without this option the whole input is one message."},
     {"chat-template", 0, "NAME|FILE", CLI_STRING, AT(chat_template),
      CHAT | TOKENIZE, CLI_G_INPUT,
      .help = "Use this chat template (Jinja) instead of the model's own: a file, or "
@@ -43,7 +48,10 @@ const cli_option cli_option_table[] = {
      .help = "Read the text from FILE, byte for byte; - is standard input."},
     {"tokenizer", 0, "FILE", CLI_STRING, AT(tokenizer), TOKENIZE, CLI_G_INPUT,
      .help = "Use this tokenizer instead of a model's: tokenizer.json, SentencePiece "
-             ".model, tiktoken ranks, GGUF, or a folder."},
+             ".model, tekken.json, tiktoken ranks, GGUF, or a folder."},
+    {"split", 0, "RULE", CLI_STRING, AT(split), TOKENIZE, CLI_G_INPUT,
+     .help = "How text is split before it is merged, for tiktoken ranks, which do not "
+             "say: qwen2, llama-bpe, tekken or another name that GGUF files use."},
     {"tokenizer", 0, "PATH", CLI_STRINGS, AT(tokenizers), SELFTEST, CLI_G_INPUT,
      .help = "File or folder to search for vocabularies (up to four)."},
     {"model", 'm', "MODEL", CLI_STRING, AT(model), SELFTEST, CLI_G_INPUT,
@@ -63,7 +71,7 @@ const cli_option cli_option_table[] = {
      .min = 1, .max = MOST_TOKENS, .help = "Write at most N tokens per reply."},
     {"stop", 0, "TEXT", CLI_STRINGS, AT(stop), SAMPLE, CLI_G_LENGTH,
      .help = "Stop before writing TEXT; may be given up to 16 times."},
-    {"ignore-eos", 0, NULL, CLI_FLAG, AT(ignore_eos), GENERATE, CLI_G_LENGTH,
+    {"ignore-eos", 0, NULL, CLI_FLAG, AT(ignore_eos), SAMPLE, CLI_G_LENGTH,
      .help = "Continue after end-of-text tokens."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), GENERATE, CLI_G_LENGTH,
      .min = 1, .max = MOST_TOKENS,
@@ -71,7 +79,9 @@ const cli_option cli_option_table[] = {
              "trained length; with --save-state and --load-state, the trained length)."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), CHAT, CLI_G_LENGTH,
      .min = 16, .max = MOST_TOKENS,
-     .help = "Tokens the context holds (default: the trained length, at most 8192)."},
+     .help = "Tokens the context holds; then the oldest turns are forgotten (default: no "
+             "limit where memory does not grow with them, else the trained length, at most "
+             "8192)."},
     {"ctx", 'c', "N", CLI_INT, AT(ctx), SERVE, CLI_G_LENGTH,
      .min = 1, .max = MOST_TOKENS,
      .help = "Longest prompt and answer together (default: the trained length, at most "
@@ -97,22 +107,38 @@ const cli_option cli_option_table[] = {
     /* sampling */
     {"temp", 't', "X", CLI_REAL, AT(temp), GENERATE, CLI_G_SAMPLING, .preset = "0",
      .max = 100, .help = "Temperature; 0 always takes the most likely token."},
-    {"temp", 't', "X", CLI_REAL, AT(temp), CHAT, CLI_G_SAMPLING, .preset = "0.4",
-     .max = 100, .help = "Temperature; 0 always takes the most likely token."},
-    {"top-k", 0, "K", CLI_INT, AT(top_k), SAMPLE, CLI_G_SAMPLING, .preset = "0",
+    {"temp", 't', "X", CLI_REAL, AT(temp), CHAT, CLI_G_SAMPLING, .preset = "-1",
+     .max = 100, .help = "Temperature; 0 always takes the most likely token (default: "
+             "what the adapter or the model's generation_config.json says, else "
+             "0.4)."},
+    {"top-k", 0, "K", CLI_INT, AT(top_k), GENERATE, CLI_G_SAMPLING, .preset = "0",
      .max = MOST_TOKENS, .help = "Sample from the K most likely tokens; 0: off."},
+    {"top-k", 0, "K", CLI_INT, AT(top_k), CHAT, CLI_G_SAMPLING, .preset = "-1",
+     .max = MOST_TOKENS,
+     .help = "Sample from the K most likely tokens; 0: off (default: the model's, else 0)."},
     {"top-p", 0, "P", CLI_REAL, AT(top_p), GENERATE, CLI_G_SAMPLING, .preset = "1",
      .max = 1, .help = "Sample from the fewest tokens whose probabilities add up to P."},
-    {"top-p", 0, "P", CLI_REAL, AT(top_p), CHAT, CLI_G_SAMPLING, .preset = "0.9",
-     .max = 1, .help = "Sample from the fewest tokens whose probabilities add up to P."},
-    {"min-p", 0, "P", CLI_REAL, AT(min_p), SAMPLE, CLI_G_SAMPLING, .preset = "0",
+    {"top-p", 0, "P", CLI_REAL, AT(top_p), CHAT, CLI_G_SAMPLING, .preset = "-1",
+     .max = 1, .help = "Sample from the fewest tokens whose probabilities add up to P "
+             "(default: the model's, else 0.9)."},
+    {"min-p", 0, "P", CLI_REAL, AT(min_p), GENERATE, CLI_G_SAMPLING, .preset = "0",
      .max = 1, .help = "Drop tokens less likely than P times the most likely one."},
-    {"repeat-penalty", 0, "X", CLI_REAL, AT(repeat_penalty), SAMPLE, CLI_G_SAMPLING,
+    {"min-p", 0, "P", CLI_REAL, AT(min_p), CHAT, CLI_G_SAMPLING, .preset = "-1",
+     .max = 1, .help = "Drop tokens less likely than P times the most likely one (default: "
+             "the model's, else 0)."},
+    {"repeat-penalty", 0, "X", CLI_REAL, AT(repeat_penalty), GENERATE, CLI_G_SAMPLING,
      .preset = "1", .min = 0.01, .max = 100,
      .help = "Make recent tokens less likely by factor X; 1: off."},
-    {"repeat-last", 0, "N", CLI_INT, AT(repeat_last), SAMPLE, CLI_G_SAMPLING,
-     .preset = "64", .min = 1, .max = MOST_TOKENS,
+    {"repeat-penalty", 0, "X", CLI_REAL, AT(repeat_penalty), CHAT, CLI_G_SAMPLING,
+     .preset = "-1", .min = 0.01, .max = 100,
+     .help = "Make recent tokens less likely by factor X; 1: off (default: the model's; 1 if "
+             "it says how to sample without naming one, else 1.1)."},
+    {"repeat-last", 0, "N", CLI_INT, AT(repeat_last), GENERATE, CLI_G_SAMPLING,
+     .preset = "64", .min = 1, .max = 1048576,
      .help = "How many recent tokens the penalty looks at."},
+    {"repeat-last", 0, "N", CLI_INT, AT(repeat_last), CHAT, CLI_G_SAMPLING,
+     .preset = "-1", .min = 1, .max = 1048576,
+     .help = "How many recent tokens the penalty looks at (default: the model's, else 64)."},
     {"seed", 's', "N", CLI_SEED, AT(seed), SALIENCY | ALLOCATE, CLI_G_METHOD, .preset = "0",
      .help = "Seed of the random score; of allocate also of its probes."},
     {"seed", 's', "N", CLI_SEED, AT(seed), (RUN & ~EVAL) | LINEARIZE,
@@ -389,8 +415,8 @@ const cli_option cli_option_table[] = {
      .preset = "0", .max = 4096,
      .help = "Keep the state at the last R chunk boundaries, at the cost of R states of "
              "memory. Folding a token into the state cannot be undone, so going back "
-             "(/undo, a reply cut by a stop string) otherwise reads the conversation "
-             "again. softmax needs none."},
+             "otherwise reads the conversation again, except to before the last message, "
+             "which chat always keeps. softmax needs none."},
     {"rollback", 0, "R", CLI_INT, AT(rollback), SERVE, CLI_G_METHOD,
      .preset = "4", .max = 4096,
      .help = "Keep the state at the last R chunk boundaries, so that requests can share "
@@ -409,7 +435,8 @@ const cli_option cli_option_table[] = {
              "attention rounded to bfloat16 as frameworks do, to compare with published "
              "scores."},
     {"threads", 'j', "N", CLI_INT, AT(threads), METHOD | SELFTEST, CLI_G_COMPUTE,
-     .min = 1, .max = 1024, .help = "Threads to use (default: one per core)."},
+     .min = 1, .max = 1024, .help = "Most threads to use, no more than processors (default: one per core). "
+                              "Fewer work while other programs keep cores busy."},
     {"no-merge", 0, NULL, CLI_FLAG, AT(no_merge), RUN | SALIENCY | INSPECT | BENCH,
      CLI_G_COMPUTE,
      .help = "Keep the LoRA part of an adapter apart, at its full precision. Without this "
@@ -419,6 +446,10 @@ const cli_option cli_option_table[] = {
      .choices = "avx512 avx2 portable",
      .help = "Instruction set of the cpu backend: avx512, avx2 or portable (default: "
              "the best this machine has)."},
+    {"gpu-memory", 0, "BYTES", CLI_STRING, AT(gpu_memory), METHOD, CLI_G_COMPUTE,
+     .help = "Most memory of the GPU that weights, sessions and scratch take together, "
+             "such as 11GB (default: all there is). Prompts are computed in smaller pieces "
+             "where that makes them fit."},
     {"cache", 0, "TYPE", CLI_CHOICE, AT(cache), RUN | INSPECT | BENCH,
      CLI_G_COMPUTE,
      .choices = "f16 f32",

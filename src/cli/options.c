@@ -227,8 +227,8 @@ static int set_real(const cli_command *c, const cli_option *o, const char *value
     return CLI_OK;
 }
 
-static int set(const cli_command *c, const cli_option *o, const char *value,
-               cli_options *options)
+int cli_set_option(const cli_command *c, const cli_option *o, const char *value,
+                   cli_options *options)
 {
     void *field = (char *)options + o->at;
     switch (o->kind) {
@@ -274,7 +274,7 @@ static int parse_option(const cli_command *c, int argc, char **argv, int *i,
             return cli_usage(c->name, "--%s needs a value: %s", o->name, o->arg);
         value = argv[++*i];
     }
-    return set(c, o, value, options);
+    return cli_set_option(c, o, value, options);
 }
 
 int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o)
@@ -282,7 +282,9 @@ int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o)
     *o = (cli_options){0};
     for (const cli_option *row = cli_option_table; row->name; row++)
         if ((row->commands & command->bit) && row->preset) {
-            int status = set(command, row, row->preset, o);
+            cli_option usual = *row;
+            if (!strcmp(row->preset, "-1")) usual.min = -1;
+            int status = cli_set_option(command, &usual, row->preset, o);
             if (status != CLI_OK) return status;
         }
     bool options_end = false;

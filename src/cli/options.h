@@ -21,7 +21,7 @@ typedef struct cli_options {
     bool json, quiet, help;
 
     /* running a model */
-    const char *backend, *isa, *model, *cache;
+    const char *backend, *isa, *model, *cache, *gpu_memory;
     int64_t threads, ctx, batch;
     uint64_t seed;
 
@@ -35,10 +35,10 @@ typedef struct cli_options {
     const char *save_state, *load_state;
 
     /* input */
-    const char *prompt, *prompt_file, *system, *file, *ids, *tokenizer, *chat,
-        *chat_template;
+    const char *prompt, *prompt_file, *system, *system_file, *file, *ids, *tokenizer,
+        *split, *chat, *chat_template;
     cli_list tokenizers, template_arg;
-    bool special, bos, decode, tensors;
+    bool special, bos, decode, tensors, lines;
 
     /* generation */
     int64_t n, top_k, repeat_last;
@@ -115,7 +115,8 @@ typedef struct cli_option {
     size_t at; /* offset in cli_options */
     unsigned commands;
     cli_group group;
-    const char *preset; /* as the user would type it; NULL: zero */
+    /* As the user would type it; NULL: zero. -1 where that is no value: not given. */
+    const char *preset;
     double min, max;
     const char *choices; /* "cpu ref" */
     const char *help;
@@ -147,6 +148,9 @@ const char *cli_command_near(const char *name);
 /* Fills o with the command's defaults, then with argv[0..argc-1] (what follows the
  * command's name). Returns CLI_OK, or a status whose line was printed. */
 int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o);
+/* Sets one option of a command, as if it was given. */
+int cli_set_option(const cli_command *c, const cli_option *o, const char *value,
+                   cli_options *options);
 /* A number of bytes: 18MB, 12MiB, 4096; false: none. */
 bool cli_read_bytes(const char *text, size_t *out);
 /* A whole number at the start of a text, 512, 8K or 20M; *end is after it. false: there

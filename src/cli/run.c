@@ -6,27 +6,48 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "base/mem.h"
 #include "cli/fetch/cache.h"
 #include "cli/progress.h"
 #include "cli/stream.h"
 
+int cli_model_params(const cli_options *o, still_model_params *out)
+{
+    *out = (still_model_params){.backend = o->backend,
+                                .threads = (int)o->threads,
+                                .isa = o->isa,
+                                .no_merge = o->no_merge};
+    if (!o->gpu_memory) return CLI_OK;
+    if (!cli_read_bytes(o->gpu_memory, &out->gpu_memory) || out->gpu_memory == 0)
+        return cli_fail(
+            "--gpu-memory: '%s' is not a number of bytes such as 11GB or 8GiB",
+            o->gpu_memory);
+    if (strcmp(o->backend, "cuda") != 0)
+        return cli_fail("--gpu-memory is for --backend cuda");
+    return CLI_OK;
+}
+
 int cli_open_model(const cli_options *o, const char *name, still_model **out)
 {
     still_error err;
     char *path, *adapter;
+    still_model_params params;
     *out = NULL;
+    int status = cli_model_params(o, &params);
+    if (status != CLI_OK) return status;
     if (cli_resolve_model(name ? name : CLI_DEFAULT_MODEL, &path, &adapter, &err))
         return cli_fail_error(&err);
-    still_model_params params = {.backend = o->backend,
-                                 .threads = (int)o->threads,
-                                 .isa = o->isa,
-                                 .adapter = adapter,
-                                 .no_merge = o->no_merge};
-    still_status status = still_model_open(path, &params, out, &err);
+    params.adapter = adapter;
+    const cli_signals before = cli_signals_mode(CLI_SIGNALS_AT_ONCE);
+    const still_status opened = cli_interrupted()
+                                    ? sti_fail(&err, STILL_E_CANCELLED, "interrupted")
+                                    : still_model_open(path, &params, out, &err);
+    cli_signals_mode(before);
+    if (opened != STILL_OK) status = cli_fail_error(&err);
     free(path);
     free(adapter);
-    return status == STILL_OK ? CLI_OK : cli_fail_error(&err);
+    return status;
 }
 
 /* A whole number at *text, which moves past it. */
@@ -186,6 +207,33 @@ int cli_read_lengths(const char *command, const char *text, int *out, int most, 
     return CLI_OK;
 }
 
+still_session_params cli_session_params(const cli_options *o, const still_method *m,
+                                        int64_t ctx)
+{
+    return (still_session_params){.ctx = (int)ctx,
+                                  .batch = (int)o->batch,
+                                  .cache = o->cache,
+                                  .method = m,
+                                  .rollback = (int)o->rollback};
+}
+
+const char *cli_describe_method(const still_method *m, char *out, size_t room)
+{
+    int others = m->caps[0] != 0;
+    for (const char *at = m->caps; *at; at++) others += *at == ',';
+    int n = snprintf(out, room, "%s", m->name);
+    if (!strcmp(m->name, "softmax") || n >= (int)room) return out;
+    n += snprintf(out + n, room - (size_t)n, ", chunk %d", m->chunk);
+    if (n >= (int)room) return out;
+    if (m->cap < 0)
+        snprintf(out + n, room - (size_t)n, ", no cap on exact tokens");
+    else if (m->select > 0)
+        snprintf(out + n, room - (size_t)n, ", budget %d exact tokens%s",
+                 2 * m->chunk + m->cap,
+                 others ? " a head, more in heads that look things up" : " a head");
+    return out;
+}
+
 int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
                      still_session **out)
 {
@@ -193,11 +241,7 @@ int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
     still_method method;
     int status = cli_read_method(o, m, &method);
     if (status != CLI_OK) return status;
-    still_session_params params = {.ctx = (int)ctx,
-                                   .batch = (int)o->batch,
-                                   .cache = o->cache,
-                                   .method = &method,
-                                   .rollback = (int)o->rollback};
+    const still_session_params params = cli_session_params(o, &method, ctx);
     if (still_session_new(m, &params, out, &err)) return cli_fail_error(&err);
     return CLI_OK;
 }
@@ -217,6 +261,30 @@ int cli_open_sampler(const cli_options *o, still_model *m, still_sampler **out)
     if (still_sampler_new(&params, still_model_get_info(m)->vocab, out, &err))
         return cli_fail_error(&err);
     return CLI_OK;
+}
+
+void cli_usual_sampling(cli_options *o, const still_model_info *info)
+{
+    const still_sampler_params *theirs = &info->sampling;
+    const bool say = theirs->temperature >= 0 || theirs->top_p >= 0 ||
+                     theirs->top_k >= 0 || theirs->min_p >= 0;
+    /* Without a penalty small models repeat themselves for ever; but authors who say how
+     * to sample and name none mean none. */
+    const struct {
+        double *ours, theirs, usual;
+    } setting[] = {
+        {&o->temp, (double)theirs->temperature, say ? 1 : 0.4},
+        {&o->top_p, (double)theirs->top_p, say ? 1 : 0.9},
+        {&o->min_p, (double)theirs->min_p, 0},
+        {&o->repeat_penalty, (double)theirs->repeat_penalty, say ? 1 : 1.1},
+    };
+    for (size_t i = 0; i < sizeof setting / sizeof *setting; i++)
+        if (*setting[i].ours < 0)
+            *setting[i].ours =
+                setting[i].theirs >= 0 ? setting[i].theirs : setting[i].usual;
+    if (o->top_k < 0) o->top_k = theirs->top_k >= 0 ? theirs->top_k : 0;
+    if (o->repeat_last < 0)
+        o->repeat_last = theirs->repeat_last > 0 ? theirs->repeat_last : 64;
 }
 
 int cli_need_tokenizer(const still_model *m, const still_tokenizer **out)

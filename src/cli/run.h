@@ -6,8 +6,9 @@
 #include "base/buf.h"
 #include "cli/options.h"
 
-/* Resolves `name` (NULL: the default model) and opens it with o's backend, threads and
- * instructions. */
+/* o's backend, threads, instructions and GPU memory. */
+int cli_model_params(const cli_options *o, still_model_params *out);
+/* Resolves `name` (NULL: the default model) and opens it with these. */
 int cli_open_model(const cli_options *o, const char *name, still_model **out);
 /* For commands with the arguments [MODEL] FILE: reads FILE as text (still_text_read),
  * opens the model and runs `work` on both. */
@@ -31,10 +32,18 @@ char *cli_cap_option(const still_method *m);
  * failure *out is NULL. */
 int cli_allocate(const cli_options *o, still_model *m, const still_method *method,
                  still_allocation **out);
+/* What o says of a session of ctx tokens; the method is borrowed. */
+still_session_params cli_session_params(const cli_options *o, const still_method *m,
+                                        int64_t ctx);
 /* A session of ctx tokens with o's method, cache type and batch. */
 int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
                      still_session **out);
 int cli_open_sampler(const cli_options *o, still_model *m, still_sampler **out);
+/* Settings of the sampler that o leaves open (-1): those of the model's authors, or, where
+ * they say nothing, those of still. */
+void cli_usual_sampling(cli_options *o, const still_model_info *info);
+/* "still, chunk 128, ...": a method and what it keeps exact. Returns out. */
+const char *cli_describe_method(const still_method *m, char *out, size_t room);
 bool cli_is_method(const char *name);
 /* A list of lengths, 512,1K,4K, of at most `most`; `command` is for the error line. */
 int cli_read_lengths(const char *command, const char *text, int *out, int most, int *n);

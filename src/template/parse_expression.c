@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "template/ast.h"
 
 static sti_tnode *unary(sti_tparser *p, bool filters);
@@ -31,18 +32,6 @@ static void add(sti_tparser *p, sti_tnode *parent, sti_tnode ***tail, sti_tnode 
 }
 
 /* ---- Constants ----------------------------------------------------------- */
-
-static size_t put_code(uint32_t c, char *out)
-{
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    const size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (size_t i = n - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 63));
-    out[0] = (char)((n == 2 ? 0xC0 : n == 3 ? 0xE0 : 0xF0) | c);
-    return n;
-}
 
 /* Up to n digits of a base at s[*i]; false: there is none. */
 static bool read_digits(const char *s, size_t end, size_t *i, int n, int base,
@@ -80,12 +69,12 @@ static size_t unescape(const char *s, size_t end, size_t *i, char *out)
         return 0;
     }
     if (c >= '0' && c <= '7' && read_digits(s, end, i, 3, 8, &code))
-        return put_code(code, out);
+        return sti_utf8_encode(code, out);
     const int n = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
     if (n && read_digits(s, end, &at, n, 16, &code) && at == *i + 1 + (size_t)n &&
         code <= 0x10FFFF && !(code >= 0xD800 && code < 0xE000)) {
         *i = at;
-        return put_code(code, out);
+        return sti_utf8_encode(code, out);
     }
     out[0] = '\\';
     return 1;

@@ -48,7 +48,7 @@ open(sys.argv[2], "wb").write(data)
 PYTHON
 }
 
-for type in f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k; do
+for type in f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs mxfp4; do
     "$make_model" tiny "$tiny" --type $type --force >/dev/null 2>&1 || fail "make-model $type"
     spoil blk.1.attn_norm.weight nan
     for isa in portable avx2 avx512; do

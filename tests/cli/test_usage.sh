@@ -28,6 +28,8 @@ done <<'CASES'
 2|'K' is not a whole number|generate -p x -n K
 2|-1 is outside|generate -p x -n -1
 2|17M is outside 1..16777216|generate -p x --ctx 17M
+1|'much' is not a number of bytes|generate -p x --backend cuda --gpu-memory much
+1|--gpu-memory is for --backend cuda|generate -p x --gpu-memory 4GB
 2|9223372036854775807K is outside|generate -p x --ctx 9223372036854775807K
 2|outside 1..1024|generate -p x --threads 0
 2|outside 1..1024|generate -p x --threads 99999999999999999999

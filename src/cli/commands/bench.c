@@ -89,8 +89,9 @@ static int open_model(job *j)
         j->b.model = o->n_args > 1 ? o->arg[1] : CLI_DEFAULT_MODEL;
         return cli_open_model(o, j->b.model, &j->m);
     }
-    const still_model_params params = {
-        .backend = o->backend, .threads = (int)o->threads, .isa = o->isa};
+    still_model_params params;
+    const int status = cli_model_params(o, &params);
+    if (status != CLI_OK) return status;
     j->b.model = o->shape;
     if (still_model_open_shape(o->shape, &params, &j->m, &err))
         return cli_fail_error(&err);

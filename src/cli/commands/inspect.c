@@ -32,12 +32,13 @@ static int sum_types(const still_model *m, type_sum sum[MOST_TYPES])
 
 static json_t *bill_object(const still_bill *b, int64_t ctx)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "ctx", (json_int_t)ctx,
-                     "weights_mapped", (json_int_t)b->weights_mapped,
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "ctx",
+                     (json_int_t)ctx, "weights_mapped", (json_int_t)b->weights_mapped,
                      "weights_resident", (json_int_t)b->weights_resident, "cache",
                      (json_int_t)b->cache, "rollback", (json_int_t)b->rollback,
                      "scratch", (json_int_t)b->scratch, "runtime",
-                     (json_int_t)b->runtime, "total", (json_int_t)b->total);
+                     (json_int_t)b->runtime, "total", (json_int_t)b->total, "device",
+                     (json_int_t)b->device);
 }
 
 static json_t *tensor_list(const still_model *m)
@@ -68,6 +69,7 @@ typedef struct bills {
 static int print_object(const cli_options *o, const still_model *m, const bills *b)
 {
     const still_model_info *i = still_model_get_info(m);
+    char text[160];
     type_sum sum[MOST_TYPES];
     int n = sum_types(m, sum);
     json_t *types = json_object();
@@ -92,6 +94,10 @@ static int print_object(const cli_options *o, const still_model *m, const bills 
     sti_json_set(&object, "tensors",
                  json_integer((json_int_t)still_model_tensor_count(m)));
     sti_json_set(&object, "dtypes", types);
+    sti_json_set(&object, "method",
+                 json_string(cli_describe_method(&b->method, text, sizeof text)));
+    if (i->adapter)
+        sti_json_set(&object, "adapter", cli_json_text(i->adapter, strlen(i->adapter)));
     if (i->merged) sti_json_set(&object, "merged", json_string(i->merged));
     sti_json_set(&object, "memory", bill_object(&b->softmax, b->ctx));
     if (b->two) {
@@ -113,9 +119,9 @@ static void row(const bills *b, const char *name, uint64_t softmax, uint64_t of_
     cli_print("  %s\n", remark);
 }
 
-static void print_model(const still_model_info *i)
+static void print_model(const still_model_info *i, const still_method *method)
 {
-    char size[32], name[256];
+    char size[32], name[256], text[160];
     cli_print("%s\n",
               cli_line(name, sizeof name, i->name && *i->name ? i->name : i->path));
     cli_print("  %-18s %s\n", "file", i->path);
@@ -130,6 +136,8 @@ static void print_model(const still_model_info *i)
               i->tied ? ", output tied to the embedding" : "");
     cli_print("  %-18s %d tokens, RoPE base %g\n", "trained context", i->ctx_train,
               i->rope_theta);
+    if (i->adapter) cli_print("  %-18s %s\n", "adapter", i->adapter);
+    cli_print("  %-18s %s\n", "method", cli_describe_method(method, text, sizeof text));
     if (i->merged)
         cli_print("  %-18s merged into the projections, which are %s\n", "LoRA",
                   i->merged);
@@ -176,6 +184,9 @@ static void print_bills(const still_model *m, const bills *b)
     row(b, "scratch", s->scratch, t->scratch, "activations and logits");
     row(b, "runtime", s->runtime, t->runtime, "tokenizer, tables, code");
     row(b, "total", s->total, t->total, "");
+    if (s->device)
+        row(b, "of it on the GPU", s->device, t->device,
+            "besides the driver's own, about 0.5 GiB");
 }
 
 static int make_bills(const cli_options *o, still_model *m, bills *b)
@@ -187,10 +198,8 @@ static int make_bills(const cli_options *o, still_model *m, bills *b)
     if (still_method_init(&softmax, "softmax", 0, &err)) return cli_fail_error(&err);
     b->ctx = o->ctx ? o->ctx : still_model_get_info(m)->ctx_train;
     b->two = strcmp(b->method.name, softmax.name) != 0;
-    still_session_params params = {.ctx = (int)b->ctx,
-                                   .batch = (int)o->batch,
-                                   .cache = o->cache,
-                                   .method = &softmax};
+    still_session_params params = cli_session_params(o, &softmax, b->ctx);
+    params.rollback = 0;
     if (still_model_bill(m, &params, &b->softmax, &err)) return cli_fail_error(&err);
     params.method = &b->method;
     params.rollback = (int)o->rollback;
@@ -208,7 +217,7 @@ int cli_cmd_inspect(const cli_options *o)
     if (status == CLI_OK && o->json) {
         status = print_object(o, m, &b);
     } else if (status == CLI_OK) {
-        print_model(still_model_get_info(m));
+        print_model(still_model_get_info(m), &b.method);
         print_tensors(m, o->tensors);
         print_bills(m, &b);
     }

@@ -45,7 +45,8 @@ static int open_tokenizer(const cli_options *o, const char *model,
     if (!o->tokenizer &&
         cli_resolve_model(model ? model : CLI_DEFAULT_MODEL, &path, NULL, &err))
         return cli_fail_error(&err);
-    still_status status = still_tokenizer_open(path ? path : o->tokenizer, out, &err);
+    still_status status =
+        still_tokenizer_open_split(path ? path : o->tokenizer, o->split, out, &err);
     free(path);
     return status == STILL_OK ? CLI_OK : cli_fail_error(&err);
 }
