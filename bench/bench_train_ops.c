@@ -262,7 +262,8 @@ static void bench_rows(const bench *b)
     const sti_rmsnorm_back_args norm = {x[0], x[1], x[2], x[3], ROWS, HIDDEN, 1e-5f};
     measure(b, "rmsnorm_back [1024,576]", run_rmsnorm_back, &norm,
             (double)ROWS * HIDDEN, unit);
-    const sti_swiglu_back_args act = {x[0], x[1], x[2], x[3], x[4], ROWS, FFN};
+    const sti_swiglu_back_args act = {x[0], x[1], x[2], x[3],
+                                      x[4], ROWS, FFN,  STI_SILU};
     measure(b, "swiglu_back [1024,1536]", run_swiglu_back, &act, (double)n, unit);
 
     int32_t target[HEAD_ROWS];

@@ -94,9 +94,15 @@ typedef bool (*still_progress_fn)(void *user, uint64_t done, uint64_t total);
 typedef struct still_tokenizer still_tokenizer;
 
 /* Opens a tokenizer: a GGUF file (its metadata), a Hugging Face folder or
- * tokenizer.json, a SentencePiece .model, or a tiktoken rank file (Llama 3). */
+ * tokenizer.json, Mistral's tekken.json, a SentencePiece .model, or a tiktoken rank file
+ * (Llama 3's). */
 STILL_API still_status still_tokenizer_open(const char *path, still_tokenizer **out,
                                             still_error *err);
+/* The same for any tiktoken rank file, which does not say how text is split before it is
+ * merged: split names the rule as GGUF files do ("qwen2", "llama-bpe" ...). */
+STILL_API still_status still_tokenizer_open_split(const char *path, const char *split,
+                                                  still_tokenizer **out,
+                                                  still_error *err);
 STILL_API void still_tokenizer_free(still_tokenizer *tk);
 
 typedef enum still_encode_flags {
@@ -200,13 +206,18 @@ typedef struct still_model_params {
      * cpu's softmax attention rounded to bfloat16 where frameworks round, to compare
      * with published scores. "cuda": one NVIDIA GPU, in builds that have it. */
     const char *backend;
-    int threads;         /* 0: one per core */
+    int threads;         /* 0: one per core; fewer work while cores are lost */
     const char *isa;     /* cpu: "avx512", "avx2", "portable"; NULL: best here */
     const char *adapter; /* what still_linearize wrote: a folder, or a file
                             NAME.still.gguf; NULL: the plain model */
-    bool no_merge;  /* low-rank additions of the adapter stay apart: exact, slower */
-    bool rope_bf16; /* round the RoPE frequencies to bf16, as code does that casts a
+    bool no_merge;     /* low-rank additions of the adapter stay apart: exact, slower */
+    size_t gpu_memory; /* cuda: most bytes of the GPU's memory that weights, sessions
+                          and scratch take together; 0: all there are. The driver's own,
+                          about half a gigabyte, comes on top */
+    bool rope_bf16;    /* round the RoPE frequencies to bf16, as code does that casts a
                        whole model with its tables; only to compare with such code */
+    double attn_scale; /* of q . k, where the file cannot say it: GGUF has no key for
+                          Gemma's; 0: as the file says */
 } still_model_params;
 
 /* Opens a GGUF file or a Hugging Face folder. Weights are mapped, not read, except
@@ -229,6 +240,17 @@ STILL_API const char *still_shape_at(int i); /* name of the i-th; NULL past the 
 STILL_API still_status still_adapter_base(const char *adapter, char *name,
                                           size_t capacity, still_error *err);
 
+/* How tokens are chosen; see Sampling. */
+typedef struct still_sampler_params {
+    float temperature;    /* 0: greedy */
+    int top_k;            /* 0: off */
+    float top_p;          /* 0 or 1: off */
+    float min_p;          /* 0: off; keeps p >= min_p * p_max */
+    float repeat_penalty; /* 0 or 1: off */
+    int repeat_last;      /* tokens looked back at for the penalty; 0: 64 */
+    uint64_t seed;
+} still_sampler_params;
+
 typedef struct still_model_info {
     const char *path, *name, *arch, *backend, *isa;
     int threads;
@@ -243,6 +265,11 @@ typedef struct still_model_info {
     const char
         *merged; /* type of the matrices that the adapter's low-rank additions were
                            merged into: "q5_1"; NULL: none were */
+    const char *adapter; /* its folder or file; NULL: none */
+    /* How its authors sample: of an adapter "sampling" in its still.json, else
+     * generation_config.json of a folder, general.sampling.* of a GGUF file. Numbers that
+     * they leave out are negative. */
+    still_sampler_params sampling;
 } still_model_info;
 STILL_API const still_model_info *still_model_get_info(const still_model *m);
 
@@ -317,7 +344,8 @@ typedef struct still_session still_session;
 
 typedef struct still_session_params {
     int ctx;           /* most tokens it can hold; 0: the trained length */
-    int batch;         /* most tokens computed at once in prefill; 0: 512, cuda 4096 */
+    int batch;         /* most tokens computed at once in prefill; 0: 512, cuda 4096.
+                          Fewer where the GPU's memory does not hold that many */
     const char *cache; /* keys and values: "f16" or "f32"; NULL: f16 on cpu and cuda,
                           but f32 on ref and bf16, and for models stored in f32 */
     const still_method *method; /* read, not kept; NULL: what the model's adapter was
@@ -332,8 +360,11 @@ typedef struct still_bill {
     size_t cache;            /* per session: key/value cache or state */
     size_t rollback;         /* per session: copies of it that rollback returns to */
     size_t scratch;          /* per session: activations and logits */
-    size_t runtime;          /* tokenizer, tables, code: measured constant part */
-    size_t total;
+    size_t runtime;          /* tokenizer, tables, code: what else the process held when
+                                the model was open, and what those grow by in a run */
+    size_t total;            /* the peak that the system will show (VmHWM) */
+    size_t device; /* of the total, what is in a GPU's memory; its driver's own comes on
+                      top */
 } still_bill;
 STILL_API still_status still_model_bill(const still_model *m,
                                         const still_session_params *p, still_bill *out,
@@ -409,16 +440,6 @@ STILL_API still_status still_session_rollback(still_session *s, int length, int 
                                               still_error *err);
 
 /* ---- Sampling ------------------------------------------------------------ */
-
-typedef struct still_sampler_params {
-    float temperature;    /* 0: greedy */
-    int top_k;            /* 0: off */
-    float top_p;          /* 0 or 1: off */
-    float min_p;          /* 0: off; keeps p >= min_p * p_max */
-    float repeat_penalty; /* 0 or 1: off */
-    int repeat_last;      /* tokens looked back at for the penalty; 0: 64 */
-    uint64_t seed;
-} still_sampler_params;
 
 typedef struct still_sampler still_sampler;
 STILL_API still_status still_sampler_new(const still_sampler_params *p, int vocab,
@@ -580,7 +601,7 @@ typedef struct still_allocate_params {
                       and without an adapter what the method takes with one cap for all
                       heads, a linear state and no quantized tokens */
     /* Where the window and the linear state would take more than about half of the
-     * budget, the chunk may be halved, down to 32, and a state that no adapter was
+     * budget, the chunk may be halved, down to 16, and a state that no adapter was
      * trained with left out. */
     bool shrink;
     int probes;    /* 0: 24 of about 1200 tokens, a minute on two cores for 135M */

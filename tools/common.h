@@ -98,6 +98,9 @@ static inline uint32_t file_type(sti_dtype t)
     case STI_Q4_K: return 14;
     case STI_Q5_K: return 16;
     case STI_Q6_K: return 18;
+    case STI_IQ4_NL: return 25;
+    case STI_IQ4_XS: return 30;
+    case STI_MXFP4: return 38;
     case STI_BF16: return 32;
     default: return 1024; /* "guessed" */
     }

@@ -17,7 +17,7 @@ static const char *const TOOL = "make-model";
 static const size_t SHARD_BYTES = 5000000000; /* at most, in a Hugging Face folder */
 enum { CHUNK = 1 << 18 };                     /* elements made at once */
 
-typedef enum role { WEIGHT, NORM, BIAS, ROPE } role;
+typedef enum role { WEIGHT, NORM, BIAS, ROPE, ROPE_LONG } role;
 
 typedef struct item {
     char name[80];
@@ -30,6 +30,7 @@ typedef struct item {
 
 typedef struct plan {
     sti_shape shape;
+    sti_config cfg;
     bool gguf;
     sti_dtype type;
     bool mixed; /* Q6_K where it helps most, see in_more_bits */
@@ -53,8 +54,22 @@ static bool in_more_bits(const sti_shape *s, const char *name, int layer)
     return strcmp(name, s->tied ? "token_embd.weight" : "output.weight") == 0;
 }
 
+/* What a frequency is divided by beyond what metadata say. */
+static float divisor(const sti_config *c, sti_rope_table table, int i)
+{
+    const double plain = pow(c->rope_theta, -2.0 * i / c->rotary);
+    return (float)(plain / (double)c->inv_freq[table][i] / c->rope_linear);
+}
+
+static bool each_scaled(const sti_config *c)
+{
+    for (int i = 0; i < c->rotary / 2; i++)
+        if (fabsf(divisor(c, STI_TABLE_GLOBAL, i) - 1) > 1e-4f) return true;
+    return false;
+}
+
 static still_status add(plan *p, role what, int64_t rows, int64_t cols,
-                        still_error *err, const char *fmt, int layer)
+                        still_error *err, const char *name, int layer)
 {
     if (p->n == p->capacity) {
         size_t capacity = p->capacity ? 2 * p->capacity : 256;
@@ -64,14 +79,9 @@ static still_status add(plan *p, role what, int64_t rows, int64_t cols,
         p->capacity = capacity;
     }
     item it = {.role = what, .n_dims = rows ? 2 : 1};
-    const char *slot = strchr(fmt, '#'); /* the layer's place */
-    if (slot)
-        snprintf(it.name, sizeof it.name, "%.*s%d%s", (int)(slot - fmt), fmt, layer,
-                 slot + 1);
-    else
-        snprintf(it.name, sizeof it.name, "%s", fmt);
+    snprintf(it.name, sizeof it.name, "%s", name);
     it.type = p->gguf && what != WEIGHT ? STI_F32 : p->type;
-    if (p->mixed && what == WEIGHT && in_more_bits(&p->shape, fmt, layer))
+    if (p->mixed && what == WEIGHT && in_more_bits(&p->shape, name, layer))
         it.type = STI_Q6_K;
     it.dim[0] = rows ? rows : cols;
     it.dim[1] = rows ? cols : 1;
@@ -89,66 +99,49 @@ static still_status add(plan *p, role what, int64_t rows, int64_t cols,
     return STILL_OK;
 }
 
+/* A part of a layer; where parts are fused, the first brings them all. */
+static still_status add_part(plan *p, sti_part part, int layer, still_error *err)
+{
+    const sti_config *c = &p->cfg;
+    sti_part_shape s = sti_config_shape(c, part);
+    char name[80];
+    if (!sti_config_has(c, part)) return STILL_OK;
+    sti_config_fused_name(c, p->gguf, part, layer, name, sizeof name);
+    if (name[0] && part == STI_PART_Q)
+        s.rows += 2 * sti_config_shape(c, STI_PART_K).rows;
+    else if (name[0])
+        s.rows *= 2;
+    else if (c->form.fused &&
+             (part == STI_PART_K || part == STI_PART_V || part == STI_PART_UP))
+        return STILL_OK;
+    else
+        sti_config_tensor_name(c, p->gguf, part, layer, false, name, sizeof name);
+    STI_TRY(add(p, s.cols ? WEIGHT : NORM, s.cols ? s.rows : 0,
+                s.cols ? s.cols : s.rows, err, name, layer));
+    if (!sti_shape_biased(&p->shape, part)) return STILL_OK;
+    sti_config_tensor_name(c, p->gguf, part, layer, true, name, sizeof name);
+    return add(p, BIAS, 0, s.rows, err, name, layer);
+}
+
 static still_status plan_tensors(plan *p, still_error *err)
 {
-    const sti_shape *s = &p->shape;
-    const bool g = p->gguf;
-    const int64_t hidden = s->hidden, ffn = s->ffn, vocab = s->vocab;
-    const int64_t q = (int64_t)s->heads * s->head_dim,
-                  kv = (int64_t)s->kv_heads * s->head_dim;
-#define ADD(what, rows, cols, gguf_name, hf_name)                                      \
-    STI_TRY(add(p, what, rows, cols, err, g ? gguf_name : hf_name, l))
-    int l = 0;
-    ADD(WEIGHT, vocab, hidden, "token_embd.weight", "model.embed_tokens.weight");
-    if (g && s->rope_factor > 0) ADD(ROPE, 0, s->head_dim / 2, "rope_freqs.weight", "");
-    for (; l < s->layers; l++) {
-        ADD(NORM, 0, hidden, "blk.#.attn_norm.weight",
-            "model.layers.#.input_layernorm.weight");
-        ADD(WEIGHT, q, hidden, "blk.#.attn_q.weight",
-            "model.layers.#.self_attn.q_proj.weight");
-        ADD(WEIGHT, kv, hidden, "blk.#.attn_k.weight",
-            "model.layers.#.self_attn.k_proj.weight");
-        ADD(WEIGHT, kv, hidden, "blk.#.attn_v.weight",
-            "model.layers.#.self_attn.v_proj.weight");
-        if (s->family == STI_QWEN2) {
-            ADD(BIAS, 0, q, "blk.#.attn_q.bias",
-                "model.layers.#.self_attn.q_proj.bias");
-            ADD(BIAS, 0, kv, "blk.#.attn_k.bias",
-                "model.layers.#.self_attn.k_proj.bias");
-            ADD(BIAS, 0, kv, "blk.#.attn_v.bias",
-                "model.layers.#.self_attn.v_proj.bias");
-        }
-        ADD(WEIGHT, hidden, q, "blk.#.attn_output.weight",
-            "model.layers.#.self_attn.o_proj.weight");
-        ADD(NORM, 0, hidden, "blk.#.ffn_norm.weight",
-            "model.layers.#.post_attention_layernorm.weight");
-        ADD(WEIGHT, ffn, hidden, "blk.#.ffn_gate.weight",
-            "model.layers.#.mlp.gate_proj.weight");
-        ADD(WEIGHT, ffn, hidden, "blk.#.ffn_up.weight",
-            "model.layers.#.mlp.up_proj.weight");
-        ADD(WEIGHT, hidden, ffn, "blk.#.ffn_down.weight",
-            "model.layers.#.mlp.down_proj.weight");
+    const sti_config *c = &p->cfg;
+    const int half = c->rotary / 2;
+    STI_TRY(add_part(p, STI_PART_EMBED, 0, err));
+    if (p->gguf && c->long_from) {
+        STI_TRY(add(p, ROPE, 0, half, err, "rope_factors_short.weight", 0));
+        STI_TRY(add(p, ROPE_LONG, 0, half, err, "rope_factors_long.weight", 0));
+    } else if (p->gguf && each_scaled(c)) {
+        STI_TRY(add(p, ROPE, 0, half, err, "rope_freqs.weight", 0));
     }
-    ADD(NORM, 0, hidden, "output_norm.weight", "model.norm.weight");
-    if (!s->tied) ADD(WEIGHT, vocab, hidden, "output.weight", "lm_head.weight");
-#undef ADD
-    return STILL_OK;
+    for (int l = 0; l < c->layers; l++)
+        for (int part = STI_PART_ATTN_NORM; part < STI_PARTS; part++)
+            STI_TRY(add_part(p, (sti_part)part, l, err));
+    STI_TRY(add_part(p, STI_PART_FINAL_NORM, 0, err));
+    return add_part(p, STI_PART_HEAD, 0, err);
 }
 
 /* ---- Data ---------------------------------------------------------------- */
-
-/* What Llama 3.1 divides each rotary frequency by: 1 for wavelengths below a quarter
- * of the original context, `factor` above all of it, and a smooth way between. */
-static void fill_rope_factors(const sti_shape *s, float *x, int n)
-{
-    const double original = 8192, low = 1, high = 4, turn = 6.283185307179586;
-    for (int i = 0; i < n; i++) {
-        double wavelength = turn * pow(s->theta, (double)i / n);
-        double smooth = (original / wavelength - low) / (high - low);
-        smooth = smooth < 0 ? 0 : smooth > 1 ? 1 : smooth;
-        x[i] = (float)(1 / ((1 - smooth) / s->rope_factor + smooth));
-    }
-}
 
 static still_status put_item(sti_writer *w, const plan *p, const item *it, rng *r,
                              float *x, unsigned char *bytes, progress *bar,
@@ -156,7 +149,9 @@ static still_status put_item(sti_writer *w, const plan *p, const item *it, rng *
 {
     const sti_dtype_info *info = sti_dtype_find((int)it->type);
     size_t left = it->bytes / (size_t)info->bytes * (size_t)info->block;
-    float mean = it->role == NORM ? 1.0f : 0.0f;
+    /* Norms are about 1 as they are used. */
+    float mean =
+        it->role == NORM ? 1 - (p->gguf ? 0 : (float)p->cfg.form.norm_offset) : 0;
     float spread = it->role == WEIGHT ? 1 / sqrtf((float)it->dim[1]) : 0.02f;
     while (left > 0) {
         size_t n = left < CHUNK ? left : CHUNK;
@@ -165,8 +160,11 @@ static still_status put_item(sti_writer *w, const plan *p, const item *it, rng *
             fill_bits(r, bytes, size);
             set_scales(it->type, bytes, n / (size_t)info->block, spread);
         } else {
-            if (it->role == ROPE)
-                fill_rope_factors(&p->shape, x, (int)n);
+            if (it->role == ROPE || it->role == ROPE_LONG)
+                for (size_t i = 0; i < n; i++)
+                    x[i] = divisor(&p->cfg,
+                                   it->role == ROPE ? STI_TABLE_GLOBAL : STI_TABLE_LONG,
+                                   (int)i);
             else
                 fill_floats(r, x, n, mean, spread);
             sti_quant(it->type, x, bytes, (int64_t)n);
@@ -202,33 +200,12 @@ static still_status put_items(sti_writer *w, const plan *p, size_t lo, size_t hi
 static still_status put_meta(sti_writer *w, const plan *p, still_error *err)
 {
     const sti_shape *s = &p->shape;
-    const char *prefix = s->family == STI_QWEN2 ? "qwen2" : "llama";
-    char key[80];
-    STI_TRY(sti_writer_meta_str(w, "general.architecture", prefix, err));
-    STI_TRY(sti_writer_meta_str(w, "general.name", s->name, err));
+    STI_TRY(sti_config_put_gguf(&p->cfg, w, err));
     STI_TRY(sti_writer_meta_u32(w, "general.file_type", file_type(p->type), err));
-    STI_TRY(sti_writer_meta_u32(w, "general.quantization_version", 2, err));
-#define PUT(kind, name, value)                                                         \
-    snprintf(key, sizeof key, "%s." name, prefix);                                     \
-    STI_TRY(sti_writer_meta_##kind(w, key, value, err))
-    PUT(u32, "vocab_size", (uint32_t)s->vocab);
-    PUT(u32, "context_length", (uint32_t)s->ctx);
-    PUT(u32, "embedding_length", (uint32_t)s->hidden);
-    PUT(u32, "block_count", (uint32_t)s->layers);
-    PUT(u32, "feed_forward_length", (uint32_t)s->ffn);
-    PUT(u32, "attention.head_count", (uint32_t)s->heads);
-    PUT(u32, "attention.head_count_kv", (uint32_t)s->kv_heads);
-    PUT(u32, "attention.key_length", (uint32_t)s->head_dim);
-    PUT(u32, "attention.value_length", (uint32_t)s->head_dim);
-    PUT(f32, "attention.layer_norm_rms_epsilon", (float)s->eps);
-    PUT(u32, "rope.dimension_count", (uint32_t)s->head_dim);
-    PUT(f32, "rope.freq_base", (float)s->theta);
-    if (s->window) {
-        PUT(u32, "attention.sliding_window", (uint32_t)s->window);
-    }
-#undef PUT
-    bool llama3 = strncmp(s->name, "llama3", 6) == 0 || s->family == STI_QWEN2;
-    return put_vocab(w, s->vocab, llama3, err);
+    const bool spm = strncmp(s->name, "mistral", 7) == 0;
+    const bool small =
+        strncmp(s->name, "smollm2", 7) == 0 || strcmp(s->name, "tiny") == 0;
+    return put_vocab(w, s->vocab, !spm && !small, err);
 }
 
 static still_status write_gguf(const plan *p, const char *path, rng *r, progress *bar,
@@ -432,7 +409,9 @@ static int make_plan(const options *o, plan *p, still_error *err)
     p->type = type->type;
     if (o->layers) p->shape.layers = (int)o->layers;
     if (o->vocab) p->shape.vocab = (int)o->vocab;
-    if (plan_tensors(p, err) != STILL_OK) return complain(TOOL, 1, "%s", err->text);
+    if (sti_shape_read(&p->shape, &p->cfg, err) != STILL_OK ||
+        plan_tensors(p, err) != STILL_OK)
+        return complain(TOOL, 1, "%s", err->text);
     return -1;
 }
 
@@ -457,6 +436,7 @@ int main(int argc, char **argv)
                        : write_folder(&p, o.out, &r, &bar, &err);
         status = s == STILL_OK ? 0 : complain(TOOL, 1, "%s", err.text);
     }
+    sti_config_free(&p.cfg);
     free(p.item);
     return status;
 }

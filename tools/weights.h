@@ -171,6 +171,17 @@ static inline bool set_scales(sti_dtype t, void *p, size_t n, float dev)
                           either(dev / (deviation(64) * deviation(256)), b->d[0]));
         }
         return true;
+    /* Root mean squares of the tables: 67.4, 5.85. */
+    case STI_IQ4_NL:
+        EACH(sti_block_iq4_nl) sti_store_f16(b->d, either(dev / 67.4f, b->d[0]));
+        return true;
+    case STI_IQ4_XS:
+        EACH(sti_block_iq4_xs)
+        sti_store_f16(b->d, either(dev / (67.4f * deviation(64)), b->d[0]));
+        return true;
+    case STI_MXFP4:
+        EACH(sti_block_mxfp4) b->e = (uint8_t)(128 + lrintf(log2f(dev / 5.85f)));
+        return true;
     default: return false;
     }
 #undef EACH

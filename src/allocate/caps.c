@@ -24,7 +24,7 @@ enum {
     FEWEST = 64,
     MOST_FEW = 256,
     SHORTEST = 2048,
-    SMALLEST_CHUNK = 32
+    SMALLEST_CHUNK = 16
 };
 /* Share of the bytes that the window and the state may take. */
 #define FIXED 0.55
@@ -131,9 +131,9 @@ static still_status too_small(const search *s, still_error *err)
     return sti_fail(
         err, STILL_E_ARG,
         "a budget of %.2f MB is too small: the window, %s%d salient tokens a head take "
-        "%.2f MB (a smaller --chunk takes less)",
+        "%.2f MB in chunks of %d",
         (double)s->budget / 1e6, s->method.forget ? "and " : "the linear state and ",
-        LEAST, (double)bytes / 1e6);
+        LEAST, (double)bytes / 1e6, s->method.chunk);
 }
 
 static still_status search_caps(search *s, still_method *out, int *chosen,

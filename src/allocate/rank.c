@@ -96,13 +96,10 @@ static still_status run_layers(run *r, double *gain, still_error *err)
                                .batch = &r->batch,
                                .acts = &r->acts,
                                .back = &scratch};
-    STI_TRY(m->be->embed(
-        m->dev,
-        &(sti_embed_args){.w = &m->embed, .tok = r->p->tok, .M = r->batch.T, .y = r->x},
-        err));
+    STI_TRY(sti_model_embed(m, r->p->tok, r->batch.T, r->x, err));
     for (int l = 0; l < m->cfg.layers; l++) {
         STI_TRY(sti_layer_attend(&job, l, r->x, err));
-        look_at(r, l, gain);
+        if (!m->cfg.kept[l]) look_at(r, l, gain);
         if (l + 1 < m->cfg.layers) STI_TRY(sti_layer_finish(&job, l, r->x, r->x, err));
     }
     return STILL_OK;

@@ -198,6 +198,7 @@ still_status sti_attn_configure(const still_method *m, const sti_attn_layer *lay
 {
     out->first = 0;
     out->last = n_layers - 1;
+    out->kept = layer->kept;
     out->method = &methods[0];
     if (!m || strcmp(m->name, methods[0].name) == 0) return STILL_OK;
     out->method = sti_attn_find(m->name);
@@ -208,6 +209,11 @@ still_status sti_attn_configure(const still_method *m, const sti_attn_layer *lay
         return sti_fail(err, STILL_E_ARG,
                         "layers %d-%d cannot be converted: the model has layers 0-%d",
                         out->first, out->last, n_layers - 1);
+    if (sti_attn_converted(out) == 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "layers %d-%d have a sliding window and stay as they are: "
+                        "there is nothing to convert",
+                        out->first, out->last);
     if (m->chunk < 1 || m->chunk > 1 << 20)
         return sti_fail(err, STILL_E_ARG, "chunk %d is not between 1 and %d", m->chunk,
                         1 << 20);
@@ -225,10 +231,21 @@ still_status sti_attn_configure(const still_method *m, const sti_attn_layer *lay
     return hybrid_settings(m, layer, out->ctx, ctx_train, &out->hybrid, err);
 }
 
+bool sti_attn_converts(const sti_attn_config *c, int layer)
+{
+    return layer >= c->first && layer <= c->last && !(c->kept && c->kept[layer]);
+}
+
+int sti_attn_converted(const sti_attn_config *c)
+{
+    int n = 0;
+    for (int l = c->first; l <= c->last; l++) n += sti_attn_converts(c, l);
+    return n;
+}
+
 const sti_attn_engine *sti_attn_engine_of(const sti_attn_config *c, int layer)
 {
-    return layer >= c->first && layer <= c->last ? c->method->engine
-                                                 : &sti_attn_softmax;
+    return sti_attn_converts(c, layer) ? c->method->engine : &sti_attn_softmax;
 }
 
 size_t sti_attn_kv_size(const sti_backend *be, const sti_attn_config *c)
@@ -245,12 +262,13 @@ still_status sti_attn_no_kernels(const sti_backend *be, const sti_attn_config *c
                     c->method->name, be->name);
 }
 
-still_status sti_attn_rope(const sti_backend *be, sti_dev *dev, const sti_attn_layer *l,
+still_status sti_attn_rope(const sti_backend *be, sti_dev *dev,
+                           const sti_attn_config *cfg, const sti_attn_layer *l,
                            const sti_attn_io *io, still_error *err)
 {
     sti_rope_args a = {.x = io->q,
                        .pos = io->pos,
-                       .inv_freq = l->inv_freq,
+                       .inv_freq = sti_attn_inv_freq(l, cfg->ctx),
                        .M = io->M,
                        .heads = l->heads,
                        .also = io->k,

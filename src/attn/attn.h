@@ -30,7 +30,9 @@ typedef struct sti_attn_cap {
  * computed together have equal ones. */
 typedef struct sti_attn_config {
     const sti_attn_method *method;
-    int first, last;            /* layers that use it; the others are softmax */
+    int first, last;            /* layers that use it, but for those that are kept; the
+                                   others are softmax */
+    const bool *kept;           /* as sti_attn_layer has it */
     sti_hybrid_settings hybrid; /* of a hybrid method; sti_attn_hybrid_settings has a
                                    layer's own */
     sti_attn_cap caps[STI_ATTN_CAPS]; /* heads whose lists have another size; the first
@@ -54,7 +56,12 @@ typedef struct sti_attn_layer {
     int heads, kv_heads, head_dim;
     int window;            /* sliding window the model was trained with; 0: none */
     const float *inv_freq; /* [D/2] */
+    const float
+        *inv_freq_long; /* its place in sessions of more than long_from tokens */
+    int long_from;      /* 0: in none */
     bool interleaved;
+    const bool *kept; /* [layers] of the model: those that no method converts, as their
+                         own memory is constant; NULL: there is none */
     sti_attn_params trained;
 } sti_attn_layer;
 
@@ -109,6 +116,9 @@ struct sti_attn_engine {
     /* Makes calls of `batch` rows possible without allocating. */
     still_status (*reserve)(const sti_backend *, sti_dev *, const sti_attn_config *,
                             const sti_attn_layer *, still_error *);
+    /* Scratch that those need; the device has one block for all operators. */
+    size_t (*scratch_bytes)(const sti_backend *, const sti_dev *,
+                            const sti_attn_config *, const sti_attn_layer *);
     still_status (*forward)(const sti_backend *, sti_dev *, const sti_attn_config *,
                             const sti_attn_layer *, const sti_attn_io *, still_error *);
     /* Whether counts and positions in a memory of `length` tokens that came from a file
@@ -124,6 +134,15 @@ sti_hybrid_settings sti_attn_hybrid_settings(const sti_attn_config *cfg,
                                              const sti_attn_layer *l);
 sti_hybrid_in sti_attn_hybrid_in(const sti_attn_layer *l);
 
+/* Whether the method takes the place of a layer's own attention. */
+bool sti_attn_converts(const sti_attn_config *c, int layer);
+int sti_attn_converted(const sti_attn_config *c); /* how many it does */
+/* What a layer rotates by in a session of ctx tokens. */
+static inline const float *sti_attn_inv_freq(const sti_attn_layer *l, int ctx)
+{
+    return l->long_from > 0 && ctx > l->long_from ? l->inv_freq_long : l->inv_freq;
+}
+
 /* The engine of a layer under a config. */
 const sti_attn_engine *sti_attn_engine_of(const sti_attn_config *c, int layer);
 
@@ -135,7 +154,8 @@ still_status sti_attn_no_kernels(const sti_backend *be, const sti_attn_config *c
 size_t sti_attn_kv_size(const sti_backend *be, const sti_attn_config *c);
 
 /* RoPE on q and k of all rows; shared by engines that attend after RoPE. */
-still_status sti_attn_rope(const sti_backend *be, sti_dev *dev, const sti_attn_layer *l,
+still_status sti_attn_rope(const sti_backend *be, sti_dev *dev,
+                           const sti_attn_config *cfg, const sti_attn_layer *l,
                            const sti_attn_io *io, still_error *err);
 
 #endif

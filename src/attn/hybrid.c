@@ -70,11 +70,19 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
     return be->hybrid_reserve(dev, &set, &shape, cfg->batch, err);
 }
 
+static size_t scratch_bytes(const sti_backend *be, const sti_dev *dev,
+                            const sti_attn_config *cfg, const sti_attn_layer *l)
+{
+    const sti_hybrid_shape shape = sti_attn_hybrid_shape(l);
+    const sti_hybrid_settings set = sti_attn_hybrid_settings(cfg, l);
+    return be->hybrid_bytes ? be->hybrid_bytes(dev, &set, &shape, cfg->batch) : 0;
+}
+
 /* RoPE on q and k (raw q saved if needed); skipped if the backend applies it. */
 static still_status apply_rope(const sti_backend *be, sti_dev *dev,
-                               const sti_attn_layer *l, const sti_attn_io *io,
-                               const sti_hybrid_settings *set, sti_hybrid_args *args,
-                               still_error *err)
+                               const sti_attn_config *cfg, const sti_attn_layer *l,
+                               const sti_attn_io *io, const sti_hybrid_settings *set,
+                               sti_hybrid_args *args, still_error *err)
 {
     const size_t q_row = (size_t)l->heads * (size_t)l->head_dim;
     const bool raw = sti_hybrid_needs_raw(set);
@@ -83,7 +91,7 @@ static still_status apply_rope(const sti_backend *be, sti_dev *dev,
     for (int i = 0; (raw || skip) && i < io->n_rows; i++) {
         sti_hybrid_in *in = &args[i].in;
         in->unrotated = skip;
-        in->inv_freq = l->inv_freq;
+        in->inv_freq = sti_attn_inv_freq(l, cfg->ctx);
         in->interleaved = l->interleaved;
         if (!skip) in->q_raw = io->q_raw + (size_t)io->rows[i].row0 * q_row;
     }
@@ -91,7 +99,7 @@ static still_status apply_rope(const sti_backend *be, sti_dev *dev,
     if (raw)
         STI_TRY(be->mem_move(dev, io->q_raw, io->q,
                              (size_t)io->M * q_row * sizeof(float), err));
-    return sti_attn_rope(be, dev, l, io, err);
+    return sti_attn_rope(be, dev, cfg, l, io, err);
 }
 
 static still_status forward(const sti_backend *be, sti_dev *dev,
@@ -117,7 +125,7 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
         args[i].in.v = io->v + k0;
         if (io->gate_logit) args[i].in.gate_logit = io->gate_logit + q0;
     }
-    STI_TRY(apply_rope(be, dev, l, io, &set, args, err));
+    STI_TRY(apply_rope(be, dev, cfg, l, io, &set, args, err));
     return be->hybrid(dev, args, io->n_rows, err);
 }
 
@@ -142,4 +150,5 @@ static bool sound(const sti_attn_config *cfg, const sti_attn_layer *l,
     return true;
 }
 
-const sti_attn_engine sti_attn_hybrid = {carve_hybrid, reserve, forward, sound};
+const sti_attn_engine sti_attn_hybrid = {carve_hybrid, reserve, scratch_bytes, forward,
+                                         sound};

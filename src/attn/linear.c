@@ -19,6 +19,14 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
     return be->linear_reserve(dev, &shape, cfg->window, cfg->batch, err);
 }
 
+static size_t scratch_bytes(const sti_backend *be, const sti_dev *dev,
+                            const sti_attn_config *cfg, const sti_attn_layer *l)
+{
+    const sti_linear_shape shape = {l->heads, l->kv_heads, l->head_dim};
+    return be->linear_bytes ? be->linear_bytes(dev, &shape, cfg->window, cfg->batch)
+                            : 0;
+}
+
 static still_status forward(const sti_backend *be, sti_dev *dev,
                             const sti_attn_config *cfg, const sti_attn_layer *l,
                             const sti_attn_io *io, still_error *err)
@@ -36,7 +44,7 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
                                     .in = {.q = io->q + q0,
                                            .k = io->k + k0,
                                            .v = io->v + k0,
-                                           .inv_freq = l->inv_freq,
+                                           .inv_freq = sti_attn_inv_freq(l, cfg->ctx),
                                            .interleaved = l->interleaved,
                                            .map_q = l->trained.map_q,
                                            .map_k = l->trained.map_k,
@@ -48,4 +56,5 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
     return be->linear(dev, args, io->n_rows, err);
 }
 
-const sti_attn_engine sti_attn_linear = {carve_linear, reserve, forward, NULL};
+const sti_attn_engine sti_attn_linear = {carve_linear, reserve, scratch_bytes, forward,
+                                         NULL};

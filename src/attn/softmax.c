@@ -28,11 +28,18 @@ static still_status reserve(const sti_backend *be, sti_dev *dev,
     return be->dev_reserve(dev, cfg->batch, err);
 }
 
+static size_t scratch_bytes(const sti_backend *be, const sti_dev *dev,
+                            const sti_attn_config *cfg, const sti_attn_layer *l)
+{
+    (void)l;
+    return be->dev_bytes(dev, cfg->batch);
+}
+
 static still_status forward(const sti_backend *be, sti_dev *dev,
                             const sti_attn_config *cfg, const sti_attn_layer *l,
                             const sti_attn_io *io, still_error *err)
 {
-    STI_TRY(sti_attn_rope(be, dev, l, io, err));
+    STI_TRY(sti_attn_rope(be, dev, cfg, l, io, err));
     sti_attn_segment *segment = io->scratch;
     for (int i = 0; i < io->n_rows; i++) {
         const sti_attn_seq *r = &io->rows[i];
@@ -58,4 +65,5 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
                             err);
 }
 
-const sti_attn_engine sti_attn_softmax = {carve_softmax, reserve, forward, NULL};
+const sti_attn_engine sti_attn_softmax = {carve_softmax, reserve, scratch_bytes,
+                                          forward, NULL};

@@ -65,25 +65,44 @@ static still_status gate_and_up(const sti_backend *be, sti_dev *dev,
                       err);
 }
 
-/* x[M, K] += W_down (silu(gate) * up) + bias; s [M, ffn] is scratch and may be gate. */
+still_status sti_host_add_normed(const sti_backend *be, sti_dev *dev,
+                                 const sti_ffn_weights *w, const float *out, int M,
+                                 float *x, still_error *err)
+{
+    return be->rmsnorm(dev,
+                       &(sti_rmsnorm_args){.x = out,
+                                           .g = w->norm_out,
+                                           .y = x,
+                                           .M = M,
+                                           .K = (int)w->gate->K,
+                                           .eps = w->eps_out,
+                                           .add = true},
+                       err);
+}
+
+/* x[M, K] += norm_out(W_down (act(gate) * up) + bias); s [M, ffn] is scratch and may be
+ * gate, and so is out [M, K], which only norm_out needs. */
 static still_status add_down(const sti_backend *be, sti_dev *dev,
                              const sti_ffn_weights *w, const float *gate,
-                             const float *up, int M, float *s, float *x,
+                             const float *up, int M, float *s, float *out, float *x,
                              still_error *err)
 {
     const int ffn = (int)w->gate->N;
-    STI_TRY(be->swiglu(
-        dev, &(sti_swiglu_args){.gate = gate, .up = up, .y = s, .M = M, .K = ffn},
-        err));
-    return be->matmul(dev,
-                      &(sti_matmul_args){.x = s,
-                                         .M = M,
-                                         .n = 1,
-                                         .w = {w->down},
-                                         .bias = {w->down_bias},
-                                         .y = {x},
-                                         .accumulate = true},
-                      err);
+    STI_TRY(
+        be->swiglu(dev,
+                   &(sti_swiglu_args){
+                       .gate = gate, .up = up, .y = s, .M = M, .K = ffn, .act = w->act},
+                   err));
+    STI_TRY(be->matmul(dev,
+                       &(sti_matmul_args){.x = s,
+                                          .M = M,
+                                          .n = 1,
+                                          .w = {w->down},
+                                          .bias = {w->down_bias},
+                                          .y = {w->norm_out ? out : x},
+                                          .accumulate = !w->norm_out},
+                       err));
+    return w->norm_out ? sti_host_add_normed(be, dev, w, out, M, x, err) : STILL_OK;
 }
 
 still_status sti_host_ffn_forward(const sti_backend *be, sti_dev *dev,
@@ -91,7 +110,7 @@ still_status sti_host_ffn_forward(const sti_backend *be, sti_dev *dev,
 {
     float *gate = a->scratch, *up = gate + (size_t)a->M * (size_t)a->w.gate->N;
     STI_TRY(gate_and_up(be, dev, &a->w, a->x, a->M, a->scratch_h, gate, up, err));
-    return add_down(be, dev, &a->w, gate, up, a->M, gate, a->x, err);
+    return add_down(be, dev, &a->w, gate, up, a->M, gate, a->scratch_h, a->x, err);
 }
 
 still_status sti_host_ffn_train(const sti_backend *be, sti_dev *dev,
@@ -99,10 +118,12 @@ still_status sti_host_ffn_train(const sti_backend *be, sti_dev *dev,
 {
     float *gate = a->kept, *up = gate + (size_t)a->M * (size_t)a->w.gate->N;
     STI_TRY(gate_and_up(be, dev, &a->w, a->x, a->M, a->scratch_h, gate, up, err));
-    if (!a->y) return STILL_OK;
-    STI_TRY(be->mem_move(dev, a->y, a->x,
+    if (!a->y && !a->w.norm_out) return STILL_OK;
+    /* Where only what is kept is wanted, the sum goes where nobody looks. */
+    float *y = a->y ? a->y : a->scratch_h;
+    STI_TRY(be->mem_move(dev, y, a->x,
                          (size_t)a->M * (size_t)a->w.gate->K * sizeof(float), err));
-    return add_down(be, dev, &a->w, gate, up, a->M, a->scratch, a->y, err);
+    return add_down(be, dev, &a->w, gate, up, a->M, a->scratch, a->kept_out, y, err);
 }
 
 still_status sti_host_ffn_back(const sti_backend *be, sti_dev *dev,
@@ -111,10 +132,26 @@ still_status sti_host_ffn_back(const sti_backend *be, sti_dev *dev,
     const int ffn = (int)a->w.gate->N;
     const size_t half = (size_t)a->M * (size_t)ffn;
     float *dgate = a->scratch, *dup = a->scratch + half;
+    const float *dy = a->dx;
+    if (a->w.norm_out) {
+        STI_TRY(be->mem_clear(dev, a->scratch_h,
+                              (size_t)a->M * (size_t)a->w.gate->K * sizeof(float),
+                              err));
+        STI_TRY(be->rmsnorm_back(dev,
+                                 &(sti_rmsnorm_back_args){.x = a->kept_out,
+                                                          .g = a->w.norm_out,
+                                                          .dy = a->dx,
+                                                          .dx = a->scratch_h,
+                                                          .M = a->M,
+                                                          .K = (int)a->w.gate->K,
+                                                          .eps = a->w.eps_out},
+                                 err));
+        dy = a->scratch_h;
+    }
     STI_TRY(be->matmul_back(
         dev,
         &(sti_matmul_back_args){
-            .dy = {a->dx}, .M = a->M, .n = 1, .w = {a->w.down}, .dx = dgate},
+            .dy = {dy}, .M = a->M, .n = 1, .w = {a->w.down}, .dx = dgate},
         err));
     STI_TRY(be->swiglu_back(dev,
                             &(sti_swiglu_back_args){.gate = a->kept,
@@ -123,15 +160,19 @@ still_status sti_host_ffn_back(const sti_backend *be, sti_dev *dev,
                                                     .dgate = dgate,
                                                     .dup = dup,
                                                     .M = a->M,
-                                                    .K = ffn},
+                                                    .K = ffn,
+                                                    .act = a->w.act},
                             err));
-    STI_TRY(be->matmul_back(dev,
-                            &(sti_matmul_back_args){.dy = {dgate, dup},
-                                                    .M = a->M,
-                                                    .n = 2,
-                                                    .w = {a->w.gate, a->w.up},
-                                                    .dx = a->scratch_h},
-                            err));
+    STI_TRY(
+        be->matmul_back(dev,
+                        &(sti_matmul_back_args){.dy = {dgate, dup},
+                                                .M = a->M,
+                                                .n = 2,
+                                                .w = {a->w.gate, a->w.up},
+                                                .dx = a->w.norm ? a->scratch_h : a->dx,
+                                                .accumulate = !a->w.norm},
+                        err));
+    if (!a->w.norm) return STILL_OK;
     return be->rmsnorm_back(dev,
                             &(sti_rmsnorm_back_args){.x = a->x,
                                                      .g = a->w.norm,
@@ -210,5 +251,17 @@ still_status sti_host_scale(sti_dev *dev, float *x, size_t n, float by,
     (void)dev;
     (void)err;
     for (size_t i = 0; i < n; i++) x[i] *= by;
+    return STILL_OK;
+}
+
+still_status sti_host_scale_columns(sti_dev *dev, const sti_scale_columns_args *a,
+                                    still_error *err)
+{
+    (void)dev;
+    (void)err;
+    for (int m = 0; m < a->M; m++) {
+        float *x = a->x + (size_t)m * (size_t)a->K;
+        for (int k = 0; k < a->K; k++) x[k] *= a->g[k];
+    }
     return STILL_OK;
 }

@@ -17,7 +17,11 @@ size_t sti_host_mem_peak(sti_dev *, bool restart);
 #define STI_HOST_MEMORY                                                                \
     .host_memory = true, .head_rows = 32, .batch = 512,                                \
     STI_NAMED_4(sti_host_, mem_new, mem_free, mem_move, mem_clear)
-/* x += W_down swiglu(W_gate h, W_up h), h = rmsnorm(x), by the entries of `be`. */
+/* x += norm_out(out), [M, K]: the end of a feed-forward half with a norm behind it. */
+still_status sti_host_add_normed(const sti_backend *be, sti_dev *,
+                                 const sti_ffn_weights *, const float *out, int M,
+                                 float *x, still_error *);
+/* x += norm_out(W_down swiglu(W_gate h, W_up h)), h = norm(x), by the entries of `be`. */
 still_status sti_host_ffn_forward(const sti_backend *be, sti_dev *,
                                   const sti_ffn_args *, still_error *);
 /* The same in training, forwards and backwards; gate and up are what is kept. */
@@ -31,6 +35,8 @@ still_status sti_host_matmul_lora(const sti_backend *be, sti_dev *,
 still_status sti_host_compare(sti_dev *, const sti_compare_args *, still_error *);
 still_status sti_host_dropout(sti_dev *, const sti_dropout_args *, still_error *);
 still_status sti_host_scale(sti_dev *, float *x, size_t n, float by, still_error *);
+still_status sti_host_scale_columns(sti_dev *, const sti_scale_columns_args *,
+                                    still_error *);
 #define STI_HOST_TRAINING STI_NAMED_3(sti_host_, compare, dropout, scale)
 
 #endif

@@ -61,28 +61,6 @@ static int32_t read_hex(reader *r)
     return v;
 }
 
-static void put_code(sti_buf *b, int32_t c)
-{
-    char out[4];
-    size_t n = 0;
-    if (c < 0x80) {
-        out[n++] = (char)c;
-    } else if (c < 0x800) {
-        out[n++] = (char)(0xC0 | c >> 6);
-        out[n++] = (char)(0x80 | (c & 63));
-    } else {
-        if (c < 0x10000) {
-            out[n++] = (char)(0xE0 | c >> 12);
-        } else {
-            out[n++] = (char)(0xF0 | c >> 18);
-            out[n++] = (char)(0x80 | (c >> 12 & 63));
-        }
-        out[n++] = (char)(0x80 | (c >> 6 & 63));
-        out[n++] = (char)(0x80 | (c & 63));
-    }
-    sti_buf_put(b, out, n);
-}
-
 /* Behind "\u". */
 static bool read_unicode(reader *r)
 {
@@ -103,7 +81,10 @@ static bool read_unicode(reader *r)
         r->why = "half a surrogate pair";
     }
     if (c == 0 && !(r->flags & STI_JSON_NUL)) r->why = "\\u0000 in a string";
-    if (!r->why) put_code(&r->text, c);
+    if (!r->why) {
+        char utf8[4];
+        sti_buf_put(&r->text, utf8, sti_utf8_encode((uint32_t)c, utf8));
+    }
     return !r->why;
 }
 

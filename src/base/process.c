@@ -2,6 +2,7 @@
  * memory is assumed to be plentiful. */
 #include "base/process.h"
 
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,15 +27,18 @@ static size_t number_in(const char *path, const char *key, size_t otherwise)
     return found;
 }
 
-/* Memory the process holds now. */
-static size_t resident(void)
+/* Without a FILE, whose buffer would be an allocation that may fail. */
+size_t sti_rss(void)
 {
-    unsigned long long all = 0, here = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (!f) return 0;
-    const int read = fscanf(f, "%llu %llu", &all, &here); /* NOLINT(cert-err34-c) */
-    fclose(f);
-    return read == 2 ? (size_t)here * (size_t)sysconf(_SC_PAGESIZE) : 0;
+    char text[128], *end;
+    const int file = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    const ssize_t n = read(file, text, sizeof text - 1);
+    close(file);
+    if (n <= 0) return 0;
+    text[n] = 0;
+    strtoull(text, &end, 10); /* all pages, then those in memory */
+    return (size_t)strtoull(end, NULL, 10) * (size_t)sysconf(_SC_PAGESIZE);
 }
 
 size_t sti_memory_free(void)
@@ -44,7 +48,7 @@ size_t sti_memory_free(void)
     const size_t kib = number_in("/proc/meminfo", "MemAvailable:", SIZE_MAX >> 10);
     size_t left = kib << 10;
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
-        const size_t limit = number_in(limits[i], "", SIZE_MAX), own = resident();
+        const size_t limit = number_in(limits[i], "", SIZE_MAX), own = sti_rss();
         const size_t free_bytes = limit > own ? limit - own : 0;
         if (free_bytes < left) left = free_bytes;
     }

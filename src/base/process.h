@@ -21,6 +21,8 @@ static inline size_t sti_peak_rss(void)
     getrusage(RUSAGE_SELF, &use);
     return (size_t)use.ru_maxrss * 1024;
 }
+/* What it holds now, in bytes; 0 if the system does not say. */
+size_t sti_rss(void);
 /* Resets the peak to what the process holds now, where the system can do that. */
 void sti_peak_rss_restart(void);
 

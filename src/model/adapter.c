@@ -92,6 +92,7 @@ static void list_all(lister *l, const sti_config *g, const sti_attn_config *cfg,
 {
     for (l->layer = cfg->first; l->layer <= cfg->last; l->layer++) {
         bool gate = false;
+        if (!sti_attn_converts(cfg, l->layer)) continue;
         if (cfg->method->engine == &sti_attn_hybrid) {
             list_hybrid(l, g, &cfg->hybrid);
             gate = cfg->hybrid.gate;
@@ -271,8 +272,10 @@ still_status sti_adapter_outline(const sti_adapter_home *home,
         return sti_fail(err, STILL_E_ARG, "LoRA rank %d is not between 0 and 1024",
                         spec->lora.rank);
     sti_attn_config cfg = {.ctx = g->ctx_train};
-    const sti_attn_layer layer = {
-        .heads = g->heads, .kv_heads = g->kv_heads, .head_dim = g->head_dim};
+    const sti_attn_layer layer = {.heads = g->heads,
+                                  .kv_heads = g->kv_heads,
+                                  .head_dim = g->head_dim,
+                                  .kept = g->kept};
     STI_TRY(
         sti_attn_configure(&spec->method, &layer, g->layers, g->ctx_train, &cfg, err));
     sti_adapter *a = sti_alloc(1, sizeof *a);

@@ -85,6 +85,9 @@ typedef struct sti_adapter_spec {
     char base_name[256]; /* how the user called the base model; a hint */
     unsigned char base[STI_FINGERPRINT];
     int version; /* of the format it was read in */
+    /* How to sample; a hint, no part of what was trained. */
+    bool has_sampling;
+    still_sampler_params sampling;
 } sti_adapter_spec;
 
 typedef struct sti_adapter {

@@ -13,6 +13,7 @@
 
 #include "base/buf.h"
 #include "model/adapter.h"
+#include "model/sampling.h"
 
 /* 1: nothing tells whether the tensors are those that were written. 2: their file has the
  * description, too, and a checksum of all of it. */
@@ -54,7 +55,7 @@ json_t *sti_adapter_to_json(const sti_adapter_spec *spec)
     for (int t = 0; t < STI_TARGETS; t++)
         if (spec->lora.rank > 0 && (spec->lora.targets >> t & 1))
             sti_json_append(&targets, json_string(sti_target_name((sti_target)t)));
-    return json_pack(
+    json_t *all = json_pack(
         "{s:s,s:i,s:{s:s,s:s},"
         "s:{s:s,s:i,s:i,s:i,s:s,s:i,s:i,s:s,s:s,s:s,s:s,s:b,s:b,s:i,s:i,s:I},"
         "s:{s:i,s:f,s:o}}",
@@ -67,6 +68,9 @@ json_t *sti_adapter_to_json(const sti_adapter_spec *spec)
         "gate", m->gate, "norm_map", m->norm_preserved, "first_layer", m->first_layer,
         "last_layer", m->last_layer, "seed", (json_int_t)m->seed, "lora", "rank",
         spec->lora.rank, "alpha", (double)spec->lora.alpha, "targets", targets);
+    if (spec->has_sampling)
+        sti_json_set(&all, "sampling", sti_sampling_to_json(&spec->sampling));
+    return all;
 }
 
 static bool read_targets(const json_t *list, unsigned *out)
@@ -209,6 +213,9 @@ static still_status spec_of_json(const json_t *j, const char *path,
                   STI_FINGERPRINT))
         return fail_key(&base, "fingerprint", "64 hexadecimal digits");
     STI_TRY(take_method(&method, &out->method));
+    const json_t *sampling = json_object_get(j, "sampling");
+    out->has_sampling = json_is_object(sampling);
+    sti_sampling_of_json(sampling, &out->sampling);
     return take_lora(&lora, &out->lora);
 }
 
@@ -388,8 +395,8 @@ static still_status check_shapes(const sti_adapter_home *home,
     return st;
 }
 
-/* Whether still.json says what the tensors were written with, but for the name of the
- * base model, which users change when they move it. */
+/* Whether still.json says what the tensors were written with, but for what users change:
+ * the name of the base model, when they move it, and how to sample. */
 static still_status compare(const char *dir, const sti_store *s, bool *same,
                             still_error *err)
 {
@@ -400,6 +407,8 @@ static still_status compare(const char *dir, const sti_store *s, bool *same,
     const still_status st = read_inner(s, &inner, err);
     json_object_del(json_object_get(outer, "base"), "name");
     json_object_del(json_object_get(inner, "base"), "name");
+    json_object_del(outer, "sampling");
+    json_object_del(inner, "sampling");
     *same = json_equal(outer, inner);
     json_decref(outer);
     json_decref(inner);

@@ -113,10 +113,11 @@ void sti_model_stand_ins_free(still_model *m)
 
 /* ---- Memory -------------------------------------------------------------- */
 
+/* Bytes of a GPU that its matrices take. */
 static size_t weights_of_adapter(const sti_adapter *a)
 {
     size_t bytes = 0;
-    for (int l = 0; a && l < a->n_layers; l++) {
+    for (int l = 0; l < a->n_layers; l++) {
         const sti_adapter_layer *L = &a->layer[l];
         bytes += L->gate.w.own.bytes;
         for (int t = 0; t < STI_TARGETS; t++)
@@ -125,29 +126,16 @@ static size_t weights_of_adapter(const sti_adapter *a)
     return bytes;
 }
 
-/* Bytes of a GPU that weights take. */
-static size_t weights(const still_model *m)
-{
-    size_t bytes = m->embed.own.bytes + m->head.own.bytes;
-    for (int l = 0; l < m->cfg.layers; l++) {
-        const sti_layer *L = &m->layer[l];
-        bytes += L->q.w.own.bytes + L->k.w.own.bytes + L->v.w.own.bytes +
-                 L->o.w.own.bytes + L->gate.w.own.bytes + L->up.w.own.bytes +
-                 L->down.w.own.bytes;
-    }
-    return bytes + weights_of_adapter(m->adapter);
-}
-
 size_t sti_model_peak(still_model *m, bool restart)
 {
     if (restart) sti_model_scratch_free(m);
     size_t bytes = m->be->mem_peak ? m->be->mem_peak(m->dev, restart) : 0;
-    if (!m->be->host_memory) bytes += weights(m);
     for (int i = 0; i < m->n_stand_ins; i++) {
         const sti_adapter *a = m->stand_in[i];
         if (a == m->adapter) continue;
-        const size_t idle =
-            m->be->host_memory ? a->block.bytes + a->resident : a->mirror.bytes;
+        const size_t idle = m->be->host_memory
+                                ? a->block.bytes + a->resident
+                                : a->mirror.bytes + weights_of_adapter(a);
         bytes = bytes > idle ? bytes - idle : 0;
     }
     return bytes;

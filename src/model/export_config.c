@@ -20,7 +20,7 @@ static double plain_frequency(const sti_config *c, int i)
 
 double sti_export_rope_divisor(const sti_config *c, int i)
 {
-    return plain_frequency(c, i) / c->inv_freq[i];
+    return plain_frequency(c, i) / c->inv_freq[STI_TABLE_GLOBAL][i];
 }
 
 static bool near(double a, double b)
@@ -44,7 +44,9 @@ static bool is_llama3(const sti_config *c, double factor, double ctx)
         const double f = plain_frequency(c, i), wave = 2 * M_PI / f;
         double smooth = (ctx / wave - low) / (high - low);
         smooth = fmin(fmax(smooth, 0), 1);
-        if (!near((1 - smooth) * f / factor + smooth * f, c->inv_freq[i])) return false;
+        if (!near((1 - smooth) * f / factor + smooth * f,
+                  (double)c->inv_freq[STI_TABLE_GLOBAL][i]))
+            return false;
     }
     return true;
 }
@@ -132,7 +134,8 @@ static still_status config_of_gguf(const sti_export *x, json_t **out, still_erro
     const int32_t bos = tk ? still_tokenizer_bos(tk) : -1;
     const int32_t eos = tk ? still_tokenizer_eos(tk) : -1;
     if (!qwen && !mistral) {
-        const bool bias = sti_config_tensor(&x->store, STI_PART_Q, 0, true) != NULL;
+        const bool bias =
+            sti_config_tensor(&x->cfg, &x->store, STI_PART_Q, 0, true) != NULL;
         sti_json_set(&j, "attention_bias", json_boolean(bias));
         sti_json_set(&j, "mlp_bias", json_false());
     }

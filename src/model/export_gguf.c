@@ -84,58 +84,14 @@ static still_status copy_meta(const sti_export *x, sti_writer *w, still_error *e
     return sti_writer_meta_u32(w, "general.file_type", (uint32_t)type, err);
 }
 
-static still_status write_rope(const sti_config *c, const char *arch, sti_writer *w,
-                               still_error *err)
-{
-    char key[96];
-    double factor;
-    snprintf(key, sizeof key, "%s.rope.freq_base", arch);
-    STI_TRY(sti_writer_meta_f32(w, key, (float)c->rope_theta, err));
-    if (sti_export_rope(c, &factor) != STI_ROPE_LINEAR) return STILL_OK;
-    snprintf(key, sizeof key, "%s.rope.scaling.type", arch);
-    STI_TRY(sti_writer_meta_str(w, key, "linear", err));
-    snprintf(key, sizeof key, "%s.rope.scaling.factor", arch);
-    return sti_writer_meta_f32(w, key, (float)factor, err);
-}
-
 static still_status write_meta(const sti_export *x, sti_writer *w, still_error *err)
 {
-    const sti_config *c = &x->cfg;
-    const char *arch = strcmp(c->arch, "qwen2") == 0 ? "qwen2" : "llama";
-    int window;
-    STI_TRY(sti_export_window(x, &window, err));
-    const struct {
-        const char *key;
-        int value;
-    } number[] = {{"block_count", c->layers},
-                  {"context_length", c->ctx_train},
-                  {"embedding_length", c->hidden},
-                  {"feed_forward_length", c->ffn},
-                  {"attention.head_count", c->heads},
-                  {"attention.head_count_kv", c->kv_heads},
-                  {"attention.key_length", c->head_dim},
-                  {"attention.value_length", c->head_dim},
-                  {"rope.dimension_count", c->head_dim},
-                  {"vocab_size", c->vocab},
-                  {"attention.sliding_window", window}};
-    char key[96];
-    STI_TRY(sti_writer_meta_str(w, "general.architecture", arch, err));
-    STI_TRY(sti_writer_meta_str(w, "general.type", "model", err));
-    STI_TRY(sti_writer_meta_str(w, "general.name", c->name, err));
-    STI_TRY(sti_writer_meta_u32(w, "general.quantization_version", 2, err));
+    STI_TRY(sti_config_put_gguf(&x->cfg, w, err));
     if (file_type(x) >= 0)
         STI_TRY(
             sti_writer_meta_u32(w, "general.file_type", (uint32_t)file_type(x), err));
-    for (size_t i = 0; i < sizeof number / sizeof *number; i++) {
-        if (number[i].value == 0) continue;
-        snprintf(key, sizeof key, "%s.%s", arch, number[i].key);
-        STI_TRY(sti_writer_meta_u32(w, key, (uint32_t)number[i].value, err));
-    }
-    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
-    STI_TRY(sti_writer_meta_f32(w, key, c->rms_eps, err));
-    STI_TRY(write_rope(c, arch, w, err));
     if (!x->tokenizer) return STILL_OK;
-    return sti_tokenizer_save_gguf(x->tokenizer, c->vocab, w, err);
+    return sti_tokenizer_save_gguf(x->tokenizer, x->cfg.vocab, w, err);
 }
 
 /* ---- Tensors ------------------------------------------------------------- */

@@ -26,10 +26,10 @@ void sti_export_list_free(sti_export_list *l)
     *l = (sti_export_list){0};
 }
 
-/* Only qwen2's GGUF files keep the halves apart, as all Hugging Face files do. */
+/* Hugging Face files keep the halves apart, and so do GGUF files of some. */
 sti_row_order sti_export_order(const sti_export *x, bool gguf)
 {
-    const bool pairs = gguf && strcmp(x->cfg.arch, "qwen2") != 0;
+    const bool pairs = gguf && x->cfg.gguf_pairs;
     if (pairs == x->cfg.rope_interleaved) return STI_ROWS_KEPT;
     return pairs ? STI_ROWS_TO_PAIRS : STI_ROWS_TO_HALVES;
 }
@@ -86,40 +86,19 @@ still_status sti_export_add_own(const sti_export *x, bool gguf, sti_export_list 
 
 /* ---- The model ----------------------------------------------------------- */
 
-typedef struct shape {
-    int64_t rows, cols; /* cols 0: a vector */
-} shape;
-
-static shape shape_of(const sti_config *c, sti_part part)
-{
-    const int64_t qd = (int64_t)c->heads * c->head_dim,
-                  kd = (int64_t)c->kv_heads * c->head_dim;
-    switch (part) {
-    case STI_PART_EMBED:
-    case STI_PART_HEAD: return (shape){c->vocab, c->hidden};
-    case STI_PART_Q: return (shape){qd, c->hidden};
-    case STI_PART_K:
-    case STI_PART_V: return (shape){kd, c->hidden};
-    case STI_PART_O: return (shape){c->hidden, qd};
-    case STI_PART_GATE:
-    case STI_PART_UP: return (shape){c->ffn, c->hidden};
-    case STI_PART_DOWN: return (shape){c->hidden, c->ffn};
-    default: return (shape){c->hidden, 0};
-    }
-}
-
 /* One tensor, where the model has it. */
 static still_status add_part(const sti_export *x, sti_part part, int layer, bool bias,
                              bool gguf, sti_export_type_fn type, sti_export_list *l,
                              still_error *err)
 {
-    const sti_store named = {.is_gguf = gguf};
-    sti_export_tensor t = {.src = sti_config_tensor(&x->store, part, layer, bias)};
-    const shape s = shape_of(&x->cfg, part);
+    sti_export_tensor t = {
+        .src = sti_config_tensor(&x->cfg, &x->store, part, layer, bias)};
+    const sti_part_shape s = sti_config_shape(&x->cfg, part);
     const int64_t rows = s.rows, cols = bias ? 0 : s.cols;
     sti_target target;
-    sti_config_tensor_name(&x->store, part, layer, bias, t.name, sizeof t.name);
-    if (!t.src && bias) return STILL_OK;
+    sti_config_tensor_name(&x->cfg, x->store.is_gguf, part, layer, bias, t.name,
+                           sizeof t.name);
+    if ((!t.src && bias) || !sti_config_has(&x->cfg, part)) return STILL_OK;
     if (!t.src)
         return sti_fail(err, STILL_E_FORMAT, "%s: tensor '%s' is missing",
                         x->store.path, t.name);
@@ -130,7 +109,7 @@ static still_status add_part(const sti_export *x, sti_part part, int layer, bool
                         "%lld of %d",
                         t.src->path, t.name, (long long)t.src->dim[0], t.src->n_dims,
                         (long long)rows, cols ? 2 : 1);
-    sti_config_tensor_name(&named, part, layer, bias, t.name, sizeof t.name);
+    sti_config_tensor_name(&x->cfg, gguf, part, layer, bias, t.name, sizeof t.name);
     if (part == STI_PART_Q || part == STI_PART_K) t.order = sti_export_order(x, gguf);
     if (!bias && sti_target_of(part, &target))
         STI_TRY(sti_export_low_rank(x, layer, target, &t.a, &t.b, err));
@@ -144,7 +123,7 @@ still_status sti_export_add_model(const sti_export *x, bool gguf,
 {
     STI_TRY(add_part(x, STI_PART_EMBED, 0, false, gguf, type, l, err));
     for (int layer = 0; layer < x->cfg.layers; layer++)
-        for (int part = STI_PART_ATTN_NORM; part <= STI_PART_DOWN; part++)
+        for (int part = STI_PART_ATTN_NORM; part < STI_PARTS; part++)
             for (int bias = 0; bias < 2; bias++)
                 STI_TRY(
                     add_part(x, (sti_part)part, layer, bias != 0, gguf, type, l, err));

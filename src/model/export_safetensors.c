@@ -12,7 +12,7 @@
 static still_status float_type(const sti_export *x, sti_dtype *out, still_error *err)
 {
     const char *name = x->p->dtype;
-    const sti_tensor *q = sti_config_tensor(&x->store, STI_PART_Q, 0, false);
+    const sti_tensor *q = sti_config_tensor(&x->cfg, &x->store, STI_PART_Q, 0, false);
     if (!name) {
         *out = q && (q->type == STI_F32 || q->type == STI_F16) ? q->type : STI_BF16;
         return STILL_OK;

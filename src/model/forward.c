@@ -2,13 +2,33 @@
  *
  * Rows of several sequences are computed together: everything but attention treats
  * them alike, and attention is told which rows belong to which sequence. */
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "model/model.h"
 
+enum { FEW_ROWS = 4 }; /* of logits, at least */
+
 /* ---- Scratch ------------------------------------------------------------- */
+
+/* Logits follow the layers and need only x and h, so on the host they lie where the
+ * other activations do: as many rows as fit there, but enough for a few sessions. */
+static void carve_logits(const still_model *m, int rows, size_t from, sti_carve *c,
+                         sti_scratch *out)
+{
+    const size_t vocab = (size_t)m->cfg.vocab;
+    sti_carve at = {.base = c->base, .used = from};
+    const size_t room = (c->used - from) / sizeof(float) / vocab;
+    int n = rows < m->be->head_rows ? rows : m->be->head_rows;
+    if (m->be->host_memory && n > FEW_ROWS && room < (size_t)n)
+        n = room > FEW_ROWS ? (int)room : FEW_ROWS;
+    out->head_rows = n;
+    if (!m->be->host_memory) at.used = c->used;
+    out->logits = sti_carve_take(&at, (size_t)n * vocab, sizeof(float));
+    if (at.used > c->used) c->used = at.used;
+}
 
 static void carve_memory(const still_model *m, int rows, sti_carve *c, sti_scratch *out)
 {
@@ -17,9 +37,9 @@ static void carve_memory(const still_model *m, int rows, sti_carve *c, sti_scrat
     size_t qd = (size_t)g->heads * (size_t)g->head_dim;
     size_t kd = (size_t)g->kv_heads * (size_t)g->head_dim;
     out->rows = rows;
-    out->head_rows = rows < m->be->head_rows ? rows : m->be->head_rows;
     out->x = sti_carve_take(c, R * hidden, sizeof(float));
     out->h = sti_carve_take(c, R * hidden, sizeof(float));
+    const size_t after_h = c->used;
     out->q = sti_carve_take(c, R * qd, sizeof(float));
     out->q_raw = sti_carve_take(c, R * qd, sizeof(float));
     out->o = sti_carve_take(c, R * qd, sizeof(float));
@@ -28,11 +48,11 @@ static void carve_memory(const still_model *m, int rows, sti_carve *c, sti_scrat
     out->ffn = sti_carve_take(c, 2 * R * (size_t)g->ffn, sizeof(float));
     if (m->adapter) {
         size_t rank = (size_t)sti_adapter_rank(m->adapter);
-        out->attn_gate = sti_carve_take(c, R * qd, sizeof(float));
+        if (m->adapter->spec.method.gate)
+            out->attn_gate = sti_carve_take(c, R * qd, sizeof(float));
         out->lora_x = sti_carve_take(c, STI_MATMUL_MAX * R * rank, sizeof(float));
     }
-    out->logits =
-        sti_carve_take(c, (size_t)out->head_rows * (size_t)g->vocab, sizeof(float));
+    carve_logits(m, rows, after_h, c, out);
 }
 
 static void carve_tables(int rows, sti_carve *c, sti_scratch *out)
@@ -46,11 +66,18 @@ static void carve_tables(int rows, sti_carve *c, sti_scratch *out)
 
 size_t sti_model_scratch_bytes(const still_model *m, int rows)
 {
-    sti_carve memory = {0}, tables = {0};
+    sti_carve memory = {0};
     sti_scratch unused;
     carve_memory(m, rows, &memory, &unused);
+    return memory.used;
+}
+
+size_t sti_model_table_bytes(int rows)
+{
+    sti_carve tables = {0};
+    sti_scratch unused;
     carve_tables(rows, &tables, &unused);
-    return memory.used + tables.used;
+    return tables.used;
 }
 
 still_status sti_model_reserve(still_model *m, int rows, still_error *err)
@@ -92,7 +119,10 @@ sti_attn_layer sti_model_attn_layer(const still_model *m, int layer)
                         .kv_heads = m->cfg.kv_heads,
                         .head_dim = m->cfg.head_dim,
                         .window = m->cfg.window[layer],
-                        .inv_freq = m->cfg.inv_freq,
+                        .inv_freq = sti_config_inv_freq(&m->cfg, layer, 0),
+                        .inv_freq_long = sti_config_inv_freq(&m->cfg, layer, INT_MAX),
+                        .long_from = m->cfg.long_from,
+                        .kept = m->cfg.kept,
                         .interleaved = m->cfg.rope_interleaved};
     if (m->adapter) l.trained = m->adapter->layer[layer].attn;
     return l;
@@ -108,7 +138,49 @@ sti_ffn_weights sti_model_ffn(const still_model *m, int layer)
                              .up_bias = L->up.bias,
                              .down_bias = L->down.bias,
                              .norm = L->ffn_norm,
-                             .eps = m->cfg.rms_eps};
+                             .norm_out = L->ffn_norm_out,
+                             .eps = m->stream_eps,
+                             .eps_out = m->cfg.rms_eps,
+                             .act = m->cfg.form.act};
+}
+
+still_status sti_model_embed(still_model *m, const int32_t *tok, int M, float *x,
+                             still_error *err)
+{
+    STI_TRY(m->be->embed(
+        m->dev, &(sti_embed_args){.w = &m->embed, .tok = tok, .M = M, .y = x}, err));
+    if (m->embed_scale == 1) return STILL_OK;
+    return m->be->scale(m->dev, x, (size_t)M * (size_t)m->cfg.hidden, m->embed_scale,
+                        err);
+}
+
+still_status sti_model_norm_qk(still_model *m, int layer, const float *q_in,
+                               const float *k_in, float *q, float *k, int M,
+                               still_error *err)
+{
+    const sti_config *g = &m->cfg;
+    const sti_layer *L = &m->layer[layer];
+    const int D = g->head_dim, H = g->heads, G = g->kv_heads;
+    const bool whole = g->form.qk_norm == STI_QK_WHOLE;
+    if (L->q_norm) {
+        sti_rmsnorm_args a = {.x = q_in,
+                              .g = L->q_norm,
+                              .y = q,
+                              .M = whole ? M : M * H,
+                              .K = whole ? H * D : D,
+                              .eps = g->rms_eps};
+        STI_TRY(m->be->rmsnorm(m->dev, &a, err));
+        a.x = k_in;
+        a.y = k;
+        a.g = L->k_norm;
+        a.M = whole ? M : M * G;
+        a.K = whole ? G * D : D;
+        STI_TRY(m->be->rmsnorm(m->dev, &a, err));
+    }
+    if (!L->q_scale) return STILL_OK;
+    return m->be->scale_columns(
+        m->dev, &(sti_scale_columns_args){.x = q, .g = L->q_scale, .M = M, .K = H * D},
+        err);
 }
 
 still_status sti_model_add_low_rank(const sti_adapter *a, int layer,
@@ -169,19 +241,36 @@ static int place(sti_scratch *s, const sti_sequence *seq, int n_seq)
     return M;
 }
 
-/* x += W in + b: the way back into the residual stream. */
-static still_status add_linear(still_model *m, const sti_linear *l, const float *in,
-                               float *x, int M, still_error *err)
+/* x += norm_out(W_o o): the way back into the residual stream. a: with its low-rank
+ * additions, or NULL. */
+static still_status add_output(still_model *m, int layer, const sti_adapter *a, int M,
+                               still_error *err)
 {
-    return m->be->matmul(m->dev,
-                         &(sti_matmul_args){.x = in,
-                                            .M = M,
-                                            .n = 1,
-                                            .w = {&l->w},
-                                            .bias = {l->bias},
-                                            .y = {x},
-                                            .accumulate = true},
-                         err);
+    sti_scratch *s = &m->scratch;
+    const sti_layer *L = &m->layer[layer];
+    float *out = L->attn_norm_out ? s->h : s->x;
+    STI_TRY(m->be->matmul(m->dev,
+                          &(sti_matmul_args){.x = s->o,
+                                             .M = M,
+                                             .n = 1,
+                                             .w = {&L->o.w},
+                                             .bias = {L->o.bias},
+                                             .y = {out},
+                                             .accumulate = !L->attn_norm_out},
+                          err));
+    if (sti_adapter_rank(a) > 0)
+        STI_TRY(sti_model_add_low_rank(a, layer, (const sti_target[]){STI_TARGET_O}, 1,
+                                       s->o, M, s->lora_x, (float *const[]){out}, err));
+    if (!L->attn_norm_out) return STILL_OK;
+    return m->be->rmsnorm(m->dev,
+                          &(sti_rmsnorm_args){.x = out,
+                                              .g = L->attn_norm_out,
+                                              .y = s->x,
+                                              .M = M,
+                                              .K = m->cfg.hidden,
+                                              .eps = m->cfg.rms_eps,
+                                              .add = true},
+                          err);
 }
 
 static still_status attention(still_model *m, const sti_attn_config *cfg, int layer,
@@ -199,7 +288,7 @@ static still_status attention(still_model *m, const sti_attn_config *cfg, int la
                                .M = M,
                                .n = 3,
                                .norm = L->attn_norm,
-                               .eps = m->cfg.rms_eps,
+                               .eps = m->stream_eps,
                                .normed = s->h,
                                .keep_normed = sti_adapter_rank(a) > 0,
                                .w = {&L->q.w, &L->k.w, &L->v.w},
@@ -211,11 +300,12 @@ static still_status attention(still_model *m, const sti_attn_config *cfg, int la
     }
     STI_TRY(m->be->matmul(m->dev, &project, err));
     if (sti_adapter_rank(a) > 0)
-        STI_TRY(
-            sti_model_add_low_rank(a, layer,
-                                   (const sti_target[]){STI_TARGET_Q, STI_TARGET_K,
-                                                        STI_TARGET_V, STI_TARGET_GATE},
-                                   project.n, s->h, M, s->lora_x, project.y, err));
+        STI_TRY(sti_model_add_low_rank(
+            a, layer,
+            (const sti_target[]){STI_TARGET_Q, STI_TARGET_K, STI_TARGET_V,
+                                 STI_TARGET_GATE},
+            project.n, L->attn_norm ? s->h : s->x, M, s->lora_x, project.y, err));
+    STI_TRY(sti_model_norm_qk(m, layer, s->q, s->k, s->q, s->k, M, err));
     STI_TRY(sti_attn_engine_of(cfg, layer)
                 ->forward(m->be, m->dev, cfg, &shape,
                           &(sti_attn_io){.q = s->q,
@@ -230,10 +320,7 @@ static still_status attention(still_model *m, const sti_attn_config *cfg, int la
                                          .n_rows = n_seq,
                                          .scratch = s->attn},
                           err));
-    STI_TRY(add_linear(m, &L->o, s->o, s->x, M, err));
-    if (sti_adapter_rank(a) == 0) return STILL_OK;
-    return sti_model_add_low_rank(a, layer, (const sti_target[]){STI_TARGET_O}, 1, s->o,
-                                  M, s->lora_x, (float *const[]){s->x}, err);
+    return add_output(m, layer, a, M, err);
 }
 
 static still_status ffn_forward(still_model *m, int layer, int M, still_error *err)
@@ -267,9 +354,7 @@ static still_status layers(still_model *m, const sti_attn_config *cfg,
                            const int32_t *tok, int M, const sti_sequence *seq,
                            int n_seq, nan_search *search, still_error *err)
 {
-    STI_TRY(m->be->embed(
-        m->dev,
-        &(sti_embed_args){.w = &m->embed, .tok = tok, .M = M, .y = m->scratch.x}, err));
+    STI_TRY(sti_model_embed(m, tok, M, m->scratch.x, err));
     for (int l = 0; l < m->cfg.layers; l++) {
         STI_TRY(attention(m, cfg, l, M, seq, n_seq, err));
         STI_TRY(ffn_forward(m, l, M, err));
@@ -347,7 +432,7 @@ static still_status logits_to(still_model *m, int row0, int n, float *to,
                                             .M = n,
                                             .n = 1,
                                             .norm = m->final_norm,
-                                            .eps = m->cfg.rms_eps,
+                                            .eps = m->stream_eps,
                                             .normed = s->h,
                                             .w = {sti_model_head(m)},
                                             .y = {to}},

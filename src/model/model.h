@@ -10,8 +10,14 @@ typedef struct sti_linear { /* y = x W^T + b */
     const float *bias; /* or NULL */
 } sti_linear;
 
+/* Norms are NULL where the form has none. Scales of the form are folded into them as
+ * they are loaded: norms of the output have the residual scale, q_norm and q_scale what
+ * logits of attention are scaled by beyond 1 / sqrt(D). */
 typedef struct sti_layer {
-    const float *attn_norm, *ffn_norm; /* [hidden] */
+    const float *attn_norm, *ffn_norm;         /* [hidden] */
+    const float *attn_norm_out, *ffn_norm_out; /* [hidden] */
+    const float *q_norm, *k_norm;              /* [D] of each head, or [H D], [G D] */
+    const float *q_scale;                      /* [H D]; NULL: 1, or in q_norm */
     sti_linear q, k, v, o, gate, up, down;
 } sti_layer;
 
@@ -25,9 +31,9 @@ typedef struct sti_scratch {
     float *q, *q_raw, *o; /* [rows, H, D] */
     float *k, *v;         /* [rows, G, D] */
     float *ffn;           /* [2, rows, ffn]: scratch for gate and up */
-    float *attn_gate;     /* [rows, H, D], with an adapter */
-    float *lora_x;        /* [STI_MATMUL_MAX, rows, rank], likewise */
-    float *logits;        /* [head_rows, vocab] */
+    float *attn_gate;     /* [rows, H, D], with an adapter that gates */
+    float *lora_x;        /* [STI_MATMUL_MAX, rows, rank], with one */
+    float *logits;        /* [head_rows, vocab]; on the host over q and what follows */
 
     int32_t *pos;           /* [rows] */
     sti_attn_seq *sequence; /* [rows] */
@@ -45,17 +51,25 @@ struct still_model {
     sti_layer *layer;       /* [cfg.layers] */
     sti_weight embed, head; /* head is unused when tied */
     const float *final_norm;
-    sti_block vectors; /* all norms and biases, as floats */
+    float embed_scale, stream_eps; /* of embeddings; of norms of the residual stream:
+                                      see fold_scales in model.c */
+    sti_block vectors;             /* all norms and biases, as floats */
     size_t vectors_used, vectors_capacity;
     sti_adapter *adapter; /* or NULL */
-    sti_tensor *merged;   /* [n_merged]: matrices with their low-rank additions; data
-                               is the model's, NULL where the backend has its own */
-    size_t n_merged;
+    char *adapter_path;   /* or NULL */
+    sti_tensor *own;      /* [n_own]: matrices that are not as their files have them
+                             (low-rank additions merged, rows in another order); data
+                             is the model's, NULL where the backend has its own */
+    size_t n_own;
+    bool merged;
     char merged_types[64];  /* of them: "q5_1" */
     sti_adapter **stand_in; /* [n_stand_ins]: made so far (bench.c) */
     int n_stand_ins;
     sti_scratch scratch;
     uint64_t sessions; /* made so far, for numbering them */
+    /* Of the process when the model was open, on backends in its memory: resident bytes,
+     * and the most there had been; 0: not known. */
+    size_t rss, peak_rss;
 };
 
 /* The matrix that makes logits. */
@@ -68,10 +82,20 @@ static inline const sti_weight *sti_model_head(const still_model *m)
 sti_attn_layer sti_model_attn_layer(const still_model *m, int layer);
 /* What its feed-forward half multiplies by. */
 sti_ffn_weights sti_model_ffn(const still_model *m, int layer);
+/* Embeddings [M, hidden] of tokens, as the first layer reads them. */
+still_status sti_model_embed(still_model *m, const int32_t *tok, int M, float *x,
+                             still_error *err);
+/* What lies between the projections and RoPE: q [M, H D] and k [M, G D] from what was
+ * projected, normed and scaled. Without norms both are in the same place. */
+still_status sti_model_norm_qk(still_model *m, int layer, const float *q_in,
+                               const float *k_in, float *q, float *k, int M,
+                               still_error *err);
 
 /* Makes passes of `rows` rows possible without allocating; what is enough stays. */
 still_status sti_model_reserve(still_model *m, int rows, still_error *err);
+/* What passes of so many rows need of the operators' memory, and of the program's. */
 size_t sti_model_scratch_bytes(const still_model *m, int rows);
+size_t sti_model_table_bytes(int rows);
 void sti_model_scratch_free(still_model *m);
 
 typedef struct sti_sequence { /* its share of a batch, rows in order */

@@ -3,18 +3,15 @@
 #ifndef STI_MODEL_SHAPE_H
 #define STI_MODEL_SHAPE_H
 
-#include "file/store.h"
-
-typedef enum sti_family { STI_LLAMA, STI_MISTRAL, STI_QWEN2 } sti_family;
+#include "model/config.h"
 
 typedef struct sti_shape {
     const char *name;
-    sti_family family;
+    const char *type; /* model_type */
     int layers, hidden, ffn, heads, kv_heads, head_dim, vocab, ctx;
     double theta, eps;
     bool tied;
-    double rope_factor; /* Llama 3.1 scaling (original length 8192); 0: none */
-    int window;         /* sliding window; 0: none */
+    const char *more; /* further members of config.json; or NULL */
 } sti_shape;
 
 const sti_shape *sti_shape_at(int i); /* NULL past the last */
@@ -22,6 +19,10 @@ const sti_shape *sti_shape_find(const char *name);
 
 /* config.json of the shape; torch_dtype: "float16". NULL: no memory. */
 json_t *sti_shape_config(const sti_shape *s, const char *torch_dtype);
+/* The same as a configuration that was read. */
+still_status sti_shape_read(const sti_shape *s, sti_config *out, still_error *err);
+/* Whether models of the shape have a bias of the part. */
+bool sti_shape_biased(const sti_shape *s, sti_part part);
 
 /* A store that looks like a Hugging Face folder of the shape: tensors in f16, matrices
  * random with deviation 1 / sqrt(columns), so that activations stay of one size, norms

@@ -168,23 +168,20 @@ static void carve_salient(sti_hybrid_state *st, sti_carve *c,
 {
     const struct {
         int bits;
-        size_t scales; /* of a group */
         void **row;
         uint8_t **high;
         uint16_t **scale;
-    } part[] = {{set->key_bits, 1, &st->sal_k, &st->sal_k_high, &st->sal_k_scale},
-                {set->value_bits, 2, &st->sal_v, &st->sal_v_high, &st->sal_v_scale}};
+    } part[] = {{set->key_bits, &st->sal_k, &st->sal_k_high, &st->sal_k_scale},
+                {set->value_bits, &st->sal_v, &st->sal_v_high, &st->sal_v_scale}};
     for (int i = 0; i < 2; i++) {
-        const int bits = part[i].bits;
-        if (bits == 0) {
+        if (part[i].bits == 0) {
             *part[i].row = sti_carve_take(c, slots * (size_t)D, st->kv_size);
             continue;
         }
-        *part[i].row = sti_carve_take(c, slots, sti_salient_low(bits, D));
-        if (sti_salient_high(bits, D))
-            *part[i].high = sti_carve_take(c, slots, sti_salient_high(bits, D));
-        *part[i].scale = sti_carve_take(
-            c, slots * part[i].scales * sti_salient_groups(D), sizeof(uint16_t));
+        const sti_salient_row rows = sti_salient_carve(c, part[i].bits, slots, D);
+        *part[i].row = rows.low;
+        *part[i].high = rows.high;
+        *part[i].scale = rows.scale;
     }
 }
 

@@ -52,6 +52,12 @@ typedef struct sti_score_end {
     int64_t position;
 } sti_score_end;
 
+/* What the score `distinct` gives a token for each position before it. Without it a long
+ * stream keeps tokens of all of it, fewer and fewer of the last pages, and predicts worse
+ * and worse (docs/methods.md). 10,000 positions weigh as much as a tenth of the cosine. */
+#define STI_DISTINCT_RECENT 1e-5f
+#define STI_DISTINCT_FIRST 1e30f /* token 0, which stays */
+
 /* A score in two steps. `arrive` runs once a token and query head; the mean over the
  * query heads of a selection head is stored with the token. `retire` runs when the
  * token's chunk retires; backends find out what it says it needs. A new score is a row

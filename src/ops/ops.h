@@ -55,13 +55,21 @@ typedef struct sti_embed_args {
     float *y; /* [M, K] */
 } sti_embed_args;
 
-/* y = x / sqrt(mean(x^2) + eps) * g, per row. y may be x. */
+/* y = [y +] x / sqrt(mean(x^2) + eps) * g, per row. y may be x, unless it is added to. */
 typedef struct sti_rmsnorm_args {
     const float *x, *g; /* [M, K], [K] */
     float *y;
     int M, K;
     float eps;
+    bool add;
 } sti_rmsnorm_args;
+
+/* x[m, k] *= g[k]. */
+typedef struct sti_scale_columns_args {
+    float *x;       /* [M, K] */
+    const float *g; /* [K] */
+    int M, K;
+} sti_scale_columns_args;
 
 /* Rotary positions in place: pair i of a head is rotated by pos * inv_freq[i], a product in
  * double: in float a stream of a million tokens would be rotated by 0.03 too much or
@@ -76,24 +84,32 @@ typedef struct sti_rope_args {
     bool interleaved, back;
 } sti_rope_args;
 
-/* y = silu(gate) * up, elementwise over [M, K]. y may be gate. */
+/* The activation of a gate: silu(x) = x / (1 + e^-x), and GELU in its form with tanh,
+ *   x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x / (1 + e^-2u), u what tanh is of. */
+typedef enum sti_activation { STI_SILU, STI_GELU_TANH } sti_activation;
+#define STI_GELU_SLOPE 1.5957691216057308 /* 2 sqrt(2/pi) */
+#define STI_GELU_CUBE 0.044715
+
+/* y = act(gate) * up, elementwise over [M, K]. y may be gate. */
 typedef struct sti_swiglu_args {
     const float *gate, *up;
     float *y;
     int M, K;
+    sti_activation act;
 } sti_swiglu_args;
 
 /* What the feed-forward half of a layer multiplies by: gate and up [ffn, K], down
- * [K, ffn], biases or NULL, norm [K]. */
+ * [K, ffn], biases or NULL, norms of its input and of its output, [K] or NULL. */
 typedef struct sti_ffn_weights {
     const sti_weight *gate, *up, *down;
     const float *gate_bias, *up_bias, *down_bias;
-    const float *norm;
-    float eps;
+    const float *norm, *norm_out;
+    float eps, eps_out;
+    sti_activation act;
 } sti_ffn_weights;
 
-/* The feed-forward half of a layer, x += W_down (silu(W_gate h) * (W_up h)), h =
- * rmsnorm(x), biases left out here. One entry so that a backend may keep what lies
+/* The feed-forward half of a layer, x += norm_out(W_down (act(W_gate h) * (W_up h))),
+ * h = norm(x), biases left out here. One entry so that a backend may keep what lies
  * between in a form of its own: scratch_h and scratch are for that. */
 typedef struct sti_ffn_args {
     float *x; /* [M, K], changed in place */
@@ -185,16 +201,17 @@ typedef struct sti_rmsnorm_back_args {
 } sti_rmsnorm_back_args;
 
 /* The feed-forward half of a layer in training, which leaves x as it is:
- *   y = x + W_down (silu(W_gate h) * (W_up h)),  h = rmsnorm(x), biases left out here.
+ *   y = x + norm_out(W_down (act(W_gate h) * (W_up h))),  h = norm(x), without biases.
  * What its backward asks for of what lies between is kept in a form of the backend's
  * own; scratch_h and scratch are for one call. */
 typedef struct sti_ffn_train_args {
     const float *x; /* [M, K] */
     int M;
     sti_ffn_weights w;
-    float *kept; /* [2, M, ffn] */
-    float *y;    /* forwards: [M, K], no alias; NULL: only what is kept is wanted */
-    float *dx;   /* backwards: [M, K], in: gradient of y, out: of x */
+    float *kept;     /* [2, M, ffn] */
+    float *kept_out; /* [M, K]: what norm_out reads; NULL without it */
+    float *y;        /* forwards: [M, K], no alias; NULL: only what is kept is wanted */
+    float *dx;       /* backwards: [M, K], in: gradient of y, out: of x */
     float *scratch_h, *scratch; /* [M, K], [2, M, ffn] */
 } sti_ffn_train_args;
 
@@ -203,6 +220,7 @@ typedef struct sti_swiglu_back_args {
     const float *gate, *up, *dy;
     float *dgate, *dup;
     int M, K;
+    sti_activation act;
 } sti_swiglu_back_args;
 
 /* Loss of rows of logits and its gradient, which takes their place:
@@ -276,6 +294,8 @@ typedef struct sti_dev_params {
     const char *isa;
     int max_k; /* largest K of any matrix */
     int heads, kv_heads, head_dim;
+    size_t memory; /* most bytes that mem_new and operators take together; 0: all there
+                      are. Of devices with memory of their own */
 } sti_dev_params;
 
 /* A pass over all layers: M rows, whose ids and positions the operators are given
@@ -315,6 +335,8 @@ typedef struct sti_backend {
      * gives back what operators keep for later first (there is no session then). Where
      * the memory is the program's own: all of the program's. */
     size_t (*mem_peak)(sti_dev *, bool restart);
+    /* Bytes that can still be had of it; NULL: nobody knows before asking. */
+    size_t (*mem_left)(const sti_dev *);
     /* Around the operators of a pass; NULL: not of interest. *done: it has been
      * replayed as a whole and the operators must not be called. */
     still_status (*pass_begin)(sti_dev *, const sti_pass *, bool *done, still_error *);
@@ -332,12 +354,14 @@ typedef struct sti_backend {
     still_status (*weight_new)(sti_dev *, const sti_tensor *, sti_weight *,
                                still_error *);
     void (*weight_free)(sti_dev *, sti_weight *);
-    /* Bytes of its own that weight_new would allocate for this tensor. */
+    /* Bytes of its own that weight_new needs for this tensor. */
     size_t (*weight_bytes)(const sti_dev *, const sti_tensor *);
 
     still_status (*matmul)(sti_dev *, const sti_matmul_args *, still_error *);
     still_status (*embed)(sti_dev *, const sti_embed_args *, still_error *);
     still_status (*rmsnorm)(sti_dev *, const sti_rmsnorm_args *, still_error *);
+    still_status (*scale_columns)(sti_dev *, const sti_scale_columns_args *,
+                                  still_error *);
     still_status (*rope)(sti_dev *, const sti_rope_args *, still_error *);
     still_status (*swiglu)(sti_dev *, const sti_swiglu_args *, still_error *);
     still_status (*ffn_forward)(sti_dev *, const sti_ffn_args *, still_error *);
@@ -376,11 +400,15 @@ typedef struct sti_backend {
     /* The hybrid operator (ops/hybrid.h). `hybrid` advances n sessions, each by its own
      * T tokens; element sizes of their states are state_kv (0: the session's cache
      * type) and state_real. Scratch is reserved by dev_reserve like that of the others,
-     * once hybrid_reserve has said what settings will come. hybrid_applies_rope: whether these
-     * calls may be `unrotated`; NULL: none may. */
+     * once hybrid_reserve has said what settings will come. hybrid_bytes: what dev_bytes
+     * will be then; NULL: only dev_bytes says, once it has come to that.
+     * hybrid_applies_rope: whether these calls may be `unrotated`; NULL: none may. */
     size_t state_kv, state_real;
     still_status (*hybrid_reserve)(sti_dev *, const sti_hybrid_settings *,
                                    const sti_hybrid_shape *, int rows, still_error *);
+    /* Scratch that calls of these settings need; NULL: not counted. */
+    size_t (*hybrid_bytes)(const sti_dev *, const sti_hybrid_settings *,
+                           const sti_hybrid_shape *, int rows);
     bool (*hybrid_applies_rope)(const sti_hybrid_args *, int n);
     still_status (*hybrid)(sti_dev *, const sti_hybrid_args *, int n, still_error *);
     still_status (*hybrid_route)(sti_dev *, const sti_hybrid_parallel_args *,
@@ -392,9 +420,11 @@ typedef struct sti_backend {
     still_status (*hybrid_match)(sti_dev *, const sti_hybrid_match_args *,
                                  still_error *);
     /* Liger (window > 0) and SUPRA (ops/linear.h): n sessions; n whole sequences.
-     * linear_reserve says what method will come, as hybrid_reserve does. */
+     * linear_reserve and linear_bytes are like those of the hybrid operator. */
     still_status (*linear_reserve)(sti_dev *, const sti_linear_shape *, int window,
                                    int rows, still_error *);
+    size_t (*linear_bytes)(const sti_dev *, const sti_linear_shape *, int window,
+                           int rows);
     still_status (*linear)(sti_dev *, const sti_linear_args *, int n, still_error *);
     still_status (*linear_backward)(sti_dev *, const sti_linear_args *, int n,
                                     still_error *);

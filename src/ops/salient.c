@@ -9,19 +9,38 @@
 
 enum { GROUP = STI_SALIENT_GROUP };
 
+sti_salient_row sti_salient_carve(sti_carve *c, int bits, size_t slots, int D)
+{
+    const size_t high = sti_salient_high(bits, D);
+    const size_t scales = sti_salient_groups(D) * (bits < 5 ? 2 : 1); /* values: d, m */
+    sti_salient_row r = {.low = sti_carve_take(c, slots, sti_salient_low(bits, D))};
+    if (high > 0) r.high = sti_carve_take(c, slots, high);
+    r.scale = sti_carve_take(c, slots * scales, sizeof *r.scale);
+    return r;
+}
+
 /* ---- Levels of a group --------------------------------------------------- */
+
+/* The loops here have constant bounds and no calls, so that compilers make vectors of
+ * them: every token that leaves the window is packed. */
 
 /* u[32], 0 <= u < 2^bits, to its bytes. high: NULL for even numbers of bits. */
 static void pack_levels(int bits, const uint8_t *u, uint8_t *low, uint8_t *high)
 {
-    const int width = bits & ~1, bytes = width * GROUP / 8, mask = (1 << width) - 1;
-    memset(low, 0, (size_t)bytes);
-    for (int e = 0; e < GROUP; e++)
-        low[e % bytes] = (uint8_t)(low[e % bytes] | (u[e] & mask) << e / bytes * width);
-    if (!high) return;
-    memset(high, 0, GROUP / 8);
-    for (int e = 0; e < GROUP; e++)
-        high[e / 8] = (uint8_t)(high[e / 8] | u[e] >> width << e % 8);
+    const int width = bits & ~1;
+    if (width == 8)
+        memcpy(low, u, GROUP);
+    else if (width == 4)
+        for (int i = 0; i < 16; i++) low[i] = (uint8_t)((u[i] & 15) | u[i + 16] << 4);
+    else
+        for (int i = 0; i < 8; i++)
+            low[i] = (uint8_t)((u[i] & 3) | (u[i + 8] & 3) << 2 | (u[i + 16] & 3) << 4 |
+                               u[i + 24] << 6);
+    for (int b = 0; high && b < GROUP / 8; b++) {
+        int x = 0;
+        for (int i = 0; i < 8; i++) x |= u[8 * b + i] >> width << i;
+        high[b] = (uint8_t)x;
+    }
 }
 
 static void unpack_levels(int bits, const uint8_t *low, const uint8_t *high, uint8_t *u)
@@ -54,11 +73,36 @@ static float inverse(float d)
     return d > 0 ? 1.0f / d : 0;
 }
 
-/* The integer next to v, half to even, within [lo, hi]; lo if v is no number. */
-static int nearest(float v, int lo, int hi)
+/* u[32] = the integers next to (x - m) per, half to even, within [lo, hi] (lo if it is no
+ * number), plus `offset`. */
+static void nearest(const float *x, float m, float per, int lo, int hi, int offset,
+                    uint8_t *u)
 {
-    if (!(v > (float)lo)) return lo;
-    return v < (float)hi ? (int)rintf(v) : hi;
+    const float whole = 0x1.8p23f; /* float has no fraction from here on */
+    const float least = (float)lo, most = (float)hi;
+    for (int e = 0; e < GROUP; e++) {
+        float v = (x[e] - m) * per;
+        v = v > least ? v : least;
+        v = v < most ? v : most;
+        u[e] = (uint8_t)((int)((v + whole) - whole) + offset);
+    }
+}
+
+/* The largest number; those that are none do not count. n = 8. */
+static float largest(const float *x)
+{
+    float most = x[0];
+    for (int i = 1; i < 8; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+/* Group g of x [D], and `rest` behind its end. */
+static void load_group(const float *x, int D, size_t g, float rest, float *y)
+{
+    const int n = group_size(D, g);
+    if (n < GROUP)
+        for (int e = 0; e < GROUP; e++) y[e] = rest;
+    memcpy(y, x + g * GROUP, (size_t)n * sizeof *y);
 }
 
 /* ---- Keys ---------------------------------------------------------------- */
@@ -76,18 +120,19 @@ static int key_offset(int bits)
 void sti_salient_pack_key(int bits, const float *x, int D, sti_salient_row row)
 {
     const int top = key_top(bits);
-    for (size_t g = 0; g < sti_salient_groups(D); g++, x += GROUP) {
+    for (size_t g = 0; g < sti_salient_groups(D); g++) {
         const sti_salient_row to = group_of(bits, row, g, false);
-        const int n = group_size(D, g);
         uint8_t u[GROUP];
-        float most = 0;
-        for (int e = 0; e < n; e++) most = fmaxf(most, fabsf(x[e]));
-        *to.scale = sti_f32_to_f16(most / (float)top);
-        const float per = inverse(sti_f16_to_f32(*to.scale));
-        for (int e = 0; e < GROUP; e++) {
-            const int level = e < n ? nearest(x[e] * per, -top, top) : 0;
-            u[e] = (uint8_t)(level + key_offset(bits));
-        }
+        float y[GROUP], most[8] = {0};
+        load_group(x, D, g, 0, y);
+        for (int e = 0; e < GROUP; e += 8)
+            for (int i = 0; i < 8; i++) {
+                const float size = fabsf(y[e + i]);
+                most[i] = size > most[i] ? size : most[i];
+            }
+        *to.scale = sti_f32_to_f16(largest(most) / (float)top);
+        nearest(y, 0, inverse(sti_f16_to_f32(*to.scale)), -top, top, key_offset(bits),
+                u);
         pack_levels(bits, u, to.low, to.high);
     }
 }
@@ -109,21 +154,24 @@ void sti_salient_unpack_key(int bits, sti_salient_row row, int D, float *x)
 void sti_salient_pack_value(int bits, const float *x, int D, sti_salient_row row)
 {
     const int top = (1 << bits) - 1;
-    for (size_t g = 0; g < sti_salient_groups(D); g++, x += GROUP) {
+    for (size_t g = 0; g < sti_salient_groups(D); g++) {
         const sti_salient_row to = group_of(bits, row, g, true);
-        const int n = group_size(D, g);
         uint8_t u[GROUP];
-        float least = x[0], most = x[0];
-        for (int e = 1; e < n; e++) {
-            least = fminf(least, x[e]);
-            most = fmaxf(most, x[e]);
-        }
-        to.scale[0] = sti_f32_to_f16((most - least) / (float)top);
+        float y[GROUP], most[8], minus[8];
+        load_group(x, D, g, x[g * GROUP], y);
+        for (int i = 0; i < 8; i++) most[i] = minus[i] = -INFINITY;
+        for (int e = 0; e < GROUP; e += 8)
+            for (int i = 0; i < 8; i++) {
+                most[i] = y[e + i] > most[i] ? y[e + i] : most[i];
+                minus[i] = -y[e + i] > minus[i] ? -y[e + i] : minus[i];
+            }
+        const float least = -largest(minus);
+        to.scale[0] = sti_f32_to_f16((largest(most) - least) / (float)top);
         to.scale[1] = sti_f32_to_f16(least);
-        const float per = inverse(sti_f16_to_f32(to.scale[0]));
-        const float m = sti_f16_to_f32(to.scale[1]);
-        for (int e = 0; e < GROUP; e++)
-            u[e] = (uint8_t)(e < n ? nearest((x[e] - m) * per, 0, top) : 0);
+        if (group_size(D, g) < GROUP)
+            load_group(x, D, g, sti_f16_to_f32(to.scale[1]), y);
+        nearest(y, sti_f16_to_f32(to.scale[1]), inverse(sti_f16_to_f32(to.scale[0])), 0,
+                top, 0, u);
         pack_levels(bits, u, to.low, to.high);
     }
 }

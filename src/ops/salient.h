@@ -24,7 +24,7 @@
  *          byte e / 8. Levels of 5 bits are stored plus 16.
  *   scale  keys d [G], values d and m [G, 2], f16
  *
- * A backend may transpose the bytes of rows (the cpu's panels of keys); the sizes are
+ * A backend may order the bits of rows otherwise (the cpu's panels of keys); sizes are
  * those here. Bytes of a token with D = 64, without score and position: f16 256, keys 8
  * and values 4 bits 108, keys 5 and values 3 bits 76. */
 #ifndef STI_OPS_SALIENT_H
@@ -33,6 +33,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "base/mem.h"
 
 enum { STI_SALIENT_GROUP = 32 };
 
@@ -55,6 +57,9 @@ static inline size_t sti_salient_high(int bits, int D)
 {
     return bits & 1 ? sti_salient_groups(D) * (STI_SALIENT_GROUP / 8) : 0;
 }
+
+/* Room for `slots` rows of D elements, one behind the other; the first is returned. */
+sti_salient_row sti_salient_carve(sti_carve *c, int bits, size_t slots, int D);
 
 /* x [D] into a row, and a row as numbers. bits: 8 or 5 for keys, 4 or 3 for values. */
 void sti_salient_pack_key(int bits, const float *x, int D, sti_salient_row row);

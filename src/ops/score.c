@@ -47,11 +47,12 @@ static double received_retire(const sti_score_end *e)
 }
 
 /* The formula of KeyDiff (arXiv 2504.15364), over the keys of a chunk: most point the
- * same way; those of a name or a number do not. The first token is where attention
- * rests that has nowhere to go: it stays. */
+ * same way; those of a name or a number do not. Of keys alike the later one stays. The
+ * first token is where attention rests that has nowhere to go: it stays. */
 static double distinct_retire(const sti_score_end *e)
 {
-    return e->position == 0 ? 2 : -e->likeness;
+    if (e->position == 0) return STI_DISTINCT_FIRST;
+    return STI_DISTINCT_RECENT * (double)e->position - e->likeness;
 }
 
 static double keynorm_arrive(const sti_score_stats *s)

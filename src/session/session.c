@@ -8,7 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_ROLLBACK = 4096 };
+enum {
+    MOST_ROLLBACK = 4096,
+    LEAST_ROWS = 64 /* of a pass that a GPU's memory makes smaller */
+};
 
 /* An adapter is valid only for the method it was trained for. Sizes (chunk, cap,
  * select) and the score may differ; the meaning of its tensors may not. */
@@ -101,6 +104,49 @@ static void carve_tables(still_session *s, sti_carve *c)
     s->logits = sti_carve_take(c, (size_t)g->vocab, sizeof *s->logits);
 }
 
+/* ---- Memory -------------------------------------------------------------- */
+
+/* Bytes of all states, SIZE_MAX if no number tells. */
+static size_t states_bytes(const still_session *s)
+{
+    size_t bytes;
+    return sti_mul(sti_session_lay_out(s, NULL, NULL), 1 + copies(s), &bytes)
+               ? bytes
+               : SIZE_MAX;
+}
+
+/* Scratch of the device: one block for whichever operator runs. */
+static size_t device_scratch(const still_model *m, const sti_attn_config *cfg)
+{
+    size_t most = m->be->dev_bytes(m->dev, cfg->batch);
+    for (int l = 0; l < m->cfg.layers; l++) {
+        const sti_attn_layer layer = sti_model_attn_layer(m, l);
+        const size_t n =
+            sti_attn_engine_of(cfg, l)->scratch_bytes(m->be, m->dev, cfg, &layer);
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* What passes of cfg->batch rows need beyond what there is. Activations are taken anew
+ * before the old ones are freed. */
+static size_t growth(const still_model *m, const sti_attn_config *cfg)
+{
+    const size_t operators = device_scratch(m, cfg), now = m->be->dev_bytes(m->dev, 0);
+    return (cfg->batch > m->scratch.rows ? sti_model_scratch_bytes(m, cfg->batch) : 0) +
+           (operators > now ? operators - now : 0);
+}
+
+/* Halves the rows of a pass, down to `least`, until these and `more` bytes fit a GPU's
+ * memory. */
+static void fit_rows(const still_model *m, size_t more, int least, sti_attn_config *cfg)
+{
+    if (!m->be->mem_left) return;
+    const size_t left = m->be->mem_left(m->dev);
+    while (cfg->batch / 2 >= least && (more > left || growth(m, cfg) > left - more))
+        cfg->batch /= 2;
+}
+
 /* ",17-18:768,23-23/0-0:512": layers, heads unless they are all, and their cap. */
 static void describe_caps(const still_session *s, char *out, size_t size)
 {
@@ -150,14 +196,14 @@ static still_status allocate(still_session *s, still_error *err)
     sti_carve tables = {0};
     carve_tables(s, &tables);
     s->state_bytes = sti_session_lay_out(s, NULL, NULL);
-    size_t bytes = SIZE_MAX;
-    if (!sti_mul(s->state_bytes, 1 + copies(s), &bytes)) bytes = SIZE_MAX;
+    const size_t bytes = states_bytes(s);
     still_error why;
     if (m->be->mem_new(m->dev, bytes, &s->memory, &why) != STILL_OK)
         return sti_fail(err, STILL_E_MEMORY,
                         "a session of %d tokens needs %.1f GB of memory, which is not "
-                        "there: use a smaller context",
-                        s->cfg.ctx, (double)bytes / 1e9);
+                        "there: use a smaller context%s%s",
+                        s->cfg.ctx, (double)bytes / 1e9, m->be->host_memory ? "" : "; ",
+                        m->be->host_memory ? "" : why.text);
     if (!sti_block_new(&s->tables, tables.used))
         return sti_fail_memory(err, "session", tables.used);
     tables = (sti_carve){.base = s->tables.p};
@@ -186,8 +232,9 @@ still_status sti_session_widen(still_session *s, int rows, still_error *err)
     if (rows <= s->rows) return STILL_OK;
     sti_attn_config wide = s->cfg;
     wide.batch = rows;
+    fit_rows(s->model, 0, s->rows, &wide);
     STI_TRY(reserve(s->model, &wide, err));
-    s->rows = rows;
+    s->rows = wide.batch;
     return STILL_OK;
 }
 
@@ -218,6 +265,7 @@ still_status still_session_new(still_model *m, const still_session_params *p,
     still_session draft = {.model = m};
     STI_TRY(check_method(m, p && p->method ? p->method : m->info.method, err));
     STI_TRY(configure(m, p, &draft, err));
+    fit_rows(m, states_bytes(&draft), LEAST_ROWS, &draft.cfg);
     return make(&draft, out, err);
 }
 
@@ -268,14 +316,26 @@ void still_session_reset(still_session *s)
 
 /* ---- The bill ------------------------------------------------------------ */
 
-/* Code, libraries and tables of a running program, as measured. */
-static const size_t RUNTIME_BYTES = 27u << 19; /* 13.5 MiB */
+enum {
+    RUNTIME = 27 << 19,     /* 13.5 MiB: code, libraries and tables of a program */
+    RUNNING = 3 << 18,      /* 0.75 MiB: what those grow by while it generates */
+    FAULT_AROUND = 1 << 16, /* bytes of a file that come with the first one touched */
+};
+
+/* The program itself: what the process held beside the weights once the model was open,
+ * and what it touches later. */
+static size_t runtime(const still_model *m, size_t weights)
+{
+    const size_t tokenizer = m->tokenizer ? sti_tokenizer_bytes(m->tokenizer) : 0;
+    if (!m->rss) return RUNTIME + tokenizer;
+    return (m->rss > weights ? m->rss - weights : 0) + RUNNING;
+}
 
 static void add_weight(const still_model *m, const sti_weight *w, still_bill *b)
 {
     if (w->own.bytes)
         b->weights_resident += w->own.bytes;
-    else if (w->src >= m->merged && w->src < m->merged + m->n_merged)
+    else if (w->src >= m->own && w->src < m->own + m->n_own)
         b->weights_resident += w->src->bytes;
     else
         b->weights_mapped += w->src->bytes;
@@ -287,12 +347,14 @@ still_status still_model_bill(const still_model *m, const still_session_params *
     still_session s = {0};
     STI_TRY(configure(m, p, &s, err));
     s.model = (still_model *)m;
+    fit_rows(m, states_bytes(&s), LEAST_ROWS, &s.cfg);
     sti_carve tables = {0};
     carve_tables(&s, &tables);
     still_bill b = {.cache = sti_session_lay_out(&s, NULL, NULL)};
     b.rollback = copies(&s) * b.cache;
-    b.scratch = tables.used + sti_model_scratch_bytes(m, s.cfg.batch) +
-                m->be->dev_bytes(m->dev, s.cfg.batch);
+    const size_t scratch =
+        sti_model_scratch_bytes(m, s.cfg.batch) + device_scratch(m, &s.cfg);
+    b.scratch = tables.used + sti_model_table_bytes(s.cfg.batch) + scratch;
     for (int i = 0; i < m->cfg.layers; i++) {
         const sti_layer *L = &m->layer[i];
         const sti_linear *all[] = {&L->q,    &L->k,  &L->v,   &L->o,
@@ -302,18 +364,21 @@ still_status still_model_bill(const still_model *m, const still_session_params *
     }
     add_weight(m, sti_model_head(m), &b);
     if (!m->cfg.tied) {
-        /* Only rows of tokens that occur are read, a page or two each. */
-        size_t rows = (size_t)s.cfg.ctx * 8192;
-        b.weights_mapped += rows < m->embed.src->bytes ? rows : m->embed.src->bytes;
+        /* Of a mapped one only rows of tokens that occur are read. */
+        const size_t rows = (size_t)s.cfg.ctx * FAULT_AROUND, all = m->embed.src->bytes;
         b.weights_resident += m->embed.own.bytes;
+        if (!m->embed.own.bytes) b.weights_mapped += rows < all ? rows : all;
     }
     b.weights_resident += m->vectors_capacity * sizeof(float);
     if (m->adapter)
         b.weights_resident +=
             m->adapter->n_values * sizeof(float) + m->adapter->resident;
-    b.runtime = RUNTIME_BYTES + (m->tokenizer ? sti_tokenizer_bytes(m->tokenizer) : 0);
+    b.runtime = runtime(m, m->be->host_memory ? b.weights_resident : 0);
     b.total = b.weights_mapped + b.weights_resident + b.cache + b.rollback + b.scratch +
               b.runtime;
+    if (b.total < m->peak_rss) b.total = m->peak_rss; /* opening it took more */
+    if (!m->be->host_memory)
+        b.device = b.weights_resident + b.cache + b.rollback + scratch;
     *out = b;
     return STILL_OK;
 }

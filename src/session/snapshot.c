@@ -181,7 +181,7 @@ still_status still_session_rollback(still_session *s, int length, int *at,
 /* ---- In a file ----------------------------------------------------------- */
 
 static const char MAGIC[8] = "STILLST1";
-enum { VERSION = 1 };
+enum { VERSION = 2 };
 
 typedef struct file_head {
     char magic[8];

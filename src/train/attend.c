@@ -3,6 +3,7 @@
  * stays softmax is also a setting of the hybrid operator: every token is kept exact. */
 #include <stdlib.h>
 
+#include "base/mem.h"
 #include "train/layer.h"
 
 float *sti_grad_of(const sti_layer_job *j, int layer, sti_trained kind, sti_target t)
@@ -26,6 +27,13 @@ static float *own_grad(const sti_layer_job *j, int layer, sti_trained kind)
 
 enum { OTHER_CHUNK = 64 }; /* for layers that stay softmax beside Liger or SUPRA */
 
+/* The window of a layer that stays as it is, if sequences are longer; 0: all is seen. */
+static int window_of(const sti_layer_job *j, int layer)
+{
+    const int window = j->m->cfg.window[layer];
+    return !sti_layer_converted(j, layer) && window < j->batch->T ? window : 0;
+}
+
 typedef struct hybrid_call {
     sti_hybrid_settings set;
     sti_hybrid_parallel_args args; /* args.set points at set */
@@ -36,12 +44,18 @@ static void hybrid_begin(const sti_layer_job *j, int layer, hybrid_call *h)
     const still_model *m = j->m;
     const sti_acts *a = j->acts;
     const int chunk = j->cfg->hybrid.chunk; /* 0: the method has none */
+    const int window = window_of(j, layer);
     sti_attn_layer l = sti_model_attn_layer(m, layer);
     l.trained = j->adapter->layer[layer].attn;
     if (sti_layer_converted(j, layer))
         h->set = sti_attn_hybrid_settings(j->cfg, &l);
     else
-        sti_hybrid_preset("softmax", chunk > 0 ? chunk : OTHER_CHUNK, &h->set);
+        sti_hybrid_preset("softmax",
+                          window      ? 1
+                          : chunk > 0 ? chunk
+                                      : OTHER_CHUNK,
+                          &h->set);
+    if (window) h->set.cap = window;
     h->args = (sti_hybrid_parallel_args){.set = &h->set,
                                          .shape = sti_attn_hybrid_shape(&l),
                                          .B = j->batch->B,
@@ -54,6 +68,24 @@ static void hybrid_begin(const sti_layer_job *j, int layer, hybrid_call *h)
     if (j->adapter->layer[layer].gate.w.N) h->args.in.gate_logit = a->gate;
 }
 
+/* The route of a sliding window: in chunks of one token, token i is salient until query
+ * i + window folds it, and what is folded without a linear state is gone. */
+static still_status window_route(const sti_layer_job *j, int window, still_error *err)
+{
+    const int B = j->batch->B, T = j->batch->T, G = j->m->cfg.kv_heads;
+    const size_t n = (size_t)B * (size_t)T * (size_t)G;
+    int32_t *fold = sti_alloc(n, sizeof *fold);
+    if (!fold) return sti_fail_memory(err, "route of a batch", n * sizeof *fold);
+    for (size_t i = 0; i < n; i++) {
+        const int until = (int)(i / (size_t)G) % T + window;
+        fold[i] = until < T ? until : -1;
+    }
+    const still_status st =
+        j->m->be->mem_move(j->m->dev, j->acts->fold, fold, n * sizeof *fold, err);
+    free(fold);
+    return st;
+}
+
 static still_status hybrid_attend(const sti_layer_job *j, int layer, float *y,
                                   still_error *err)
 {
@@ -61,7 +93,9 @@ static still_status hybrid_attend(const sti_layer_job *j, int layer, float *y,
     hybrid_call h;
     hybrid_begin(j, layer, &h);
     h.args.y = y;
-    STI_TRY(m->be->hybrid_route(m->dev, &h.args, err));
+    const int window = window_of(j, layer);
+    STI_TRY(window ? window_route(j, window, err)
+                   : m->be->hybrid_route(m->dev, &h.args, err));
     return m->be->hybrid_parallel(m->dev, &h.args, err);
 }
 
@@ -101,7 +135,7 @@ static still_status hybrid_back(const sti_layer_job *j, int layer, const float *
                                     .K = m->cfg.hidden,
                                     .scale = 1},
             1, err));
-    return inputs ? sti_layer_rotate(j, b->dq, b->dk, true, err) : STILL_OK;
+    return inputs ? sti_layer_rotate(j, layer, b->dq, b->dk, true, err) : STILL_OK;
 }
 
 /* ---- Liger and SUPRA ----------------------------------------------------- */
@@ -115,18 +149,19 @@ static sti_linear_args linear_begin(const sti_layer_job *j, int layer, int seque
     const size_t row = (size_t)sequence * (size_t)j->batch->T,
                  qd = (size_t)g->heads * (size_t)g->head_dim,
                  kd = (size_t)g->kv_heads * (size_t)g->head_dim;
-    return (sti_linear_args){.shape = {g->heads, g->kv_heads, g->head_dim},
-                             .T = j->batch->T,
-                             .window = j->cfg->window,
-                             .in = {.q = a->q + row * qd,
-                                    .k = a->k + row * kd,
-                                    .v = a->v + row * kd,
-                                    .inv_freq = g->inv_freq,
-                                    .interleaved = g->rope_interleaved,
-                                    .map_q = p->map_q,
-                                    .map_k = p->map_k,
-                                    .bias_q = p->bias_q,
-                                    .bias_k = p->bias_k}};
+    return (sti_linear_args){
+        .shape = {g->heads, g->kv_heads, g->head_dim},
+        .T = j->batch->T,
+        .window = j->cfg->window,
+        .in = {.q = a->q + row * qd,
+               .k = a->k + row * kd,
+               .v = a->v + row * kd,
+               .inv_freq = sti_config_inv_freq(g, layer, j->batch->T),
+               .interleaved = g->rope_interleaved,
+               .map_q = p->map_q,
+               .map_k = p->map_k,
+               .bias_q = p->bias_q,
+               .bias_k = p->bias_k}};
 }
 
 /* All sequences in one call, each from an empty state. */

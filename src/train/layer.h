@@ -14,15 +14,19 @@
 
 /* What a layer computed, in order. All float, [M, .] row-major. */
 typedef struct sti_acts {
-    float *h;       /* [M, hidden]: normed input of attention */
-    float *q, *k;   /* [M, H D], [M, G D]: before RoPE; equal to qr, kr if not
+    float *h;           /* [M, hidden]: input of the projections */
+    float *q_in, *k_in; /* [M, H D], [M, G D]: as projected; equal to q, k if the form
+                           does not norm them */
+    float *q, *k;       /* [M, H D], [M, G D]: before RoPE; equal to qr, kr if not
                        needed */
-    float *qr, *kr; /* after RoPE */
-    float *v;       /* [M, G D] */
-    float *gate;    /* [M, H D]: logits of attention's gate */
-    float *y;       /* [M, H D]: attention's output */
-    float *mid;    /* [M, hidden]: residual stream between attention and feed-forward */
-    float *feed;   /* [2, M, ffn]: what ffn_train keeps */
+    float *qr, *kr;     /* after RoPE */
+    float *v;           /* [M, G D] */
+    float *gate;        /* [M, H D]: logits of attention's gate */
+    float *y;           /* [M, H D]: attention's output */
+    float *mid;  /* [M, hidden]: residual stream between attention and feed-forward */
+    float *feed; /* [2, M, ffn]: what ffn_train keeps */
+    float *out, *feed_out; /* [M, hidden]: what norms of the halves' outputs read; NULL
+                              if the form has none */
     float *lora_x; /* [STI_TARGETS, M, rank]: scale x A^T of q, k, v, the gate and o */
     int32_t *fold; /* [M, H]: route */
     size_t step;   /* bytes from one layer's to the next layer's of all these;
@@ -36,6 +40,8 @@ typedef struct sti_acts {
 typedef struct sti_grads {
     float *dh;                      /* [M, hidden]; scratch of the feed-forward, too */
     float *dq, *dk, *dv;            /* [M, H D], [M, G D] twice */
+    float *dq_in, *dk_in;           /* of q_in and k_in; equal to dq, dk likewise */
+    float *dout;                    /* [M, hidden]: of out; or NULL */
     float *dgate, *dy;              /* [M, H D] */
     float *dlora_x[STI_MATMUL_MAX]; /* [M, rank] each: of additions to one input */
     float *dropped;                 /* [M, max(hidden, H D)]: an input after dropout */
@@ -107,8 +113,8 @@ still_status sti_layer_backward(const sti_layer_job *j, int layer, const float *
 /* Whether the student's attention replaces this layer's. */
 bool sti_layer_converted(const sti_layer_job *j, int layer);
 /* RoPE on queries and keys, in place; back: the inverse, on their gradients. */
-still_status sti_layer_rotate(const sti_layer_job *j, float *q, float *k, bool back,
-                              still_error *err);
+still_status sti_layer_rotate(const sti_layer_job *j, int layer, float *q, float *k,
+                              bool back, still_error *err);
 
 /* ---- Attention alone (attend.c) ------------------------------------------ */
 

@@ -26,9 +26,11 @@ still_status sti_report_step(const sti_trainer *t, const still_train_progress *p
     if (p->stage == 1) {
         json_t *layers = json_array();
         for (int l = t->cfg.first; l <= t->cfg.last; l++)
-            sti_json_append(
-                &layers, sti_json_of_real(
-                             tally->ref2[l] > 0 ? tally->err2[l] / tally->ref2[l] : 0));
+            if (sti_attn_converts(&t->cfg, l))
+                sti_json_append(&layers,
+                                sti_json_of_real(tally->ref2[l] > 0
+                                                     ? tally->err2[l] / tally->ref2[l]
+                                                     : 0));
         sti_json_set_real(&o, "relative", p->relative);
         sti_json_set(&o, "relative_by_layer", layers);
     } else if (t->p.kd > 0) {
@@ -119,7 +121,8 @@ still_status sti_report_card(const sti_trainer *t, const still_train_progress *l
         sti_buf_printf(&b, "| salient tokens | keys in %d bits, values in %d |\n",
                        m->key_bits ? m->key_bits : 16,
                        m->value_bits ? m->value_bits : 16);
-    sti_buf_printf(&b, "| layers | %d-%d |\n", t->cfg.first, t->cfg.last);
+    sti_buf_printf(&b, "| layers | %d-%d, %d of them converted |\n", t->cfg.first,
+                   t->cfg.last, sti_attn_converted(&t->cfg));
     for (int s = 1; s <= 2; s++)
         if (t->stage_steps[s])
             sti_buf_printf(

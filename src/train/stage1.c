@@ -28,7 +28,7 @@ static still_status compare(sti_trainer *t, int layer, float factor, still_error
 
 static int layers_of(const sti_trainer *t)
 {
-    return t->cfg.last - t->cfg.first + 1;
+    return sti_attn_converted(&t->cfg);
 }
 
 /* Contribution of a unit of squared error to the loss. */
@@ -76,8 +76,10 @@ static still_status add_up(sti_trainer *t, double share, sti_tally *tally,
 {
     const int first = t->cfg.first;
     STI_TRY(t->m->be->mem_move(t->m->dev, t->results, t->sums + 2 * first,
-                               2 * (size_t)layers_of(t) * sizeof *t->sums, err));
+                               2 * (size_t)(t->cfg.last - first + 1) * sizeof *t->sums,
+                               err));
     for (int l = first; l <= t->cfg.last; l++) {
+        if (!sti_attn_converts(&t->cfg, l)) continue;
         const double *errors = t->results + 2 * (l - first);
         tally->err2[l] += errors[0];
         tally->ref2[l] += errors[1];
@@ -101,13 +103,11 @@ still_status sti_stage1_run(sti_trainer *t, double share, bool learn, sti_tally 
     sti_layer_job student = teacher;
     student.adapter = t->adapter;
     student.grad = learn ? t->grad : NULL;
-    STI_TRY(m->be->embed(
-        m->dev, &(sti_embed_args){.w = &m->embed, .tok = t->ids, .M = M, .y = t->x},
-        err));
+    STI_TRY(sti_model_embed(m, t->ids, M, t->x, err));
     tally->rows += (uint64_t)M;
     for (int l = 0; l <= t->cfg.last; l++) {
         STI_TRY(sti_layer_attend(&teacher, l, t->x, err));
-        if (l >= t->cfg.first)
+        if (sti_attn_converts(&t->cfg, l))
             STI_TRY((t->p.match_weights ? match_weights : match_outputs)(
                 t, &student, l, share, learn, tally, err));
         if (l < t->cfg.last) STI_TRY(sti_layer_finish(&teacher, l, t->x, t->x, err));

@@ -12,12 +12,7 @@
 
 static still_status embed(sti_trainer *t, float *x, still_error *err)
 {
-    still_model *m = t->m;
-    return m->be->embed(
-        m->dev,
-        &(sti_embed_args){
-            .w = &m->embed, .tok = t->ids, .M = t->batch.B * t->batch.T, .y = x},
-        err);
+    return sti_model_embed(t->m, t->ids, t->batch.B * t->batch.T, x, err);
 }
 
 static still_status last_norm(sti_trainer *t, float *y, still_error *err)
@@ -29,7 +24,7 @@ static still_status last_norm(sti_trainer *t, float *y, still_error *err)
                                               .y = y,
                                               .M = t->batch.B * t->batch.T,
                                               .K = m->cfg.hidden,
-                                              .eps = m->cfg.rms_eps},
+                                              .eps = m->stream_eps},
                           err);
 }
 
@@ -131,7 +126,7 @@ static still_status last_norm_back(sti_trainer *t, still_error *err)
                                                         .dx = t->dx,
                                                         .M = M,
                                                         .K = m->cfg.hidden,
-                                                        .eps = m->cfg.rms_eps},
+                                                        .eps = m->stream_eps},
                                err);
 }
 

@@ -140,5 +140,5 @@ double sti_tally_relative(const sti_trainer *t, const sti_tally *tally)
     double sum = 0;
     for (int l = t->cfg.first; l <= t->cfg.last; l++)
         sum += tally->ref2[l] > 0 ? tally->err2[l] / tally->ref2[l] : 0;
-    return sum / (t->cfg.last - t->cfg.first + 1);
+    return sum / sti_attn_converted(&t->cfg);
 }

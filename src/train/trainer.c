@@ -73,13 +73,11 @@ static still_status check(const still_model *m, const still_train_params *p,
             "dropout, held-out share, warm-up, clipping, kd and the share of caps must "
             "be 0 or more, and shares no more than 1");
     for (int l = 0; l < m->cfg.layers && p->stage != 1; l++)
-        if (m->cfg.window[l] && m->cfg.window[l] < p->seq &&
-            (l < p->method.first_layer ||
-             (p->method.last_layer >= 0 && l > p->method.last_layer)))
+        if (m->cfg.window[l] == 1)
             return sti_fail(err, STILL_E_UNSUPPORTED,
-                            "layer %d stays as it is and has a sliding window of %d: "
-                            "stage 2 cannot go back through it with sequences of %d",
-                            l, m->cfg.window[l], p->seq);
+                            "layer %d has a sliding window of 1: stage 2 cannot go "
+                            "back through it",
+                            l);
     return STILL_OK;
 }
 

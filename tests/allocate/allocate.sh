@@ -15,6 +15,6 @@ P
 cap=$(python3 -c 'import json, sys; print(json.loads(sys.argv[1])["cap"])' "$out")
 "$still" inspect smollm2 --method still --select 128 --score distinct --cap "$cap" --ctx 8192 |
     grep -q attention
-! "$still" allocate smollm2 --budget 1MB --probes 1 2>err.txt
+! "$still" allocate smollm2 --budget 500KB --probes 1 2>err.txt
 grep -q 'too small' err.txt
 rm -f err.txt

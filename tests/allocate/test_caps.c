@@ -93,7 +93,7 @@ static void test_shrinks(void **state)
     assert_in_range(bytes_of(m, &got), half - half / 8, half);
     must(sti_choose_caps(m, &how, gain, half, false, &got, &chosen, &err), &err);
     assert_int_equal(got.chunk, 128);
-    small.chunk = 32;
+    small.chunk = small.select = 16;
     const size_t least = with_cap(m, small, 4);
     must(sti_choose_caps(m, &how, gain, least, true, &got, &chosen, &err), &err);
     assert_true(got.forget);

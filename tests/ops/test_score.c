@@ -38,6 +38,22 @@ static void test_distinct(void **state)
     assert_true(like < unlike && unlike < first);
 }
 
+/* Of keys alike the later one stays, and of keys that differ by a tenth the later one
+ * after 10,000 tokens; not even a stream of millions outweighs the first token. */
+static void test_distinct_recent(void **state)
+{
+    (void)state;
+    const sti_score *distinct = sti_score_at(STI_SCORE_DISTINCT);
+    const double
+        at = distinct->retire(&(sti_score_end){.likeness = 0.5, .position = 7}),
+        next = distinct->retire(&(sti_score_end){.likeness = 0.5, .position = 8}),
+        soon = distinct->retire(&(sti_score_end){.likeness = 0.6, .position = 9900}),
+        late = distinct->retire(&(sti_score_end){.likeness = 0.6, .position = 10100}),
+        end = distinct->retire(&(sti_score_end){.likeness = -1, .position = 1 << 30});
+    assert_true(at < next && soon < at && at < late);
+    assert_true(end < distinct->retire(&(sti_score_end){.likeness = 1}));
+}
+
 static void test_keynorm_and_random(void **state)
 {
     (void)state;
@@ -58,6 +74,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_s3),
                                        cmocka_unit_test(test_distinct),
+                                       cmocka_unit_test(test_distinct_recent),
                                        cmocka_unit_test(test_keynorm_and_random)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -170,7 +170,7 @@ static void header(void **state)
         still_status code;
         const char *says;
     } wrong[] = {
-        {8, 4, 2, STILL_E_UNSUPPORTED, "version 2 of the format"},
+        {8, 4, 1, STILL_E_UNSUPPORTED, "version 1 of the format"},
         {12, 4, STI_SETTINGS_LINE, STILL_E_FORMAT, "settings end outside"},
         {12, 4, 1, STILL_E_ARG, "saved with '"},
         {16, 1, 0xA5, STILL_E_ARG, "another model"},

@@ -12,7 +12,7 @@
 #include "base/random.h"
 #include "double_model.h"
 
-enum { MAX_BLOCKS = 256, PARTS = STI_PART_DOWN + 1 };
+enum { MAX_BLOCKS = 512, PARTS = STI_PARTS };
 
 typedef struct matrix { /* y = W x + bias */
     const double *w;    /* [N, K] */
@@ -35,8 +35,9 @@ typedef struct parts {
     matrix embed, final_norm, head;
     layer *layer;                     /* [layers] */
     int32_t *nothing;                 /* [M, H]: a route on which no token is folded */
+    int32_t *local;                   /* likewise: that of a sliding window */
     double *x, *h, *q, *k, *v, *gate; /* a layer, as in sti_acts */
-    double *y, *g, *u, *low, *dropped;
+    double *y, *g, *u, *low, *dropped, *out;
     double *logits, *teacher; /* [M, vocab]; teacher: log-probabilities, with kd */
     void *block[MAX_BLOCKS];
     int n_blocks;
@@ -71,14 +72,26 @@ static double *read_tensor(parts *p, const sti_tensor *t, int n)
 static matrix read_part(double_model *d, sti_part part, int l)
 {
     const sti_store *s = &d->t->m->store;
-    const sti_tensor *w = sti_config_tensor(s, part, l, false),
-                     *bias = sti_config_tensor(s, part, l, true);
+    const sti_config *g = &d->t->m->cfg;
+    if (!sti_config_has(g, part)) return (matrix){0};
+    const sti_tensor *w = sti_config_tensor(g, s, part, l, false),
+                     *bias = sti_config_tensor(g, s, part, l, true);
     if (!w) return (matrix){0};
     const int N = w->n_dims == 2 ? (int)w->dim[0] : 1, K = (int)w->dim[w->n_dims - 1];
-    return (matrix){.w = read_tensor(d->parts, w, N * K),
-                    .bias = bias ? read_tensor(d->parts, bias, N) : NULL,
-                    .N = N,
-                    .K = K};
+    double *own = read_tensor(d->parts, w, N * K);
+    for (int i = 0; w->n_dims == 1 && i < K; i++) own[i] += g->form.norm_offset;
+    matrix m = {
+        .w = own, .bias = bias ? read_tensor(d->parts, bias, N) : NULL, .N = N, .K = K};
+    if (!sti_rotary_moves(g) || (part != STI_PART_Q && part != STI_PART_K)) return m;
+    /* What is trained sees rows as they are used. */
+    double *moved = reals(d->parts, (size_t)N * (size_t)K);
+    for (int r = 0; r < N; r++) {
+        const int from = r - r % g->head_dim + sti_rotary_row(g, r % g->head_dim);
+        memcpy(moved + (size_t)r * (size_t)K, m.w + (size_t)from * (size_t)K,
+               (size_t)K * sizeof *moved);
+    }
+    m.w = moved;
+    return m;
 }
 
 /* A trained entry; those without a second dimension are read by their w alone. */
@@ -117,23 +130,36 @@ static void multiply(const parts *p, const matrix *w, const double *x, double sc
                    (w->bias ? w->bias[n] : 0);
 }
 
-static void norm(const double_model *d, const matrix *g, const double *x, double *y)
+/* rows of `width`, as many as the norm is wide or heads in them; y may be x. */
+static void norm_rows(const double_model *d, const matrix *g, const double *x,
+                      int width, double *y)
 {
-    for (int m = 0; m < d->parts->M; m++, x += g->K, y += g->K) {
+    for (int m = 0; m < d->parts->M * (width / g->K); m++, x += g->K, y += g->K) {
         const double r =
             1 / sqrt(dot(x, x, g->K) / g->K + (double)d->t->m->cfg.rms_eps);
         for (int i = 0; i < g->K; i++) y[i] = x[i] * r * g->w[i];
     }
 }
 
-static void rotate(const double_model *d, double *x, int heads)
+/* Without a norm x stays as it is. */
+static void norm(const double_model *d, const matrix *g, const double *x, double *y)
+{
+    const int hidden = d->t->m->cfg.hidden;
+    if (g->N)
+        norm_rows(d, g, x, hidden, y);
+    else
+        memmove(y, x, (size_t)d->parts->M * (size_t)hidden * sizeof *y);
+}
+
+static void rotate(const double_model *d, int l, double *x, int heads)
 {
     const sti_config *g = &d->t->m->cfg;
     const int half = g->head_dim / 2;
+    const float *inv_freq = sti_config_inv_freq(g, l, d->t->batch.T);
     for (int m = 0; m < d->parts->M; m++)
         for (int h = 0; h < heads; h++, x += g->head_dim)
             for (int i = 0; i < half; i++) {
-                const double angle = (double)(m % d->t->batch.T) * g->inv_freq[i];
+                const double angle = (double)(m % d->t->batch.T) * (double)inv_freq[i];
                 double *a = g->rope_interleaved ? x + 2 * i : x + i,
                        *b = g->rope_interleaved ? a + 1 : a + half;
                 const double u = *a, v = *b;
@@ -187,8 +213,16 @@ static void project(const double_model *d, int l, const double *x, bool student)
         add_low_rank(d, l, STI_TARGET_V, p->h, p->v);
         add_low_rank(d, l, STI_TARGET_GATE, p->h, p->gate);
     }
-    rotate(d, p->q, d->t->m->cfg.heads);
-    rotate(d, p->k, d->t->m->cfg.kv_heads);
+    const sti_config *g = &d->t->m->cfg;
+    const int qd = g->heads * g->head_dim, kd = g->kv_heads * g->head_dim;
+    if (L->part[STI_PART_Q_NORM].N) {
+        norm_rows(d, &L->part[STI_PART_Q_NORM], p->q, qd, p->q);
+        norm_rows(d, &L->part[STI_PART_K_NORM], p->k, kd, p->k);
+    }
+    for (int i = 0; i < p->M * qd; i++)
+        p->q[i] *= g->form.attn_scale * sqrt(g->head_dim);
+    rotate(d, l, p->q, g->heads);
+    rotate(d, l, p->k, g->kv_heads);
 }
 
 /* The operator's arguments for q, k, v as they are, softmax if it is the teacher. */
@@ -206,7 +240,17 @@ static sti_hybrid_parallel_args64 arguments(const double_model *d, int l, bool s
                                     .fold_chunk = p->nothing,
                                     .y = p->y};
     assert_true(sti_hybrid_preset("softmax", t->cfg.hybrid.chunk, set));
-    if (!student || l < t->cfg.first || l > t->cfg.last) return a;
+    if (!student || !sti_attn_converts(&t->cfg, l)) {
+        const int window = t->m->cfg.window[l], T = t->batch.T;
+        if (!window) return a;
+        /* Token j is seen by queries before j + window: folded there, in chunks of one
+         * token, it is gone. */
+        assert_true(sti_hybrid_preset("softmax", 1, set));
+        for (int i = 0; i < p->M * a.shape.G; i++)
+            p->local[i] = i / a.shape.G % T + window;
+        a.fold_chunk = p->local;
+        return a;
+    }
     *set = sti_attn_hybrid_settings(&t->cfg, &attn);
     a.in.map_q = trained(d, l, STI_TRAINED_MAP_Q, STI_TARGETS).w;
     a.in.map_k = trained(d, l, STI_TRAINED_MAP_K, STI_TARGETS).w;
@@ -239,19 +283,37 @@ static void attend(const double_model *d, int l, const double *x, bool student)
     must(sti_ref_hybrid_parallel(&a, &e), &e);
 }
 
+/* x += residual_scale norm(out) */
+static void add_half(const double_model *d, const matrix *g, double *out, double *x)
+{
+    const sti_config *c = &d->t->m->cfg;
+    if (g->N) norm(d, g, out, out);
+    for (int i = 0; i < d->parts->M * c->hidden; i++)
+        x[i] += c->form.residual_scale * out[i];
+}
+
+static double activation(sti_activation act, double x)
+{
+    const double cube = x + 0.044715 * x * x * x;
+    if (act == STI_GELU_TANH) return x / 2 * (1 + tanh(sqrt(2 / M_PI) * cube));
+    return x / (1 + exp(-x));
+}
+
 /* x, the layer's input, becomes its output, given y. */
 static void finish(const double_model *d, int l, double *x, bool student)
 {
     parts *p = d->parts;
     const matrix *part = p->layer[l].part;
-    multiply(p, &part[STI_PART_O], p->y, 1, true, x);
-    if (student) add_low_rank(d, l, STI_TARGET_O, p->y, x);
+    multiply(p, &part[STI_PART_O], p->y, 1, false, p->out);
+    if (student) add_low_rank(d, l, STI_TARGET_O, p->y, p->out);
+    add_half(d, &part[STI_PART_ATTN_OUT_NORM], p->out, x);
     norm(d, &part[STI_PART_FFN_NORM], x, p->h);
     multiply(p, &part[STI_PART_GATE], p->h, 1, false, p->g);
     multiply(p, &part[STI_PART_UP], p->h, 1, false, p->u);
     for (int i = 0; i < p->M * part[STI_PART_UP].N; i++)
-        p->g[i] *= p->u[i] / (1 + exp(-p->g[i]));
-    multiply(p, &part[STI_PART_DOWN], p->g, 1, true, x);
+        p->g[i] = activation(d->t->m->cfg.form.act, p->g[i]) * p->u[i];
+    multiply(p, &part[STI_PART_DOWN], p->g, 1, false, p->out);
+    add_half(d, &part[STI_PART_FFN_OUT_NORM], p->out, x);
 }
 
 /* ---- Losses -------------------------------------------------------------- */
@@ -263,7 +325,7 @@ static void predict(const double_model *d, double *out)
     parts *p = d->parts;
     const matrix *head = p->head.N ? &p->head : &p->embed;
     norm(d, &p->final_norm, p->x, p->h);
-    multiply(p, head, p->h, 1, false, out);
+    multiply(p, head, p->h, 1 / d->t->m->cfg.form.logit_scale, false, out);
     for (int m = 0; m < p->M; m++, out += head->N) {
         double sum = 0;
         for (int i = 0; i < head->N; i++) sum += exp(out[i]);
@@ -294,7 +356,7 @@ static double transfer_loss(const double_model *d, int l)
 {
     const sti_trainer *t = d->t;
     const parts *p = d->parts;
-    const int layers = t->cfg.last - t->cfg.first + 1, heads = t->m->cfg.heads,
+    const int layers = sti_attn_converted(&t->cfg), heads = t->m->cfg.heads,
               width = heads * t->m->cfg.head_dim;
     double sum = 0;
     attend(d, l, p->layer[l].input, true);
@@ -317,7 +379,7 @@ double double_model_loss(double_model *d, int first)
     double loss = 0;
     if (t->stage == 1) {
         for (int l = first; l <= t->cfg.last; l++)
-            if (l >= t->cfg.first) loss += transfer_loss(d, l);
+            if (sti_attn_converts(&t->cfg, l)) loss += transfer_loss(d, l);
         return loss;
     }
     const size_t bytes = (size_t)p->M * (size_t)t->m->cfg.hidden * sizeof(double);
@@ -339,8 +401,9 @@ static void allocate(double_model *d)
     parts *p = d->parts;
     const size_t M = (size_t)p->M, H = (size_t)g->heads, D = (size_t)g->head_dim,
                  hidden = (size_t)g->hidden;
-    double **const row[] = {&p->x, &p->h, &p->q, &p->k,   &p->v,       &p->gate,
-                            &p->y, &p->g, &p->u, &p->low, &p->dropped, &p->logits};
+    double **const row[] = {&p->x,       &p->h,      &p->q,  &p->k, &p->v,
+                            &p->gate,    &p->y,      &p->g,  &p->u, &p->low,
+                            &p->dropped, &p->logits, &p->out};
     size_t widest = H * D > hidden ? H * D : hidden;
     if (widest < (size_t)g->ffn) widest = (size_t)g->ffn;
     if (widest < (size_t)g->vocab) widest = (size_t)g->vocab;
@@ -349,6 +412,7 @@ static void allocate(double_model *d)
     if (d->t->p.kd > 0) p->teacher = reals(p, M * (size_t)g->vocab);
     p->nothing = take(p, M * H, sizeof *p->nothing);
     memset(p->nothing, -1, M * H * sizeof *p->nothing);
+    p->local = take(p, M * H, sizeof *p->local);
     p->layer = take(p, (size_t)g->layers, sizeof *p->layer);
     for (int l = 0; l < g->layers; l++)
         p->layer[l] = (layer){.input = reals(p, M * hidden),
@@ -379,10 +443,10 @@ static void teach(const double_model *d)
     const size_t M = (size_t)p->M, hidden = (size_t)g->hidden,
                  width = (size_t)(g->heads * g->head_dim);
     for (size_t m = 0; m < M; m++)
-        memcpy(p->x + m * hidden, p->embed.w + (size_t)d->t->ids[m] * hidden,
-               hidden * sizeof(double));
+        for (size_t i = 0; i < hidden; i++)
+            p->x[m * hidden + i] =
+                g->form.embed_scale * p->embed.w[(size_t)d->t->ids[m] * hidden + i];
     for (int l = 0; l < g->layers; l++) {
-        assert_int_equal(g->window[l], 0);
         memcpy(p->layer[l].input, p->x, M * hidden * sizeof(double));
         attend(d, l, p->x, false);
         memcpy(p->layer[l].teacher, p->y, M * width * sizeof(double));

@@ -24,6 +24,7 @@ typedef struct problem {
     bool one_layer; /* is converted, the second; the others stay softmax */
     int rank;       /* 0: 4 */
     bool shared;    /* layers share their acts, as where memory is short */
+    int window;     /* of layers that have one; 0: as the model says */
 } problem;
 
 static inline void must(still_status st, const still_error *e)
@@ -66,6 +67,8 @@ static inline void begin(const problem *c, still_train_params p,
     *t = (sti_trainer){.p = p};
     snprintf(path, sizeof path, FIXTURES "/models/%s", c->model);
     must(still_model_open(path, with, &t->m, &e), &e);
+    for (int l = 0; c->window && l < t->m->cfg.layers; l++)
+        if (t->m->cfg.window[l]) t->m->cfg.window[l] = c->window;
     must(sti_trainer_begin(t, &e), &e);
     for (size_t i = 0; i < t->adapter->n_values; i++)
         t->adapter->value[i] += (float)(0.2 * uniform(i));

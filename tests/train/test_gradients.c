@@ -10,7 +10,7 @@
 /* Derivatives of a tensor are taken along DIRECTIONS vectors of random signs. For the
  * difference d of two gradients the mean of (signs . d)^2 is |d|^2, and an error in a
  * single number shows in each of them. Tensors of few numbers: along each number. */
-enum { T = 24, DIRECTIONS = 4, BACKENDS = 2, MAX_ENTRY = 1 << 12 };
+enum { T = 24, DIRECTIONS = 4, BACKENDS = 2, MAX_ENTRY = 1 << 14 };
 static const double STEP = 3e-5;  /* length of a step */
 static const double BOUND = 1e-4; /* of |difference| / |gradient| */
 static const char *const backend[BACKENDS] = {"ref", "cpu"};
@@ -28,6 +28,17 @@ static const problem problems[] = {
      .dropout = 0.25, .one_layer = true},
     {"stage 2, lolcats", "llama3", "lolcats", .stage = 2},
     {"stage 2, t2r", "llama3", "t2r", .stage = 2},
+    {"stage 1, norms of heads", "qwen3", "still", .stage = 1},
+    {"stage 2, norms of heads", "qwen3", "still", .stage = 2},
+    {"stage 2, norms behind", "olmo2", "still", .stage = 2, .kd = 0.5},
+    {"stage 2, norms behind, dropout", "olmo2", "still", .stage = 2, .dropout = 0.25},
+    {"stage 2, layers without RoPE", "smollm3", "still", .stage = 2},
+    {"stage 1, scales", "granite", "still", .stage = 1},
+    {"stage 2, scales", "granite", "still", .stage = 2},
+    {"stage 2, partial RoPE", "phi3", "still", .stage = 2},
+    {"stage 1, local layers", "gemma3", "still", .stage = 1, .window = 7},
+    {"stage 2, local layers", "gemma3", "still", .stage = 2, .window = 7},
+    {"stage 2, local layers, lolcats", "gemma3", "lolcats", .stage = 2, .window = 7},
 };
 enum { PROBLEMS = sizeof problems / sizeof *problems };
 

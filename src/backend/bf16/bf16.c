@@ -200,8 +200,10 @@ static still_status rmsnorm(sti_dev *d, const sti_rmsnorm_args *a, still_error *
         double squares = 0;
         for (int k = 0; k < a->K; k++) squares += (double)x[k] * (double)x[k];
         const float by = (float)(1 / sqrt(squares / a->K + (double)a->eps));
-        for (int k = 0; k < a->K; k++)
-            y[k] = rounded(rounded(a->g[k]) * rounded(x[k] * by));
+        for (int k = 0; k < a->K; k++) {
+            const float v = rounded(rounded(a->g[k]) * rounded(x[k] * by));
+            y[k] = a->add ? rounded(y[k] + v) : v;
+        }
     }
     return STILL_OK;
 }
@@ -294,8 +296,27 @@ static still_status swiglu(sti_dev *d, const sti_swiglu_args *a, still_error *er
     const size_t n = (size_t)a->M * (size_t)a->K;
     for (size_t i = 0; i < n; i++) {
         const float gate = a->gate[i];
-        a->y[i] = rounded(rounded(gate / (1 + expf(-gate))) * a->up[i]);
+        const float z = a->act == STI_SILU
+                            ? gate
+                            : (float)STI_GELU_SLOPE *
+                                  (gate + (float)STI_GELU_CUBE * gate * gate * gate);
+        a->y[i] = rounded(rounded(gate / (1 + expf(-z))) * a->up[i]);
     }
+    return STILL_OK;
+}
+
+static still_status scale_columns(sti_dev *d, const sti_scale_columns_args *a,
+                                  still_error *err)
+{
+    STI_TRY(sti_host_scale_columns(d, a, err));
+    round_all(a->x, (size_t)a->M * (size_t)a->K);
+    return STILL_OK;
+}
+
+static still_status scale(sti_dev *d, float *x, size_t n, float by, still_error *err)
+{
+    STI_TRY(sti_host_scale(d, x, n, rounded(by), err));
+    round_all(x, n);
     return STILL_OK;
 }
 
@@ -328,5 +349,6 @@ const sti_backend sti_backend_bf16 = {
     STI_NAMED_3(, weight_new, weight_free, weight_bytes),
     STI_NAMED_4(, matmul, embed, rmsnorm, rope),
     STI_NAMED_2(, swiglu, ffn_forward),
+    STI_NAMED_2(, scale_columns, scale),
     STI_NAMED_2(, softmax_attn, logprob),
 };

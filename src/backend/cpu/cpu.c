@@ -52,6 +52,17 @@ static bool can_run(const sti_cpu_kernels *k)
     return k == &sti_cpu_kernels_portable;
 }
 
+/* Whether it adds beside its multiplications, see matmul_pairs_avx512.c. */
+static bool adds_beside(void)
+{
+#if STI_CPU_X86
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd");
+#else
+    return false;
+#endif
+}
+
 /* asked NULL: the widest there is. */
 static still_status choose_kernels(const char *asked, const sti_cpu_kernels **out,
                                    still_error *err)
@@ -87,6 +98,7 @@ static still_status dev_new(const sti_dev_params *p, sti_dev **out, still_error 
     sti_dev *dev = sti_alloc(1, sizeof *dev);
     if (!dev) return sti_fail_memory(err, "cpu device", sizeof *dev);
     *dev = (sti_dev){.k = k,
+                     .pairs = adds_beside(),
                      .max_k = p->max_k,
                      .heads = p->heads,
                      .kv_heads = p->kv_heads,
@@ -163,6 +175,7 @@ const sti_backend sti_backend_cpu = {
     STI_NAMED_3(sti_cpu_, weight_new, weight_free, weight_bytes),
     STI_NAMED_4(sti_cpu_, matmul, embed, rmsnorm, rope),
     STI_NAMED_2(sti_cpu_, swiglu, ffn_forward),
+    .scale_columns = sti_host_scale_columns,
     STI_NAMED_3(sti_cpu_, matmul_lora, ffn_train, ffn_back),
     STI_NAMED_2(sti_cpu_, softmax_attn, logprob),
     STI_NAMED_2(sti_cpu_, matmul_back, matmul_grad),
@@ -171,7 +184,7 @@ const sti_backend sti_backend_cpu = {
     STI_HOST_TRAINING,
     .state_kv = 0, /* as the session's cache */
     .state_real = sizeof(float),
-    STI_NAMED_3(sti_cpu_, hybrid_reserve, hybrid, hybrid_route),
+    STI_NAMED_4(sti_cpu_, hybrid_reserve, hybrid_bytes, hybrid, hybrid_route),
     STI_NAMED_3(sti_cpu_, hybrid_parallel, hybrid_backward, hybrid_match),
-    STI_NAMED_3(sti_cpu_, linear_reserve, linear, linear_backward),
+    STI_NAMED_4(sti_cpu_, linear_reserve, linear_bytes, linear, linear_backward),
 };

@@ -26,6 +26,7 @@ typedef struct sti_cpu_rope_angle {
 struct sti_dev {
     sti_pool *pool;
     const struct sti_cpu_kernels *k; /* of the instruction set in use */
+    bool pairs;                      /* see matmul_pairs_avx512.c */
     int max_k;                       /* largest K of any matrix */
     int heads, kv_heads, head_dim;   /* of attention; 0 where there is none */
     /* One block, used by whichever operator is running: nothing in it survives a
@@ -96,6 +97,8 @@ still_status sti_cpu_sum_squares(sti_dev *dev, const float *x, const sti_span *s
 still_status sti_cpu_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set,
                                     const sti_hybrid_shape *shape, int rows,
                                     still_error *err);
+size_t sti_cpu_hybrid_bytes(const sti_dev *dev, const sti_hybrid_settings *set,
+                            const sti_hybrid_shape *shape, int rows);
 still_status sti_cpu_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
                             still_error *err);
 still_status sti_cpu_hybrid_route(sti_dev *dev, const sti_hybrid_parallel_args *a,
@@ -108,6 +111,8 @@ still_status sti_cpu_hybrid_match(sti_dev *dev, const sti_hybrid_match_args *a,
                                   still_error *err);
 still_status sti_cpu_linear_reserve(sti_dev *dev, const sti_linear_shape *shape,
                                     int window, int rows, still_error *err);
+size_t sti_cpu_linear_bytes(const sti_dev *dev, const sti_linear_shape *shape,
+                            int window, int rows);
 still_status sti_cpu_linear(sti_dev *dev, const sti_linear_args *a, int n,
                             still_error *err);
 still_status sti_cpu_linear_backward(sti_dev *dev, const sti_linear_args *a, int n,

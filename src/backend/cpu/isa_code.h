@@ -20,11 +20,13 @@ static const sti_dense_kernels dense_kernels = {
 
 static const sti_row_kernels row_kernels = {
     STI_NAMED_4(row_, rmsnorm, swiglu, rope, sum_exp),
+    STI_NAMED_2(row_, rmsnorm_add, geglu),
 };
 
 static const sti_attn_kernels attn_kernels = {
     STI_NAMED_4(attn_, scale, divide, join, to_f16),
     STI_NAMED_3(attn_, load_keys, load_values, load_panels),
+    STI_NAMED_2(attn_, round_queries, qk_logits_levels),
     STI_NAMED_3(attn_, qk_logits, qk_logits_panels, softmax),
     STI_NAMED_3(attn_, pv_product, pv_product_cache, merge_lse),
 };
@@ -50,6 +52,7 @@ static const sti_gemm_kernels gemm_kernels = {
 
 static const sti_train_kernels train_kernels = {
     STI_NAMED_5(train_, rmsnorm_back, swiglu_back, loss, adam, sum_squares),
+    .geglu_back = train_geglu_back,
 };
 
 #define STI_CPU_KERNELS(set)                                                           \

@@ -327,10 +327,6 @@ STI_INLINE vi vi_load_u8(const uint8_t *p)
 {
     return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
-STI_INLINE vi vi_load_i8(const uint8_t *p)
-{
-    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
-}
 STI_INLINE vi vi_load_u8_of_8(const uint8_t *p, int first)
 {
     (void)first;
@@ -343,10 +339,6 @@ STI_INLINE vi vi_load_u8(const uint8_t *p)
 {
     return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
 }
-STI_INLINE vi vi_load_i8(const uint8_t *p)
-{
-    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
-}
 STI_INLINE vi vi_load_u8_of_8(const uint8_t *p, int first)
 {
     return vi_load_u8(p + first);
@@ -355,10 +347,6 @@ STI_INLINE vi vi_load_u8_of_8(const uint8_t *p, int first)
 STI_INLINE vi vi_load_u8(const uint8_t *p)
 {
     return (vi){p[0], p[1], p[2], p[3]};
-}
-STI_INLINE vi vi_load_i8(const uint8_t *p)
-{
-    return (vi){(int8_t)p[0], (int8_t)p[1], (int8_t)p[2], (int8_t)p[3]};
 }
 STI_INLINE vi vi_load_u8_of_8(const uint8_t *p, int first)
 {

@@ -149,7 +149,10 @@ static still_status rmsnorm(sti_dev *d, const sti_rmsnorm_args *a, still_error *
         double ss = 0;
         for (int i = 0; i < a->K; i++) ss += (double)x[i] * x[i];
         double r = 1 / sqrt(ss / a->K + a->eps);
-        for (int i = 0; i < a->K; i++) y[i] = (float)(x[i] * r * a->g[i]);
+        for (int i = 0; i < a->K; i++) {
+            const double v = x[i] * r * a->g[i];
+            y[i] = (float)(a->add ? y[i] + v : v);
+        }
     }
     return STILL_OK;
 }
@@ -217,8 +220,8 @@ static still_status swiglu(sti_dev *d, const sti_swiglu_args *a, still_error *er
     (void)d;
     (void)err;
     for (int64_t i = 0; i < (int64_t)a->M * a->K; i++) {
-        double g = a->gate[i];
-        a->y[i] = (float)(g / (1 + exp(-g)) * a->up[i]);
+        const double g = a->gate[i];
+        a->y[i] = (float)(g / (1 + exp(-sti_ref_slope(a->act, g))) * a->up[i]);
     }
     return STILL_OK;
 }
@@ -369,6 +372,7 @@ const sti_backend sti_backend_ref = {
     STI_NAMED_3(, weight_new, weight_free, weight_bytes),
     STI_NAMED_4(, matmul, embed, rmsnorm, rope),
     STI_NAMED_2(, swiglu, ffn_forward),
+    .scale_columns = sti_host_scale_columns,
     STI_NAMED_3(, matmul_lora, ffn_train, ffn_back),
     STI_NAMED_2(, softmax_attn, logprob),
     STI_NAMED_2(sti_ref_, matmul_back, matmul_grad),

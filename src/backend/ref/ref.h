@@ -20,6 +20,12 @@ still_status sti_ref_matmul_grad(sti_dev *d, const sti_matmul_grad_args *all, in
                                  still_error *err);
 still_status sti_ref_rmsnorm_back(sti_dev *d, const sti_rmsnorm_back_args *a,
                                   still_error *err);
+/* z of an activation x / (1 + e^-z). */
+static inline double sti_ref_slope(sti_activation act, double x)
+{
+    return act == STI_SILU ? x : STI_GELU_SLOPE * (x + STI_GELU_CUBE * x * x * x);
+}
+
 still_status sti_ref_swiglu_back(sti_dev *d, const sti_swiglu_back_args *a,
                                  still_error *err);
 still_status sti_ref_loss(sti_dev *d, const sti_loss_args *a, still_error *err);

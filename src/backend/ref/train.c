@@ -119,7 +119,8 @@ still_status sti_ref_rmsnorm_back(sti_dev *d, const sti_rmsnorm_back_args *a,
     return STILL_OK;
 }
 
-/* y = g s u with s = 1 / (1 + e^-g):  dg = dy u s (1 + g (1 - s)),  du = dy g s. */
+/* y = g s u with s = 1 / (1 + e^-z), z of the activation:
+ *   dg = dy u s (1 + g (1 - s) dz/dg),  du = dy g s. */
 still_status sti_ref_swiglu_back(sti_dev *d, const sti_swiglu_back_args *a,
                                  still_error *err)
 {
@@ -127,8 +128,11 @@ still_status sti_ref_swiglu_back(sti_dev *d, const sti_swiglu_back_args *a,
     (void)err;
     for (int64_t i = 0; i < (int64_t)a->M * a->K; i++) {
         const double g = a->gate[i], u = a->up[i], dy = a->dy[i];
-        const double s = 1 / (1 + exp(-g)), rest = 1 / (1 + exp(g)); /* 1 - s */
-        a->dgate[i] = (float)(dy * u * s * (1 + g * rest));
+        const double z = sti_ref_slope(a->act, g);
+        const double s = 1 / (1 + exp(-z)), rest = 1 / (1 + exp(z)); /* 1 - s */
+        const double dz =
+            a->act == STI_SILU ? 1 : STI_GELU_SLOPE * (1 + 3 * STI_GELU_CUBE * g * g);
+        a->dgate[i] = (float)(dy * u * s * (1 + g * rest * dz));
         a->dup[i] = (float)(dy * g * s);
     }
     return STILL_OK;

@@ -204,13 +204,10 @@ static still_status run_layers(run *r, const int32_t *tok, still_error *err)
                                .batch = &r->batch,
                                .acts = &r->acts,
                                .back = &scratch};
-    STI_TRY(m->be->embed(
-        m->dev,
-        &(sti_embed_args){.w = &m->embed, .tok = tok, .M = r->batch.T, .y = r->x},
-        err));
+    STI_TRY(sti_model_embed(m, tok, r->batch.T, r->x, err));
     for (int l = 0; l <= r->cfg.last; l++) {
         STI_TRY(sti_layer_attend(&job, l, r->x, err));
-        if (l >= r->cfg.first) STI_TRY(measure(r, l, err));
+        if (sti_attn_converts(&r->cfg, l)) STI_TRY(measure(r, l, err));
         if (l < r->cfg.last) STI_TRY(sti_layer_finish(&job, l, r->x, r->x, err));
         if (r->p->progress &&
             !r->p->progress(r->p->user, (uint64_t)(l + 1), (uint64_t)(r->cfg.last + 1)))

@@ -102,20 +102,38 @@ static still_status worst_logit(still_model *m, const expected *e, int piece,
     return st;
 }
 
+/* GGUF has no key for what Gemma scales q . k by: config.json beside the file says it. */
+static still_status read_attn_scale(const char *folder, double *out, still_error *err)
+{
+    char path[8192];
+    json_t *config;
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    STI_TRY(sti_json_load(path, &config, err));
+    const double square =
+        json_number_value(json_object_get(config, "query_pre_attn_scalar"));
+    *out = square > 0 ? 1 / sqrt(square) : 0;
+    json_decref(config);
+    return STILL_OK;
+}
+
+/* The model at `path` against the logits in `folder`. */
 static still_status run_checkpoint(const sti_suite_run *r, const char *name,
-                                   const char *folder, still_error *err)
+                                   const char *folder, const char *path,
+                                   still_error *err)
 {
     expected e = {0};
     STI_TRY(expected_open(folder, &e, err));
     still_model *m = NULL;
     still_model_params p = r->p->model;
-    still_status st = still_model_open(folder, &p, &m, err);
+    still_status st = STILL_OK;
+    if (path != folder) st = read_attn_scale(folder, &p.attn_scale, err);
+    if (st == STILL_OK) st = still_model_open(path, &p, &m, err);
     if (st == STILL_OK && m->embed.type == STI_BF16) {
         /* The logits of bf16 checkpoints come from a model that was cast to bf16 whole,
          * RoPE table included, and computed in float after that. */
         still_model_free(m);
         p.rope_bf16 = true;
-        st = still_model_open(folder, &p, &m, err);
+        st = still_model_open(path, &p, &m, err);
     }
     if (st == STILL_OK && m->cfg.vocab != e.vocab)
         st =
@@ -141,6 +159,21 @@ static int by_name(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+/* A folder as Hugging Face's files have the model, and as a GGUF file in it has it. */
+static still_status run_folder(const sti_suite_run *r, const char *name,
+                               still_error *err)
+{
+    static const char *const GGUF = "model.f32.gguf";
+    char folder[4096], path[4096 + 32], both[512];
+    struct stat sb;
+    snprintf(folder, sizeof folder, "%s/%s", r->dir, name);
+    STI_TRY(run_checkpoint(r, name, folder, folder, err));
+    snprintf(path, sizeof path, "%s/%s", folder, GGUF);
+    if (stat(path, &sb) != 0) return STILL_OK;
+    snprintf(both, sizeof both, "%s/%s", name, GGUF);
+    return run_checkpoint(r, both, folder, path, err);
+}
+
 still_status sti_selftest_models(const sti_suite_run *r, still_error *err)
 {
     DIR *d = opendir(r->dir);
@@ -161,9 +194,7 @@ still_status sti_selftest_models(const sti_suite_run *r, still_error *err)
                                    "%s: no folder in it has a config.json", r->dir);
     qsort(name, n, sizeof *name, by_name);
     for (size_t i = 0; i < n; i++) {
-        char folder[4096];
-        snprintf(folder, sizeof folder, "%s/%s", r->dir, name[i]);
-        if (st == STILL_OK) st = run_checkpoint(r, name[i], folder, err);
+        if (st == STILL_OK) st = run_folder(r, name[i], err);
         free(name[i]);
     }
     return st;

@@ -34,7 +34,7 @@ static void models_on(const char *backend, const char *isa)
         return;
     }
     if (st != STILL_OK) fail_msg("%s", e.text);
-    assert_int_equal(cases, 5);
+    assert_int_equal(cases, 11);
     assert_int_equal(failed, 0);
 }
 

@@ -73,7 +73,8 @@ static inline still_tokenizer *tokenizer(const char *path)
 {
     still_tokenizer *tk;
     still_error err;
-    if (still_tokenizer_open(path, &tk, &err) != STILL_OK) fail_msg("%s", err.text);
+    const char *split = strstr(path, ".tiktoken") ? "llama-bpe" : NULL;
+    if (still_tokenizer_open_split(path, split, &tk, &err)) fail_msg("%s", err.text);
     return tk;
 }
 

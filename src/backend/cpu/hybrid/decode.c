@@ -4,11 +4,11 @@
  * results are joined in the order of query.c, which gives the same numbers; see
  * attn_tile.h. A step of one session takes microseconds, so it is one task for the
  * pool: workers get runs of units of equal cost, store the new keys with the block
- * they belong to, and join units to their rows as they go. A row that several workers
- * share is handed on: one works on it first, the next one last. Every worker lists all
- * units of the round for itself, which is faster than waiting for cache lines that
- * another core has just written. Bound by multiply-adds where memory is fast, else by
- * memory: each unit prefetches what the worker's next one reads. */
+ * they belong to, and join units to the rows they began as they go. Units of a row that
+ * another worker began wait in slots until all are done; then the caller joins them.
+ * Every worker lists all units of the round for itself, which is faster than waiting for
+ * cache lines that another core has just written. Bound by multiply-adds where memory is
+ * fast, else by memory: each unit prefetches what the worker's next one reads. */
 #include <math.h>
 #include <string.h>
 
@@ -47,13 +47,14 @@ static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
         return;
     }
     if (u->stores) sti_hyb_store_kv(h, u->a, u->sel, 0, 1);
-    sti_hyb_queries(h, w, u->a, u->sel, 0, 1, b->part == STI_HYB_FAR);
-    sti_attn_tile t = w->t;
-    if (b->part == STI_HYB_FAR) t.q = w->q_far;
+    const sti_attn_tile t = b->part == STI_HYB_FAR ? sti_hyb_far_tile(w) : w->t;
     const sti_attn_rows K = sti_hyb_rows(h, st, u->sel, b, true);
     const sti_attn_rows V = sti_hyb_rows(h, st, u->sel, b, false);
-    h->f->qk_logits_panels(&t, &K, b->slot, group, b->lo, b->hi,
-                           sti_attn_slot(&V, b->slot + b->lo));
+    if (K.bits)
+        h->f->qk_logits_levels(&t, &K, b->slot, group, b->lo, b->hi);
+    else
+        h->f->qk_logits_panels(&t, &K, b->slot, group, b->lo, b->hi,
+                               sti_attn_slot(&V, b->slot + b->lo));
     for (int r = 0; r < group; r++) {
         w->tail_l[r] = 0;
         w->self[r] = -1;
@@ -104,8 +105,7 @@ static void begin_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
     memset(sums_at(h, u), 0, (size_t)h->group * (size_t)h->D * sizeof(float));
 }
 
-/* Hands a row on: save_row by the worker that stops, load_row by the one that
- * continues. */
+/* Hands a row on: save_row by who stops, load_row by who continues. */
 static void save_row(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u)
 {
     const size_t at = (size_t)u->row * h->H + u->sel * h->group, n = (size_t)h->group;
@@ -164,48 +164,46 @@ static void units_of(const unit_list *r, int w, int workers, int *lo, int *hi)
     *hi = i;
 }
 
-/* Runs units [lo, hi) and joins each at once; the worker runs unit `then` next. Loads a
- * row that began before `lo`, saves one that does not end. */
-static void run_joined(const unit_list *r, int lo, int hi, int then)
+/* Runs units [lo, hi) and joins each at once. Loads a row that began before `lo`, saves
+ * one that does not end. */
+static void run_joined(const unit_list *r, int lo, int hi)
 {
     const sti_hyb *h = r->h;
     const sti_hyb_worker *w = &r->own;
     for (int i = lo; i < hi; i++) {
         const sti_hyb_unit *u = &r->own.unit[i];
         const sti_hyb_slot to = slot_at(h, lo);
+        if (u->first || i == lo) sti_hyb_queries(h, w, u->a, u->sel, 0, 1);
         if (u->first)
             begin_row(h, w, u);
         else if (i == lo)
             load_row(h, w, u);
-        run_unit(h, w, u, &to, start_of(r, i + 1 < hi ? i + 1 : then));
+        run_unit(h, w, u, &to, start_of(r, i + 1 < hi ? i + 1 : r->n));
         join_unit(h, w, u, &to);
         if (i + 1 == hi && !u->last) save_row(h, w, u);
     }
 }
 
-/* Runs units [lo, hi) from the middle of a row; another worker joins them. */
-static void run_apart(const unit_list *r, int lo, int hi)
+/* Runs units [lo, hi) of a row that another worker began, then unit `then`. */
+static void run_apart(const unit_list *r, int lo, int hi, int then)
 {
     for (int i = lo; i < hi; i++) {
         const sti_hyb_slot to = slot_at(r->h, i);
-        run_unit(r->h, &r->own, &r->own.unit[i], &to,
-                 start_of(r, i + 1 < hi ? i + 1 : r->n));
+        const sti_hyb_unit *u = &r->own.unit[i];
+        if (i == lo) sti_hyb_queries(r->h, &r->own, u->a, u->sel, 0, 1);
+        run_unit(r->h, &r->own, u, &to, start_of(r, i + 1 < hi ? i + 1 : then));
     }
 }
 
-/* Joins the units of the row of unit `end` that lie before it and were run apart. */
-static void join_apart(const unit_list *r, int end, int workers)
+/* Joins units [lo, hi), which were run apart, to the row that began before them. */
+static void join_apart(const unit_list *r, int lo, int hi)
 {
     const sti_hyb_worker *w = &r->own;
-    int first = end, lo, hi = 0;
-    while (first > 0 && !r->own.unit[first].first) first--;
-    for (int v = 0; hi <= first; v++)
-        units_of(r, v, workers, &lo, &hi); /* of the worker that began the row */
-    for (int i = hi; i < end; i++) {
+    for (int i = lo; i < hi; i++) {
         const sti_hyb_slot from = slot_at(r->h, i);
-        if (i == hi) load_row(r->h, w, &r->own.unit[i]);
+        if (i == lo) load_row(r->h, w, &r->own.unit[i]);
         join_unit(r->h, w, &r->own.unit[i], &from);
-        if (i + 1 == end) save_row(r->h, w, &r->own.unit[i]);
+        if (i + 1 == hi && !r->own.unit[i].last) save_row(r->h, w, &r->own.unit[i]);
     }
 }
 
@@ -255,32 +253,47 @@ static unit_list list_units(const sti_hyb *h, int w)
         p.at = (sti_hyb_block){0};
         p.first = true;
     }
-    if (w == 0) *h->next_round = p;
+    if (w == 0) h->round->next = p;
     return r;
 }
 
-/* Of the worker's units [lo, hi), those before `whole` belong to a row that others
- * began, those from `open` on to one that others end. What others wait for comes first;
- * what waits for others comes last, when it is likely there. */
+/* The first unit of worker w, [lo, hi), whose row no other worker began; hi if there is
+ * none. */
+static int first_own(const unit_list *r, int lo, int hi)
+{
+    if (lo > 0)
+        while (lo < hi && !r->own.unit[lo].first) lo++;
+    return lo;
+}
+
 static void unit_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
     const unit_list r = list_units(h, w);
-    int lo, hi, whole, open;
+    int lo, hi;
     units_of(&r, w, workers, &lo, &hi);
-    for (whole = lo; whole < hi && whole > 0 && !r.own.unit[whole].first;) whole++;
-    for (open = hi; open > whole && open < r.n && !r.own.unit[open - 1].last;) open--;
-    const int tail = lo < whole ? lo : r.n;
-    const bool apart =
-        tail == lo && whole == hi && hi < r.n && !r.own.unit[hi - 1].last;
-    if (apart) run_apart(&r, lo, hi);
-    run_joined(&r, open, hi, whole < open ? whole : tail);
-    sti_pool_arrive(h->pool, w);
-    run_joined(&r, whole, open, tail);
-    if (apart || lo == whole) return;
-    sti_pool_await(h->pool, w);
-    join_apart(&r, lo, workers);
-    run_joined(&r, lo, whole, r.n);
+    const int own = first_own(&r, lo, hi);
+    run_apart(&r, lo, own, own < hi ? own : r.n);
+    run_joined(&r, own, hi);
+    if (w == 0) {
+        h->round->n = r.n;
+        h->round->cost = r.cost;
+        h->round->workers = workers;
+    }
+}
+
+/* Ends a round: rows that several workers share get the units of all but the first. */
+static void join_shared(const sti_hyb *h)
+{
+    const unit_list r = {.h = h,
+                         .own = sti_hyb_worker_of(h, 0),
+                         .n = h->round->n,
+                         .cost = h->round->cost};
+    for (int w = 1; w < h->round->workers; w++) {
+        int lo, hi;
+        units_of(&r, w, h->round->workers, &lo, &hi);
+        join_apart(&r, lo, first_own(&r, lo, hi));
+    }
 }
 
 void sti_hyb_decode(sti_dev *dev, sti_hyb *h)
@@ -288,6 +301,7 @@ void sti_hyb_decode(sti_dev *dev, sti_hyb *h)
     h->from = (sti_hyb_place){.first = true};
     while (next_head(h, &h->from)) {
         sti_pool_run(dev->pool, unit_work, h);
-        h->from = *h->next_round;
+        join_shared(h);
+        h->from = h->round->next;
     }
 }

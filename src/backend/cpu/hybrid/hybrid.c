@@ -21,9 +21,11 @@ static sti_hyb_worker carve_worker(sti_carve *c, const sti_hyb *h)
 {
     const size_t rows = STI_ATTN_ROWS, keys = STI_HYB_KEYS, D = (size_t)h->D;
     const size_t ldo = (size_t)h->ldo, one = sizeof(float);
+    const size_t digits = sti_attn_digit_bytes(h->D);
     return (sti_hyb_worker){
         .t = {.q = sti_carve_take(c, rows * STI_ATTN_LDQ, one),
               .s = sti_carve_take(c, rows * STI_ATTN_LDS, one),
+              .digits = h->set->key_bits ? sti_carve_take(c, rows * digits, 1) : NULL,
               .k = sti_carve_take(c, STI_ATTN_BLOCK * D, one),
               .v = sti_carve_take(c, STI_ATTN_BLOCK * ldo, one),
               .o = sti_carve_take(c, rows * ldo, one),
@@ -34,6 +36,8 @@ static sti_hyb_worker carve_worker(sti_carve *c, const sti_hyb *h)
               .keep = sti_carve_take(c, rows, one),
               .add = sti_carve_take(c, rows, one)},
         .q_far = h->rotates ? sti_carve_take(c, rows * STI_ATTN_LDQ, one) : NULL,
+        .digits_far =
+            h->set->key_bits && h->rotates ? sti_carve_take(c, rows * digits, 1) : NULL,
         .tail_m = sti_carve_take(c, rows, one),
         .tail_l = sti_carve_take(c, rows, one),
         .self = sti_carve_take(c, rows, one),
@@ -82,7 +86,7 @@ static void carve_scratch(sti_carve *c, sti_hyb *h, int cap, int rows)
         const sti_hyb_retiring x = carve_retiring(c, h, cap);
         if (h->retiring && h->may_retire) h->retiring[s] = x;
     }
-    h->next_round = sti_carve_take(c, 1, sizeof *h->next_round);
+    h->round = sti_carve_take(c, 1, sizeof *h->round);
     h->slots = sti_carve_take(c, STI_HYB_SLOTS * group * (size_t)(h->ldo + 5),
                               sizeof *h->slots);
     h->M = sti_carve_take(c, states, sizeof *h->M);
@@ -154,17 +158,33 @@ size_t sti_cpu_hybrid_scratch(const sti_dev *dev, int rows)
     return dev->hybrid_fixed + dev->hybrid_row * (size_t)rows;
 }
 
+/* Scratch of any call, and what each row adds. */
+static void measure(const sti_hyb *h, int cap, size_t *base, size_t *row)
+{
+    /* Each array is rounded up by itself: 5 * 64 is the most that can add. */
+    *base = scratch_bytes(h, cap, 0) + 5 * 64;
+    *row = (size_t)h->H * (4 * sizeof(float) + sizeof(sti_hyb_score));
+}
+
+size_t sti_cpu_hybrid_bytes(const sti_dev *dev, const sti_hybrid_settings *set,
+                            const sti_hybrid_shape *shape, int rows)
+{
+    const sti_hyb h = params_of(dev, set, shape);
+    size_t base, row;
+    measure(&h, set->cap, &base, &row);
+    return base + row * (size_t)rows;
+}
+
 static still_status reserve(sti_dev *dev, const sti_hyb *h, int cap, int rows,
                             still_error *err)
 {
+    size_t base, row;
     if (h->D > STI_ATTN_MAX_D || h->group > STI_ATTN_ROWS)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "cpu hybrid attention: head size %d and %d query heads per "
                         "selection, at most %d and %d are supported",
                         h->D, h->group, STI_ATTN_MAX_D, STI_ATTN_ROWS);
-    /* Each array is rounded up by itself: 5 * 64 is the most that can add. */
-    const size_t base = scratch_bytes(h, cap, 0) + 5 * 64;
-    const size_t row = (size_t)h->H * (4 * sizeof(float) + sizeof(sti_hyb_score));
+    measure(h, cap, &base, &row);
     if (base > dev->hybrid_fixed) dev->hybrid_fixed = base;
     if (row > dev->hybrid_row) dev->hybrid_row = row;
     if (rows < dev->rows) rows = dev->rows;
@@ -242,7 +262,6 @@ static bool retires(const sti_hyb *h, const sti_hybrid_args *a)
 static void store_step_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
-    if (retires(h, h->a)) sti_hyb_retire(h, h->a, w, workers);
     for (int g = w; g < h->G; g += workers)
         sti_hyb_store_kv(h, h->a, g, h->row, h->tokens);
 }
@@ -250,9 +269,6 @@ static void store_step_work(void *v, int w, int workers)
 static void store_decode_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
-    for (int i = 0; i < h->n; i++)
-        if (h->a[i].T == 1 && retires(h, &h->a[i]))
-            sti_hyb_retire(h, &h->a[i], w, workers);
     int index = 0;
     for (int i = 0; i < h->n; i++)
         for (int g = 0; h->a[i].T == 1 && g < h->G; g++)
@@ -276,6 +292,7 @@ static void prefill(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a)
     for (h->row = 0; h->row < a->T; h->row += h->tokens) {
         const int left = h->C - (int)(a->state->pos % h->C);
         h->tokens = a->T - h->row < left ? a->T - h->row : left;
+        if (retires(h, a)) sti_hyb_retire(h, a);
         sti_pool_run(dev->pool, store_step_work, h);
         sti_pool_run(dev->pool, sti_hyb_prefill_work, h);
         if (h->received) sti_pool_run(dev->pool, sti_hyb_receive_work, h);
@@ -293,6 +310,8 @@ static void decode(sti_dev *dev, sti_hyb *h, const sti_hybrid_args *a, int n)
     h->n = n;
     for (int i = 0; i < n; i++)
         h->units_store = h->units_store && (a[i].T != 1 || a[i].state->pos % h->C != 0);
+    for (int i = 0; i < n; i++)
+        if (a[i].T == 1 && retires(h, &a[i])) sti_hyb_retire(h, &a[i]);
     if (!h->units_store) sti_pool_run(dev->pool, store_decode_work, h);
     sti_hyb_decode(dev, h);
     h->tokens = 1;

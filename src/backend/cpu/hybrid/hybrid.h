@@ -57,6 +57,7 @@ typedef struct sti_hyb_retiring {
 typedef struct sti_hyb_worker {
     sti_attn_tile t;
     float *q_far;              /* [ROWS, LDQ]: queries for far keys, scaled */
+    int8_t *digits_far;        /* as those of t, for far keys */
     float *tail_m, *tail_l;    /* [ROWS]: the part of a block among the last C tokens */
     float *self;               /* [ROWS]: weight of the query's own token */
     sti_hyb_score *score;      /* [ROWS] */
@@ -103,6 +104,13 @@ typedef struct sti_hyb_place {
     bool first;       /* no unit of that head has been in a round */
 } sti_hyb_place;
 
+/* What worker 0 leaves of a round of decoding. */
+typedef struct sti_hyb_round {
+    sti_hyb_place next; /* where the next one begins */
+    int n, workers;     /* units, and shares they were cut into */
+    int64_t cost;       /* of all units, in keys */
+} sti_hyb_round;
+
 /* Results of a unit, [group, ...]. */
 typedef struct sti_hyb_slot {
     float *o; /* [group, ldo] */
@@ -128,7 +136,7 @@ typedef struct sti_hyb {
     unsigned char *areas; /* of the workers, area_bytes each */
     size_t area_bytes;
     sti_hyb_retiring *retiring; /* [S]; laid out if may_retire */
-    sti_hyb_place *next_round;  /* where it begins; worker 0 writes it */
+    sti_hyb_round *round;
     float *slots;               /* [SLOTS, group, ldo + 5] */
     float *M, *L;               /* [rows, H] */
     float *window_m, *window_l; /* [rows, H]: of the window alone */
@@ -149,6 +157,14 @@ static inline int sti_hyb_kv_of(const sti_hyb *h, int sel)
 static inline bool sti_hyb_in_window(const sti_hyb_block *b)
 {
     return b->part == STI_HYB_PREVIOUS || b->part == STI_HYB_OWN;
+}
+/* The tile with the queries for far keys. */
+static inline sti_attn_tile sti_hyb_far_tile(const sti_hyb_worker *w)
+{
+    sti_attn_tile t = w->t;
+    t.q = w->q_far;
+    t.digits = w->digits_far;
+    return t;
 }
 /* Row `row` of the call, query head `head`. */
 static inline size_t sti_hyb_query_at(const sti_hyb *h, int row, int head)
@@ -214,9 +230,9 @@ void sti_hyb_store_kv(const sti_hyb *h, const sti_hybrid_args *a, int g, int row
 
 /* retire.c */
 
-/* STILL eq. 8, 9: a new chunk begins, so the chunk before the last retires. All workers
- * call this. */
-void sti_hyb_retire(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers);
+/* STILL eq. 8, 9: a new chunk of session `a` begins, so the chunk before the last
+ * retires. */
+void sti_hyb_retire(const sti_hyb *h, const sti_hybrid_args *a);
 /* Without a window: folds row `row` of the call at once. */
 void sti_hyb_fold_token(const sti_hyb *h, const sti_hyb_worker *w,
                         const sti_hybrid_args *a, int sel, int row, int64_t position);
@@ -237,7 +253,7 @@ void sti_hyb_next_block(const sti_hyb *h, const sti_hybrid_args *a, int64_t chun
 sti_attn_rows sti_hyb_rows(const sti_hyb *h, const sti_hybrid_state *st, int sel,
                            const sti_hyb_block *b, bool keys);
 void sti_hyb_queries(const sti_hyb *h, const sti_hyb_worker *w,
-                     const sti_hybrid_args *a, int sel, int row, int n, bool far);
+                     const sti_hybrid_args *a, int sel, int row, int n);
 void sti_hyb_linear(const sti_hyb *h, const sti_hyb_worker *w, const sti_hybrid_args *a,
                     int sel, int row, int n, float *lin, float *den);
 void sti_hyb_tail_lse(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_block *b,

@@ -10,20 +10,16 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/cpu/hybrid/hybrid.h"
+#include "backend/cpu/hybrid/salient.h"
 
 enum { BLOCK = STI_ATTN_BLOCK, TILES_PER_WORKER = 4 };
 
 /* ---- Blocks -------------------------------------------------------------- */
 
-/* Far keys lie in front of the list. */
 static int far_keys(const sti_hyb *h, const sti_hybrid_state *st, int sel)
 {
-    int n = 0;
-    if (!st->sal_far) return 0;
-    const uint8_t *far = st->sal_far + sti_hybrid_list_of(h->set, st, sel).first;
-    while (n < st->sal_count[sel] && far[n]) n++;
-    return n;
+    const sti_hyb_list l = sti_hyb_list_of(h, st, sel);
+    return sti_hyb_far_keys(&l);
 }
 
 /* The next block starts with the key in slot `first`; its panel is read from the
@@ -116,10 +112,12 @@ static void rope_query(const sti_hyb *h, const sti_hybrid_in *in, const float *r
     }
 }
 
-/* Loads the queries of rows [row, row + n) of the call into the tile, token-major. */
+/* Loads the queries of rows [row, row + n) of the call into the tile, token-major; those
+ * for far keys if there are any. */
 void sti_hyb_queries(const sti_hyb *h, const sti_hyb_worker *w,
-                     const sti_hybrid_args *a, int sel, int row, int n, bool far)
+                     const sti_hybrid_args *a, int sel, int row, int n)
 {
+    const bool far = far_keys(h, a->state, sel) > 0;
     for (int r = 0; r < n * h->group; r++) {
         const size_t at =
             sti_hyb_query_at(h, row + r / h->group, sel * h->group + r % h->group);
@@ -127,6 +125,11 @@ void sti_hyb_queries(const sti_hyb *h, const sti_hyb_worker *w,
         h->f->scale(w->t.q + to, a->in.q + at, h->scale, h->D);
         if (far) rope_query(h, &a->in, a->in.q_raw + at, w->q_far + to);
     }
+    if (!h->set->key_bits) return;
+    h->f->round_queries(&w->t, h->D, n * h->group);
+    if (!far) return;
+    const sti_attn_tile t = sti_hyb_far_tile(w);
+    h->f->round_queries(&t, h->D, n * h->group);
 }
 
 /* STILL eq. 7; eq. 11, LA: lin = phi(q) s, den = phi(q).z for n rows of the call; rows
@@ -268,13 +271,17 @@ void sti_hyb_joint_output(const sti_hyb *h, const sti_hybrid_args *a, int row, i
 /* ---- Prefill ------------------------------------------------------------- */
 
 /* STILL eq. 11, SA: rows [row, row + n) of the tile against keys [lo, keys) of
- * block b. */
+ * block b, whose keys K of few bits or a float copy in the tile holds. Salient keys are
+ * seen by all rows. */
 static void attend_block(const sti_hyb *h, const sti_hyb_worker *w,
-                         const sti_hyb_block *b, int row, int n, int keys, int offset)
+                         const sti_hyb_block *b, const sti_attn_rows *K, int row, int n,
+                         int keys, int offset)
 {
-    sti_attn_tile t = w->t;
-    if (b->part == STI_HYB_FAR) t.q = w->q_far;
-    h->f->qk_logits(&t, h->D, row, n, b->lo, keys);
+    const sti_attn_tile t = b->part == STI_HYB_FAR ? sti_hyb_far_tile(w) : w->t;
+    if (K->bits)
+        h->f->qk_logits_levels(&t, K, b->slot, n, b->lo, keys);
+    else
+        h->f->qk_logits(&t, h->D, row, n, b->lo, keys);
     const bool scored = h->scored && sti_hyb_in_window(b);
     if (scored && b->part == STI_HYB_PREVIOUS) {
         sti_hyb_tail_lse(h, w, b, row, n, offset);
@@ -300,7 +307,7 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
     const sti_hybrid_state *st = a->state;
     const int64_t pos = st->pos + i, chunk = pos / h->C;
     const int offset = (int)(pos % h->C), row = h->row + i, group = h->group;
-    sti_hyb_queries(h, w, a, sel, row, n, far_keys(h, st, sel) > 0);
+    sti_hyb_queries(h, w, a, sel, row, n);
     for (int r = 0; r < n * group; r++) {
         w->t.M[r] = -INFINITY;
         w->t.L[r] = 0;
@@ -314,7 +321,7 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
         if (b.part >= STI_HYB_LINEAR) break;
         const sti_attn_rows K = sti_hyb_rows(h, st, sel, &b, true);
         const sti_attn_rows V = sti_hyb_rows(h, st, sel, &b, false);
-        h->f->load_panels(&K, b.slot, b.lo, b.hi, w->t.k);
+        if (!K.bits) h->f->load_panels(&K, b.slot, b.lo, b.hi, w->t.k);
         h->f->load_values(&V, b.slot, b.lo, b.hi, w->t.v);
         int alone = 0; /* tokens in front that see part of the block */
         if (b.part == STI_HYB_OWN) {
@@ -323,10 +330,11 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
         }
         for (int j = 0; j < alone; j++) {
             const int keys = offset + j + 1 - b.offset;
-            if (keys > b.lo) attend_block(h, w, &b, j * group, group, keys, offset);
+            if (keys > b.lo) attend_block(h, w, &b, &K, j * group, group, keys, offset);
         }
         if (alone < n)
-            attend_block(h, w, &b, alone * group, (n - alone) * group, b.hi, offset);
+            attend_block(h, w, &b, &K, alone * group, (n - alone) * group, b.hi,
+                         offset);
         if (h->received && sti_hyb_in_window(&b))
             for (int r = 0; r < n * group; r++) {
                 const size_t at = (size_t)(h->base + row + r / group) * h->H +
@@ -382,7 +390,7 @@ static void receive(const sti_hyb *h, const sti_hyb_worker *w, int sel,
     const int group = h->group, offset = (int)((h->a->state->pos + i) % h->C);
     float *sum =
         (float *)h->a->state->win_received + (size_t)sel * 2 * h->C + b->slot + b->lo;
-    sti_hyb_queries(h, w, h->a, sel, h->row + i, n, false);
+    sti_hyb_queries(h, w, h->a, sel, h->row + i, n);
     h->f->qk_logits(&w->t, h->D, 0, n * group, b->lo, b->hi);
     for (int j = 0; j < n; j++) {
         int keys = b->hi; /* those before the token */

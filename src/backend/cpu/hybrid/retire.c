@@ -2,7 +2,7 @@
  * others, and what the list cannot keep, are folded into the linear state (STILL eq. 8
  * and 9).
  *
- * All workers take each step together, so that three heads keep two of them busy:
+ * Each step is a task for all workers, so that three heads keep two of them busy:
  * selection and eviction, split over heads; the features of the tokens to fold, split
  * over tokens; their product with the values, split over rows of the state; the others
  * join the list. Tokens are folded in order: those of the chunk by position, then the
@@ -369,22 +369,54 @@ static bool next_head(share *s, int *sel, int *lo, int *hi)
     return true;
 }
 
-void sti_hyb_retire(const sti_hyb *h, const sti_hybrid_args *a, int w, int workers)
+/* A session's retirement, as its steps see it. */
+typedef struct retirement {
+    const sti_hyb *h;
+    const sti_hybrid_args *a;
+    int64_t chunk;
+    int done; /* tokens of each head that are folded */
+} retirement;
+
+static void select_work(void *v, int w, int workers)
 {
-    const int64_t c = a->state->pos / h->C;
-    const sti_hyb_worker own = sti_hyb_worker_of(h, w);
-    for (int sel = w; sel < h->S; sel += workers) select_and_evict(h, a, sel, c);
-    sti_pool_meet(h->pool, w);
-    for (int done = 0; a->state->lin_s && done < h->C; done += batch_size(h)) {
-        int sel, lo, hi;
-        for (share s = share_of(h, batch_size(h), w, workers);
-             next_head(&s, &sel, &lo, &hi);)
-            map_retired(h, &own, a, sel, done, lo, hi);
-        sti_pool_meet(h->pool, w);
-        for (share s = share_of(h, h->P, w, workers); next_head(&s, &sel, &lo, &hi);)
-            fold_into_state(h, &own, a->state, sel, done, lo, hi);
-        sti_pool_meet(h->pool, w);
+    const retirement *r = v;
+    for (int sel = w; sel < r->h->S; sel += workers)
+        select_and_evict(r->h, r->a, sel, r->chunk);
+}
+
+static void map_work(void *v, int w, int workers)
+{
+    const retirement *r = v;
+    const sti_hyb_worker own = sti_hyb_worker_of(r->h, w);
+    int sel, lo, hi;
+    for (share s = share_of(r->h, batch_size(r->h), w, workers);
+         next_head(&s, &sel, &lo, &hi);)
+        map_retired(r->h, &own, r->a, sel, r->done, lo, hi);
+}
+
+static void fold_work(void *v, int w, int workers)
+{
+    const retirement *r = v;
+    const sti_hyb_worker own = sti_hyb_worker_of(r->h, w);
+    int sel, lo, hi;
+    for (share s = share_of(r->h, r->h->P, w, workers); next_head(&s, &sel, &lo, &hi);)
+        fold_into_state(r->h, &own, r->a->state, sel, r->done, lo, hi);
+}
+
+static void keep_work(void *v, int w, int workers)
+{
+    const retirement *r = v;
+    for (int sel = w; sel < r->h->S; sel += workers)
+        keep_salient(r->h, r->a, sel, r->chunk);
+}
+
+void sti_hyb_retire(const sti_hyb *h, const sti_hybrid_args *a)
+{
+    retirement r = {.h = h, .a = a, .chunk = a->state->pos / h->C};
+    sti_pool_run(h->pool, select_work, &r);
+    for (; a->state->lin_s && r.done < h->C; r.done += batch_size(h)) {
+        sti_pool_run(h->pool, map_work, &r);
+        sti_pool_run(h->pool, fold_work, &r);
     }
-    for (int sel = w; sel < h->S; sel += workers) keep_salient(h, a, sel, c);
-    sti_pool_meet(h->pool, w);
+    sti_pool_run(h->pool, keep_work, &r);
 }

@@ -37,7 +37,8 @@ static int parts_of(const sti_hyb_list *l, bool keys, part out[3])
     void *low = keys ? st->sal_k : st->sal_v,
          *high = keys ? st->sal_k_high : st->sal_v_high,
          *scale = keys ? st->sal_k_scale : st->sal_v_scale;
-    out[0] = (part){low, 1, sti_salient_low(bits, D), offsetof(stored, low)};
+    const size_t word = keys ? 4 : 1;
+    out[0] = (part){low, word, sti_salient_low(bits, D) / word, offsetof(stored, low)};
     if (bits == 0) {
         out[0].size = st->kv_size;
         out[0].n = (size_t)D;
@@ -45,25 +46,25 @@ static int parts_of(const sti_hyb_list *l, bool keys, part out[3])
     }
     out[1] = (part){scale, sizeof(uint16_t), (keys ? 1 : 2) * sti_salient_groups(D),
                     offsetof(stored, scale)};
-    out[2] = (part){high, 1, sti_salient_high(bits, D), offsetof(stored, high)};
+    out[2] =
+        (part){high, word, sti_salient_high(bits, D) / word, offsetof(stored, high)};
     return high ? 3 : 2;
 }
 
-/* n elements of `size` bytes (1, 2 or 4), strides in elements. */
+/* n elements of `size` bytes (2 or 4), strides in elements. */
 static void copy_elements(void *to, size_t to_step, const void *from, size_t from_step,
                           size_t size, size_t n)
 {
+    char *t = to;
+    const char *f = from;
     if (to_step == 1 && from_step == 1)
-        memcpy(to, from, n * size);
-    else if (size == 1)
-        for (size_t i = 0; i < n; i++)
-            ((uint8_t *)to)[i * to_step] = ((const uint8_t *)from)[i * from_step];
+        memcpy(t, f, n * size);
     else if (size == 2)
         for (size_t i = 0; i < n; i++)
-            ((uint16_t *)to)[i * to_step] = ((const uint16_t *)from)[i * from_step];
+            memcpy(t + 2 * i * to_step, f + 2 * i * from_step, 2);
     else
         for (size_t i = 0; i < n; i++)
-            ((float *)to)[i * to_step] = ((const float *)from)[i * from_step];
+            memcpy(t + 4 * i * to_step, f + 4 * i * from_step, 4);
 }
 
 /* A key or value of a slot: out of the list, or into it. */
@@ -97,6 +98,36 @@ static void set_number(const sti_hyb_list *l, int slot, float score, int32_t pos
     if (l->st->sal_far) l->st->sal_far[at] = far;
 }
 
+/* The high bits of a key of five: from the order of a row to that of a panel
+ * (qk_logits_levels of attn_tile.h), or back. */
+static void turn_high_bits(stored *s, int D, bool to_row)
+{
+    for (size_t g = 0; g < sti_salient_groups(D); g++) {
+        uint8_t *b = s->high + 4 * g;
+        const uint32_t x = (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 |
+                           (uint32_t)b[3] << 24;
+        uint32_t y = 0;
+        for (int k = 0; k < 8;
+             k++) /* four bits: side by side in rows, else a byte each */
+            y |= to_row ? ((x >> k & 0x01010101u) * 0x01020408u >> 24 & 15) << 4 * k
+                        : ((x >> 4 * k & 15) * 0x00204081u & 0x01010101u) << k;
+        for (int i = 0; i < 4; i++) b[i] = (uint8_t)(y >> 8 * i);
+    }
+}
+
+static void pack_key(int bits, const float *x, int D, stored *s)
+{
+    sti_salient_pack_key(bits, x, D, row_of(s));
+    if (bits == 5) turn_high_bits(s, D, false);
+}
+
+static void unpack_key(int bits, const stored *s, int D, float *x)
+{
+    stored row = *s;
+    if (bits == 5) turn_high_bits(&row, D, true);
+    sti_salient_unpack_key(bits, row_of(&row), D, x);
+}
+
 /* ---- Joining and reading -------------------------------------------------- */
 
 /* x [D] as the window stores it, to what the list stores. */
@@ -111,7 +142,7 @@ static void quantize(const sti_hyb_list *l, bool keys, const void *x, stored *s)
     }
     h->k->widen(wide, x, l->st->kv_size == 2, h->D);
     if (keys)
-        sti_salient_pack_key(bits, wide, h->D, row_of(s));
+        pack_key(bits, wide, h->D, s);
     else
         sti_salient_pack_value(bits, wide, h->D, row_of(s));
 }
@@ -123,7 +154,7 @@ static void dequantize(const sti_hyb_list *l, bool keys, stored *s, float *x)
     if (bits == 0)
         h->k->widen(x, s->low, l->st->kv_size == 2, h->D);
     else if (keys)
-        sti_salient_unpack_key(bits, row_of(s), h->D, x);
+        unpack_key(bits, s, h->D, x);
     else
         sti_salient_unpack_value(bits, row_of(s), h->D, x);
 }
@@ -163,16 +194,22 @@ static void move_slot(const sti_hyb_list *l, int to, int from)
                sti_hyb_is_far(l, from));
 }
 
-static int far_keys(const sti_hyb_list *l)
+int sti_hyb_far_keys(const sti_hyb_list *l)
 {
-    int n = 0;
-    while (n < *l->count && sti_hyb_is_far(l, n)) n++;
+    int n = 0, end = l->st->sal_far ? *l->count : 0;
+    while (n < end) { /* all slots before n are far, none from `end` on */
+        const int mid = n + (end - n) / 2;
+        if (sti_hyb_is_far(l, mid))
+            n = mid + 1;
+        else
+            end = mid;
+    }
     return n;
 }
 
 void sti_hyb_fill_far_gaps(const sti_hyb_list *l, int32_t *evicted, int n)
 {
-    int far = far_keys(l);
+    int far = sti_hyb_far_keys(l);
     while (n > 0 && evicted[n - 1] >= far) n--;
     while (n-- > 0) {
         move_slot(l, evicted[n], --far);
@@ -203,7 +240,7 @@ static void unrotate(const sti_hyb_list *l, const sti_hybrid_in *in, stored *key
     dequantize(l, true, key, x);
     if (h->set->key_bits) {
         rotate_back(in, x, h->D, position);
-        sti_salient_pack_key(h->set->key_bits, x, h->D, row_of(key));
+        pack_key(h->set->key_bits, x, h->D, key);
         return;
     }
     h->rows->rope(x, -position, in->inv_freq, 1, h->D, in->interleaved);
@@ -230,7 +267,7 @@ static void move_to_far(const sti_hyb_list *l, const sti_hybrid_in *in, int i, i
 void sti_hyb_make_far(const sti_hyb_list *l, const sti_hybrid_args *a, int64_t c)
 {
     const int64_t last = (c + 1) * l->h->C - 1;
-    int far = far_keys(l);
+    int far = sti_hyb_far_keys(l);
     for (int i = far; i < *l->count; i++)
         if (last - l->st->sal_pos[l->first + (size_t)i] >= a->set->position_cap)
             move_to_far(l, &a->in, i, far++);

@@ -3,8 +3,7 @@
  * Far keys come first in a list (see position_cap in ops/hybrid.h), else slots are in no
  * order: a token that joins takes the place of an evicted one, since keys are slow to
  * move. Keys lie in panels, values in rows. Quantized keys (ops/salient.h) lie in panels
- * of bytes: byte b of the rows of all keys of a panel, then byte b + 1, in each of the
- * three arrays. */
+ * of words (qk_logits_levels of attn_tile.h). */
 #ifndef STI_BACKEND_CPU_HYBRID_SALIENT_H
 #define STI_BACKEND_CPU_HYBRID_SALIENT_H
 
@@ -25,6 +24,9 @@ static inline bool sti_hyb_is_far(const sti_hyb_list *l, int slot)
 {
     return l->st->sal_far && l->st->sal_far[l->first + (size_t)slot];
 }
+
+/* How many there are. */
+int sti_hyb_far_keys(const sti_hyb_list *l);
 
 /* Stores a token in a slot, quantized if the list is. key, value [D]: in the type of the
  * window. */

@@ -21,19 +21,36 @@ size_t sti_cpu_linear_scratch(const sti_dev *dev, int rows)
     return dev->linear_fixed + dev->linear_row * (size_t)rows;
 }
 
+/* Scratch of any call, and what each row adds. */
+static void measure(const sti_lin *l, size_t *fixed, size_t *row)
+{
+    *row = 0;
+    if (l->a->window > 0) {
+        *fixed = sti_cpu_liger_scratch(l);
+        return;
+    }
+    *fixed = sti_cpu_supra_scratch(l, 0);
+    *row = sti_cpu_supra_scratch(l, 1) - *fixed; /* whole lines: rows are padded */
+}
+
+size_t sti_cpu_linear_bytes(const sti_dev *dev, const sti_linear_shape *shape,
+                            int window, int rows)
+{
+    const sti_linear_args a = {.shape = *shape, .window = window, .T = rows};
+    const sti_lin l = call_of(dev, &a, 1);
+    size_t fixed, row;
+    measure(&l, &fixed, &row);
+    return fixed + row * (size_t)rows;
+}
+
 still_status sti_cpu_linear_reserve(sti_dev *dev, const sti_linear_shape *shape,
                                     int window, int rows, still_error *err)
 {
     const sti_linear_args a = {.shape = *shape, .window = window, .T = rows};
     STI_TRY(sti_linear_check(&a.shape, a.T, a.window, err));
     const sti_lin l = call_of(dev, &a, 1);
-    size_t fixed, row = 0;
-    if (window > 0) {
-        fixed = sti_cpu_liger_scratch(&l);
-    } else {
-        fixed = sti_cpu_supra_scratch(&l, 0);
-        row = sti_cpu_supra_scratch(&l, 1) - fixed; /* whole lines: rows are padded */
-    }
+    size_t fixed, row;
+    measure(&l, &fixed, &row);
     if (fixed > dev->linear_fixed) dev->linear_fixed = fixed;
     if (row > dev->linear_row) dev->linear_row = row;
     if (rows < dev->rows) rows = dev->rows;

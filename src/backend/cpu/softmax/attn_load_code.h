@@ -119,32 +119,12 @@ static void attn_load_keys(const sti_attn_rows *src, int start, int lo, int hi,
     }
 }
 
-/* Panels of few bits to panels. */
-static void attn_load_quant_panels(const sti_attn_rows *src, int start, int lo, int hi,
-                                   float *k)
-{
-    const int D = src->D;
-    for (int j = lo / ATTN_KEYS * ATTN_KEYS; j < hi; j += ATTN_KEYS) {
-        const int slot = start + j, first = slot / STI_ATTN_PANEL * STI_ATTN_PANEL;
-        const attn_key_panel p = attn_key_panel_at(src, first);
-        float *to = k + (size_t)(j / ATTN_W) * (size_t)(D * ATTN_W) + j % ATTN_W;
-        if (src->bits == 8)
-            attn_load_key_panel(8, &p, D, slot - first, ATTN_KEYS, to, ATTN_W);
-        else
-            attn_load_key_panel(5, &p, D, slot - first, ATTN_KEYS, to, ATTN_W);
-    }
-}
-
 /* Panels to panels: a plain conversion. */
 static void attn_load_panels(const sti_attn_rows *src, int start, int lo, int hi,
                              float *k)
 {
     enum { PANEL = STI_ATTN_PANEL };
     const int D = src->D;
-    if (src->bits) {
-        attn_load_quant_panels(src, start, lo, hi, k);
-        return;
-    }
     for (int j = lo / ATTN_KEYS * ATTN_KEYS; j < hi; j += ATTN_KEYS) {
         const int slot = start + j, panel = slot / PANEL * PANEL;
         const int width = src->capacity - panel < PANEL ? src->capacity - panel : PANEL;

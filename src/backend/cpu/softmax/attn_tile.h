@@ -35,12 +35,14 @@ enum {
      * two so that its rows fall into different cache sets. */
     STI_ATTN_LDQ = STI_ATTN_MAX_D + 16,
     STI_ATTN_LDS = STI_ATTN_BLOCK + 16,
-    STI_ATTN_PAD = 32 /* values and outputs are padded to multiples of this */
+    STI_ATTN_DIGITS = 3, /* of a query, for keys of few bits */
+    STI_ATTN_PAD = 32    /* values and outputs are padded to multiples of this */
 };
 
 typedef struct sti_attn_tile {
     float *q;          /* [ROWS, LDQ], times 1 / sqrt(D) */
     float *s;          /* [ROWS, LDS], logits, then weights */
+    int8_t *digits;    /* [ROWS, digit_bytes]: q for keys of few bits, or NULL */
     float *k;          /* [BLOCK / W, D, W]: panels of W keys, W = 2 vectors */
     float *v;          /* [D / W, BLOCK, W]: panels of W dimensions */
     float *o;          /* [ROWS, D padded]: O, not yet divided by L */
@@ -49,13 +51,21 @@ typedef struct sti_attn_tile {
     float *keep, *add; /* [ROWS] */
 } sti_attn_tile;
 
+/* Of a query as digits: they, their sums over groups and a scale. */
+static inline size_t sti_attn_digit_bytes(int D)
+{
+    const size_t groups = sti_salient_groups(D);
+    return STI_ATTN_DIGITS * groups * (STI_SALIENT_GROUP + sizeof(int32_t)) +
+           sizeof(float);
+}
+
 /* Where a kv head's rows lie: token j at row j % capacity. */
 typedef struct sti_attn_rows {
     const void *data; /* [capacity, D] */
     sti_dtype type;   /* STI_F16 or STI_F32 */
     int capacity, D;
-    /* Quantized (ops/salient.h): keys in panels of bytes, values in rows. bits 0: not;
-     * else data has the low bits, and type is not read. */
+    /* Quantized (ops/salient.h): keys in panels of words (qk_logits_levels), values in rows.
+     * bits 0: not; else data has the low bits, and type is not read. */
     int bits;
     const uint8_t *high;
     const uint16_t *scale;
@@ -90,6 +100,14 @@ typedef struct sti_attn_kernels {
      * below, is memory that will be read next, prefetched meanwhile; or NULL. */
     void (*qk_logits_panels)(const sti_attn_tile *t, const sti_attn_rows *src,
                              int start, int n, int lo, int hi, const void *ahead);
+    /* Keys of few bits. First the queries [0, n) of the tile become digits; then these
+     * are multiplied with keys in panels. The arrays of a panel hold words of four bytes,
+     * one of all its keys after the other. Of five bits the low ones are as in
+     * ops/salient.h; in the word with the high ones of a group, element 4 k + j has bit k
+     * of byte j. The last panel of a list may have fewer keys than 16. */
+    void (*round_queries)(const sti_attn_tile *t, int D, int n);
+    void (*qk_logits_levels)(const sti_attn_tile *t, const sti_attn_rows *src,
+                             int start, int n, int lo, int hi);
     void (*softmax)(const sti_attn_tile *t, int row, int n, int lo, int hi);
     /* o [n, ldo]: y if keep is NULL, else keep o + add y. */
     void (*pv_product)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,

@@ -126,58 +126,6 @@ STI_INLINE void attn_panel_logits_tile(const int R, const int P, const float *q,
     }
 }
 
-/* The same with panels of few bits; k is at the first key, in its first panel. */
-STI_INLINE void attn_quant_logits_tile(const int R, const int P, const int bits,
-                                       const float *q, const attn_key_panel *k, int D,
-                                       float *s, const char *ahead)
-{
-    enum { PANEL = STI_ATTN_PANEL };
-    vf acc[ATTN_ROWS][4];
-    attn_key_panel panel[4];
-    STI_UNROLL
-    for (int r = 0; r < R; r++) {
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
-    }
-    STI_UNROLL
-    for (int i = 0; i < 2 * P; i++) {
-        const size_t at = (size_t)(i * VL / PANEL) * PANEL;
-        panel[i] = *k;
-        panel[i].low += at * sti_salient_low(bits, D);
-        if (bits & 1) panel[i].high += at * sti_salient_high(bits, D);
-        panel[i].scale += at * sti_salient_groups(D);
-    }
-    for (int d8 = 0; d8 < D; d8 += 8) {
-        const int end = D - d8 < 8 ? D : d8 + 8;
-        attn_key_scale scale[4];
-        vi high[4];
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) {
-            scale[i] = attn_key_scale_of(bits, &panel[i], d8, i * VL % PANEL);
-            high[i] = attn_key_high(bits, &panel[i], d8, i * VL % PANEL);
-        }
-        for (int d = d8; d < end; d++, ahead += P * ATTN_W * (bits & ~1) / 8) {
-            vf x[4];
-            attn_prefetch(ahead, 1);
-            STI_UNROLL
-            for (int i = 0; i < 2 * P; i++)
-                x[i] =
-                    attn_key_of(bits, &panel[i], scale[i], high[i], d, i * VL % PANEL);
-            STI_UNROLL
-            for (int r = 0; r < R; r++) {
-                vf a = vf_set(q[r * ATTN_LDQ + d]);
-                STI_UNROLL
-                for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_fma(a, x[i], acc[r][i]);
-            }
-        }
-    }
-    STI_UNROLL
-    for (int r = 0; r < R; r++) {
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) vf_store(s + r * ATTN_LDS + i * VL, acc[r][i]);
-    }
-}
-
 /* o[R, P W] = p[R, n] v[n, P W] with values of few bits, from dimension d on. */
 STI_INLINE void attn_quant_pv_tile(const int R, const int P, const int bits,
                                    const float *p, const attn_value_rows *v, int d,
@@ -320,47 +268,16 @@ static void attn_qk_logits(const sti_attn_tile *t, int D, int row, int n, int lo
     }
 }
 
-/* Keys of few bits: few rows, whole panels. */
-STI_INLINE void attn_quant_logits(const int bits, const sti_attn_tile *t,
-                                  const sti_attn_rows *src, int start, int n, int lo,
-                                  int hi, const char *ahead)
-{
-    enum { PANEL = STI_ATTN_PANEL };
-    const int D = src->D, end = (hi + ATTN_W - 1) / ATTN_W * ATTN_W;
-    for (int j = lo / ATTN_W * ATTN_W, step; j < end; j += step) {
-        const int slot = start + j;
-        attn_key_panel k = attn_key_panel_at(src, slot / PANEL * PANEL);
-        k.low += slot % PANEL; /* where a panel is wider than two vectors */
-        if (bits & 1) k.high += slot % PANEL;
-        k.scale += slot % PANEL;
-        step = V_REGS == 32 && j + 2 * ATTN_W <= end ? 2 * ATTN_W : ATTN_W;
-        if (!ahead) ahead = (const char *)k.low;
-        if (step == ATTN_W)
-            ONE_PANEL(attn_quant_logits_tile, n, bits, t->q, &k, D, t->s + j, ahead)
-        else
-            TWO_PANELS(attn_quant_logits_tile, n, bits, t->q, &k, D, t->s + j, ahead)
-        ahead += (size_t)step * sti_salient_low(bits, D);
-    }
-}
-
 /* As with pv_product_cache: few rows, whole panels. */
 static void attn_qk_logits_panels(const sti_attn_tile *t, const sti_attn_rows *src,
                                   int start, int n, int lo, int hi, const void *ahead)
 {
     enum { PANEL = STI_ATTN_PANEL };
     const int D = src->D, end = (hi + ATTN_W - 1) / ATTN_W * ATTN_W;
-    if ((src->type != STI_F16 && !src->bits) ||
-        start + end > src->capacity / PANEL * PANEL || n > ATTN_ROWS / 2) {
+    if (src->type != STI_F16 || start + end > src->capacity / PANEL * PANEL ||
+        n > ATTN_ROWS / 2) {
         attn_load_panels(src, start, lo, hi, t->k);
         attn_qk_logits(t, D, 0, n, lo, hi);
-        return;
-    }
-    if (src->bits == 8) {
-        attn_quant_logits(8, t, src, start, n, lo, hi, ahead);
-        return;
-    }
-    if (src->bits == 5) {
-        attn_quant_logits(5, t, src, start, n, lo, hi, ahead);
         return;
     }
     const uint16_t *data = src->data;

@@ -51,8 +51,8 @@ static void swiglu_back_work(void *v, int w, int workers)
     const sti_swiglu_back_args *a = t->args;
     int64_t lo, hi;
     sti_split((int64_t)a->M * a->K, GRAIN, w, workers, &lo, &hi);
-    t->f->swiglu_back(a->gate + lo, a->up + lo, a->dy + lo, a->dgate + lo, a->dup + lo,
-                      hi - lo);
+    (a->act == STI_GELU_TANH ? t->f->geglu_back : t->f->swiglu_back)(
+        a->gate + lo, a->up + lo, a->dy + lo, a->dgate + lo, a->dup + lo, hi - lo);
 }
 
 still_status sti_cpu_swiglu_back(sti_dev *dev, const sti_swiglu_back_args *a,

@@ -22,6 +22,8 @@ typedef struct sti_train_kernels {
     /* n elements. */
     void (*swiglu_back)(const float *gate, const float *up, const float *dy,
                         float *dgate, float *dup, int64_t n);
+    void (*geglu_back)(const float *gate, const float *up, const float *dy,
+                       float *dgate, float *dup, int64_t n);
     void (*loss)(sti_loss_row *row);
     /* Elements [lo, hi) of a. */
     void (*adam)(const sti_adam_args *a, size_t lo, size_t hi);

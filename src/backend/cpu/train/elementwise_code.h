@@ -48,6 +48,25 @@ static void train_swiglu_back(const float *gate, const float *up, const float *d
     }
 }
 
+/* The same with z and dz/dg of GELU in place of g and 1. */
+static void train_geglu_back(const float *gate, const float *up, const float *dy,
+                             float *dgate, float *dup, int64_t n)
+{
+    const vf one = vf_set(1), slope = vf_set((float)STI_GELU_SLOPE);
+    for (int64_t i = 0; i < n; i += VL) {
+        const vf g = vf_load_or(gate + i, n - i, 0), u = vf_load_or(up + i, n - i, 0);
+        const vf d = vf_load_or(dy + i, n - i, 0);
+        const vf square = vf_mul(vf_mul(vf_set((float)STI_GELU_CUBE), g), g);
+        const vf z = vf_mul(slope, vf_fma(square, g, g));
+        const vf dz = vf_mul(slope, vf_fma(vf_set(3), square, one));
+        const vf e = vf_exp(vf_min(vf_set(87), vf_sub(vf_set(0), z)));
+        const vf s = vf_div(one, vf_add(one, e)), ds = vf_mul(d, s);
+        vf_store_some(dup + i, vf_mul(ds, g), n - i);
+        const vf by = vf_fma(vf_mul(g, dz), vf_mul(e, s), one);
+        vf_store_some(dgate + i, vf_mul(vf_mul(ds, u), by), n - i);
+    }
+}
+
 /* ---- Loss ---------------------------------------------------------------- */
 
 /* Vocabularies have 10^5 entries: float sums are moved into a double every SPAN

@@ -120,26 +120,32 @@ static void multiply_window(const gemm_job *j, int64_t lo, int64_t hi, int64_t c
     }
 }
 
-static void gemm_work(void *arg, int worker, int workers)
+/* One rectangle of C. */
+static void multiply_part(const gemm_job *j, int part, const work_area *area)
 {
-    (void)workers; /* row_parts * column_parts */
-    const gemm_job *j = arg;
     int64_t lo, hi, from, to;
-    sti_split(j->M, j->f->rows, worker / j->column_parts, j->row_parts, &lo, &hi);
-    sti_split(j->P, STI_GEMM_GRAIN, worker % j->column_parts, j->column_parts, &from,
+    sti_split(j->M, j->f->rows, part / j->column_parts, j->row_parts, &lo, &hi);
+    sti_split(j->P, STI_GEMM_GRAIN, part % j->column_parts, j->column_parts, &from,
               &to);
     if (lo >= hi || from >= to) return;
-    assert(j->areas);
-    sti_carve at = {.base = j->areas + (size_t)worker * j->area_bytes};
-    const work_area area = carve_area(&at);
     const int64_t windows = 1 + (to - from - 1) / STI_GEMM_WINDOW;
     const int64_t width =
         ceil_div(ceil_div(to - from, windows), STI_GEMM_GRAIN) * STI_GEMM_GRAIN;
     for (int64_t c = from; c < to; c += width)
-        multiply_window(j, lo, hi, c, (int)min_i64(width, to - c), &area);
+        multiply_window(j, lo, hi, c, (int)min_i64(width, to - c), area);
 }
 
-/* Cuts C into rows x columns of rectangles, one for each worker. With r x c elements to
+static void gemm_work(void *arg, int worker, int workers)
+{
+    const gemm_job *j = arg;
+    assert(j->areas);
+    sti_carve at = {.base = j->areas + (size_t)worker * j->area_bytes};
+    const work_area area = carve_area(&at);
+    for (int part = worker; part < j->row_parts * j->column_parts; part += workers)
+        multiply_part(j, part, &area);
+}
+
+/* Cuts C into rows x columns of rectangles, one for each thread. With r x c elements to
  * a rectangle a step of Q takes r c products, r copies of A and c of B: about as long
  * as (r + COPY_COST) (c + COPY_COST) products. */
 static void choose_grid(gemm_job *j, int workers)

@@ -128,8 +128,8 @@ static void gemm_copy_group(const sti_quant_kernels *quant, sti_dtype t,
                             int q)
 {
     const sti_packing f = sti_packing_of(t);
-    const vf centre = vf_set(f.low == 8 ? 128.0f : (float)f.centre);
-    const uint8_t turn = f.low == 8 && !quant->s8_flip ? 0x80 : 0;
+    const vf centre = vf_set(sti_is_signed(f) ? 128.0f : (float)f.centre);
+    const uint8_t turn = sti_is_signed(f) && !quant->s8_flip ? 0x80 : 0;
     _Alignas(64) uint8_t step[8 * STI_STEP], bytes[STI_GROUP][STI_BLOCK_K];
     _Alignas(64) float d[2][STI_GROUP], m[2][STI_GROUP] = {{0}};
     const sti_panel panel = {.type = t, .ng = 1, .q = step, .d = d[0], .m = m[0]};

@@ -5,6 +5,8 @@
 #include "../../hybrid_problem.h"
 #include "../cpu_device.h"
 
+#include "backend/cpu/cpu.h"
+
 /* ---- A session of the cpu backend over the inputs of a problem ----------- */
 
 typedef struct session {
@@ -360,6 +362,7 @@ static void test_cuts_and_threads(void **state)
             const int runs = i == 0 ? 6 : 4; /* who does what is the same for all */
             for (int s = 0; s < runs; s++) {
                 dev = new_dev(isa_name[i], threads[s]);
+                sti_pool_limit(dev->pool, 4); /* as if cores were lost */
                 session x = open_session(&p, 2);
                 feed_all(dev, &x, step[s]);
                 assert_same(&whole, &x);

@@ -4,6 +4,8 @@
 #include "../../../run.h"
 #include "../cpu_device.h"
 
+#include "backend/cpu/cpu.h"
+
 typedef struct shape {
     int T, H, G, D, window;
     float gain; /* of the queries: how far apart logits lie */
@@ -220,6 +222,7 @@ static void cuts_and_threads_change_nothing(void **state)
             free_dev(dev);
             for (size_t w = 0; w < sizeof way / sizeof *way; w++) {
                 dev = dev_for(isa_name[i], way[w].threads, shapes[k]);
+                sti_pool_limit(dev->pool, 4); /* as if cores were lost */
                 session x = open_session(shapes[k], shapes[k].T + 5, 9);
                 feed_all(dev, &x, way[w].step);
                 assert_same(&whole, &x, isa_name[i], k, way[w].what);

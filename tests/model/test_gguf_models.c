@@ -1,0 +1,251 @@
+/* GGUF files by llama.cpp's converter: each is put together from its head and the numbers
+ * of the safetensors file beside it (fixtures/models/from_golden.py), its sum is that of
+ * the converter's own file, and its logits are those of the model. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/sha256.h"
+#include "model/model.h"
+
+static const char *const models[] = {"gemma3", "granite", "olmo2",
+                                     "phi3",   "qwen3",   "smollm3"};
+enum { MODELS = sizeof models / sizeof *models, ALIGN = 32 };
+
+static void must(still_status st, const still_error *e)
+{
+    if (st != STILL_OK) fail_msg("%s", e->text);
+}
+
+static void write_all(FILE *f, const void *p, size_t n)
+{
+    assert_int_equal(fwrite(p, 1, n, f), n);
+}
+
+/* A tensor's numbers as the recipe says: as they are, one more, or the rows of each head
+ * in the order of pairs. */
+static void write_tensor(FILE *f, const sti_tensor *t, const char *how, int heads)
+{
+    const float *x = t->data;
+    const size_t n = t->bytes / sizeof *x, cols = (size_t)t->dim[t->n_dims - 1];
+    float *y = malloc(t->bytes);
+    assert_non_null(y);
+    memcpy(y, x, t->bytes);
+    for (size_t i = 0; strcmp(how, "plus_1") == 0 && i < n; i++) y[i] = x[i] + 1;
+    if (strcmp(how, "pairs") == 0) {
+        const size_t D = n / cols / (size_t)heads;
+        for (size_t r = 0; r < n / cols; r++) {
+            const size_t i = r % D, from = r - i + i % 2 * (D / 2) + i / 2;
+            memcpy(y + r * cols, x + from * cols, cols * sizeof *y);
+        }
+    }
+    write_all(f, y, t->bytes);
+    for (size_t i = t->bytes; i % ALIGN; i++) write_all(f, "", 1);
+    free(y);
+}
+
+static void check_sum(const char *path, const char *want)
+{
+    sti_map m;
+    still_error e;
+    unsigned char sum[STI_SHA256];
+    char hex[2 * STI_SHA256 + 1];
+    must(sti_map_open(path, &m, &e), &e);
+    sti_sha256_of(m.data, m.size, sum);
+    for (int i = 0; i < STI_SHA256; i++) snprintf(hex + 2 * i, 3, "%02x", sum[i]);
+    sti_map_close(&m);
+    assert_string_equal(hex, want);
+}
+
+static void put_together(const char *folder, const char *gguf)
+{
+    char path[600], line[256], sum[80], how[16];
+    still_error e;
+    sti_store s;
+    sti_map head;
+    sti_config c;
+    must(sti_store_open(folder, &s, &e), &e);
+    must(sti_config_read(&s, &c, &e), &e);
+    const int heads = c.heads, kv_heads = c.kv_heads;
+    sti_config_free(&c);
+    sti_store_close(&s);
+    must(sti_store_open(folder, &s, &e), &e); /* as it is, fused */
+    snprintf(path, sizeof path, "%s/gguf.head", folder);
+    must(sti_map_open(path, &head, &e), &e);
+    FILE *f = fopen(gguf, "w");
+    snprintf(path, sizeof path, "%s/gguf.recipe", folder);
+    FILE *recipe = fopen(path, "r");
+    assert_true(f && recipe && fgets(sum, sizeof sum, recipe));
+    write_all(f, head.data, head.size);
+    while (fgets(line, sizeof line, recipe)) {
+        char name[200];
+        assert_int_equal(sscanf(line, "%199s %15s", name, how), 2);
+        const sti_tensor *t = sti_store_find(&s, name);
+        assert_non_null(t);
+        write_tensor(f, t, how, strstr(name, "k_proj") ? kv_heads : heads);
+    }
+    fclose(recipe);
+    assert_int_equal(fclose(f), 0);
+    sti_map_close(&head);
+    sti_store_close(&s);
+    sum[strcspn(sum, "\n")] = 0;
+    check_sum(gguf, sum);
+}
+
+typedef struct seen {
+    const char *backend;
+    int cases;
+} seen;
+
+static void count_case(void *user, const still_check_case *c)
+{
+    seen *s = user;
+    s->cases++;
+    if (!c->passed)
+        fail_msg("%s on %s: off by %g", c->name, s->backend, c->check[0].value);
+}
+
+/* dir/m becomes a folder with the fixture's files and a place for a GGUF file. */
+static void link_files(const char *model, const char *dir, char *gguf, size_t room)
+{
+    static const char *const linked[] = {"config.json", "model.safetensors",
+                                         "expected.safetensors"};
+    char from[512], to[128];
+    snprintf(to, sizeof to, "%s/m", dir);
+    assert_int_equal(mkdir(to, 0700), 0);
+    snprintf(gguf, room, "%s/m/model.f32.gguf", dir);
+    for (size_t i = 0; i < sizeof linked / sizeof *linked; i++) {
+        snprintf(from, sizeof from, FIXTURES "/models/%s/%s", model, linked[i]);
+        snprintf(to, sizeof to, "%s/m/%s", dir, linked[i]);
+        assert_int_equal(symlink(from, to), 0);
+    }
+}
+
+/* The folder and the file in it, on both backends; then they are removed. */
+static void check_and_remove(char *dir)
+{
+    static const char *const names[] = {"m/config.json", "m/model.safetensors",
+                                        "m/expected.safetensors", "m/model.f32.gguf"};
+    char path[128];
+    for (int b = 0; b < 2; b++) {
+        seen s = {.backend = b ? "cpu" : "ref"};
+        still_error e;
+        int failed = 0;
+        const still_selftest_params p = {.model = {.backend = s.backend, .threads = 1}};
+        must(still_selftest_run("models", dir, &p, count_case, &s, &failed, &e), &e);
+        assert_int_equal(s.cases, 2);
+    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        assert_int_equal(unlink(path), 0);
+    }
+    snprintf(path, sizeof path, "%s/m", dir);
+    rmdir(path);
+    rmdir(dir);
+}
+
+static void converters_files(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MODELS; i++) {
+        char dir[] = "/tmp/still-gguf-XXXXXX", gguf[64], from[512];
+        assert_non_null(mkdtemp(dir));
+        link_files(models[i], dir, gguf, sizeof gguf);
+        snprintf(from, sizeof from, FIXTURES "/models/%s", models[i]);
+        put_together(from, gguf);
+        check_and_remove(dir);
+    }
+}
+
+/* The same logits from what we write; two architectures have no such way yet. */
+static void exported_files(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MODELS; i++) {
+        char dir[] = "/tmp/still-gguf-XXXXXX", gguf[64], from[512];
+        still_error e;
+        const bool refused =
+            strcmp(models[i], "phi3") == 0 || strcmp(models[i], "gemma3") == 0;
+        assert_non_null(mkdtemp(dir));
+        link_files(models[i], dir, gguf, sizeof gguf);
+        snprintf(from, sizeof from, FIXTURES "/models/%s", models[i]);
+        const still_export_params p = {.format = "gguf", .dtype = "f32", .path = gguf};
+        const still_status st = still_export(from, &p, &e);
+        if (refused) {
+            assert_int_equal(st, STILL_E_UNSUPPORTED);
+            put_together(from, gguf);
+        } else {
+            must(st, &e);
+        }
+        check_and_remove(dir);
+    }
+}
+
+/* ---- LongRoPE ------------------------------------------------------------ */
+
+/* Sessions of more tokens than the model was first trained for take the long divisors
+ * from their first token on, others the short ones. */
+static void long_and_short_sessions(void **state)
+{
+    (void)state;
+    enum { MOST = 64 };
+    char dir[] = "/tmp/still-long-XXXXXX", path[64];
+    still_error e;
+    json_t *want;
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    assert_int_equal(symlink(FIXTURES "/phi3-long/config.json", path), 0);
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    assert_int_equal(symlink(FIXTURES "/models/phi3/model.safetensors", path), 0);
+    must(sti_json_load(FIXTURES "/phi3-long/expected.json", &want, &e), &e);
+    const json_t *list = json_object_get(want, "ids");
+    const int n = (int)json_array_size(list);
+    int32_t ids[MOST];
+    float got[MOST];
+    assert_in_range(n, 2, MOST);
+    for (int i = 0; i < n; i++)
+        ids[i] = (int32_t)json_integer_value(json_array_get(list, (size_t)i));
+    for (int k = 0; k < 4; k++) {
+        still_model *m;
+        still_session *s;
+        const json_t *expected = json_object_get(want, k % 2 ? "long" : "short");
+        must(still_model_open(
+                 dir,
+                 &(still_model_params){.backend = k < 2 ? "ref" : "cpu", .threads = 1},
+                 &m, &e),
+             &e);
+        must(still_session_new(
+                 m, &(still_session_params){.ctx = k % 2 ? 1025 : 1024, .cache = "f32"},
+                 &s, &e),
+             &e);
+        must(still_session_logprobs(s, ids, n, got, NULL, &e), &e);
+        for (int i = 0; i < n - 1; i++)
+            if (!(fabs((double)got[i] -
+                       json_real_value(json_array_get(expected, (size_t)i))) <= 2e-5))
+                fail_msg("case %d, token %d: %g", k, i, (double)got[i]);
+        still_session_free(s);
+        still_model_free(m);
+    }
+    json_decref(want);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    unlink(path);
+    rmdir(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(converters_files),
+                                       cmocka_unit_test(exported_files),
+                                       cmocka_unit_test(long_and_short_sessions)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
