@@ -9,6 +9,7 @@
  *
  *     tokenizers, chat templates    tokenize, chat
  *     models, attention methods     inspect
+ *     constrained output            generate, chat, serve
  *     sessions, sampling            generate, chat, serve, logprobs
  *     perplexity                    perplexity
  *     linearizing, allocating       linearize, allocate
@@ -195,6 +196,53 @@ STILL_API still_status still_chat_encode(const still_tokenizer *tk,
                                          const still_rendering *r, size_t from,
                                          int32_t *ids, size_t cap, size_t *n_ids,
                                          still_error *err);
+
+/* ---- Constrained output -------------------------------------------------- */
+
+/* What a text must look like, compiled for a tokenizer: a grammar (GBNF), a JSON schema,
+ * or any JSON object. docs/grammar.md has both languages. The text is not trusted: size,
+ * depth and time are bounded, and what is not supported is refused by name, never
+ * ignored. A grammar keeps masks that its matchers found: use the matchers of one grammar
+ * from one thread at a time. tk must outlive it. */
+typedef struct still_grammar still_grammar;
+
+/* Rules as llama.cpp writes them; generation starts at the rule named root. Errors name
+ * line and column. n: bytes of text. */
+STILL_API still_status still_grammar_open_gbnf(const still_tokenizer *tk,
+                                               const char *text, size_t n,
+                                               still_grammar **out, still_error *err);
+/* A JSON schema. Errors name the place as a JSON pointer. */
+STILL_API still_status still_grammar_open_schema(const still_tokenizer *tk,
+                                                 const char *schema, size_t n,
+                                                 still_grammar **out, still_error *err);
+/* Any JSON object. */
+STILL_API still_status still_grammar_open_json(const still_tokenizer *tk,
+                                               still_grammar **out, still_error *err);
+STILL_API void still_grammar_free(still_grammar *g);
+
+/* How far a text has come in a grammar. Everything it needs is allocated here. vocab: the
+ * number of logits, which may be more than the tokenizer has tokens (those are never
+ * allowed). g must outlive it. */
+typedef struct still_matcher still_matcher;
+STILL_API still_status still_matcher_new(still_grammar *g, int vocab,
+                                         still_matcher **out, still_error *err);
+STILL_API void still_matcher_free(still_matcher *m);
+STILL_API void still_matcher_reset(still_matcher *m); /* back to the start */
+STILL_API still_status still_matcher_fork(const still_matcher *m, still_matcher **out,
+                                          still_error *err);
+/* The tokens that may come next: bit id % 64 of bits[id / 64], [(vocab + 63) / 64]. A
+ * token may if some text that the grammar allows goes on with its bytes; end tokens may
+ * where the text may end, other special tokens never. STILL_E_LIMIT: the grammar is so
+ * ambiguous, or the text nested so deep, that finding out takes too much time or memory;
+ * STILL_E_UNSUPPORTED: no token fits. */
+STILL_API still_status still_matcher_mask(still_matcher *m, uint64_t *bits,
+                                          still_error *err);
+/* The text goes on with this token. STILL_E_ARG: it may not, and m is as it was. */
+STILL_API still_status still_matcher_accept(still_matcher *m, int32_t id,
+                                            still_error *err);
+/* Whether the text may end here, and whether it must: done, nothing else may follow. */
+STILL_API bool still_matcher_can_end(const still_matcher *m);
+STILL_API bool still_matcher_done(const still_matcher *m);
 
 /* ---- Models -------------------------------------------------------------- */
 
@@ -448,6 +496,16 @@ STILL_API void still_sampler_free(still_sampler *sp);
 /* Chooses a token from logits [vocab]; a tie goes to the lowest id. */
 STILL_API still_status still_sampler_sample(still_sampler *sp, const float *logits,
                                             int32_t *id, still_error *err);
+/* The same among the tokens whose bits are set (still_matcher_mask): [(vocab + 63) / 64]. */
+STILL_API still_status still_sampler_sample_masked(still_sampler *sp,
+                                                   const float *logits,
+                                                   const uint64_t *bits, int32_t *id,
+                                                   still_error *err);
+/* The same among those that m, of the same vocab, allows; NULL: all. Greedy sampling
+ * mostly needs no mask for it. m is not told (still_matcher_accept). */
+STILL_API still_status still_sampler_sample_matched(still_sampler *sp, still_matcher *m,
+                                                    const float *logits, int32_t *id,
+                                                    still_error *err);
 /* Tells the sampler a token was emitted (prompt tokens too, for the penalty). */
 STILL_API void still_sampler_accept(still_sampler *sp, int32_t id);
 
