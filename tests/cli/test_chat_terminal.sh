@@ -29,7 +29,7 @@ shown() { [ "$(screen | grep -c -e "$1")" -ge "${2:-1}" ]; }
 until_shown() { until_true shown "$@"; }
 # Whether the last line is a prompt at which nothing is typed. Signals do not queue: a second
 # Ctrl-C is sent when the first has been answered.
-at_prompt() { [ "$(screen | grep -v '^ *$' | tail -n 1)" = '>' ]; }
+at_prompt() { screen | grep -v '^ *$' | tail -n 1 | grep -q '^> *$'; }
 until_ended() { until_true test -s "$scratch/status"; }
 # begin COMMAND: runs it in a new terminal; its status will be in the file status.
 begin() {
