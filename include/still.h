@@ -288,6 +288,12 @@ STILL_API const char *still_shape_at(int i); /* name of the i-th; NULL past the 
 STILL_API still_status still_adapter_base(const char *adapter, char *name,
                                           size_t capacity, still_error *err);
 
+/* Added to the logit of a token; -INFINITY: it is never chosen. */
+typedef struct still_logit_bias {
+    int32_t id;
+    float bias;
+} still_logit_bias;
+
 /* How tokens are chosen; see Sampling. */
 typedef struct still_sampler_params {
     float temperature;    /* 0: greedy */
@@ -297,6 +303,11 @@ typedef struct still_sampler_params {
     float repeat_penalty; /* 0 or 1: off */
     int repeat_last;      /* tokens looked back at for the penalty; 0: 64 */
     uint64_t seed;
+    /* Taken off the logit of a token that was generated before: once, and once for each
+     * time. Negative ones make it more likely. */
+    float presence_penalty, frequency_penalty;
+    const still_logit_bias *bias; /* [n_bias], copied */
+    int n_bias;
 } still_sampler_params;
 
 typedef struct still_model_info {
@@ -496,7 +507,8 @@ STILL_API void still_sampler_free(still_sampler *sp);
 /* Chooses a token from logits [vocab]; a tie goes to the lowest id. */
 STILL_API still_status still_sampler_sample(still_sampler *sp, const float *logits,
                                             int32_t *id, still_error *err);
-/* The same among the tokens whose bits are set (still_matcher_mask): [(vocab + 63) / 64]. */
+/* The same among the tokens whose bits are set (still_matcher_mask): [(vocab + 63) / 64];
+ * NULL: all. STILL_E_ARG if none of them can be chosen. */
 STILL_API still_status still_sampler_sample_masked(still_sampler *sp,
                                                    const float *logits,
                                                    const uint64_t *bits, int32_t *id,
@@ -506,8 +518,10 @@ STILL_API still_status still_sampler_sample_masked(still_sampler *sp,
 STILL_API still_status still_sampler_sample_matched(still_sampler *sp, still_matcher *m,
                                                     const float *logits, int32_t *id,
                                                     still_error *err);
-/* Tells the sampler a token was emitted (prompt tokens too, for the penalty). */
+/* Tells the sampler that a token was generated, for all penalties; or that it is in the
+ * prompt, for the repeat penalty alone. */
 STILL_API void still_sampler_accept(still_sampler *sp, int32_t id);
+STILL_API void still_sampler_accept_prompt(still_sampler *sp, int32_t id);
 
 /* ---- Perplexity ---------------------------------------------------------- */
 

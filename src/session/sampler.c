@@ -1,6 +1,6 @@
 /* sampler.c - choosing a token from logits.
  *
- * The order of the steps is llama.cpp's: repeat penalty, top-k, then with temperature
+ * The order of the steps is llama.cpp's: bias, penalties, top-k, then with temperature
  * top-p and min-p, then a draw. Everything works on one array of candidates
  * allocated up front. Only as much of it is sorted as the settings need. */
 #include <math.h>
@@ -23,6 +23,8 @@ struct still_sampler {
     candidate *cand; /* [vocab] */
     int32_t *recent; /* [repeat_last], a ring */
     int n_recent, at;
+    int32_t *times;         /* [vocab] generated so often; NULL: nobody asks */
+    still_logit_bias *bias; /* [p.n_bias] */
 };
 
 /* One 64-bit state, passes statistical tests, same on every machine. */
@@ -31,6 +33,29 @@ static double uniform(uint64_t *s)
     const uint64_t z = sti_mix64(*s);
     *s += STI_MIX64_STEP;
     return (double)(z >> 11) * 0x1p-53;
+}
+
+static bool counts(const still_sampler_params *p)
+{
+    return p->presence_penalty != 0 || p->frequency_penalty != 0;
+}
+
+static still_status check_more(const still_sampler_params *p, int vocab,
+                               still_error *err)
+{
+    if (!isfinite(p->presence_penalty) || !isfinite(p->frequency_penalty))
+        return sti_fail(err, STILL_E_ARG,
+                        "sampling: presence penalty %g, frequency penalty %g cannot be",
+                        p->presence_penalty, p->frequency_penalty);
+    if (p->n_bias < 0 || (p->n_bias > 0 && !p->bias))
+        return sti_fail(err, STILL_E_ARG, "sampling: %d biases in no list", p->n_bias);
+    for (int i = 0; i < p->n_bias; i++)
+        if (p->bias[i].id < 0 || p->bias[i].id >= vocab || isnan(p->bias[i].bias) ||
+            p->bias[i].bias == INFINITY)
+            return sti_fail(err, STILL_E_ARG,
+                            "sampling: a bias of %g for token %d of %d cannot be",
+                            p->bias[i].bias, p->bias[i].id, vocab);
+    return STILL_OK;
 }
 
 still_status still_sampler_new(const still_sampler_params *params, int vocab,
@@ -49,6 +74,7 @@ still_status still_sampler_new(const still_sampler_params *params, int vocab,
             "sampling: temperature %g, top-k %d, top-p %g, min-p %g, repeat "
             "penalty %g over %d tokens cannot be",
             p.temperature, p.top_k, p.top_p, p.min_p, p.repeat_penalty, p.repeat_last);
+    STI_TRY(check_more(&p, vocab, err));
     if (p.repeat_last == 0) p.repeat_last = 64;
     if (p.repeat_penalty == 0) p.repeat_penalty = 1;
     still_sampler *s = sti_alloc(1, sizeof *s);
@@ -56,10 +82,15 @@ still_status still_sampler_new(const still_sampler_params *params, int vocab,
     *s = (still_sampler){.p = p, .vocab = vocab, .rng = p.seed};
     s->cand = sti_alloc((size_t)vocab, sizeof *s->cand);
     s->recent = sti_alloc((size_t)p.repeat_last, sizeof *s->recent);
-    if (!s->cand || !s->recent) {
+    const bool count = counts(&p);
+    if (count) s->times = sti_alloc((size_t)vocab, sizeof *s->times);
+    if (p.n_bias > 0) s->bias = sti_alloc((size_t)p.n_bias, sizeof *s->bias);
+    if (!s->cand || !s->recent || (count && !s->times) || (p.n_bias > 0 && !s->bias)) {
         still_sampler_free(s);
         return sti_fail_memory(err, "sampler", (size_t)vocab * sizeof(candidate));
     }
+    if (p.n_bias > 0) memcpy(s->bias, p.bias, (size_t)p.n_bias * sizeof *s->bias);
+    s->p.bias = s->bias;
     *out = s;
     return STILL_OK;
 }
@@ -69,14 +100,31 @@ void still_sampler_free(still_sampler *s)
     if (!s) return;
     free(s->cand);
     free(s->recent);
+    free(s->times);
+    free(s->bias);
     free(s);
 }
 
-void still_sampler_accept(still_sampler *s, int32_t id)
+void still_sampler_accept_prompt(still_sampler *s, int32_t id)
 {
     s->recent[s->at] = id;
     s->at = (s->at + 1) % s->p.repeat_last;
     if (s->n_recent < s->p.repeat_last) s->n_recent++;
+}
+
+void still_sampler_accept(still_sampler *s, int32_t id)
+{
+    still_sampler_accept_prompt(s, id);
+    if (s->times && id >= 0 && id < s->vocab && s->times[id] < INT32_MAX)
+        s->times[id]++;
+}
+
+static void penalize_generated(const still_sampler *s)
+{
+    for (int i = 0; i < s->vocab; i++)
+        if (s->times[i] > 0)
+            s->cand[i].logit -=
+                s->p.presence_penalty + s->p.frequency_penalty * (float)s->times[i];
 }
 
 /* Makes recent tokens less likely: positive logits are divided, negative ones
@@ -125,12 +173,27 @@ static void select_best(candidate *c, int n, int k)
     }
 }
 
-/* Leaves the candidates that top-k, top-p and min-p allow; returns how many. Logits
- * become probabilities (not normalised after the cut). */
-static int filter(const still_sampler *s, double *mass)
+/* Sorts as many of the n best as have `mass` together and returns how many those are.
+ * Most of a vocabulary weighs next to nothing, so few need to be sorted. */
+static int sort_mass(candidate *c, int n, double mass)
+{
+    double have = 0;
+    int kept = 0;
+    for (int sorted = 0, next = 64; kept < n && have < mass; next *= 8) {
+        int end = n - sorted < next ? n : sorted + next;
+        if (end < n) select_best(c + sorted, n - sorted, end - sorted);
+        qsort(c + sorted, (size_t)(end - sorted), sizeof *c, by_logit);
+        while (kept < end && have < mass) have += c[kept++].logit;
+        sorted = end;
+    }
+    return kept > 0 ? kept : 1;
+}
+
+/* Leaves those of n candidates that top-k, top-p and min-p allow; returns how many.
+ * Logits become probabilities (not normalised after the cut). */
+static int filter(const still_sampler *s, int n, double *mass)
 {
     candidate *c = s->cand;
-    int n = s->vocab;
     if (s->p.top_k > 0 && s->p.top_k < n) {
         select_best(c, n, s->p.top_k);
         n = s->p.top_k;
@@ -149,38 +212,51 @@ static int filter(const still_sampler *s, double *mass)
             if (c[i].logit >= s->p.min_p) c[kept++] = c[i];
         n = kept;
     }
-    if (s->p.top_p > 0 && s->p.top_p < 1) {
-        qsort(c, (size_t)n, sizeof *c, by_logit);
-        double have = 0;
-        int kept = 0;
-        while (kept < n && have < s->p.top_p * sum) have += c[kept++].logit;
-        n = kept > 0 ? kept : 1;
-    }
+    if (s->p.top_p > 0 && s->p.top_p < 1) n = sort_mass(c, n, s->p.top_p * sum);
     *mass = 0;
     for (int i = 0; i < n; i++) *mass += c[i].logit;
     return n;
 }
 
-still_status still_sampler_sample(still_sampler *s, const float *logits, int32_t *id,
-                                  still_error *err)
+/* Logits with bias and penalties as candidates; those that cannot be chosen are left
+ * out. Returns how many there are. */
+static int gather(still_sampler *s, const float *logits, const uint64_t *bits)
 {
-    bool greedy = s->p.temperature == 0;
+    int n = 0;
+    for (int i = 0; i < s->vocab; i++) s->cand[i] = (candidate){logits[i], i};
+    for (int i = 0; i < s->p.n_bias; i++)
+        s->cand[s->bias[i].id].logit += s->bias[i].bias;
+    if (s->p.repeat_penalty != 1) penalize(s);
+    if (s->times) penalize_generated(s);
+    for (int i = 0; i < s->vocab; i++)
+        if (s->cand[i].logit > -INFINITY && (!bits || (bits[i / 64] >> (i % 64) & 1)))
+            s->cand[n++] = s->cand[i];
+    return n;
+}
+
+still_status still_sampler_sample_masked(still_sampler *s, const float *logits,
+                                         const uint64_t *bits, int32_t *id,
+                                         still_error *err)
+{
     int best = 0;
-    for (int i = 0; i < s->vocab; i++) {
+    for (int i = 0; i < s->vocab; i++)
         if (isnan(logits[i]) || logits[i] == INFINITY)
             return sti_fail(err, STILL_E_NUMERIC, "the logit of token %d is %g", i,
                             logits[i]);
-        s->cand[i] = (candidate){logits[i], i};
-    }
-    if (s->p.repeat_penalty != 1) penalize(s);
-    if (greedy) {
-        for (int i = 1; i < s->vocab; i++)
+    int n = gather(s, logits, bits);
+    if (n == 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "no token can be chosen: what may follow and the biases leave "
+                        "none of %d",
+                        s->vocab);
+    if (s->p.temperature == 0) {
+        for (int i = 1; i < n; i++)
             if (s->cand[i].logit > s->cand[best].logit) best = i;
-        *id = best;
+        *id = s->cand[best].id;
         return STILL_OK;
     }
     double mass;
-    int n = filter(s, &mass);
+    n = filter(s, n, &mass);
     double r = uniform(&s->rng) * mass;
     for (best = 0; best < n - 1; best++) {
         r -= s->cand[best].logit;
@@ -188,4 +264,10 @@ still_status still_sampler_sample(still_sampler *s, const float *logits, int32_t
     }
     *id = s->cand[best].id;
     return STILL_OK;
+}
+
+still_status still_sampler_sample(still_sampler *s, const float *logits, int32_t *id,
+                                  still_error *err)
+{
+    return still_sampler_sample_masked(s, logits, NULL, id, err);
 }

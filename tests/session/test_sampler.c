@@ -229,6 +229,104 @@ static void penalty_moves_on(void **state)
     still_sampler_free(s);
 }
 
+/* Presence counts once, frequency each time, and both what was generated alone. */
+static void penalties_of_what_was_generated(void **state)
+{
+    (void)state;
+    const float x[V] = {3, 2.5f, 0, 0, 0, 0, 0, 0};
+    static const struct {
+        float presence, frequency;
+        int times;
+        int32_t best;
+    } c[] = {{0.4f, 0, 1, 0},     {0.6f, 0, 1, 1},    {0.4f, 0, 5, 0}, {0, 0.3f, 1, 0},
+             {0, 0.3f, 2, 1},     {0.3f, 0.3f, 1, 1}, {0.6f, 0, 0, 0}, {0, 9, 0, 0},
+             {0.9f, -0.2f, 1, 1}, {0.9f, -0.2f, 3, 0}};
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        still_sampler *s = sampler((still_sampler_params){
+            .presence_penalty = c[i].presence, .frequency_penalty = c[i].frequency});
+        int32_t id;
+        for (int k = 0; k < 7; k++) still_sampler_accept_prompt(s, 0);
+        for (int k = 0; k < c[i].times; k++) still_sampler_accept(s, 0);
+        still_sampler_accept(s, V); /* no place to count at */
+        assert_int_equal(still_sampler_sample(s, x, &id, NULL), STILL_OK);
+        assert_int_equal(id, c[i].best);
+        still_sampler_free(s);
+    }
+    /* The repeat penalty sees the prompt too. */
+    still_sampler *s = sampler((still_sampler_params){.repeat_penalty = 2});
+    int32_t id;
+    still_sampler_accept_prompt(s, 0);
+    assert_int_equal(still_sampler_sample(s, x, &id, NULL), STILL_OK);
+    assert_int_equal(id, 1);
+    still_sampler_free(s);
+}
+
+static void biases_and_masks(void **state)
+{
+    (void)state;
+    still_logit_bias bias[] = {{1, -INFINITY}, {4, -0.4f}, {2, 2.4f}};
+    still_sampler_params p = {.bias = bias, .n_bias = 3};
+    still_sampler *s = sampler(p);
+    still_error e;
+    int32_t id;
+    bias[0].bias = 100; /* they were copied */
+    assert_int_equal(still_sampler_sample(s, logits, &id, NULL), STILL_OK);
+    assert_int_equal(id, 4); /* 1.6, before 1.5 and 1.4 */
+    uint64_t allowed = 1u << 2 | 1u << 1 | 1u << 5;
+    assert_int_equal(still_sampler_sample_masked(s, logits, &allowed, &id, &e),
+                     STILL_OK);
+    assert_int_equal(id, 2);
+    allowed = 1u << 1; /* the one that is forbidden */
+    assert_int_equal(still_sampler_sample_masked(s, logits, &allowed, &id, &e),
+                     STILL_E_ARG);
+    still_sampler_free(s);
+    /* Draws stay among them, in their shares. */
+    s = sampler((still_sampler_params){.temperature = 1, .seed = 8});
+    int count[V] = {0};
+    allowed = 1u << 0 | 1u << 3 | 1u << 7;
+    for (int i = 0; i < DRAWS; i++) {
+        assert_int_equal(still_sampler_sample_masked(s, logits, &allowed, &id, &e),
+                         STILL_OK);
+        count[id]++;
+    }
+    still_sampler_free(s);
+    const double sum = exp(0.1) + exp(1.5) + exp(1);
+    assert_int_equal(count[0] + count[3] + count[7], DRAWS);
+    assert_true(fabs(count[3] - DRAWS * exp(1.5) / sum) < 500);
+    assert_true(fabs(count[0] - DRAWS * exp(0.1) / sum) < 500);
+}
+
+/* Only a part of a vocabulary is sorted for top-p; what is drawn is as if all were. */
+static void top_p_of_many(void **state)
+{
+    (void)state;
+    enum { MANY = 2000 };
+    static float x[MANY];
+    still_error e;
+    still_sampler *s;
+    for (int i = 0; i < MANY; i++) x[(i * 7) % MANY] = -0.002f * (float)i;
+    for (float p = 0.05f; p < 1; p += 0.3f) {
+        double sum = 0, have = 0;
+        int kept = 0, seen[MANY] = {0};
+        for (int i = 0; i < MANY; i++) sum += exp(-0.002 * i);
+        while (have < (double)p * sum) have += exp(-0.002 * kept++);
+        assert_int_equal(
+            still_sampler_new(&(still_sampler_params){.temperature = 1, .top_p = p},
+                              MANY, &s, &e),
+            STILL_OK);
+        int rank_of_worst = 0;
+        for (int i = 0; i < 60000; i++) {
+            int32_t id;
+            assert_int_equal(still_sampler_sample(s, x, &id, &e), STILL_OK);
+            seen[id]++;
+        }
+        for (int i = 0; i < MANY; i++)
+            if (seen[(i * 7) % MANY]) rank_of_worst = i;
+        assert_in_range(rank_of_worst, kept - 6, kept);
+        still_sampler_free(s);
+    }
+}
+
 static void same_seed_same_draws(void **state)
 {
     (void)state;
@@ -255,13 +353,21 @@ static void bad_settings_and_logits(void **state)
     (void)state;
     still_sampler *s;
     still_error e;
-    const still_sampler_params bad[] = {{.temperature = -1},
-                                        {.temperature = NAN},
-                                        {.top_p = 1.5f},
-                                        {.min_p = -0.1f},
-                                        {.top_k = -2},
-                                        {.repeat_last = -1},
-                                        {.repeat_penalty = INFINITY}};
+    const still_sampler_params bad[] = {
+        {.temperature = -1},
+        {.temperature = NAN},
+        {.top_p = 1.5f},
+        {.min_p = -0.1f},
+        {.top_k = -2},
+        {.repeat_last = -1},
+        {.repeat_penalty = INFINITY},
+        {.presence_penalty = NAN},
+        {.frequency_penalty = INFINITY},
+        {.n_bias = -1},
+        {.n_bias = 1},
+        {.bias = &(still_logit_bias){V, 1}, .n_bias = 1},
+        {.bias = &(still_logit_bias){-1, 1}, .n_bias = 1},
+        {.bias = &(still_logit_bias){0, NAN}, .n_bias = 1}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(still_sampler_new(&bad[i], V, &s, &e), STILL_E_ARG);
     float nan_logits[V] = {0, 0, NAN};
@@ -277,5 +383,7 @@ RUN_TESTS(cmocka_unit_test(greedy_takes_the_first_of_equals),
           cmocka_unit_test(top_p_stops_at_the_mass),
           cmocka_unit_test(min_p_keeps_the_bound), cmocka_unit_test(top_k_of_equals),
           cmocka_unit_test(penalty_by_sign), cmocka_unit_test(penalty_moves_on),
+          cmocka_unit_test(penalties_of_what_was_generated),
+          cmocka_unit_test(biases_and_masks), cmocka_unit_test(top_p_of_many),
           cmocka_unit_test(same_seed_same_draws),
           cmocka_unit_test(bad_settings_and_logits))

@@ -1,0 +1,425 @@
+/* scheduler.c - see scheduler.h.
+ *
+ * The lock guards the queue, which sequence a slot has, and the figures. Sequences and
+ * sessions belong to the thread that runs the model, which holds the lock only between
+ * turns: callbacks are called without it, so they may add and cancel. */
+#include "server/scheduler.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/mem.h"
+#include "server/sequence.h"
+
+enum {
+    WHOLE_PIECE = 512, /* of a prompt while nobody decodes */
+    LEAST_PIECE = 16,
+    MOST_PARALLEL = 4096
+};
+static const double PIECE_STEPS = 1.5; /* a piece takes as long as so many steps */
+
+const double srv_step_bounds[SRV_STEP_BUCKETS] = {
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5, INFINITY};
+
+/* The sequences of a request. */
+typedef struct srv_group {
+    int waiting, left; /* without a session; not done */
+    srv_sequence sequence[];
+} srv_group;
+
+struct srv_scheduler {
+    srv_host host;
+    srv_slot *slot; /* [parallel]; the first one scores prompts */
+    srv_scores scores;
+    int parallel, most_queued, piece;
+    double step_s,
+        token_s; /* of a decode step, of a token of a prompt: running means */
+    /* [parallel], of a step */
+    still_session **session;
+    int32_t *id, *top;
+    srv_sequence **decoding;
+
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t change;
+    bool running, ending;
+    srv_sequence *first, *last; /* the queue */
+    int waiting;                /* sequences in it */
+    srv_metrics metrics;
+};
+
+/* ---- The queue ----------------------------------------------------------- */
+
+srv_added srv_scheduler_add(srv_scheduler *s, srv_work *const *w, int n)
+{
+    if (n < 1) return SRV_ADDED;
+    srv_group *g = sti_alloc(1, sizeof *g + (size_t)n * sizeof *g->sequence);
+    const double now = srv_now();
+    for (int i = 0; i < n && g; i++) {
+        srv_sequence *q = &g->sequence[i];
+        q->group = g;
+        q->work = w[i];
+        q->added = now;
+        q->next = i + 1 < n ? q + 1 : NULL;
+    }
+    pthread_mutex_lock(&s->lock);
+    srv_added answer = s->ending ? SRV_ENDING : SRV_ADDED;
+    /* Whoever finds a free session does not wait. */
+    const bool room = s->metrics.active + s->waiting < s->parallel;
+    if (answer == SRV_ADDED && (!g || (!room && s->metrics.queued >= s->most_queued)))
+        answer = SRV_QUEUE_FULL;
+    if (answer == SRV_ADDED) {
+        g->waiting = g->left = n;
+        if (s->last)
+            s->last->next = g->sequence;
+        else
+            s->first = g->sequence;
+        s->last = &g->sequence[n - 1];
+        s->waiting += n;
+        s->metrics.queued++;
+        s->metrics.requests++;
+        pthread_cond_signal(&s->change);
+    } else if (answer == SRV_QUEUE_FULL) {
+        s->metrics.refused++;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (answer != SRV_ADDED) free(g);
+    return answer;
+}
+
+void srv_scheduler_cancel(srv_scheduler *s, const srv_work *w)
+{
+    pthread_mutex_lock(&s->lock);
+    for (srv_sequence *q = s->first; q; q = q->next)
+        if (q->work == w) q->cancelled = true;
+    for (int i = 0; i < s->parallel; i++)
+        if (s->slot[i].sequence && s->slot[i].sequence->work == w)
+            s->slot[i].sequence->cancelled = true;
+    pthread_cond_signal(&s->change);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* A sequence that leaves the queue. Locked. */
+static void leave(srv_scheduler *s, srv_sequence *q, srv_sequence *before)
+{
+    if (before)
+        before->next = q->next;
+    else
+        s->first = q->next;
+    if (s->last == q) s->last = before;
+    q->next = NULL;
+    s->waiting--;
+    if (--q->group->waiting == 0) s->metrics.queued--;
+}
+
+static srv_slot *free_slot(srv_scheduler *s, bool scores, bool spare_first)
+{
+    for (int i = s->parallel - 1; i >= (spare_first && !scores); i--)
+        if (!s->slot[i].sequence && (!scores || i == 0)) return &s->slot[i];
+    return NULL;
+}
+
+/* Takes the first that has been cancelled, or that a free session suits, out of the queue;
+ * NULL if there is none. Locked. */
+static srv_sequence *next_in_queue(srv_scheduler *s)
+{
+    bool scorer_waits = false;
+    for (srv_sequence *q = s->first, *before = NULL; q; before = q, q = q->next) {
+        const bool scores = q->work->score_prompt;
+        srv_slot *slot = q->cancelled ? NULL : free_slot(s, scores, scorer_waits);
+        scorer_waits = scorer_waits || scores;
+        if (!slot && !q->cancelled) continue;
+        leave(s, q, before);
+        q->slot = slot;
+        if (slot) {
+            slot->sequence = q;
+            s->metrics.active++;
+        }
+        return q;
+    }
+    return NULL;
+}
+
+/* ---- A turn -------------------------------------------------------------- */
+
+/* Called with the lock, which is free while done runs. */
+static void finish(srv_scheduler *s, srv_sequence *q)
+{
+    srv_metrics *m = &s->metrics;
+    if (q->slot) {
+        q->slot->sequence = NULL;
+        m->active--;
+        if (!q->reading) m->prompt_tokens += (uint64_t)q->work->n_prompt;
+        m->cached_tokens += (uint64_t)q->cached;
+    }
+    m->made_tokens += (uint64_t)q->made;
+    m->finished[q->finish]++;
+    pthread_mutex_unlock(&s->lock);
+    if (q->slot && q->finish == SRV_FAILED) still_session_reset(q->slot->session);
+    srv_sequence_finish(q);
+    pthread_mutex_lock(&s->lock);
+    if (--q->group->left == 0) free(q->group);
+}
+
+/* Fills free sessions from the queue. Locked between sequences. */
+static void admit(srv_scheduler *s)
+{
+    srv_sequence *q;
+    while ((q = next_in_queue(s))) {
+        if (!q->slot) {
+            q->finish = SRV_CANCELLED;
+            finish(s, q);
+            continue;
+        }
+        pthread_mutex_unlock(&s->lock);
+        srv_sequence_begin(&s->host, q, q->slot);
+        pthread_mutex_lock(&s->lock);
+        if (q->over) finish(s, q);
+    }
+}
+
+static void end_those_over(srv_scheduler *s)
+{
+    for (int i = 0; i < s->parallel; i++) {
+        srv_sequence *q = s->slot[i].sequence;
+        if (!q) continue;
+        if (q->cancelled && !q->over) {
+            q->over = true;
+            q->finish = SRV_CANCELLED;
+        }
+        if (q->over) finish(s, q);
+    }
+}
+
+static double mean_of(double mean, double now)
+{
+    return mean > 0 ? 0.8 * mean + 0.2 * now : now;
+}
+
+static void count_step(srv_scheduler *s, double seconds)
+{
+    int b = 0;
+    while (seconds > srv_step_bounds[b]) b++;
+    s->step_s = mean_of(s->step_s, seconds);
+    pthread_mutex_lock(&s->lock);
+    s->metrics.steps++;
+    s->metrics.step_count[b]++;
+    s->metrics.step_seconds += seconds;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* One token for all that have their prompt; returns how many those are. */
+static int decode(srv_scheduler *s)
+{
+    still_error err;
+    int n = 0;
+    bool plain = true;
+    for (int i = 0; i < s->parallel; i++) {
+        srv_sequence *q = s->slot[i].sequence;
+        if (!q || q->reading || q->over) continue;
+        s->decoding[n] = q;
+        s->session[n] = s->slot[i].session;
+        s->id[n++] = q->pending;
+        plain = plain && srv_sequence_is_plain(q);
+    }
+    if (n == 0) return 0;
+    const double start = srv_now();
+    still_status st = plain ? still_session_step_top(s->session, s->id, n, s->top, &err)
+                            : still_session_step(s->session, s->id, n, &err);
+    for (int i = 0; i < n; i++)
+        if (st == STILL_OK)
+            srv_sequence_choose(&s->host, s->decoding[i], plain ? s->top[i] : -1);
+        else
+            srv_sequence_fail(s->decoding[i], &err);
+    count_step(s, srv_now() - start);
+    return n;
+}
+
+/* The prompt whose turn it is: the one with the fewest tokens left, but every token that
+ * goes before a prompt counts in its favour, so that a long one waits for no more tokens
+ * than it has. */
+static srv_sequence *next_prompt(srv_scheduler *s)
+{
+    srv_sequence *best = NULL;
+    int64_t least = 0;
+    for (int i = 0; i < s->parallel; i++) {
+        srv_sequence *q = s->slot[i].sequence;
+        if (!q || !q->reading || q->over) continue;
+        const int left = q->work->n_prompt - still_session_length(q->slot->session);
+        const int64_t rank = left - q->waited;
+        if (best && (rank > least || (rank == least && q->added >= best->added)))
+            continue;
+        best = q;
+        least = rank;
+    }
+    return best;
+}
+
+static int piece_of(const srv_scheduler *s, bool others_decode)
+{
+    if (!others_decode) return WHOLE_PIECE;
+    if (s->piece > 0) return s->piece;
+    if (!(s->token_s > 0)) return LEAST_PIECE;
+    const double n = PIECE_STEPS * s->step_s / s->token_s;
+    if (n >= WHOLE_PIECE) return WHOLE_PIECE;
+    return n < LEAST_PIECE ? LEAST_PIECE : (int)n / LEAST_PIECE * LEAST_PIECE;
+}
+
+static void read_prompts(srv_scheduler *s, bool others_decode)
+{
+    srv_sequence *q = next_prompt(s);
+    if (!q) return;
+    const double start = srv_now();
+    const int n = srv_sequence_read(&s->host, q, piece_of(s, others_decode));
+    const double seconds = srv_now() - start;
+    if (n >= LEAST_PIECE) s->token_s = mean_of(s->token_s, seconds / n);
+    for (int i = 0; i < s->parallel; i++) {
+        srv_sequence *other = s->slot[i].sequence;
+        if (other && other != q && other->reading) other->waited += n;
+    }
+    pthread_mutex_lock(&s->lock);
+    s->metrics.prompt_seconds += seconds;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *run(void *arg)
+{
+    srv_scheduler *s = arg;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        admit(s);
+        end_those_over(s);
+        if (s->first && s->metrics.active == 0) continue; /* a session became free */
+        if (s->metrics.active == 0) {
+            if (s->ending) break;
+            pthread_cond_wait(&s->change, &s->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&s->lock);
+        const bool others = decode(s) > 0;
+        read_prompts(s, others);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* ---- The scheduler ------------------------------------------------------- */
+
+static still_status make_slots(srv_scheduler *s, const srv_scheduler_params *p,
+                               still_error *err)
+{
+    const size_t n = (size_t)s->parallel;
+    s->slot = sti_alloc(n, sizeof *s->slot);
+    s->session = sti_alloc(n, sizeof *s->session);
+    s->decoding = sti_alloc(n, sizeof *s->decoding);
+    s->id = sti_alloc(n, sizeof *s->id);
+    s->top = sti_alloc(n, sizeof *s->top);
+    if (!s->slot || !s->session || !s->decoding || !s->id || !s->top)
+        return sti_fail_memory(err, "scheduler", n * sizeof *s->slot);
+    still_session_params params = p->session;
+    for (size_t i = 0; i < n; i++, params.rollback = 0) {
+        srv_slot *slot = &s->slot[i];
+        STI_TRY(still_session_new(p->model, &params, &slot->session, err));
+        s->host.limit = still_session_limit(slot->session);
+        slot->id = sti_alloc((size_t)s->host.limit, sizeof *slot->id);
+        if (!slot->id) return sti_fail_memory(err, "scheduler", n);
+    }
+    STI_TRY(srv_scores_init(s->host.limit, &s->scores, err));
+    s->slot[0].scores = &s->scores;
+    return srv_host_init(p->model, s->host.limit, &s->host, err);
+}
+
+static still_status start(srv_scheduler *s, still_error *err)
+{
+    sigset_t all, before;
+    sigfillset(&all); /* signals are for the thread that waits for them */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int failed = pthread_create(&s->thread, NULL, run, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed)
+        return sti_fail(err, STILL_E_IO, "cannot start a thread: %s", strerror(failed));
+    s->running = true;
+    return STILL_OK;
+}
+
+still_status srv_scheduler_new(const srv_scheduler_params *p, srv_scheduler **out,
+                               still_error *err)
+{
+    *out = NULL;
+    if (p->parallel < 0 || p->parallel > MOST_PARALLEL || p->queue < 0 || p->piece < 0)
+        return sti_fail(
+            err, STILL_E_ARG,
+            "%d sequences at once, %d requests that wait: 1 to %d, and 0 or "
+            "more",
+            p->parallel, p->queue, MOST_PARALLEL);
+    srv_scheduler *s = sti_alloc(1, sizeof *s);
+    if (!s) return sti_fail_memory(err, "scheduler", sizeof *s);
+    s->parallel = s->metrics.parallel = p->parallel ? p->parallel : 1;
+    s->most_queued = p->queue;
+    s->piece = p->piece;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->change, NULL);
+    still_status st = make_slots(s, p, err);
+    if (st == STILL_OK) st = start(s, err);
+    if (st == STILL_OK)
+        *out = s;
+    else
+        srv_scheduler_free(s);
+    return st;
+}
+
+void srv_scheduler_end(srv_scheduler *s, bool cancel)
+{
+    pthread_mutex_lock(&s->lock);
+    s->ending = true;
+    for (srv_sequence *q = s->first; q && cancel; q = q->next) q->cancelled = true;
+    for (int i = 0; i < s->parallel && cancel; i++)
+        if (s->slot[i].sequence) s->slot[i].sequence->cancelled = true;
+    pthread_cond_signal(&s->change);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void srv_scheduler_stop(srv_scheduler *s)
+{
+    srv_scheduler_end(s, false);
+    if (s->running) pthread_join(s->thread, NULL);
+    s->running = false;
+}
+
+void srv_scheduler_free(srv_scheduler *s)
+{
+    if (!s) return;
+    srv_scheduler_end(s, true);
+    srv_scheduler_stop(s);
+    for (int i = 0; i < s->parallel && s->slot; i++) {
+        still_session_free(s->slot[i].session);
+        free(s->slot[i].id);
+    }
+    srv_scores_free(&s->scores);
+    srv_host_free(&s->host);
+    free(s->slot);
+    free(s->session);
+    free(s->decoding);
+    free(s->id);
+    free(s->top);
+    pthread_cond_destroy(&s->change);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+int srv_scheduler_limit(const srv_scheduler *s)
+{
+    return s->host.limit;
+}
+
+void srv_scheduler_metrics(srv_scheduler *s, srv_metrics *out)
+{
+    pthread_mutex_lock(&s->lock);
+    *out = s->metrics;
+    pthread_mutex_unlock(&s->lock);
+}

@@ -1,0 +1,282 @@
+/* sequence.c - see sequence.h.
+ *
+ * A failure ends the one sequence it happens to: its session is emptied before another
+ * uses it. */
+#include "server/sequence.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/error.h"
+#include "base/mem.h"
+
+double srv_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+still_status srv_host_init(still_model *m, int limit, srv_host *out, still_error *err)
+{
+    const int vocab = still_model_get_info(m)->vocab;
+    const size_t words = ((size_t)vocab + 63) / 64;
+    *out = (srv_host){.model = m,
+                      .tk = still_model_tokenizer(m),
+                      .vocab = vocab,
+                      .limit = limit,
+                      .no_end = sti_alloc(words, sizeof *out->no_end)};
+    if (!out->no_end) return sti_fail_memory(err, "end tokens", words * 8);
+    for (int32_t i = 0; i < vocab; i++)
+        if (!out->tk || !still_tokenizer_is_end(out->tk, i))
+            out->no_end[i / 64] |= (uint64_t)1 << (i % 64);
+    return STILL_OK;
+}
+
+void srv_host_free(srv_host *h)
+{
+    free(h->no_end);
+    *h = (srv_host){0};
+}
+
+/* ---- Ends ---------------------------------------------------------------- */
+
+static void end(srv_sequence *q, srv_finish why)
+{
+    q->over = true;
+    q->finish = why;
+}
+
+void srv_sequence_fail(srv_sequence *q, const still_error *err)
+{
+    end(q, SRV_FAILED);
+    q->error = *err;
+}
+
+void srv_sequence_finish(srv_sequence *q)
+{
+    const double now = srv_now();
+    const double began = q->began > 0 ? q->began : now;
+    const double read = q->read > 0 ? q->read : now;
+    srv_result r = {.finish = q->finish,
+                    .error = q->error,
+                    .prompt_tokens = q->work->n_prompt,
+                    .cached_tokens = q->cached,
+                    .made = q->made,
+                    .queued_s = began - q->added,
+                    .prompt_s = read - began,
+                    .decode_s = now - read,
+                    .session = q->slot ? q->slot->session : NULL};
+    still_sampler_free(q->sampler);
+    q->sampler = NULL;
+    q->work->done(q->work->user, &r);
+}
+
+/* ---- Its prompt ---------------------------------------------------------- */
+
+static still_status check(const srv_host *h, const srv_work *w, still_error *err)
+{
+    if (w->n_prompt < 1 || w->n_prompt > h->limit)
+        return sti_fail(err, STILL_E_LIMIT,
+                        "the prompt has %d tokens, the context holds 1 to %d: shorten "
+                        "it, or start the server with a larger --ctx",
+                        w->n_prompt, h->limit);
+    for (int i = 0; i < w->n_prompt; i++)
+        if (w->prompt[i] < 0 || w->prompt[i] >= h->vocab)
+            return sti_fail(err, STILL_E_ARG,
+                            "token %d of the prompt is %d, the vocabulary has %d", i,
+                            w->prompt[i], h->vocab);
+    if (w->n_top < -1 || w->n_top > SRV_MOST_TOP)
+        return sti_fail(err, STILL_E_ARG, "%d alternatives per token, at most %d",
+                        w->n_top, SRV_MOST_TOP);
+    return STILL_OK;
+}
+
+/* Whether the most likely token is always the one that is chosen. */
+static bool changes_nothing(const still_sampler_params *p)
+{
+    return p->temperature == 0 && (p->repeat_penalty == 0 || p->repeat_penalty == 1) &&
+           p->presence_penalty == 0 && p->frequency_penalty == 0 && p->n_bias == 0;
+}
+
+static still_status make_sampler(const srv_host *h, srv_sequence *q, still_error *err)
+{
+    const srv_work *w = q->work;
+    if (w->max_tokens == 0 ||
+        (changes_nothing(&w->sampling) && !w->min_tokens && !w->ignore_eos))
+        return STILL_OK;
+    STI_TRY(still_sampler_new(&w->sampling, h->vocab, &q->sampler, err));
+    for (int i = 0; i < w->n_prompt; i++)
+        still_sampler_accept_prompt(q->sampler, w->prompt[i]);
+    return STILL_OK;
+}
+
+static int common(const int32_t *a, int n, const int32_t *b, int m)
+{
+    int same = 0;
+    while (same < n && same < m && a[same] == b[same]) same++;
+    return same;
+}
+
+/* Keeps what the session holds of the prompt, and of that what is scored. The last common
+ * token is fed again: its row is about the first that differs. */
+static void keep_scored(srv_sequence *q)
+{
+    const srv_work *w = q->work;
+    srv_slot *slot = q->slot;
+    srv_scores *c = slot->scores;
+    const int k = w->n_top > 0 ? w->n_top : 1;
+    int at, same = common(w->prompt, w->n_prompt, slot->id,
+                          still_session_length(slot->session));
+    c->n = k > c->k ? 0 : common(w->prompt, w->n_prompt, c->id, c->n);
+    if (k > c->k) c->k = k;
+    if (same > c->n) same = c->n;
+    if (same > 0) same--;
+    if (still_session_rollback(slot->session, same, &at, NULL) != STILL_OK)
+        still_session_reset(slot->session);
+    q->cached = still_session_length(slot->session);
+}
+
+void srv_sequence_begin(const srv_host *h, srv_sequence *q, srv_slot *slot)
+{
+    still_error err;
+    const srv_work *w = q->work;
+    q->slot = slot;
+    q->began = srv_now();
+    q->reading = true;
+    if (check(h, w, &err) != STILL_OK || make_sampler(h, q, &err) != STILL_OK) {
+        srv_sequence_fail(q, &err);
+        return;
+    }
+    if (w->score_prompt)
+        keep_scored(q);
+    else
+        still_session_reset(slot->session);
+    memcpy(slot->id, w->prompt, (size_t)w->n_prompt * sizeof *slot->id);
+}
+
+/* Row i of the scores is about token i+1, hence the offsets; that of a piece's last token
+ * is in the session's logits when the next piece begins. */
+static still_status feed_scored(const srv_host *h, srv_sequence *q, int n,
+                                still_error *err)
+{
+    srv_slot *slot = q->slot;
+    srv_scores *c = slot->scores;
+    const int at = still_session_length(slot->session);
+    const size_t k = (size_t)c->k, next = (size_t)at + 1;
+    if (at > 0 && c->n <= at)
+        srv_rank(still_session_logits(slot->session), h->vocab, slot->id[at], c->k,
+                 c->logprob + at, c->top + (size_t)at * k,
+                 c->top_logprob + (size_t)at * k);
+    STI_TRY(still_session_top_logprobs(slot->session, slot->id + at, n, c->k,
+                                       c->logprob + next, c->top + next * k,
+                                       c->top_logprob + next * k, err));
+    memcpy(c->id + at, slot->id + at, (size_t)n * sizeof *c->id);
+    if (c->n < at + n) c->n = at + n;
+    return STILL_OK;
+}
+
+static void hand_out_scores(srv_sequence *q)
+{
+    const srv_work *w = q->work;
+    const srv_scores *c = q->slot->scores;
+    for (int i = 0; i < w->n_prompt && !q->over; i++) {
+        const size_t row = (size_t)i * (size_t)c->k;
+        const bool known = i > 0 && w->n_top >= 0;
+        srv_token t = {.id = w->prompt[i],
+                       .prompt = true,
+                       .logprob = known ? c->logprob[i] : NAN,
+                       .top = c->top + row,
+                       .top_logprob = c->top_logprob + row,
+                       .n_top = known ? w->n_top : 0};
+        if (!w->token(w->user, &t)) end(q, SRV_STOP);
+    }
+}
+
+int srv_sequence_read(const srv_host *h, srv_sequence *q, int n)
+{
+    still_error err;
+    srv_slot *slot = q->slot;
+    const srv_work *w = q->work;
+    const int at = still_session_length(slot->session), left = w->n_prompt - at;
+    if (n > left) n = left;
+    still_status st = w->score_prompt
+                          ? feed_scored(h, q, n, &err)
+                          : still_session_feed(slot->session, slot->id + at, n, &err);
+    if (st != STILL_OK) {
+        srv_sequence_fail(q, &err);
+        return 0;
+    }
+    if (n < left) return n;
+    q->reading = false;
+    q->read = srv_now();
+    if (w->score_prompt) hand_out_scores(q);
+    if (q->over) return n;
+    if (w->max_tokens == 0)
+        end(q, SRV_LENGTH);
+    else
+        srv_sequence_choose(h, q, -1);
+    return n;
+}
+
+/* ---- Its tokens ---------------------------------------------------------- */
+
+bool srv_sequence_is_plain(const srv_sequence *q)
+{
+    return !q->sampler && q->work->n_top < 0;
+}
+
+static int32_t most_likely(const float *logits, int vocab)
+{
+    int32_t best = 0;
+    for (int32_t i = 1; i < vocab; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+static still_status sample(const srv_host *h, srv_sequence *q, const float *logits,
+                           int32_t *id, still_error *err)
+{
+    const srv_work *w = q->work;
+    if (!q->sampler) {
+        *id = most_likely(logits, h->vocab);
+        return STILL_OK;
+    }
+    const bool may_end = !w->ignore_eos && q->made >= w->min_tokens;
+    STI_TRY(still_sampler_sample_masked(q->sampler, logits, may_end ? NULL : h->no_end,
+                                        id, err));
+    still_sampler_accept(q->sampler, *id);
+    return STILL_OK;
+}
+
+void srv_sequence_choose(const srv_host *h, srv_sequence *q, int32_t top)
+{
+    still_error err;
+    const srv_work *w = q->work;
+    int32_t ids[SRV_MOST_TOP], id = top;
+    float logprobs[SRV_MOST_TOP], logprob = NAN;
+    const float *logits = still_session_logits(q->slot->session);
+    const int held = still_session_length(q->slot->session);
+    if (top < 0 && sample(h, q, logits, &id, &err) != STILL_OK) {
+        srv_sequence_fail(q, &err);
+        return;
+    }
+    const int n_top = w->n_top > 0 ? w->n_top : 0;
+    if (w->n_top >= 0) srv_rank(logits, h->vocab, id, n_top, &logprob, ids, logprobs);
+    q->pending = id;
+    q->made++;
+    srv_token t = {.id = id,
+                   .end = !(h->no_end[id / 64] >> (id % 64) & 1),
+                   .logprob = logprob,
+                   .top = ids,
+                   .top_logprob = logprobs,
+                   .n_top = n_top};
+    if (!w->token(w->user, &t) || t.end)
+        end(q, SRV_STOP);
+    else if (q->made == w->max_tokens || held == h->limit)
+        end(q, SRV_LENGTH);
+    else
+        q->slot->id[held] = id;
+}

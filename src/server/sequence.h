@@ -1,0 +1,80 @@
+/* sequence.h - one sequence of the scheduler: its prompt into a session, its tokens out.
+ *
+ * All of this runs on the scheduler's thread, but for `cancelled`. */
+#ifndef SERVER_SEQUENCE_H
+#define SERVER_SEQUENCE_H
+
+#include <stdatomic.h>
+
+#include "server/scheduler.h"
+
+/* What sequences know of the model. */
+typedef struct srv_host {
+    still_model *model;
+    const still_tokenizer *tk;
+    int vocab, limit;
+    uint64_t *no_end; /* bits of all tokens but those that end a text */
+} srv_host;
+
+still_status srv_host_init(still_model *m, int limit, srv_host *out, still_error *err);
+void srv_host_free(srv_host *h);
+
+/* Log-probabilities of the prompt that was scored last. The choices of a question share
+ * their beginning, so what it says of that is kept for the next one. */
+typedef struct srv_scores {
+    int n;          /* leading tokens that are known */
+    int k;          /* alternatives per token */
+    int32_t *id;    /* [limit] */
+    float *logprob; /* [limit]: log p(id[i] | before); undefined at 0 */
+    int32_t *top;   /* [limit, k] */
+    float *top_logprob;
+} srv_scores;
+
+still_status srv_scores_init(int limit, srv_scores *out, still_error *err);
+void srv_scores_free(srv_scores *c);
+
+/* A session and what it holds. */
+typedef struct srv_slot {
+    still_session *session;
+    int32_t *id; /* [limit]: its tokens, and the rest of a prompt that is being read */
+    srv_scores *scores; /* of the slot that scores prompts */
+    struct srv_sequence *sequence;
+} srv_slot;
+
+typedef struct srv_sequence {
+    struct srv_sequence *next; /* in the queue */
+    struct srv_group *group;
+    const srv_work *work;
+    atomic_bool cancelled;
+    srv_slot *slot;         /* NULL: it waits */
+    still_sampler *sampler; /* NULL: greedy, with nothing that changes logits */
+    bool reading;           /* not all of its prompt is in the session */
+    bool over;              /* with this result: */
+    srv_finish finish;
+    still_error error;
+    int cached, made;
+    int32_t pending;           /* generated, not fed yet */
+    int64_t waited;            /* tokens of other prompts that went before its own */
+    double added, began, read; /* when */
+} srv_sequence;
+
+double srv_now(void); /* seconds */
+
+/* Gives the sequence a session; it then reads. Failures end it. */
+void srv_sequence_begin(const srv_host *h, srv_sequence *q, srv_slot *slot);
+/* Up to n more tokens of its prompt; returns how many it took. After the last one the
+ * scores are handed out and the first token is generated. */
+int srv_sequence_read(const srv_host *h, srv_sequence *q, int n);
+/* Whether only the most likely id is asked for, so that logits need not be kept. */
+bool srv_sequence_is_plain(const srv_sequence *q);
+/* Its pending token was fed. top: the most likely id, -1: the session has logits. */
+void srv_sequence_choose(const srv_host *h, srv_sequence *q, int32_t top);
+void srv_sequence_fail(srv_sequence *q, const still_error *err);
+/* Calls done. */
+void srv_sequence_finish(srv_sequence *q);
+
+/* log p of a token and the k most likely of a row of logits, best first. */
+void srv_rank(const float *logits, int vocab, int32_t id, int k, float *logprob,
+              int32_t *top, float *top_logprob);
+
+#endif
