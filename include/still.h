@@ -498,6 +498,39 @@ STILL_API still_status still_session_load(still_session *s, const char *path,
 STILL_API still_status still_session_rollback(still_session *s, int length, int *at,
                                               still_error *err);
 
+/* Where a token of the past is, for one head. */
+typedef enum still_place {
+    STILL_PLACE_WINDOW,  /* exact, since it is recent; with softmax all are */
+    STILL_PLACE_SALIENT, /* exact, since its score is high */
+    STILL_PLACE_FOLDED,  /* a part of the linear state */
+    STILL_PLACE_GONE,    /* nowhere: its window has moved on, and there is no state */
+    STILL_PLACES
+} still_place;
+
+typedef struct still_kept {
+    int heads; /* of the layer that choose for themselves: kv heads, or query heads */
+    int cap;   /* most salient tokens of this head; -1: no cap, 0: it keeps none */
+    int count[STILL_PLACES]; /* tokens by place; their sum is the length */
+} still_kept;
+
+/* What a head of a layer holds of the session's tokens now. place and score have room for
+ * still_session_length() tokens; either, and out, may be NULL. score[i] is what the
+ * token is ranked by, as the method's score has it: of a salient token the one it was
+ * chosen by, of one in the window the one it will be, if that is known already; else
+ * NaN. Any backend; on a GPU the lists are copied. */
+STILL_API still_status still_session_kept(const still_session *s, int layer, int head,
+                                          uint8_t *place, float *score, still_kept *out,
+                                          still_error *err);
+
+/* Bytes of keys, values and states. */
+typedef struct still_held {
+    size_t bytes;   /* that the session took when it was made: still_bill.cache */
+    size_t used;    /* of these, what its tokens fill now */
+    size_t softmax; /* what softmax attention fills with as many tokens */
+} still_held;
+STILL_API still_status still_session_held(const still_session *s, still_held *out,
+                                          still_error *err);
+
 /* ---- Sampling ------------------------------------------------------------ */
 
 typedef struct still_sampler still_sampler;
