@@ -481,7 +481,17 @@ STILL_API still_status still_session_snapshot(const still_session *s,
                                               still_snapshot **out, still_error *err);
 STILL_API still_status still_session_restore(still_session *s, const still_snapshot *p,
                                              still_error *err);
+/* The same in place of the snapshot *p, whose memory is used again if it fits. After a
+ * failure *p is NULL. */
+STILL_API still_status still_session_snapshot_again(const still_session *s,
+                                                    still_snapshot **p,
+                                                    still_error *err);
 STILL_API void still_snapshot_free(still_snapshot *p);
+/* Memory it takes, or would take now: of methods that keep every key it grows with the
+ * length. */
+STILL_API size_t still_snapshot_bytes(const still_snapshot *p);
+STILL_API size_t still_session_snapshot_bytes(const still_session *s);
+STILL_API int still_snapshot_length(const still_snapshot *p); /* tokens */
 
 /* The same in a file, so that a long prompt is paid for once. The file is versioned,
  * checksummed and bound to the model and the settings; it is written to a temporary
@@ -490,6 +500,11 @@ STILL_API still_status still_session_save(const still_session *s, const char *pa
                                           still_error *err);
 STILL_API still_status still_session_load(still_session *s, const char *path,
                                           still_error *err);
+/* The same of a snapshot, which any thread may save. s: a session that it is for. */
+STILL_API still_status still_snapshot_save(const still_snapshot *p, const char *path,
+                                           still_error *err);
+STILL_API still_status still_snapshot_load(const still_session *s, const char *path,
+                                           still_snapshot **out, still_error *err);
 
 /* Takes the session back to at most `length` tokens: exactly that many for softmax, the
  * nearest kept chunk boundary before it for other methods, since folding cannot be

@@ -123,6 +123,31 @@ static srv_slot *free_slot(srv_scheduler *s, bool scores, bool spare_first)
     return NULL;
 }
 
+/* Whether a prompt that is being read begins like this one and is not there yet: its past
+ * is then kept, which is quicker than reading the same tokens twice. Scheduler's thread. */
+static bool wait_for_another(srv_scheduler *s, srv_sequence *q)
+{
+    const srv_work *w = q->work;
+    srv_host *h = &s->host;
+    if (h->tree.limit == 0 || w->score_prompt) return false;
+    for (int i = 0; i < s->parallel; i++) {
+        srv_sequence *r = s->slot[i].sequence;
+        if (!r || !r->reading || r->over || r->work->score_prompt) continue;
+        if (q->after && q->after != r) continue; /* it has been compared before */
+        if (q->after && still_session_length(r->slot->session) < q->after_length)
+            return true;
+        const int common =
+            srv_common(w->prompt, w->n_prompt, r->work->prompt, r->work->n_prompt);
+        const int offer = srv_sequence_offers(h, r, common);
+        if (offer - still_session_length(r->slot->session) < SRV_LEAST_GAIN) continue;
+        if (!srv_sequence_mark(r, offer)) continue;
+        q->after = r;
+        q->after_length = offer;
+        return true;
+    }
+    return false;
+}
+
 /* Takes the first that has been cancelled, or that a free session suits, out of the queue;
  * NULL if there is none. Locked. */
 static srv_sequence *next_in_queue(srv_scheduler *s)
@@ -132,7 +157,7 @@ static srv_sequence *next_in_queue(srv_scheduler *s)
         const bool scores = q->work->score_prompt;
         srv_slot *slot = q->cancelled ? NULL : free_slot(s, scores, scorer_waits);
         scorer_waits = scorer_waits || scores;
-        if (!slot && !q->cancelled) continue;
+        if (!q->cancelled && (!slot || wait_for_another(s, q))) continue;
         leave(s, q, before);
         q->slot = slot;
         if (slot) {
@@ -160,8 +185,11 @@ static void finish(srv_scheduler *s, srv_sequence *q)
     m->finished[q->finish]++;
     pthread_mutex_unlock(&s->lock);
     if (q->slot && q->finish == SRV_FAILED) still_session_reset(q->slot->session);
-    srv_sequence_finish(q);
+    srv_sequence_finish(&s->host, q);
     pthread_mutex_lock(&s->lock);
+    m->cache_bytes = s->host.tree.bytes;
+    m->cache_pasts = s->host.tree.pasts;
+    m->cache_given_up = s->host.tree.given_up;
     if (--q->group->left == 0) free(q->group);
 }
 
@@ -331,7 +359,7 @@ static still_status make_slots(srv_scheduler *s, const srv_scheduler_params *p,
     }
     STI_TRY(srv_scores_init(s->host.limit, &s->scores, err));
     s->slot[0].scores = &s->scores;
-    return srv_host_init(p->model, s->host.limit, &s->host, err);
+    return srv_host_init(p, s->host.limit, &s->host, err);
 }
 
 static still_status start(srv_scheduler *s, still_error *err)

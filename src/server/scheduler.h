@@ -16,11 +16,12 @@ enum { SRV_MOST_TOP = 20 }; /* alternatives per token */
 typedef struct srv_scheduler_params {
     still_model *model; /* with a tokenizer; used by the scheduler's thread */
     still_session_params
-        session;  /* of all sequences; read, not kept. rollback: of the one
+        session;        /* of all sequences; read, not kept. rollback: of the one
                                      session that scores prompts */
-    int parallel; /* sequences at once: sessions; 0: 1 */
-    int queue;    /* requests that wait; 0: none */
-    int piece;    /* tokens of a prompt between two steps of others; 0: as
+    int parallel;       /* sequences at once: sessions; 0: 1 */
+    int queue;          /* requests that wait; 0: none */
+    size_t cache_bytes; /* of pasts that are kept for texts that begin alike; 0: none */
+    int piece;          /* tokens of a prompt between two steps of others; 0: as
                                      many as take about as long as a step */
 } srv_scheduler_params;
 
@@ -107,7 +108,10 @@ typedef struct srv_metrics {
     uint64_t requests, refused;      /* taken; turned away because the queue was full */
     uint64_t finished[SRV_FINISHES]; /* sequences */
     uint64_t prompt_tokens, cached_tokens,
-        made_tokens;              /* in; of these not computed; out */
+        made_tokens;    /* in; of these not computed; out */
+    size_t cache_bytes; /* of pasts that are kept */
+    int cache_pasts;
+    uint64_t cache_given_up;      /* pasts, to make room */
     int parallel, active, queued; /* sequences at most, now; requests that wait */
     /* Decode steps by duration. */
     uint64_t steps, step_count[SRV_STEP_BUCKETS];

@@ -19,17 +19,22 @@ double srv_now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-still_status srv_host_init(still_model *m, int limit, srv_host *out, still_error *err)
+still_status srv_host_init(const srv_scheduler_params *p, int limit, srv_host *out,
+                           still_error *err)
 {
-    const int vocab = still_model_get_info(m)->vocab;
-    const size_t words = ((size_t)vocab + 63) / 64;
-    *out = (srv_host){.model = m,
-                      .tk = still_model_tokenizer(m),
-                      .vocab = vocab,
+    const still_model_info *info = still_model_get_info(p->model);
+    const still_method *method = p->session.method ? p->session.method : info->method;
+    const bool softmax = !method || strcmp(method->name, "softmax") == 0;
+    const size_t words = ((size_t)info->vocab + 63) / 64;
+    *out = (srv_host){.model = p->model,
+                      .tk = still_model_tokenizer(p->model),
+                      .vocab = info->vocab,
                       .limit = limit,
-                      .no_end = sti_alloc(words, sizeof *out->no_end)};
+                      .no_end = sti_alloc(words, sizeof *out->no_end),
+                      .chunk = !softmax && method->chunk > 0 ? method->chunk : 1,
+                      .tree = {.limit = p->cache_bytes, .cuts = softmax}};
     if (!out->no_end) return sti_fail_memory(err, "end tokens", words * 8);
-    for (int32_t i = 0; i < vocab; i++)
+    for (int32_t i = 0; i < info->vocab; i++)
         if (!out->tk || !still_tokenizer_is_end(out->tk, i))
             out->no_end[i / 64] |= (uint64_t)1 << (i % 64);
     return STILL_OK;
@@ -38,6 +43,7 @@ still_status srv_host_init(still_model *m, int limit, srv_host *out, still_error
 void srv_host_free(srv_host *h)
 {
     free(h->no_end);
+    srv_prefix_tree_free(&h->tree);
     *h = (srv_host){0};
 }
 
@@ -55,7 +61,16 @@ void srv_sequence_fail(srv_sequence *q, const still_error *err)
     q->error = *err;
 }
 
-void srv_sequence_finish(srv_sequence *q)
+/* Whatever comes next in this conversation begins with what the session holds now. */
+static void keep_past(srv_host *h, const srv_sequence *q)
+{
+    const srv_slot *slot = q->slot;
+    if (!slot || q->finish == SRV_FAILED) return;
+    if (still_session_length(slot->session) - q->cached >= SRV_LEAST_GAIN)
+        srv_prefix_tree_put(&h->tree, slot->id, slot->session);
+}
+
+void srv_sequence_finish(srv_host *h, srv_sequence *q)
 {
     const double now = srv_now();
     const double began = q->began > 0 ? q->began : now;
@@ -69,14 +84,16 @@ void srv_sequence_finish(srv_sequence *q)
                     .prompt_s = read - began,
                     .decode_s = now - read,
                     .session = q->slot ? q->slot->session : NULL};
+    const bool scores = q->work->score_prompt;
     still_sampler_free(q->sampler);
     q->sampler = NULL;
-    q->work->done(q->work->user, &r);
+    q->work->done(q->work->user, &r); /* the work is gone */
+    if (!scores) keep_past(h, q);
 }
 
 /* ---- Its prompt ---------------------------------------------------------- */
 
-static still_status check(const srv_host *h, const srv_work *w, still_error *err)
+static still_status check(srv_host *h, const srv_work *w, still_error *err)
 {
     if (w->n_prompt < 1 || w->n_prompt > h->limit)
         return sti_fail(err, STILL_E_LIMIT,
@@ -101,7 +118,7 @@ static bool changes_nothing(const still_sampler_params *p)
            p->presence_penalty == 0 && p->frequency_penalty == 0 && p->n_bias == 0;
 }
 
-static still_status make_sampler(const srv_host *h, srv_sequence *q, still_error *err)
+static still_status make_sampler(srv_host *h, srv_sequence *q, still_error *err)
 {
     const srv_work *w = q->work;
     if (w->max_tokens == 0 ||
@@ -113,7 +130,7 @@ static still_status make_sampler(const srv_host *h, srv_sequence *q, still_error
     return STILL_OK;
 }
 
-static int common(const int32_t *a, int n, const int32_t *b, int m)
+int srv_common(const int32_t *a, int n, const int32_t *b, int m)
 {
     int same = 0;
     while (same < n && same < m && a[same] == b[same]) same++;
@@ -128,9 +145,9 @@ static void keep_scored(srv_sequence *q)
     srv_slot *slot = q->slot;
     srv_scores *c = slot->scores;
     const int k = w->n_top > 0 ? w->n_top : 1;
-    int at, same = common(w->prompt, w->n_prompt, slot->id,
-                          still_session_length(slot->session));
-    c->n = k > c->k ? 0 : common(w->prompt, w->n_prompt, c->id, c->n);
+    int at, same = srv_common(w->prompt, w->n_prompt, slot->id,
+                              still_session_length(slot->session));
+    c->n = k > c->k ? 0 : srv_common(w->prompt, w->n_prompt, c->id, c->n);
     if (k > c->k) c->k = k;
     if (same > c->n) same = c->n;
     if (same > 0) same--;
@@ -139,7 +156,62 @@ static void keep_scored(srv_sequence *q)
     q->cached = still_session_length(slot->session);
 }
 
-void srv_sequence_begin(const srv_host *h, srv_sequence *q, srv_slot *slot)
+/* ---- Sharing ------------------------------------------------------------- */
+
+int srv_sequence_offers(const srv_host *h, const srv_sequence *q, int common)
+{
+    return common == q->work->n_prompt ? common : common / h->chunk * h->chunk;
+}
+
+bool srv_sequence_mark(srv_sequence *q, int length)
+{
+    int i = 0;
+    if (still_session_length(q->slot->session) >= length) return false;
+    while (i < q->n_marks && q->mark[i] < length) i++;
+    if (i < q->n_marks && q->mark[i] == length) return true;
+    if (q->n_marks == SRV_MARKS) return false;
+    for (int j = q->n_marks++; j > i; j--) q->mark[j] = q->mark[j - 1];
+    q->mark[i] = length;
+    return true;
+}
+
+/* Puts its past into the tree where others wait for it, and at the end of its prompt: the
+ * same prompt may come again, or its answer come back as other tokens. */
+static void keep_marks(srv_host *h, srv_sequence *q)
+{
+    const srv_slot *slot = q->slot;
+    const int at = still_session_length(slot->session);
+    bool keep = !h->tree.cuts && !q->reading && at - q->cached >= SRV_LEAST_GAIN;
+    while (q->n_marks > 0 && q->mark[0] <= at) {
+        keep = true;
+        q->n_marks--;
+        memmove(q->mark, q->mark + 1, (size_t)q->n_marks * sizeof *q->mark);
+    }
+    if (keep) srv_prefix_tree_put(&h->tree, slot->id, slot->session);
+}
+
+/* The longest past that its prompt begins with. Where it leaves a text that came before,
+ * others will probably leave it, too. */
+static void take_over(srv_host *h, srv_sequence *q)
+{
+    const srv_work *w = q->work;
+    still_session *s = q->slot->session;
+    const srv_prefix_match m = srv_prefix_tree_find(&h->tree, w->prompt, w->n_prompt);
+    still_status st = STILL_E_LIMIT;
+    int at;
+    if (m.past && m.length >= SRV_LEAST_GAIN / 4) {
+        st = still_session_restore(s, m.past, NULL);
+        if (st == STILL_OK && m.length < still_session_length(s))
+            st = still_session_rollback(s, m.length, &at, NULL);
+    }
+    if (st != STILL_OK) still_session_reset(s);
+    q->cached = still_session_length(s);
+    const int parts = m.shared / h->chunk * h->chunk;
+    if (!h->tree.cuts && parts - q->cached >= SRV_LEAST_GAIN)
+        (void)srv_sequence_mark(q, parts);
+}
+
+void srv_sequence_begin(srv_host *h, srv_sequence *q, srv_slot *slot)
 {
     still_error err;
     const srv_work *w = q->work;
@@ -153,14 +225,13 @@ void srv_sequence_begin(const srv_host *h, srv_sequence *q, srv_slot *slot)
     if (w->score_prompt)
         keep_scored(q);
     else
-        still_session_reset(slot->session);
+        take_over(h, q);
     memcpy(slot->id, w->prompt, (size_t)w->n_prompt * sizeof *slot->id);
 }
 
 /* Row i of the scores is about token i+1, hence the offsets; that of a piece's last token
  * is in the session's logits when the next piece begins. */
-static still_status feed_scored(const srv_host *h, srv_sequence *q, int n,
-                                still_error *err)
+static still_status feed_scored(srv_host *h, srv_sequence *q, int n, still_error *err)
 {
     srv_slot *slot = q->slot;
     srv_scores *c = slot->scores;
@@ -195,13 +266,31 @@ static void hand_out_scores(srv_sequence *q)
     }
 }
 
-int srv_sequence_read(const srv_host *h, srv_sequence *q, int n)
+static void begin_answer(srv_host *h, srv_sequence *q)
+{
+    const srv_work *w = q->work;
+    q->reading = false;
+    q->read = srv_now();
+    if (w->score_prompt)
+        hand_out_scores(q);
+    else if (w->max_tokens != 0 || q->n_marks > 0)
+        keep_marks(h, q);
+    if (q->over) return;
+    if (w->max_tokens == 0)
+        end(q, SRV_LENGTH);
+    else
+        srv_sequence_choose(h, q, -1);
+}
+
+/* All of the prompt was there already: its logits are, too. */
+int srv_sequence_read(srv_host *h, srv_sequence *q, int n)
 {
     still_error err;
     srv_slot *slot = q->slot;
     const srv_work *w = q->work;
     const int at = still_session_length(slot->session), left = w->n_prompt - at;
     if (n > left) n = left;
+    if (q->n_marks > 0 && n > q->mark[0] - at) n = q->mark[0] - at;
     still_status st = w->score_prompt
                           ? feed_scored(h, q, n, &err)
                           : still_session_feed(slot->session, slot->id + at, n, &err);
@@ -209,15 +298,10 @@ int srv_sequence_read(const srv_host *h, srv_sequence *q, int n)
         srv_sequence_fail(q, &err);
         return 0;
     }
-    if (n < left) return n;
-    q->reading = false;
-    q->read = srv_now();
-    if (w->score_prompt) hand_out_scores(q);
-    if (q->over) return n;
-    if (w->max_tokens == 0)
-        end(q, SRV_LENGTH);
-    else
-        srv_sequence_choose(h, q, -1);
+    if (n == left)
+        begin_answer(h, q);
+    else if (q->n_marks > 0 && q->mark[0] == at + n)
+        keep_marks(h, q);
     return n;
 }
 
@@ -236,7 +320,7 @@ static int32_t most_likely(const float *logits, int vocab)
     return best;
 }
 
-static still_status sample(const srv_host *h, srv_sequence *q, const float *logits,
+static still_status sample(srv_host *h, srv_sequence *q, const float *logits,
                            int32_t *id, still_error *err)
 {
     const srv_work *w = q->work;
@@ -251,7 +335,7 @@ static still_status sample(const srv_host *h, srv_sequence *q, const float *logi
     return STILL_OK;
 }
 
-void srv_sequence_choose(const srv_host *h, srv_sequence *q, int32_t top)
+void srv_sequence_choose(srv_host *h, srv_sequence *q, int32_t top)
 {
     still_error err;
     const srv_work *w = q->work;

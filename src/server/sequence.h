@@ -6,6 +6,7 @@
 
 #include <stdatomic.h>
 
+#include "server/prefix_tree.h"
 #include "server/scheduler.h"
 
 /* What sequences know of the model. */
@@ -14,9 +15,12 @@ typedef struct srv_host {
     const still_tokenizer *tk;
     int vocab, limit;
     uint64_t *no_end; /* bits of all tokens but those that end a text */
+    int chunk;        /* of the method; 1: it has none */
+    srv_prefix_tree tree;
 } srv_host;
 
-still_status srv_host_init(still_model *m, int limit, srv_host *out, still_error *err);
+still_status srv_host_init(const srv_scheduler_params *p, int limit, srv_host *out,
+                           still_error *err);
 void srv_host_free(srv_host *h);
 
 /* Log-probabilities of the prompt that was scored last. The choices of a question share
@@ -41,6 +45,11 @@ typedef struct srv_slot {
     struct srv_sequence *sequence;
 } srv_slot;
 
+enum {
+    SRV_MARKS = 4,
+    SRV_LEAST_GAIN = 64 /* tokens that make a snapshot worth its time */
+};
+
 typedef struct srv_sequence {
     struct srv_sequence *next; /* in the queue */
     struct srv_group *group;
@@ -52,26 +61,36 @@ typedef struct srv_sequence {
     bool over;              /* with this result: */
     srv_finish finish;
     still_error error;
+    int mark[SRV_MARKS],
+        n_marks; /* lengths at which its past is kept for others; rising */
     int cached, made;
-    int32_t pending;           /* generated, not fed yet */
+    int32_t pending;            /* generated, not fed yet */
+    struct srv_sequence *after; /* whose past it waits for, up to so many tokens */
+    int after_length;
     int64_t waited;            /* tokens of other prompts that went before its own */
     double added, began, read; /* when */
 } srv_sequence;
 
-double srv_now(void); /* seconds */
+double srv_now(void);                                             /* seconds */
+int srv_common(const int32_t *a, int n, const int32_t *b, int m); /* leading tokens */
 
 /* Gives the sequence a session; it then reads. Failures end it. */
-void srv_sequence_begin(const srv_host *h, srv_sequence *q, srv_slot *slot);
+void srv_sequence_begin(srv_host *h, srv_sequence *q, srv_slot *slot);
 /* Up to n more tokens of its prompt; returns how many it took. After the last one the
  * scores are handed out and the first token is generated. */
-int srv_sequence_read(const srv_host *h, srv_sequence *q, int n);
+int srv_sequence_read(srv_host *h, srv_sequence *q, int n);
 /* Whether only the most likely id is asked for, so that logits need not be kept. */
 bool srv_sequence_is_plain(const srv_sequence *q);
 /* Its pending token was fed. top: the most likely id, -1: the session has logits. */
-void srv_sequence_choose(const srv_host *h, srv_sequence *q, int32_t top);
+void srv_sequence_choose(srv_host *h, srv_sequence *q, int32_t top);
 void srv_sequence_fail(srv_sequence *q, const still_error *err);
-/* Calls done. */
-void srv_sequence_finish(srv_sequence *q);
+/* Tokens of its prompt that a text which shares `common` of them can take over. */
+int srv_sequence_offers(const srv_host *h, const srv_sequence *q, int common);
+/* Its past will be kept when it has read so many tokens; false: it is past that, or has
+ * too many marks. */
+bool srv_sequence_mark(srv_sequence *q, int length);
+/* Calls done, and keeps its past. */
+void srv_sequence_finish(srv_host *h, srv_sequence *q);
 
 /* log p of a token and the k most likely of a row of logits, best first. */
 void srv_rank(const float *logits, int vocab, int32_t id, int k, float *logprob,

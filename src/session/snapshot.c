@@ -1,27 +1,64 @@
-/* snapshot.c - saves a session's past: in memory, in a file, at chunk boundaries.
+/* snapshot.c - the past of a session, set aside in memory; chunk boundaries.
  *
- * All layers' memories lie in one range of bytes, so a past is that range, a length and
- * the last logits. A file adds what it must match: the model's fingerprint and the
- * settings as one line of text, which an error can show.
- *
- *   "STILLST1"  u32 version  u32 bytes of the settings line
- *   fingerprint [32]  u64 length  u64 state bytes  u64 vocabulary  u32 has logits
- *   settings line  logits [vocabulary]  state  u32 CRC-32 of all before it */
-#include <stdio.h>
+ * All layers' memories lie in one range of bytes. A past is what its tokens have filled of
+ * that range, packed: of a cache of keys the rows of its tokens, of a state everything. */
+#include "session/snapshot.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <zlib.h>
 
-#include "session/session.h"
+/* ---- Packing ------------------------------------------------------------- */
 
-struct still_snapshot {
-    int length;
-    bool has_logits;
-    size_t state_bytes;
-    const still_model *model;
-    char settings[STI_SETTINGS_LINE];
-    sti_block memory; /* state, then logits */
-};
+typedef struct walk {
+    sti_past_fn each; /* NULL: only counts */
+    void *user;
+    size_t packed; /* bytes so far */
+} walk;
+
+static still_status visit(walk *w, size_t at, size_t n, still_error *err)
+{
+    if (w->each && n) STI_TRY(w->each(w->user, at, w->packed, n, err));
+    w->packed += n;
+    return STILL_OK;
+}
+
+/* The first rows of keys and values [G, capacity, D] each. */
+static still_status visit_rows(walk *w, const still_session *s,
+                               const sti_attn_layer *of, const sti_attn_memory *memory,
+                               int rows, still_error *err)
+{
+    const size_t row = (size_t)of->head_dim *
+                       (s->cfg.cache == STI_F32 ? sizeof(float) : sizeof(uint16_t));
+    const size_t head = (size_t)memory->softmax.capacity * row;
+    const unsigned char *const kv[] = {memory->softmax.k, memory->softmax.v};
+    for (int i = 0; i < 2; i++)
+        for (int g = 0; g < of->kv_heads; g++)
+            STI_TRY(visit(w, (size_t)(kv[i] - s->state) + (size_t)g * head,
+                          (size_t)rows * row, err));
+    return STILL_OK;
+}
+
+still_status sti_session_past(const still_session *s, int length, sti_past_fn each,
+                              void *user, size_t *bytes, still_error *err)
+{
+    const still_model *m = s->model;
+    walk w = {each, user, 0};
+    sti_carve c = {.base = s->state};
+    for (int l = 0; l < m->cfg.layers; l++) {
+        const sti_attn_layer of = sti_model_attn_layer(m, l);
+        const sti_attn_engine *e = sti_attn_engine_of(&s->cfg, l);
+        const size_t before = c.used;
+        sti_attn_memory memory;
+        e->carve_memory(m->be, &s->cfg, &of, &c, &memory);
+        if (e == &sti_attn_softmax && length < memory.softmax.capacity)
+            STI_TRY(visit_rows(&w, s, &of, &memory, length, err));
+        else
+            STI_TRY(visit(&w, before, c.used - before, err));
+    }
+    STI_TRY(visit(&w, c.used, s->state_bytes - c.used, err)); /* the end of a line */
+    *bytes = w.packed;
+    return STILL_OK;
+}
 
 /* ---- In memory ----------------------------------------------------------- */
 
@@ -44,30 +81,79 @@ still_status still_session_fork(const still_session *s, still_session **out,
     return st;
 }
 
+typedef struct transfer {
+    const still_session *s;
+    unsigned char *to;         /* packed; NULL: into the session, */
+    const unsigned char *from; /* from here */
+} transfer;
+
+static still_status move(void *user, size_t at, size_t packed, size_t n,
+                         still_error *err)
+{
+    const transfer *t = user;
+    const still_model *m = t->s->model;
+    unsigned char *state = t->s->state + at;
+    return t->to ? m->be->mem_move(m->dev, t->to + packed, state, n, err)
+                 : m->be->mem_move(m->dev, state, t->from + packed, n, err);
+}
+
+still_status sti_snapshot_new(const still_session *s, int length, still_snapshot **out,
+                              still_error *err)
+{
+    *out = NULL;
+    size_t past = 0;
+    STI_TRY(sti_session_past(s, length, NULL, NULL, &past, err));
+    still_snapshot *p = sti_alloc(1, sizeof *p);
+    const size_t logits = (size_t)s->model->cfg.vocab * sizeof(float);
+    if (!p || !sti_block_new(&p->memory, logits + past)) {
+        free(p);
+        return sti_fail_memory(err, "snapshot", logits + past);
+    }
+    p->length = length;
+    p->model = s->model;
+    p->whole_bytes = s->state_bytes;
+    p->past_bytes = past;
+    p->logits = p->memory.p;
+    p->past = (unsigned char *)p->memory.p + logits;
+    memcpy(p->settings, s->settings, sizeof p->settings);
+    *out = p;
+    return STILL_OK;
+}
+
+static still_status fill(still_snapshot *p, const still_session *s, still_error *err)
+{
+    size_t bytes;
+    transfer t = {.s = s, .to = p->past};
+    memcpy(p->logits, s->logits, (size_t)s->model->cfg.vocab * sizeof(float));
+    p->length = s->length;
+    p->has_logits = s->has_logits;
+    return sti_session_past(s, s->length, move, &t, &bytes, err);
+}
+
 still_status still_session_snapshot(const still_session *s, still_snapshot **out,
                                     still_error *err)
 {
+    STI_TRY(sti_snapshot_new(s, s->length, out, err));
+    const still_status st = fill(*out, s, err);
+    if (st == STILL_OK) return STILL_OK;
+    still_snapshot_free(*out);
     *out = NULL;
-    size_t vocab = (size_t)s->model->cfg.vocab;
-    still_snapshot *p = sti_alloc(1, sizeof *p);
-    if (!p || !sti_block_new(&p->memory, s->state_bytes + vocab * sizeof(float))) {
-        free(p);
-        return sti_fail_memory(err, "snapshot", s->state_bytes);
+    return st;
+}
+
+still_status still_session_snapshot_again(const still_session *s, still_snapshot **p,
+                                          still_error *err)
+{
+    size_t past = 0;
+    if (*p) STI_TRY(sti_session_past(s, s->length, NULL, NULL, &past, err));
+    if (*p && (*p)->model == s->model && (*p)->past_bytes == past &&
+        (*p)->whole_bytes == s->state_bytes &&
+        strcmp((*p)->settings, s->settings) == 0) {
+        const still_status st = fill(*p, s, err);
+        if (st == STILL_OK) return STILL_OK;
     }
-    p->length = s->length;
-    p->has_logits = s->has_logits;
-    p->state_bytes = s->state_bytes;
-    p->model = s->model;
-    memcpy(p->settings, s->settings, sizeof p->settings);
-    memcpy((char *)p->memory.p + s->state_bytes, s->logits, vocab * sizeof(float));
-    still_status st = s->model->be->mem_move(s->model->dev, p->memory.p, s->state,
-                                             s->state_bytes, err);
-    if (st != STILL_OK) {
-        still_snapshot_free(p);
-        return st;
-    }
-    *out = p;
-    return STILL_OK;
+    still_snapshot_free(*p);
+    return still_session_snapshot(s, p, err);
 }
 
 void still_snapshot_free(still_snapshot *p)
@@ -77,29 +163,41 @@ void still_snapshot_free(still_snapshot *p)
     free(p);
 }
 
-/* Replaces the session's past; boundaries of the old past are dropped. */
-static still_status adopt(still_session *s, const void *state, const void *logits,
-                          int length, bool has_logits, still_error *err)
+size_t still_snapshot_bytes(const still_snapshot *p)
 {
-    STI_TRY(
-        s->model->be->mem_move(s->model->dev, s->state, state, s->state_bytes, err));
-    memcpy(s->logits, logits, (size_t)s->model->cfg.vocab * sizeof(float));
-    for (int i = 0; i < s->rollback; i++) s->boundary[i].length = 0;
-    s->length = length;
-    s->has_logits = has_logits;
-    return sti_session_mark(s, length, err);
+    return sizeof *p + p->memory.bytes;
 }
 
+size_t still_session_snapshot_bytes(const still_session *s)
+{
+    size_t past = 0;
+    (void)sti_session_past(s, s->length, NULL, NULL, &past,
+                           NULL); /* counting succeeds */
+    return sizeof(still_snapshot) + (size_t)s->model->cfg.vocab * sizeof(float) + past;
+}
+
+int still_snapshot_length(const still_snapshot *p)
+{
+    return p->length;
+}
+
+/* Boundaries of the old past are dropped. */
 still_status still_session_restore(still_session *s, const still_snapshot *p,
                                    still_error *err)
 {
-    if (p->model != s->model || p->state_bytes != s->state_bytes ||
+    size_t bytes;
+    transfer t = {.s = s, .from = p->past};
+    if (p->model != s->model || p->whole_bytes != s->state_bytes ||
         strcmp(p->settings, s->settings) != 0)
         return sti_fail(err, STILL_E_ARG,
                         "the snapshot is of a session with another model, method, "
                         "settings or context");
-    return adopt(s, p->memory.p, (const char *)p->memory.p + p->state_bytes, p->length,
-                 p->has_logits, err);
+    STI_TRY(sti_session_past(s, p->length, move, &t, &bytes, err));
+    memcpy(s->logits, p->logits, (size_t)s->model->cfg.vocab * sizeof(float));
+    for (int i = 0; i < s->rollback; i++) s->boundary[i].length = 0;
+    s->length = p->length;
+    s->has_logits = p->has_logits;
+    return sti_session_mark(s, p->length, err);
 }
 
 /* ---- Chunk boundaries ---------------------------------------------------- */
@@ -176,168 +274,4 @@ still_status still_session_rollback(still_session *s, int length, int *at,
     s->has_logits = false;
     *at = length;
     return STILL_OK;
-}
-
-/* ---- In a file ----------------------------------------------------------- */
-
-static const char MAGIC[8] = "STILLST1";
-enum { VERSION = 2 };
-
-typedef struct file_head {
-    char magic[8];
-    uint32_t version, line_bytes;
-    unsigned char fingerprint[STI_FINGERPRINT];
-    uint64_t length, state_bytes, vocab;
-    uint32_t has_logits, zero;
-} file_head;
-_Static_assert(sizeof(file_head) == 80, "the file header has no holes");
-
-static void make_head(const still_session *s, file_head *head)
-{
-    *head = (file_head){.version = VERSION,
-                        .line_bytes = (uint32_t)strlen(s->settings),
-                        .length = (uint64_t)s->length,
-                        .state_bytes = s->state_bytes,
-                        .vocab = (uint64_t)s->model->cfg.vocab,
-                        .has_logits = s->has_logits};
-    memcpy(head->magic, MAGIC, sizeof MAGIC);
-    sti_model_fingerprint(s->model, true, head->fingerprint);
-}
-
-typedef struct part {
-    void *p;
-    size_t n;
-} part;
-
-static uint32_t checksum(const part *parts, int n)
-{
-    uLong crc = crc32(0, NULL, 0);
-    for (int i = 0; i < n; i++) crc = crc32_z(crc, parts[i].p, parts[i].n);
-    return (uint32_t)crc;
-}
-
-static still_status write_file(const still_session *s, file_head *head, void *state,
-                               const char *path, still_error *err)
-{
-    part parts[] = {{head, sizeof *head},
-                    {(void *)s->settings, head->line_bytes},
-                    {s->logits, (size_t)head->vocab * sizeof(float)},
-                    {state, s->state_bytes}};
-    uint32_t crc = checksum(parts, 4);
-    sti_new_file *f;
-    STI_TRY(sti_new_file_open(path, &f, err));
-    still_status st = STILL_OK;
-    for (int i = 0; i < 4 && st == STILL_OK; i++)
-        st = sti_new_file_put(f, parts[i].p, parts[i].n, err);
-    if (st == STILL_OK) st = sti_new_file_put(f, &crc, sizeof crc, err);
-    if (st == STILL_OK) return sti_new_file_finish(f, err);
-    sti_new_file_abort(f);
-    return st;
-}
-
-still_status still_session_save(const still_session *s, const char *path,
-                                still_error *err)
-{
-    file_head head;
-    sti_block copy;
-    make_head(s, &head);
-    if (s->model->be->host_memory) return write_file(s, &head, s->state, path, err);
-    if (!sti_block_new(&copy, s->state_bytes))
-        return sti_fail_memory(err, "the session's past", s->state_bytes);
-    still_status st =
-        s->model->be->mem_move(s->model->dev, copy.p, s->state, s->state_bytes, err);
-    if (st == STILL_OK) st = write_file(s, &head, copy.p, path, err);
-    sti_block_free(&copy);
-    return st;
-}
-
-/* Compares the header of a file with what this session would write. */
-static still_status check_head(const still_session *s, const sti_map *map,
-                               const char *path, file_head *got, still_error *err)
-{
-    file_head want;
-    if (map->size < sizeof *got || memcmp(map->data, MAGIC, sizeof MAGIC) != 0)
-        return sti_fail(err, STILL_E_FORMAT, "%s: not a saved session of still", path);
-    memcpy(got, map->data, sizeof *got);
-    if (got->version != VERSION)
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "%s: saved in version %u of the format, this program reads %d",
-                        path, got->version, VERSION);
-    make_head(s, &want);
-    if (memcmp(got->fingerprint, want.fingerprint, STI_FINGERPRINT) != 0)
-        return sti_fail(err, STILL_E_ARG, "%s: saved with another model than %s", path,
-                        s->model->store.path);
-    const char *text = (const char *)map->data + sizeof *got;
-    if (got->line_bytes >= STI_SETTINGS_LINE ||
-        map->size - sizeof *got < got->line_bytes)
-        return sti_fail(err, STILL_E_FORMAT, "%s: its settings end outside the file",
-                        path);
-    if (got->line_bytes != want.line_bytes ||
-        memcmp(text, s->settings, want.line_bytes) != 0)
-        return sti_fail(err, STILL_E_ARG, "%s: saved with '%.*s', the session has '%s'",
-                        path, (int)got->line_bytes, text, s->settings);
-    if (got->state_bytes != want.state_bytes || got->vocab != want.vocab)
-        return sti_fail(err, STILL_E_ARG,
-                        "%s: holds %llu bytes of state, the session %llu: use the "
-                        "context it was saved with",
-                        path, (unsigned long long)got->state_bytes,
-                        (unsigned long long)want.state_bytes);
-    if (got->length > (uint64_t)s->cfg.ctx)
-        return sti_fail(err, STILL_E_LIMIT,
-                        "%s: holds %llu tokens, the session's context is %d", path,
-                        (unsigned long long)got->length, s->cfg.ctx);
-    size_t whole = sizeof *got + want.line_bytes + (size_t)want.vocab * sizeof(float) +
-                   s->state_bytes + sizeof(uint32_t);
-    if (map->size != whole)
-        return sti_fail(err, STILL_E_FORMAT,
-                        "%s: has %zu bytes, expected %zu (truncated?)", path, map->size,
-                        whole);
-    return STILL_OK;
-}
-
-/* Counts in the state index arrays, so they are checked, in a copy at `state`, before
- * anything is computed with them. layer [layers] is scratch. */
-static bool sound(const still_session *s, void *state, sti_attn_memory *layer,
-                  int length)
-{
-    sti_session_lay_out(s, state, layer);
-    for (int l = 0; l < s->model->cfg.layers; l++) {
-        const sti_attn_engine *e = sti_attn_engine_of(&s->cfg, l);
-        sti_attn_layer of = sti_model_attn_layer(s->model, l);
-        if (e->sound && !e->sound(&s->cfg, &of, &layer[l], length)) return false;
-    }
-    return true;
-}
-
-still_status still_session_load(still_session *s, const char *path, still_error *err)
-{
-    sti_map map;
-    file_head head;
-    STI_TRY(sti_map_open(path, &map, err));
-    still_status st = check_head(s, &map, path, &head, err);
-    if (st == STILL_OK) {
-        uint32_t crc;
-        memcpy(&crc, map.data + map.size - sizeof crc, sizeof crc);
-        if (checksum(&(part){(void *)map.data, map.size - sizeof crc}, 1) != crc)
-            st = sti_fail(err, STILL_E_FORMAT, "%s: checksum does not match its bytes",
-                          path);
-    }
-    sti_block copy = {0};
-    const size_t layers = (size_t)s->model->cfg.layers;
-    sti_attn_memory *layer = sti_alloc(layers, sizeof *layer);
-    if (st == STILL_OK && (!layer || !sti_block_new(&copy, s->state_bytes)))
-        st = sti_fail_memory(err, path, s->state_bytes);
-    if (st == STILL_OK) {
-        const unsigned char *logits = map.data + sizeof head + head.line_bytes;
-        memcpy(copy.p, logits + (size_t)head.vocab * sizeof(float), s->state_bytes);
-        if (sound(s, copy.p, layer, (int)head.length))
-            st = adopt(s, copy.p, logits, (int)head.length, head.has_logits != 0, err);
-        else
-            st = sti_fail(err, STILL_E_FORMAT, "%s: its counts of tokens cannot be",
-                          path);
-    }
-    sti_block_free(&copy);
-    free(layer);
-    sti_map_close(&map);
-    return st;
 }

@@ -15,7 +15,7 @@
 
 #include "server/scheduler.h"
 
-enum { CTX = 96, VOCAB = 384, CHUNK = 8, JOBS = 9 };
+enum { CTX = 96, BIG = 256, VOCAB = 384, CHUNK = 8, JOBS = 9 };
 
 static void must(still_status st, const still_error *e)
 {
@@ -42,9 +42,9 @@ static board shared = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER};
 
 typedef struct job {
     srv_work work;
-    int32_t prompt[CTX];
-    int32_t made[CTX];
-    float logprob[CTX];
+    int32_t prompt[BIG];
+    int32_t made[BIG];
+    float logprob[BIG];
     int n, prompt_tokens, stop_after; /* token() says stop after so many; 0: never */
     int hold_at;                      /* token() waits at this one until `go` */
     bool go, at_hold;
@@ -60,7 +60,7 @@ static bool take(void *user, const srv_token *t)
         j->logprob[j->prompt_tokens++] = t->logprob;
         return true;
     }
-    if (j->n < CTX) j->made[j->n] = t->id;
+    if (j->n < BIG) j->made[j->n] = t->id;
     j->n++;
     pthread_mutex_lock(&shared.lock);
     if (j->n == j->hold_at) {
@@ -125,7 +125,7 @@ static srv_scheduler *begin(still_model *m, const still_method *method,
     srv_scheduler *s;
     still_error e;
     p.model = m;
-    p.session.ctx = CTX;
+    if (!p.session.ctx) p.session.ctx = CTX;
     p.session.batch = 16;
     p.session.method = method;
     must(srv_scheduler_new(&p, &s, &e), &e);
@@ -141,15 +141,16 @@ static void add(srv_scheduler *s, job *j)
 /* ---- The same alone and together ----------------------------------------- */
 
 /* What a session of its own and a sampler say. */
-static int alone(still_model *m, const still_method *method, const job *j, int32_t *out)
+static int alone(still_model *m, const still_method *method, int limit, const job *j,
+                 int32_t *out)
 {
     still_error e;
     still_session *s;
     still_sampler *sampler;
     int n = 0;
     must(still_session_new(
-             m, &(still_session_params){.ctx = CTX, .batch = 16, .method = method}, &s,
-             &e),
+             m, &(still_session_params){.ctx = limit, .batch = 16, .method = method},
+             &s, &e),
          &e);
     must(still_sampler_new(&j->work.sampling, VOCAB, &sampler, &e), &e);
     for (int i = 0; i < j->work.n_prompt; i++)
@@ -159,7 +160,7 @@ static int alone(still_model *m, const still_method *method, const job *j, int32
         must(still_sampler_sample(sampler, still_session_logits(s), &out[n], &e), &e);
         still_sampler_accept(sampler, out[n]);
         n++;
-        if (n == j->work.max_tokens || still_session_length(s) == CTX) break;
+        if (n == j->work.max_tokens || still_session_length(s) == limit) break;
         must(still_session_feed(s, &out[n - 1], 1, &e), &e);
     }
     still_sampler_free(sampler);
@@ -199,7 +200,7 @@ static void all_together(const char *name, int parallel, int piece, bool sampled
     uint64_t made = 0;
     for (int i = 0; i < JOBS; i++) {
         int32_t want[CTX];
-        int n = alone(m, &method, &j[i], want);
+        int n = alone(m, &method, CTX, &j[i], want);
         assert_int_equal(j[i].done, 1);
         if (j[i].result.finish == SRV_FAILED) fail_msg("%s", j[i].result.error.text);
         assert_int_equal(j[i].result.made, n);
@@ -226,6 +227,115 @@ static void same_as_alone(void **state)
     all_together("still", JOBS, 3, false);
     all_together("still", 2, 7, true);
     all_together("liger", 3, 4, true);
+}
+
+/* ---- Pasts that are shared ----------------------------------------------- */
+
+static void run(srv_scheduler *s, job *j)
+{
+    add(s, j);
+    wait_done(j);
+    if (j->result.finish == SRV_FAILED) fail_msg("%s", j->result.error.text);
+}
+
+static void says_the_same(still_model *m, const still_method *method, const job *j)
+{
+    int32_t want[BIG];
+    const int n = alone(m, method, BIG, j, want);
+    assert_int_equal(j->n, n);
+    assert_memory_equal(j->made, want, (size_t)n * sizeof *want);
+}
+
+/* A conversation goes on where it was; the same prompt is not read again; what several
+ * begin with is kept from the second on. */
+static void goes_on(const char *name, bool cuts)
+{
+    still_error e;
+    still_method method;
+    still_model *m = open_model();
+    job *j = calloc(7, sizeof *j);
+    must(still_method_init(&method, name, CHUNK, &e), &e);
+    srv_scheduler *s = begin(m, &method,
+                             (srv_scheduler_params){.parallel = 2,
+                                                    .queue = 4,
+                                                    .cache_bytes = 256u << 20,
+                                                    .session = {.ctx = BIG}});
+    make_job(&j[0], 1, 150, 30);
+    run(s, &j[0]);
+    assert_int_equal(j[0].result.cached_tokens, 0);
+    make_job(&j[1], 1, 200, 10); /* the next turn: its answer, and a question */
+    memcpy(j[1].prompt + 150, j[0].made, (size_t)j[0].n * sizeof *j[0].made);
+    run(s, &j[1]);
+    assert_int_equal(j[1].result.cached_tokens, 150 + 29);
+    make_job(&j[2], 1, 150, 12); /* tried again */
+    run(s, &j[2]);
+    assert_int_equal(j[2].result.cached_tokens, cuts ? 149 : 150);
+    make_job(&j[3], 1, 150, 12); /* others with the same beginning */
+    make_job(&j[4], 1, 140, 12);
+    for (int i = 100; i < 150; i++) j[3].prompt[i] = 7 * i % VOCAB;
+    for (int i = 100; i < 140; i++) j[4].prompt[i] = 11 * i % VOCAB;
+    run(s, &j[3]);
+    assert_int_equal(j[3].result.cached_tokens, cuts ? 100 : 0);
+    run(s, &j[4]);
+    assert_int_equal(j[4].result.cached_tokens, cuts ? 100 : 100 / CHUNK * CHUNK);
+    srv_metrics figures;
+    srv_scheduler_metrics(s, &figures);
+    assert_true(figures.cache_pasts > 0 && figures.cache_bytes > 0);
+    assert_int_equal(figures.cached_tokens,
+                     (150 + 29) + (cuts ? 149 + 100 + 100 : 150 + 96));
+    srv_scheduler_free(s);
+    for (int i = 0; i < 5; i++) says_the_same(m, &method, &j[i]);
+    free(j);
+    still_model_free(m);
+}
+
+static void conversations_go_on(void **state)
+{
+    (void)state;
+    goes_on("still", false);
+    goes_on("softmax", true);
+}
+
+/* Several answers to one prompt, and prompts that begin alike, all at once: the beginning
+ * is read once. */
+static void together(const char *name)
+{
+    enum { N = 6 };
+    still_error e;
+    still_method method;
+    still_model *m = open_model();
+    job *j = calloc(N, sizeof *j);
+    srv_work *w[N];
+    must(still_method_init(&method, name, CHUNK, &e), &e);
+    for (int i = 0; i < N; i++) {
+        make_job(&j[i], 1, 180, 15);
+        j[i].work.sampling =
+            (still_sampler_params){.temperature = 1, .seed = (uint64_t)i};
+        for (int k = 120; k < 180 && i >= 3; k++) j[i].prompt[k] = k * (5 + i) % VOCAB;
+        w[i] = &j[i].work;
+    }
+    srv_scheduler *s = begin(m, &method,
+                             (srv_scheduler_params){.parallel = N,
+                                                    .queue = 1,
+                                                    .piece = 16,
+                                                    .cache_bytes = 256u << 20,
+                                                    .session = {.ctx = BIG}});
+    assert_int_equal(srv_scheduler_add(s, w, N), SRV_ADDED);
+    srv_scheduler_stop(s);
+    srv_scheduler_free(s);
+    for (int i = 0; i < N; i++) {
+        says_the_same(m, &method, &j[i]);
+        if (i > 0) assert_true(j[i].result.cached_tokens >= (i < 3 ? 179 : 120));
+    }
+    free(j);
+    still_model_free(m);
+}
+
+static void beginnings_are_read_once(void **state)
+{
+    (void)state;
+    together("still");
+    together("softmax");
 }
 
 /* ---- Queue, cancelling, ends --------------------------------------------- */
@@ -418,6 +528,8 @@ static void bad_params(void **state)
     still_model_free(m);
 }
 
-RUN_TESTS(cmocka_unit_test(same_as_alone), cmocka_unit_test(queue_is_bounded),
-          cmocka_unit_test(cancelled_while_it_runs), cmocka_unit_test(ends),
-          cmocka_unit_test(prompts_are_scored), cmocka_unit_test(bad_params))
+RUN_TESTS(cmocka_unit_test(same_as_alone), cmocka_unit_test(conversations_go_on),
+          cmocka_unit_test(beginnings_are_read_once),
+          cmocka_unit_test(queue_is_bounded), cmocka_unit_test(cancelled_while_it_runs),
+          cmocka_unit_test(ends), cmocka_unit_test(prompts_are_scored),
+          cmocka_unit_test(bad_params))

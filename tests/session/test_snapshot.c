@@ -100,11 +100,72 @@ static void test_file_of_other_settings(void **state)
     still_model_free(m);
 }
 
+/* A session of a method, softmax layers among the others in the last. */
+static still_session *session_of(still_model *m, int kind)
+{
+    still_session *s;
+    still_error e;
+    still_method how = method_of(kind == 0 ? "softmax" : "still", CHUNK);
+    if (kind == 2) how.last_layer = 0;
+    must(still_session_new(
+             m, &(still_session_params){.ctx = N, .batch = 16, .method = &how}, &s, &e),
+         &e);
+    return s;
+}
+
+/* What a snapshot takes grows with the tokens where every key is kept; restored, from
+ * memory or from a file, it goes on as the origin does, in a session that held more. */
+static void test_packed(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/still-snapshot-XXXXXX";
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    still_model *m = open_tiny("cpu");
+    for (int kind = 0; kind < 3; kind++) {
+        still_session *one = session_of(m, kind), *other = session_of(m, kind);
+        still_snapshot *snap = NULL, *loaded;
+        still_error e;
+        size_t before = 0;
+        for (int n = CHUNK + 3; n < N - 10; n += 2 * CHUNK + 1) {
+            still_session_reset(one);
+            still_session_reset(other);
+            feed(one, n, 3);
+            feed(other, N - 1, 5);
+            must(still_session_snapshot_again(one, &snap, &e), &e);
+            assert_int_equal(still_snapshot_length(snap), n);
+            assert_int_equal(still_snapshot_bytes(snap) > before,
+                             before == 0 || kind != 1);
+            before = still_snapshot_bytes(snap);
+            must(still_session_restore(other, snap, &e), &e);
+            assert_memory_equal(still_session_logits(one), still_session_logits(other),
+                                VOCAB * sizeof(float));
+            feed(one, 9, 11);
+            feed(other, 9, 11);
+            assert_memory_equal(still_session_logits(one), still_session_logits(other),
+                                VOCAB * sizeof(float));
+            must(still_snapshot_save(snap, path, &e), &e);
+            must(still_snapshot_load(other, path, &loaded, &e), &e);
+            must(still_session_restore(other, loaded, &e), &e);
+            feed(other, 9, 11);
+            assert_memory_equal(still_session_logits(one), still_session_logits(other),
+                                VOCAB * sizeof(float));
+            still_snapshot_free(loaded);
+        }
+        still_snapshot_free(snap);
+        still_session_free(one);
+        still_session_free(other);
+    }
+    unlink(path);
+    still_model_free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_restore_forgets_boundaries),
         cmocka_unit_test(test_fork_keeps_boundaries),
-        cmocka_unit_test(test_file_of_other_settings)};
+        cmocka_unit_test(test_file_of_other_settings), cmocka_unit_test(test_packed)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
