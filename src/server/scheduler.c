@@ -54,18 +54,38 @@ struct srv_scheduler {
 
 /* ---- The queue ----------------------------------------------------------- */
 
+static int by_ids(const void *a, const void *b)
+{
+    const srv_work *x = ((const srv_sequence *)a)->work;
+    const srv_work *y = ((const srv_sequence *)b)->work;
+    const int at = srv_common(x->prompt, x->n_prompt, y->prompt, y->n_prompt);
+    if (at < x->n_prompt && at < y->n_prompt)
+        return x->prompt[at] < y->prompt[at] ? -1 : 1;
+    return (x->n_prompt > y->n_prompt) - (x->n_prompt < y->n_prompt);
+}
+
+/* Prompts that are scored come in the order of their ids: those that begin alike follow one
+ * another, and their session walks them like a tree. */
+static srv_group *make_group(srv_work *const *w, int n)
+{
+    srv_group *g = sti_alloc(1, sizeof *g + (size_t)n * sizeof *g->sequence);
+    if (!g) return NULL;
+    const double now = srv_now();
+    for (int i = 0; i < n; i++) {
+        g->sequence[i].group = g;
+        g->sequence[i].work = w[i];
+        g->sequence[i].added = now;
+    }
+    if (w[0]->score_prompt) qsort(g->sequence, (size_t)n, sizeof *g->sequence, by_ids);
+    for (int i = 0; i + 1 < n; i++) g->sequence[i].next = &g->sequence[i + 1];
+    g->waiting = g->left = n;
+    return g;
+}
+
 srv_added srv_scheduler_add(srv_scheduler *s, srv_work *const *w, int n)
 {
     if (n < 1) return SRV_ADDED;
-    srv_group *g = sti_alloc(1, sizeof *g + (size_t)n * sizeof *g->sequence);
-    const double now = srv_now();
-    for (int i = 0; i < n && g; i++) {
-        srv_sequence *q = &g->sequence[i];
-        q->group = g;
-        q->work = w[i];
-        q->added = now;
-        q->next = i + 1 < n ? q + 1 : NULL;
-    }
+    srv_group *g = make_group(w, n);
     pthread_mutex_lock(&s->lock);
     srv_added answer = s->ending ? SRV_ENDING : SRV_ADDED;
     /* Whoever finds a free session does not wait. */
@@ -73,7 +93,6 @@ srv_added srv_scheduler_add(srv_scheduler *s, srv_work *const *w, int n)
     if (answer == SRV_ADDED && (!g || (!room && s->metrics.queued >= s->most_queued)))
         answer = SRV_QUEUE_FULL;
     if (answer == SRV_ADDED) {
-        g->waiting = g->left = n;
         if (s->last)
             s->last->next = g->sequence;
         else

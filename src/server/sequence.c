@@ -7,16 +7,14 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/process.h"
 
 double srv_now(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+    return sti_now();
 }
 
 still_status srv_host_init(const srv_scheduler_params *p, int limit, srv_host *out,
@@ -58,7 +56,7 @@ static void end(srv_sequence *q, srv_finish why)
 void srv_sequence_fail(srv_sequence *q, const still_error *err)
 {
     end(q, SRV_FAILED);
-    q->error = *err;
+    q->slot->error = *err;
 }
 
 /* Whatever comes next in this conversation begins with what the session holds now. */
@@ -76,7 +74,6 @@ void srv_sequence_finish(srv_host *h, srv_sequence *q)
     const double began = q->began > 0 ? q->began : now;
     const double read = q->read > 0 ? q->read : now;
     srv_result r = {.finish = q->finish,
-                    .error = q->error,
                     .prompt_tokens = q->work->n_prompt,
                     .cached_tokens = q->cached,
                     .made = q->made,
@@ -85,6 +82,7 @@ void srv_sequence_finish(srv_host *h, srv_sequence *q)
                     .decode_s = now - read,
                     .session = q->slot ? q->slot->session : NULL};
     const bool scores = q->work->score_prompt;
+    if (q->finish == SRV_FAILED) r.error = q->slot->error;
     still_sampler_free(q->sampler);
     q->sampler = NULL;
     q->work->done(q->work->user, &r); /* the work is gone */

@@ -43,6 +43,7 @@ typedef struct srv_slot {
     int32_t *id; /* [limit]: its tokens, and the rest of a prompt that is being read */
     srv_scores *scores; /* of the slot that scores prompts */
     struct srv_sequence *sequence;
+    still_error error; /* of the sequence, if it failed */
 } srv_slot;
 
 enum {
@@ -60,7 +61,6 @@ typedef struct srv_sequence {
     bool reading;           /* not all of its prompt is in the session */
     bool over;              /* with this result: */
     srv_finish finish;
-    still_error error;
     int mark[SRV_MARKS],
         n_marks; /* lengths at which its past is kept for others; rising */
     int cached, made;
