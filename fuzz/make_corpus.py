@@ -134,6 +134,11 @@ put("fuzz_tekken", "small", json.dumps({
     "vocab": [{"rank": i, "token_bytes": base64.b64encode(bytes([i])).decode()}
               for i in range(256)] + [{"rank": 256, "token_bytes": "YWI="},
                                       {"rank": 257, "token_bytes": "dGhl"}]}).encode())
+put("fuzz_model_names", "types", b"q4_k_m\nx-Q4_K_M.gguf\nx-UD-Q4_K_M.gguf\nx.iq4_xs.gguf\n"
+    b"x_BF16.gguf\nmmproj-F16.gguf")
+put("fuzz_model_names", "parts", b"Q6_K\nQ6_K/x-00001-of-00002.gguf\nQ6_K/x-00002-of-00002.gguf\n"
+    b"x-Q8_0-00001-of-00001.gguf\nx-00003-of-00002.gguf")
+put("fuzz_model_names", "odd", b"\n.gguf\n-00001-of-00002.gguf\na/b.gguf\nc/b.gguf\nx.still.gguf")
 put("fuzz_nfc", "latin", "cafe\u0301 a\u0323\u0302 \u212b\u1e9b\u0323".encode())
 put("fuzz_nfc", "hangul", "\u1100\u1161\u11a8\uac00\u11a8\uac01".encode())
 put("fuzz_nfc", "indic", "\u0915\u093c\u0958\u0bc6\u0bbe\U00011099\U000110ba".encode())

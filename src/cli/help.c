@@ -59,9 +59,11 @@ void cli_help_overview(void)
     for (const cli_command *c = cli_command_table; c->name; c++)
         printf("  %-12s %s\n", c->name, c->purpose);
     puts("\nMODEL is a GGUF file, a Hugging Face folder, a folder that linearize\n"
-         "wrote, a name from the cache, or smollm2-still, the linearized smollm2 that\n"
-         "comes with still; the default is smollm2.\n\nStart here:\n"
-         "  still pull smollm2\n"
+         "wrote, a name from the cache (org/name, org/name:Q4_K_M), or smollm2-still,\n"
+         "the linearized smollm2 that comes with still; the default is smollm2.\n"
+         "\nStart here:\n"
+         "  still run smollm2-still\n"
+         "  still list\n"
          "  still generate smollm2 -p 'The capital of France is'\n"
          "  still chat\n"
          "  still chat smollm2-still\n\n"
@@ -141,18 +143,23 @@ static void markdown_options(const cli_command *c)
 
 void cli_help_markdown(void)
 {
-    puts("# The commands of still\n\n"
-         "<!-- Written by `still help --markdown`; edit src/cli/*_table.c instead. "
-         "-->\n\n"
-         "Results go to standard output, progress and warnings to standard error.\n"
-         "`MODEL` is a GGUF file, a Hugging Face folder, a folder that `linearize`\n"
-         "wrote, a name from the cache, or `smollm2-still`, the linearized `smollm2`\n"
-         "that comes with still; where it is optional, the default is `smollm2`. A\n"
-         "lone `--` ends the options. Whole numbers may end in K (1024) or M (a\n"
-         "million): `--ctx 64K`, `--tokens 20M`.\n\n"
-         "Exit status: 0 success, 1 failure (one line says what, where and what to\n"
-         "do), 2 wrong usage, 130 interrupted.\n\n"
-         "| command | |\n|---|---|");
+    puts(
+        "# The commands of still\n\n"
+        "<!-- Written by `still help --markdown`; edit src/cli/*_table.c instead. "
+        "-->\n\n"
+        "Results go to standard output, progress and warnings to standard error.\n"
+        "`MODEL` is a GGUF file, a Hugging Face folder, a folder that `linearize`\n"
+        "wrote, a name from the cache, or `smollm2-still`, the linearized `smollm2`\n"
+        "that comes with still; where it is optional, the default is `smollm2`. Of a\n"
+        "repository or folder with several GGUF models `org/name:Q4_K_M` is one, in\n"
+        "upper or lower case; without a suffix the name means the safetensors, else\n"
+        "Q4_K_M, else the only GGUF model. Names are looked up in still's cache, then\n"
+        "in Hugging Face's (`HF_HUB_CACHE`, `HF_HOME`).\n\n"
+        "A lone `--` ends the options. Whole numbers may end in K (1024) or M (a\n"
+        "million): `--ctx 64K`, `--tokens 20M`.\n\n"
+        "Exit status: 0 success, 1 failure (one line says what, where and what to\n"
+        "do), 2 wrong usage, 130 interrupted.\n\n"
+        "| command | |\n|---|---|");
     for (const cli_command *c = cli_command_table; c->name; c++)
         printf("| [`%s`](#still-%s) | %s |\n", c->name, c->name, c->purpose);
     for (const cli_command *c = cli_command_table; c->name; c++) {
@@ -220,7 +227,8 @@ void cli_help_man(void)
         ".SH SYNOPSIS\n.B still\n.I COMMAND\n[arguments] [options]\n"
         ".SH DESCRIPTION\nResults go to standard output, progress and warnings to "
         "standard error.\n.I MODEL\nis a GGUF file, a Hugging Face folder, a folder "
-        "that linearize wrote, a name from the cache, or smollm2-still, the linearized "
+        "that linearize wrote, a name from the cache (org/name, or org/name:Q4_K_M for "
+        "one of several GGUF models), or smollm2\\-still, the linearized "
         "smollm2 that comes with still; where it is optional, the default is smollm2.");
     for (const cli_command *c = cli_command_table; c->name; c++) {
         printf(".SH \"STILL ");
@@ -253,8 +261,11 @@ void cli_help_man(void)
     puts(
         ".SH EXIT STATUS\n0 done, 1 failed, 2 wrong usage, 130 interrupted.\n"
         ".SH ENVIRONMENT\n.TP\n\\fBXDG_CACHE_HOME\\fR\nModels are kept in still/models "
-        "below it (default: ~/.cache).\n.TP\n\\fBHF_ENDPOINT\\fR, \\fBHF_TOKEN\\fR\n"
-        "Hub and access token for still pull.");
+        "below it (default: ~/.cache).\n.TP\n\\fBHF_HOME\\fR, \\fBHF_HUB_CACHE\\fR\n"
+        "Where Hugging Face's tools keep models and their token; read, never written "
+        "(default: ~/.cache/huggingface).\n.TP\n\\fBHF_ENDPOINT\\fR, "
+        "\\fBHF_TOKEN\\fR, \\fBHF_HUB_OFFLINE\\fR\nHub, access token, and 1 for no "
+        "network, for still pull and still run.");
 }
 
 int cli_cmd_help(const cli_options *o)

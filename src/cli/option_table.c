@@ -146,21 +146,24 @@ const cli_option cli_option_table[] = {
      .help = "Seed of every random choice: the same seed gives the same result."},
 
     /* download */
-    {"endpoint", 0, "URL", CLI_STRING, AT(endpoint), PULL, CLI_G_DOWNLOAD,
+    {"endpoint", 0, "URL", CLI_STRING, AT(endpoint), PULL | RUN_NAME, CLI_G_DOWNLOAD,
      .help = "Hub to ask (default: $HF_ENDPOINT, else https://huggingface.co)."},
-    {"revision", 0, "REV", CLI_STRING, AT(revision), PULL, CLI_G_DOWNLOAD,
+    {"revision", 0, "REV", CLI_STRING, AT(revision), PULL | RUN_NAME, CLI_G_DOWNLOAD,
      .preset = "main", .help = "Branch, tag or commit."},
     {"include", 0, "GLOB", CLI_STRINGS, AT(include), PULL, CLI_G_DOWNLOAD,
-     .help = "Download only the files that match, such as '*.Q4_K_M.gguf'; may be repeated "
-             "(default: configuration, tokenizer and safetensors, or the one GGUF)."},
-    {"token-file", 0, "FILE", CLI_STRING, AT(token_file), PULL, CLI_G_DOWNLOAD,
-     .help = "File with the access token (default: $HF_TOKEN). It is sent to the "
+     .help = "Download only the files that match, such as '*.json'; may be repeated "
+             "(default: configuration, tokenizer and safetensors, or one GGUF model)."},
+    {"token-file", 0, "FILE", CLI_STRING, AT(token_file), PULL | RUN_NAME, CLI_G_DOWNLOAD,
+     .help = "File with the access token (default: $HF_TOKEN, else the file that `hf auth "
+             "login` writes, $HF_HOME/token). It is sent to the "
              "endpoint's host only, and only over https://, or http:// to this machine."},
-    {"insecure-token", 0, NULL, CLI_FLAG, AT(insecure_token), PULL, CLI_G_DOWNLOAD,
+    {"insecure-token", 0, NULL, CLI_FLAG, AT(insecure_token), PULL | RUN_NAME, CLI_G_DOWNLOAD,
      .help = "Send the token also over http:// to another machine, where everyone on the "
              "way can read it."},
-    {"timeout", 0, "S", CLI_INT, AT(timeout), PULL, CLI_G_DOWNLOAD, .preset = "30",
+    {"timeout", 0, "S", CLI_INT, AT(timeout), PULL | RUN_NAME, CLI_G_DOWNLOAD, .preset = "30",
      .min = 1, .max = 3600, .help = "Retry after this many seconds without data."},
+    {"offline", 0, NULL, CLI_FLAG, AT(offline), PULL | RUN_NAME, CLI_G_DOWNLOAD,
+     .help = "Never use the network: fail if something is missing (also HF_HUB_OFFLINE=1)."},
     {"force", 0, NULL, CLI_FLAG, AT(force), PULL, CLI_G_DOWNLOAD,
      .help = "Verify the checksums of files already in the cache, and replace bad ones."},
 
@@ -464,6 +467,8 @@ const cli_option cli_option_table[] = {
      .help = "Tokens of a prompt computed at once; more is faster and takes more memory."},
 
     /* output */
+    {"yes", 'y', NULL, CLI_FLAG, AT(yes), RM, CLI_G_OUTPUT,
+     .help = "Do not ask."},
     {"tensors", 0, NULL, CLI_FLAG, AT(tensors), INSPECT, CLI_G_OUTPUT,
      .help = "List every tensor with type, shape and size."},
     {"out", 'o', "FILE", CLI_STRING, AT(out), SALIENCY, CLI_G_OUTPUT,

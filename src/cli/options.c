@@ -13,51 +13,9 @@
 #include <string.h>
 #include <strings.h>
 
+#include "cli/near.h"
+
 enum { NAME_MAX_LENGTH = 32 };
-
-static size_t least(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
-/* Edits (insert, delete, replace, swap of neighbours) that turn a into b. Names
- * longer than NAME_MAX_LENGTH are far from everything. */
-static size_t distance(const char *a, const char *b)
-{
-    size_t n = strlen(a), m = strlen(b);
-    if (n > NAME_MAX_LENGTH || m > NAME_MAX_LENGTH) return SIZE_MAX;
-    size_t row[3][NAME_MAX_LENGTH + 1]; /* rows i-2, i-1, i of the usual table */
-    for (size_t j = 0; j <= m; j++) row[1][j] = j;
-    for (size_t i = 1; i <= n; i++) {
-        row[2][0] = i;
-        for (size_t j = 1; j <= m; j++) {
-            size_t d = row[1][j - 1] + (a[i - 1] != b[j - 1]);
-            d = least(d, least(row[1][j], row[2][j - 1]) + 1);
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                d = least(d, row[0][j - 2] + 1);
-            row[2][j] = d;
-        }
-        memcpy(row[0], row[1], sizeof row[0]);
-        memcpy(row[1], row[2], sizeof row[1]);
-    }
-    return row[1][m];
-}
-
-/* Keeps the nearest name seen so far; names further than a third are no match. */
-typedef struct nearest {
-    const char *name;
-    size_t distance;
-} nearest;
-
-static void consider(nearest *best, const char *typed, const char *name)
-{
-    size_t d = distance(typed, name);
-    size_t limit = strlen(typed) / 3 > 1 ? strlen(typed) / 3 : 1;
-    bool prefix = strlen(typed) >= 3 && !strncmp(typed, name, strlen(typed));
-    if (prefix) d = 0;
-    if ((d <= limit || prefix) && (!best->name || d < best->distance))
-        *best = (nearest){name, d};
-}
 
 const cli_command *cli_command_find(const char *name)
 {
@@ -68,9 +26,18 @@ const cli_command *cli_command_find(const char *name)
 
 const char *cli_command_near(const char *name)
 {
-    nearest best = {0};
+    /* What other programs call it. */
+    static const char *const same[][2] = {
+        {"ls", "list"},           {"models", "list"},          {"remove", "rm"},
+        {"delete", "rm"},         {"download", "pull"},        {"get", "pull"},
+        {"complete", "generate"}, {"completions", "generate"}, {"server", "serve"},
+        {"train", "linearize"},   {"convert", "export"},       {"info", "show"},
+        {"ppl", "perplexity"},    {"benchmark", "bench"},      {"evaluate", "eval"}};
+    cli_near best = {0};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (!strcasecmp(name, same[i][0])) return same[i][1];
     for (const cli_command *c = cli_command_table; c->name; c++)
-        consider(&best, name, c->name);
+        cli_near_consider(&best, name, c->name);
     return best.name;
 }
 
@@ -89,38 +56,47 @@ static const cli_option *find_letter(const cli_command *c, char letter)
     return NULL;
 }
 
+/* The first command that takes an option. */
+static const char *owner_of(const cli_option *o)
+{
+    for (const cli_command *c = cli_command_table; c->name; c++)
+        if (o->commands & c->bit) return c->name;
+    return "help";
+}
+
 static int unknown_option(const cli_command *c, const char *typed)
 {
-    nearest best = {0};
-    const char *elsewhere = NULL;
+    cli_near best = {0};
+    const char *elsewhere = NULL, *owner = NULL;
     char name[NAME_MAX_LENGTH + 2];
     snprintf(name, sizeof name, "%s", typed + strspn(typed, "-"));
     name[strcspn(name, "=")] = 0;
     for (const cli_option *o = cli_option_table; o->name; o++) {
         if (o->commands & c->bit)
-            consider(&best, name, o->name);
+            cli_near_consider(&best, name, o->name);
         else if (!strcmp(o->name, name))
-            elsewhere = o->name;
+            elsewhere = o->name, owner = owner_of(o);
     }
     if (best.name)
         return cli_usage(c->name, "unknown option '%s', did you mean --%s?", typed,
                          best.name);
     if (elsewhere)
-        return cli_usage(c->name, "option --%s is not one of '%s'", elsewhere, c->name);
+        return cli_usage(c->name, "option --%s is not one of '%s', but of '%s'",
+                         elsewhere, c->name, owner);
     return cli_usage(c->name, "unknown option '%s'", typed);
 }
 
 /* Whether value is one of the words of a space-separated list. */
-static bool listed(const char *list, const char *value, nearest *best)
+static bool listed(const char *list, const char *value, cli_near *best)
 {
     while (list && *list) {
         size_t n = strcspn(list, " ");
         char word[NAME_MAX_LENGTH + 1];
         snprintf(word, sizeof word, "%.*s", (int)n, list);
         if (!strcmp(word, value)) return true;
-        if (best && (!best->name || distance(value, word) < best->distance)) {
-            size_t d = distance(value, word);
-            if (d <= 2) *best = (nearest){list, d};
+        if (best && (!best->name || cli_distance(value, word) < best->distance)) {
+            size_t d = cli_distance(value, word);
+            if (d <= 2) *best = (cli_near){list, d};
         }
         list += n;
         list += strspn(list, " ");
@@ -131,7 +107,7 @@ static bool listed(const char *list, const char *value, nearest *best)
 static int set_choice(const cli_command *c, const cli_option *o, const char *value,
                       const char **out)
 {
-    nearest best = {0};
+    cli_near best = {0};
     if (listed(o->choices, value, &best)) {
         *out = value;
         return CLI_OK;

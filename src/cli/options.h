@@ -50,7 +50,10 @@ typedef struct cli_options {
     const char *endpoint, *revision, *token_file;
     cli_list include;
     int64_t timeout;
-    bool force, insecure_token;
+    bool force, insecure_token, offline;
+
+    /* rm */
+    bool yes;
 
     /* linearize */
     cli_list data, lr_scale;
@@ -167,6 +170,9 @@ void cli_help_man(void);
 /* ---- The commands -------------------------------------------------------- */
 
 int cli_cmd_pull(const cli_options *o);
+int cli_cmd_run(const cli_options *o);
+int cli_cmd_list(const cli_options *o);
+int cli_cmd_rm(const cli_options *o);
 int cli_cmd_inspect(const cli_options *o);
 int cli_cmd_tokenize(const cli_options *o);
 int cli_cmd_generate(const cli_options *o);

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "cli/fetch/cache.h"
+#include "cli/fetch/resolve.h"
 #include "cli/progress.h"
 #include "cli/stream.h"
 

@@ -6,10 +6,10 @@
 
 enum {
     PULL = 1 << 0,
-    INSPECT = 1 << 1,
+    ONLY_INSPECT = 1 << 1,
     TOKENIZE = 1 << 2,
     GENERATE = 1 << 3,
-    CHAT = 1 << 4,
+    ONLY_CHAT = 1 << 4,
     LOGPROBS = 1 << 5,
     PERPLEXITY = 1 << 6,
     SELFTEST = 1 << 7,
@@ -23,11 +23,18 @@ enum {
     BENCH = 1 << 15,
     SALIENCY = 1 << 16,
     ALLOCATE = 1 << 17,
+    LIST = 1 << 18,
+    RM = 1 << 19,
+    SHOW = 1 << 20,
+    RUN_NAME = 1 << 21,
+    /* Commands that take the options of another. */
+    INSPECT = ONLY_INSPECT | SHOW,
+    CHAT = ONLY_CHAT | RUN_NAME,
     SAMPLE = GENERATE | CHAT,
     RUN = SAMPLE | LOGPROBS | PERPLEXITY | SERVE | EVAL,
     METHOD =
         RUN | INSPECT | LINEARIZE | BENCH | SALIENCY | ALLOCATE, /* choose a method */
-    ALL = (1 << 18) - 1,
+    ALL = (1 << 22) - 1,
 };
 
 #endif

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """A small Hugging Face compatible hub on the loopback, well-behaved or not.
 
-    hub_server.py MODE LOG
+    hub_server.py MODE LOG [FOLDER]
 
-Prints its port and serves one repository, org/tiny, until it is ended. Every request
+Prints its port and serves one repository, org/tiny, until it is ended: that of FOLDER, or
+one of its own. Every request
 is a line in LOG: method, path, Range, If-Range, Authorization. MODE says how it
 misbehaves (see below); "ok" does not.
 """
 import hashlib
 import http.server
 import json
+import pathlib
 import random
 import sys
 import threading
@@ -26,11 +28,23 @@ FILES = {
     "original/consolidated.safetensors": b"never wanted either",
 }
 GGUFS = {"tiny.Q4_0.gguf": BIG, "tiny.Q8_0.gguf": BIG[:1000]}
+EVIL = {
+    "evil-gguf": ["x/../../../../evil-Q4_K_M.gguf"],
+    "evil-part": ["a/..\\evil-Q4_K_M-00001-of-00002.gguf"],
+    "evil-control": ["evil\x1b[2J-Q4_K_M.gguf"],
+    "evil-long": ["x" * 300 + "-Q4_K_M.gguf"],
+    "odd-names": [".gguf", "-00001-of-00002.gguf", "Q4_K_M.gguf.part", "mmproj-Q4_K_M.gguf",
+                  "tiny.imatrix-Q4_K_M.gguf", "x-00003-of-00002.gguf", "x-00000-of-00001.gguf"],
+}
 LARGE = (".safetensors", ".bin", ".gguf")
 DROP_AFTER = 100_000
 
 mode, log_path = sys.argv[1:3]
 files = GGUFS if mode == "ggufs" else FILES
+if len(sys.argv) > 3:
+    root = pathlib.Path(sys.argv[3])
+    files = {str(f.relative_to(root)): f.read_bytes()
+             for f in sorted(root.rglob("*")) if f.is_file()}
 seen = {}  # path -> number of requests
 
 
@@ -57,6 +71,12 @@ def listing(blobs):
         siblings.append({"rfilename": "sub/../../../evil.safetensors"})
     if mode == "absolute-name":
         siblings.append({"rfilename": "/etc/evil.safetensors"})
+    for name in EVIL.get(mode, ()):
+        siblings.append({"rfilename": name})
+    if mode == "missing-part":
+        siblings = [s for s in siblings if "-00002-of-" not in s["rfilename"]]
+    if mode == "many-names":
+        siblings += [{"rfilename": f"x{i}-IQ2_{i}.gguf"} for i in range(20000)]
     return json.dumps({"id": "org/tiny", "siblings": siblings}).encode()
 
 

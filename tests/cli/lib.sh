@@ -6,7 +6,8 @@ still=$1
 here=$(cd "$(dirname "$0")" && pwd)
 scratch=$(mktemp -d)
 export XDG_CACHE_HOME=$scratch/cache LC_ALL=C
-unset HF_TOKEN HF_ENDPOINT
+unset HF_TOKEN HF_ENDPOINT HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_TOKEN_PATH \
+    HUGGINGFACE_HUB_CACHE HUGGING_FACE_HUB_TOKEN
 trap 'rm -rf "$scratch"' EXIT
 failures=0
 
@@ -41,6 +42,29 @@ x = json.loads(open(sys.argv[1], encoding="utf-8").read())
 sys.exit(0 if eval(sys.argv[2]) else 1)
 PYTHON
 }
+
+# serve MODE [FOLDER]: a hub on the loopback (hub_server.py) with an empty log; $url is its
+# address.
+serve() {
+    stop_server
+    : >"$scratch/log"
+    rm -f "$scratch/port" "$scratch/hold"
+    mkfifo "$scratch/hold"
+    python3 "$here/hub_server.py" "$1" "$scratch/log" ${2:+"$2"} >"$scratch/port" \
+        <"$scratch/hold" &
+    server=$!
+    exec 9>"$scratch/hold" # the server ends when this closes
+    for _ in $(seq 600); do [ -s "$scratch/port" ] && break; sleep 0.05; done
+    url=http://127.0.0.1:$(cat "$scratch/port")
+}
+stop_server() {
+    [ -n "${server:-}" ] || return 0
+    exec 9>&-
+    wait "$server" 2>/dev/null
+    server=
+}
+logged() { grep -q -e "$1" "$scratch/log" || fail "the hub saw no '$1'"; }
+not_logged() { ! grep -q -e "$1" "$scratch/log" || fail "the hub saw '$1'"; }
 
 finish() {
     [ "$failures" = 0 ] || { echo "$failures checks failed" >&2; exit 1; }

@@ -5,29 +5,9 @@
 . "$(dirname "$0")/lib.sh"
 model=$XDG_CACHE_HOME/still/models/org/tiny
 
-# serve MODE: starts the hub with an empty log; $url is its address.
-serve() {
-    stop_server
-    : >"$scratch/log"
-    rm -f "$scratch/port" "$scratch/hold"
-    mkfifo "$scratch/hold"
-    python3 "$here/hub_server.py" "$1" "$scratch/log" >"$scratch/port" <"$scratch/hold" &
-    server=$!
-    exec 9>"$scratch/hold" # the server ends when this closes
-    for _ in $(seq 100); do [ -s "$scratch/port" ] && break; sleep 0.05; done
-    url=http://127.0.0.1:$(cat "$scratch/port")
-}
-stop_server() {
-    [ -n "${server:-}" ] || return 0
-    exec 9>&-
-    wait "$server" 2>/dev/null
-    server=
-}
 pull() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" \
     "$still" pull org/tiny --endpoint "$url" "$@"; }
 fresh() { rm -rf "$XDG_CACHE_HOME"; }
-logged() { grep -q -e "$1" "$scratch/log" || fail "the hub saw no '$1'"; }
-not_logged() { ! grep -q -e "$1" "$scratch/log" || fail "the hub saw '$1'"; }
 files() { (cd "$model" 2>/dev/null && find . -type f ! -name .lock | sort | tr '\n' ' '); }
 has_files() { [ "$(files)" = "$1" ] || fail "files here: $(files), expected: $1"; }
 whole="./.still.json ./config.json ./model.safetensors ./tokenizer.json "
@@ -130,7 +110,7 @@ fresh; serve 401; pull 1 'HF_TOKEN'
 HF_TOKEN=x pull 1 'token gives no access'
 fresh; serve 404; pull 1 'check name and --revision'
 fresh; serve 500; pull 1 'answers 500'
-fresh; serve ggufs; pull 1 'has 2 GGUF files; choose with --include: tiny.Q4_0.gguf'
+fresh; serve ggufs; pull 1 'has several GGUF models; choose one of org/tiny:Q4_0, org/tiny:Q8_0'
 pull 0 downloaded --include '*Q8_0.gguf'
 stop_server
 pull 1 'still: http' --timeout 1 # nobody listens any more

@@ -17,7 +17,16 @@ done <<'CASES'
 2|did you mean --threads|generate --thread 2
 2|did you mean --temp|generate --tmep 1
 2|unknown option '--frobnicate'|chat --frobnicate
-2|option --prompt is not one of 'chat'|chat --prompt x
+2|option --prompt is not one of 'chat', but of 'generate'|chat --prompt x
+2|unknown command 'ls', did you mean list|ls
+2|unknown command 'download', did you mean pull|download x
+2|did you mean smollm2|pull smollm
+1|did you mean smollm2|generate smolm2 -p x
+2|needs the name of a model|rm
+2|needs a model|run
+1|not in the cache|rm nosuch --yes
+2|one argument too many|list x
+2|smollm2 nor org/name|pull smollm2:Q8_0
 2|unknown option '-Z'|generate -Z
 2|one argument too many|generate a b
 2|needs a value: N|generate -p x -n
@@ -88,7 +97,7 @@ CASES
 expect 2 'unknown command .a?b' "$still" $'a\x1bb'
 
 # Help: every command has one, in both forms, with usage and examples.
-for command in pull inspect tokenize generate chat logprobs perplexity bench selftest help version; do
+for command in pull run list rm inspect show tokenize generate chat logprobs perplexity bench selftest help version; do
     expect 0 "^Usage: still $command" "$still" help "$command"
     cp "$scratch/out" "$scratch/first"
     grep -q '^Examples:' "$scratch/first" || fail "help of $command has no examples"

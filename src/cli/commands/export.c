@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/fetch/cache.h"
+#include "cli/fetch/resolve.h"
 #include "cli/options.h"
 #include "cli/progress.h"
 

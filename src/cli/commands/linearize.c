@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "cli/fetch/cache.h"
+#include "cli/fetch/quant.h"
 #include "cli/progress.h"
 #include "cli/run.h"
 
@@ -98,8 +99,18 @@ static int read_targets(job *j)
  * path. */
 static char *base_name(const char *model)
 {
-    char *whole = realpath(model, NULL);
-    return whole ? whole : sti_strdup(model);
+    const size_t n = cli_name_stem(model);
+    char *whole = realpath(model, NULL), *stem = NULL, *folder = NULL;
+    if (whole) return whole;
+    if (model[n]) stem = sti_strndup(model, n); /* FOLDER:Q4_K_M */
+    if (stem) folder = realpath(stem, NULL);
+    if (!folder)
+        whole = sti_strdup(model);
+    else if (asprintf(&whole, "%s%s", folder, model + n) < 0)
+        whole = NULL;
+    free(stem);
+    free(folder);
+    return whole;
 }
 
 static int read_options(job *j, char **cache)

@@ -5,6 +5,7 @@
 
 #include "base/buf.h"
 #include "cli/fetch/cache.h"
+#include "cli/fetch/resolve.h"
 #include "cli/options.h"
 
 typedef struct report {

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "cli/chat_template.h"
 #include "cli/fetch/cache.h"
+#include "cli/fetch/resolve.h"
 #include "cli/ids.h"
 #include "cli/run.h"
 

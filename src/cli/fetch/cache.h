@@ -8,26 +8,22 @@
 #define CLI_DEFAULT_MODEL "smollm2"
 #define CLI_SMOLLM2_FILE "SmolLM2-135M-Instruct.Q4_1.gguf"
 
+/* The user's home folder. free() *out. */
+still_status cli_home(char **out, still_error *err);
 /* still/KIND[/NAME] in the cache; it need not exist. free() *out. */
 still_status cli_cache_place(const char *kind, const char *name, char **out,
                              still_error *err);
 /* The folder of a model in the cache; it need not exist. free() *out. */
 still_status cli_cache_folder(const char *name, char **out, still_error *err);
 
-/* Resolves MODEL: an existing file or folder, else a name in the cache (a folder
- * with one GGUF and no config.json means that file), else an adapter that ships with
- * still (models/ of the source tree, share/still/models when installed; both found
- * relative to the program). For an adapter folder, *out is the base model it names,
- * found in the same way, and *adapter the folder; a folder that also holds a model
- * is its own base. NAME.still.gguf is the adapter of NAME.gguf beside it. *adapter
- * is NULL for a plain model. free() both; adapter may be NULL. */
-still_status cli_resolve_model(const char *name, char **out, char **adapter,
-                               still_error *err);
-
 /* Makes a folder and its parents. */
 still_status cli_make_folders(const char *path, still_error *err);
 /* Fails with both numbers if the folder's file system has less than `bytes` free. */
 still_status cli_check_space(const char *folder, uint64_t bytes, still_error *err);
+
+/* Two pulls of one model would write the same files: takes the folder's lock, or fails at
+ * once. close() *fd to give it back. */
+still_status cli_lock_folder(const char *folder, int *fd, still_error *err);
 
 /* A folder records the checksums of its verified files in .still.json, so that a
  * second pull does not read them again. True if `name` exists with this size and was

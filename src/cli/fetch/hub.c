@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "cli/fetch/digest.h"
+#include "cli/fetch/quant.h"
 
 enum { LISTING_MAX = 32 << 20, ATTEMPTS = 4, NAME_LENGTH = 255 };
 
@@ -223,41 +224,88 @@ static void keep(cli_listing *l, const char *const *pattern, int n_patterns,
     l->n = kept;
 }
 
-still_status cli_hub_select(cli_listing *l, const char *repo, const cli_list *include,
-                            still_error *err)
+static const char *listed_name(const void *list, size_t i)
+{
+    return ((const cli_listing *)list)->file[i].name;
+}
+
+/* Keeps the parts of the model that file `first` belongs to. */
+static void keep_model(cli_listing *l, size_t first)
+{
+    size_t kept = 0;
+    char *model = l->file[first].name; /* freed last, if it is not kept */
+    for (size_t i = 0; i < l->n; i++) {
+        if (i == first || cli_gguf_same(l->file[i].name, model))
+            l->file[kept++] = l->file[i];
+        else
+            free(l->file[i].name);
+    }
+    l->n = kept;
+}
+
+/* Every part of a split model must be listed, or the download would be of no use. */
+static still_status check_parts(const cli_listing *l, const char *repo,
+                                still_error *err)
+{
+    cli_part part;
+    if (!l->n || !cli_is_gguf(l->file[0].name, &part) || part.parts == l->n)
+        return STILL_OK;
+    return sti_fail(err, STILL_E_FORMAT,
+                    "%s: %s is one of %u parts, of which the hub lists %zu", repo,
+                    l->file[0].name, part.parts, l->n);
+}
+
+static still_status select_gguf(cli_listing *l, const char *repo, const char *suffix,
+                                still_error *err)
+{
+    size_t first;
+    const cli_pick found = cli_gguf_pick(l, l->n, listed_name, suffix, &first);
+    if (found == CLI_PICK_ONE) {
+        keep_model(l, first);
+        return check_parts(l, repo, err);
+    }
+    if (found == CLI_PICK_NONE)
+        return sti_fail(err, STILL_E_UNSUPPORTED, "%s: has %s", repo,
+                        suffix ? "no GGUF files; leave out the suffix"
+                               : "neither safetensors nor GGUF files");
+    sti_buf text = {0};
+    sti_buf_printf(&text, "%s%s%s: ", repo, suffix ? ":" : "", suffix ? suffix : "");
+    sti_buf_puts(&text, found == CLI_PICK_UNKNOWN
+                            ? "no such file; choose one of "
+                            : "has several GGUF models; choose one of ");
+    cli_gguf_choices(l, l->n, listed_name, repo, strlen(repo), &text);
+    const still_status status = text.failed ? sti_fail_memory(err, "names", 0)
+                                            : sti_fail(err, STILL_E_ARG, "%s", text.p);
+    sti_buf_free(&text);
+    return status;
+}
+
+still_status cli_hub_select(cli_listing *l, const char *repo, const char *suffix,
+                            const cli_list *include, still_error *err)
 {
     static const char *const folder[] = {
-        "config.json",   "generation_config.json",      "tokenizer*",
-        "tekken.json",   "special_tokens_map.json",     "chat_template*",
-        "*.safetensors", "model.safetensors.index.json"};
-    static const char *const gguf[] = {"*.gguf"};
+        "config.json",   "generation_config.json",       "tokenizer*",
+        "tekken.json",   "special_tokens_map.json",      "chat_template*",
+        "*.safetensors", "model.safetensors.index.json", "still.json",
+        "adapter.gguf"};
+    static const char *const adapter[] = {"still.json", "adapter.*"};
     if (include->n) {
         keep(l, include->item, include->n, NULL);
         if (l->n) return STILL_OK;
         return sti_fail(err, STILL_E_ARG, "%s: no file matches --include %s", repo,
                         include->item[0]);
     }
-    if (count(l, "*.safetensors")) {
+    if (suffix) return select_gguf(l, repo, suffix, err);
+    if (count(l, "*.safetensors") > count(l, "adapter.safetensors")) {
         /* Some repositories have the weights twice, whole and sharded. */
         bool twice = count(l, "model*.safetensors") > 0;
-        keep(l, folder, 8, twice ? "consolidated*.safetensors" : NULL);
+        keep(l, folder, sizeof folder / sizeof *folder,
+             twice ? "consolidated*.safetensors" : NULL);
         return STILL_OK;
     }
-    size_t n = count(l, gguf[0]);
-    if (n == 0)
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "%s: has neither safetensors nor GGUF files", repo);
-    if (n == 1) {
-        keep(l, gguf, 1, NULL);
+    if (count(l, "still.json")) {
+        keep(l, adapter, sizeof adapter / sizeof *adapter, NULL);
         return STILL_OK;
     }
-    sti_buf names = {0};
-    keep(l, gguf, 1, NULL);
-    for (size_t i = 0; i < l->n && i < 8; i++)
-        sti_buf_printf(&names, "%s%s", i ? ", " : "", l->file[i].name);
-    still_status status = sti_fail(
-        err, STILL_E_ARG, "%s: has %zu GGUF files; choose with --include: %s%s", repo,
-        n, names.p ? names.p : "", n > 8 ? ", ..." : "");
-    sti_buf_free(&names);
-    return status;
+    return select_gguf(l, repo, NULL, err);
 }

@@ -16,10 +16,11 @@ still_status cli_hub_list(cli_http *h, const char *repo, const char *revision,
                           cli_listing *out, still_error *err);
 void cli_listing_free(cli_listing *l);
 
-/* Keeps the files that match a pattern; without patterns, what still needs to run the
- * model: configuration, tokenizer, and safetensors or the one GGUF. */
-still_status cli_hub_select(cli_listing *l, const char *repo, const cli_list *include,
-                            still_error *err);
+/* Keeps the files that match a pattern; without patterns, the GGUF file or files that
+ * `suffix` means, and without one (NULL) what still needs to run the model: configuration,
+ * tokenizer and safetensors, an adapter, or the GGUF model that quant.h chooses. */
+still_status cli_hub_select(cli_listing *l, const char *repo, const char *suffix,
+                            const cli_list *include, still_error *err);
 
 /* Address of a file: {endpoint}/{repo}/resolve/{revision}/{name}. free() it; NULL: no
  * memory. */
