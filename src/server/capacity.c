@@ -5,6 +5,7 @@
 #include "base/process.h"
 
 enum {
+    ON_THE_WAY = 3,           /* pasts that are being written, or were just read */
     USUAL_PARALLEL = 16,      /* on a cpu more sequences only share its cores */
     USUAL_PARALLEL_GPU = 128, /* a GPU reads its weights once for all of them */
     REQUEST = 1 << 20         /* what a request takes besides: its text, its answer */
@@ -29,6 +30,7 @@ static still_status fill_in(const srv_scheduler_params *p, srv_capacity *c, bool
     /* Its logits and ids, a sampler's candidates and counts, the request. */
     c->session = one.cache + vocab * 16 + REQUEST;
     c->fixed = bill.total - one.cache;
+    if (p->cache_dir) c->fixed += ON_THE_WAY * one.cache;
     *gpu = bill.device > 0;
     return STILL_OK;
 }

@@ -16,6 +16,7 @@ struct srv_prefix_node {
     int n, length; /* tokens of the edge, of all down to here */
     still_snapshot *past;
     bool has_logits;
+    bool continued; /* by another past, and not used since */
 };
 
 /* ---- Order of use -------------------------------------------------------- */
@@ -43,6 +44,7 @@ static void link_oldest(srv_prefix_tree *t, srv_prefix_node *x)
 
 static void use(srv_prefix_tree *t, srv_prefix_node *x)
 {
+    x->continued = false;
     unlink_use(t, x);
     link_newest(t, x);
 }
@@ -265,8 +267,22 @@ static void demote_above(srv_prefix_tree *t, srv_prefix_node *x)
         } else {
             unlink_use(t, a);
             link_oldest(t, a);
+            a->continued = true;
         }
     }
+}
+
+/* Takes the past of x out, to the disk if there is one and it is worth that. Returns it
+ * otherwise. */
+static still_snapshot *give_up(srv_prefix_tree *t, srv_prefix_node *x, bool wait)
+{
+    if (!t->disk || x->continued) return take_past(t, x);
+    const int n = x->length;
+    const bool has_logits = x->has_logits;
+    for (const srv_prefix_node *a = x; a->parent; a = a->parent)
+        memcpy(t->path + a->length - a->n, a->id, (size_t)a->n * sizeof *a->id);
+    srv_prefix_disk_put(t->disk, t->path, n, has_logits, take_past(t, x), wait);
+    return NULL;
 }
 
 /* Gives up the oldest pasts until `need` more bytes fit. Returns one of their snapshots,
@@ -276,7 +292,7 @@ static still_snapshot *make_room(srv_prefix_tree *t, size_t need)
     still_snapshot *again = NULL;
     while (t->oldest && (t->limit < need || t->bytes > t->limit - need)) {
         still_snapshot_free(again);
-        again = take_past(t, t->oldest);
+        again = give_up(t, t->oldest, false);
         t->given_up++;
     }
     return again;
@@ -309,10 +325,11 @@ void srv_prefix_tree_put(srv_prefix_tree *t, const int32_t *id, const still_sess
 
 void srv_prefix_tree_free(srv_prefix_tree *t)
 {
-    while (t->oldest) still_snapshot_free(take_past(t, t->oldest));
+    while (t->oldest) still_snapshot_free(give_up(t, t->oldest, true));
     if (t->root) {
         free(t->root->id);
         free(t->root);
     }
+    free(t->path);
     *t = (srv_prefix_tree){0};
 }

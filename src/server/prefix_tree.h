@@ -7,7 +7,7 @@
 #ifndef SERVER_PREFIX_TREE_H
 #define SERVER_PREFIX_TREE_H
 
-#include "still.h"
+#include "server/prefix_disk.h"
 
 typedef struct srv_prefix_node srv_prefix_node;
 
@@ -18,9 +18,12 @@ typedef struct srv_prefix_tree {
     int pasts;
     bool cuts; /* a past can be cut to any length: every key is kept */
     uint64_t given_up;
+    srv_prefix_disk *disk; /* where pasts go that are given up; NULL: nowhere */
+    int32_t *path; /* room for the tokens of such a past, as many as there can be */
 } srv_prefix_tree;
 
-/* Frees all it holds. */
+/* Frees all it holds; with a disk, pasts go there that no other continues. The disk is not
+ * closed. */
 void srv_prefix_tree_free(srv_prefix_tree *t);
 
 /* How much of a text is there. */

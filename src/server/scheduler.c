@@ -469,4 +469,7 @@ void srv_scheduler_metrics(srv_scheduler *s, srv_metrics *out)
     pthread_mutex_lock(&s->lock);
     *out = s->metrics;
     pthread_mutex_unlock(&s->lock);
+    if (s->host.tree.disk)
+        srv_prefix_disk_figures(s->host.tree.disk, &out->disk_pasts, &out->disk_bytes,
+                                &out->disk_failed);
 }

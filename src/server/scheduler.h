@@ -21,7 +21,11 @@ typedef struct srv_scheduler_params {
     int parallel;       /* sequences at once: sessions; 0: 1 */
     int queue;          /* requests that wait; 0: none */
     size_t cache_bytes; /* of pasts that are kept for texts that begin alike; 0: none */
-    int piece;          /* tokens of a prompt between two steps of others; 0: as
+    const char
+        *cache_dir; /* a folder where pasts go for which there is no room, and all of
+                              them at the end; they are found again. As many bytes as
+                              cache_bytes. NULL: none */
+    int piece;      /* tokens of a prompt between two steps of others; 0: as
                                      many as take about as long as a step */
 } srv_scheduler_params;
 
@@ -111,6 +115,9 @@ typedef struct srv_metrics {
         made_tokens;    /* in; of these not computed; out */
     size_t cache_bytes; /* of pasts that are kept */
     int cache_pasts;
+    int disk_pasts; /* in the folder, and their bytes */
+    size_t disk_bytes;
+    uint64_t disk_failed;         /* pasts that could not be written */
     uint64_t cache_given_up;      /* pasts, to make room */
     int parallel, active, queued; /* sequences at most, now; requests that wait */
     /* Decode steps by duration. */

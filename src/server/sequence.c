@@ -5,16 +5,50 @@
 #include "server/sequence.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/process.h"
 
 double srv_now(void)
 {
     return sti_now();
+}
+
+/* Models and settings whose pasts are not the same have, but for chance, other numbers;
+ * the files themselves know for sure. */
+static uint64_t number_of(const srv_scheduler_params *p, const still_method *method,
+                          int limit)
+{
+    const still_model_info *i = still_model_get_info(p->model);
+    const sti_hash_key key = {{1, 2}};
+    char text[sizeof method->caps + 512];
+    int n = snprintf(text, sizeof text, "%.200s %d %d %d %llu %zu %d",
+                     i->name ? i->name : "", i->layers, i->hidden, i->vocab,
+                     (unsigned long long)i->params, i->file_bytes, limit);
+    if (method)
+        n +=
+            snprintf(text + n, sizeof text - (size_t)n, " %s %d %d %d %d %d %s %s",
+                     method->name, method->chunk, method->select, method->cap,
+                     method->key_bits, method->value_bits, method->score, method->caps);
+    return sti_hash_bytes(&key, text, strlen(text));
+}
+
+static still_status open_disk(const srv_scheduler_params *p, const still_method *method,
+                              srv_host *h, still_error *err)
+{
+    h->tree.path = sti_alloc((size_t)h->limit, sizeof *h->tree.path);
+    if (!h->tree.path) return sti_fail_memory(err, p->cache_dir, (size_t)h->limit * 4);
+    return srv_prefix_disk_open(
+        &(srv_prefix_disk_params){.folder = p->cache_dir,
+                                  .limit = p->cache_bytes,
+                                  .model = number_of(p, method, h->limit),
+                                  .most_tokens = h->limit},
+        &h->tree.disk, err);
 }
 
 still_status srv_host_init(const srv_scheduler_params *p, int limit, srv_host *out,
@@ -35,13 +69,16 @@ still_status srv_host_init(const srv_scheduler_params *p, int limit, srv_host *o
     for (int32_t i = 0; i < info->vocab; i++)
         if (!out->tk || !still_tokenizer_is_end(out->tk, i))
             out->no_end[i / 64] |= (uint64_t)1 << (i % 64);
-    return STILL_OK;
+    return p->cache_dir && p->cache_bytes > 0 ? open_disk(p, method, out, err)
+                                              : STILL_OK;
 }
 
 void srv_host_free(srv_host *h)
 {
+    srv_prefix_disk *disk = h->tree.disk;
     free(h->no_end);
     srv_prefix_tree_free(&h->tree);
+    srv_prefix_disk_close(disk);
     *h = (srv_host){0};
 }
 
@@ -197,7 +234,14 @@ static void take_over(srv_host *h, srv_sequence *q)
     const srv_prefix_match m = srv_prefix_tree_find(&h->tree, w->prompt, w->n_prompt);
     still_status st = STILL_E_LIMIT;
     int at;
-    if (m.past && m.length >= SRV_LEAST_GAIN / 4) {
+    still_snapshot *stored =
+        h->tree.disk ? srv_prefix_disk_get(h->tree.disk, s, w->prompt, w->n_prompt,
+                                           m.length + SRV_LEAST_GAIN)
+                     : NULL;
+    if (stored) {
+        st = still_session_restore(s, stored, NULL);
+        still_snapshot_free(stored);
+    } else if (m.past && m.length >= SRV_LEAST_GAIN / 4) {
         st = still_session_restore(s, m.past, NULL);
         if (st == STILL_OK && m.length < still_session_length(s))
             st = still_session_rollback(s, m.length, &at, NULL);

@@ -1,13 +1,16 @@
 /* Sequences that share a model: each says what it says alone, whatever the others do, and
  * every one is told its end once. */
+#include <dirent.h>
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -296,6 +299,44 @@ static void conversations_go_on(void **state)
     goes_on("softmax", true);
 }
 
+/* The next server finds what the last one left, and says the same. */
+static void after_a_restart(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/still-restart-XXXXXX", path[400];
+    still_error e;
+    still_method method;
+    still_model *m = open_model();
+    job *j = calloc(2, sizeof *j);
+    assert_non_null(mkdtemp(folder));
+    must(still_method_init(&method, "still", CHUNK, &e), &e);
+    const srv_scheduler_params p = {
+        .cache_bytes = 256u << 20, .cache_dir = folder, .session = {.ctx = BIG}};
+    make_job(&j[0], 1, 150, 30);
+    srv_scheduler *s = begin(m, &method, p);
+    run(s, &j[0]);
+    srv_scheduler_free(s);
+    make_job(&j[1], 1, 200, 10);
+    memcpy(j[1].prompt + 150, j[0].made, (size_t)j[0].n * sizeof *j[0].made);
+    s = begin(m, &method, p);
+    srv_metrics figures;
+    srv_scheduler_metrics(s, &figures);
+    assert_int_equal(figures.disk_pasts, 1); /* the prompt's end is continued */
+    run(s, &j[1]);
+    assert_int_equal(j[1].result.cached_tokens, 150 + 29);
+    srv_scheduler_free(s);
+    says_the_same(m, &method, &j[1]);
+    DIR *d = opendir(folder);
+    for (const struct dirent *f; (f = readdir(d));) {
+        snprintf(path, sizeof path, "%s/%s", folder, f->d_name);
+        unlink(path);
+    }
+    closedir(d);
+    assert_int_equal(rmdir(folder), 0);
+    free(j);
+    still_model_free(m);
+}
+
 /* Several answers to one prompt, and prompts that begin alike, all at once: the beginning
  * is read once. */
 static void together(const char *name)
@@ -529,7 +570,7 @@ static void bad_params(void **state)
 }
 
 RUN_TESTS(cmocka_unit_test(same_as_alone), cmocka_unit_test(conversations_go_on),
-          cmocka_unit_test(beginnings_are_read_once),
+          cmocka_unit_test(after_a_restart), cmocka_unit_test(beginnings_are_read_once),
           cmocka_unit_test(queue_is_bounded), cmocka_unit_test(cancelled_while_it_runs),
           cmocka_unit_test(ends), cmocka_unit_test(prompts_are_scored),
           cmocka_unit_test(bad_params))
