@@ -62,17 +62,18 @@ const cli_command cli_command_table[] = {
       {"still tokenize smollm2 --decode '19556 905'", "text of ids"},
       {"still tokenize smollm2 --chat messages.json", "what a conversation becomes"}},
      0, 2, NULL, cli_cmd_tokenize},
-    {"generate", GENERATE, "continue a text", "[MODEL] -p PROMPT [options]",
-     "Writes the continuation to standard output as it is generated, by default with the "
+    {"generate", GENERATE, "continue a text",
+     "[MODEL] -p PROMPT [options]\nMODEL PROMPT [options]\n'PROMPT OF SEVERAL WORDS' [options]",
+     "PROMPT is a text, or - for standard input. Writes the continuation to standard output as it is generated, by default with the "
      "most likely token each time. With --json, prints one object at the end: text, "
      "tokens, stop (eos, length or stop), timings and peak memory.",
-     {{"still generate smollm2 -p 'The capital of France is' -n 32", "greedy"},
+     {{"still generate smollm2 'The capital of France is' -n 32", "greedy"},
       {"still generate smollm2 -p 'Once upon a time' -t 0.8 --top-p 0.95 -s 7",
        "sampled, repeatable by its seed"},
       {"still generate smollm2 --prompt-file notes.txt --stop $'\\n\\n' --json",
        "up to an empty line, with timings"}},
-     0, 1, NULL, cli_cmd_generate},
-    {"chat", ONLY_CHAT, "talk with a model", "[MODEL] [options]\nMODEL QUESTION [options]",
+     0, 2, NULL, cli_cmd_generate},
+    {"chat", ONLY_CHAT, "talk with a model", "[MODEL] [options]\nMODEL QUESTION [options]\n'QUESTION OF SEVERAL WORDS' [options]",
      "A conversation in the model's own chat format; with QUESTION, or if standard input is "
      "no terminal, one message and its answer: the question, what is piped in, or both. At a "
      "terminal, lines can be edited and recalled, also those of earlier conversations "
@@ -100,7 +101,7 @@ const cli_command cli_command_table[] = {
      "[MODEL] FILE [options]",
      "Splits the text into windows of N tokens, each read from an empty context, and "
      "prints exp of the mean negative log-probability. FILE is text, or JSON lines "
-     "with a text field, gzipped or not.",
+     "with a text field, gzipped or not; - is text from standard input.",
      {{"still perplexity smollm2 demo/held-out.txt.gz", "windows of the default length"},
       {"still perplexity smollm2-still demo/held-out.txt.gz --ctx 8K --by-position 4",
        "by position in the window"},
@@ -217,7 +218,8 @@ const cli_command cli_command_table[] = {
      "they have left the window. It prints the share of selected tokens on which they agree "
      "(overlap) and the correlation of ranks, both within chunks, and the share of that "
      "attention which the selected tokens receive (captured). FILE is text, or JSON lines "
-     "with a text field, gzipped or not, of more than three chunks. A plain model runs "
+     "with a text field, gzipped or not, of more than three chunks; - is text from standard "
+     "input. A plain model runs "
      "softmax attention with the settings of still; one that linearize made runs its own. "
      "Backends cpu and ref.",
      {{"still saliency smollm2 demo/held-out.txt.gz --out report.html",

@@ -52,6 +52,19 @@ static const char *preset(const cli_option *o)
     return o->preset && !strstr(o->help, "default:") ? o->preset : NULL;
 }
 
+/* " Also --temperature." in out: what other programs call an option. Returns out. */
+static const char *other_names(const cli_option *o, char *out, size_t room)
+{
+    size_t n = 0;
+    out[0] = 0;
+    for (size_t i = 0; cli_alias_table[i][0] && n < room; i++)
+        if (!strcmp(cli_alias_table[i][1], o->name))
+            n += (size_t)snprintf(out + n, room - n, "%s--%s", n ? ", " : " Also ",
+                                  cli_alias_table[i][0]);
+    if (n && n < room) snprintf(out + n, room - n, ".");
+    return out;
+}
+
 void cli_help_overview(void)
 {
     puts("still - runs language models with constant memory and linear time\n\n"
@@ -64,7 +77,7 @@ void cli_help_overview(void)
          "\nStart here:\n"
          "  still run smollm2-still\n"
          "  still list\n"
-         "  still generate smollm2 -p 'The capital of France is'\n"
+         "  still generate smollm2 'The capital of France is'\n"
          "  still chat\n"
          "  still chat smollm2-still\n\n"
          "'still help COMMAND' explains a command with examples.\n"
@@ -83,9 +96,10 @@ static void option_text(const cli_option *o)
         printf("\n%*s", OPTION_COLUMN, "");
     else
         printf("%*s", OPTION_COLUMN - n, "");
-    char help[512];
+    char help[640], also[120];
     const char *d = preset(o);
-    snprintf(help, sizeof help, "%s%s%s%s", o->help, d ? " [" : "", d ? d : "",
+    snprintf(help, sizeof help, "%s%s%s%s%s", o->help,
+             other_names(o, also, sizeof also), d ? " [" : "", d ? d : "",
              d ? "]" : "");
     wrap(help, OPTION_COLUMN, OPTION_COLUMN);
 }
@@ -135,7 +149,9 @@ static void markdown_options(const cli_command *c)
             printf("| `");
             if (o->letter) printf("-%c`, `", o->letter);
             printf("--%s%s%s` | ", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
+            char also[120];
             markdown_cell(o->help);
+            markdown_cell(other_names(o, also, sizeof also));
             printf(" | %s |\n", preset(o) ? preset(o) : "");
         }
     }
@@ -213,7 +229,9 @@ static void roff_options(const cli_command *c)
             printf("\\fR");
             if (o->arg) printf(" \\fI%s\\fR", o->arg);
             putchar('\n');
+            char also[120];
             roff(o->help);
+            roff(other_names(o, also, sizeof also));
             if (preset(o)) printf(" [%s]", preset(o));
             putchar('\n');
         }

@@ -20,7 +20,10 @@ const cli_option cli_option_table[] = {
     {"prompt", 'p', "TEXT", CLI_STRING, AT(prompt), GENERATE, CLI_G_INPUT,
      .help = "Text to continue. Special tokens written in it, such as <|im_start|>, "
              "are read as those tokens."},
-    {"prompt-file", 0, "FILE", CLI_STRING, AT(prompt_file), GENERATE, CLI_G_INPUT,
+    {"model", 'm', "MODEL", CLI_STRING, AT(named_model),
+     RUN | INSPECT | TOKENIZE | LINEARIZE | EXPORT | BENCH | SALIENCY | ALLOCATE, CLI_G_INPUT,
+     .help = "The model, instead of as an argument."},
+    {"prompt-file", 'f', "FILE", CLI_STRING, AT(prompt_file), GENERATE, CLI_G_INPUT,
      .help = "Read the prompt from FILE, byte for byte; - is standard input."},
     {"system", 0, "TEXT", CLI_STRING, AT(system), CHAT, CLI_G_INPUT,
      .help = "System message at the start of the conversation."},
@@ -143,7 +146,8 @@ const cli_option cli_option_table[] = {
      .help = "Seed of the random score; of allocate also of its probes."},
     {"seed", 's', "N", CLI_SEED, AT(seed), (RUN & ~EVAL) | LINEARIZE,
      CLI_G_SAMPLING, .preset = "0",
-     .help = "Seed of every random choice: the same seed gives the same result."},
+     .help = "Seed of every random choice: the same seed gives the same result; -1 draws one "
+             "and says which."},
 
     /* download */
     {"endpoint", 0, "URL", CLI_STRING, AT(endpoint), PULL | RUN_NAME, CLI_G_DOWNLOAD,
@@ -499,5 +503,21 @@ const cli_option cli_option_table[] = {
     {"help", 'h', NULL, CLI_FLAG, AT(help), ALL, CLI_G_OUTPUT,
      .help = "Explain this command."},
     {.name = NULL},
+};
+
+const char *const cli_alias_table[][2] = {
+    {"temperature", "temp"},
+    {"max-tokens", "n-predict"},
+    {"max-new-tokens", "n-predict"},
+    {"predict", "n-predict"},
+    {"ctx-size", "ctx"},
+    {"context", "ctx"},
+    {"repetition-penalty", "repeat-penalty"},
+    {"repeat-last-n", "repeat-last"},
+    {"system-prompt", "system"},
+    {"device", "backend"},
+    {"batch-size", "batch"},
+    {"output", "out"},
+    {NULL, NULL},
 };
 /* clang-format on */

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/random.h>
+#include <time.h>
 
 #include "cli/near.h"
 
@@ -41,12 +43,32 @@ const char *cli_command_near(const char *name)
     return best.name;
 }
 
-static const cli_option *find(const cli_command *c, const char *name, size_t n)
+bool cli_next_word(const char **list, char *out, size_t room)
+{
+    if (!*list) return false;
+    *list += strspn(*list, " ");
+    const size_t n = strcspn(*list, " ");
+    snprintf(out, room, "%.*s", (int)n, *list);
+    *list += n;
+    return n > 0;
+}
+
+static const cli_option *find_name(const cli_command *c, const char *name, size_t n)
 {
     for (const cli_option *o = cli_option_table; o->name; o++)
         if ((o->commands & c->bit) && strlen(o->name) == n && !memcmp(o->name, name, n))
             return o;
     return NULL;
+}
+
+static const cli_option *find(const cli_command *c, const char *name, size_t n)
+{
+    const cli_option *o = find_name(c, name, n);
+    for (size_t i = 0; !o && cli_alias_table[i][0]; i++)
+        if (strlen(cli_alias_table[i][0]) == n &&
+            !memcmp(cli_alias_table[i][0], name, n))
+            o = find_name(c, cli_alias_table[i][1], strlen(cli_alias_table[i][1]));
+    return o;
 }
 
 static const cli_option *find_letter(const cli_command *c, char letter)
@@ -89,17 +111,12 @@ static int unknown_option(const cli_command *c, const char *typed)
 /* Whether value is one of the words of a space-separated list. */
 static bool listed(const char *list, const char *value, cli_near *best)
 {
-    while (list && *list) {
-        size_t n = strcspn(list, " ");
-        char word[NAME_MAX_LENGTH + 1];
-        snprintf(word, sizeof word, "%.*s", (int)n, list);
+    char word[NAME_MAX_LENGTH + 1];
+    for (const char *at = list; cli_next_word(&at, word, sizeof word);) {
         if (!strcmp(word, value)) return true;
-        if (best && (!best->name || cli_distance(value, word) < best->distance)) {
-            size_t d = cli_distance(value, word);
-            if (d <= 2) *best = (cli_near){list, d};
-        }
-        list += n;
-        list += strspn(list, " ");
+        const size_t d = cli_distance(value, word);
+        if (best && d <= 2 && (!best->name || d < best->distance))
+            *best = (cli_near){at - strlen(word), d};
     }
     return false;
 }
@@ -181,8 +198,18 @@ static int set_seed(const cli_command *c, const cli_option *o, const char *value
     char *end;
     errno = 0;
     unsigned long long v = strtoull(value, &end, 10);
+    if (!strcmp(value, "-1")) { /* any; short enough to be typed again */
+        uint32_t drawn;
+        if (getrandom(&drawn, sizeof drawn, 0) != sizeof drawn)
+            drawn = (uint32_t)time(NULL);
+        cli_note("[seed %lu]\n", (unsigned long)drawn);
+        *out = drawn;
+        return CLI_OK;
+    }
     if (value[0] < '0' || value[0] > '9' || *end || errno == ERANGE)
-        return cli_usage(c->name, "--%s: '%s' is not a whole number from 0 to 2^64-1",
+        return cli_usage(c->name,
+                         "--%s: '%s' is not a whole number from 0 to 2^64-1, nor -1 "
+                         "for any",
                          o->name, value);
     *out = v;
     return CLI_OK;
@@ -253,6 +280,30 @@ static int parse_option(const cli_command *c, int argc, char **argv, int *i,
     return cli_set_option(c, o, value, options);
 }
 
+/* Which argument MODEL is, by the command's usage: "prefill|decode|train [MODEL]". */
+static int model_place(const cli_command *c)
+{
+    char word[NAME_MAX_LENGTH + 1];
+    int at = 0;
+    for (const char *usage = c->usage; cli_next_word(&usage, word, sizeof word); at++)
+        if (strstr(word, "MODEL") || strstr(word, "NAME")) return at;
+    return 0;
+}
+
+/* --model NAME is the argument MODEL. */
+static int put_model(const cli_command *c, cli_options *o)
+{
+    const int at = model_place(c);
+    if (!o->named_model || o->n_args < at) return CLI_OK;
+    if (o->n_args == c->max_args || o->n_args == CLI_ARGS_MAX)
+        return cli_usage(c->name, "--model and '%s' are one model too many",
+                         o->arg[at]);
+    for (int i = o->n_args; i > at; i--) o->arg[i] = o->arg[i - 1];
+    o->arg[at] = o->named_model;
+    o->n_args++;
+    return CLI_OK;
+}
+
 int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o)
 {
     *o = (cli_options){0};
@@ -277,8 +328,9 @@ int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o)
             o->arg[o->n_args++] = argv[i];
         }
     }
-    if (o->n_args < command->min_args)
-        return cli_usage(command->name, "'%s' needs %s", command->name,
-                         command->missing);
-    return CLI_OK;
+    int status = put_model(command, o);
+    if (status == CLI_OK && o->n_args < command->min_args)
+        status =
+            cli_usage(command->name, "'%s' needs %s", command->name, command->missing);
+    return status;
 }

@@ -24,6 +24,7 @@ typedef struct cli_options {
     const char *backend, *isa, *model, *cache, *gpu_memory;
     int64_t threads, ctx, batch;
     uint64_t seed;
+    const char *named_model; /* --model, which cli_parse makes an argument */
 
     /* attention method; a string or number that was not given is NULL or negative */
     const char *method, *cap, *score, *heads, *la_scale, *layers, *positions, *budget,
@@ -142,6 +143,8 @@ typedef struct cli_command {
 /* Both end with an entry whose name is NULL. */
 extern const cli_option cli_option_table[];
 extern const cli_command cli_command_table[];
+/* What other programs call an option, and its name; ends with NULL. */
+extern const char *const cli_alias_table[][2];
 extern const char *const cli_group_title[CLI_G_COUNT];
 
 const cli_command *cli_command_find(const char *name); /* NULL: none */
@@ -154,6 +157,8 @@ int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o)
 /* Sets one option of a command, as if it was given. */
 int cli_set_option(const cli_command *c, const cli_option *o, const char *value,
                    cli_options *options);
+/* The next of the words that a list ("a b c") is made of, in out; false: there is none. */
+bool cli_next_word(const char **list, char *out, size_t room);
 /* A number of bytes: 18MB, 12MiB, 4096; false: none. */
 bool cli_read_bytes(const char *text, size_t *out);
 /* A whole number at the start of a text, 512, 8K or 20M; *end is after it. false: there

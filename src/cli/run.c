@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/error.h"
 #include "base/mem.h"
@@ -12,6 +13,8 @@
 #include "cli/fetch/resolve.h"
 #include "cli/progress.h"
 #include "cli/stream.h"
+
+static const size_t MOST_INPUT = (size_t)1 << 30; /* bytes of a text in a pipe */
 
 int cli_model_params(const cli_options *o, still_model_params *out)
 {
@@ -167,6 +170,19 @@ char *cli_cap_option(const still_method *m)
     return out;
 }
 
+cli_options cli_with_text(const cli_options *o)
+{
+    cli_options with = *o;
+    struct stat st;
+    const char *only = o->n_args == 1 ? o->arg[0] : NULL;
+    if (!only || (!strpbrk(only, " \t\n") && strcmp(only, "-") != 0)) return with;
+    if (stat(only, &st) == 0) return with; /* a path with a space in it */
+    with.arg[0] = NULL;
+    with.arg[1] = only;
+    with.n_args = 2;
+    return with;
+}
+
 int cli_run_on_text(const cli_options *o,
                     int (*work)(const cli_options *o, still_model *m, const char *text,
                                 size_t n))
@@ -175,7 +191,9 @@ int cli_run_on_text(const cli_options *o,
     still_model *m = NULL;
     char *text = NULL;
     size_t n;
-    if (still_text_read(o->arg[o->n_args - 1], &text, &n, &err))
+    const char *file = o->arg[o->n_args - 1];
+    if (strcmp(file, "-") ? still_text_read(file, &text, &n, &err)
+                          : cli_read(file, MOST_INPUT, &text, &n, &err))
         return cli_fail_error(&err);
     int status = cli_open_model(o, o->n_args == 2 ? o->arg[0] : NULL, &m);
     if (status == CLI_OK) status = work(o, m, text, n);

@@ -10,6 +10,9 @@
 int cli_model_params(const cli_options *o, still_model_params *out);
 /* Resolves `name` (NULL: the default model) and opens it with these. */
 int cli_open_model(const cli_options *o, const char *name, still_model **out);
+/* o, where a lone argument of several words, or -, is the text for the default model: then
+ * the model's place is empty and the text comes after it. */
+cli_options cli_with_text(const cli_options *o);
 /* For commands with the arguments [MODEL] FILE: reads FILE as text (still_text_read),
  * opens the model and runs `work` on both. */
 int cli_run_on_text(const cli_options *o,

@@ -28,7 +28,7 @@ done <<'CASES'
 2|one argument too many|list x
 2|smollm2 nor org/name|pull smollm2:Q8_0
 2|unknown option '-Z'|generate -Z
-2|one argument too many|generate a b
+2|one argument too many|generate a b c
 2|needs a value: N|generate -p x -n
 2|'3x' is not a whole number|generate -p x -n 3x
 2|'' is not a whole number|generate -p x -n ''
@@ -53,7 +53,10 @@ done <<'CASES'
 2|is not a number|generate -p x --temp nan
 2|is not a number|generate -p x --temp 0x10
 2|outside 0..1|generate -p x --top-p 1.5
-2|is not a whole number|generate -p x --seed -1
+2|nor -1 for any|generate -p x --seed -2
+2|are one model too many|inspect a -m b
+2|the prompt is given twice|generate a b -p c
+2|the prompt is given twice|generate -m a b -p x
 2|is not a whole number|generate -p x --seed 18446744073709551616
 2|text is empty|generate -p x --stop ''
 2|takes no value|generate -p x --json=yes

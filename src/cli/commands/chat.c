@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "cli/chat/reader.h"
 #include "cli/chat/slash.h"
+#include "cli/run.h"
 
 enum { MOST_INPUT = 1 << 28 }; /* bytes of standard input, or of a system message */
 
@@ -119,9 +120,12 @@ static int ask_once(cli_chat *c, const char *question)
     return status == CLI_OK && cli_interrupted() ? CLI_INTERRUPTED : status;
 }
 
-int cli_cmd_chat(const cli_options *o)
+int cli_cmd_chat(const cli_options *given)
 {
+    const cli_options with = cli_with_text(given), *o = &with;
     const char *question = o->n_args > 1 ? o->arg[1] : NULL;
+    const bool from_input = question && !strcmp(question, "-");
+    if (from_input) question = NULL;
     cli_chat c = {0};
     if (o->system && o->system_file)
         return cli_usage("chat", "--system and --system-file exclude one another");
@@ -130,10 +134,10 @@ int cli_cmd_chat(const cli_options *o)
                          "--lines reads messages from standard input; leave out "
                          "'%s'",
                          question);
-    c.tty = !question && isatty(STDIN_FILENO) && isatty(STDERR_FILENO);
+    c.tty = !question && !from_input && isatty(STDIN_FILENO) && isatty(STDERR_FILENO);
     int status = cli_talk_open(&c.talk, o);
     if (status == CLI_OK) status = set_system(&c);
-    if (status == CLI_OK && (question || (!c.tty && !o->lines))) {
+    if (status == CLI_OK && (question || from_input || (!c.tty && !o->lines))) {
         status = ask_once(&c, question);
     } else if (status == CLI_OK) {
         cli_reader r = {0};

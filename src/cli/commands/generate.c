@@ -25,19 +25,26 @@ typedef struct job {
 static int read_prompt(const cli_options *o, job *j)
 {
     still_error err;
-    if (o->prompt && o->prompt_file)
+    const char *argument = o->n_args > 1 ? o->arg[1] : NULL;
+    const char *text = o->prompt ? o->prompt : argument, *file = o->prompt_file;
+    if (argument && (o->prompt || file))
+        return cli_usage("generate",
+                         "the prompt is given twice: leave out '%s', or --%s", argument,
+                         o->prompt ? "prompt" : "prompt-file");
+    if (text && file)
         return cli_usage("generate", "--prompt and --prompt-file exclude each other");
-    if (!o->prompt && !o->prompt_file && o->load_state) return CLI_OK;
-    if (!o->prompt && !o->prompt_file)
-        return cli_usage("generate", "'generate' needs a prompt: -p TEXT or "
-                                     "--prompt-file FILE");
-    if (o->prompt_file) {
-        if (cli_read(o->prompt_file, PROMPT_MAX, &j->prompt, &j->n_prompt, &err))
+    if (argument && !strcmp(argument, "-")) file = argument;
+    if (!text && !file && o->load_state) return CLI_OK;
+    if (!text && !file)
+        return cli_usage("generate", "'generate' needs a prompt: an argument after the "
+                                     "model, -p TEXT or --prompt-file FILE");
+    if (file) {
+        if (cli_read(file, PROMPT_MAX, &j->prompt, &j->n_prompt, &err))
             return cli_fail_error(&err);
         return CLI_OK;
     }
-    j->n_prompt = strlen(o->prompt);
-    j->prompt = sti_strdup(o->prompt);
+    j->n_prompt = strlen(text);
+    j->prompt = sti_strdup(text);
     return j->prompt ? CLI_OK : cli_fail("out of memory: the prompt");
 }
 
@@ -149,7 +156,8 @@ static int run(const cli_options *o, job *j)
 int cli_cmd_generate(const cli_options *o)
 {
     job j = {0};
-    int status = run(o, &j);
+    const cli_options with = cli_with_text(o);
+    int status = run(&with, &j);
     cli_reply_free(&j.reply);
     still_sampler_free(j.sampler);
     still_session_free(j.session);
