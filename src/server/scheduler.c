@@ -425,7 +425,7 @@ void srv_scheduler_end(srv_scheduler *s, bool cancel)
     pthread_mutex_lock(&s->lock);
     s->ending = true;
     for (srv_sequence *q = s->first; q && cancel; q = q->next) q->cancelled = true;
-    for (int i = 0; i < s->parallel && cancel; i++)
+    for (int i = 0; i < s->parallel && cancel && s->slot; i++)
         if (s->slot[i].sequence) s->slot[i].sequence->cancelled = true;
     pthread_cond_signal(&s->change);
     pthread_mutex_unlock(&s->lock);
