@@ -17,7 +17,7 @@
 
 enum {
     WHOLE_PIECE = 512, /* of a prompt while nobody decodes */
-    LEAST_PIECE = 16,
+    LEAST_PIECE = 8,
     MOST_PARALLEL = 4096
 };
 static const double PIECE_STEPS = 1.5; /* a piece takes as long as so many steps */
@@ -323,7 +323,8 @@ static void read_prompts(srv_scheduler *s, bool others_decode)
     const double start = srv_now();
     const int n = srv_sequence_read(&s->host, q, piece_of(s, others_decode));
     const double seconds = srv_now() - start;
-    if (n >= LEAST_PIECE) s->token_s = mean_of(s->token_s, seconds / n);
+    if (others_decode && n >= LEAST_PIECE)
+        s->token_s = mean_of(s->token_s, seconds / n);
     for (int i = 0; i < s->parallel; i++) {
         srv_sequence *other = s->slot[i].sequence;
         if (other && other != q && other->reading) other->waited += n;
