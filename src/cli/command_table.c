@@ -241,6 +241,13 @@ const cli_command cli_command_table[] = {
      2, 2, "a suite (operator, baselines, models, tokenizer, chat, templates, "
      "end-to-end) and a folder",
      cli_cmd_selftest},
+    {"completion", COMPLETION, "print a completion script for a shell", "bash|zsh|fish",
+     "With it the Tab key completes commands, options, their values, and the names of models.",
+     {{"source <(still completion bash)", "in this shell"},
+      {"still completion bash > ~/.local/share/bash-completion/completions/still", "for ever"},
+      {"still completion zsh > ~/.zfunc/_still", "a folder of $fpath"},
+      {"still completion fish > ~/.config/fish/completions/still.fish", "fish"}},
+     1, 1, "a shell: bash, zsh or fish", cli_cmd_completion},
     {"help", HELP, "explain a command", "[COMMAND] [options]",
      "Without COMMAND, prints an overview.",
      {{"still help generate", "everything about generate"},

@@ -1,4 +1,5 @@
 /* help.c - option_table.c and command_table.c as help text, Markdown and a manual page. */
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -250,7 +251,7 @@ void cli_help_man(void)
         "smollm2 that comes with still; where it is optional, the default is smollm2.");
     for (const cli_command *c = cli_command_table; c->name; c++) {
         printf(".SH \"STILL ");
-        for (const char *s = c->name; *s; s++) putchar(*s - 'a' + 'A');
+        for (const char *s = c->name; *s; s++) putchar(toupper((unsigned char)*s));
         puts("\"");
         roff(c->purpose);
         puts(".");

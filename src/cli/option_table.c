@@ -471,6 +471,8 @@ const cli_option cli_option_table[] = {
      .help = "Tokens of a prompt computed at once; more is faster and takes more memory."},
 
     /* output */
+    {"names", 0, NULL, CLI_FLAG, AT(names), LIST, CLI_G_OUTPUT,
+     .help = "Only the names, one a line."},
     {"yes", 'y', NULL, CLI_FLAG, AT(yes), RM, CLI_G_OUTPUT,
      .help = "Do not ask."},
     {"tensors", 0, NULL, CLI_FLAG, AT(tensors), INSPECT, CLI_G_OUTPUT,
@@ -494,7 +496,7 @@ const cli_option cli_option_table[] = {
      .help = "All commands and options as Markdown (docs/cli.md)."},
     {"man", 0, NULL, CLI_FLAG, AT(man), HELP, CLI_G_OUTPUT,
      .help = "The manual page still(1), as roff."},
-    {"json", 0, NULL, CLI_FLAG, AT(json), ALL & ~HELP, CLI_G_OUTPUT,
+    {"json", 0, NULL, CLI_FLAG, AT(json), ALL & ~(HELP | COMPLETION), CLI_G_OUTPUT,
      .help = "Write JSON instead of text, one object per line."},
     {"quiet", 'q', NULL, CLI_FLAG, AT(quiet),
      PULL | RUN | EXPORT | PULL_DATA | BENCH | SALIENCY | ALLOCATE,

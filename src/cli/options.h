@@ -53,8 +53,8 @@ typedef struct cli_options {
     int64_t timeout;
     bool force, insecure_token, offline;
 
-    /* rm */
-    bool yes;
+    /* rm, list */
+    bool yes, names;
 
     /* linearize */
     cli_list data, lr_scale;
@@ -193,6 +193,7 @@ int cli_cmd_pull_data(const cli_options *o);
 int cli_cmd_saliency(const cli_options *o);
 int cli_cmd_allocate(const cli_options *o);
 int cli_cmd_selftest(const cli_options *o);
+int cli_cmd_completion(const cli_options *o);
 int cli_cmd_help(const cli_options *o);
 int cli_cmd_version(const cli_options *o);
 

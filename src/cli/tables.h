@@ -27,6 +27,7 @@ enum {
     RM = 1 << 19,
     SHOW = 1 << 20,
     RUN_NAME = 1 << 21,
+    COMPLETION = 1 << 22,
     /* Commands that take the options of another. */
     INSPECT = ONLY_INSPECT | SHOW,
     CHAT = ONLY_CHAT | RUN_NAME,
@@ -34,7 +35,7 @@ enum {
     RUN = SAMPLE | LOGPROBS | PERPLEXITY | SERVE | EVAL,
     METHOD =
         RUN | INSPECT | LINEARIZE | BENCH | SALIENCY | ALLOCATE, /* choose a method */
-    ALL = (1 << 22) - 1,
+    ALL = (1 << 23) - 1,
 };
 
 #endif

@@ -100,7 +100,7 @@ CASES
 expect 2 'unknown command .a?b' "$still" $'a\x1bb'
 
 # Help: every command has one, in both forms, with usage and examples.
-for command in pull run list rm inspect show tokenize generate chat logprobs perplexity bench selftest help version; do
+for command in pull run list rm inspect show completion tokenize generate chat logprobs perplexity bench selftest help version; do
     expect 0 "^Usage: still $command" "$still" help "$command"
     cp "$scratch/out" "$scratch/first"
     grep -q '^Examples:' "$scratch/first" || fail "help of $command has no examples"
@@ -113,6 +113,8 @@ done
 expect 0 '^still [0-9]*\.[0-9]*\.[0-9]*$' "$still" --version
 expect 0 '^{"version":"' "$still" version --json
 expect 0 '^.TH STILL 1' "$still" help --man
+grep -q '^.SH "STILL PULL-DATA"$' "$scratch/out" || fail "the manual has no section PULL-DATA"
+if LC_ALL=C grep -q '[[:cntrl:]]' "$scratch/out"; then fail "control characters in the manual"; fi
 "$still" help --markdown | cmp - "$docs" ||
     fail "docs/cli.md is stale: still help --markdown >docs/cli.md"
 

@@ -65,6 +65,10 @@ int cli_cmd_list(const cli_options *o)
         for (size_t i = 0; i < v.n; i++)
             sti_json_append(&models, object_of(&v.entry[i]));
         status = cli_print_json(json_pack("{s:o}", "models", models));
+    } else if (o->names) {
+        for (size_t i = 0; i < v.n; i++)
+            if (strcmp(v.entry[i].type, "unfinished") != 0)
+                cli_print("%s\n", v.entry[i].name);
     } else if (v.n) {
         print_table(&v);
     } else {
