@@ -54,20 +54,6 @@ static bool in_more_bits(const sti_shape *s, const char *name, int layer)
     return strcmp(name, s->tied ? "token_embd.weight" : "output.weight") == 0;
 }
 
-/* What a frequency is divided by beyond what metadata say. */
-static float divisor(const sti_config *c, sti_rope_table table, int i)
-{
-    const double plain = pow(c->rope_theta, -2.0 * i / c->rotary);
-    return (float)(plain / (double)c->inv_freq[table][i] / c->rope_linear);
-}
-
-static bool each_scaled(const sti_config *c)
-{
-    for (int i = 0; i < c->rotary / 2; i++)
-        if (fabsf(divisor(c, STI_TABLE_GLOBAL, i) - 1) > 1e-4f) return true;
-    return false;
-}
-
 static still_status add(plan *p, role what, int64_t rows, int64_t cols,
                         still_error *err, const char *name, int layer)
 {
@@ -111,8 +97,7 @@ static still_status add_part(plan *p, sti_part part, int layer, still_error *err
         s.rows += 2 * sti_config_shape(c, STI_PART_K).rows;
     else if (name[0])
         s.rows *= 2;
-    else if (c->form.fused &&
-             (part == STI_PART_K || part == STI_PART_V || part == STI_PART_UP))
+    else if (sti_config_joined(c, part))
         return STILL_OK;
     else
         sti_config_tensor_name(c, p->gguf, part, layer, false, name, sizeof name);
@@ -131,7 +116,7 @@ static still_status plan_tensors(plan *p, still_error *err)
     if (p->gguf && c->long_from) {
         STI_TRY(add(p, ROPE, 0, half, err, "rope_factors_short.weight", 0));
         STI_TRY(add(p, ROPE_LONG, 0, half, err, "rope_factors_long.weight", 0));
-    } else if (p->gguf && each_scaled(c)) {
+    } else if (p->gguf && sti_config_divided(c)) {
         STI_TRY(add(p, ROPE, 0, half, err, "rope_freqs.weight", 0));
     }
     for (int l = 0; l < c->layers; l++)
@@ -162,9 +147,9 @@ static still_status put_item(sti_writer *w, const plan *p, const item *it, rng *
         } else {
             if (it->role == ROPE || it->role == ROPE_LONG)
                 for (size_t i = 0; i < n; i++)
-                    x[i] = divisor(&p->cfg,
-                                   it->role == ROPE ? STI_TABLE_GLOBAL : STI_TABLE_LONG,
-                                   (int)i);
+                    x[i] = (float)sti_config_divisor(
+                        &p->cfg, it->role == ROPE ? STI_TABLE_GLOBAL : STI_TABLE_LONG,
+                        (int)i);
             else
                 fill_floats(r, x, n, mean, spread);
             sti_quant(it->type, x, bytes, (int64_t)n);

@@ -51,6 +51,8 @@ typedef struct sti_config {
     double rope_theta; /* of the global table */
     double rope_theta_local;
     float *inv_freq[STI_TABLES]; /* [head_dim/2] each, scaling applied; one block */
+    float *divisor[2]; /* [rotary/2] each: LongRoPE's, of the global and of the long
+                          table, as files have them; NULL: there are none */
     int rotary;    /* numbers of a head that RoPE turns, the first ones; the rest have
                    frequency 0 (see sti_rotary_row) */
     int long_from; /* sessions of more tokens take STI_TABLE_LONG; 0: there is none */
@@ -59,7 +61,8 @@ typedef struct sti_config {
     bool rope_interleaved;
     bool gguf_pairs; /* and so are all GGUF files of the architecture */
     float rms_eps;
-    bool tied; /* the output matrix is the embedding */
+    bool tied;              /* the output matrix is the embedding */
+    bool attn_scale_stated; /* form.attn_scale is the file's own */
 } sti_config;
 
 /* Reads and checks the configuration; tensors are looked at for sizes that the
@@ -83,9 +86,24 @@ static inline bool sti_rotary_moves(const sti_config *c)
 {
     return c->rotary < c->head_dim && !c->rope_interleaved;
 }
+/* The inverse: where row r of the file's head is used. */
+static inline int sti_rotary_place(const sti_config *c, int r)
+{
+    const int half = c->head_dim / 2, turned = c->rotary / 2;
+    if (r < turned || r >= half + turned) return r;
+    return r < c->rotary ? half + r - turned : r - turned;
+}
+
+/* What norms of Hugging Face's files of the architecture need to be those of GGUF's. */
+double sti_config_norm_offset(const sti_config *c);
 
 /* What RoPE rotates by in a layer; ctx: tokens of the session. */
 const float *sti_config_inv_freq(const sti_config *c, int layer, int ctx);
+/* What frequency i of the global or the long table was divided by, beyond rope_linear;
+ * i < rotary/2. */
+double sti_config_divisor(const sti_config *c, sti_rope_table t, int i);
+/* Whether any such divisor of the global table is not 1. */
+bool sti_config_divided(const sti_config *c);
 
 /* Names of a layer's tensors in both kinds of files. */
 typedef enum sti_part {
@@ -123,11 +141,19 @@ void sti_config_tensor_name(const sti_config *c, bool gguf, sti_part part, int l
 /* The class of transformers of a model_type; NULL: unknown. */
 const char *sti_config_class(const char *type);
 /* The architecture's name and the numbers as GGUF metadata, as llama.cpp reads them. An
- * error if its layers differ in a way that no key tells. */
+ * error if its layers differ in a way that no key tells. Weights of q's norm must have
+ * been multiplied by sti_config_gguf_q_norm: a scale of q . k that no key says. */
 still_status sti_config_put_gguf(const sti_config *c, sti_writer *w, still_error *err);
+double sti_config_gguf_q_norm(const sti_config *c);
+/* The same as config.json, as transformers reads it; biased: q has a bias. *out is the
+ * caller's. An error names what no key tells. */
+still_status sti_config_put_json(const sti_config *c, bool biased, json_t **out,
+                                 still_error *err);
 /* The name of the matrix that a fused form keeps a part and those after it in; "": the
  * part begins none. */
 void sti_config_fused_name(const sti_config *c, bool gguf, sti_part part, int layer,
                            char *buf, size_t capacity);
+/* Whether a part lies in the matrix of the part before it. */
+bool sti_config_joined(const sti_config *c, sti_part part);
 
 #endif

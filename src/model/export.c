@@ -53,27 +53,10 @@ static still_status open_adapter(sti_export *x, still_error *err)
     return STILL_OK;
 }
 
-/* Settings of the model's own kind of file are copied. In the other kind: GGUF for all
- * whose tensors are the same numbers there, config.json for those it was written for. */
-static still_status check_kind(const sti_export *x, still_error *err)
-{
-    static const char *const both[] = {"llama", "mistral", "qwen2"};
-    const bool gguf = strcmp(x->p->format, "gguf") == 0;
-    if (!gguf && strcmp(x->p->format, "safetensors") != 0) return STILL_OK;
-    for (size_t i = 0; i < sizeof both / sizeof *both; i++)
-        if (strcmp(x->cfg.arch, both[i]) == 0) return STILL_OK;
-    const bool plain = !x->cfg.form.fused && x->cfg.form.norm_offset == 0;
-    if (gguf ? plain : !x->store.is_gguf && !x->cfg.form.fused) return STILL_OK;
-    return sti_fail(err, STILL_E_UNSUPPORTED,
-                    "%s: models of architecture '%s' cannot be exported as %s",
-                    x->store.path, x->cfg.arch, x->p->format);
-}
-
 static still_status open_all(sti_export *x, const char *model, still_error *err)
 {
     STI_TRY(sti_store_open(model, &x->store, err));
     STI_TRY(sti_config_read(&x->store, &x->cfg, err));
-    STI_TRY(check_kind(x, err));
     STI_TRY(sti_tokenizer_from_store(&x->store, &x->tokenizer, err));
     return open_adapter(x, err);
 }
@@ -85,7 +68,8 @@ static void close_all(sti_export *x)
     still_tokenizer_free(x->tokenizer);
     sti_config_free(&x->cfg);
     sti_store_close(&x->store);
-    free((void *)x->rope.data);
+    free((void *)x->rope[0].data);
+    free((void *)x->rope[1].data);
     free(x->path);
 }
 
@@ -94,11 +78,14 @@ still_status sti_export_own_spec(const sti_export *x, const char *merged,
                                  still_error *err)
 {
     sti_store s = {0};
+    sti_config c = {0};
     *out = x->spec;
     out->lora = (sti_lora_spec){0};
     snprintf(out->base_name, sizeof out->base_name, "%s", name);
     still_status st = sti_store_open(merged, &s, err);
+    if (st == STILL_OK) st = sti_config_read(&s, &c, err); /* takes matrices apart */
     if (st == STILL_OK) fingerprint_of(&s, out->base);
+    sti_config_free(&c);
     sti_store_close(&s);
     return st;
 }

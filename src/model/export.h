@@ -23,6 +23,9 @@ typedef struct sti_export_tensor {
     const sti_tensor *a, *b; /* src + alpha / rank b a; NULL: there is no addition */
     sti_row_order order;
     bool columns; /* are put into that order, too */
+    bool rotary;  /* rows of b are in the order of sti_rotary_row */
+    bool joined;  /* its rows follow those of the entry before, in the same tensor */
+    double offset, factor; /* (src + offset) factor; factor 0: src as it is */
     sti_dtype type;
 } sti_export_tensor;
 
@@ -41,7 +44,7 @@ typedef struct sti_export {
     sti_adapter_spec spec;
     sti_store adapter;
     sti_adapter *trained; /* its entries; values stay in the store */
-    sti_tensor rope;      /* divisors of frequencies as a tensor; data NULL: none */
+    sti_tensor rope[2];   /* divisors of frequencies as tensors; data NULL: none */
     uint64_t done, total; /* bytes */
 } sti_export;
 
@@ -89,20 +92,9 @@ uint64_t sti_export_bytes(const sti_export_list *l);
 
 /* ---- Settings (export_config.c) ------------------------------------------ */
 
-typedef enum sti_rope_kind {
-    STI_ROPE_PLAIN,
-    STI_ROPE_LINEAR,
-    STI_ROPE_EACH
-} sti_rope_kind;
-/* How frequencies are scaled: *factor divides all of them if linear. */
-sti_rope_kind sti_export_rope(const sti_config *c, double *factor);
-/* The divisor of frequency i. */
-double sti_export_rope_divisor(const sti_config *c, int i);
 /* config.json of the merged model. */
 still_status sti_export_config(const sti_export *x, sti_dtype type, const char *folder,
                                still_error *err);
-/* The window of all layers; an error if they differ. */
-still_status sti_export_window(const sti_export *x, int *out, still_error *err);
 
 /* ---- Formats: each writes into an empty folder, which export.c moves into place */
 

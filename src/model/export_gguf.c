@@ -90,35 +90,49 @@ static still_status write_meta(const sti_export *x, sti_writer *w, still_error *
     if (file_type(x) >= 0)
         STI_TRY(
             sti_writer_meta_u32(w, "general.file_type", (uint32_t)file_type(x), err));
-    if (!x->tokenizer) return STILL_OK;
+    if (!x->tokenizer) /* llama.cpp wants to be told */
+        return sti_writer_meta_str(w, "tokenizer.ggml.model", "none", err);
     return sti_tokenizer_save_gguf(x->tokenizer, x->cfg.vocab, w, err);
 }
 
 /* ---- Tensors ------------------------------------------------------------- */
 
-/* Scaling that differs from frequency to frequency is a tensor of divisors. */
-static still_status add_rope(sti_export *x, sti_export_list *l, still_error *err)
+/* A tensor of divisors of frequencies: the file's own, or made from the configuration
+ * where it is wanted. */
+static still_status add_divisors(sti_export *x, const char *name, sti_rope_table table,
+                                 bool wanted, sti_export_list *l, still_error *err)
 {
-    const int half = x->cfg.head_dim / 2;
-    double factor;
-    sti_export_tensor t = {.name = "rope_freqs.weight", .type = STI_F32};
-    t.src = sti_store_find(&x->store, t.name);
+    const int half = x->cfg.rotary / 2;
+    sti_tensor *own = &x->rope[table == STI_TABLE_LONG];
+    sti_export_tensor t = {.type = STI_F32};
+    snprintf(t.name, sizeof t.name, "%s", name);
+    t.src = sti_store_find(&x->store, name);
     if (x->store.is_gguf)
         return t.src && t.src->type == STI_F32 ? sti_export_add(l, &t, err) : STILL_OK;
-    if (sti_export_rope(&x->cfg, &factor) != STI_ROPE_EACH) return STILL_OK;
+    if (!wanted) return STILL_OK;
     float *divisor = malloc((size_t)half * sizeof *divisor);
-    if (!divisor) return sti_fail_memory(err, t.name, (size_t)half * sizeof *divisor);
+    if (!divisor) return sti_fail_memory(err, name, (size_t)half * sizeof *divisor);
     for (int i = 0; i < half; i++)
-        divisor[i] = (float)sti_export_rope_divisor(&x->cfg, i);
-    x->rope = (sti_tensor){.name = (char *)"rope_freqs.weight",
-                           .type = STI_F32,
-                           .n_dims = 1,
-                           .dim = {half},
-                           .data = divisor,
-                           .bytes = (size_t)half * sizeof *divisor,
-                           .path = x->store.path};
-    t.src = &x->rope;
+        divisor[i] = (float)sti_config_divisor(&x->cfg, table, i);
+    *own = (sti_tensor){.name = (char *)name,
+                        .type = STI_F32,
+                        .n_dims = 1,
+                        .dim = {half},
+                        .data = divisor,
+                        .bytes = (size_t)half * sizeof *divisor,
+                        .path = x->store.path};
+    t.src = own;
     return sti_export_add(l, &t, err);
+}
+
+/* Scaling that differs from frequency to frequency. */
+static still_status add_rope(sti_export *x, sti_export_list *l, still_error *err)
+{
+    const bool two = x->cfg.long_from > 0, one = !two && sti_config_divided(&x->cfg);
+    STI_TRY(
+        add_divisors(x, "rope_factors_short.weight", STI_TABLE_GLOBAL, two, l, err));
+    STI_TRY(add_divisors(x, "rope_factors_long.weight", STI_TABLE_LONG, two, l, err));
+    return add_divisors(x, "rope_freqs.weight", STI_TABLE_GLOBAL, one, l, err);
 }
 
 static still_status write_model(sti_export *x, const sti_export_list *l,

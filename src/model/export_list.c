@@ -86,6 +86,40 @@ still_status sti_export_add_own(const sti_export *x, bool gguf, sti_export_list 
 
 /* ---- The model ----------------------------------------------------------- */
 
+/* The type of a part's tensor: that of the entry it is joined to, or else as the source
+ * is, changed if a low-rank addition goes into any of its rows. */
+static still_status type_of_part(const sti_export *x, sti_part part, int layer,
+                                 const sti_export_tensor *t, sti_export_type_fn type,
+                                 const sti_export_list *l, sti_dtype *out,
+                                 still_error *err)
+{
+    bool changed = t->b != NULL;
+    sti_target target;
+    const sti_tensor *a, *b;
+    if (t->joined) {
+        *out = l->tensor[l->n - 1].type;
+        return STILL_OK;
+    }
+    for (int p = (int)part + 1;
+         p < STI_PARTS && sti_config_joined(&x->cfg, (sti_part)p); p++) {
+        if (!sti_target_of((sti_part)p, &target)) continue;
+        STI_TRY(sti_export_low_rank(x, layer, target, &a, &b, err));
+        changed = changed || b;
+    }
+    return type(x, t->src, changed, out, err);
+}
+
+/* What norms are in the other kind of file: an architecture may have an offset in one
+ * kind, and a scale of q . k that only the other has a key for. */
+static void convert_norm(const sti_export *x, sti_part part, bool gguf,
+                         sti_export_tensor *t)
+{
+    if (gguf == x->store.is_gguf) return;
+    t->offset = gguf ? x->cfg.form.norm_offset : -sti_config_norm_offset(&x->cfg);
+    t->factor = gguf && part == STI_PART_Q_NORM ? sti_config_gguf_q_norm(&x->cfg) : 1;
+    if (t->offset == 0 && t->factor == 1) t->factor = 0; /* as it is */
+}
+
 /* One tensor, where the model has it. */
 static still_status add_part(const sti_export *x, sti_part part, int layer, bool bias,
                              bool gguf, sti_export_type_fn type, sti_export_list *l,
@@ -109,11 +143,23 @@ static still_status add_part(const sti_export *x, sti_part part, int layer, bool
                         "%lld of %d",
                         t.src->path, t.name, (long long)t.src->dim[0], t.src->n_dims,
                         (long long)rows, cols ? 2 : 1);
-    sti_config_tensor_name(&x->cfg, gguf, part, layer, bias, t.name, sizeof t.name);
-    if (part == STI_PART_Q || part == STI_PART_K) t.order = sti_export_order(x, gguf);
+    if (bias && x->cfg.form.fused)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "%s: tensor '%s': biases of a model whose matrices are fused "
+                        "cannot be exported",
+                        t.src->path, t.name);
+    sti_config_fused_name(&x->cfg, gguf, part, layer, t.name, sizeof t.name);
+    if (!t.name[0])
+        sti_config_tensor_name(&x->cfg, gguf, part, layer, bias, t.name, sizeof t.name);
+    t.joined = sti_config_joined(&x->cfg, part);
+    if (part == STI_PART_Q || part == STI_PART_K) {
+        t.order = sti_export_order(x, gguf);
+        t.rotary = sti_rotary_moves(&x->cfg);
+    }
+    if (!s.cols) convert_norm(x, part, gguf, &t);
     if (!bias && sti_target_of(part, &target))
         STI_TRY(sti_export_low_rank(x, layer, target, &t.a, &t.b, err));
-    STI_TRY(type(x, t.src, t.b != NULL, &t.type, err));
+    STI_TRY(type_of_part(x, part, layer, &t, type, l, &t.type, err));
     return sti_export_add(l, &t, err);
 }
 

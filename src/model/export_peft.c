@@ -120,6 +120,13 @@ still_status sti_export_peft(sti_export *x, const char *folder, still_error *err
             "%s: a plain model has no low-rank additions to export; name an "
             "adapter that `still linearize` wrote",
             x->store.path);
+    if (x->cfg.form.fused)
+        return sti_fail(
+            err, STILL_E_UNSUPPORTED,
+            "%s: models of architecture '%s' keep q, k and v in one matrix, "
+            "to which PEFT cannot add ours; export to gguf, safetensors or "
+            "adapter",
+            x->store.path, x->cfg.arch);
     sti_export_list l = {0};
     still_status st = STILL_OK;
     for (int i = 0; i < x->cfg.layers && st == STILL_OK; i++)

@@ -92,18 +92,22 @@ static still_status rows_new(const sti_export *x, const sti_export_tensor *t, ro
 }
 
 /* Row i of the target, as floats in r->row. */
-static void make_row(rows *r, int64_t i)
+static void make_row(const sti_config *c, rows *r, int64_t i)
 {
     const sti_export_tensor *t = r->t;
     const int64_t s = place(t->order, i, r->head);
     sti_dequant(t->src->type, (const char *)t->src->data + (size_t)s * r->src_bytes,
                 r->row, r->cols);
     if (t->b) {
-        sti_dequant(t->b->type, (const char *)t->b->data + (size_t)s * r->b_bytes, r->b,
-                    r->rank);
+        const int64_t in_b =
+            t->rotary ? s - s % r->head + sti_rotary_place(c, (int)(s % r->head)) : s;
+        sti_dequant(t->b->type, (const char *)t->b->data + (size_t)in_b * r->b_bytes,
+                    r->b, r->rank);
         const sti_lora_values add = {.a = r->a, .rank = r->rank, .scale = r->scale};
         sti_merge_row(&add, r->b, r->cols, r->row);
     }
+    for (int64_t j = 0; t->factor != 0 && j < r->cols; j++)
+        r->row[j] = (float)(((double)r->row[j] + t->offset) * t->factor);
     if (!t->columns) return;
     memcpy(r->moved, r->row, (size_t)r->cols * sizeof *r->row);
     for (int64_t j = 0; j < r->cols; j++)
@@ -138,7 +142,7 @@ static still_status write_rows(sti_export *x, rows *r, sti_writer *w, still_erro
     for (int64_t i = 0; i < r->n;) {
         size_t used = 0;
         for (int64_t k = 0; k < r->capacity && i < r->n; k++, i++) {
-            make_row(r, i);
+            make_row(&x->cfg, r, i);
             STI_TRY(check_row(r, err));
             if (!sti_quant(r->t->type, r->row, r->piece + used, r->cols))
                 return sti_fail(
@@ -168,7 +172,7 @@ static still_status copy_bytes(sti_export *x, const sti_tensor *t, sti_writer *w
 static still_status write_tensor(sti_export *x, const sti_export_tensor *t,
                                  sti_writer *w, still_error *err)
 {
-    if (t->type == t->src->type && t->order == STI_ROWS_KEPT && !t->b)
+    if (t->type == t->src->type && t->order == STI_ROWS_KEPT && !t->b && t->factor == 0)
         return copy_bytes(x, t->src, w, err);
     rows r;
     still_status st = rows_new(x, t, &r, err);
@@ -193,15 +197,19 @@ uint64_t sti_export_bytes(const sti_export_list *l)
 still_status sti_export_write(sti_export *x, const sti_export_list *l, sti_writer *w,
                               still_error *err)
 {
-    for (size_t i = 0; i < l->n; i++) {
+    for (size_t i = 0; i < l->n;) {
         const sti_export_tensor *t = &l->tensor[i];
-        STI_TRY(
-            sti_writer_tensor(w, t->name, t->type, t->src->n_dims, t->src->dim, err));
+        int64_t dim[4];
+        memcpy(dim, t->src->dim, sizeof dim);
+        for (i++; i < l->n && l->tensor[i].joined; i++)
+            dim[0] += l->tensor[i].src->dim[0];
+        STI_TRY(sti_writer_tensor(w, t->name, t->type, t->src->n_dims, dim, err));
     }
     for (size_t i = 0; i < l->n; i++) {
         const sti_export_tensor *t = &l->tensor[i];
         STI_TRY(write_tensor(x, t, w, err));
-        if (t->src != &x->rope) sti_map_drop(t->src->data, t->src->bytes);
+        if (t->src != &x->rope[0] && t->src != &x->rope[1])
+            sti_map_drop(t->src->data, t->src->bytes);
     }
     return STILL_OK;
 }

@@ -415,7 +415,8 @@ static still_status load(still_model *m, const still_model_params *p, bool token
 {
     loader ld = {.m = m, .err = err};
     STI_TRY(sti_config_read(&m->store, &m->cfg, err));
-    if (p->attn_scale > 0) m->cfg.form.attn_scale = p->attn_scale;
+    if (p->attn_scale > 0 && !m->cfg.attn_scale_stated)
+        m->cfg.form.attn_scale = p->attn_scale;
     float *freq = m->cfg.inv_freq[0];
     for (int i = 0; p->rope_bf16 && i < STI_TABLES * (m->cfg.head_dim / 2); i++)
         freq[i] = sti_bf16_to_f32(sti_f32_to_bf16(freq[i]));

@@ -162,7 +162,7 @@ sti_tval sti_t_stripped(sti_run *r, const sti_tstr *s, sti_tval set, bool left,
 {
     size_t from, to;
     const sti_tstr *chars = sti_arg_string(r, set);
-    if (!sti_run_step(r, (s->n / 64 + 1) * (chars ? chars->n / 16 + 1 : 1)))
+    if (!sti_run_step(r, (s->n / 16 + 1) * (chars ? chars->n / 16 + 1 : 1)))
         return STI_T_UNDEF;
     sti_t_strip(s, chars, left, right, &from, &to);
     return sti_t_sub(r, s, from, to - from);

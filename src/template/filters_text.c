@@ -209,7 +209,7 @@ static bool number_of(sti_run *r, const sti_tstr *s, int base, bool whole,
     enum { MOST = 400 };
     char text[MOST], *end;
     size_t from, to, n = 0;
-    sti_run_step(r, s->n / 32);
+    sti_run_step(r, s->n / 16);
     sti_t_strip(s, NULL, true, true, &from, &to);
     if (to == from || to - from >= MOST) return false;
     for (size_t i = from; i < to; i++)

@@ -49,9 +49,7 @@ static void digits_of(const field *f, sti_tval v, char *text)
 {
     const char type = f->type;
     const bool whole = v.kind != STI_T_REAL && type && strchr("dixXob", type);
-    const int precision = (int)(f->precision < 0                ? 6
-                                : f->precision > MOST_PRECISION ? MOST_PRECISION
-                                                                : f->precision);
+    const int precision = (int)(f->precision < 0 ? 6 : f->precision);
     if (whole || (v.kind != STI_T_REAL && !type) || (type && strchr("di", type))) {
         const int64_t i = v.kind == STI_T_REAL ? (int64_t)v.u.f : sti_t_whole(v);
         const uint64_t u = i < 0 ? 0 - (uint64_t)i : (uint64_t)i;
@@ -135,6 +133,10 @@ static void put_value(sti_run *r, sti_tout *o, const field *f, sti_tval v)
     }
     const bool number =
         sti_t_number(v) && (f->type ? numeric(f->type) : v.kind != STI_T_BOOL);
+    if (number && f->precision > MOST_PRECISION) {
+        sti_run_fail(r, STILL_E_LIMIT, "more than %d digits", MOST_PRECISION);
+        return;
+    }
     if (number) {
         put_number(r, o, f, v);
         return;

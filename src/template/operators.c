@@ -107,6 +107,20 @@ static sti_tval add_lists(sti_run *r, const sti_tlist *a, const sti_tlist *b)
     return out;
 }
 
+/* Fills `out`, which has room for it, with s again and again up to n bytes. What there is
+ * is doubled: the work is that of the bytes, which the room was charged for, and not of
+ * the repetitions. */
+static void repeat_text(sti_run *r, sti_tout *out, const sti_tstr *s, size_t n)
+{
+    if (n) sti_tout_part(r, out, s, 0, s->n);
+    while (!r->failed && out->n < n) {
+        const size_t k = out->n < n - out->n ? out->n : n - out->n;
+        memcpy(out->p + out->n, out->p, k);
+        memcpy(out->mark + out->n, out->mark, k);
+        out->n += k;
+    }
+}
+
 static sti_tval repeat(sti_run *r, sti_tval v, int64_t times)
 {
     if (v.kind == STI_T_STRING) {
@@ -114,8 +128,7 @@ static sti_tval repeat(sti_run *r, sti_tval v, int64_t times)
         size_t n = 0;
         if (times > 0 && !sti_mul(v.u.s->n, (size_t)times, &n)) n = SIZE_MAX;
         sti_tout_room(r, &out, n);
-        for (int64_t i = 0; i < times && v.u.s->n && !r->failed; i++)
-            sti_tout_part(r, &out, v.u.s, 0, v.u.s->n);
+        repeat_text(r, &out, v.u.s, n);
         const sti_tval all = sti_tout_take(r, &out);
         return v.u.s->safe && !r->failed ? sti_t_safe(r, all.u.s) : all;
     }

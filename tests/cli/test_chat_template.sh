@@ -63,6 +63,12 @@ bad "'nope' is undefined" '{{ nope.x }}'
 bad 'steps\|MiB' '{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}'
 bad 'MiB\|steps' '{{ "a" * 10 ** 9 }}'
 bad 'deep' '{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}'
+bad 'MiB' '{% set n = namespace(s="abcdefgh") %}{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}'
+bad 'digits' '{{ "%.999999999f" % 1.5 }}'
+bad 'brackets' "{{ $(printf '(%.0s' {1..9999}) }}"
+bad 'deep' "{{ $(printf 'not %.0s' {1..9999}) 1 }}"
+bad 'unknown test' '{{ messages is odder }}'
+bad 'unknown statement' '{% frobnicate %}'
 bad 'UTF-8' $'\xff'
 render 1 'the names are chatml, llama3' --chat-template "$scratch/none.jinja"
 render 2 'KEY=VALUE' --chat-template "$template" --template-arg name

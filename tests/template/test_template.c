@@ -66,6 +66,8 @@ static void test_like_jinja2(void **state)
         {"{{ messages|selectattr('role', 'eq', 'user')|map(attribute='content')|join "
          "}}",
          "<|x|>"},
+        {"{{ 'abc' * 5 }}{{ 'abc' * 1 }}{{ 'abc' * -1 }}{{ '' * 9 }}",
+         "abcabcabcabcabcabc"},
         {"{{ nope }}{{ nope is defined }}{{ nope|default('D') }}", "FalseD"},
         {"{{ 'x<' + ('<'|safe) }}{{ a|indent(2, true) }}", "x&lt;<  Hello World"},
         {"{{ strftime_now('%d %b %Y') }}{{ bos_token }}", "26 Jul 2026<s>"},
@@ -94,6 +96,7 @@ static void test_marks(void **state)
         {"{{ 'a-b'.replace('-', d.x) }}", "tct"},
         {"{{ '%s!' % d.x }}{{ '{}'.format(d.x) }}", "ctc"},
         {"{% set v %}{{ d.x }}.{% endset %}{{ v * 2 }}", "ctct"},
+        {"{% set v %}{{ d.x }}..{% endset %}{{ v * 5 }}{{ v * 0 }}", "cttcttcttcttctt"},
         {"{{ messages[0].role }}{{ messages[1].role }}", "ttttcccccc"},
         {"{{ n }}{{ eos_token }}", "ttttt"},
     };
@@ -136,6 +139,15 @@ static void test_errors(void **state)
          "endfor %}",
          STILL_E_LIMIT, "MiB"},
         {"{{ 'a' * 10 ** 9 }}", STILL_E_LIMIT, "MiB"},
+        {"{{ '%.999999999f' % 1.5 }}", STILL_E_LIMIT, "digits"},
+        {"{% set s = ' ' * 10 ** 6 %}{% for i in range(99999) %}{% set x = s.strip() "
+         "%}{% endfor %}",
+         STILL_E_LIMIT, "steps"},
+        {"{% for i in range(99999) %}{% set x = 'a' * 10 ** 6 %}{% endfor %}",
+         STILL_E_LIMIT, "more than"},
+        {"{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro "
+         "%}{{ f(60) }}",
+         STILL_E_LIMIT, "steps"},
         {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", STILL_E_LIMIT, "deep"},
         {"{{ 2 ** 63 }}", STILL_E_LIMIT, "64 bits"},
         {"{% set s = namespace(x=[]) %}{% for i in range(1000) %}{% set s.x = [s.x] "

@@ -14,6 +14,7 @@ static const sti_arch archs[] = {
     {.gguf = "llama",
      .hf = "llama",
      .hf_class = "LlamaForCausalLM",
+     .hf_windowed = "mistral",
      .gguf_pairs = true,
      .form = {LLAMA_FORM}},
     {.gguf = "mistral",
@@ -43,6 +44,7 @@ static const sti_arch archs[] = {
      .hf = "granite",
      .hf_class = "GraniteForCausalLM",
      .gguf_pairs = true,
+     .scales = true,
      .form = {LLAMA_FORM}},
     {.gguf = "olmo2",
      .hf = "olmo2",
@@ -55,6 +57,7 @@ static const sti_arch archs[] = {
      .theta = 1e6,
      .wide_layers = 62,
      .hf_norm_offset = 1,
+     .hf_query_scalar = true,
      .form = {.norm_in = true,
               .norm_out = true,
               .qk_norm = STI_QK_HEAD,
@@ -89,6 +92,11 @@ const char *sti_config_class(const char *type)
     for (int i = 0; i < N_ARCHS; i++)
         if (strcmp(archs[i].hf, type) == 0) return archs[i].hf_class;
     return NULL;
+}
+
+double sti_config_norm_offset(const sti_config *c)
+{
+    return c->of->hf_norm_offset;
 }
 
 /* ---- Tensor names -------------------------------------------------------- */

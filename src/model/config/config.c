@@ -126,6 +126,14 @@ void sti_config_fused_name(const sti_config *c, bool gguf, sti_part part, int la
     }
 }
 
+bool sti_config_joined(const sti_config *c, sti_part part)
+{
+    for (int i = 0; c->form.fused && i < N_FUSED; i++)
+        for (int k = 1; k < fused_parts[i].n; k++)
+            if (fused_parts[i].part[k] == part) return true;
+    return false;
+}
+
 /* Replaces a fused matrix by views of its parts: the first in its place, the others
  * behind the last tensor. */
 static still_status split(sti_store *s, const sti_config *c, const fused *f, int layer,
@@ -232,6 +240,10 @@ static still_status read_all(sti_store *s, sti_config *c, sti_config_draft *d,
                         s->path, c->rotary, c->head_dim);
     STI_TRY(set_layers(c, d, err));
     STI_TRY(sti_rope_tables(s->path, c, &d->scale, err));
+    for (int i = 0; c->long_from && i < 2; i++) {
+        c->divisor[i] = d->scale.divisor[i];
+        d->scale.divisor[i] = NULL;
+    }
     return split_all(s, c, err);
 }
 
@@ -258,5 +270,7 @@ void sti_config_free(sti_config *c)
     free(c->table);
     free(c->kept);
     free(c->inv_freq[0]);
+    free(c->divisor[0]);
+    free(c->divisor[1]);
     *c = (sti_config){0};
 }

@@ -195,6 +195,8 @@ still_status sti_config_read_gguf(const sti_store *s, sti_config *c,
     STI_TRY(gguf_float(&r, "logit_scale", &c->form.logit_scale));
     if (d->arch->wide_layers == c->layers)
         c->form.attn_scale = 1 / sqrt((double)c->hidden / c->heads);
+    char key[160];
+    c->attn_scale_stated = gguf_key(&r, "attention.scale", key, sizeof key) != NULL;
     STI_TRY(gguf_float(&r, "attention.scale", &c->form.attn_scale));
     STI_TRY(sti_config_new_layers(s->path, c, d, err));
     STI_TRY(read_pattern(&r, c, d));

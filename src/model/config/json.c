@@ -199,8 +199,9 @@ static still_status json_activation(const json_reader *r, sti_form *f)
     return STILL_OK;
 }
 
-static still_status json_scales(const json_reader *r, sti_form *f)
+static still_status json_scales(const json_reader *r, sti_config *c)
 {
+    sti_form *f = &c->form;
     double square = 0;
     STI_TRY(json_float(r, r->j, "embedding_multiplier", &f->embed_scale));
     STI_TRY(json_float(r, r->j, "residual_multiplier", &f->residual_scale));
@@ -208,6 +209,7 @@ static still_status json_scales(const json_reader *r, sti_form *f)
     STI_TRY(json_float(r, r->j, "attention_multiplier", &f->attn_scale));
     STI_TRY(json_float(r, r->j, "query_pre_attn_scalar", &square));
     if (square > 0) f->attn_scale = 1 / sqrt(square);
+    c->attn_scale_stated = square > 0 || given(r->j, "attention_multiplier");
     return STILL_OK;
 }
 
@@ -247,7 +249,7 @@ still_status sti_config_read_json(const sti_store *s, sti_config *c,
         d->window = 0;
     STI_TRY(json_float(&r, s->config, "rms_norm_eps", &eps));
     c->rms_eps = (float)eps;
-    STI_TRY(json_scales(&r, &c->form));
+    STI_TRY(json_scales(&r, c));
     STI_TRY(json_rope(&r, d->arch, c, &d->scale));
     STI_TRY(sti_config_new_layers(s->path, c, d, err));
     return json_layers(&r, c, d);

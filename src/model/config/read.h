@@ -20,8 +20,12 @@ typedef struct sti_arch {
     double theta, theta_local; /* unless a file says otherwise; 0: 10000 */
     int wide_layers; /* models of so many layers scale q . k by hidden / heads instead
                         of the head size, which no GGUF file says; 0: none */
-    double hf_norm_offset; /* form.norm_offset of Hugging Face's files */
-    sti_form form;         /* embed_scale 0: sqrt(hidden) */
+    double hf_norm_offset;   /* form.norm_offset of Hugging Face's files */
+    const char *hf_windowed; /* model_type of those with a window; NULL: hf */
+    bool
+        scales; /* its files state all four scales of the form, even those that are 1 */
+    bool hf_query_scalar; /* config.json has 1 / attn_scale^2 */
+    sti_form form;        /* embed_scale 0: sqrt(hidden) */
 } sti_arch;
 /* By its name in one kind of file; an error lists those there are. */
 still_status sti_arch_find(const char *path, bool gguf, const char *name,

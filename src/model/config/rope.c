@@ -83,6 +83,20 @@ still_status sti_rope_tables(const char *path, sti_config *c, const sti_rope_sca
     return STILL_OK;
 }
 
+double sti_config_divisor(const sti_config *c, sti_rope_table t, int i)
+{
+    if (c->divisor[0]) return (double)c->divisor[t == STI_TABLE_LONG][i];
+    return pow(c->rope_theta, -2.0 * i / c->rotary) / (double)c->inv_freq[t][i] /
+           c->rope_linear;
+}
+
+bool sti_config_divided(const sti_config *c)
+{
+    for (int i = 0; i < c->rotary / 2; i++) /* tables are floats */
+        if (fabs(sti_config_divisor(c, STI_TABLE_GLOBAL, i) - 1) > 1e-4) return true;
+    return false;
+}
+
 const float *sti_config_inv_freq(const sti_config *c, int layer, int ctx)
 {
     sti_rope_table t = (sti_rope_table)c->table[layer];

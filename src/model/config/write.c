@@ -69,20 +69,38 @@ static still_status put_rope(const gguf_writer *g, const sti_config *c)
     return put_float(g, "rope.scaling.attn_factor", c->rope_factor);
 }
 
+/* What llama.cpp scales q . k by without a key. */
+static double own_attn_scale(const sti_config *c)
+{
+    const bool wide = c->of->wide_layers == c->layers;
+    return 1 / sqrt(wide ? (double)c->hidden / c->heads : (double)c->head_dim);
+}
+
+/* llama.cpp reads attention.scale where an architecture has all four scales. Elsewhere
+ * a norm of q takes what differs. */
+double sti_config_gguf_q_norm(const sti_config *c)
+{
+    const double own = own_attn_scale(c);
+    if (c->of->scales || c->form.qk_norm == STI_QK_PLAIN ||
+        near(c->form.attn_scale, own))
+        return 1;
+    return c->form.attn_scale / own;
+}
+
 /* Those that are not what the architecture has without a key. */
 static still_status put_scales(const gguf_writer *g, const sti_config *c)
 {
     const sti_form *f = &c->form, *own = &c->of->form;
-    if (own->embed_scale > 0 && !near(f->embed_scale, own->embed_scale))
+    const bool all = c->of->scales;
+    const double q_norm = sti_config_gguf_q_norm(c);
+    if (all || (own->embed_scale > 0 && !near(f->embed_scale, own->embed_scale)))
         STI_TRY(put_float(g, "embedding_scale", f->embed_scale));
-    if (!near(f->residual_scale, 1))
+    if (all || !near(f->residual_scale, 1))
         STI_TRY(put_float(g, "residual_scale", f->residual_scale));
-    if (!near(f->logit_scale, 1)) STI_TRY(put_float(g, "logit_scale", f->logit_scale));
-    if (near(f->attn_scale, 1 / sqrt(c->head_dim)) ||
-        (c->of->wide_layers == c->layers &&
-         near(f->attn_scale, 1 / sqrt((double)c->hidden / c->heads))))
-        return STILL_OK;
-    return put_float(g, "attention.scale", f->attn_scale);
+    if (all || !near(f->logit_scale, 1))
+        STI_TRY(put_float(g, "logit_scale", f->logit_scale));
+    if (!all && near(f->attn_scale, own_attn_scale(c))) return STILL_OK;
+    return put_float(g, "attention.scale", f->attn_scale / q_norm);
 }
 
 still_status sti_config_put_gguf(const sti_config *c, sti_writer *w, still_error *err)
