@@ -97,7 +97,8 @@ static void remove_entry(srv_prefix_disk *d, int i, bool files)
     free(past);
     free(e.of.id);
     d->bytes -= bytes_of(&e);
-    d->list[i] = d->list[--d->n];
+    d->n--;
+    memmove(d->list + i, d->list + i + 1, (size_t)(d->n - i) * sizeof *d->list);
 }
 
 /* Locked. Takes its ids over, if there is memory. */

@@ -23,8 +23,14 @@ struct srv_prefix_node {
 
 static void unlink_use(srv_prefix_tree *t, srv_prefix_node *x)
 {
-    *(x->newer ? &x->newer->older : &t->newest) = x->older;
-    *(x->older ? &x->older->newer : &t->oldest) = x->newer;
+    if (t->newest == x)
+        t->newest = x->older;
+    else
+        x->newer->older = x->older;
+    if (t->oldest == x)
+        t->oldest = x->newer;
+    else
+        x->older->newer = x->newer;
     x->newer = x->older = NULL;
 }
 
@@ -189,13 +195,20 @@ static srv_prefix_node *some_past(srv_prefix_node *x)
     return x;
 }
 
+/* Whether a text of n tokens, which begins with x's, can go on from its past. */
+static bool serves(const srv_prefix_node *x, int n)
+{
+    return x->past && (x->length < n || x->has_logits);
+}
+
 srv_prefix_match srv_prefix_tree_find(srv_prefix_tree *t, const int32_t *id, int n)
 {
     srv_prefix_match m = {0};
     srv_prefix_node *in, *x;
     if (!t->root) return m;
     srv_prefix_node *at = walk(t->root, id, n, &in, &m.shared);
-    for (x = at; x && !(x->past && (x->length < n || x->has_logits));) x = x->parent;
+    for (x = at; !serves(x, n) && x->parent;) x = x->parent;
+    if (!serves(x, n)) x = NULL;
     m.length = x ? x->length : 0;
     /* Of a longer past only the beginning is used, and the last token is fed again. */
     if (t->cuts && (in || at->child || at->past)) {

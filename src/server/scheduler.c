@@ -137,7 +137,8 @@ static void leave(srv_scheduler *s, srv_sequence *q, srv_sequence *before)
 
 static srv_slot *free_slot(srv_scheduler *s, bool scores, bool spare_first)
 {
-    for (int i = s->parallel - 1; i >= (spare_first && !scores); i--)
+    const int least = spare_first && !scores ? 1 : 0;
+    for (int i = s->parallel - 1; i >= least; i--)
         if (!s->slot[i].sequence && (!scores || i == 0)) return &s->slot[i];
     return NULL;
 }

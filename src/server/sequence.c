@@ -27,14 +27,14 @@ static uint64_t number_of(const srv_scheduler_params *p, const still_method *met
     const still_model_info *i = still_model_get_info(p->model);
     const sti_hash_key key = {{1, 2}};
     char text[sizeof method->caps + 512];
-    int n = snprintf(text, sizeof text, "%.200s %d %d %d %llu %zu %d",
-                     i->name ? i->name : "", i->layers, i->hidden, i->vocab,
-                     (unsigned long long)i->params, i->file_bytes, limit);
+    const size_t n =
+        (size_t)snprintf(text, sizeof text, "%.200s %d %d %d %llu %zu %d",
+                         i->name ? i->name : "", i->layers, i->hidden, i->vocab,
+                         (unsigned long long)i->params, i->file_bytes, limit);
     if (method)
-        n +=
-            snprintf(text + n, sizeof text - (size_t)n, " %s %d %d %d %d %d %s %s",
-                     method->name, method->chunk, method->select, method->cap,
-                     method->key_bits, method->value_bits, method->score, method->caps);
+        snprintf(text + n, sizeof text - n, " %s %d %d %d %d %d %s %s", method->name,
+                 method->chunk, method->select, method->cap, method->key_bits,
+                 method->value_bits, method->score, method->caps);
     return sti_hash_bytes(&key, text, strlen(text));
 }
 
@@ -119,7 +119,7 @@ void srv_sequence_finish(srv_host *h, srv_sequence *q)
                     .decode_s = now - read,
                     .session = q->slot ? q->slot->session : NULL};
     const bool scores = q->work->score_prompt;
-    if (q->finish == SRV_FAILED) r.error = q->slot->error;
+    if (q->finish == SRV_FAILED && q->slot) r.error = q->slot->error;
     still_sampler_free(q->sampler);
     q->sampler = NULL;
     q->work->done(q->work->user, &r); /* the work is gone */
