@@ -47,8 +47,9 @@ struct srv_scheduler {
     pthread_mutex_t lock;
     pthread_cond_t change;
     bool running, ending;
-    srv_sequence *first, *last; /* the queue */
-    int waiting;                /* sequences in it */
+    srv_sequence *first, *last;  /* the queue */
+    int waiting, waiting_scored; /* sequences in it, those that score their prompt */
+    int to_end;                  /* those that were cancelled */
     srv_metrics metrics;
 };
 
@@ -99,6 +100,10 @@ srv_added srv_scheduler_add(srv_scheduler *s, srv_work *const *w, int n)
             s->first = g->sequence;
         s->last = &g->sequence[n - 1];
         s->waiting += n;
+        for (int i = 0; i < n; i++) {
+            s->waiting_scored += w[i]->score_prompt;
+            g->sequence[i].work->own = &g->sequence[i];
+        }
         s->metrics.queued++;
         s->metrics.requests++;
         pthread_cond_signal(&s->change);
@@ -110,14 +115,17 @@ srv_added srv_scheduler_add(srv_scheduler *s, srv_work *const *w, int n)
     return answer;
 }
 
+/* Locked. */
+static void cancel_one(srv_scheduler *s, srv_sequence *q)
+{
+    if (!q->slot && !q->cancelled) s->to_end++;
+    q->cancelled = true;
+}
+
 void srv_scheduler_cancel(srv_scheduler *s, const srv_work *w)
 {
     pthread_mutex_lock(&s->lock);
-    for (srv_sequence *q = s->first; q; q = q->next)
-        if (q->work == w) q->cancelled = true;
-    for (int i = 0; i < s->parallel; i++)
-        if (s->slot[i].sequence && s->slot[i].sequence->work == w)
-            s->slot[i].sequence->cancelled = true;
+    if (w->own) cancel_one(s, w->own);
     pthread_cond_signal(&s->change);
     pthread_mutex_unlock(&s->lock);
 }
@@ -132,6 +140,8 @@ static void leave(srv_scheduler *s, srv_sequence *q, srv_sequence *before)
     if (s->last == q) s->last = before;
     q->next = NULL;
     s->waiting--;
+    s->waiting_scored -= q->work->score_prompt;
+    s->to_end -= q->cancelled;
     if (--q->group->waiting == 0) s->metrics.queued--;
 }
 
@@ -173,8 +183,11 @@ static bool wait_for_another(srv_scheduler *s, srv_sequence *q)
 static srv_sequence *next_in_queue(srv_scheduler *s)
 {
     bool scorer_waits = false;
+    if (s->to_end == 0 && s->metrics.active == s->parallel) return NULL;
     for (srv_sequence *q = s->first, *before = NULL; q; before = q, q = q->next) {
         const bool scores = q->work->score_prompt;
+        if (scorer_waits && s->waiting == s->waiting_scored && s->to_end == 0)
+            return NULL;
         srv_slot *slot = q->cancelled ? NULL : free_slot(s, scores, scorer_waits);
         scorer_waits = scorer_waits || scores;
         if (!q->cancelled && (!slot || wait_for_another(s, q))) continue;
@@ -203,6 +216,7 @@ static void finish(srv_scheduler *s, srv_sequence *q)
     }
     m->made_tokens += (uint64_t)q->made;
     m->finished[q->finish]++;
+    q->work->own = NULL;
     pthread_mutex_unlock(&s->lock);
     if (q->slot && q->finish == SRV_FAILED) still_session_reset(q->slot->session);
     srv_sequence_finish(&s->host, q);
@@ -224,7 +238,7 @@ static void admit(srv_scheduler *s)
             continue;
         }
         pthread_mutex_unlock(&s->lock);
-        srv_sequence_begin(&s->host, q, q->slot);
+        srv_sequence_begin(&s->host, q);
         pthread_mutex_lock(&s->lock);
         if (q->over) finish(s, q);
     }
@@ -426,9 +440,9 @@ void srv_scheduler_end(srv_scheduler *s, bool cancel)
 {
     pthread_mutex_lock(&s->lock);
     s->ending = true;
-    for (srv_sequence *q = s->first; q && cancel; q = q->next) q->cancelled = true;
+    for (srv_sequence *q = s->first; q && cancel; q = q->next) cancel_one(s, q);
     for (int i = 0; i < s->parallel && cancel && s->slot; i++)
-        if (s->slot[i].sequence) s->slot[i].sequence->cancelled = true;
+        if (s->slot[i].sequence) cancel_one(s, s->slot[i].sequence);
     pthread_cond_signal(&s->change);
     pthread_mutex_unlock(&s->lock);
 }

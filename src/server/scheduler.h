@@ -92,6 +92,7 @@ typedef struct srv_work {
     bool (*token)(void *user, const srv_token *t);
     void (*done)(void *user, const srv_result *r);
     void *user;
+    struct srv_sequence *own; /* the scheduler's; NULL when it is added */
 } srv_work;
 
 typedef enum srv_added { SRV_ADDED, SRV_QUEUE_FULL, SRV_ENDING } srv_added;
@@ -99,7 +100,7 @@ typedef enum srv_added { SRV_ADDED, SRV_QUEUE_FULL, SRV_ENDING } srv_added;
  * Those with a common beginning compute it once. */
 srv_added srv_scheduler_add(srv_scheduler *s, srv_work *const *w, int n);
 /* Any thread: ends it at its next token; done is called as always. Nothing happens if it
- * is not there any more. */
+ * was not added, or is done. */
 void srv_scheduler_cancel(srv_scheduler *s, const srv_work *w);
 
 /* ---- Figures ------------------------------------------------------------- */

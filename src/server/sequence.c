@@ -253,11 +253,11 @@ static void take_over(srv_host *h, srv_sequence *q)
         (void)srv_sequence_mark(q, parts);
 }
 
-void srv_sequence_begin(srv_host *h, srv_sequence *q, srv_slot *slot)
+void srv_sequence_begin(srv_host *h, srv_sequence *q)
 {
     still_error err;
     const srv_work *w = q->work;
-    q->slot = slot;
+    srv_slot *slot = q->slot;
     q->began = srv_now();
     q->reading = true;
     if (check(h, w, &err) != STILL_OK || make_sampler(h, q, &err) != STILL_OK) {

@@ -54,7 +54,7 @@ enum {
 typedef struct srv_sequence {
     struct srv_sequence *next; /* in the queue */
     struct srv_group *group;
-    const srv_work *work;
+    srv_work *work;
     atomic_bool cancelled;
     srv_slot *slot;         /* NULL: it waits */
     still_sampler *sampler; /* NULL: greedy, with nothing that changes logits */
@@ -74,8 +74,8 @@ typedef struct srv_sequence {
 double srv_now(void);                                             /* seconds */
 int srv_common(const int32_t *a, int n, const int32_t *b, int m); /* leading tokens */
 
-/* Gives the sequence a session; it then reads. Failures end it. */
-void srv_sequence_begin(srv_host *h, srv_sequence *q, srv_slot *slot);
+/* It has a slot, and begins to read. Failures end it. */
+void srv_sequence_begin(srv_host *h, srv_sequence *q);
 /* Up to n more tokens of its prompt; returns how many it took. After the last one the
  * scores are handed out and the first token is generated. */
 int srv_sequence_read(srv_host *h, srv_sequence *q, int n);
