@@ -107,6 +107,12 @@ const cli_option cli_option_table[] = {
      .min = 1, .max = MOST_TOKENS,
      .help = "Context length to state memory for (default: the trained length)."},
 
+    {"grammar", 0, "FILE", CLI_STRING, AT(grammar), SAMPLE, CLI_G_LENGTH,
+     .help = "Write only what the grammar in FILE allows (GBNF, docs/grammar.md); - is "
+             "standard input."},
+    {"json-schema", 0, "FILE", CLI_STRING, AT(json_schema), SAMPLE, CLI_G_LENGTH,
+     .help = "Write JSON that is valid for the schema in FILE; - is standard input."},
+
     /* sampling */
     {"temp", 't', "X", CLI_REAL, AT(temp), GENERATE, CLI_G_SAMPLING, .preset = "0",
      .max = 100, .help = "Temperature; 0 always takes the most likely token."},

@@ -46,6 +46,7 @@ typedef struct cli_options {
     double temp, top_p, min_p, repeat_penalty;
     cli_list stop;
     bool echo, ignore_eos;
+    const char *grammar, *json_schema;
 
     /* pull */
     const char *endpoint, *revision, *token_file;

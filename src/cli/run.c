@@ -375,24 +375,27 @@ static void finish_stream(const cli_options *o, cli_stream *stream, still_decode
 
 /* The loop: sample, show, feed. Ends with r->stop set, or with an error in err. */
 static still_status generate(const cli_options *o, still_session *s,
-                             still_sampler *sampler, const still_tokenizer *tk,
-                             still_decoder *decoder, cli_stream *stream, cli_reply *r,
-                             still_error *err)
+                             still_sampler *sampler, still_matcher *matcher,
+                             const still_tokenizer *tk, still_decoder *decoder,
+                             cli_stream *stream, cli_reply *r, still_error *err)
 {
+    if (matcher) still_matcher_reset(matcher);
     for (;;) {
         int32_t id;
         if (r->n_tokens == (size_t)o->n) {
             r->stop = "length";
             break;
         }
-        still_status status =
-            still_sampler_sample(sampler, still_session_logits(s), &id, err);
+        still_status status = still_sampler_sample_matched(
+            sampler, matcher, still_session_logits(s), &id, err);
         if (status != STILL_OK) return status;
         if (!o->ignore_eos && still_tokenizer_is_end(tk, id)) {
             r->stop = "eos";
             break;
         }
         still_sampler_accept(sampler, id);
+        if (matcher) status = still_matcher_accept(matcher, id, err);
+        if (status != STILL_OK) return status;
         r->token[r->n_tokens++] = id;
 
         const char *text;
@@ -406,6 +409,10 @@ static still_status generate(const cli_options *o, still_session *s,
         }
         if (cli_interrupted() || (!o->json && !cli_flush())) {
             r->stop = "interrupted";
+            break;
+        }
+        if (matcher && still_matcher_done(matcher)) {
+            r->stop = "grammar";
             break;
         }
         if (r->n_tokens == (size_t)o->n ||
@@ -422,7 +429,7 @@ static still_status generate(const cli_options *o, still_session *s,
 }
 
 int cli_generate(const cli_options *o, still_session *s, still_sampler *sampler,
-                 const still_tokenizer *tk, cli_reply *reply)
+                 still_matcher *matcher, const still_tokenizer *tk, cli_reply *reply)
 {
     still_error err;
     still_decoder *decoder = NULL;
@@ -434,7 +441,7 @@ int cli_generate(const cli_options *o, still_session *s, still_sampler *sampler,
     int status = CLI_OK;
     double start = cli_now();
     if (still_decoder_new(tk, false, &decoder, &err) ||
-        generate(o, s, sampler, tk, decoder, &stream, reply, &err))
+        generate(o, s, sampler, matcher, tk, decoder, &stream, reply, &err))
         status = cli_fail_error(&err);
     reply->seconds = cli_now() - start;
     if (status == CLI_OK && stream.text.failed)

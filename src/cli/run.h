@@ -65,15 +65,16 @@ typedef struct cli_reply {
     int32_t *token;
     size_t n_tokens;  /* without the end token */
     size_t n_fed;     /* how many of them the session holds */
-    const char *stop; /* "eos", "length", "stop", "interrupted" */
+    const char *stop; /* "eos", "length", "stop", "interrupted", "grammar" */
     double seconds;   /* from the first choice to the last */
     bool cut;         /* by a stop string: the session holds more than the text */
 } cli_reply;
 
 /* Generates up to o->n tokens after what s holds, and writes them to standard output
- * as it goes unless o->json. Free the reply even after failure. */
+ * as it goes unless o->json; with a matcher, which starts anew, until the text is complete.
+ * Free the reply even after failure. */
 int cli_generate(const cli_options *o, still_session *s, still_sampler *sampler,
-                 const still_tokenizer *tk, cli_reply *reply);
+                 still_matcher *matcher, const still_tokenizer *tk, cli_reply *reply);
 void cli_reply_free(cli_reply *reply);
 
 #endif

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "grammar/grammar.h"
 
 typedef struct candidate {
     float logit;
@@ -270,4 +271,24 @@ still_status still_sampler_sample(still_sampler *s, const float *logits, int32_t
                                   still_error *err)
 {
     return still_sampler_sample_masked(s, logits, NULL, id, err);
+}
+
+still_status still_sampler_sample_matched(still_sampler *s, still_matcher *m,
+                                          const float *logits, int32_t *id,
+                                          still_error *err)
+{
+    if (!m) return still_sampler_sample(s, logits, id, err);
+    if (m->vocab != s->vocab)
+        return sti_fail(err, STILL_E_ARG, "a matcher of %d tokens, a sampler of %d",
+                        m->vocab, s->vocab);
+    if (s->p.temperature == 0) { /* what is most likely mostly fits */
+        int32_t best;
+        STI_TRY(still_sampler_sample(s, logits, &best, err));
+        if (sti_matcher_allows(m, best)) {
+            *id = best;
+            return STILL_OK;
+        }
+    }
+    STI_TRY(still_matcher_mask(m, m->bits, err));
+    return still_sampler_sample_masked(s, logits, m->bits, id, err);
 }

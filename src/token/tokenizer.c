@@ -11,6 +11,11 @@ still_tokenizer *sti_tokenizer_new(void)
     still_tokenizer *tk = sti_alloc(1, sizeof *tk);
     if (!tk) return NULL;
     sti_vocab_init(&tk->v);
+    tk->pieces = sti_pieces_slot_new();
+    if (!tk->pieces) {
+        free(tk);
+        return NULL;
+    }
     tk->unknown = tk->bos = tk->eos = -1;
     return tk;
 }
@@ -23,6 +28,7 @@ void still_tokenizer_free(still_tokenizer *tk)
     sti_split_free(&tk->split);
     sti_trie_free(&tk->special);
     sti_trie_free(&tk->user);
+    sti_pieces_slot_free(tk->pieces);
     free(tk->strip);
     free(tk->end);
     free(tk->chat_template);
@@ -70,9 +76,7 @@ static bool words_apart(const sti_vocab *v)
     return true;
 }
 
-/* Some files call <|im_end|> and its like a word of the user's. Content must not hold it
- * as a token. */
-static bool looks_like_control(const char *p, size_t n)
+bool sti_looks_like_control(const char *p, size_t n)
 {
     return n >= 4 && !memcmp(p, "<|", 2) && !memcmp(p + n - 2, "|>", 2);
 }
@@ -84,7 +88,7 @@ static still_status build_tries(still_tokenizer *tk, const sti_added *added,
         size_t n;
         const char *p = sti_vocab_piece(&tk->v, id, &n);
         sti_kind kind = tk->v.kind[id];
-        const bool closed = looks_like_control(p, n);
+        const bool closed = sti_looks_like_control(p, n);
         const bool inside = added ? added[id].inside : tk->user_inside;
         if (added && added[id].text && !inside) {
             p = added[id].text;

@@ -6,6 +6,7 @@
 #define STI_TOKEN_TOKENIZER_H
 
 #include "token/bpe.h"
+#include "token/pieces.h"
 #include "token/split.h"
 #include "token/token.h"
 #include "token/trie.h"
@@ -46,9 +47,13 @@ struct still_tokenizer {
     int32_t *end; /* [n_end] ids that end generation */
     size_t n_end;
     char *chat_template;
+    sti_pieces_slot *pieces; /* made when it is needed */
 };
 
 still_tokenizer *sti_tokenizer_new(void);
+/* Some files call <|im_end|> and its like a word of the user's. Content must not hold it
+ * as a token, and no grammar allows it. */
+bool sti_looks_like_control(const char *p, size_t n);
 /* How text is searched for a token, where that is not how it is decoded. */
 typedef struct sti_added {
     const char *text; /* NULL: as it is decoded */

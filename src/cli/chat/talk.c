@@ -327,7 +327,7 @@ static int answer(cli_talk *c, const int32_t *ids, size_t n)
     if (status == CLI_OK) status = held;
     if (status != CLI_OK) return status;
     cli_reply *r = &c->seen.reply;
-    status = cli_generate(&c->o, c->session, c->sampler, c->tk, r);
+    status = cli_generate(&c->o, c->session, c->sampler, c->rule.matcher, c->tk, r);
     if (status == CLI_OK) status = hold(c, r->token, r->n_fed);
     c->last.reply = r->n_tokens;
     c->last.reply_s = r->seconds;
@@ -409,7 +409,8 @@ static int open_session(cli_talk *c)
 int cli_talk_open(cli_talk *c, const cli_options *o)
 {
     c->o = *o;
-    int status = cli_chat_template_read("chat", o, &c->form);
+    int status = cli_constraint_check("chat", o);
+    if (status == CLI_OK) status = cli_chat_template_read("chat", o, &c->form);
     if (status == CLI_OK) status = cli_open_model(o, o->arg[0], &c->model);
     if (status == CLI_OK) status = cli_need_tokenizer(c->model, &c->tk);
     if (status != CLI_OK) return status;
@@ -420,7 +421,8 @@ int cli_talk_open(cli_talk *c, const cli_options *o)
             "use `still generate` for plain text",
             info->path);
     cli_usual_sampling(&c->o, info);
-    status = open_session(c);
+    status = cli_constraint_open(o, c->model, &c->rule);
+    if (status == CLI_OK) status = open_session(c);
     return status == CLI_OK ? cli_talk_sampler(c) : status;
 }
 
@@ -433,6 +435,7 @@ void cli_talk_close(cli_talk *c)
     forget_seen(&c->seen);
     free(c->held);
     still_sampler_free(c->sampler);
+    cli_constraint_close(&c->rule);
     still_session_free(c->session);
     still_model_free(c->model);
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "cli/constraint.h"
 #include "cli/run.h"
 
 enum { PROMPT_MAX = 64 << 20 };
@@ -13,6 +14,7 @@ typedef struct job {
     still_model *model;
     still_session *session;
     still_sampler *sampler;
+    cli_constraint rule;
     const still_tokenizer *tk;
     char *prompt;
     size_t n_prompt;
@@ -135,16 +137,18 @@ static void print_figures(const job *j)
 
 static int run(const cli_options *o, job *j)
 {
-    int status = read_prompt(o, j);
+    int status = cli_constraint_check("generate", o);
+    if (status == CLI_OK) status = read_prompt(o, j);
     if (status != CLI_OK) return status;
     double start = cli_now();
     status = cli_open_model(o, o->arg[0], &j->model);
     j->load_s = cli_now() - start;
+    if (status == CLI_OK) status = cli_constraint_open(o, j->model, &j->rule);
     if (status == CLI_OK) status = prefill(o, j);
     if (status != CLI_OK) return status;
 
     if (o->echo && !o->json) cli_put(j->prompt, j->n_prompt);
-    status = cli_generate(o, j->session, j->sampler, j->tk, &j->reply);
+    status = cli_generate(o, j->session, j->sampler, j->rule.matcher, j->tk, &j->reply);
     if (!o->json) cli_put("\n", 1);
     if (status != CLI_OK) return status;
     if (o->json) status = print_object(o, j);
@@ -160,6 +164,7 @@ int cli_cmd_generate(const cli_options *o)
     int status = run(&with, &j);
     cli_reply_free(&j.reply);
     still_sampler_free(j.sampler);
+    cli_constraint_close(&j.rule);
     still_session_free(j.session);
     still_model_free(j.model);
     free(j.ids);
