@@ -75,6 +75,28 @@ fi
 read -ra flags <<<"$(pkg-config --cflags --libs still)"
 cc -std=c11 -Wall -Werror "$source/examples/generate.c" -o "$root/shared" "${flags[@]}"
 LD_LIBRARY_PATH=$lib run "$root/shared"
+
+# Every example, on a small model: one that writes, and one that reads a text longer than
+# its window, with an adapter that the installed command trained.
+for example in "$source"/examples/*.c; do
+    cc -std=c11 -Wall -Wextra -Werror "$example" -o "$root/$(basename "$example" .c)" \
+        "${flags[@]}" -lm
+done
+export LD_LIBRARY_PATH=$lib
+[ -n "$("$root/generate" "$root/tiny.gguf" 'the sun' 4)" ] ||
+    { echo "generate wrote nothing" >&2; exit 1; }
+for i in {1..40}; do
+    echo '{"text": "the sun and the moon and a stone in the river, number '"$i"'"}'
+done >"$root/text.jsonl"
+"$root/moved/bin/still" linearize "$root/tiny.gguf" --data "$root/text.jsonl" --out "$root/small" \
+    --tokens 192 --seq 48 --batch 2 --chunk 8 --lora-rank 2 >"$root/log" 2>&1 ||
+    { cat "$root/log" >&2; exit 1; }
+past() { "$root/stream" "$root/tiny.gguf" "$root/small" - | tee "$root/said"; }
+short=$(head -n 2 "$root/text.jsonl" | past | head -n 1)
+long=$(past <"$root/text.jsonl" | head -n 1)
+[ "$short" = "$long" ] || { echo "the past grows with the text: $short, $long" >&2; exit 1; }
+grep -q ' tokens   perplexity *[0-9]' "$root/said" || { cat "$root/said" >&2; exit 1; }
+unset LD_LIBRARY_PATH
 rm "$lib"/libstill.so*
 read -ra flags <<<"$(pkg-config --cflags --libs --static still)"
 cc -std=c11 "$source/examples/generate.c" -o "$root/static" "${flags[@]}"
