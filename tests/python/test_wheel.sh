@@ -4,7 +4,8 @@
 #
 #   test_wheel.sh SOURCE LIBRARY MAKE_MODEL [unittest option ...]
 #
-# The environment is kept in the cache: numpy, mypy and the build backend come from PyPI.
+# The environment is kept in the cache: numpy, matplotlib, mypy and the build backend come from
+# PyPI.
 set -euo pipefail
 source=$1 library=$2 make_model=$3
 shift 3
@@ -12,7 +13,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 env=${XDG_CACHE_HOME:-$HOME/.cache}/still/python/$version
-wanted='numpy mypy>=1.8 scikit-build-core>=0.10'
+wanted='numpy matplotlib mypy>=1.8 scikit-build-core>=0.10'
 
 # Two builds may test at once; the first makes the environment.
 mkdir -p "$(dirname "$env")"
