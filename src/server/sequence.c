@@ -63,9 +63,11 @@ still_status srv_host_init(const srv_scheduler_params *p, int limit, srv_host *o
                       .vocab = info->vocab,
                       .limit = limit,
                       .no_end = sti_alloc(words, sizeof *out->no_end),
+                      .allowed = sti_alloc(words, sizeof *out->allowed),
                       .chunk = !softmax && method->chunk > 0 ? method->chunk : 1,
                       .tree = {.limit = p->cache_bytes, .cuts = softmax}};
-    if (!out->no_end) return sti_fail_memory(err, "end tokens", words * 8);
+    if (!out->no_end || !out->allowed)
+        return sti_fail_memory(err, "end tokens", words * 8);
     for (int32_t i = 0; i < info->vocab; i++)
         if (!out->tk || !still_tokenizer_is_end(out->tk, i))
             out->no_end[i / 64] |= (uint64_t)1 << (i % 64);
@@ -77,6 +79,7 @@ void srv_host_free(srv_host *h)
 {
     srv_prefix_disk *disk = h->tree.disk;
     free(h->no_end);
+    free(h->allowed);
     srv_prefix_tree_free(&h->tree);
     srv_prefix_disk_close(disk);
     *h = (srv_host){0};
@@ -156,8 +159,8 @@ static bool changes_nothing(const still_sampler_params *p)
 static still_status make_sampler(srv_host *h, srv_sequence *q, still_error *err)
 {
     const srv_work *w = q->work;
-    if (w->max_tokens == 0 ||
-        (changes_nothing(&w->sampling) && !w->min_tokens && !w->ignore_eos))
+    if (w->max_tokens == 0 || (changes_nothing(&w->sampling) && !w->min_tokens &&
+                               !w->ignore_eos && !w->matcher))
         return STILL_OK;
     STI_TRY(still_sampler_new(&w->sampling, h->vocab, &q->sampler, err));
     for (int i = 0; i < w->n_prompt; i++)
@@ -354,6 +357,11 @@ bool srv_sequence_is_plain(const srv_sequence *q)
     return !q->sampler && q->work->n_top < 0;
 }
 
+static bool is_end(const srv_host *h, int32_t id)
+{
+    return !(h->no_end[id / 64] >> (id % 64) & 1);
+}
+
 static int32_t most_likely(const float *logits, int vocab)
 {
     int32_t best = 0;
@@ -362,19 +370,35 @@ static int32_t most_likely(const float *logits, int vocab)
     return best;
 }
 
+/* What must be over may end, whatever was asked for. */
+static still_status sample_matched(srv_host *h, srv_sequence *q, const float *logits,
+                                   bool may_end, int32_t *id, still_error *err)
+{
+    still_matcher *m = q->work->matcher;
+    if (may_end || still_matcher_done(m))
+        return still_sampler_sample_matched(q->sampler, m, logits, id, err);
+    STI_TRY(still_matcher_mask(m, h->allowed, err));
+    for (int i = 0; i < (h->vocab + 63) / 64; i++) h->allowed[i] &= h->no_end[i];
+    return still_sampler_sample_masked(q->sampler, logits, h->allowed, id, err);
+}
+
 static still_status sample(srv_host *h, srv_sequence *q, const float *logits,
                            int32_t *id, still_error *err)
 {
     const srv_work *w = q->work;
+    const bool may_end = !w->ignore_eos && q->made >= w->min_tokens;
     if (!q->sampler) {
         *id = most_likely(logits, h->vocab);
         return STILL_OK;
     }
-    const bool may_end = !w->ignore_eos && q->made >= w->min_tokens;
-    STI_TRY(still_sampler_sample_masked(q->sampler, logits, may_end ? NULL : h->no_end,
-                                        id, err));
+    if (w->matcher)
+        STI_TRY(sample_matched(h, q, logits, may_end, id, err));
+    else
+        STI_TRY(still_sampler_sample_masked(q->sampler, logits,
+                                            may_end ? NULL : h->no_end, id, err));
     still_sampler_accept(q->sampler, *id);
-    return STILL_OK;
+    return w->matcher && !is_end(h, *id) ? still_matcher_accept(w->matcher, *id, err)
+                                         : STILL_OK;
 }
 
 void srv_sequence_choose(srv_host *h, srv_sequence *q, int32_t top)
@@ -394,12 +418,13 @@ void srv_sequence_choose(srv_host *h, srv_sequence *q, int32_t top)
     q->pending = id;
     q->made++;
     srv_token t = {.id = id,
-                   .end = !(h->no_end[id / 64] >> (id % 64) & 1),
+                   .end = is_end(h, id),
                    .logprob = logprob,
                    .top = ids,
                    .top_logprob = logprobs,
                    .n_top = n_top};
-    if (!w->token(w->user, &t) || t.end)
+    if (!w->token(w->user, &t) || t.end ||
+        (w->matcher && still_matcher_done(w->matcher)))
         end(q, SRV_STOP);
     else if (q->made == w->max_tokens || held == h->limit)
         end(q, SRV_LENGTH);

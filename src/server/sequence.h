@@ -14,8 +14,9 @@ typedef struct srv_host {
     still_model *model;
     const still_tokenizer *tk;
     int vocab, limit;
-    uint64_t *no_end; /* bits of all tokens but those that end a text */
-    int chunk;        /* of the method; 1: it has none */
+    uint64_t *no_end;  /* bits of all tokens but those that end a text */
+    uint64_t *allowed; /* room for as many */
+    int chunk;         /* of the method; 1: it has none */
     srv_prefix_tree tree;
 } srv_host;
 

@@ -1,0 +1,178 @@
+/* Where a text ends: at an end token, not before min_tokens, not at all with ignore_eos, and
+ * where what it is to look like says so. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../run.h"
+
+#include "server/scheduler.h"
+
+enum { CTX = 64, MOST = 24 };
+
+static char dir[] = "/tmp/still-ends-XXXXXX";
+static still_model *model;
+static const still_tokenizer *tk;
+static srv_scheduler *scheduler;
+static int32_t eos;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
+
+static void must(still_status st, const still_error *e)
+{
+    if (st != STILL_OK) fail_msg("%s", e->text);
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    char path[200], line[600];
+    still_error e;
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/tiny.gguf", dir);
+    snprintf(line, sizeof line, "%s/make-model tiny %s >/dev/null", STILL_TOOLS, path);
+    assert_int_equal(system(line), 0);
+    must(still_model_open(path, &(still_model_params){.threads = 1}, &model, &e), &e);
+    unlink(path);
+    tk = still_model_tokenizer(model);
+    assert_non_null(tk);
+    eos = still_tokenizer_eos(tk);
+    assert_true(eos >= 0 && still_tokenizer_is_end(tk, eos));
+    must(srv_scheduler_new(
+             &(srv_scheduler_params){
+                 .model = model, .session = {.ctx = CTX}, .parallel = 2, .queue = 8},
+             &scheduler, &e),
+         &e);
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    srv_scheduler_free(scheduler);
+    still_model_free(model);
+    return rmdir(dir);
+}
+
+typedef struct job {
+    srv_work work;
+    int32_t prompt[3];
+    char text[400];
+    size_t n_text;
+    int n, ends;
+    bool done;
+    srv_result result;
+} job;
+
+static bool take(void *user, const srv_token *t)
+{
+    job *j = user;
+    size_t n = 0;
+    const char *piece = still_tokenizer_piece(tk, t->id, false, &n);
+    j->n++;
+    j->ends += t->end;
+    if (piece && j->n_text + n < sizeof j->text) {
+        memcpy(j->text + j->n_text, piece, n);
+        j->n_text += n;
+    }
+    return true;
+}
+
+static void done(void *user, const srv_result *r)
+{
+    job *j = user;
+    pthread_mutex_lock(&lock);
+    j->result = *r;
+    j->done = true;
+    pthread_cond_signal(&change);
+    pthread_mutex_unlock(&lock);
+}
+
+static job make_job(int seed)
+{
+    return (job){.prompt = {5 + seed, 17, 40},
+                 .work = {.n_prompt = 3,
+                          .max_tokens = MOST,
+                          .n_top = -1,
+                          .sampling = {.temperature = 1, .seed = (uint64_t)seed},
+                          .token = take,
+                          .done = done}};
+}
+
+static void run(job *j)
+{
+    srv_work *w = &j->work;
+    w->prompt = j->prompt;
+    w->user = j;
+    assert_int_equal(srv_scheduler_add(scheduler, &w, 1), SRV_ADDED);
+    pthread_mutex_lock(&lock);
+    while (!j->done) pthread_cond_wait(&change, &lock);
+    pthread_mutex_unlock(&lock);
+    if (j->result.finish == SRV_FAILED) fail_msg("%s", j->result.error.text);
+    assert_int_equal(j->result.made, j->n);
+}
+
+/* An end token that is always the most likely. */
+static void end_tokens(void **state)
+{
+    (void)state;
+    const still_logit_bias likely = {eos, 1000};
+    static const struct {
+        int min_tokens;
+        bool ignore_eos;
+        int made, ends;
+        srv_finish finish;
+    } c[] = {{0, false, 1, 1, SRV_STOP},     {1, false, 2, 1, SRV_STOP},
+             {7, false, 8, 1, SRV_STOP},     {MOST, false, MOST, 0, SRV_LENGTH},
+             {0, true, MOST, 0, SRV_LENGTH}, {3, true, MOST, 0, SRV_LENGTH}};
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++)
+        for (int greedy = 0; greedy < 2; greedy++) {
+            job j = make_job((int)i);
+            if (greedy) j.work.sampling.temperature = 0;
+            j.work.sampling.bias = &likely;
+            j.work.sampling.n_bias = 1;
+            j.work.min_tokens = c[i].min_tokens;
+            j.work.ignore_eos = c[i].ignore_eos;
+            run(&j);
+            assert_int_equal(j.n, c[i].made);
+            assert_int_equal(j.ends, c[i].ends);
+            assert_int_equal(j.result.finish, c[i].finish);
+        }
+}
+
+/* What a grammar allows, and no more than that; two of them at once. */
+static void grammars(void **state)
+{
+    (void)state;
+    static const char text[] = "root ::= \"yes\" | \"no\" | \"maybe\" [0-9] [0-9]*";
+    still_error e;
+    still_grammar *g;
+    int longer = 0;
+    must(still_grammar_open_gbnf(tk, text, strlen(text), &g, &e), &e);
+    for (int i = 0; i < 40; i++) {
+        job j = make_job(i);
+        if (i % 4 == 0) j.work.sampling.temperature = 0;
+        j.work.min_tokens = i % 3 == 2 ? 8 : 0;
+        must(still_matcher_new(g, still_model_get_info(model)->vocab, &j.work.matcher,
+                               &e),
+             &e);
+        run(&j);
+        still_matcher_free(j.work.matcher);
+        const bool maybe = strncmp(j.text, "maybe", 5) == 0;
+        if (!maybe) {
+            assert_true(strcmp(j.text, "yes") == 0 || strcmp(j.text, "no") == 0);
+            assert_int_equal(j.result.finish, SRV_STOP);
+            continue;
+        }
+        assert_true(j.n_text > 5 && strspn(j.text + 5, "0123456789") == j.n_text - 5);
+        if (j.work.min_tokens) assert_true(j.n >= 8);
+        longer++;
+    }
+    assert_true(longer > 0);
+    still_grammar_free(g);
+}
+
+RUN_TESTS_IN(begin, end, cmocka_unit_test(end_tokens), cmocka_unit_test(grammars))
