@@ -52,9 +52,24 @@ static launch launch_of(void)
     return l;
 }
 
+/* Processes that torchrun started (it sets RANK, WORLD_SIZE and where they would meet);
+ * 0: it did not. They meet through PyTorch, which is not here. */
+static int torchrun_ranks(void)
+{
+    const bool meets = getenv("TORCHELASTIC_RUN_ID") || getenv("MASTER_ADDR");
+    return meets && getenv("RANK") ? count_of("WORLD_SIZE") : 0;
+}
+
 static still_status join(sti_comm *c, still_error *err)
 {
     const launch l = launch_of();
+    const int torch = torchrun_ranks();
+    if (!l.mpi && torch > 1)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "started by torchrun as one of %d processes (WORLD_SIZE) that "
+                        "cannot find each other; use mpirun -n %d, or unset RANK and "
+                        "WORLD_SIZE for a process that is to work alone",
+                        torch, torch);
     if (!l.mpi && l.ranks > 1)
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "started by srun as one of %d tasks that cannot find each "

@@ -155,6 +155,21 @@ static void test_lost_tasks(void **state)
     assert_int_equal(sti_comm_new(&c, &err), STILL_OK);
     sti_comm_free(c);
     unsetenv("SLURM_STEP_NUM_TASKS");
+
+    setenv("RANK", "1", 1);
+    setenv("WORLD_SIZE", "3", 1);
+    assert_int_equal(sti_comm_new(&c, &err), STILL_OK); /* of some other program */
+    sti_comm_free(c);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    assert_int_equal(sti_comm_new(&c, &err), STILL_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "torchrun as one of 3 processes"));
+    assert_non_null(strstr(err.text, "mpirun -n 3"));
+    setenv("WORLD_SIZE", "1", 1);
+    assert_int_equal(sti_comm_new(&c, &err), STILL_OK);
+    sti_comm_free(c);
+    unsetenv("RANK");
+    unsetenv("WORLD_SIZE");
+    unsetenv("MASTER_ADDR");
 }
 
 /* A module that is named and does not load; a process that is alone needs none. */
