@@ -142,11 +142,12 @@ const cli_command cli_command_table[] = {
        "folder"}},
      0, 1, NULL, cli_cmd_export},
     {"serve", SERVE, "answer over HTTP", "[MODEL] [options]",
-     "A server with OpenAI's completions API, one model and one request at a time: "
-     "POST /v1/completions, GET /v1/models, /health, and the tokenizer (/tokenize, "
-     "/detokenize, /tokenizer_info), as lm-evaluation-harness uses them. docs/serve.md "
-     "has examples. Prints one line once it listens; Ctrl-C finishes pending requests "
-     "and exits.",
+     "A server with OpenAI's API for one model: POST /v1/chat/completions and "
+     "/v1/completions, whole or as a stream, GET /v1/models, /health, /metrics, "
+     "/openapi.json, and the tokenizer (/tokenize, /detokenize, /tokenizer_info). "
+     "Several requests are computed at once (--parallel), others wait (--queue). "
+     "docs/serve.md has examples. Prints one line once it listens; Ctrl-C finishes "
+     "pending requests and exits.",
      {{"still serve smollm2", "at http://127.0.0.1:8080"},
       {"still serve smollm2 --port 0 --json", "on any free port, printed as JSON"},
       {"still serve mine --host 0.0.0.0 --api-key-file key.txt", "for other machines"}},

@@ -33,11 +33,11 @@ const cli_option cli_option_table[] = {
      .help = "Standard input is no terminal: take each line as a message, or as a command "
              "that starts with /. Without this option the whole input is one message."},
     {"chat-template", 0, "NAME|FILE", CLI_STRING, AT(chat_template),
-     CHAT | TOKENIZE, CLI_G_INPUT,
+     CHAT | TOKENIZE | SERVE, CLI_G_INPUT,
      .help = "Use this chat template (Jinja) instead of the model's own: a file, or "
              "chatml, llama3, mistral, gemma or phi3."},
     {"template-arg", 0, "KEY=VALUE", CLI_STRINGS, AT(template_arg),
-     CHAT | TOKENIZE, CLI_G_INPUT,
+     CHAT | TOKENIZE | SERVE, CLI_G_INPUT,
      .help = "Set a variable of the chat template, such as enable_thinking=false. A "
              "value that is JSON is read as that, any other is a string. May be given "
              "up to 16 times."},
@@ -283,7 +283,39 @@ const cli_option cli_option_table[] = {
     {"port", 0, "PORT", CLI_INT, AT(port), SERVE, CLI_G_SERVER, .preset = "8080",
      .max = 65535, .help = "Port to listen on; 0 takes a free one and prints it."},
     {"api-key-file", 0, "FILE", CLI_STRING, AT(api_key_file), SERVE, CLI_G_SERVER,
-     .help = "Answer only requests with the key in FILE (Authorization: Bearer KEY)."},
+     .help = "Answer only requests with a key in FILE, which has one a line "
+             "(Authorization: Bearer KEY)."},
+    {"cors", 0, "ORIGIN", CLI_STRINGS, AT(cors), SERVE, CLI_G_SERVER,
+     .help = "Let web pages of this origin use the server, such as https://example.org; * "
+             "is all of them. May be given up to 16 times."},
+    {"parallel", 0, "N", CLI_INT, AT(parallel), SERVE, CLI_G_SERVER, .max = 65536,
+     .help = "Conversations that are computed at once; each has a session of its own "
+             "(default: 16, with a GPU 128, or as many as fit)."},
+    {"memory", 0, "BYTES", CLI_STRING, AT(memory), SERVE, CLI_G_SERVER,
+     .help = "Most memory for the model, its sessions and what is kept of prompts: 6GB "
+             "(default: half of what is free)."},
+    {"prefix-cache", 0, "BYTES", CLI_STRING, AT(prefix_cache), SERVE, CLI_G_SERVER,
+     .help = "Memory for what is kept of earlier prompts and answers, so that texts that "
+             "begin alike are computed once; 0: none (default: what is left, at most "
+             "2 GiB)."},
+    {"cache-dir", 0, "DIR", CLI_STRING, AT(cache_dir), SERVE, CLI_G_SERVER,
+     .help = "Folder for what the prefix cache has no room for, and for all of it at the "
+             "end; it is found again after a restart."},
+    {"queue", 0, "N", CLI_INT, AT(queue), SERVE, CLI_G_SERVER, .preset = "64",
+     .max = 65536,
+     .help = "Requests that may wait for a place; others are told to come back later "
+             "(429)."},
+    {"max-tokens", 0, "N", CLI_INT, AT(most_tokens), SERVE, CLI_G_SERVER,
+     .max = MOST_TOKENS,
+     .help = "Most tokens of an answer, whatever a request asks for (default: as many as "
+             "the context holds)."},
+    {"connections", 0, "N", CLI_INT, AT(connections), SERVE, CLI_G_SERVER,
+     .preset = "1024", .min = 1, .max = 65536,
+     .help = "Connections that may be open at once."},
+    {"log", 0, "FILE", CLI_STRING, AT(log), SERVE, CLI_G_SERVER,
+     .help = "Append a line of JSON for each request to FILE: when, from where, path, "
+             "status, time, tokens; nothing of prompts and answers. - is standard "
+             "output."},
 
     /* eval, pull-data */
     {"tasks", 't', "LIST", CLI_STRING, AT(tasks), EVAL, CLI_G_EVAL,

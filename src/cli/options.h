@@ -68,9 +68,10 @@ typedef struct cli_options {
     /* export; and out */
     const char *to, *dtype, *base_name;
 
-    /* serve */
-    const char *host, *api_key_file;
-    int64_t port;
+    /* serve; and log, chat_template, template_arg */
+    const char *host, *api_key_file, *memory, *prefix_cache, *cache_dir;
+    int64_t port, parallel, queue, most_tokens, connections;
+    cli_list cors;
 
     /* eval, pull-data; and out, shots of which a negative number is the task's own */
     const char *tasks, *data_dir, *lengths, *against, *log;

@@ -18,6 +18,14 @@ void srv_reply_json(srv_reply *r, json_t *body)
     free(text);
 }
 
+/* The field that a message begins with, in quotes: "'stop' must be ..."; else null. */
+static json_t *field_of(const char *message)
+{
+    const char *end = message[0] == '\'' ? strchr(message + 1, '\'') : NULL;
+    json_t *name = end ? json_stringn(message + 1, (size_t)(end - message - 1)) : NULL;
+    return name ? name : json_null();
+}
+
 void srv_reply_error(srv_reply *r, int status, const char *code, const char *message)
 {
     json_t *text = json_string(message);
@@ -28,11 +36,15 @@ void srv_reply_error(srv_reply *r, int status, const char *code, const char *mes
         text = json_string(ascii);
     }
     r->status = status;
-    srv_reply_json(r, json_pack("{s:{s:o, s:s, s:s}}", "error", "message", text, "type",
+    r->type = NULL;
+    r->headers = NULL;
+    srv_reply_json(r, json_pack("{s:{s:o, s:s, s:o, s:s}}", "error", "message", text,
+                                "type",
                                 status >= 500   ? "server_error"
+                                : status == 429 ? "rate_limit_error"
                                 : status == 401 ? "authentication_error"
                                                 : "invalid_request_error",
-                                "code", code));
+                                "param", field_of(message), "code", code));
 }
 
 void srv_reply_failure(srv_reply *r, const still_error *err)
@@ -44,6 +56,7 @@ void srv_reply_failure(srv_reply *r, const still_error *err)
     case STILL_E_LIMIT:
         srv_reply_error(r, 400, "context_length_exceeded", err->text);
         break;
+    case STILL_E_CANCELLED: srv_reply_error(r, 503, "unavailable", err->text); break;
     case STILL_E_MEMORY: srv_reply_error(r, 500, "out_of_memory", err->text); break;
     default: srv_reply_error(r, 500, "internal_error", err->text); break;
     }

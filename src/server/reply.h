@@ -1,4 +1,4 @@
-/* reply.h - an HTTP reply: a status and a JSON body. */
+/* reply.h - an HTTP reply: a status and a body, mostly JSON. */
 #ifndef SERVER_REPLY_H
 #define SERVER_REPLY_H
 
@@ -9,9 +9,16 @@
 typedef struct srv_reply {
     int status; /* of HTTP */
     sti_buf body;
+    const char *type; /* of the body; NULL: application/json */
+    /* Name, value, ..., NULL: sent instead of the headers that answers of the API have;
+     * NULL: those. */
+    const char *const *headers;
+    const char *tag;   /* ETag, with its quotes; NULL: none */
+    const void *fixed; /* [n_fixed] a body that lives as long as the program; or NULL */
+    size_t n_fixed;
 } srv_reply;
 
-/* {"error": {"message", "type", "code"}} with that status. */
+/* {"error": {"message", "type", "param", "code"}} with that status. */
 void srv_reply_error(srv_reply *r, int status, const char *code, const char *message);
 /* The same for a failed call of the library: wrong requests are 400, the rest 500. */
 void srv_reply_failure(srv_reply *r, const still_error *err);

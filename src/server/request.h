@@ -1,14 +1,14 @@
-/* request.h - reads and checks the bodies of POST requests. */
+/* request.h - reads and checks the bodies of POST requests. Errors are meant for the
+ * client: STILL_E_FORMAT if a body is not a JSON object, STILL_E_ARG for a wrong field,
+ * STILL_E_UNSUPPORTED for a field that is not implemented. */
 #ifndef SERVER_REQUEST_H
 #define SERVER_REQUEST_H
 
-#include "base/json.h"
-#include "still.h"
+#include "server/fields.h"
 
 enum {
-    SRV_MOST_LOGPROBS = 20, /* alternatives per token */
-    SRV_MOST_STOPS = 16,
-    SRV_MOST_PROMPTS = 65536 /* in one request */
+    SRV_MOST_PROMPTS = 65536,  /* in one request */
+    SRV_MOST_SEQUENCES = 65536 /* prompts x n */
 };
 
 /* Either text, which the model's tokenizer encodes, or ids, which are used
@@ -21,31 +21,39 @@ typedef struct srv_prompt {
     bool has_bos; /* id[0] was not in the text */
 } srv_prompt;
 
-typedef struct srv_stop_text {
-    const char *p; /* borrowed from the body; not empty */
-    size_t n;
-} srv_stop_text;
-
 typedef struct srv_completion {
     json_t *body;
+    srv_options options;
     srv_prompt *prompt;
     size_t n_prompts;
-    int max_tokens;
-    int logprobs; /* alternatives; -1: no log-probabilities are asked for */
-    bool echo, has_seed;
-    uint64_t seed;
-    double temperature, top_p, min_p;
-    int top_k;
-    srv_stop_text stop[SRV_MOST_STOPS];
-    int n_stops;
 } srv_completion;
 
-/* Reads n bytes of JSON; ids are checked against the vocabulary. Errors are meant
- * for the client: STILL_E_FORMAT if it is not a JSON object, STILL_E_ARG for a wrong
- * field, STILL_E_UNSUPPORTED for a field that is not implemented. */
+/* Reads n bytes of JSON; ids are checked against the vocabulary. *defaults is what holds
+ * for fields that the body does not have. */
 still_status srv_completion_read(const char *text, size_t n, int vocab,
-                                 srv_completion *out, still_error *err);
+                                 const srv_options *defaults, srv_completion *out,
+                                 still_error *err);
 void srv_completion_free(srv_completion *c);
+
+/* What completions have if nobody says otherwise: 16 tokens, plain sampling. */
+srv_options srv_plain_options(void);
+
+/* ---- Chat (request_chat.c) ----------------------------------------------- */
+
+typedef struct srv_chat {
+    json_t *body;
+    srv_options options;
+    json_t *variables; /* of the template: messages and, if calls may be made, tools */
+    json_t *tools;     /* borrowed from variables; NULL: no calls */
+} srv_chat;
+
+/* developer: the template knows the role of this name; if not, it becomes system. */
+still_status srv_chat_read(const char *text, size_t n, int vocab, bool developer,
+                           const srv_options *defaults, srv_chat *out,
+                           still_error *err);
+void srv_chat_free(srv_chat *c);
+
+/* ---- Tokenizing ---------------------------------------------------------- */
 
 /* {"prompt": TEXT, "add_special_tokens": true}. text is borrowed from body;
  * json_decref() that. */

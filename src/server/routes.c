@@ -6,63 +6,75 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void health(const srv_call *call, srv_reply *reply)
+#include "server/openapi.h"
+
+static void health(const srv_query *q, srv_reply *reply)
 {
-    (void)call;
+    (void)q;
     reply->status = 200;
     srv_reply_json(reply, json_pack("{s:s}", "status", "ok"));
 }
 
-static void models(const srv_call *call, srv_reply *reply)
+static json_t *model(const srv_api *api)
 {
-    const srv_engine *e = call->engine;
-    reply->status = 200;
-    srv_reply_json(reply, json_pack("{s:s, s:[{s:s, s:s, s:s, s:i, s:i}]}", "object",
-                                    "list", "data", "id", e->name, "object", "model",
-                                    "owned_by", "still", "max_model_len",
-                                    e->cache.limit, "vocabulary", e->cache.vocab));
+    return json_pack("{s:s, s:s, s:i, s:s, s:i, s:i}", "id", api->name, "object",
+                     "model", "created", 0, "owned_by", "still", "max_model_len",
+                     api->limit, "vocabulary", api->vocab);
 }
 
-static void completions(const srv_call *call, srv_reply *reply)
+static void models(const srv_query *q, srv_reply *reply)
 {
-    srv_completion q;
-    still_error err;
-    if (srv_completion_read(call->body->p, call->body->n, call->engine->cache.vocab, &q,
-                            &err)) {
-        srv_reply_failure(reply, &err);
+    reply->status = 200;
+    srv_reply_json(reply,
+                   json_pack("{s:s, s:[o]}", "object", "list", "data", model(q->api)));
+}
+
+static void one_model(const srv_query *q, srv_reply *reply)
+{
+    const char *name = q->path + strlen("/v1/models/");
+    if (strcmp(name, q->api->name) != 0) {
+        srv_reply_error(reply, 404, "model_not_found",
+                        "there is no such model here: see /v1/models");
         return;
     }
-    srv_complete(call->engine, &q, call->gone, call->user, reply);
-    srv_completion_free(&q);
+    reply->status = 200;
+    srv_reply_json(reply, model(q->api));
 }
 
-static void tokenize(const srv_call *call, srv_reply *reply)
+static void openapi(const srv_query *q, srv_reply *reply)
 {
-    srv_tokenize q;
+    (void)q;
+    reply->status = 200;
+    srv_reply_json(reply, srv_openapi());
+}
+
+static void tokenize(const srv_query *q, srv_reply *reply)
+{
+    srv_tokenize t;
     still_error err;
     int32_t *id = NULL;
     size_t n = 0;
-    if (srv_tokenize_read(call->body->p, call->body->n, &q, &err)) {
+    if (srv_tokenize_read(q->body->p, q->body->n, &t, &err)) {
         srv_reply_failure(reply, &err);
         return;
     }
-    unsigned flags = STILL_ENCODE_SPECIAL | (q.add_special ? STILL_ENCODE_BOS : 0);
-    if (srv_encode(call->engine->tk, q.text, q.n_text, flags, &id, &n, &err)) {
+    unsigned flags = STILL_ENCODE_SPECIAL | (t.add_special ? STILL_ENCODE_BOS : 0);
+    if (srv_encode(q->api->tk, t.text, t.n_text, flags, &id, &n, &err)) {
         srv_reply_failure(reply, &err);
     } else {
         sti_buf *b = &reply->body;
         reply->status = 200;
         sti_buf_printf(b, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", n,
-                       call->engine->cache.limit);
+                       q->api->limit);
         for (size_t i = 0; i < n; i++) sti_buf_printf(b, i ? ",%d" : "%d", (int)id[i]);
         sti_buf_puts(b, "]}");
     }
     free(id);
-    json_decref(q.body);
+    json_decref(t.body);
 }
 
 /* Special tokens are written out, so that /tokenize gives the same ids back. */
-static void detokenize(const srv_call *call, srv_reply *reply)
+static void detokenize(const srv_query *q, srv_reply *reply)
 {
     still_error err;
     still_decoder *d = NULL;
@@ -70,11 +82,10 @@ static void detokenize(const srv_call *call, srv_reply *reply)
     const char *part;
     size_t n = 0, n_part;
     int32_t *id = NULL;
-    int vocab = still_tokenizer_vocab_size(call->engine->tk);
+    int vocab = still_tokenizer_vocab_size(q->api->tk);
     still_status status =
-        srv_detokenize_read(call->body->p, call->body->n, vocab, &id, &n, &err);
-    if (status == STILL_OK)
-        status = still_decoder_new(call->engine->tk, true, &d, &err);
+        srv_detokenize_read(q->body->p, q->body->n, vocab, &id, &n, &err);
+    if (status == STILL_OK) status = still_decoder_new(q->api->tk, true, &d, &err);
     for (size_t i = 0; i < n && status == STILL_OK; i++) {
         status = still_decoder_push(d, id[i], &part, &n_part, &err);
         if (status == STILL_OK) sti_buf_put(&text, part, n_part);
@@ -104,39 +115,71 @@ static json_t *special(const still_tokenizer *tk, int32_t id)
     return text ? text : json_null();
 }
 
-static void tokenizer_info(const srv_call *call, srv_reply *reply)
+static void tokenizer_info(const srv_query *q, srv_reply *reply)
 {
-    const still_tokenizer *tk = call->engine->tk;
+    const still_tokenizer *tk = q->api->tk;
     const char *chat = still_tokenizer_chat_template(tk);
     json_t *template = chat ? json_string(chat) : NULL;
     reply->status = 200;
-    srv_reply_json(
-        reply, json_pack("{s:s, s:o, s:o, s:n, s:b, s:i, s:i, s:o}", "tokenizer_class",
-                         "still", "bos_token", special(tk, still_tokenizer_bos(tk)),
-                         "eos_token", special(tk, still_tokenizer_eos(tk)), "pad_token",
-                         "add_bos_token", (int)still_tokenizer_adds_bos(tk),
-                         "vocab_size", still_tokenizer_vocab_size(tk),
-                         "model_max_length", call->engine->cache.limit, "chat_template",
-                         template ? template : json_null()));
+    srv_reply_json(reply, json_pack("{s:s, s:o, s:o, s:n, s:b, s:i, s:i, s:o}",
+                                    "tokenizer_class", "still", "bos_token",
+                                    special(tk, still_tokenizer_bos(tk)), "eos_token",
+                                    special(tk, still_tokenizer_eos(tk)), "pad_token",
+                                    "add_bos_token", (int)still_tokenizer_adds_bos(tk),
+                                    "vocab_size", still_tokenizer_vocab_size(tk),
+                                    "model_max_length", q->api->limit, "chat_template",
+                                    template ? template : json_null()));
 }
 
+static void metrics(const srv_query *q, srv_reply *reply);
+
 static const srv_route routes[] = {
-    {"GET", "/health", SRV_HERE, true, health},
-    {"GET", "/v1/models", SRV_HERE, false, models},
-    {"GET", "/tokenizer_info", SRV_HERE, false, tokenizer_info},
-    {"POST", "/tokenize", SRV_TEXT, false, tokenize},
-    {"POST", "/detokenize", SRV_TEXT, false, detokenize},
-    {"POST", "/v1/completions", SRV_MODEL, false, completions},
+    {"GET", "/health", SRV_HERE, true, false, health},
+    {"GET", "/metrics", SRV_HERE, false, false, metrics},
+    {"GET", "/openapi.json", SRV_HERE, true, false, openapi},
+    {"GET", "/v1/models", SRV_HERE, false, false, models},
+    {"GET", "/v1/models/", SRV_HERE, false, false, one_model},
+    {"GET", "/tokenizer_info", SRV_HERE, false, false, tokenizer_info},
+    {"POST", "/tokenize", SRV_BY_TEXT, false, false, tokenize},
+    {"POST", "/detokenize", SRV_BY_TEXT, false, false, detokenize},
+    {"POST", "/v1/completions", SRV_BY_MODEL, false, false, NULL},
+    {"POST", "/v1/chat/completions", SRV_BY_MODEL, false, true, NULL},
 };
+enum { ROUTES = sizeof routes / sizeof *routes };
+
+static void metrics(const srv_query *q, srv_reply *reply)
+{
+    const char *path[ROUTES];
+    srv_metrics m;
+    for (size_t i = 0; i < ROUTES; i++) path[i] = routes[i].path;
+    srv_scheduler_metrics(q->api->scheduler, &m);
+    reply->status = 200;
+    reply->type = "text/plain; version=0.0.4; charset=utf-8";
+    srv_metrics_put(&reply->body, q->counts, path, ROUTES, &m);
+}
+
+static bool is_at(const srv_route *r, const char *path)
+{
+    size_t n = strlen(r->path);
+    bool folder = n > 1 && r->path[n - 1] == '/';
+    return folder ? strncmp(r->path, path, n) == 0 && path[n] : !strcmp(r->path, path);
+}
 
 const srv_route *srv_route_find(const char *method, const char *path,
                                 const char **allow)
 {
     *allow = NULL;
-    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        if (strcmp(routes[i].path, path) != 0) continue;
+    if (strcmp(method, "HEAD") == 0) method = "GET";
+    for (size_t i = 0; i < ROUTES; i++) {
+        if (!is_at(&routes[i], path)) continue;
+        bool get = strcmp(routes[i].method, "GET") == 0;
         if (strcmp(routes[i].method, method) == 0) return &routes[i];
-        *allow = routes[i].method;
+        *allow = get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
     }
     return NULL;
+}
+
+size_t srv_route_number(const srv_route *r)
+{
+    return r ? (size_t)(r - routes) : ROUTES;
 }

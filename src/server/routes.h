@@ -2,30 +2,33 @@
 #ifndef SERVER_ROUTES_H
 #define SERVER_ROUTES_H
 
-#include "base/buf.h"
-#include "server/complete.h"
+#include "server/generation.h"
+#include "server/metrics.h"
 
-/* The thread that answers: the I/O thread (must be quick), the one for tokenizing,
- * or the one that runs the model. */
-typedef enum srv_thread { SRV_HERE, SRV_TEXT, SRV_MODEL } srv_thread;
+/* Who answers: the thread that moves bytes (must be quick), the one for texts, or the
+ * scheduler. */
+typedef enum srv_by { SRV_HERE, SRV_BY_TEXT, SRV_BY_MODEL } srv_by;
 
-typedef struct srv_call {
-    srv_engine *engine; /* for SRV_MODEL only */
+typedef struct srv_query {
+    const srv_api *api;
+    const char *path;
     const sti_buf *body;
-    srv_gone_fn gone;
-    void *user;
-} srv_call;
+    srv_counts *counts;
+} srv_query;
 
 typedef struct srv_route {
-    const char *method, *path;
-    srv_thread thread;
+    const char *method; /* GET (and with it HEAD) or POST */
+    const char *path;   /* one that ends in a slash: all that begin with it */
+    srv_by by;
     bool open; /* answers without an API key */
-    void (*answer)(const srv_call *call, srv_reply *reply);
+    bool chat; /* SRV_BY_MODEL: which of the two */
+    void (*answer)(const srv_query *q, srv_reply *reply); /* not of SRV_BY_MODEL */
 } srv_route;
 
-/* The route of a request. NULL: *allow is the method that the path has, or NULL if
+/* The route of a request. NULL: *allow has the methods that the path has, or is NULL if
  * there is no such path. */
 const srv_route *srv_route_find(const char *method, const char *path,
                                 const char **allow);
+size_t srv_route_number(const srv_route *r); /* NULL: one past the last */
 
 #endif

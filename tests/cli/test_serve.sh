@@ -12,7 +12,7 @@ start() {
     : >"$scratch/out"
     "$still" serve "$tiny" --port 0 --json --threads 1 "$@" >"$scratch/out" 2>"$scratch/said" &
     server=$!
-    for _ in $(seq 200); do
+    for _ in $(seq 1200); do
         [ -s "$scratch/out" ] && break
         kill -0 $server 2>/dev/null || { fail "serve $*: $(cat "$scratch/said")"; return 1; }
         sleep 0.1
@@ -28,7 +28,7 @@ stop() {
     [ ! -s "$scratch/said" ] || fail "the server said: $(cat "$scratch/said")"
 }
 client() {
-    timeout 120 python3 "$here/serve_client.py" "$port" "$@" || fail "client: $*"
+    timeout 600 python3 "$here/serve_client.py" "$port" "$@" || fail "client: $*"
 }
 # `still logprobs` says what the server must say.
 ids='[5, 9, 300, 17, 42, 7, 7, 100, 3]'
@@ -41,9 +41,59 @@ client endpoints
 client scores "$scratch/ids.json" "$scratch/logprobs.json"
 client generate
 client shared
+client streams
+client sampling
 client hostile
+client headers
 client together
 stop
+
+# Conversations: a template that the tokenizer's special tokens are in.
+start --chat-template chatml
+client chat
+client injection
+client refusals
+client malformed 1000
+stop
+
+# What a template is given: this one refuses everything, and says what it saw.
+cat >"$scratch/tell.jinja" <<'JINJA'
+{{ raise_exception('tools=' ~ (tools | default([]) | length) ~ ' greeting=' ~ greeting ~ ' kw=' ~ (kw | default('none')) ~ (' call=' ~ messages[1].tool_calls[0].function.arguments.a if messages | length > 1 else '')) }}
+JINJA
+start --chat-template "$scratch/tell.jinja" --template-arg greeting=hi
+client template
+stop
+
+# Who is one too many is told so; who leaves makes room.
+start --parallel 1 --queue 1 --ctx 100000
+client full
+stop
+start --parallel 3 --ctx 100000
+client slow
+stop
+
+# Web pages of other origins; the log has who asked, not what.
+start --cors https://a.example --cors http://localhost:3000 --log "$scratch/log" --max-tokens 3
+client cors https://a.example
+client cors http://localhost:3000
+timeout 60 python3 - "$port" <<'PYTHON' || fail "--max-tokens"
+import json, sys, urllib.request
+r = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/v1/completions",
+                           b'{"prompt": "the secret word", "max_tokens": 50, "ignore_eos": true}')
+sys.exit(json.load(r)["usage"]["completion_tokens"] != 3)
+PYTHON
+stop
+grep -q 'secret' "$scratch/log" && fail "the log has a prompt"
+python3 - "$scratch/log" <<'PYTHON' || fail "log: $(cat "$scratch/log")"
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+last = lines[-1]
+sys.exit(not (last["status"] == 200 and last["path"] == "/v1/completions" and
+              last["client"] == "127.0.0.1" and last["completion_tokens"] == 3 and
+              last["finish"] == "length" and last["complete"] and
+              {l["status"] for l in lines} == {200, 204, 400, 403}))
+PYTHON
+expect 2 'takes an origin' "$still" serve "$tiny" --port 0 --cors example.org
 
 # Methods that fold the past: sharing beginnings changes nothing either.
 for method in "still --chunk 8 --no-allocate" "lolcats --chunk 8" swa liger; do
@@ -62,9 +112,9 @@ client limit
 stop
 
 # Keys.
-printf 'sesame-1234\n' >"$scratch/key"
+printf '# mine\nsesame-1234\n\nother-5678\n' >"$scratch/key"
 start --api-key-file "$scratch/key"
-client key sesame-1234
+client key sesame-1234 other-5678
 stop
 expect 1 'No such file' "$still" serve "$tiny" --port 0 --api-key-file "$scratch/none"
 : >"$scratch/empty"
@@ -91,4 +141,13 @@ client leave
 client finish $server
 wait $server
 [ $? = 130 ] || fail "Ctrl-C during a request: another status than 130"
+start --ctx 100000
+client drain $server
+wait $server
+[ $? = 130 ] || fail "SIGTERM during a request: another status than 130"
+
+# The lines of the documentation.
+start --chat-template chatml
+client docs "$here/../../docs/serve.md"
+stop
 finish

@@ -16,7 +16,9 @@ static srv_completion read_good(const char *text)
 {
     srv_completion c;
     still_error e = {0};
-    if (srv_completion_read(text, strlen(text), 100, &c, &e)) fail_msg("%s", e.text);
+    const srv_options plain = srv_plain_options();
+    if (srv_completion_read(text, strlen(text), 100, &plain, &c, &e))
+        fail_msg("%s", e.text);
     return c;
 }
 
@@ -24,14 +26,16 @@ static void defaults(void **state)
 {
     (void)state;
     srv_completion c = read_good("{\"prompt\":\"hi\\u0000!\",\"echo\":null}");
+    const srv_options *o = &c.options;
     assert_int_equal(c.n_prompts, 1);
     assert_int_equal(c.prompt[0].n_text, 4);
     assert_memory_equal(c.prompt[0].text, "hi\0!", 5);
     assert_null(c.prompt[0].id);
-    assert_int_equal(c.max_tokens, 16);
-    assert_int_equal(c.logprobs, -1);
-    assert_true(c.temperature == 1 && c.top_p == 1 && c.min_p == 0);
-    assert_false(c.echo || c.has_seed || c.n_stops);
+    assert_int_equal(o->max_tokens, 16);
+    assert_int_equal(o->logprobs, -1);
+    assert_int_equal(o->n, 1);
+    assert_true(o->temperature == 1 && o->top_p == 1 && o->min_p == 0);
+    assert_false(o->echo || o->has_seed || o->n_stops || o->stream || o->ignore_eos);
     srv_completion_free(&c);
 }
 
@@ -41,18 +45,29 @@ static void all_fields(void **state)
     srv_completion c = read_good(
         "{\"prompt\":[3,99],\"max_tokens\":0,\"logprobs\":5,\"echo\":true,"
         "\"temperature\":0.5,\"top_p\":0.25,\"min_p\":1,\"top_k\":7,\"seed\":-1,"
-        "\"stop\":[\"a\",\"bc\"],\"n\":1,\"stream\":false,\"logit_bias\":{},"
-        "\"frequency_penalty\":0,\"model\":\"any\",\"frob\":[1,{}]}");
+        "\"stop\":[\"a\",\"bc\"],\"n\":3,\"stream\":true,\"suffix\":\"\","
+        "\"stream_options\":{\"include_usage\":true},\"best_of\":1,"
+        "\"logit_bias\":{\"7\":-100,\"99\":1.5},\"presence_penalty\":-2,"
+        "\"frequency_penalty\":0.5,\"repeat_penalty\":1.25,\"ignore_eos\":true,"
+        "\"min_tokens\":4,\"model\":\"any\",\"user\":\"u\"}");
+    const srv_options *o = &c.options;
     assert_int_equal(c.n_prompts, 1);
     assert_int_equal(c.prompt[0].n, 2);
     assert_int_equal(c.prompt[0].id[1], 99);
-    assert_int_equal(c.max_tokens, 0);
-    assert_int_equal(c.logprobs, 5);
-    assert_int_equal(c.top_k, 7);
-    assert_true(c.temperature == 0.5 && c.top_p == 0.25 && c.min_p == 1 && c.echo);
-    assert_true(c.has_seed && c.seed == UINT64_MAX);
-    assert_int_equal(c.n_stops, 2);
-    assert_memory_equal(c.stop[1].p, "bc", c.stop[1].n);
+    assert_int_equal(o->max_tokens, 0);
+    assert_int_equal(o->min_tokens, 4);
+    assert_int_equal(o->logprobs, 5);
+    assert_int_equal(o->top_k, 7);
+    assert_int_equal(o->n, 3);
+    assert_true(o->temperature == 0.5 && o->top_p == 0.25 && o->min_p == 1 && o->echo);
+    assert_true(o->presence_penalty == -2 && o->frequency_penalty == 0.5);
+    assert_true(o->repeat_penalty == 1.25 && o->ignore_eos && o->stream && o->usage);
+    assert_true(o->has_seed && o->seed == UINT64_MAX);
+    assert_int_equal(o->n_stops, 2);
+    assert_memory_equal(o->stop[1].p, "bc", o->stop[1].n);
+    assert_int_equal(o->n_bias, 2);
+    assert_true(o->bias[0].id == 7 && o->bias[0].bias == -100);
+    assert_true(o->bias[1].id == 99 && o->bias[1].bias == 1.5F);
     srv_completion_free(&c);
 }
 
@@ -86,17 +101,28 @@ static void wrong(void **state)
         {"{\"prompt\":[\"a\",7]}", STILL_E_ARG, "'prompt' must be"},
         {"{\"prompt\":\"a\",\"max_tokens\":1.0}", STILL_E_ARG, "'max_tokens'"},
         {"{\"prompt\":\"a\",\"top_p\":1.5}", STILL_E_ARG, "from 0 to 1"},
-        {"{\"prompt\":\"a\",\"best_of\":3}", STILL_E_ARG, "'best_of'"},
-        {"{\"prompt\":\"a\",\"presence_penalty\":1}", STILL_E_ARG, "presence"},
+        {"{\"prompt\":\"a\",\"best_of\":3}", STILL_E_UNSUPPORTED, "'best_of'"},
+        {"{\"prompt\":\"a\",\"suffix\":\"x\"}", STILL_E_UNSUPPORTED, "'suffix'"},
+        {"{\"prompt\":\"a\",\"presence_penalty\":3}", STILL_E_ARG, "presence"},
         {"{\"prompt\":\"a\",\"stop\":\"\"}", STILL_E_ARG, "none empty"},
-        {"{\"prompt\":\"a\",\"stream\":true}", STILL_E_UNSUPPORTED, "'stream'"},
+        {"{\"prompt\":\"a\",\"stream\":1}", STILL_E_ARG, "'stream'"},
+        {"{\"prompt\":\"a\",\"n\":129}", STILL_E_ARG, "'n' must be"},
+        {"{\"prompt\":\"a\",\"frob\":[1]}", STILL_E_UNSUPPORTED, "'frob'"},
+        {"{\"prompt\":\"a\",\"messages\":[]}", STILL_E_UNSUPPORTED, "'messages'"},
+        {"{\"prompt\":\"a\",\"stream_options\":{}}", STILL_E_ARG, "'stream': true"},
+        {"{\"prompt\":\"a\",\"stream\":true,\"stream_options\":{\"x\":1}}",
+         STILL_E_UNSUPPORTED, "'stream_options.x'"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"100\":1}}", STILL_E_ARG, "0 to 99"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"1 \":1}}", STILL_E_ARG, "no token id"},
+        {"{\"prompt\":\"a\",\"logit_bias\":{\"1\":101}}", STILL_E_ARG, "-100 to 100"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         srv_completion c;
         still_error e = {0};
-        assert_int_equal(
-            srv_completion_read(bad[i].text, strlen(bad[i].text), 100, &c, &e),
-            bad[i].code);
+        const srv_options plain = srv_plain_options();
+        still_status got =
+            srv_completion_read(bad[i].text, strlen(bad[i].text), 100, &plain, &c, &e);
+        if (got != bad[i].code) fail_msg("%s: %d, %s", bad[i].text, got, e.text);
         if (!strstr(e.text, bad[i].words)) fail_msg("%s: %s", bad[i].text, e.text);
         assert_null(c.body);
         assert_null(c.prompt);

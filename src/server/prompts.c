@@ -1,0 +1,163 @@
+/* prompts.c - see prompts.h. Only what the chat template writes itself becomes special
+ * tokens: <|im_end|> in a message stays text. Prompts of completions are the client's own,
+ * special tokens and all. */
+#include "server/prompts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/mem.h"
+
+still_status srv_encode(const still_tokenizer *tk, const char *text, size_t n,
+                        unsigned flags, int32_t **id, size_t *n_ids, still_error *err)
+{
+    *id = NULL;
+    STI_TRY(still_tokenizer_encode(tk, text, n, flags, NULL, 0, n_ids, err));
+    int32_t *list = sti_alloc(*n_ids ? *n_ids : 1, sizeof *list);
+    if (!list) return sti_fail_memory(err, "token ids", *n_ids * sizeof *list);
+    still_status status =
+        still_tokenizer_encode(tk, text, n, flags, list, *n_ids, n_ids, err);
+    if (status == STILL_OK)
+        *id = list;
+    else
+        free(list);
+    return status;
+}
+
+/* ---- Completions --------------------------------------------------------- */
+
+/* The text of ids that are to be echoed. */
+static still_status write_ids(const still_tokenizer *tk, const srv_prompt *p,
+                              sti_buf *out, still_error *err)
+{
+    still_decoder *d;
+    const char *text;
+    size_t n;
+    STI_TRY(still_decoder_new(tk, true, &d, err));
+    still_status status = STILL_OK;
+    for (size_t i = 0; i < p->n && status == STILL_OK; i++) {
+        status = still_decoder_push(d, p->id[i], &text, &n, err);
+        if (status == STILL_OK) sti_buf_put(out, text, n);
+    }
+    if (status == STILL_OK) {
+        still_decoder_flush(d, &text, &n);
+        sti_buf_put(out, text, n);
+        if (out->failed) status = sti_fail_memory(err, "the prompt", out->n);
+    }
+    still_decoder_free(d);
+    return status;
+}
+
+static still_status check_length(const srv_api *api, const srv_prompt *p, size_t i,
+                                 still_error *err)
+{
+    if (p->n == 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "prompt %zu is empty, and this model has no start token to "
+                        "begin with",
+                        i);
+    if (p->n > (size_t)api->limit)
+        return sti_fail(
+            err, STILL_E_LIMIT,
+            "prompt %zu has %zu tokens, the context holds %d: shorten it, or "
+            "start the server with a larger --ctx",
+            i, p->n, api->limit);
+    return STILL_OK;
+}
+
+static still_status encode_text(const srv_api *api, srv_asked *a, size_t i,
+                                still_error *err)
+{
+    srv_prompt *p = &a->prompt[i];
+    if (p->text) {
+        int32_t bos = still_tokenizer_bos(api->tk);
+        STI_TRY(srv_encode(api->tk, p->text, p->n_text,
+                           STILL_ENCODE_BOS | STILL_ENCODE_SPECIAL, &p->id, &p->n,
+                           err));
+        p->has_bos = still_tokenizer_adds_bos(api->tk) && p->n && p->id[0] == bos;
+    } else if (a->options->echo) {
+        STI_TRY(write_ids(api->tk, p, &a->echo[i], err));
+        p->text = a->echo[i].n ? a->echo[i].p : "";
+        p->n_text = a->echo[i].n;
+    }
+    return check_length(api, p, i, err);
+}
+
+static still_status read_text(const srv_api *api, const char *body, size_t n,
+                              srv_asked *a, still_error *err)
+{
+    STI_TRY(srv_completion_read(body, n, api->vocab, &api->plain, &a->text, err));
+    a->options = &a->text.options;
+    a->prompt = a->text.prompt;
+    a->n_prompts = a->text.n_prompts;
+    if (a->options->echo) a->echo = sti_alloc(a->n_prompts, sizeof *a->echo);
+    if (a->options->echo && !a->echo)
+        return sti_fail_memory(err, "prompts", a->n_prompts);
+    for (size_t i = 0; i < a->n_prompts; i++) STI_TRY(encode_text(api, a, i, err));
+    return STILL_OK;
+}
+
+/* ---- Chat ---------------------------------------------------------------- */
+
+static still_status encode_rendering(const srv_api *api, const still_rendering *r,
+                                     srv_prompt *p, still_error *err)
+{
+    STI_TRY(still_chat_encode(api->tk, r, 0, NULL, 0, &p->n, err));
+    p->id = sti_alloc(p->n ? p->n : 1, sizeof *p->id);
+    if (!p->id) return sti_fail_memory(err, "token ids", p->n * sizeof *p->id);
+    STI_TRY(still_chat_encode(api->tk, r, 0, p->id, p->n, &p->n, err));
+    return check_length(api, p, 0, err);
+}
+
+/* The server's variables, and over them the request's. */
+static still_status render(const srv_api *api, const srv_chat *c, srv_prompt *p,
+                           still_error *err)
+{
+    json_t *all = api->variables ? json_deep_copy(api->variables) : json_object();
+    json_t *own = json_copy(c->variables);
+    if (own)
+        sti_json_merge(&all, own);
+    else
+        sti_json_set(&all, "messages", NULL);
+    char *text = sti_json_text(all, JSON_COMPACT);
+    json_decref(all);
+    if (!text) return sti_fail_memory(err, "messages", 0);
+    still_conversation talk = {
+        .add_generation_prompt = true, .variables = text, .n_variables = strlen(text)};
+    still_rendering r = {0};
+    still_status status =
+        still_chat_render(api->tk, api->chat_template, &talk, &r, err);
+    free(text);
+    if (status == STILL_OK) status = encode_rendering(api, &r, p, err);
+    still_rendering_free(&r);
+    return status;
+}
+
+static still_status read_talk(const srv_api *api, const char *body, size_t n,
+                              srv_asked *a, still_error *err)
+{
+    STI_TRY(
+        srv_chat_read(body, n, api->vocab, api->developer, &api->chat, &a->talk, err));
+    a->options = &a->talk.options;
+    a->tools = a->talk.tools;
+    a->prompt = &a->rendered;
+    a->n_prompts = 1;
+    return render(api, &a->talk, &a->rendered, err);
+}
+
+still_status srv_asked_read(const srv_api *api, const char *body, size_t n,
+                            srv_asked *out, still_error *err)
+{
+    return out->chat ? read_talk(api, body, n, out, err)
+                     : read_text(api, body, n, out, err);
+}
+
+void srv_asked_free(srv_asked *a)
+{
+    for (size_t i = 0; a->echo && i < a->n_prompts; i++) sti_buf_free(&a->echo[i]);
+    free(a->echo);
+    free(a->rendered.id);
+    srv_completion_free(&a->text);
+    srv_chat_free(&a->talk);
+}
