@@ -82,6 +82,7 @@ void cli_help_overview(void)
          "  still chat\n"
          "  still chat smollm2-still\n\n"
          "'still help COMMAND' explains a command with examples.\n"
+         "~/.config/still/config and STILL_* variables set options once for all.\n"
          "Numbers may end in K (1024) or M (a million): --ctx 64K, --tokens 20M.\n"
          "Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.");
 }
@@ -279,7 +280,14 @@ void cli_help_man(void)
     }
     puts(
         ".SH EXIT STATUS\n0 done, 1 failed, 2 wrong usage, 130 interrupted.\n"
-        ".SH ENVIRONMENT\n.TP\n\\fBXDG_CACHE_HOME\\fR\nModels are kept in still/models "
+        ".SH FILES\n.TP\n\\fB~/.config/still/config\\fR\nOptions set once for all, as "
+        "lines "
+        "NAME = VALUE; those below a line [COMMAND] are for that command. model is the "
+        "default model.\n"
+        ".SH ENVIRONMENT\n.TP\n\\fBSTILL_\\fIOPTION\\fR\nSets an option: "
+        "STILL_TOP_K=40 is "
+        "\\-\\-top\\-k 40. It goes before the file, and the command line before "
+        "it.\n.TP\n\\fBXDG_CACHE_HOME\\fR\nModels are kept in still/models "
         "below it (default: ~/.cache).\n.TP\n\\fBHF_HOME\\fR, \\fBHF_HUB_CACHE\\fR\n"
         "Where Hugging Face's tools keep models and their token; read, never written "
         "(default: ~/.cache/huggingface).\n.TP\n\\fBHF_ENDPOINT\\fR, "

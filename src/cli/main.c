@@ -1,8 +1,10 @@
 /* main.c - the still program: find the command, parse its options, run it. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/cores.h"
 #include "cli/options.h"
+#include "cli/settings.h"
 
 /* More threads than processors would take turns on them and wait for each other. */
 static void cap_threads(cli_options *o)
@@ -13,6 +15,17 @@ static void cap_threads(cli_options *o)
              (long long)o->threads, most, most == 1 ? "" : "s", most,
              most == 1 ? "" : "s");
     o->threads = most;
+}
+
+/* Help must come also where a setting is wrong. */
+static bool explains(const cli_command *c, int argc, char **argv)
+{
+    if (c->run == cli_cmd_help || c->run == cli_cmd_version ||
+        c->run == cli_cmd_completion)
+        return true;
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return true;
+    return false;
 }
 
 static int dispatch(int argc, char **argv)
@@ -36,14 +49,19 @@ static int dispatch(int argc, char **argv)
         return cli_usage(NULL, "unknown command '%s'", name);
     }
     cli_options options;
-    int status = cli_parse(command, argc - 2, argv + 2, &options);
-    if (status != CLI_OK) return status;
-    if (options.help) {
+    char *settings = NULL;
+    int status = cli_presets(command, &options);
+    if (status == CLI_OK && !explains(command, argc - 2, argv + 2))
+        status = cli_settings(command, &options, &settings);
+    if (status == CLI_OK) status = cli_parse(command, argc - 2, argv + 2, &options);
+    if (status == CLI_OK && options.help) {
         cli_help_command(command);
-        return CLI_OK;
+    } else if (status == CLI_OK) {
+        cap_threads(&options);
+        status = command->run(&options);
     }
-    cap_threads(&options);
-    return command->run(&options);
+    free(settings);
+    return status;
 }
 
 int main(int argc, char **argv)

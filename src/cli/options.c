@@ -61,7 +61,7 @@ static const cli_option *find_name(const cli_command *c, const char *name, size_
     return NULL;
 }
 
-static const cli_option *find(const cli_command *c, const char *name, size_t n)
+const cli_option *cli_option_find(const cli_command *c, const char *name, size_t n)
 {
     const cli_option *o = find_name(c, name, n);
     for (size_t i = 0; !o && cli_alias_table[i][0]; i++)
@@ -121,8 +121,8 @@ static bool listed(const char *list, const char *value, cli_near *best)
     return false;
 }
 
-static int set_choice(const cli_command *c, const cli_option *o, const char *value,
-                      const char **out)
+static int set_choice(const cli_command *c, const cli_option *o, const char *said,
+                      const char *value, const char **out)
 {
     cli_near best = {0};
     if (listed(o->choices, value, &best)) {
@@ -130,9 +130,9 @@ static int set_choice(const cli_command *c, const cli_option *o, const char *val
         return CLI_OK;
     }
     if (best.name)
-        return cli_usage(c->name, "--%s: '%s' is unknown, did you mean %.*s?", o->name,
+        return cli_usage(c->name, "%s: '%s' is unknown, did you mean %.*s?", said,
                          value, (int)strcspn(best.name, " "), best.name);
-    return cli_usage(c->name, "--%s: '%s' is none of: %s", o->name, value, o->choices);
+    return cli_usage(c->name, "%s: '%s' is none of: %s", said, value, o->choices);
 }
 
 /* 8K is a length, 8192; 20M an amount of text, 20 million. */
@@ -178,21 +178,21 @@ bool cli_read_number(const char *text, const char **end, int64_t *out)
     return true;
 }
 
-static int set_int(const cli_command *c, const cli_option *o, const char *value,
-                   int64_t *out)
+static int set_int(const cli_command *c, const cli_option *o, const char *said,
+                   const char *value, int64_t *out)
 {
     const char *end;
     int64_t v;
     if (!cli_read_number(value, &end, &v) || *end)
-        return cli_usage(c->name, "--%s: '%s' is not a whole number", o->name, value);
+        return cli_usage(c->name, "%s: '%s' is not a whole number", said, value);
     if ((double)v < o->min || (double)v > o->max) /* which are far below 2^53 */
-        return cli_usage(c->name, "--%s: %s is outside %.0f..%.0f", o->name, value,
-                         o->min, o->max);
+        return cli_usage(c->name, "%s: %s is outside %.0f..%.0f", said, value, o->min,
+                         o->max);
     *out = v;
     return CLI_OK;
 }
 
-static int set_seed(const cli_command *c, const cli_option *o, const char *value,
+static int set_seed(const cli_command *c, const char *said, const char *value,
                     uint64_t *out)
 {
     char *end;
@@ -208,50 +208,58 @@ static int set_seed(const cli_command *c, const cli_option *o, const char *value
     }
     if (value[0] < '0' || value[0] > '9' || *end || errno == ERANGE)
         return cli_usage(c->name,
-                         "--%s: '%s' is not a whole number from 0 to 2^64-1, nor -1 "
+                         "%s: '%s' is not a whole number from 0 to 2^64-1, nor -1 "
                          "for any",
-                         o->name, value);
+                         said, value);
     *out = v;
     return CLI_OK;
 }
 
-static int set_real(const cli_command *c, const cli_option *o, const char *value,
-                    double *out)
+static int set_real(const cli_command *c, const cli_option *o, const char *said,
+                    const char *value, double *out)
 {
     char *end;
     bool plain = strspn(value, "+-.0123456789eE") == strlen(value); /* no hex, no nan */
     double v = strtod(value, &end);
     if (!plain || end == value || *end || !isfinite(v))
-        return cli_usage(c->name, "--%s: '%s' is not a number", o->name, value);
+        return cli_usage(c->name, "%s: '%s' is not a number", said, value);
     if (v < o->min || v > o->max)
-        return cli_usage(c->name, "--%s: %s is outside %g..%g", o->name, value, o->min,
+        return cli_usage(c->name, "%s: %s is outside %g..%g", said, value, o->min,
                          o->max);
     *out = v;
     return CLI_OK;
 }
 
-int cli_set_option(const cli_command *c, const cli_option *o, const char *value,
-                   cli_options *options)
+int cli_set_option_said(const cli_command *c, const cli_option *o, const char *said,
+                        const char *value, cli_options *options)
 {
     void *field = (char *)options + o->at;
     switch (o->kind) {
     case CLI_FLAG: *(bool *)field = true; return CLI_OK;
     case CLI_STRING: *(const char **)field = value; return CLI_OK;
-    case CLI_CHOICE: return set_choice(c, o, value, field);
-    case CLI_INT: return set_int(c, o, value, field);
-    case CLI_SEED: return set_seed(c, o, value, field);
-    case CLI_REAL: return set_real(c, o, value, field);
+    case CLI_CHOICE: return set_choice(c, o, said, value, field);
+    case CLI_INT: return set_int(c, o, said, value, field);
+    case CLI_SEED: return set_seed(c, said, value, field);
+    case CLI_REAL: return set_real(c, o, said, value, field);
     case CLI_STRINGS: {
         cli_list *list = field;
-        if (!*value) return cli_usage(c->name, "--%s: the text is empty", o->name);
+        if (!*value) return cli_usage(c->name, "%s: the text is empty", said);
         if (list->n == CLI_LIST_MAX)
-            return cli_usage(c->name, "--%s given more than %d times", o->name,
+            return cli_usage(c->name, "%s given more than %d times", said,
                              CLI_LIST_MAX);
         list->item[list->n++] = value;
         return CLI_OK;
     }
     }
     return CLI_OK;
+}
+
+int cli_set_option(const cli_command *c, const cli_option *o, const char *value,
+                   cli_options *options)
+{
+    char said[NAME_MAX_LENGTH + 3];
+    snprintf(said, sizeof said, "--%s", o->name);
+    return cli_set_option_said(c, o, said, value, options);
 }
 
 /* One option at argv[*i]; moves *i past its value. */
@@ -262,7 +270,7 @@ static int parse_option(const cli_command *c, int argc, char **argv, int *i,
     const cli_option *o;
     if (typed[1] == '-') {
         size_t n = strcspn(typed + 2, "=");
-        o = find(c, typed + 2, n);
+        o = cli_option_find(c, typed + 2, n);
         if (typed[2 + n] == '=') value = typed + 3 + n;
     } else {
         o = find_letter(c, typed[1]);
@@ -272,6 +280,7 @@ static int parse_option(const cli_command *c, int argc, char **argv, int *i,
         return unknown_option(c, typed);
     if (o->kind == CLI_FLAG) {
         if (value) return cli_usage(c->name, "--%s takes no value", o->name);
+        value = "";
     } else if (!value) {
         if (*i + 1 >= argc)
             return cli_usage(c->name, "--%s needs a value: %s", o->name, o->arg);
@@ -304,7 +313,7 @@ static int put_model(const cli_command *c, cli_options *o)
     return CLI_OK;
 }
 
-int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o)
+int cli_presets(const cli_command *command, cli_options *o)
 {
     *o = (cli_options){0};
     for (const cli_option *row = cli_option_table; row->name; row++)
@@ -314,7 +323,15 @@ int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o)
             int status = cli_set_option(command, &usual, row->preset, o);
             if (status != CLI_OK) return status;
         }
+    return CLI_OK;
+}
+
+int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o)
+{
     bool options_end = false;
+    /* What was said once for all is the model that no argument names. */
+    o->default_model = o->named_model;
+    o->named_model = NULL;
     for (int i = 0; i < argc; i++) {
         if (!options_end && !strcmp(argv[i], "--")) {
             options_end = true;

@@ -24,7 +24,8 @@ typedef struct cli_options {
     const char *backend, *isa, *model, *cache, *gpu_memory;
     int64_t threads, ctx, batch;
     uint64_t seed;
-    const char *named_model; /* --model, which cli_parse makes an argument */
+    const char *named_model;   /* --model, which cli_parse makes an argument */
+    const char *default_model; /* where no argument names one; NULL: smollm2 */
 
     /* attention method; a string or number that was not given is NULL or negative */
     const char *method, *cap, *score, *heads, *la_scale, *layers, *positions, *budget,
@@ -153,12 +154,19 @@ const cli_command *cli_command_find(const char *name); /* NULL: none */
 /* The name nearest to a mistyped one, NULL if nothing is near. */
 const char *cli_command_near(const char *name);
 
-/* Fills o with the command's defaults, then with argv[0..argc-1] (what follows the
- * command's name). Returns CLI_OK, or a status whose line was printed. */
+/* Fills o with the command's defaults. */
+int cli_presets(const cli_command *command, cli_options *o);
+/* Changes o by argv[0..argc-1] (what follows the command's name). Returns CLI_OK, or a
+ * status whose line was printed. */
 int cli_parse(const cli_command *command, int argc, char **argv, cli_options *o);
-/* Sets one option of a command, as if it was given. */
+/* Sets one option of a command, as if it was given. `said` is what errors call it:
+ * "--temp", or a place in a file. */
 int cli_set_option(const cli_command *c, const cli_option *o, const char *value,
                    cli_options *options);
+int cli_set_option_said(const cli_command *c, const cli_option *o, const char *said,
+                        const char *value, cli_options *options);
+/* The option of a command by its name, or another program's; NULL: it has none. */
+const cli_option *cli_option_find(const cli_command *c, const char *name, size_t n);
 /* The next of the words that a list ("a b c") is made of, in out; false: there is none. */
 bool cli_next_word(const char **list, char *out, size_t room);
 /* A number of bytes: 18MB, 12MiB, 4096; false: none. */

@@ -16,6 +16,11 @@
 
 static const size_t MOST_INPUT = (size_t)1 << 30; /* bytes of a text in a pipe */
 
+const char *cli_default_model(const cli_options *o)
+{
+    return o->default_model ? o->default_model : CLI_DEFAULT_MODEL;
+}
+
 int cli_model_params(const cli_options *o, still_model_params *out)
 {
     *out = (still_model_params){.backend = o->backend,
@@ -40,7 +45,7 @@ int cli_open_model(const cli_options *o, const char *name, still_model **out)
     *out = NULL;
     int status = cli_model_params(o, &params);
     if (status != CLI_OK) return status;
-    if (cli_resolve_model(name ? name : CLI_DEFAULT_MODEL, &path, &adapter, &err))
+    if (cli_resolve_model(name ? name : cli_default_model(o), &path, &adapter, &err))
         return cli_fail_error(&err);
     params.adapter = adapter;
     const cli_signals before = cli_signals_mode(CLI_SIGNALS_AT_ONCE);

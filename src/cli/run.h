@@ -6,6 +6,8 @@
 #include "base/buf.h"
 #include "cli/options.h"
 
+/* The model where no argument names one. */
+const char *cli_default_model(const cli_options *o);
 /* o's backend, threads, instructions and GPU memory. */
 int cli_model_params(const cli_options *o, still_model_params *out);
 /* Resolves `name` (NULL: the default model) and opens it with these. */

@@ -5,7 +5,7 @@ set -u
 still=$1
 here=$(cd "$(dirname "$0")" && pwd)
 scratch=$(mktemp -d)
-export XDG_CACHE_HOME=$scratch/cache LC_ALL=C
+export XDG_CACHE_HOME=$scratch/cache XDG_CONFIG_HOME=$scratch/config LC_ALL=C
 unset HF_TOKEN HF_ENDPOINT HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_TOKEN_PATH \
     HUGGINGFACE_HUB_CACHE HUGGING_FACE_HUB_TOKEN
 trap 'rm -rf "$scratch"' EXIT

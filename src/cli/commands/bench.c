@@ -86,7 +86,7 @@ static int open_model(job *j)
     const cli_options *o = j->o;
     still_error err;
     if (!o->shape) {
-        j->b.model = o->n_args > 1 ? o->arg[1] : CLI_DEFAULT_MODEL;
+        j->b.model = o->n_args > 1 ? o->arg[1] : cli_default_model(o);
         return cli_open_model(o, j->b.model, &j->m);
     }
     still_model_params params;

@@ -445,9 +445,9 @@ int cli_cmd_eval(const cli_options *o)
     if (status == CLI_OK && models * j.n_methods > MOST_COLUMNS)
         status = cli_usage("eval", "more than %d columns", MOST_COLUMNS);
     if (status == CLI_OK && o->freeze)
-        status = write_datasets(&j, o->n_args ? o->arg[0] : CLI_DEFAULT_MODEL);
+        status = write_datasets(&j, o->n_args ? o->arg[0] : cli_default_model(o));
     for (int i = 0; i < models && status == CLI_OK && !o->freeze; i++)
-        status = run_model(&j, o->n_args ? o->arg[i] : CLI_DEFAULT_MODEL);
+        status = run_model(&j, o->n_args ? o->arg[i] : cli_default_model(o));
     if (status == CLI_OK && j.rank == 0 && !o->freeze) {
         if (o->json)
             status = print_json(&j);

@@ -7,6 +7,7 @@
 #include "cli/fetch/resolve.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "cli/run.h"
 
 typedef struct watch {
     cli_progress bar;
@@ -54,7 +55,7 @@ int cli_cmd_export(const cli_options *o)
     still_error err;
     char *path, *adapter;
     watch w = {.quiet = o->quiet};
-    const char *name = o->arg[0] ? o->arg[0] : CLI_DEFAULT_MODEL;
+    const char *name = o->arg[0] ? o->arg[0] : cli_default_model(o);
     if (!o->to)
         return cli_usage("export", "--to gguf|safetensors|peft|adapter is missing");
     if (!o->out) return cli_usage("export", "--out PATH is missing");

@@ -343,7 +343,7 @@ int cli_cmd_linearize(const cli_options *given)
 {
     cli_options o = *given;
     job j = {.o = &o, .p = {.each = on_step, .reading = on_read, .note = on_note}};
-    const char *name = o.arg[0] ? o.arg[0] : CLI_DEFAULT_MODEL;
+    const char *name = o.arg[0] ? o.arg[0] : cli_default_model(&o);
     char *cache = NULL, *base = NULL;
     still_model *m = NULL;
     if (!o.method) o.method = "still";

@@ -117,7 +117,7 @@ static int run(const cli_options *o, still_model *m, const char *text, size_t n_
 {
     int32_t *ids = NULL;
     size_t n = 0;
-    cli_saliency r = {.model = o->n_args == 2 ? o->arg[0] : CLI_DEFAULT_MODEL,
+    cli_saliency r = {.model = o->n_args == 2 ? o->arg[0] : cli_default_model(o),
                       .file = o->arg[o->n_args - 1]};
     const int64_t trained = still_model_get_info(m)->ctx_train;
     int64_t most = trained && trained < MOST_TOKENS ? trained : MOST_TOKENS;

@@ -135,7 +135,7 @@ static int serve(const cli_options *o, const parts *p)
     srv_server *server = NULL;
     srv_capacity capacity;
     const still_tokenizer *tk;
-    const char *name = last_part(o->arg[0] ? o->arg[0] : CLI_DEFAULT_MODEL);
+    const char *name = last_part(o->arg[0] ? o->arg[0] : cli_default_model(o));
     int64_t trained = still_model_get_info(p->model)->ctx_train;
     int64_t ctx = o->ctx                              ? o->ctx
                   : trained && trained < MOST_CONTEXT ? trained

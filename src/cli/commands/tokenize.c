@@ -44,7 +44,7 @@ static int open_tokenizer(const cli_options *o, const char *model,
     still_error err;
     char *path = NULL;
     if (!o->tokenizer &&
-        cli_resolve_model(model ? model : CLI_DEFAULT_MODEL, &path, NULL, &err))
+        cli_resolve_model(model ? model : cli_default_model(o), &path, NULL, &err))
         return cli_fail_error(&err);
     still_status status =
         still_tokenizer_open_split(path ? path : o->tokenizer, o->split, out, &err);
