@@ -38,6 +38,7 @@ void srv_choice_free(srv_choice *c)
     srv_logprobs_free(&c->logprobs);
     sti_buf_free(&c->passed);
     sti_buf_free(&c->text);
+    still_matcher_free(c->work.matcher);
 }
 
 static size_t characters(const char *text, size_t n)

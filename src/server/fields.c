@@ -79,9 +79,13 @@ const srv_field srv_fields[] = {
      .help = "whether it may"},
     {"chat_template_kwargs", SRV_OWN, SRV_CHAT, .schema = OBJECT,
      .help = "variables of the chat template"},
-    {"response_format", SRV_ONLY, SRV_BOTH, .schema = "[{\"type\":\"text\"}]",
-     .help = "form of the answer"},
-    {"grammar", SRV_ONLY, SRV_BOTH, .schema = "[]", .help = "form of the answer"},
+    {"response_format", SRV_OWN, SRV_BOTH,
+     .schema = "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":"
+               "{\"enum\":[\"text\",\"json_object\",\"json_schema\"]},\"json_schema\":"
+               "{\"type\":\"object\"}}}",
+     .help = "what the answer must look like: text, any JSON object, or by a schema"},
+    {"grammar", SRV_OWN, SRV_BOTH, .schema = "{\"type\":\"string\",\"minLength\":1}",
+     .help = "the same as a grammar (GBNF)"},
     {"best_of", SRV_ONLY, SRV_TEXTS, .schema = "[1]"},
     {"suffix", SRV_ONLY, SRV_TEXTS, .schema = "[\"\"]"},
     {"store", SRV_ONLY, SRV_CHAT, .schema = "[false]"},
@@ -226,6 +230,43 @@ static still_status read_stream_options(const json_t *value, srv_options *o,
     return STILL_OK;
 }
 
+static still_status read_schema(const json_t *value, srv_options *o, still_error *err)
+{
+    const json_t *named = srv_field_of(value, "json_schema");
+    o->rules = srv_field_of(named, "schema");
+    if (!json_is_object(o->rules) && !json_is_boolean(o->rules))
+        return sti_fail(err, STILL_E_ARG,
+                        "'response_format' must have the schema in json_schema.schema");
+    o->form = SRV_SCHEMA;
+    return STILL_OK;
+}
+
+static still_status read_form(const json_t *value, const json_t *grammar,
+                              srv_options *o, still_error *err)
+{
+    const char *type = json_string_value(srv_field_of(value, "type"));
+    if (value && !type)
+        return sti_fail(err, STILL_E_ARG,
+                        "'response_format' must be an object with a 'type'");
+    if (type && strcmp(type, "json_object") == 0) {
+        o->form = SRV_JSON;
+    } else if (type && strcmp(type, "json_schema") == 0) {
+        STI_TRY(read_schema(value, o, err));
+    } else if (type && strcmp(type, "text") != 0) {
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "'response_format' of type '%.40s' is not implemented", type);
+    }
+    if (!grammar) return STILL_OK;
+    if (!json_is_string(grammar) || json_string_length(grammar) == 0)
+        return sti_fail(err, STILL_E_ARG, "'grammar' must be a string");
+    if (o->form != SRV_FREE)
+        return sti_fail(err, STILL_E_ARG,
+                        "'grammar' and 'response_format' exclude each other");
+    o->form = SRV_GBNF;
+    o->rules = grammar;
+    return STILL_OK;
+}
+
 static still_status read_bias(const json_t *value, int vocab, srv_options *o,
                               still_error *err)
 {
@@ -277,6 +318,8 @@ still_status srv_fields_read(const json_t *body, unsigned of, int vocab,
     STI_TRY(read_stop(srv_field_of(body, "stop"), out, err));
     STI_TRY(read_seed(srv_field_of(body, "seed"), out, err));
     STI_TRY(read_stream_options(srv_field_of(body, "stream_options"), out, err));
+    STI_TRY(read_form(srv_field_of(body, "response_format"),
+                      srv_field_of(body, "grammar"), out, err));
     return read_bias(srv_field_of(body, "logit_bias"), vocab, out, err);
 }
 

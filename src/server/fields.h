@@ -26,6 +26,14 @@ typedef struct srv_stop_text {
     size_t n;
 } srv_stop_text;
 
+/* What an answer must look like. */
+typedef enum srv_form {
+    SRV_FREE,
+    SRV_JSON,   /* any JSON object */
+    SRV_SCHEMA, /* JSON by a schema */
+    SRV_GBNF    /* what a grammar allows */
+} srv_form;
+
 /* What chat and completions have in common. */
 typedef struct srv_options {
     int max_tokens; /* -1: as many as fit */
@@ -39,6 +47,8 @@ typedef struct srv_options {
     int top_k;
     srv_stop_text stop[SRV_MOST_STOPS];
     int n_stops;
+    srv_form form;
+    const json_t *rules; /* the schema, or the grammar's text; borrowed from the body */
     still_logit_bias *bias; /* [n_bias], owned */
     int n_bias;
 } srv_options;
@@ -69,7 +79,8 @@ extern const size_t srv_n_fields;
 const json_t *srv_field_of(const json_t *body, const char *name);
 
 /* Checks that every field of the body is one that bodies of this kind have, and reads
- * those of the kinds INT, REAL and BOOL, and stop, seed, stream_options and logit_bias;
+ * those of the kinds INT, REAL and BOOL, and stop, seed, stream_options, response_format,
+ * grammar and logit_bias;
  * ids are checked against the vocabulary. Fields that are absent or null stay as they
  * are in *out. */
 still_status srv_fields_read(const json_t *body, unsigned of, int vocab,

@@ -252,6 +252,9 @@ static still_status prepare(srv_generation *g, size_t i, still_error *err)
     if (g->api->most_tokens > 0 &&
         (o->max_tokens < 0 || o->max_tokens > g->api->most_tokens))
         s->choice.work.max_tokens = g->api->most_tokens;
+    if (g->asked.grammar)
+        STI_TRY(still_matcher_new(g->asked.grammar, g->api->vocab,
+                                  &s->choice.work.matcher, err));
     return srv_choice_init(&s->choice, &g->how, p, err);
 }
 

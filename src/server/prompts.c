@@ -3,6 +3,7 @@
  * special tokens and all. */
 #include "server/prompts.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -146,11 +147,44 @@ static still_status read_talk(const srv_api *api, const char *body, size_t n,
     return render(api, &a->talk, &a->rendered, err);
 }
 
+/* ---- Form ---------------------------------------------------------------- */
+
+static still_status open_schema(const srv_api *api, const json_t *schema,
+                                still_grammar **out, still_error *err)
+{
+    char *text = sti_json_text(schema, JSON_COMPACT | JSON_ENCODE_ANY);
+    if (!text) return sti_fail_memory(err, "the schema", 0);
+    still_status status =
+        still_grammar_open_schema(api->tk, text, strlen(text), out, err);
+    free(text);
+    return status;
+}
+
+/* What is wrong with rules is the client's affair. */
+static still_status open_rules(const srv_api *api, const srv_options *o,
+                               still_grammar **out, still_error *err)
+{
+    still_status status = STILL_OK;
+    const char *field = o->form == SRV_GBNF ? "grammar" : "response_format";
+    if (o->form == SRV_JSON) status = still_grammar_open_json(api->tk, out, err);
+    if (o->form == SRV_SCHEMA) status = open_schema(api, o->rules, out, err);
+    if (o->form == SRV_GBNF)
+        status = still_grammar_open_gbnf(api->tk, json_string_value(o->rules),
+                                         json_string_length(o->rules), out, err);
+    if (status == STILL_OK || status == STILL_E_MEMORY) return status;
+    char text[sizeof err->text];
+    snprintf(text, sizeof text, "%s", err->text);
+    if (status == STILL_E_UNSUPPORTED)
+        return sti_fail(err, STILL_E_UNSUPPORTED, "'%s': %s", field, text);
+    return sti_fail(err, STILL_E_ARG, "'%s': %s", field, text);
+}
+
 still_status srv_asked_read(const srv_api *api, const char *body, size_t n,
                             srv_asked *out, still_error *err)
 {
-    return out->chat ? read_talk(api, body, n, out, err)
-                     : read_text(api, body, n, out, err);
+    STI_TRY(out->chat ? read_talk(api, body, n, out, err)
+                      : read_text(api, body, n, out, err));
+    return open_rules(api, out->options, &out->grammar, err);
 }
 
 void srv_asked_free(srv_asked *a)
@@ -160,4 +194,5 @@ void srv_asked_free(srv_asked *a)
     free(a->rendered.id);
     srv_completion_free(&a->text);
     srv_chat_free(&a->talk);
+    still_grammar_free(a->grammar);
 }

@@ -15,8 +15,9 @@ typedef struct srv_asked {
     const srv_options *options;
     srv_prompt *prompt; /* with ids; and with text, if it is echoed */
     size_t n_prompts;
-    const json_t *tools; /* calls are looked for; NULL: they are text */
-    sti_buf *echo;       /* [prompts], owned: texts of prompts that were ids; or NULL */
+    const json_t *tools;    /* calls are looked for; NULL: they are text */
+    still_grammar *grammar; /* that answers are held to; NULL: they are free */
+    sti_buf *echo; /* [prompts], owned: texts of prompts that were ids; or NULL */
 } srv_asked;
 
 still_status srv_asked_read(const srv_api *api, const char *body, size_t n,

@@ -414,6 +414,39 @@ def refusals():
     assert status == 400 and x["error"]["param"] == "stop", x
 
 
+def form():
+    """Answers held to a form, however hot; and calls that a grammar makes the model write."""
+    for seed in range(3):
+        hot = dict(temperature=2, seed=seed, max_tokens=60)
+        schema = {"type": "object", "properties": {"ok": {"type": "boolean"}, "kind": {
+            "enum": ["a", "b"]}}, "required": ["ok", "kind"], "additionalProperties": False}
+        x = json.loads(talk(messages=SAY, **hot, response_format={
+            "type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}})
+            ["choices"][0]["message"]["content"])
+        assert isinstance(x["ok"], bool) and x["kind"] in "ab" and len(x) == 2, x
+        x = complete(prompt="a", **hot, n=2, grammar='root ::= "yes" | "no"')
+        assert all(c["text"] in ("yes", "no") for c in x["choices"]), x
+        text = talk(messages=SAY, **hot, response_format={"type": "json_object"})["choices"][0]
+        assert text["message"]["content"].lstrip().startswith("{"), text
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    rule = r'''root ::= "Yes. <tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call>"'''
+    c = talk(messages=SAY, tools=tools, grammar=rule, max_tokens=200)["choices"][0]
+    assert c["finish_reason"] == "tool_calls" and c["message"]["content"] == "Yes.", c
+    call = c["message"]["tool_calls"][0]
+    assert call["function"] == {"name": "f", "arguments": '{"x":1}'} and len(call["id"]) == 9, call
+    e = [x["choices"][0] for x in events("/v1/chat/completions", messages=SAY, tools=tools,
+                                         grammar=rule, max_tokens=200)]
+    assert "".join(x["delta"].get("content") or "" for x in e) == "Yes."
+    calls = [t for x in e for t in x["delta"].get("tool_calls", [])]
+    assert len(calls) == 1 and calls[0]["index"] == 0, calls
+    assert calls[0]["function"] == {"name": "f", "arguments": '{"x":1}'}, calls
+    assert e[-1]["finish_reason"] == "tool_calls", e[-1]
+    for wrong, words in (({"grammar": "root ::= ("}, "'grammar'"), ({"response_format": {
+            "type": "json_schema", "json_schema": {"schema": {"type": "frob"}}}}, "'response_format'")):
+        status, x = ask("POST", "/v1/chat/completions", {"messages": SAY, **wrong})
+        assert status == 400 and words in x["error"]["message"], (status, x)
+
+
 def template():
     """What the server's own template sees: tools, calls, variables of both."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"x": 1}}}]
@@ -590,5 +623,5 @@ def docs(path):
 
 {f.__name__: f for f in (endpoints, scores, shared, generate, limit, key, hostile,
                          together, leave, finish, chat, injection, streams, sampling,
-                         refusals, template, headers, cors, full, slow, malformed,
+                         refusals, form, template, headers, cors, full, slow, malformed,
                          drain, docs)}[sys.argv[2]](*sys.argv[3:])

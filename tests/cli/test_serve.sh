@@ -53,6 +53,7 @@ start --chat-template chatml
 client chat
 client injection
 client refusals
+client form
 client malformed 1000
 stop
 

@@ -1,6 +1,7 @@
 """openai_client.py PORT: OpenAI's own Python client against a server with a real model."""
 import json
 import sys
+from typing import Literal
 
 import openai
 from pydantic import BaseModel
@@ -57,6 +58,16 @@ a = client.chat.completions.create(model=name, temperature=0, max_tokens=8, tool
          "function": {"name": "get_time", "arguments": json.dumps({"city": "Paris"})}}]},
     {"role": "tool", "tool_call_id": "abcdefghi", "content": "12:00"}])
 assert a.choices[0].message, a
+
+# Answers as objects.
+class Place(BaseModel):
+    kind: Literal["city", "river"]
+    in_europe: bool
+
+
+p = client.chat.completions.parse(model=name, messages=SAY, response_format=Place,
+                                  temperature=0, max_tokens=100)
+assert isinstance(p.choices[0].message.parsed, Place), p
 
 # Errors are the client's own exceptions.
 for wrong, kind in (({"messages": []}, openai.BadRequestError),

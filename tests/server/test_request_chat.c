@@ -104,6 +104,15 @@ static void options(void **state)
         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"logprobs\":true}",
         false);
     assert_int_equal(c.options.logprobs, 0);
+    assert_int_equal(c.options.form, SRV_FREE);
+    srv_chat_free(&c);
+    c = read_good("{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+                  "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{"
+                  "\"name\":\"a\",\"strict\":true,\"schema\":{\"type\":\"null\"}}}}",
+                  false);
+    assert_int_equal(c.options.form, SRV_SCHEMA);
+    assert_string_equal(json_string_value(json_object_get(c.options.rules, "type")),
+                        "null");
     srv_chat_free(&c);
 }
 
@@ -143,6 +152,13 @@ static void wrong(void **state)
         {SAY ",\"top_logprobs\":3}", STILL_E_ARG, "needs 'logprobs'"},
         {SAY ",\"logprobs\":true,\"top_logprobs\":21}", STILL_E_ARG, "0 to 20"},
         {SAY ",\"prompt\":\"x\"}", STILL_E_UNSUPPORTED, "'prompt'"},
+        {SAY ",\"response_format\":{\"type\":\"json_schema\"}}", STILL_E_ARG,
+         "json_schema.schema"},
+        {SAY ",\"response_format\":{\"type\":\"xml\"}}", STILL_E_UNSUPPORTED, "'xml'"},
+        {SAY ",\"response_format\":3}", STILL_E_ARG, "'response_format'"},
+        {SAY ",\"grammar\":\"\"}", STILL_E_ARG, "'grammar' must be"},
+        {SAY ",\"grammar\":\"x\",\"response_format\":{\"type\":\"json_object\"}}",
+         STILL_E_ARG, "exclude each other"},
         {SAY ",\"store\":true}", STILL_E_UNSUPPORTED, "'store'"},
         {SAY ",\"functions\":[]}", STILL_E_UNSUPPORTED, "'functions'"},
         {SAY ",\"chat_template_kwargs\":3}", STILL_E_ARG, "chat_template_kwargs"},
