@@ -172,6 +172,10 @@ static void put_calls(sti_buf *b, const srv_part *p, bool numbered)
 static void put_finish(sti_buf *b, const srv_part *p)
 {
     put_logprobs(b, p->logprobs);
+    if (p->kept) {
+        sti_buf_puts(b, ",\"still\":");
+        sti_buf_put(b, p->kept->p, p->kept->n);
+    }
     if (p->finish)
         sti_buf_printf(b, ",\"finish_reason\":\"%s\"}", p->finish);
     else

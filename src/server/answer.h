@@ -44,6 +44,7 @@ typedef struct srv_part {
     uint64_t call_seed;           /* ids of calls are made from it and their number */
     const srv_logprobs *logprobs; /* NULL: none were asked for */
     const char *finish;           /* NULL: not yet */
+    const sti_buf *kept;          /* JSON: what the model kept; NULL: nobody asked */
 } srv_part;
 
 /* A whole answer: open, choices, close. */

@@ -39,6 +39,7 @@ void srv_choice_free(srv_choice *c)
     sti_buf_free(&c->passed);
     sti_buf_free(&c->text);
     still_matcher_free(c->work.matcher);
+    sti_buf_free(&c->ids);
 }
 
 static size_t characters(const char *text, size_t n)
@@ -104,6 +105,7 @@ bool srv_choice_take(srv_choice *c, const srv_token *t)
         start(c);
     }
     c->made++;
+    if (how->options->kept) sti_buf_put(&c->ids, &t->id, sizeof t->id);
     if (how->options->logprobs >= 0 && !(how->chat && t->end))
         srv_logprobs_add(&c->logprobs, how->tk, t);
     if (t->end) return true;
@@ -133,6 +135,7 @@ void srv_choice_end(srv_choice *c)
 
 bool srv_choice_failed(const srv_choice *c)
 {
-    return c->failed != STILL_OK || c->text.failed || c->passed.failed ||
-           c->calls.failed || c->logprobs.tokens.failed || c->logprobs.tops.failed;
+    return c->failed != STILL_OK || c->text.failed || c->ids.failed ||
+           c->passed.failed || c->calls.failed || c->logprobs.tokens.failed ||
+           c->logprobs.tops.failed;
 }

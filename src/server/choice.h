@@ -28,6 +28,7 @@ typedef struct srv_choice {
     sti_buf text;   /* that nobody has taken yet */
     bool started;   /* the prompt is over */
     int made;
+    sti_buf ids; /* of its tokens, int32_t, if what the model kept is asked for */
     still_status failed; /* a token could not be decoded */
 } srv_choice;
 

@@ -166,6 +166,11 @@ static enum MHD_Result send_reply(srv_exchange *x)
         sti_buf_free(&r->body);
         srv_reply_error(r, 500, "out_of_memory", "out of memory: the answer");
     }
+    const char *known = r->tag ? header(x, "If-None-Match") : NULL;
+    if (known && strstr(known, r->tag)) {
+        r->status = 304;
+        r->n_fixed = 0;
+    }
     struct MHD_Response *response =
         r->fixed ? MHD_create_response_from_buffer(
                        r->n_fixed, (void *)(uintptr_t)r->fixed, MHD_RESPMEM_PERSISTENT)

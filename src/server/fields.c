@@ -86,6 +86,10 @@ const srv_field srv_fields[] = {
      .help = "what the answer must look like: text, any JSON object, or by a schema"},
     {"grammar", SRV_OWN, SRV_BOTH, .schema = "{\"type\":\"string\",\"minLength\":1}",
      .help = "the same as a grammar (GBNF)"},
+    {"still", SRV_OWN, SRV_CHAT,
+     .schema = "{\"type\":\"object\",\"properties\":{\"kept\":{\"type\":\"boolean\"}},"
+               "\"additionalProperties\":false}",
+     .help = "kept: say what the model kept of the conversation, in choices[].still"},
     {"best_of", SRV_ONLY, SRV_TEXTS, .schema = "[1]"},
     {"suffix", SRV_ONLY, SRV_TEXTS, .schema = "[\"\"]"},
     {"store", SRV_ONLY, SRV_CHAT, .schema = "[false]"},
@@ -267,6 +271,26 @@ static still_status read_form(const json_t *value, const json_t *grammar,
     return STILL_OK;
 }
 
+/* {"kept": true} */
+static still_status read_still(const json_t *value, srv_options *o, still_error *err)
+{
+    const char *name;
+    json_t *v;
+    if (!value) return STILL_OK;
+    if (!json_is_object(value))
+        return sti_fail(err, STILL_E_ARG, "'still' must be an object");
+    json_object_foreach((json_t *)value, name, v)
+    {
+        if (strcmp(name, "kept") != 0)
+            return sti_fail(err, STILL_E_UNSUPPORTED,
+                            "'still.%.60s' is not implemented", name);
+        if (!json_is_boolean(v))
+            return sti_fail(err, STILL_E_ARG, "'still.kept' must be true or false");
+        o->kept = json_is_true(v);
+    }
+    return STILL_OK;
+}
+
 static still_status read_bias(const json_t *value, int vocab, srv_options *o,
                               still_error *err)
 {
@@ -320,6 +344,7 @@ still_status srv_fields_read(const json_t *body, unsigned of, int vocab,
     STI_TRY(read_stream_options(srv_field_of(body, "stream_options"), out, err));
     STI_TRY(read_form(srv_field_of(body, "response_format"),
                       srv_field_of(body, "grammar"), out, err));
+    STI_TRY(read_still(srv_field_of(body, "still"), out, err));
     return read_bias(srv_field_of(body, "logit_bias"), vocab, out, err);
 }
 

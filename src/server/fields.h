@@ -41,6 +41,7 @@ typedef struct srv_options {
     int n;        /* choices of each prompt */
     int logprobs; /* alternatives; -1: no log-probabilities are asked for */
     bool stream, usage, echo, ignore_eos, has_seed;
+    bool kept; /* say what the model kept (kept.h) */
     uint64_t seed;
     double temperature, top_p, min_p;
     double repeat_penalty, presence_penalty, frequency_penalty;

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "server/kept.h"
 #include "server/prompts.h"
 #include "server/sequence.h"
 
@@ -50,6 +51,7 @@ typedef struct sequence {
     int calls_sent;
     bool role_sent;
     const char *finish; /* NULL: it runs */
+    sti_buf kept;       /* what the model kept, if that was asked for */
 } sequence;
 
 static uint64_t clock_bits(void)
@@ -61,8 +63,10 @@ static uint64_t clock_bits(void)
 
 static void free_generation(srv_generation *g)
 {
-    for (size_t i = 0; g->sequence && i < g->n; i++)
+    for (size_t i = 0; g->sequence && i < g->n; i++) {
         srv_choice_free(&g->sequence[i].choice);
+        sti_buf_free(&g->sequence[i].kept);
+    }
     free(g->sequence);
     srv_asked_free(&g->asked);
     sti_buf_free(&g->out);
@@ -97,7 +101,8 @@ static srv_part part_of(const sequence *s)
                       .n_calls = c->calls.n,
                       .call_seed = s->of->seed,
                       .logprobs = c->how->options->logprobs >= 0 ? &c->logprobs : NULL,
-                      .finish = s->finish};
+                      .finish = s->finish,
+                      .kept = s->kept.n ? &s->kept : NULL};
 }
 
 /* What a sequence has that the stream has not. */
@@ -108,6 +113,7 @@ static void send_news(sequence *s)
     srv_part p = part_of(s);
     p.first = !s->role_sent;
     p.finish = NULL;
+    p.kept = NULL;
     p.call_at = s->calls_sent;
     p.call += s->calls_sent;
     p.n_calls -= s->calls_sent;
@@ -182,7 +188,9 @@ static void send_end(sequence *s)
     srv_generation *g = s->of;
     if (g->error.code == STILL_OK) {
         send_news(s);
-        srv_part last = {.index = s->index, .finish = s->finish};
+        srv_part last = {.index = s->index,
+                         .finish = s->finish,
+                         .kept = s->kept.n ? &s->kept : NULL};
         srv_logprobs rest = s->choice.logprobs; /* of tokens without text */
         if (rest.tokens.n) last.logprobs = &rest;
         srv_put_event(&g->out, &g->head, &last);
@@ -196,13 +204,36 @@ static void send_end(sequence *s)
     srv_put_done(&g->out);
 }
 
+/* While the session is there. */
+static still_status note_kept(sequence *s, const srv_result *r, still_error *err)
+{
+    const srv_choice *c = &s->choice;
+    if (!s->of->how.options->kept || !r->session || r->finish > SRV_LENGTH ||
+        c->ids.failed)
+        return STILL_OK;
+    return srv_kept_put(&s->kept,
+                        &(srv_kept){.model = s->of->api->model,
+                                    .session = r->session,
+                                    .prompt = c->work.prompt,
+                                    .n_prompt = c->work.n_prompt,
+                                    .made = (const int32_t *)(const void *)c->ids.p,
+                                    .n_made = (int)(c->ids.n / sizeof(int32_t)),
+                                    .queued_s = r->queued_s,
+                                    .prompt_s = r->prompt_s,
+                                    .decode_s = r->decode_s},
+                        err);
+}
+
 static void on_done(void *user, const srv_result *r)
 {
+    still_error err;
     sequence *s = user;
     srv_generation *g = s->of;
     if (r->finish != SRV_FAILED) srv_choice_end(&s->choice);
+    const still_status kept = note_kept(s, r, &err);
     pthread_mutex_lock(&g->lock);
     note_end(s, r);
+    if (kept != STILL_OK) fail(g, &err);
     g->running--;
     if (g->how.options->stream) {
         send_end(s);

@@ -13,6 +13,7 @@
 /* What all requests share. Read-only once the server runs. */
 typedef struct srv_api {
     const char *name; /* of the model, in answers */
+    const still_model *model;
     const still_tokenizer *tk;
     srv_scheduler *scheduler;
     int limit, vocab;

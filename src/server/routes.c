@@ -7,12 +7,24 @@
 #include <string.h>
 
 #include "server/openapi.h"
+#include "server/page.h"
 
 static void health(const srv_query *q, srv_reply *reply)
 {
     (void)q;
     reply->status = 200;
     srv_reply_json(reply, json_pack("{s:s}", "status", "ok"));
+}
+
+static void page(const srv_query *q, srv_reply *reply)
+{
+    const srv_page_file *f = srv_page_find(q->path);
+    *reply = (srv_reply){.status = 200,
+                         .type = f->type,
+                         .headers = srv_page_headers,
+                         .tag = f->tag,
+                         .fixed = f->p,
+                         .n_fixed = f->n};
 }
 
 static json_t *model(const srv_api *api)
@@ -134,6 +146,7 @@ static void tokenizer_info(const srv_query *q, srv_reply *reply)
 static void metrics(const srv_query *q, srv_reply *reply);
 
 static const srv_route routes[] = {
+    {"GET", "/", SRV_HERE, true, false, page}, /* and all its files */
     {"GET", "/health", SRV_HERE, true, false, health},
     {"GET", "/metrics", SRV_HERE, false, false, metrics},
     {"GET", "/openapi.json", SRV_HERE, true, false, openapi},
@@ -170,6 +183,7 @@ const srv_route *srv_route_find(const char *method, const char *path,
 {
     *allow = NULL;
     if (strcmp(method, "HEAD") == 0) method = "GET";
+    if (srv_page_find(path)) path = "/";
     for (size_t i = 0; i < ROUTES; i++) {
         if (!is_at(&routes[i], path)) continue;
         bool get = strcmp(routes[i].method, "GET") == 0;

@@ -103,6 +103,7 @@ static still_status make_api(srv_server *s, const srv_params *p, still_error *er
     if (!s->name || (p->chat_template && !s->chat_template))
         return sti_fail_memory(err, "server", sizeof *s);
     api->name = s->name;
+    api->model = p->model.model;
     api->tk = still_model_tokenizer(p->model.model);
     if (!api->tk) return sti_fail(err, STILL_E_ARG, "%s: has no tokenizer", p->name);
     api->vocab = info->vocab;

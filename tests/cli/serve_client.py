@@ -1,9 +1,11 @@
 """serve_client.py PORT WHAT [ARGUMENT...]: asks a server and checks what it says."""
+import base64
 import concurrent.futures
 import http.client
 import json
 import math
 import os
+import re
 import signal
 import socket
 import sys
@@ -491,6 +493,67 @@ def headers():
     assert bounds == sorted(bounds) and bounds[-1] == float(lines["still_step_seconds_count"])
 
 
+def page():
+    """The page and its files: open to all, with a strict policy, sent once."""
+    status, h, text = raw("GET", "/")
+    assert status == 200 and h["content-type"].startswith("text/html"), h
+    assert b"<title>still</title>" in text, text[:200]
+    policy = h["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy, policy
+    assert h["x-content-type-options"] == "nosniff" and h["x-frame-options"] == "DENY", h
+    for path in ["/style.css", "/icon.svg", "/index.html"] + sorted(
+            set(m.decode() for m in re.findall(rb'src="(/[a-z.]+)"', text))):
+        status, h, body = raw("GET", path)
+        assert status == 200 and body and h["content-security-policy"] == policy, (path, h)
+        status, again, nothing = raw("GET", path, headers={"If-None-Match": h["etag"]})
+        assert (status, nothing, again["etag"]) == (304, b"", h["etag"]), (path, status)
+        assert raw("GET", path, headers={"If-None-Match": '"0"'})[2] == body, path
+        status, head, nothing = raw("HEAD", path)
+        assert status == 200 and not nothing and head["content-length"] == str(len(body))
+    assert raw("GET", "/app.js")[1]["content-type"].startswith("text/javascript")
+    for path in ("/none.js", "/page/app.js", "/../app.js", "//app.js", "/app.js/"):
+        assert raw("GET", path)[0] == 404, path
+    refused(405, "method_not_allowed", ask("POST", "/", {}))
+
+
+def kept():
+    """What the model kept of a conversation, whole and at the end of a stream."""
+    long = [{"role": "user", "content": "The lake is still in winter. " * 4}]
+    want = {"messages": long, "max_tokens": 12, "temperature": 0, "still": {"kept": True}}
+    x = talk(**want)
+    c = x["choices"][0]
+    k = c["still"]
+    used = x["usage"]
+    assert k["prompt"] == used["prompt_tokens"], (k["prompt"], used)
+    assert len(k["tokens"]) == used["total_tokens"], (len(k["tokens"]), used)
+    assert k["held"] in (used["total_tokens"], used["total_tokens"] - 1), (k["held"], used)
+    assert "".join(t for t in k["tokens"] if not t.startswith("bytes:")).count("lake") == 4
+    for h in k["heads"]:
+        assert h["window"] + h["salient"] + h["folded"] + h["gone"] == k["held"], h
+        assert 8 < h["window"] <= 16 and h["salient"] == h["cap"] == 16 and h["folded"], h
+        mask = base64.b64decode(h["mask"])
+        assert sum(bin(b).count("1") for b in mask) == 16, h
+    assert len(base64.b64decode(k["share"])) == k["held"]
+    m = k["memory"]
+    assert 0 < m["used"] <= m["bytes"] and m["softmax"] > 0 and m["context"] > 0, m
+    assert k["seconds"]["decode"] > 0, k["seconds"]
+    e = events("/v1/chat/completions", **want)
+    said = [y["choices"][0] for y in e if "still" in y["choices"][0]]
+    assert len(said) == 1 and said[0]["finish_reason"] == c["finish_reason"], said
+    for field in ("tokens", "heads", "share", "memory", "held"):
+        assert said[0]["still"][field] == k[field], field
+    del want["still"]
+    assert "still" not in talk(**want)["choices"][0]
+    # The answer is the same whether anybody looks or not.
+    assert talk(**want)["choices"][0]["message"] == c["message"]
+    n = talk(**want, n=2, still={"kept": True})["choices"]
+    assert [y["still"]["heads"] for y in n] == [k["heads"]] * 2
+    for wrong, code in (({"keep": True}, "unsupported"), ({"kept": 1}, "invalid_value"),
+                        (7, "invalid_value")):
+        refused(400, code, ask("POST", "/v1/chat/completions",
+                               {"messages": SAY, "still": wrong}), "still")
+
+
 def cors(origin):
     h = raw("GET", "/v1/models", headers={"Origin": origin})[1]
     assert h["access-control-allow-origin"] == origin and h["vary"] == "Origin", h
@@ -623,5 +686,6 @@ def docs(path):
 
 {f.__name__: f for f in (endpoints, scores, shared, generate, limit, key, hostile,
                          together, leave, finish, chat, injection, streams, sampling,
-                         refusals, form, template, headers, cors, full, slow, malformed,
+                         refusals, form, template, headers, page, kept, cors, full, slow,
+                         malformed,
                          drain, docs)}[sys.argv[2]](*sys.argv[3:])

@@ -45,6 +45,7 @@ client streams
 client sampling
 client hostile
 client headers
+client page
 client together
 stop
 
@@ -55,6 +56,11 @@ client injection
 client refusals
 client form
 client malformed 1000
+stop
+
+# What a model kept of a conversation.
+start --chat-template chatml --method still --chunk 8 --select 4 --cap 16 --no-allocate
+client kept
 stop
 
 # What a template is given: this one refuses everything, and says what it saw.

@@ -155,7 +155,7 @@ static void test_best_stay(void **state)
     bool stays[MOST] = {false};
     for (int i = 0; i < n; i++) {
         feed(s, i + 1, 1);
-        arrived[i] = look(s, 1, 0).score[i];
+        arrived[i] = look(s, 1, 1).score[i];
     }
     for (int first = 0; first < left; first += CHUNK) {
         for (int k = 0; k < how.select; k++) {
@@ -175,7 +175,7 @@ static void test_best_stay(void **state)
             stays[worst] = false;
         }
     }
-    const view v = look(s, 1, 0);
+    const view v = look(s, 1, 1);
     for (int i = 0; i < left; i++) {
         assert_int_equal(v.place[i] == STILL_PLACE_SALIENT, stays[i]);
         if (stays[i]) assert_true(v.score[i] == arrived[i]);
