@@ -328,7 +328,7 @@ static still_status read_sequence(reader *r, bool nested, sti_part *out)
         if (!c || (!is_name(c) && !strchr("\"[(.<", c))) break;
         const size_t start = r->at;
         const sti_mark since = sti_sketch_mark(r->k);
-        sti_part part;
+        sti_part part = {0};
         STI_TRY(read_item(r, &part));
         STI_TRY(read_repeats(r, nested, since, &part));
         sti_sketch_empty(r->k, at, part.first);
@@ -349,7 +349,7 @@ static still_status read_choices(reader *r, bool nested, sti_part *out)
 {
     *out = (sti_part){sti_sketch_state(r->k), sti_sketch_state(r->k)};
     for (;;) {
-        sti_part one;
+        sti_part one = {0};
         STI_TRY(read_sequence(r, nested, &one));
         sti_sketch_empty(r->k, out->first, one.first);
         sti_sketch_empty(r->k, one.last, out->last);
@@ -370,7 +370,7 @@ static still_status read_rule(reader *r)
 {
     const size_t start = r->at;
     int32_t rule;
-    sti_part all;
+    sti_part all = {0};
     if (!is_name(peek(r))) return format(r, "expected the name of a rule");
     STI_TRY(find_rule(r, &rule));
     if (r->k->failed) return sti_sketch_fail(r->k, "grammar", r->err);

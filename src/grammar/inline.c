@@ -57,7 +57,9 @@ static int32_t draw(sti_sketch *k, const sti_arc *list, const sti_sketch_rule *w
     const int32_t move = k->n_states - what->state[0];
     for (int32_t i = what->state[0]; i < what->state[1]; i++) sti_sketch_state(k);
     for (int32_t i = what->arc[0]; i < what->arc[1] && !k->failed; i++) {
-        const sti_arc a = list ? list[i] : k->arc[i];
+        const sti_arc *arcs = list ? list : k->arc;
+        if (!arcs) break; /* there are none */
+        const sti_arc a = arcs[i];
         const int32_t from = a.from + move, to = a.to + move;
         if (a.kind == STI_ARC_EMPTY) {
             sti_sketch_empty(k, from, to);

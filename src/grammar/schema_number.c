@@ -63,7 +63,7 @@ static void draw_range(sti_sketch *k, int32_t from, int32_t to, int64_t lo, int6
 {
     int64_t most = 9; /* of numbers with as many digits as lo */
     while (lo <= hi) {
-        char a[24], b[24];
+        char a[24] = "", b[24] = "";
         while (most < lo) most = 10 * most + 9;
         const int64_t end = most < hi ? most : hi;
         const int n = snprintf(a, sizeof a, "%lld", (long long)lo);

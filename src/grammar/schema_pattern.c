@@ -292,7 +292,7 @@ static still_status read_sequence(reader *r, bool outer, sti_part *out)
         draw_anything(r, at);
     while (r->at < r->n && peek(r) != '|' && peek(r) != ')') {
         const sti_mark since = sti_sketch_mark(k);
-        sti_part part;
+        sti_part part = {0};
         if (outer && peek(r) == '$' && (r->at + 1 == r->n || r->p[r->at + 1] == '|')) {
             r->at++;
             closed = true;
@@ -319,7 +319,7 @@ static still_status read_choices(reader *r, bool outer, sti_part *out)
     sti_sketch *k = r->c->k;
     *out = (sti_part){sti_sketch_state(k), sti_sketch_state(k)};
     for (;;) {
-        sti_part one;
+        sti_part one = {0};
         STI_TRY(read_sequence(r, outer, &one));
         if (k->failed) return STILL_OK;
         sti_sketch_empty(k, out->first, one.first);
@@ -333,7 +333,7 @@ still_status sti_schema_pattern(sti_schema *c, int32_t from, int32_t to, const c
                                 size_t n, const char *key)
 {
     reader r = {.c = c, .p = p, .n = n, .key = key};
-    sti_part all;
+    sti_part all = {0};
     r.one = sti_alloc(2, sizeof *r.one);
     if (!r.one) return sti_fail_memory(c->err, "schema", 2 * sizeof *r.one);
     r.other = r.one + 1;
