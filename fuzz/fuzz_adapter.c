@@ -73,7 +73,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     still_error err = {0};
     for (int way = 0; way < 4; way++) {
         const bool quantized = way & 1, merge = way & 2;
-        if (sti_adapter_read(&home, dir, quantized, merge, &a, &err) != STILL_OK) {
+        if (sti_adapter_read(&home, dir, quantized, merge, merge, &a, &err) !=
+            STILL_OK) {
             check(!a && err.text[0]);
             continue;
         }

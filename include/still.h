@@ -10,7 +10,7 @@
  *     tokenizers, chat templates    tokenize, chat
  *     models, attention methods     inspect
  *     constrained output            generate, chat, serve
- *     sessions, sampling            generate, chat, serve, logprobs
+ *     sessions, sampling, guessing  generate, chat, serve, logprobs
  *     perplexity                    perplexity
  *     linearizing, allocating       linearize, allocate
  *     exporting                     export
@@ -439,6 +439,20 @@ STILL_API void still_session_free(still_session *s);
 STILL_API still_status still_session_feed(still_session *s, const int32_t *tok, int n,
                                           still_error *err);
 
+/* Feeds tok, and in the same pass computes what would come if the n guesses followed it,
+ * which takes little longer. The session then holds tok and no guess; feeding the first
+ * guess, by this call or by still_session_feed, takes its logits from that pass and costs
+ * almost nothing, and so on; a token that was not guessed, or any other use of the model,
+ * drops the guesses that are left. Results are those of feeding one by one, bit for bit.
+ * Guesses after the end of a chunk could not be dropped and are not computed; softmax has no
+ * chunks. None are computed where results depend on the rows of a pass (cuda), where a
+ * score sums over queries ("received"), and for methods without a window. guess is
+ * read, not kept; at most 31 are. *rows (may be NULL): rows of the pass; 0: there was none,
+ * tok had been guessed. */
+STILL_API still_status still_session_feed_ahead(still_session *s, int32_t tok,
+                                                const int32_t *guess, int n, int *rows,
+                                                still_error *err);
+
 /* One token for each of n sessions of one model, computed together; each result is
  * the one still_session_feed would give, bit for bit (on a GPU: but for the last
  * bits). No session twice. */
@@ -570,6 +584,27 @@ STILL_API still_status still_sampler_sample_matched(still_sampler *sp, still_mat
  * prompt, for the repeat penalty alone. */
 STILL_API void still_sampler_accept(still_sampler *sp, int32_t id);
 STILL_API void still_sampler_accept_prompt(still_sampler *sp, int32_t id);
+
+/* ---- Guessing ------------------------------------------------------------ */
+
+/* Guesses what comes next from what followed the same tokens earlier in the conversation
+ * (prompt lookup). It watches how often it is right, and guesses only as many tokens as
+ * pay for their rows of a pass:
+ *
+ *     still_lookup_accept(l, id);            each token of prompt and reply, as it is fed
+ *     n = still_lookup_guess(l, guess);
+ *     still_session_feed_ahead(s, id, guess, n, NULL, &e);
+ *     still_sampler_sample(...);             chooses as ever: the text is the same
+ *
+ * The last 65,536 tokens are looked back at. */
+typedef struct still_lookup still_lookup;
+/* most: guesses at a time, up to 31; 0: 15. */
+STILL_API still_status still_lookup_new(int most, still_lookup **out, still_error *err);
+STILL_API void still_lookup_free(still_lookup *l);
+STILL_API void still_lookup_accept(still_lookup *l, int32_t id);
+/* Writes guesses of the tokens after the last to guess[`most`]; returns how many. */
+STILL_API int still_lookup_guess(const still_lookup *l, int32_t *guess);
+STILL_API void still_lookup_reset(still_lookup *l); /* back to an empty conversation */
 
 /* ---- Perplexity ---------------------------------------------------------- */
 

@@ -125,6 +125,10 @@ struct sti_attn_engine {
      * are possible, so that no index leaves its array. NULL: it holds none. */
     bool (*sound)(const sti_attn_config *, const sti_attn_layer *,
                   const sti_attn_memory *, int length);
+    /* Tokens that a memory of `past` tokens takes such that all but the first can be
+     * abandoned: what they leave is what the tokens that come in their place overwrite.
+     * NULL: 1. */
+    int (*undoable)(const sti_attn_config *, int past);
 };
 extern const sti_attn_engine sti_attn_softmax, sti_attn_hybrid, sti_attn_linear;
 
@@ -133,6 +137,9 @@ sti_hybrid_shape sti_attn_hybrid_shape(const sti_attn_layer *l);
 sti_hybrid_settings sti_attn_hybrid_settings(const sti_attn_config *cfg,
                                              const sti_attn_layer *l);
 sti_hybrid_in sti_attn_hybrid_in(const sti_attn_layer *l);
+
+/* Tokens that a session holds before it folds one into a linear state. */
+int sti_attn_unfolded(const sti_attn_config *c);
 
 /* Whether the method takes the place of a layer's own attention. */
 bool sti_attn_converts(const sti_attn_config *c, int layer);

@@ -1,4 +1,6 @@
 /* hybrid.c - methods that are settings of the hybrid operator (ops/hybrid.h). */
+#include <limits.h>
+
 #include "attn/attn.h"
 
 sti_hybrid_shape sti_attn_hybrid_shape(const sti_attn_layer *l)
@@ -38,6 +40,13 @@ sti_hybrid_settings sti_attn_hybrid_settings(const sti_attn_config *cfg,
     if (s.state_cap > 0) s.state_cap += most - s.cap;
     s.cap = most;
     return s;
+}
+
+int sti_attn_unfolded(const sti_attn_config *c)
+{
+    if (c->method->engine != &sti_attn_hybrid || !c->hybrid.has_linear) return INT_MAX;
+    if (!c->hybrid.has_window) return 0;
+    return c->hybrid.chunk > INT_MAX / 2 ? INT_MAX : 2 * c->hybrid.chunk;
 }
 
 sti_hybrid_in sti_attn_hybrid_in(const sti_attn_layer *l)
@@ -150,5 +159,15 @@ static bool sound(const sti_attn_config *cfg, const sti_attn_layer *l,
     return true;
 }
 
-const sti_attn_engine sti_attn_hybrid = {carve_hybrid, reserve, scratch_bytes, forward,
-                                         sound};
+/* Up to the end of a chunk a token only fills its own slot of the window. Its first one
+ * lets another chunk retire, and the slots of that are free then. Weights that earlier
+ * keys receive are sums, and so is a state without a window. */
+static int undoable(const sti_attn_config *cfg, int past)
+{
+    const sti_hybrid_settings *set = &cfg->hybrid;
+    if (!set->has_window || sti_score_at(set->score)->received) return 1;
+    return set->chunk - past % set->chunk;
+}
+
+const sti_attn_engine sti_attn_hybrid = {carve_hybrid, reserve, scratch_bytes,
+                                         forward,      sound,   undoable};

@@ -56,5 +56,5 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
     return be->linear(dev, args, io->n_rows, err);
 }
 
-const sti_attn_engine sti_attn_linear = {carve_linear, reserve, scratch_bytes, forward,
-                                         NULL};
+const sti_attn_engine sti_attn_linear = {carve_linear, reserve, scratch_bytes,
+                                         forward,      NULL,    NULL};

@@ -3,6 +3,8 @@
  * A layer holds keys [G, capacity, D] and values [G, capacity, D]. capacity is the context, or less
  * where the model itself looks back only `window` tokens: the cache is then a ring that
  * holds the window and one batch. */
+#include <limits.h>
+
 #include "attn/attn.h"
 
 _Static_assert(sizeof(sti_attn_segment) <= STI_ATTN_SCRATCH, "scratch is too small");
@@ -65,5 +67,12 @@ static still_status forward(const sti_backend *be, sti_dev *dev,
                             err);
 }
 
+/* A key is in the slot of its position, and queries read no key after their own. */
+static int undoable(const sti_attn_config *cfg, int past)
+{
+    (void)cfg, (void)past;
+    return INT_MAX;
+}
+
 const sti_attn_engine sti_attn_softmax = {carve_softmax, reserve, scratch_bytes,
-                                          forward, NULL};
+                                          forward,       NULL,    undoable};

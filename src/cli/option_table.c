@@ -473,6 +473,12 @@ const cli_option cli_option_table[] = {
              "is read only once."},
 
     /* computing */
+    {"lookup", 0, "N|off", CLI_STRING, AT(lookup), SAMPLE, CLI_G_COMPUTE,
+     .help = "Guess up to N tokens (1 to 31) from what followed the same words earlier in "
+             "the conversation, and compute them together with the next one: faster where a "
+             "text repeats itself or its prompt, and the same text either way. Guesses that "
+             "do not pay are not made, and fewer than 4 at a time seldom do; on a GPU none are "
+             "made (default: 15)."},
     {"backend", 0, "NAME", CLI_CHOICE, AT(backend), METHOD | SELFTEST,
      CLI_G_COMPUTE, .preset = "cpu", .choices = "cpu cuda ref bf16",
      .help = "cpu: fast on any machine; cuda: an NVIDIA GPU (sm_80 or later), if still was "

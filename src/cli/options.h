@@ -46,6 +46,7 @@ typedef struct cli_options {
     int64_t n, top_k, repeat_last;
     double temp, top_p, min_p, repeat_penalty;
     cli_list stop;
+    const char *lookup;
     bool echo, ignore_eos;
     const char *grammar, *json_schema;
 

@@ -287,6 +287,21 @@ int cli_open_sampler(const cli_options *o, still_model *m, still_sampler **out)
     return CLI_OK;
 }
 
+int cli_open_lookup(const cli_options *o, still_lookup **out)
+{
+    still_error err;
+    const char *at = o->lookup;
+    int most = 0;
+    *out = NULL;
+    if (at && strcmp(at, "off") == 0) return CLI_OK;
+    if (at && (!read_int(&at, &most) || *at || most < 1 || most > CLI_LOOKUP_MAX))
+        return cli_fail("--lookup: '%s' is neither a number of tokens from 1 to %d nor "
+                        "'off'",
+                        o->lookup, CLI_LOOKUP_MAX);
+    if (still_lookup_new(most, out, &err)) return cli_fail_error(&err);
+    return CLI_OK;
+}
+
 void cli_usual_sampling(cli_options *o, const still_model_info *info)
 {
     const still_sampler_params *theirs = &info->sampling;
@@ -378,12 +393,30 @@ static void finish_stream(const cli_options *o, cli_stream *stream, still_decode
     if (!o->json) cli_put(text, n);
 }
 
+/* Feeds the last token of r, with guesses of what follows it. */
+static still_status feed(still_session *s, still_lookup *lookup, cli_reply *r,
+                         still_error *err)
+{
+    const int32_t id = r->token[r->n_fed];
+    int32_t guess[CLI_LOOKUP_MAX];
+    int n = 0, rows = 0;
+    if (lookup) {
+        still_lookup_accept(lookup, id);
+        n = still_lookup_guess(lookup, guess);
+    }
+    const still_status st = still_session_feed_ahead(s, id, guess, n, &rows, err);
+    if (st != STILL_OK) return st;
+    r->n_fed++;
+    r->n_guessed += rows == 0;
+    return STILL_OK;
+}
+
 /* The loop: sample, show, feed. Ends with r->stop set, or with an error in err. */
 static still_status generate(const cli_options *o, still_session *s,
-                             still_sampler *sampler, still_matcher *matcher,
-                             const still_tokenizer *tk, still_decoder *decoder,
+                             const cli_generator *by, still_decoder *decoder,
                              cli_stream *stream, cli_reply *r, still_error *err)
 {
+    still_matcher *matcher = by->matcher;
     if (matcher) still_matcher_reset(matcher);
     for (;;) {
         int32_t id;
@@ -392,13 +425,13 @@ static still_status generate(const cli_options *o, still_session *s,
             break;
         }
         still_status status = still_sampler_sample_matched(
-            sampler, matcher, still_session_logits(s), &id, err);
+            by->sampler, matcher, still_session_logits(s), &id, err);
         if (status != STILL_OK) return status;
-        if (!o->ignore_eos && still_tokenizer_is_end(tk, id)) {
+        if (!o->ignore_eos && still_tokenizer_is_end(by->tk, id)) {
             r->stop = "eos";
             break;
         }
-        still_sampler_accept(sampler, id);
+        still_sampler_accept(by->sampler, id);
         if (matcher) status = still_matcher_accept(matcher, id, err);
         if (status != STILL_OK) return status;
         r->token[r->n_tokens++] = id;
@@ -425,16 +458,15 @@ static still_status generate(const cli_options *o, still_session *s,
             r->stop = "length";
             break;
         }
-        status = still_session_feed(s, &id, 1, err);
+        status = feed(s, by->lookup, r, err);
         if (status != STILL_OK) return status;
-        r->n_fed++;
     }
     finish_stream(o, stream, decoder);
     return STILL_OK;
 }
 
-int cli_generate(const cli_options *o, still_session *s, still_sampler *sampler,
-                 still_matcher *matcher, const still_tokenizer *tk, cli_reply *reply)
+int cli_generate(const cli_options *o, still_session *s, const cli_generator *by,
+                 cli_reply *reply)
 {
     still_error err;
     still_decoder *decoder = NULL;
@@ -445,8 +477,8 @@ int cli_generate(const cli_options *o, still_session *s, still_sampler *sampler,
     if (!reply->token) return cli_fail("out of memory: %lld tokens", (long long)o->n);
     int status = CLI_OK;
     double start = cli_now();
-    if (still_decoder_new(tk, false, &decoder, &err) ||
-        generate(o, s, sampler, matcher, tk, decoder, &stream, reply, &err))
+    if (still_decoder_new(by->tk, false, &decoder, &err) ||
+        generate(o, s, by, decoder, &stream, reply, &err))
         status = cli_fail_error(&err);
     reply->seconds = cli_now() - start;
     if (status == CLI_OK && stream.text.failed)

@@ -6,6 +6,8 @@
 #include "base/buf.h"
 #include "cli/options.h"
 
+enum { CLI_LOOKUP_MAX = 31 }; /* guesses that --lookup takes */
+
 /* The model where no argument names one. */
 const char *cli_default_model(const cli_options *o);
 /* o's backend, threads, instructions and GPU memory. */
@@ -44,6 +46,8 @@ still_session_params cli_session_params(const cli_options *o, const still_method
 int cli_open_session(const cli_options *o, still_model *m, int64_t ctx,
                      still_session **out);
 int cli_open_sampler(const cli_options *o, still_model *m, still_sampler **out);
+/* What guesses the next tokens, by --lookup; NULL if that is off. */
+int cli_open_lookup(const cli_options *o, still_lookup **out);
 /* Settings of the sampler that o leaves open (-1): those of the model's authors, or, where
  * they say nothing, those of still. */
 void cli_usual_sampling(cli_options *o, const still_model_info *info);
@@ -67,16 +71,24 @@ typedef struct cli_reply {
     int32_t *token;
     size_t n_tokens;  /* without the end token */
     size_t n_fed;     /* how many of them the session holds */
+    size_t n_guessed; /* of these: computed before they were chosen */
     const char *stop; /* "eos", "length", "stop", "interrupted", "grammar" */
     double seconds;   /* from the first choice to the last */
     bool cut;         /* by a stop string: the session holds more than the text */
 } cli_reply;
 
+/* What chooses the tokens of a reply. */
+typedef struct cli_generator {
+    still_sampler *sampler;
+    still_matcher *matcher; /* starts anew with each reply; NULL: any text */
+    still_lookup *lookup;   /* has accepted what the session holds; NULL: off */
+    const still_tokenizer *tk;
+} cli_generator;
+
 /* Generates up to o->n tokens after what s holds, and writes them to standard output
- * as it goes unless o->json; with a matcher, which starts anew, until the text is complete.
- * Free the reply even after failure. */
-int cli_generate(const cli_options *o, still_session *s, still_sampler *sampler,
-                 still_matcher *matcher, const still_tokenizer *tk, cli_reply *reply);
+ * as it goes unless o->json. Free the reply even after failure. */
+int cli_generate(const cli_options *o, still_session *s, const cli_generator *by,
+                 cli_reply *reply);
 void cli_reply_free(cli_reply *reply);
 
 #endif

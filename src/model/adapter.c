@@ -180,10 +180,15 @@ static still_status bind_half(sti_adapter *a, const sti_adapter_entry *e,
 still_status sti_adapter_bind(sti_adapter *a, bool to_train, still_error *err)
 {
     STI_TRY(make_seen(a, err));
+    const float *map = a->maps.p;
     for (size_t i = 0; i < a->n_entries; i++) {
         const sti_adapter_entry *e = &a->entry[i];
-        if (e->at == SIZE_MAX) continue; /* bound elsewhere */
         sti_adapter_layer *L = &a->layer[e->layer];
+        if (e->at == SIZE_MAX && map && sti_adapter_is_map(e)) {
+            *vector_of(L, e) = map;
+            map += sti_adapter_room(e);
+        }
+        if (e->at == SIZE_MAX) continue; /* bound elsewhere */
         sti_adapter_matrix *m = matrix_of(L, e);
         if (!m)
             *vector_of(L, e) = a->seen + e->at;
@@ -212,8 +217,7 @@ static void set_start(sti_adapter *a)
         const sti_adapter_entry *e = &a->entry[i];
         if (e->at == SIZE_MAX) continue;
         float *v = a->value + e->at;
-        if (e->kind == STI_TRAINED_MAP_Q || e->kind == STI_TRAINED_MAP_K)
-            set_identity(e, v);
+        if (sti_adapter_is_map(e)) set_identity(e, v);
         for (size_t j = 0; e->kind == STI_TRAINED_WINDOW && j < e->n; j++)
             v[j] = -2.19722458f; /* logit(0.1) */
     }
@@ -241,17 +245,23 @@ static bool is_low_rank(const sti_adapter_entry *e)
     return e->kind == STI_TRAINED_LORA_A || e->kind == STI_TRAINED_LORA_B;
 }
 
-static still_status allocate(sti_adapter *a, bool gates, bool merge, still_error *err)
+static still_status allocate(sti_adapter *a, bool gates, bool merge, bool late_maps,
+                             still_error *err)
 {
-    size_t low_rank = 0;
+    size_t low_rank = 0, maps = 0;
     for (size_t i = 0; i < a->n_entries; i++) {
         sti_adapter_entry *e = &a->entry[i];
+        const bool late = late_maps && sti_adapter_is_map(e);
+        if (late) maps += sti_adapter_room(e);
         if (merge && is_low_rank(e)) low_rank += e->n;
-        if ((!gates && e->kind == STI_TRAINED_GATE) || (merge && is_low_rank(e)))
+        if (late || (!gates && e->kind == STI_TRAINED_GATE) ||
+            (merge && is_low_rank(e)))
             continue;
         e->at = a->n_values;
-        a->n_values += (e->n + 15) / 16 * 16; /* each on lines of its own */
+        a->n_values += sti_adapter_room(e);
     }
+    if (!sti_block_new(&a->maps, maps * sizeof(float)))
+        return sti_fail_memory(err, "adapter", maps * sizeof(float));
     if (!sti_block_new(&a->block, (a->n_values ? a->n_values : 1) * sizeof(float)))
         return sti_fail_memory(err, "adapter", a->n_values * sizeof(float));
     a->merged = low_rank > 0;
@@ -293,10 +303,10 @@ still_status sti_adapter_outline(const sti_adapter_home *home,
 
 still_status sti_adapter_make(const sti_adapter_home *home,
                               const sti_adapter_spec *spec, bool gates, bool merge,
-                              sti_adapter **out, still_error *err)
+                              bool late_maps, sti_adapter **out, still_error *err)
 {
     STI_TRY(sti_adapter_outline(home, spec, out, err));
-    still_status st = allocate(*out, gates, merge, err);
+    still_status st = allocate(*out, gates, merge, late_maps, err);
     if (st != STILL_OK) {
         sti_adapter_free(*out);
         *out = NULL;
@@ -307,7 +317,7 @@ still_status sti_adapter_make(const sti_adapter_home *home,
 still_status sti_adapter_new(const sti_adapter_home *home, const sti_adapter_spec *spec,
                              sti_adapter **out, still_error *err)
 {
-    STI_TRY(sti_adapter_make(home, spec, true, false, out, err));
+    STI_TRY(sti_adapter_make(home, spec, true, false, false, out, err));
     still_status st = sti_adapter_bind(*out, true, err);
     if (st != STILL_OK) {
         sti_adapter_free(*out);
@@ -336,6 +346,8 @@ void sti_adapter_free(sti_adapter *a)
     if (a->mirror.p) a->be->mem_free(a->dev, &a->mirror);
     sti_block_free(&a->block);
     sti_block_free(&a->low_rank);
+    sti_block_free(&a->maps);
+    sti_store_close(&a->file);
     free(a->entry);
     free(a->layer);
     free(a);

@@ -109,6 +109,13 @@ typedef struct sti_adapter {
     sti_block low_rank;
     bool merged;
     unsigned char merged_sum[STI_FINGERPRINT]; /* SHA-256 of them, once dropped */
+    /* With `late_maps` the feature maps are no part of value either. Nothing reads them
+     * before a token is folded, which few conversations come to: they are read from the
+     * file when a pass first needs them, and take no memory until then. */
+    sti_block maps;
+    sti_store file; /* open until they are read */
+    bool maps_read;
+    unsigned char maps_sum[STI_FINGERPRINT]; /* SHA-256 of them */
 } sti_adapter;
 
 typedef struct sti_adapter_home { /* the model it belongs to */
@@ -135,10 +142,13 @@ still_status sti_adapter_read_spec(const char *dir, sti_adapter_spec *out,
  * checked yet. */
 still_status sti_adapter_open(const char *path, sti_store *out, still_error *err);
 /* For running: `quantized` keeps gates in 8 bits, as beside 4-bit weights. merge: gates
- * have their low-rank additions; the others are for the caller to merge and drop. */
+ * have their low-rank additions; the others are for the caller to merge and drop.
+ * late_maps: feature maps wait for sti_adapter_need_maps, if the method can do without. */
 still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
-                              bool quantized, bool merge, sti_adapter **out,
-                              still_error *err);
+                              bool quantized, bool merge, bool late_maps,
+                              sti_adapter **out, still_error *err);
+/* A session comes to `length` tokens: reads the maps if it folds one of them. */
+void sti_adapter_need_maps(sti_adapter *a, const sti_attn_config *cfg, int64_t length);
 /* The addition to a layer's target that waits to be merged; false: there is none. */
 bool sti_adapter_low_rank(const sti_adapter *a, int layer, sti_target target,
                           sti_lora_values *out);
@@ -167,10 +177,19 @@ still_status sti_adapter_outline(const sti_adapter_home *home,
                                  const sti_adapter_spec *spec, sti_adapter **out,
                                  still_error *err);
 /* Entries and values at their start, views unbound. gates: whether the gates' numbers
- * are in value, too; merge: low-rank additions are not. */
+ * are in value, too; merge: low-rank additions are not; late_maps: nor are maps. */
 still_status sti_adapter_make(const sti_adapter_home *home,
                               const sti_adapter_spec *spec, bool gates, bool merge,
-                              sti_adapter **out, still_error *err);
+                              bool late_maps, sti_adapter **out, still_error *err);
+/* Numbers that an entry takes: it lies on lines of its own. */
+static inline size_t sti_adapter_room(const sti_adapter_entry *e)
+{
+    return (e->n + 15) / 16 * 16;
+}
+static inline bool sti_adapter_is_map(const sti_adapter_entry *e)
+{
+    return e->kind == STI_TRAINED_MAP_Q || e->kind == STI_TRAINED_MAP_K;
+}
 /* Points the views at the values. to_train: matrices, too, are seen as training leaves
  * them; otherwise a backend takes copies in the form it multiplies fastest. */
 still_status sti_adapter_bind(sti_adapter *a, bool to_train, still_error *err);

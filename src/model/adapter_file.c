@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "base/buf.h"
+#include "base/sha256.h"
 #include "model/adapter.h"
 #include "model/sampling.h"
 
@@ -359,7 +360,7 @@ static still_status fill(sti_adapter *a, const sti_store *s, const char *dir,
         const sti_tensor *t = sti_store_find(s, e->name);
         if (e->at != SIZE_MAX) {
             sti_dequant(t->type, t->data, a->value + e->at, (int64_t)e->n);
-        } else if (e->kind != STI_TRAINED_GATE) {
+        } else if (e->kind != STI_TRAINED_GATE && !sti_adapter_is_map(e)) {
             sti_dequant(t->type, t->data, low_rank, (int64_t)e->n);
             low_rank += e->n;
         }
@@ -374,6 +375,53 @@ static still_status fill(sti_adapter *a, const sti_store *s, const char *dir,
             merge_gate(a, e, a->value + e->at);
     }
     return check_finite(a->value, a->n_values, dir, err);
+}
+
+/* ---- Maps that are read late --------------------------------------------- */
+
+/* From the file into their block, in the order of their entries. */
+static void fill_maps(sti_adapter *a)
+{
+    float *to = a->maps.p;
+    for (size_t i = 0; i < a->n_entries; i++) {
+        const sti_adapter_entry *e = &a->entry[i];
+        if (!sti_adapter_is_map(e)) continue;
+        const sti_tensor *t = sti_store_find(&a->file, e->name);
+        sti_dequant(t->type, t->data, to, (int64_t)e->n);
+        to += sti_adapter_room(e);
+    }
+}
+
+/* Takes the file, looks at the maps once, and gives their pages and its own back. */
+static still_status keep_file(sti_adapter *a, sti_store *s, const char *dir,
+                              still_error *err)
+{
+    if (!a->maps.p) return STILL_OK;
+    a->file = *s;
+    *s = (sti_store){0};
+    fill_maps(a);
+    sti_sha256_of(a->maps.p, a->maps.bytes, a->maps_sum);
+    const still_status st =
+        check_finite(a->maps.p, a->maps.bytes / sizeof(float), dir, err);
+    sti_map_drop(a->maps.p, a->maps.bytes);
+    for (size_t i = 0; i < a->file.n_maps; i++)
+        sti_map_drop(a->file.map[i].data, a->file.map[i].size);
+    return st;
+}
+
+void sti_adapter_need_maps(sti_adapter *a, const sti_attn_config *cfg, int64_t length)
+{
+    if (!a || !a->maps.p || a->maps_read || length <= sti_attn_unfolded(cfg)) return;
+    fill_maps(a);
+    sti_store_close(&a->file);
+    a->maps_read = true;
+}
+
+/* Only folding reads the maps of the hybrid operator. A GPU has copies of its own. */
+static bool may_be_late(const sti_adapter_home *home, const sti_adapter_spec *spec)
+{
+    sti_hybrid_settings usual;
+    return home->be->host_memory && sti_hybrid_preset(spec->method.name, 1, &usual);
 }
 
 /* Whether the file has what the description asks for, before there is memory for it. */
@@ -436,8 +484,8 @@ static still_status check_sum(const sti_store *s, const char *dir,
 }
 
 still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
-                              bool quantized, bool merge, sti_adapter **out,
-                              still_error *err)
+                              bool quantized, bool merge, bool late_maps,
+                              sti_adapter **out, still_error *err)
 {
     *out = NULL;
     sti_store s = {0};
@@ -447,8 +495,11 @@ still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
                                    : open_folder(dir, &s, &spec, err);
     if (st == STILL_OK) st = check_sum(&s, dir, &spec, err);
     if (st == STILL_OK) st = check_shapes(home, &spec, &s, dir, err);
-    if (st == STILL_OK) st = sti_adapter_make(home, &spec, !quantized, merge, &a, err);
+    if (st == STILL_OK)
+        st = sti_adapter_make(home, &spec, !quantized, merge,
+                              late_maps && may_be_late(home, &spec), &a, err);
     if (st == STILL_OK) st = fill(a, &s, dir, err);
+    if (st == STILL_OK) st = keep_file(a, &s, dir, err);
     if (st == STILL_OK) st = sti_adapter_bind(a, false, err);
     sti_store_close(&s);
     if (st != STILL_OK) {

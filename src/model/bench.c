@@ -55,7 +55,7 @@ static still_status make(still_model *m, const still_method *method, sti_adapter
 {
     const sti_adapter_home home = sti_model_home(m);
     const sti_adapter_spec spec = {.method = *method};
-    STI_TRY(sti_adapter_make(&home, &spec, false, false, out, err));
+    STI_TRY(sti_adapter_make(&home, &spec, false, false, false, out, err));
     sti_adapter *a = *out;
     still_status st = sti_adapter_bind(a, false, err);
     for (size_t i = 0; i < a->n_entries && st == STILL_OK; i++)

@@ -29,6 +29,7 @@ void sti_model_fingerprint(const still_model *m, bool with_adapter,
         sti_map_drop(m->store.map[i].data, m->store.map[i].size);
     const sti_adapter *a = with_adapter ? m->adapter : NULL;
     if (a) sti_sha256_add(&sha, a->value, a->n_values * sizeof *a->value);
+    if (a && a->maps.p) sti_sha256_add(&sha, a->maps_sum, sizeof a->maps_sum);
     if (a && a->merged) sti_sha256_add(&sha, a->merged_sum, sizeof a->merged_sum);
     sti_sha256_end(&sha, out);
 }

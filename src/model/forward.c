@@ -100,6 +100,7 @@ still_status sti_model_reserve(still_model *m, int rows, still_error *err)
     carve_tables(rows, &tables, &grown);
     sti_model_scratch_free(m);
     m->scratch = grown;
+    m->uses++;
     return STILL_OK;
 }
 
@@ -389,6 +390,9 @@ static still_status run_pass(still_model *m, const sti_attn_config *cfg,
 {
     const int M = place(&m->scratch, seq, n_seq);
     bool done = false;
+    m->uses++;
+    for (int i = 0; i < n_seq; i++)
+        sti_adapter_need_maps(m->adapter, cfg, (int64_t)seq[i].past + seq[i].n);
     if (m->be->pass_begin) {
         const sti_pass pass = describe_pass(m, cfg, tok, M, seq, n_seq);
         STI_TRY(m->be->pass_begin(m->dev, &pass, &done, err));
@@ -427,6 +431,7 @@ static still_status logits_to(still_model *m, int row0, int n, float *to,
 {
     sti_scratch *s = &m->scratch;
     const size_t first = (size_t)row0 * (size_t)m->cfg.hidden;
+    m->uses++;
     return m->be->matmul(m->dev,
                          &(sti_matmul_args){.x = s->x + first,
                                             .M = n,

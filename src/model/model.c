@@ -359,14 +359,14 @@ static still_status load_adapter(still_model *m, const char *path, bool merge,
     const sti_adapter_home home = sti_model_home(m);
     const sti_tensor *q = sti_config_tensor(&m->cfg, &m->store, STI_PART_Q, 0, false);
     const bool floats = q && sti_dtype_find((int)q->type)->block == 1;
-    STI_TRY(sti_adapter_read(&home, path, !floats, merge, &m->adapter, err));
+    STI_TRY(sti_adapter_read(&home, path, !floats, merge, true, &m->adapter, err));
     m->info.method = &m->adapter->spec.method;
     m->adapter_path = sti_strdup(path);
     if (!m->adapter_path) return sti_fail_memory(err, path, strlen(path));
     m->info.adapter = m->adapter_path;
     if (m->adapter->spec.has_sampling)
         sti_sampling_override(&m->info.sampling, &m->adapter->spec.sampling);
-    m->info.params += m->adapter->n_values;
+    m->info.params += m->adapter->n_values + m->adapter->maps.bytes / sizeof(float);
     return STILL_OK;
 }
 

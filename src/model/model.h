@@ -67,6 +67,7 @@ struct still_model {
     int n_stand_ins;
     sti_scratch scratch;
     uint64_t sessions; /* made so far, for numbering them */
+    uint64_t uses;     /* of scratch so far: what it held before one is gone */
     /* Of the process when the model was open, on backends in its memory: resident bytes,
      * and the most there had been; 0: not known. */
     size_t rss, peak_rss;

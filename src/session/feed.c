@@ -117,6 +117,8 @@ static still_status feed(still_session *s, const int32_t *tok, int n,
     STI_TRY(check_limit(s, n, err));
     if (n == 0) return STILL_OK;
     STI_TRY(sti_model_check_tokens(s->model, tok, n, err));
+    still_status st;
+    if (n == 1 && !score && sti_session_take_ahead(s, tok[0], &st, err)) return st;
     int rows = 0;
     for (int at = 0; at < n; at += rows) {
         int past = s->length + at;

@@ -257,5 +257,6 @@ still_status sti_session_copy(still_session *to, const still_session *from,
     for (int i = 0; i < to->rollback; i++) to->boundary[i].length = 0;
     to->length = from->length;
     to->has_logits = false;
+    sti_session_replaced(to);
     return STILL_OK;
 }

@@ -312,6 +312,8 @@ void still_session_reset(still_session *s)
     for (int i = 0; i < s->rollback; i++) s->boundary[i].length = 0;
     s->length = 0;
     s->has_logits = false;
+    s->written = 0;
+    sti_session_forget_ahead(s);
 }
 
 /* ---- The bill ------------------------------------------------------------ */
@@ -374,6 +376,8 @@ still_status still_model_bill(const still_model *m, const still_session_params *
         b.weights_resident +=
             m->adapter->n_values * sizeof(float) + m->adapter->resident;
     b.runtime = runtime(m, m->be->host_memory ? b.weights_resident : 0);
+    if (m->adapter && s.cfg.ctx > sti_attn_unfolded(&s.cfg)) /* read later */
+        b.weights_resident += m->adapter->maps.bytes;
     b.total = b.weights_mapped + b.weights_resident + b.cache + b.rollback + b.scratch +
               b.runtime;
     if (b.total < m->peak_rss) b.total = m->peak_rss; /* opening it took more */

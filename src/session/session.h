@@ -9,7 +9,15 @@ typedef struct sti_boundary { /* the past as it was at a chunk boundary */
     unsigned char *state;     /* operators' memory */
 } sti_boundary;
 
-enum { STI_SETTINGS_LINE = 4096 };
+enum { STI_SETTINGS_LINE = 4096, STI_AHEAD_MAX = 31 };
+
+/* Tokens that were computed before they were fed (ahead.c). */
+typedef struct sti_ahead {
+    int32_t tok[STI_AHEAD_MAX];
+    int n, next;   /* of them: how many, and which of them may be fed now */
+    uint64_t uses; /* of the model's scratch when their logits were put there: row
+                      i + 1 has those after tok[i] */
+} sti_ahead;
 
 struct still_session {
     still_model *model;
@@ -21,6 +29,9 @@ struct still_session {
     int rows;     /* capacity of a pass shared with others; cfg.batch or more */
     int length;
     bool has_logits;
+    sti_ahead ahead;
+    int written; /* the most tokens, guesses and what was rolled back included, that were
+                    in its memory: rings have overwritten what lies far before them */
     uint64_t number;      /* see sti_sequence */
     sti_block memory;     /* of the operators: the states below lie in it */
     unsigned char *state; /* all layers' memories, one after the other */
@@ -50,6 +61,22 @@ still_status sti_session_take_logits(still_session *s, int row, still_error *err
 int sti_session_chunk(const still_session *s);
 /* Saves the past if it is at a chunk boundary and the session keeps boundaries. */
 still_status sti_session_mark(still_session *s, int length, still_error *err);
+/* Feeds a token that was guessed, and whose logits are still there; false: it was not,
+ * or they are not, and the guesses are forgotten. */
+bool sti_session_take_ahead(still_session *s, int32_t tok, still_status *st,
+                            still_error *err);
+/* The past changes by other means than feeding: guesses do not follow it any more. */
+static inline void sti_session_forget_ahead(still_session *s)
+{
+    s->ahead.n = 0;
+}
+/* It is another's past now, which guesses may have been written behind. */
+static inline void sti_session_replaced(still_session *s)
+{
+    const int most = s->cfg.batch - 1;
+    sti_session_forget_ahead(s);
+    s->written = s->length + (most < STI_AHEAD_MAX ? most : STI_AHEAD_MAX);
+}
 /* Whether its past can be cut to any length because nothing was folded. */
 bool sti_session_keeps_all(const still_session *s);
 

@@ -70,6 +70,7 @@ still_status still_session_fork(const still_session *s, still_session **out,
     memcpy(f->logits, s->logits, (size_t)s->model->cfg.vocab * sizeof(float));
     for (int i = 0; i < s->rollback; i++) f->boundary[i].length = s->boundary[i].length;
     f->length = s->length;
+    f->written = s->written;
     f->has_logits = s->has_logits;
     /* The boundaries' states lie behind the session's own. */
     still_status st = s->model->be->mem_move(s->model->dev, f->memory.p, s->memory.p,
@@ -197,6 +198,7 @@ still_status still_session_restore(still_session *s, const still_snapshot *p,
     for (int i = 0; i < s->rollback; i++) s->boundary[i].length = 0;
     s->length = p->length;
     s->has_logits = p->has_logits;
+    sti_session_replaced(s);
     return sti_session_mark(s, p->length, err);
 }
 
@@ -223,11 +225,12 @@ still_status sti_session_mark(still_session *s, int length, still_error *err)
  * have already overwritten what was before the window and a batch. */
 static int oldest_length(const still_session *s)
 {
+    const int end = s->written > s->length ? s->written : s->length;
     int oldest = 0;
     for (int l = 0; l < s->model->cfg.layers; l++) {
         int window = s->model->cfg.window[l], capacity = s->layer[l].softmax.capacity;
         if (capacity >= s->cfg.ctx) continue;
-        int reach = s->length - (capacity - window);
+        int reach = end - (capacity - window);
         if (reach > oldest) oldest = reach;
     }
     return oldest;
@@ -270,8 +273,10 @@ still_status still_session_rollback(still_session *s, int length, int *at,
         for (int i = 0; i < s->rollback; i++)
             if (s->boundary[i].length > length) s->boundary[i].length = 0;
     }
+    if (s->length > s->written) s->written = s->length;
     s->length = length;
     s->has_logits = false;
+    sti_session_forget_ahead(s);
     *at = length;
     return STILL_OK;
 }

@@ -252,6 +252,7 @@ still_status sti_session_fill_like(still_session *s, const still_session *other,
                                    s->state_bytes, err));
     for (int i = 0; i < s->rollback; i++) s->boundary[i].length = 0;
     s->length = other->length;
+    sti_session_replaced(s);
     s->has_logits = false;
     return STILL_OK;
 }

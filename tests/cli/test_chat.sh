@@ -134,14 +134,14 @@ echo '{"do_sample": false, "repetition_penalty": 1.25}' >"$folder/generation_con
 tiny=$tiny_file
 
 # Figures, and what runs.
-printf '%s\n' hi /stats /show | talk --method still --no-allocate --chunk 8
+printf '%s\n' hi again /stats /show | talk --method still --no-allocate --chunk 8
 grep -q '^last turn: [0-9]* tokens read at' "$scratch/err" || fail "no tokens a second: $(cat "$scratch/err")"
 grep -q '^context: [0-9]* tokens of any number' "$scratch/err" || fail "no context: $(cat "$scratch/err")"
 grep -q '^memory: .* of the conversation, and as much to go back to; the program took' "$scratch/err" ||
     fail "no memory: $(cat "$scratch/err")"
 grep -q '^still, chunk 8, budget 32 exact tokens a head; .* for a conversation of any length' "$scratch/err" ||
     fail "no method: $(cat "$scratch/err")"
-printf '%s\n' hi /stats /show | talk --ctx 500
+printf '%s\n' hi again /stats /show | talk --ctx 500
 grep -q '^context: [0-9]* tokens of 500$' "$scratch/err" || fail "no limit: $(cat "$scratch/err")"
 grep -q '^softmax; .* of memory for 500 tokens' "$scratch/err" || fail "no softmax: $(cat "$scratch/err")"
 

@@ -54,7 +54,7 @@ static still_status read_adapter(still_model *m, const char *dir, still_error *e
 {
     sti_adapter *a;
     const sti_adapter_home home = sti_model_home(m);
-    const still_status st = sti_adapter_read(&home, dir, false, false, &a, e);
+    const still_status st = sti_adapter_read(&home, dir, false, false, false, &a, e);
     assert_true((st == STILL_OK) == (a != NULL));
     sti_adapter_free(a);
     return st;
@@ -141,7 +141,7 @@ static void make_old(still_model *m, const char *from, const char *dir)
     sti_writer *w;
     char path[300];
     const sti_adapter_home home = sti_model_home(m);
-    must(sti_adapter_read(&home, from, false, false, &a, &e), &e);
+    must(sti_adapter_read(&home, from, false, false, false, &a, &e), &e);
     assert_int_equal(mkdir(dir, 0777), 0);
     must(sti_adapter_write_spec(&a->spec, dir, &e), &e);
     snprintf(path, sizeof path, "%s/%s", dir, STI_ADAPTER_TENSORS);

@@ -29,11 +29,25 @@ static void forget_before(cli_talk *c)
     memset(&c->before, 0, sizeof c->before);
 }
 
+static void look_up(cli_talk *c, const int32_t *ids, size_t n)
+{
+    for (size_t i = 0; c->lookup && i < n; i++) still_lookup_accept(c->lookup, ids[i]);
+}
+
+/* After the session has gone back: it holds the first ids of those it held. */
+static void look_up_anew(cli_talk *c)
+{
+    if (!c->lookup) return;
+    still_lookup_reset(c->lookup);
+    look_up(c, c->held, c->seen.n_ids);
+}
+
 static void forget_session(cli_talk *c)
 {
     still_session_reset(c->session);
     forget_seen(&c->seen);
     c->seen.n_ids = 0;
+    look_up_anew(c);
     forget_before(c);
 }
 
@@ -78,8 +92,8 @@ static void keep_before(cli_talk *c)
     c->seen.text = NULL;
     c->seen.reply = (cli_reply){0};
     /* Without a copy, for want of memory or as a growing past would be copied each time,
-     * the conversation is read again. */
-    if (!exact && c->constant &&
+     * the conversation is read again. Before the first message there is nothing to copy. */
+    if (!exact && c->constant && c->before.seen.n_ids > 0 &&
         still_session_snapshot(c->session, &c->before.state, NULL) != STILL_OK)
         c->before.state = NULL;
 }
@@ -108,6 +122,7 @@ static void go_to_before(cli_talk *c)
         c->seen.n_ids = (size_t)at; /* a boundary before it */
     }
     forget_before(c);
+    look_up_anew(c);
     cli_talk_sampler(c); /* one that remembers what was taken back is no disaster */
 }
 
@@ -128,6 +143,7 @@ static void go_back(cli_talk *c, int32_t *ids, size_t *n)
     c->seen.n_ids = (size_t)at;
     *n -= (size_t)at;
     memmove(ids, ids + at, *n * sizeof *ids);
+    look_up_anew(c);
     if (same < held) cli_talk_sampler(c);
 }
 
@@ -323,11 +339,13 @@ static int answer(cli_talk *c, const int32_t *ids, size_t n)
     c->last.prompt_s = cli_now() - start;
     c->last.prompt = n;
     for (size_t i = 0; i < fed; i++) still_sampler_accept(c->sampler, ids[i]);
+    look_up(c, ids, fed);
     const int held = hold(c, ids, fed);
     if (status == CLI_OK) status = held;
     if (status != CLI_OK) return status;
     cli_reply *r = &c->seen.reply;
-    status = cli_generate(&c->o, c->session, c->sampler, c->rule.matcher, c->tk, r);
+    const cli_generator by = {c->sampler, c->rule.matcher, c->lookup, c->tk};
+    status = cli_generate(&c->o, c->session, &by, r);
     if (status == CLI_OK) status = hold(c, r->token, r->n_fed);
     c->last.reply = r->n_tokens;
     c->last.reply_s = r->seconds;
@@ -423,6 +441,7 @@ int cli_talk_open(cli_talk *c, const cli_options *o)
     cli_usual_sampling(&c->o, info);
     status = cli_constraint_open(o, c->model, &c->rule);
     if (status == CLI_OK) status = open_session(c);
+    if (status == CLI_OK) status = cli_open_lookup(o, &c->lookup);
     return status == CLI_OK ? cli_talk_sampler(c) : status;
 }
 
@@ -434,6 +453,7 @@ void cli_talk_close(cli_talk *c)
     forget_before(c);
     forget_seen(&c->seen);
     free(c->held);
+    still_lookup_free(c->lookup);
     still_sampler_free(c->sampler);
     cli_constraint_close(&c->rule);
     still_session_free(c->session);

@@ -28,11 +28,12 @@ typedef struct cli_talk {
     still_method method;
     still_session *session;
     still_sampler *sampler;
-    cli_constraint rule; /* of every reply */
-    uint64_t samplers;   /* made so far */
-    bool constant;       /* the session's memory does not grow with its text */
-    size_t bytes;        /* of the session's past */
-    still_message *msg;  /* contents are owned; a system message comes first */
+    cli_constraint rule;  /* of every reply */
+    still_lookup *lookup; /* has accepted what the session holds; NULL: off */
+    uint64_t samplers;    /* made so far */
+    bool constant;        /* the session's memory does not grow with its text */
+    size_t bytes;         /* of the session's past */
+    still_message *msg;   /* contents are owned; a system message comes first */
     size_t n, room;
     int32_t *held; /* ids that the session holds, seen.n_ids of them */
     size_t held_room;

@@ -15,6 +15,7 @@ typedef struct job {
     still_session *session;
     still_sampler *sampler;
     cli_constraint rule;
+    still_lookup *lookup;
     const still_tokenizer *tk;
     char *prompt;
     size_t n_prompt;
@@ -85,6 +86,7 @@ static int prefill(const cli_options *o, job *j)
     if (status == CLI_OK) status = choose_context(o, j, &ctx);
     if (status == CLI_OK) status = cli_open_session(o, j->model, ctx, &j->session);
     if (status == CLI_OK) status = cli_open_sampler(o, j->model, &j->sampler);
+    if (status == CLI_OK) status = cli_open_lookup(o, &j->lookup);
     if (status == CLI_OK && o->load_state &&
         still_session_load(j->session, o->load_state, &err))
         status = cli_fail_error(&err);
@@ -96,7 +98,10 @@ static int prefill(const cli_options *o, job *j)
     if (status == CLI_OK && o->save_state &&
         still_session_save(j->session, o->save_state, &err))
         status = cli_fail_error(&err);
-    for (size_t i = 0; i < j->n_ids; i++) still_sampler_accept(j->sampler, j->ids[i]);
+    for (size_t i = 0; i < j->n_ids; i++) {
+        still_sampler_accept(j->sampler, j->ids[i]);
+        if (j->lookup) still_lookup_accept(j->lookup, j->ids[i]);
+    }
     return status;
 }
 
@@ -115,12 +120,12 @@ static int print_object(const cli_options *o, const job *j)
     for (size_t i = 0; i < r->n_tokens; i++)
         sti_json_append(&tokens, json_integer(r->token[i]));
     json_t *object = json_pack(
-        "{s:o, s:I, s:o, s:s, s:f, s:f, s:f, s:f, s:f, s:I}", "text",
+        "{s:o, s:I, s:o, s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:I}", "text",
         cli_json_text(text.p, text.n), "prompt_tokens", (json_int_t)j->n_ids, "tokens",
-        tokens, "stop", r->stop, "prefill_tokens_per_s", rate(j->n_ids, j->prefill_s),
-        "decode_tokens_per_s", rate(r->n_fed, r->seconds), "prefill_s", j->prefill_s,
-        "decode_s", r->seconds, "load_s", j->load_s, "peak_rss_bytes",
-        (json_int_t)cli_peak_rss());
+        tokens, "stop", r->stop, "guessed_tokens", (json_int_t)r->n_guessed,
+        "prefill_tokens_per_s", rate(j->n_ids, j->prefill_s), "decode_tokens_per_s",
+        rate(r->n_fed, r->seconds), "prefill_s", j->prefill_s, "decode_s", r->seconds,
+        "load_s", j->load_s, "peak_rss_bytes", (json_int_t)cli_peak_rss());
     sti_buf_free(&text);
     return cli_print_json(object);
 }
@@ -129,10 +134,12 @@ static int print_object(const cli_options *o, const job *j)
 static void print_figures(const job *j)
 {
     char rss[32];
-    cli_note("[loaded in %.2f s; prompt %zu tokens, %.0f/s; reply %zu tokens, %.1f/s; "
-             "peak memory %s]\n",
-             j->load_s, j->n_ids, rate(j->n_ids, j->prefill_s), j->reply.n_tokens,
-             rate(j->reply.n_fed, j->reply.seconds), cli_bytes(rss, cli_peak_rss()));
+    cli_note(
+        "[loaded in %.2f s; prompt %zu tokens, %.0f/s; reply %zu tokens, %zu of them "
+        "guessed, %.1f/s; peak memory %s]\n",
+        j->load_s, j->n_ids, rate(j->n_ids, j->prefill_s), j->reply.n_tokens,
+        j->reply.n_guessed, rate(j->reply.n_fed, j->reply.seconds),
+        cli_bytes(rss, cli_peak_rss()));
 }
 
 static int run(const cli_options *o, job *j)
@@ -148,7 +155,8 @@ static int run(const cli_options *o, job *j)
     if (status != CLI_OK) return status;
 
     if (o->echo && !o->json) cli_put(j->prompt, j->n_prompt);
-    status = cli_generate(o, j->session, j->sampler, j->rule.matcher, j->tk, &j->reply);
+    const cli_generator by = {j->sampler, j->rule.matcher, j->lookup, j->tk};
+    status = cli_generate(o, j->session, &by, &j->reply);
     if (!o->json) cli_put("\n", 1);
     if (status != CLI_OK) return status;
     if (o->json) status = print_object(o, j);
@@ -163,6 +171,7 @@ int cli_cmd_generate(const cli_options *o)
     const cli_options with = cli_with_text(o);
     int status = run(&with, &j);
     cli_reply_free(&j.reply);
+    still_lookup_free(j.lookup);
     still_sampler_free(j.sampler);
     cli_constraint_close(&j.rule);
     still_session_free(j.session);
