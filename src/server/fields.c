@@ -104,9 +104,9 @@ const srv_field srv_fields[] = {
 };
 const size_t srv_n_fields = sizeof srv_fields / sizeof *srv_fields;
 
-const json_t *srv_field_of(const json_t *body, const char *name)
+json_t *srv_field_of(const json_t *body, const char *name)
 {
-    const json_t *value = json_object_get(body, name);
+    json_t *value = json_object_get(body, name);
     return json_is_null(value) ? NULL : value;
 }
 

@@ -77,7 +77,7 @@ extern const srv_field srv_fields[];
 extern const size_t srv_n_fields;
 
 /* A field that is present and not null; else NULL. */
-const json_t *srv_field_of(const json_t *body, const char *name);
+json_t *srv_field_of(const json_t *body, const char *name);
 
 /* Checks that every field of the body is one that bodies of this kind have, and reads
  * those of the kinds INT, REAL and BOOL, and stop, seed, stream_options, response_format,

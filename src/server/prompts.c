@@ -115,12 +115,9 @@ static still_status encode_rendering(const srv_api *api, const still_rendering *
 static still_status render(const srv_api *api, const srv_chat *c, srv_prompt *p,
                            still_error *err)
 {
-    json_t *all = api->variables ? json_deep_copy(api->variables) : json_object();
-    json_t *own = json_copy(c->variables);
-    if (own)
-        sti_json_merge(&all, own);
-    else
-        sti_json_set(&all, "messages", NULL);
+    json_t *all = json_object();
+    if (api->variables) sti_json_merge(&all, json_incref(api->variables));
+    sti_json_merge(&all, json_incref(c->variables));
     char *text = sti_json_text(all, JSON_COMPACT);
     json_decref(all);
     if (!text) return sti_fail_memory(err, "messages", 0);

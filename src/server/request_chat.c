@@ -66,13 +66,13 @@ static still_status read_content(const json_t *message, size_t at, bool needed,
 /* ---- Calls that the assistant made --------------------------------------- */
 
 /* Clients send arguments as text, templates want the object. */
-static still_status read_arguments(const json_t *value, size_t at, size_t i,
-                                   json_t **out, still_error *err)
+static still_status read_arguments(json_t *value, size_t at, size_t i, json_t **out,
+                                   still_error *err)
 {
     const char *text = json_string_value(value);
     if (json_is_object(value)) {
-        *out = json_deep_copy(value);
-        return *out ? STILL_OK : sti_fail_memory(err, "tool_calls", 0);
+        *out = json_incref(value);
+        return STILL_OK;
     }
     if (text && *text == 0) text = "{}";
     if (!text || sti_json_read("arguments", text, strlen(text),
@@ -276,14 +276,15 @@ static still_status read_logprobs(const json_t *body, int vocab, srv_options *o,
 /* Variables of the client first, so that they cannot stand in for messages and tools. */
 static still_status read_variables(srv_chat *c, bool developer, still_error *err)
 {
-    const json_t *kwargs = srv_field_of(c->body, "chat_template_kwargs");
-    const json_t *tools = srv_field_of(c->body, "tools");
+    json_t *kwargs = srv_field_of(c->body, "chat_template_kwargs");
+    json_t *tools = srv_field_of(c->body, "tools");
     const json_t *choice = srv_field_of(c->body, "tool_choice");
     json_t *messages = NULL;
     if (kwargs && !json_is_object(kwargs))
         return sti_fail(err, STILL_E_ARG, "'chat_template_kwargs' must be an object");
     if (tools) STI_TRY(read_tools(tools, err));
-    c->variables = kwargs ? json_deep_copy(kwargs) : json_object();
+    c->variables = json_object();
+    if (kwargs) sti_json_merge(&c->variables, json_incref(kwargs));
     still_status status =
         read_messages(srv_field_of(c->body, "messages"), developer, &messages, err);
     if (status != STILL_OK) {
@@ -293,7 +294,7 @@ static still_status read_variables(srv_chat *c, bool developer, still_error *err
     sti_json_set(&c->variables, "messages", messages);
     if (json_array_size(tools) > 0 &&
         !(choice && strcmp(json_string_value(choice), "none") == 0)) {
-        sti_json_set(&c->variables, "tools", json_deep_copy(tools));
+        sti_json_set(&c->variables, "tools", json_incref(tools));
         c->tools = json_object_get(c->variables, "tools");
     } else if (c->variables) {
         json_object_del(c->variables, "tools");
