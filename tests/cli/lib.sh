@@ -21,7 +21,7 @@ fail() {
 expect() {
     local want=$1 pattern=$2 got=0
     shift 2
-    timeout 60 "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || got=$?
+    timeout 600 "$@" >"$scratch/out" 2>"$scratch/err" </dev/null || got=$?
     [ "$got" = "$want" ] || fail "status $got, not $want: $* ($(head -c 300 "$scratch/err"))"
     cat "$scratch/out" "$scratch/err" | grep -q -e "$pattern" ||
         fail "no '$pattern' in the output of: $* ($(head -c 300 "$scratch/err"))"

@@ -10,7 +10,7 @@ saved=$scratch/saved.json
 
 # talk OPTIONS...: a conversation from lines on standard input.
 talk() {
-    timeout 250 "$still" chat "$tiny" --chat-template chatml --lines --json -n 4 "$@" \
+    timeout 800 "$still" chat "$tiny" --chat-template chatml --lines --json -n 4 "$@" \
         >"$scratch/out" 2>"$scratch/err" || fail "chat $*: $(head -c 300 "$scratch/err")"
 }
 # replies EXPRESSION: a Python expression over x, the list of replies.
@@ -29,7 +29,7 @@ x = [(m["role"], m["content"]) for m in json.load(open(sys.argv[1], encoding="ut
 sys.exit(not eval(sys.argv[2]))
 PYTHON
 }
-one() { timeout 60 "$still" chat "$tiny" "$@" --chat-template chatml -n 4 --json \
+one() { timeout 600 "$still" chat "$tiny" "$@" --chat-template chatml -n 4 --json \
     >"$scratch/out" 2>"$scratch/err"; }
 
 # One message: an argument, all of a pipe, or both; a line of any length.
@@ -86,7 +86,7 @@ done
 
 # What is refused says what to type.
 says() { # says PATTERN LINE
-    printf '%s\n' "$2" | timeout 60 "$still" chat "$tiny" --chat-template chatml --lines \
+    printf '%s\n' "$2" | timeout 600 "$still" chat "$tiny" --chat-template chatml --lines \
         -n 2 --json >"$scratch/out" 2>"$scratch/err"
     grep -q -e "$1" "$scratch/err" || fail "no '$1' after $2: $(cat "$scratch/err")"
 }
@@ -147,6 +147,9 @@ grep -q '^softmax; .* of memory for 500 tokens' "$scratch/err" || fail "no softm
 
 # Limits: softmax forgets, and says so; --ctx limits every method; otherwise there is none:
 # 100,000 tokens, and the memory of the program is what it was at 20,000 (but for the text).
+# Under a sanitizer, which takes ten times as long and keeps what was freed, 24,000 do.
+turns=26 least=100000
+if grep -qa __asan_init "$still"; then turns=6 least=24000; fi
 for i in $(seq 30); do echo "message number $i of thirty"; done >"$scratch/lines"
 talk --ctx 400 <"$scratch/lines"
 grep -q 'forgot the oldest 1 turn. A larger --ctx holds more; --method still has no limit' "$scratch/err" ||
@@ -154,13 +157,12 @@ grep -q 'forgot the oldest 1 turn. A larger --ctx holds more; --method still has
 talk --ctx 400 --method still --no-allocate --chunk 8 <"$scratch/lines"
 grep -q 'Without --ctx there is no limit' "$scratch/err" || fail "--ctx: $(cat "$scratch/err")"
 python3 -c '
-for i in range(26):
+for i in range('$turns'):
     print("turn", i, *("%d" % (i * 7919 + j * 104729) for j in range(560)))' >"$scratch/lines"
 talk --method still --no-allocate --chunk 32 <"$scratch/lines"
 grep -q forgot "$scratch/err" && fail "a constant memory forgot turns"
-replies 'len(x) == 26 and x[-1]["held"] > 100000'
-# A sanitizer keeps what was freed.
-if ! grep -qa __asan_init "$still"; then
+replies "len(x) == $turns and x[-1]['held'] > $least"
+if [ "$turns" = 26 ]; then
     replies 'x[-1]["peak_rss"] - next(r for r in x if r["held"] > 20000)["peak_rss"] < 24 << 20'
 fi
 replies 'all(r["prompt_tokens"] < 2 * x[1]["prompt_tokens"] for r in x)'

@@ -46,7 +46,7 @@ if got != sum(parts, []):
 PYTHON
 
 # chat takes the same options.
-printf 'hi\n' | timeout 60 "$still" chat "$tiny" --chat-template "$template" -n 4 --json \
+printf 'hi\n' | timeout 600 "$still" chat "$tiny" --chat-template "$template" -n 4 --json \
     >"$scratch/out" 2>"$scratch/err" || fail "chat: $(cat "$scratch/err")"
 grep -q '^{"reply":' "$scratch/out" || fail "no reply: $(cat "$scratch/out")"
 expect 1 'no chat template' "$still" chat "$tiny"

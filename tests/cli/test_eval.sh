@@ -104,7 +104,7 @@ else
     rm -f "$log"
     expect 0 '' "$still" eval "$tiny" --data "$data" --tasks piqa,arc --log "$log"
     cp "$scratch/out" "$scratch/alone"
-    if timeout 60 mpirun -np 2 "$still" eval "$tiny" --data "$data" --tasks piqa,arc \
+    if timeout 600 mpirun -np 2 "$still" eval "$tiny" --data "$data" --tasks piqa,arc \
         --threads 1 --log "$log.mpi" >"$scratch/out" 2>"$scratch/err"; then
         cmp -s "$scratch/out" "$scratch/alone" || fail "two ranks give another table"
         cmp -s "$log" "$log.mpi" || fail "two ranks write another log"

@@ -357,7 +357,7 @@ expect 1 'moved: is an adapter of base model .*gone.gguf' "$still" generate move
 
 # Several ranks: the same result within rounding, repeatable; a rank that dies.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-ranks() { ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 timeout 60 mpirun --oversubscribe -np 2 "${train[@]}" --threads 1 --batch 4 --tokens 1536 "$@" </dev/null; }
+ranks() { ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 timeout 600 mpirun --oversubscribe -np 2 "${train[@]}" --threads 1 --batch 4 --tokens 1536 "$@" </dev/null; }
 if ! command -v mpirun >/dev/null; then
     echo "skipped: no mpirun for several ranks"
 elif ! ranks --dry-run >out 2>err; then

@@ -48,7 +48,7 @@ expect 0 "so .* thread" "$still" inspect "$tiny" --threads 1000
 expect 0 '' bash -c "echo hi | '$still' generate '$tiny' --prompt-file - -n 2"
 
 # An empty prompt: a start token if the model adds one, else a clear line.
-timeout 60 "$still" generate "$tiny" -p '' -n 1 >/dev/null 2>"$scratch/err"
+timeout 600 "$still" generate "$tiny" -p '' -n 1 >/dev/null 2>"$scratch/err"
 case $? in
 0) ;;
 1) grep -q 'the prompt is empty' "$scratch/err" || fail "empty prompt: $(cat "$scratch/err")" ;;
@@ -116,7 +116,7 @@ entry = struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(text)) + t
 count, = struct.unpack_from("<Q", data, 16)
 open(sys.argv[2], "wb").write(data[:16] + struct.pack("<Q", count + 1) + entry + data[24:])
 PYTHON
-converse() { timeout 60 "$still" chat "$chat" --lines "$@" --json >"$scratch/out" 2>"$scratch/err"; }
+converse() { timeout 600 "$still" chat "$chat" --lines "$@" --json >"$scratch/out" 2>"$scratch/err"; }
 printf 'hi\n/reset\nagain\n\n/system short\nand again\n/exit\nnever\n' |
     converse -n 4 || fail "chat: $(cat "$scratch/err")"
 [ "$(grep -c '^{"reply":' "$scratch/out")" = 3 ] || fail "not three replies"
@@ -139,7 +139,7 @@ for _ in $(seq 100); do [ -s "$scratch/out" ] && break; sleep 0.1; done
 kill -INT $job; wait $job
 [ $? = 130 ] || fail "an interrupted run did not end with 130"
 [ ! -s "$scratch/err" ] || fail "an interrupted run said: $(cat "$scratch/err")"
-timeout 60 "$still" generate "$tiny" -p x -n 100000 --ctx 200000 --ignore-eos 2>"$scratch/err" | head -c 20 >/dev/null
+timeout 600 "$still" generate "$tiny" -p x -n 100000 --ctx 200000 --ignore-eos 2>"$scratch/err" | head -c 20 >/dev/null
 [ "${PIPESTATUS[0]}" = 0 ] || fail "a closed pipe gave status ${PIPESTATUS[0]}"
 [ ! -s "$scratch/err" ] || fail "a closed pipe said: $(cat "$scratch/err")"
 finish

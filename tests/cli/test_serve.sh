@@ -83,7 +83,7 @@ stop
 start --cors https://a.example --cors http://localhost:3000 --log "$scratch/log" --max-tokens 3
 client cors https://a.example
 client cors http://localhost:3000
-timeout 60 python3 - "$port" <<'PYTHON' || fail "--max-tokens"
+timeout 600 python3 - "$port" <<'PYTHON' || fail "--max-tokens"
 import json, sys, urllib.request
 r = urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/v1/completions",
                            b'{"prompt": "the secret word", "max_tokens": 50, "ignore_eos": true}')

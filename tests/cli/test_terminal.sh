@@ -10,7 +10,7 @@ esc=$'\033[31m'
 
 # on_terminal COMMAND...: runs it with its output on a terminal; what came is in out.
 on_terminal() {
-    timeout 60 python3 - "$@" >"$scratch/out" <<'PYTHON' || fail "status $? on a terminal: $*"
+    timeout 600 python3 - "$@" >"$scratch/out" <<'PYTHON' || fail "status $? on a terminal: $*"
 import os, pty, sys
 pid, fd = pty.fork()
 if pid == 0:
