@@ -30,8 +30,8 @@ static void draw_digits(sti_sketch *k, int32_t from, int32_t to, const char *lo,
         lo++;
         hi++;
         n--;
-        if (n == 0) return;
     }
+    if (n == 0) return;
     if (n == 1) {
         sti_sketch_byte(k, from, to, (unsigned char)*lo, (unsigned char)*hi);
         return;

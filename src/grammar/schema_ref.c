@@ -84,7 +84,7 @@ static still_status unite(sti_schema *c, json_t *properties, json_t *required,
     json_t *value, *schema;
     const char *pointer;
     if (json_object_get(part, "$ref")) {
-        const json_t *target;
+        const json_t *target = NULL;
         if (depth == STI_GRAMMAR_DEPTH)
             return sti_schema_refuse(c, STILL_E_LIMIT, "", "$ref leads to itself");
         STI_TRY(sti_schema_target(c, json_object_get(part, "$ref"), &target, &pointer));

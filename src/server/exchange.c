@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/process.h"
 #include "server/listen.h"
 #include "server/sequence.h"
 
@@ -310,7 +311,7 @@ static enum MHD_Result begin(srv_floor *f, struct MHD_Connection *connection,
     if (!x) return MHD_NO;
     x->floor = f;
     x->connection = connection;
-    x->began = srv_now();
+    x->began = sti_now();
     x->method = sti_strndup(method, 32);
     x->path = sti_strndup(path, 1024);
     const union MHD_ConnectionInfo *info =
@@ -382,7 +383,7 @@ static void write_log(const srv_exchange *x, bool complete)
     json_t *line =
         json_pack("{s:s, s:s, s:s, s:s, s:i, s:f, s:b}", "time", when, "client", client,
                   "method", x->method, "path", x->path, "status", x->reply.status,
-                  "seconds", srv_now() - x->began, "complete", (int)complete);
+                  "seconds", sti_now() - x->began, "complete", (int)complete);
     if (x->generation) {
         srv_usage u = srv_generation_usage(x->generation, &finish);
         sti_json_set(&line, "prompt_tokens", json_integer((json_int_t)u.prompt));
@@ -412,7 +413,7 @@ void srv_exchange_completed(void *user, struct MHD_Connection *connection,
     srv_generation *g = x->generation;
     x->generation = NULL;
     x->line->exchange = NULL;
-    x->line->since = srv_now();
+    x->line->since = sti_now();
     pthread_mutex_unlock(&f->lock);
     if (g) srv_generation_leave(g);
     free_exchange(x);
@@ -430,7 +431,7 @@ void srv_exchange_connected(void *user, struct MHD_Connection *connection,
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         line = sti_alloc(1, sizeof *line);
         if (!line) return; /* its requests are refused */
-        line->since = srv_now();
+        line->since = sti_now();
         line->fd =
             MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)
                 ->connect_fd;
@@ -454,7 +455,7 @@ void srv_exchange_connected(void *user, struct MHD_Connection *connection,
 /* A connection is off the list before its socket is closed, so the number is its own. */
 void srv_exchange_tend(srv_floor *f)
 {
-    double now = srv_now();
+    double now = sti_now();
     pthread_mutex_lock(&f->lock);
     for (srv_line *line = f->lines; line; line = line->next) {
         const srv_exchange *x = line->exchange;

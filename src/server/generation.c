@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/process.h"
 #include "base/random.h"
 #include "server/kept.h"
 #include "server/prompts.h"
@@ -123,7 +124,7 @@ static void send_news(sequence *s)
     srv_put_event(&g->out, &g->head, &p);
     sti_buf_clear(&c->text);
     srv_logprobs_clear(&c->logprobs);
-    g->said = srv_now();
+    g->said = sti_now();
 }
 
 static bool on_token(void *user, const srv_token *t)
@@ -331,7 +332,7 @@ srv_generation *srv_generation_new(const srv_api *api, bool chat, const char *bo
     g->asked.chat = chat;
     g->mover = *mover;
     g->references = 2;
-    g->said = srv_now();
+    g->said = sti_now();
     g->head = (srv_head){.model = api->name, .created = time(NULL), .chat = chat};
     still_status status = prepare_all(g, body, n, &work, &err);
     if (status == STILL_OK) added = srv_scheduler_add(api->scheduler, work, (int)g->n);

@@ -3,7 +3,8 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <unistd.h>
+
+#include "base/process.h"
 
 static const int codes[SRV_CODES] = {200, 204, 304, 400, 401, 403,
                                      404, 405, 413, 429, 500, 503};
@@ -60,17 +61,6 @@ static void put_steps(sti_buf *b, const srv_metrics *m)
                    m->step_seconds, (unsigned long long)m->steps);
 }
 
-/* Resident memory of the process, as the system counts it. */
-static double resident(void)
-{
-    unsigned long long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (!f) return 0;
-    if (fscanf(f, "%*s %llu", &pages) != 1) pages = 0;
-    fclose(f);
-    return (double)pages * (double)sysconf(_SC_PAGESIZE);
-}
-
 void srv_metrics_put(sti_buf *b, srv_counts *c, const char *const *path, size_t n,
                      const srv_metrics *m)
 {
@@ -100,5 +90,5 @@ void srv_metrics_put(sti_buf *b, srv_counts *c, const char *const *path, size_t 
     put_steps(b, m);
     number(b, "prompt_seconds_total", "counter", "Time spent on prompts.",
            m->prompt_seconds);
-    number(b, "resident_bytes", "gauge", "Memory of the process.", resident());
+    number(b, "resident_bytes", "gauge", "Memory of the process.", (double)sti_rss());
 }

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/process.h"
 #include "server/sequence.h"
 
 enum {
@@ -71,7 +72,7 @@ static srv_group *make_group(srv_work *const *w, int n)
 {
     srv_group *g = sti_alloc(1, sizeof *g + (size_t)n * sizeof *g->sequence);
     if (!g) return NULL;
-    const double now = srv_now();
+    const double now = sti_now();
     for (int i = 0; i < n; i++) {
         g->sequence[i].group = g;
         g->sequence[i].work = w[i];
@@ -289,7 +290,7 @@ static int decode(srv_scheduler *s)
         plain = plain && srv_sequence_is_plain(q);
     }
     if (n == 0) return 0;
-    const double start = srv_now();
+    const double start = sti_now();
     still_status st = plain ? still_session_step_top(s->session, s->id, n, s->top, &err)
                             : still_session_step(s->session, s->id, n, &err);
     for (int i = 0; i < n; i++)
@@ -297,7 +298,7 @@ static int decode(srv_scheduler *s)
             srv_sequence_choose(&s->host, s->decoding[i], plain ? s->top[i] : -1);
         else
             srv_sequence_fail(s->decoding[i], &err);
-    count_step(s, srv_now() - start);
+    count_step(s, sti_now() - start);
     return n;
 }
 
@@ -335,9 +336,9 @@ static void read_prompts(srv_scheduler *s, bool others_decode)
 {
     srv_sequence *q = next_prompt(s);
     if (!q) return;
-    const double start = srv_now();
+    const double start = sti_now();
     const int n = srv_sequence_read(&s->host, q, piece_of(s, others_decode));
-    const double seconds = srv_now() - start;
+    const double seconds = sti_now() - start;
     if (others_decode && n >= LEAST_PIECE)
         s->token_s = mean_of(s->token_s, seconds / n);
     for (int i = 0; i < s->parallel; i++) {

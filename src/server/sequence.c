@@ -14,11 +14,6 @@
 #include "base/mem.h"
 #include "base/process.h"
 
-double srv_now(void)
-{
-    return sti_now();
-}
-
 /* Models and settings whose pasts are not the same have, but for chance, other numbers;
  * the files themselves know for sure. */
 static uint64_t number_of(const srv_scheduler_params *p, const still_method *method,
@@ -110,7 +105,7 @@ static void keep_past(srv_host *h, const srv_sequence *q)
 
 void srv_sequence_finish(srv_host *h, srv_sequence *q)
 {
-    const double now = srv_now();
+    const double now = sti_now();
     const double began = q->began > 0 ? q->began : now;
     const double read = q->read > 0 ? q->read : now;
     srv_result r = {.finish = q->finish,
@@ -261,7 +256,7 @@ void srv_sequence_begin(srv_host *h, srv_sequence *q)
     still_error err;
     const srv_work *w = q->work;
     srv_slot *slot = q->slot;
-    q->began = srv_now();
+    q->began = sti_now();
     q->reading = true;
     if (check(h, w, &err) != STILL_OK || make_sampler(h, q, &err) != STILL_OK) {
         srv_sequence_fail(q, &err);
@@ -315,7 +310,7 @@ static void begin_answer(srv_host *h, srv_sequence *q)
 {
     const srv_work *w = q->work;
     q->reading = false;
-    q->read = srv_now();
+    q->read = sti_now();
     if (w->score_prompt)
         hand_out_scores(q);
     else if (w->max_tokens != 0 || q->n_marks > 0)

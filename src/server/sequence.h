@@ -72,7 +72,6 @@ typedef struct srv_sequence {
     double added, began, read; /* when */
 } srv_sequence;
 
-double srv_now(void);                                             /* seconds */
 int srv_common(const int32_t *a, int n, const int32_t *b, int m); /* leading tokens */
 
 /* It has a slot, and begins to read. Failures end it. */
