@@ -586,7 +586,10 @@ def wait_until(holds, what):
 def endless(stream, **body):
     body = json.dumps({"prompt": [5, 9], "max_tokens": 1000000, "ignore_eos": True,
                        "stream": stream, **body})
-    s = socket.create_connection(("127.0.0.1", PORT), timeout=60)
+    s = socket.socket()
+    s.settimeout(60)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that little is on its way
+    s.connect(("127.0.0.1", PORT))
     s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
               f"\r\n{body}".encode())
     return s
