@@ -30,7 +30,7 @@ static void walk(still_grammar *g, int vocab, uint64_t seed)
     still_error err = {0};
     uint64_t *bits = calloc(((size_t)vocab + 63) / 64, sizeof *bits);
     check(bits && still_matcher_new(g, vocab, &m, &err) == STILL_OK);
-    for (int i = 0; i < 12 && !still_matcher_done(m); i++) {
+    for (int i = 0; i < 6 && !still_matcher_done(m); i++) {
         const still_status st = still_matcher_mask(m, bits, &err);
         if (st != STILL_OK) {
             check(st == STILL_E_LIMIT || st == STILL_E_UNSUPPORTED);

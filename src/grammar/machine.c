@@ -24,13 +24,20 @@ void sti_machine_free(sti_machine *m)
     *m = (sti_machine){0};
 }
 
+/* Takes n from the work that may still be done; false: that is used up. */
+static bool afford(sti_machine *m, int32_t n)
+{
+    m->work -= n;
+    if (m->work < 0) m->full = true;
+    return m->work >= 0;
+}
+
 void sti_machine_add(sti_machine *m, int32_t first, int32_t state, int32_t frame)
 {
-    const int32_t n = m->n_items;
-    for (int32_t i = first; i < n; i++)
+    if (m->full || !afford(m, m->n_items - first)) return;
+    for (int32_t i = first; i < m->n_items; i++)
         if (m->item[i].state == state && m->item[i].frame == frame) return;
-    m->work -= n - first;
-    if (n == STI_MACHINE_ITEMS || m->work < 0) {
+    if (m->n_items == STI_MACHINE_ITEMS) {
         m->full = true;
         return;
     }
@@ -39,11 +46,10 @@ void sti_machine_add(sti_machine *m, int32_t first, int32_t state, int32_t frame
 
 static void add_link(sti_machine *m, int32_t frame, int32_t back, int32_t caller)
 {
-    int32_t n = 0;
-    for (int32_t l = m->frame[frame].link; l >= 0; l = m->link[l].next, n++)
-        if (m->link[l].back == back && m->link[l].frame == caller) return;
-    m->work -= n;
-    if (m->n_links == STI_MACHINE_LINKS || m->work < 0) {
+    for (int32_t l = m->frame[frame].link; l >= 0; l = m->link[l].next)
+        if (!afford(m, 1) || (m->link[l].back == back && m->link[l].frame == caller))
+            return;
+    if (m->n_links == STI_MACHINE_LINKS) {
         m->full = true;
         return;
     }
@@ -55,10 +61,10 @@ static void add_link(sti_machine *m, int32_t frame, int32_t back, int32_t caller
 static int32_t frame_of(sti_machine *m, int32_t rule, bool *fresh)
 {
     *fresh = false;
+    if (!afford(m, m->n_frames - m->fresh)) return -1;
     for (int32_t f = m->fresh; f < m->n_frames; f++)
         if (m->frame[f].rule == rule) return f;
-    m->work -= m->n_frames - m->fresh;
-    if (m->n_frames == STI_MACHINE_FRAMES || m->work < 0) {
+    if (m->n_frames == STI_MACHINE_FRAMES) {
         m->full = true;
         return -1;
     }
@@ -112,13 +118,15 @@ void sti_machine_step(sti_machine *m, int32_t lo, int32_t hi, unsigned char byte
 {
     const int32_t first = m->n_items;
     m->fresh = m->n_frames;
-    for (int32_t i = lo; i < hi; i++) {
+    for (int32_t i = lo; i < hi && !m->full; i++) {
         const sti_item it = m->item[i];
         const sti_state *s = &m->a->state[it.state];
-        const sti_edge *e = m->a->edge + s->edge, *end = m->a->edge + s[1].edge;
-        m->work -= 1 + (end - e);
-        for (; e < end && e->lo <= byte; e++)
+        if (!afford(m, 1 + s[1].edge - s->edge)) break;
+        for (int32_t j = s->edge; j < s[1].edge; j++) {
+            const sti_edge *e = &m->a->edge[j];
+            if (e->lo > byte) break;
             if (byte <= e->hi) sti_machine_add(m, first, e->to, it.frame);
+        }
     }
     sti_machine_close(m, first);
 }

@@ -12,7 +12,7 @@
 #include "token/tokenizer.h"
 
 enum {
-    MOST_WORK = 1 << 28, /* items and edges looked at for one mask */
+    MOST_WORK = 1 << 25, /* items and edges looked at for one mask: a twentieth of a second */
 };
 
 typedef struct level {

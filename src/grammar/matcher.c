@@ -12,7 +12,7 @@
 #include "base/utf8.h"
 #include "grammar/grammar.h"
 
-enum { MOST_WORK = 1 << 26 }; /* items and edges looked at for one token */
+enum { MOST_WORK = 1 << 25 }; /* items and edges looked at for one token */
 
 void sti_matcher_load(const still_matcher *m, bool close)
 {
