@@ -75,6 +75,13 @@ fi
 read -ra flags <<<"$(pkg-config --cflags --libs still)"
 cc -std=c11 -Wall -Werror "$source/examples/generate.c" -o "$root/shared" "${flags[@]}"
 LD_LIBRARY_PATH=$lib run "$root/shared"
+# It asks for each function with the version of the soname, libstill.so.0.1: STILL_0.1.
+soname=$(readelf -d "$lib/libstill.so" | sed -n 's/.*SONAME.*\[libstill\.so\.\(.*\)\]/\1/p')
+asked=$(nm -D --undefined-only "$root/shared" | awk '$2 ~ /^still_/ { print $2 }')
+if [ -z "$asked" ] || grep -v "@STILL_$soname\$" <<<"$asked"; then
+    echo "these are not of version STILL_$soname" >&2
+    exit 1
+fi
 
 # Every example, on a small model: one that writes, and one that reads a text longer than
 # its window, with an adapter that the installed command trained.
