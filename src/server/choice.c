@@ -53,6 +53,8 @@ static size_t characters(const char *text, size_t n)
 static void start(srv_choice *c)
 {
     c->started = true;
+    if (c->how->written && c->how->written->n)
+        srv_calls_push(&c->calls, c->how->written->p, c->how->written->n, &c->text);
     if (!c->how->options->echo) return;
     sti_buf_put(&c->text, c->prompt->text ? c->prompt->text : "", c->prompt->n_text);
     c->logprobs.characters = characters(c->text.n ? c->text.p : "", c->text.n);

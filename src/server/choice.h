@@ -13,6 +13,7 @@ typedef struct srv_reading {
     const srv_options *options;
     const json_t *tools; /* calls are looked for; NULL: they are text */
     bool chat;
+    const sti_buf *written; /* of the answer, in the prompt: how a call begins */
 } srv_reading;
 
 typedef struct srv_choice {

@@ -75,8 +75,13 @@ const srv_field srv_fields[] = {
     {"tools", SRV_OWN, SRV_CHAT,
      .schema = "{\"type\":\"array\",\"items\":{\"type\":\"object\"},\"maxItems\":128}",
      .help = "functions that the model may call"},
-    {"tool_choice", SRV_ONLY, SRV_CHAT, .schema = "[\"auto\",\"none\"]",
-     .help = "whether it may"},
+    {"tool_choice", SRV_OWN, SRV_CHAT,
+     .schema =
+         "{\"anyOf\":[{\"enum\":[\"auto\",\"none\",\"required\"]},{\"type\":"
+         "\"object\",\"required\":[\"type\",\"function\"],\"properties\":{\"type\":"
+         "{\"enum\":[\"function\"]},\"function\":{\"type\":\"object\",\"required\":"
+         "[\"name\"],\"properties\":{\"name\":{\"type\":\"string\"}}}}}]}",
+     .help = "whether it may, must, or must call the function of a name"},
     {"chat_template_kwargs", SRV_OWN, SRV_CHAT, .schema = OBJECT,
      .help = "variables of the chat template"},
     {"response_format", SRV_OWN, SRV_BOTH,

@@ -295,8 +295,11 @@ static still_status prepare_all(srv_generation *g, const char *body, size_t n,
 {
     STI_TRY(srv_asked_read(g->api, body, n, &g->asked, err));
     const srv_options *o = g->asked.options;
-    g->how = (srv_reading){
-        .tk = g->api->tk, .options = o, .tools = g->asked.tools, .chat = g->head.chat};
+    g->how = (srv_reading){.tk = g->api->tk,
+                           .options = o,
+                           .tools = g->asked.tools,
+                           .chat = g->head.chat,
+                           .written = &g->asked.written};
     g->head.usage = o->usage;
     g->seed = o->has_seed ? o->seed : sti_mix64(clock_bits() ^ (uintptr_t)g);
     snprintf(g->head.id, sizeof g->head.id, "%s-%016llx",

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/mem.h"
+#include "server/call_form.h"
 
 still_status srv_encode(const still_tokenizer *tk, const char *text, size_t n,
                         unsigned flags, int32_t **id, size_t *n_ids, still_error *err)
@@ -99,6 +100,17 @@ static still_status read_text(const srv_api *api, const char *body, size_t n,
     return STILL_OK;
 }
 
+static still_status open_schema(const srv_api *api, const json_t *schema,
+                                still_grammar **out, still_error *err)
+{
+    char *text = sti_json_text(schema, JSON_COMPACT | JSON_ENCODE_ANY);
+    if (!text) return sti_fail_memory(err, "the schema", 0);
+    still_status status =
+        still_grammar_open_schema(api->tk, text, strlen(text), out, err);
+    free(text);
+    return status;
+}
+
 /* ---- Chat ---------------------------------------------------------------- */
 
 static still_status encode_rendering(const srv_api *api, const still_rendering *r,
@@ -112,24 +124,130 @@ static still_status encode_rendering(const srv_api *api, const still_rendering *
 }
 
 /* The server's variables, and over them the request's. */
-static still_status render(const srv_api *api, const srv_chat *c, srv_prompt *p,
-                           still_error *err)
+static still_status render(const srv_api *api, json_t *variables, bool open,
+                           still_rendering *r, still_error *err)
 {
     json_t *all = json_object();
     if (api->variables) sti_json_merge(&all, json_incref(api->variables));
-    sti_json_merge(&all, json_incref(c->variables));
+    sti_json_merge(&all, json_incref(variables));
     char *text = sti_json_text(all, JSON_COMPACT);
     json_decref(all);
     if (!text) return sti_fail_memory(err, "messages", 0);
     still_conversation talk = {
-        .add_generation_prompt = true, .variables = text, .n_variables = strlen(text)};
-    still_rendering r = {0};
-    still_status status =
-        still_chat_render(api->tk, api->chat_template, &talk, &r, err);
+        .add_generation_prompt = open, .variables = text, .n_variables = strlen(text)};
+    still_status status = still_chat_render(api->tk, api->chat_template, &talk, r, err);
     free(text);
-    if (status == STILL_OK) status = encode_rendering(api, &r, p, err);
-    still_rendering_free(&r);
     return status;
+}
+
+/* Lets the template write a call, and an answer's beginning before it. */
+static still_status render_probe(const srv_api *api, const srv_chat *c, bool call,
+                                 still_rendering *r, still_error *err)
+{
+    json_t *variables = json_object();
+    json_t *messages = json_pack("[{s:s, s:s}]", "role", "user", "content", "a");
+    if (call)
+        sti_json_append(&messages,
+                        json_pack("{s:s, s:s, s:[{s:s, s:s, s:{s:s, s:{s:s}}}]}",
+                                  "role", "assistant", "content", "", "tool_calls",
+                                  "id", "000000000", "type", "function", "function",
+                                  "name", SRV_PROBE, "arguments", "a", "b"));
+    sti_json_merge(&variables, json_incref(c->variables));
+    sti_json_set(&variables, "messages", messages);
+    if (!variables) return sti_fail_memory(err, "messages", 0);
+    still_status status = render(api, variables, !call, r, err);
+    json_decref(variables);
+    return status;
+}
+
+/* How this template writes calls. One that cannot write one at all may say so with an
+ * exception: the request is refused in either case. */
+static still_status find_form(const srv_api *api, const srv_chat *c, srv_call_form *out,
+                              still_error *err)
+{
+    still_rendering open = {0}, call = {0};
+    bool found = false;
+    still_status status = render_probe(api, c, false, &open, err);
+    if (status == STILL_OK) status = render_probe(api, c, true, &call, err);
+    if (status == STILL_OK) {
+        bool same = call.n >= open.n && memcmp(call.text, open.text, open.n) == 0;
+        found = srv_call_form_read(call.text, call.n, same ? open.n : 0, out);
+    }
+    still_rendering_free(&open);
+    still_rendering_free(&call);
+    if (status == STILL_E_MEMORY || found) return status;
+    return sti_fail(
+        err, STILL_E_UNSUPPORTED,
+        "'tool_choice' demands a call, and the model's chat template writes "
+        "none in a form that is read back: use \"auto\", or start the "
+        "server with a --chat-template that has one");
+}
+
+/* The rendering with the beginning of the answer behind it. A tool's name in it, bytes
+ * `from` to `to`, comes from the client: it becomes no special token. */
+static still_status encode_open(const srv_api *api, const still_rendering *r,
+                                size_t from, size_t to, srv_asked *a, still_error *err)
+{
+    sti_buf text = {0}, content = {0};
+    const sti_buf *w = &a->written;
+    sti_buf_put(&text, r->text, r->n);
+    sti_buf_put(&text, w->p, w->n);
+    sti_buf_put(&content, r->content, r->n);
+    for (size_t i = 0; i < w->n; i++)
+        sti_buf_put(&content, i >= from && i < to ? "\1" : "\0", 1);
+    const still_rendering whole = {text.p, (unsigned char *)content.p, text.n};
+    still_status status = text.failed || content.failed || w->failed
+                              ? sti_fail_memory(err, "the prompt", r->n)
+                              : encode_rendering(api, &whole, &a->rendered, err);
+    sti_buf_free(&text);
+    sti_buf_free(&content);
+    return status;
+}
+
+/* Which tool's parameters a grammar cannot be made of. */
+static still_status blame_tool(const srv_api *api, const srv_chat *c, still_error *err)
+{
+    char text[sizeof err->text];
+    const still_status code =
+        err->code == STILL_E_UNSUPPORTED ? STILL_E_UNSUPPORTED : STILL_E_ARG;
+    snprintf(text, sizeof text, "%s", err->text);
+    for (size_t i = 0; i < json_array_size(c->tools); i++) {
+        json_t *schema;
+        still_grammar *g = NULL;
+        still_status status = srv_call_arguments(c->tools, i, &schema, err);
+        if (status == STILL_OK) status = open_schema(api, schema, &g, err);
+        json_decref(schema);
+        still_grammar_free(g);
+        if (status == STILL_OK) continue;
+        if (status == STILL_E_MEMORY) return status;
+        snprintf(text, sizeof text, "%s", err->text);
+        return sti_fail(err, code, "'tools[%zu].function.parameters': %s", i, text);
+    }
+    return sti_fail(err, code, "'tools': %s", text);
+}
+
+/* A call that the request demands: its beginning is in the prompt, the rest is held to a
+ * schema. */
+static still_status demand_call(const srv_api *api, const still_rendering *r,
+                                srv_asked *a, still_error *err)
+{
+    srv_call_form form;
+    json_t *schema;
+    const srv_chat *c = &a->talk;
+    const char *name = c->function;
+    STI_TRY(find_form(api, c, &form, err));
+    STI_TRY(srv_call_form_schema(&form, c->tools, name, &schema, err));
+    still_status status = open_schema(api, schema, &a->grammar, err);
+    json_decref(schema);
+    if (status == STILL_E_MEMORY) return status;
+    if (status != STILL_OK) return blame_tool(api, c, err);
+    if (!name) /* where it matters, there is one tool */
+        name = json_string_value(json_object_get(
+            json_object_get(json_array_get(c->tools, 0), "function"), "name"));
+    srv_call_form_open(&form, name, &a->written);
+    const size_t from = strlen(form.before);
+    const size_t to = form.kind == SRV_CALL_NAMED ? from + strlen(name) : from;
+    return encode_open(api, r, from, to, a, err);
 }
 
 static still_status read_talk(const srv_api *api, const char *body, size_t n,
@@ -137,25 +255,21 @@ static still_status read_talk(const srv_api *api, const char *body, size_t n,
 {
     STI_TRY(
         srv_chat_read(body, n, api->vocab, api->developer, &api->chat, &a->talk, err));
+    still_rendering r = {0};
     a->options = &a->talk.options;
     a->tools = a->talk.tools;
     a->prompt = &a->rendered;
     a->n_prompts = 1;
-    return render(api, &a->talk, &a->rendered, err);
+    still_status status = render(api, a->talk.variables, true, &r, err);
+    if (status == STILL_OK && a->talk.demanded)
+        status = demand_call(api, &r, a, err);
+    else if (status == STILL_OK)
+        status = encode_rendering(api, &r, &a->rendered, err);
+    still_rendering_free(&r);
+    return status;
 }
 
 /* ---- Form ---------------------------------------------------------------- */
-
-static still_status open_schema(const srv_api *api, const json_t *schema,
-                                still_grammar **out, still_error *err)
-{
-    char *text = sti_json_text(schema, JSON_COMPACT | JSON_ENCODE_ANY);
-    if (!text) return sti_fail_memory(err, "the schema", 0);
-    still_status status =
-        still_grammar_open_schema(api->tk, text, strlen(text), out, err);
-    free(text);
-    return status;
-}
 
 /* What is wrong with rules is the client's affair. */
 static still_status open_rules(const srv_api *api, const srv_options *o,
@@ -189,6 +303,7 @@ void srv_asked_free(srv_asked *a)
     for (size_t i = 0; a->echo && i < a->n_prompts; i++) sti_buf_free(&a->echo[i]);
     free(a->echo);
     free(a->rendered.id);
+    sti_buf_free(&a->written);
     srv_completion_free(&a->text);
     srv_chat_free(&a->talk);
     still_grammar_free(a->grammar);

@@ -17,6 +17,8 @@ typedef struct srv_asked {
     size_t n_prompts;
     const json_t *tools;    /* calls are looked for; NULL: they are text */
     still_grammar *grammar; /* that answers are held to; NULL: they are free */
+    sti_buf
+        written; /* of the answer, in the prompt: how a call that is demanded begins */
     sti_buf *echo; /* [prompts], owned: texts of prompts that were ids; or NULL */
 } srv_asked;
 

@@ -45,6 +45,8 @@ typedef struct srv_chat {
     srv_options options;
     json_t *variables; /* of the template: messages and, if calls may be made, tools */
     json_t *tools;     /* borrowed from variables; NULL: no calls */
+    bool demanded;     /* the answer must be a call */
+    const char *function; /* of this tool, borrowed from the body; NULL: of any */
 } srv_chat;
 
 /* developer: the template knows the role of this name; if not, it becomes system. */

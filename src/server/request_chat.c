@@ -273,16 +273,56 @@ static still_status read_logprobs(const json_t *body, int vocab, srv_options *o,
     return STILL_OK;
 }
 
+/* *use: whether the model is told of the tools. */
+static still_status read_choice(const json_t *tools, srv_chat *c, bool *use,
+                                still_error *err)
+{
+    const json_t *choice = srv_field_of(c->body, "tool_choice"), *tool;
+    const char *word = json_string_value(choice);
+    const char *type = json_string_value(srv_field_of(choice, "type"));
+    size_t i;
+    *use = json_array_size(tools) > 0 && !(word && strcmp(word, "none") == 0);
+    if (!choice || (word && (!strcmp(word, "auto") || !strcmp(word, "none"))))
+        return STILL_OK;
+    if (word ? strcmp(word, "required") != 0 : !type || strcmp(type, "function") != 0)
+        return sti_fail(
+            err, STILL_E_UNSUPPORTED,
+            "'tool_choice': only these are implemented: \"auto\", \"none\", "
+            "\"required\", {\"type\": \"function\", \"function\": "
+            "{\"name\": ...}}");
+    if (!*use)
+        return sti_fail(err, STILL_E_ARG, "'tool_choice' demands a call: give 'tools'");
+    if (c->options.form != SRV_FREE)
+        return sti_fail(
+            err, STILL_E_ARG,
+            "'tool_choice' demands a call, which excludes 'response_format' "
+            "and 'grammar'");
+    c->demanded = true;
+    if (word) return STILL_OK;
+    c->function =
+        json_string_value(srv_field_of(srv_field_of(choice, "function"), "name"));
+    json_array_foreach(tools, i, tool)
+    {
+        const json_t *name = srv_field_of(srv_field_of(tool, "function"), "name");
+        if (c->function && strcmp(json_string_value(name), c->function) == 0)
+            return STILL_OK;
+    }
+    return sti_fail(err, STILL_E_ARG,
+                    "'tool_choice' names no function that 'tools' has: '%.60s'",
+                    c->function ? c->function : "");
+}
+
 /* Variables of the client first, so that they cannot stand in for messages and tools. */
 static still_status read_variables(srv_chat *c, bool developer, still_error *err)
 {
     json_t *kwargs = srv_field_of(c->body, "chat_template_kwargs");
     json_t *tools = srv_field_of(c->body, "tools");
-    const json_t *choice = srv_field_of(c->body, "tool_choice");
     json_t *messages = NULL;
+    bool use;
     if (kwargs && !json_is_object(kwargs))
         return sti_fail(err, STILL_E_ARG, "'chat_template_kwargs' must be an object");
     if (tools) STI_TRY(read_tools(tools, err));
+    STI_TRY(read_choice(tools, c, &use, err));
     c->variables = json_object();
     if (kwargs) sti_json_merge(&c->variables, json_incref(kwargs));
     still_status status =
@@ -292,8 +332,7 @@ static still_status read_variables(srv_chat *c, bool developer, still_error *err
         return status;
     }
     sti_json_set(&c->variables, "messages", messages);
-    if (json_array_size(tools) > 0 &&
-        !(choice && strcmp(json_string_value(choice), "none") == 0)) {
+    if (use) {
         sti_json_set(&c->variables, "tools", json_incref(tools));
         c->tools = json_object_get(c->variables, "tools");
     } else if (c->variables) {

@@ -32,6 +32,16 @@ bool srv_calls_mark(const char *text, size_t n)
     return false;
 }
 
+size_t srv_calls_opening(const char *text, size_t n)
+{
+    for (size_t i = 0; i < MARKS; i++) {
+        size_t length = strlen(marks[i].text);
+        if (n >= length && memcmp(text + n - length, marks[i].text, length) == 0)
+            return length;
+    }
+    return 0;
+}
+
 void srv_call_id(uint64_t random, char out[SRV_CALL_ID + 1])
 {
     static const char letters[] =

@@ -47,6 +47,9 @@ void srv_calls_free(srv_calls *p);
  * tokens have none. */
 bool srv_calls_mark(const char *text, size_t n);
 
+/* Length of the mark that opens calls and that a text ends with; 0: it ends with none. */
+size_t srv_calls_opening(const char *text, size_t n);
+
 /* "a1B2c3D4e": Mistral's templates want nine letters or digits. */
 void srv_call_id(uint64_t random, char out[SRV_CALL_ID + 1]);
 

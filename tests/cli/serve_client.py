@@ -409,7 +409,11 @@ def refusals():
     refused(400, "invalid_value", post(messages=[]), "'messages'")
     refused(400, "invalid_value", post(messages=[{"role": "king", "content": ""}]), "role")
     refused(400, "unsupported", post(messages=SAY, functions=[]), "'functions'")
-    refused(400, "unsupported", post(messages=SAY, tool_choice="required"), "'tool_choice'")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    refused(400, "invalid_value", post(messages=SAY, tool_choice="required"), "'tool_choice'")
+    # This template writes no calls.
+    refused(400, "unsupported", post(messages=SAY, tools=tools, tool_choice="required"),
+            "'tool_choice'")
     refused(400, "unsupported", post(messages=[{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "x"}}]}]), "image_url")
     status, x = post(messages=SAY, stop="")
@@ -447,6 +451,67 @@ def form():
             "type": "json_schema", "json_schema": {"schema": {"type": "frob"}}}}, "'response_format'")):
         status, x = ask("POST", "/v1/chat/completions", {"messages": SAY, **wrong})
         assert status == 400 and words in x["error"]["message"], (status, x)
+
+
+def demand(form):
+    """Calls that a request demands, however hot, in the form that a template has."""
+    def function(name, **parameters):
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    side = {"enum": ["left", "right"]}
+    tools = [function("turn", type="object", properties={"to": {"$ref": "#/$defs/side"}},
+                      required=["to"], additionalProperties=False, **{"$defs": {"side": side}}),
+             function("wait", type="object", properties={"for": {"type": "integer", "minimum": 1,
+                      "maximum": 99}}, required=["for"]),
+             {"type": "function", "function": {"name": "stop"}}]
+    named = lambda name: {"type": "function", "function": {"name": name}}
+    seen = set()
+    for seed in range(6):
+        for choice in ("required", named("turn"), named("stop")):
+            if form == "named" and choice == "required":
+                continue
+            hot = dict(messages=SAY, tools=tools, tool_choice=choice, temperature=2, seed=seed,
+                       max_tokens=200)
+            c = talk(**hot)["choices"][0]
+            assert c["finish_reason"] == "tool_calls" and c["message"]["content"] is None, c
+            assert len(c["message"]["tool_calls"]) == 1, c
+            call = c["message"]["tool_calls"][0]["function"]
+            name, arguments = call["name"], json.loads(call["arguments"])
+            seen.add(name)
+            assert choice == "required" or name == choice["function"]["name"], (choice, call)
+            if name == "turn":
+                assert arguments in ({"to": "left"}, {"to": "right"}), call
+            elif name == "wait":
+                assert list(arguments) == ["for"] and 1 <= arguments["for"] <= 99, call
+            else:
+                assert name == "stop" and arguments == {}, call
+            e = [x["choices"][0] for x in events("/v1/chat/completions", **hot)]
+            calls = [t for x in e for t in x["delta"].get("tool_calls", [])]
+            assert [t["function"] for t in calls] == [call], (calls, call)
+            assert not any(x["delta"].get("content") for x in e), e
+            assert e[-1]["finish_reason"] == "tool_calls", e[-1]
+    assert {"turn", "stop"} <= seen, seen
+    # What the prompt ends with is what the template writes before a call.
+    ask_for = dict(messages=SAY, tools=tools, max_tokens=1)
+    free = talk(**ask_for)["usage"]["prompt_tokens"]
+    forced = talk(**ask_for, tool_choice=named("stop"))
+    assert (forced["usage"]["prompt_tokens"] > free) == (form != "bare"), (free, forced)
+    # Cut off: no call, and it says why.
+    c = talk(**ask_for, tool_choice=named("turn"))["choices"][0]
+    assert c["finish_reason"] == "length" and "tool_calls" not in c["message"], c
+
+    def post(**body):
+        return ask("POST", "/v1/chat/completions", {"messages": SAY, "tools": tools, **body})
+
+    refused(400, "invalid_value", post(tool_choice=named("frob")), "'frob'")
+    bad = tools[:2] + [function("odd", type="object", properties={
+        "x": {"type": "array", "uniqueItems": True}})]
+    refused(400, "unsupported", post(tools=bad, tool_choice=named("odd")),
+            "'tools[2].function.parameters'")
+    if form == "named":
+        refused(400, "unsupported", post(tool_choice="required"), "'tool_choice'")
+        c = talk(**{**ask_for, "tools": tools[2:], "max_tokens": 50}, tool_choice="required")
+        assert c["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "stop", c
 
 
 def template():
@@ -690,5 +755,5 @@ def docs(path):
 {f.__name__: f for f in (endpoints, scores, shared, generate, limit, key, hostile,
                          together, leave, finish, chat, injection, streams, sampling,
                          refusals, form, template, headers, page, kept, cors, full, slow,
-                         malformed,
+                         malformed, demand,
                          drain, docs)}[sys.argv[2]](*sys.argv[3:])

@@ -71,6 +71,27 @@ start --chat-template "$scratch/tell.jinja" --template-arg greeting=hi
 client template
 stop
 
+# Calls that a request demands, in the forms that templates have.
+head='{% for m in messages %}{{ "<|im_start|>" ~ m.role ~ "\n" ~ m.content }}'
+tail='{{ "<|im_end|>\n" }}{% endfor %}{% if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif %}'
+loop='{% if m.tool_calls %}{% for c in m.tool_calls %}'
+call='"name": "{{ c.function.name }}"'
+arguments='{{ c.function.arguments | tojson }}'
+end='{% endfor %}{% endif %}'
+declare -A forms=(
+    [hermes]="$loop<tool_call>
+{$call, \"arguments\": $arguments}
+</tool_call>$end"
+    [list]="{% if m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}{$call, \"arguments\": $arguments}{% endfor %}]{% endif %}"
+    [named]="$loop[TOOL_CALLS]{{ c.function.name }}[ARGS]$arguments$end"
+    [bare]="$loop{$call, \"parameters\": $arguments}$end")
+for form in "${!forms[@]}"; do
+    printf '%s' "$head${forms[$form]}$tail" >"$scratch/$form.jinja"
+    start --chat-template "$scratch/$form.jinja"
+    client demand "$form"
+    stop
+done
+
 # Who is one too many is told so; who leaves makes room.
 start --parallel 1 --queue 1 --ctx 100000
 client full

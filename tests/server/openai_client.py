@@ -71,7 +71,8 @@ assert isinstance(p.choices[0].message.parsed, Place), p
 
 # Errors are the client's own exceptions.
 for wrong, kind in (({"messages": []}, openai.BadRequestError),
-                    ({"messages": SAY, "tool_choice": "required"}, openai.BadRequestError),
+                    ({"messages": SAY, "tools": TOOLS, "tool_choice": "required"},
+                     openai.BadRequestError),
                     ({"messages": SAY, "extra_body": {"frob": 1}}, openai.BadRequestError)):
     try:
         client.chat.completions.create(model=name, **wrong)

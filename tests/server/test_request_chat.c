@@ -85,6 +85,19 @@ static void calls(void **state)
     c = read_good(body, false);
     assert_null(c.tools);
     assert_null(json_object_get(c.variables, "tools"));
+    assert_false(c.demanded);
+    srv_chat_free(&c);
+    snprintf(body, sizeof body, "{%s,%s,\"tool_choice\":\"required\"}", tools, say);
+    c = read_good(body, false);
+    assert_true(c.demanded && !c.function && json_array_size(c.tools) == 1);
+    srv_chat_free(&c);
+    snprintf(body, sizeof body,
+             "{%s,%s,\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
+             "\"f\"}}}",
+             tools, say);
+    c = read_good(body, false);
+    assert_true(c.demanded);
+    assert_string_equal(c.function, "f");
     srv_chat_free(&c);
 }
 
@@ -120,6 +133,7 @@ static void wrong(void **state)
 {
     (void)state;
 #define SAY "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]"
+#define TOOLS ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
 #define CALL(x) "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":" x "}]}"
     static const struct {
         const char *text;
@@ -147,7 +161,20 @@ static void wrong(void **state)
         {SAY ",\"tools\":{}}", STILL_E_ARG, "'tools' must be a list"},
         {SAY ",\"tools\":[{\"type\":\"custom\"}]}", STILL_E_UNSUPPORTED, "'custom'"},
         {SAY ",\"tools\":[{\"type\":\"function\"}]}", STILL_E_ARG, "'tools[0]'"},
-        {SAY ",\"tool_choice\":\"required\"}", STILL_E_UNSUPPORTED, "'tool_choice'"},
+        {SAY ",\"tool_choice\":\"required\"}", STILL_E_ARG, "give 'tools'"},
+        {SAY ",\"tool_choice\":\"required\",\"tools\":[]}", STILL_E_ARG,
+         "give 'tools'"},
+        {SAY ",\"tool_choice\":\"must\"}", STILL_E_UNSUPPORTED, "'tool_choice'"},
+        {SAY ",\"tool_choice\":3}", STILL_E_UNSUPPORTED, "'tool_choice'"},
+        {SAY ",\"tool_choice\":{\"type\":\"allowed_tools\"}}", STILL_E_UNSUPPORTED,
+         "'tool_choice'"},
+        {SAY TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
+                   "\"g\"}}}",
+         STILL_E_ARG, "'tool_choice' names no function that 'tools' has: 'g'"},
+        {SAY TOOLS ",\"tool_choice\":{\"type\":\"function\"}}", STILL_E_ARG,
+         "'tool_choice' names no function"},
+        {SAY TOOLS ",\"tool_choice\":\"required\",\"grammar\":\"x\"}", STILL_E_ARG,
+         "excludes"},
         {SAY ",\"logprobs\":3}", STILL_E_ARG, "'logprobs'"},
         {SAY ",\"top_logprobs\":3}", STILL_E_ARG, "needs 'logprobs'"},
         {SAY ",\"logprobs\":true,\"top_logprobs\":21}", STILL_E_ARG, "0 to 20"},
