@@ -12,7 +12,8 @@
 #include "token/tokenizer.h"
 
 enum {
-    MOST_WORK = 1 << 25, /* items and edges looked at for one mask: a twentieth of a second */
+    MOST_WORK =
+        1 << 25, /* items and edges looked at for one mask: a twentieth of a second */
 };
 
 typedef struct level {
