@@ -9,7 +9,7 @@ export JOBS FUZZ_SECONDS SAN
 CONFIGURED = build/build.ninja
 C_FILES    = $(shell find include src tests tools bench fuzz examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all cuda demo test mutants gpu-test bench bench-peer lint format docs fuzz install clean help
+.PHONY: all cuda demo test mutants gpu-test bench bench-peer lint format docs fuzz install dist clean help
 
 all: $(CONFIGURED)
 	@cmake --build build -j $(JOBS)
@@ -50,6 +50,8 @@ docs: all
 install: all
 	@cmake --install build --prefix $(PREFIX)
 
+dist: ; @scripts/dist
+
 clean:
 	@rm -rf build
 
@@ -70,4 +72,5 @@ help:
 	@echo 'make docs        docs/cli.md from the command'"'"'s own tables'
 	@echo 'make install     binary, libraries, header, still.pc, CMake package, man page, smollm2-still'
 	@echo '                 PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
+	@echo 'make dist        the source archive, build/still-VERSION.tar.gz'
 	@echo 'make clean       removes build/'

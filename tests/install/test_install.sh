@@ -17,6 +17,7 @@ check share/bash-completion/completions/still
 check share/zsh/site-functions/_still
 check share/fish/vendor_completions.d/still.fish
 check share/still/models/smollm2-still/adapter.gguf
+check share/doc/still/still.spdx.json
 pc=$(find "$root/usr" -name still.pc)
 lib=$(dirname "$(dirname "$pc")")
 check "${lib#"$root/usr/"}/libstill.so"
@@ -25,6 +26,9 @@ check "${lib#"$root/usr/"}/libstill.a"
 bash "$source/tests/install/test_elf.sh" "$root/usr/bin" "$lib"
 found=$(grep -rlaF -- "$source" "$root/usr") || true
 [ -z "$found" ] || { echo "these name the source folder: $found" >&2; exit 1; }
+mapfile -t modules < <(find "$lib" -path '*/still/*.so')
+python3 "$source/tests/install/sbom.py" "$source" "$root/usr/share/doc/still/still.spdx.json" \
+    "$root/usr/bin/still" "$lib/libstill.so" "${modules[@]}"
 
 # Moved elsewhere, everything still fits together.
 mv "$root/usr" "$root/moved"
