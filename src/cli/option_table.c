@@ -312,6 +312,10 @@ const cli_option cli_option_table[] = {
     {"connections", 0, "N", CLI_INT, AT(connections), SERVE, CLI_G_SERVER,
      .preset = "1024", .min = 1, .max = 65536,
      .help = "Connections that may be open at once."},
+    {"drain", 0, "SECONDS", CLI_INT, AT(drain), SERVE, CLI_G_SERVER, .preset = "50",
+     .max = 86400,
+     .help = "How long requests in progress may go on after Ctrl-C or SIGTERM; then they are "
+             "cancelled. A second signal ends everything at once."},
     {"log", 0, "FILE", CLI_STRING, AT(log), SERVE, CLI_G_SERVER,
      .help = "Append a line of JSON for each request to FILE: when, from where, path, "
              "status, time, tokens; nothing of prompts and answers. - is standard "

@@ -72,7 +72,7 @@ typedef struct cli_options {
 
     /* serve; and log, chat_template, template_arg */
     const char *host, *api_key_file, *memory, *prefix_cache, *cache_dir;
-    int64_t port, parallel, queue, most_tokens, connections;
+    int64_t port, parallel, queue, most_tokens, connections, drain;
     cli_list cors;
 
     /* eval, pull-data; and out, shots of which a negative number is the task's own */

@@ -160,7 +160,8 @@ static void note_end(sequence *s, const srv_result *r)
     if (s->choice.calls.n && r->finish != SRV_CANCELLED) s->finish = "tool_calls";
     if (r->finish == SRV_FAILED) fail(g, &r->error);
     if (r->finish == SRV_CANCELLED) {
-        sti_fail(&err, STILL_E_CANCELLED, "the request was cancelled");
+        sti_fail(&err, STILL_E_CANCELLED,
+                 "the server is stopping: the request was cancelled");
         fail(g, &err);
     }
     if (srv_choice_failed(&s->choice)) {

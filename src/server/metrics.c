@@ -61,6 +61,34 @@ static void put_steps(sti_buf *b, const srv_metrics *m)
                    m->step_seconds, (unsigned long long)m->steps);
 }
 
+static void put_cache(sti_buf *b, const srv_metrics *m)
+{
+    number(b, "prefix_cache_hits_total", "counter",
+           "Prompts that began with a text that was kept.", (double)m->cache_hits);
+    number(b, "prefix_cache_misses_total", "counter", "Prompts that did not.",
+           (double)m->cache_misses);
+    number(b, "prefix_cache_entries", "gauge", "Texts that are kept in memory.",
+           m->cache_pasts);
+    number(b, "prefix_cache_bytes", "gauge", "Memory that they take.",
+           (double)m->cache_bytes);
+    number(b, "prefix_cache_limit_bytes", "gauge", "Memory that they may take.",
+           (double)m->cache_limit);
+    number(b, "prefix_cache_evictions_total", "counter",
+           "Texts that made room for others.", (double)m->cache_given_up);
+    if (!m->has_disk) return;
+    number(b, "prefix_disk_hits_total", "counter",
+           "Prompts that began with a text of the folder.", (double)m->disk.found);
+    number(b, "prefix_disk_entries", "gauge", "Texts in the folder.", m->disk.pasts);
+    number(b, "prefix_disk_bytes", "gauge", "Bytes of their files.",
+           (double)m->disk.bytes);
+    number(b, "prefix_disk_writes_total", "counter", "Texts put there.",
+           (double)m->disk.written);
+    number(b, "prefix_disk_failures_total", "counter",
+           "Texts that could not be put there.", (double)m->disk.failed);
+    number(b, "prefix_disk_evictions_total", "counter",
+           "Texts of the folder that made room for others.", (double)m->disk.removed);
+}
+
 void srv_metrics_put(sti_buf *b, srv_counts *c, const char *const *path, size_t n,
                      const srv_metrics *m)
 {
@@ -83,6 +111,7 @@ void srv_metrics_put(sti_buf *b, srv_counts *c, const char *const *path, size_t 
            "Tokens of prompts that were not computed.", (double)m->cached_tokens);
     number(b, "generated_tokens_total", "counter", "Tokens of answers.",
            (double)m->made_tokens);
+    put_cache(b, m);
     number(b, "sequences_capacity", "gauge", "Sequences that run at once.",
            m->parallel);
     number(b, "sequences_active", "gauge", "Sequences that run now.", m->active);

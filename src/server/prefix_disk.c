@@ -53,7 +53,7 @@ struct srv_prefix_disk {
     entry *list;
     int n, capacity;
     size_t bytes;
-    uint64_t failed;
+    uint64_t found, written, failed, removed;
 };
 
 /* ---- Names --------------------------------------------------------------- */
@@ -131,6 +131,7 @@ static void keep_limit(srv_prefix_disk *d)
         for (int i = 1; i < d->n; i++)
             if (d->list[i].used < d->list[oldest].used) oldest = i;
         remove_entry(d, oldest, true);
+        d->removed++;
     }
 }
 
@@ -230,6 +231,7 @@ static void *run(void *arg)
         if (!d->first) d->last = NULL;
         d->waiting--;
         d->failed += !ok;
+        d->written += ok;
         j->e.used = wall_clock();
         if (!ok || !add_entry(d, &j->e)) free(j->e.of.id);
         keep_limit(d);
@@ -318,6 +320,9 @@ still_snapshot *srv_prefix_disk_get(srv_prefix_disk *d, const still_session *s,
     if (st == STILL_OK && still_snapshot_length(past) != length) st = STILL_E_FORMAT;
     if (st == STILL_OK) {
         (void)utimensat(AT_FDCWD, ids, NULL, 0); /* used now, also for the next run */
+        pthread_mutex_lock(&d->lock);
+        d->found++;
+        pthread_mutex_unlock(&d->lock);
     } else { /* damaged, or of another model or other settings */
         still_snapshot_free(past);
         past = NULL;
@@ -331,14 +336,17 @@ still_snapshot *srv_prefix_disk_get(srv_prefix_disk *d, const still_session *s,
     return past;
 }
 
-void srv_prefix_disk_figures(srv_prefix_disk *d, int *pasts, size_t *bytes,
-                             uint64_t *failed)
+srv_prefix_disk_counts srv_prefix_disk_figures(srv_prefix_disk *d)
 {
     pthread_mutex_lock(&d->lock);
-    *pasts = d->n;
-    *bytes = d->bytes;
-    *failed = d->failed;
+    const srv_prefix_disk_counts c = {.pasts = d->n,
+                                      .bytes = d->bytes,
+                                      .found = d->found,
+                                      .written = d->written,
+                                      .failed = d->failed,
+                                      .removed = d->removed};
     pthread_mutex_unlock(&d->lock);
+    return c;
 }
 
 /* ---- Opening ------------------------------------------------------------- */

@@ -34,8 +34,14 @@ void srv_prefix_disk_put(srv_prefix_disk *d, const int32_t *id, int n, bool has_
 still_snapshot *srv_prefix_disk_get(srv_prefix_disk *d, const still_session *s,
                                     const int32_t *id, int n, int more_than);
 
-/* Files, their bytes, and pasts that could not be written, so far. */
-void srv_prefix_disk_figures(srv_prefix_disk *d, int *pasts, size_t *bytes,
-                             uint64_t *failed);
+typedef struct srv_prefix_disk_counts {
+    int pasts;    /* now there */
+    size_t bytes; /* of their files */
+    uint64_t found, written, failed,
+        removed; /* so far: read again, put there, could not
+                                                 be, gone for want of room */
+} srv_prefix_disk_counts;
+/* Any thread. */
+srv_prefix_disk_counts srv_prefix_disk_figures(srv_prefix_disk *d);
 
 #endif

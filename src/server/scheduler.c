@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/error.h"
 #include "base/mem.h"
@@ -19,7 +20,8 @@
 enum {
     WHOLE_PIECE = 512, /* of a prompt while nobody decodes */
     LEAST_PIECE = 8,
-    MOST_PARALLEL = 4096
+    MOST_PARALLEL = 4096,
+    MOST_WAIT = 1 << 24 /* seconds for what is still computed when it ends */
 };
 static const double PIECE_STEPS = 1.5; /* a piece takes as long as so many steps */
 
@@ -47,7 +49,8 @@ struct srv_scheduler {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t change;
-    bool running, ending;
+    pthread_cond_t ended; /* `over` has become true */
+    bool running, ending, over;
     srv_sequence *first, *last;  /* the queue */
     int waiting, waiting_scored; /* sequences in it, those that score their prompt */
     int to_end;                  /* those that were cancelled */
@@ -205,6 +208,19 @@ static srv_sequence *next_in_queue(srv_scheduler *s)
 
 /* ---- A turn -------------------------------------------------------------- */
 
+/* Locked, scheduler's thread. */
+static void note_cache(srv_scheduler *s)
+{
+    const srv_host *h = &s->host;
+    srv_metrics *m = &s->metrics;
+    m->cache_hits = h->hits;
+    m->cache_misses = h->misses;
+    m->cache_given_up = h->tree.given_up;
+    m->cache_bytes = h->tree.bytes;
+    m->cache_limit = h->tree.limit;
+    m->cache_pasts = h->tree.pasts;
+}
+
 /* Called with the lock, which is free while done runs. */
 static void finish(srv_scheduler *s, srv_sequence *q)
 {
@@ -222,9 +238,7 @@ static void finish(srv_scheduler *s, srv_sequence *q)
     if (q->slot && q->finish == SRV_FAILED) still_session_reset(q->slot->session);
     srv_sequence_finish(&s->host, q);
     pthread_mutex_lock(&s->lock);
-    m->cache_bytes = s->host.tree.bytes;
-    m->cache_pasts = s->host.tree.pasts;
-    m->cache_given_up = s->host.tree.given_up;
+    note_cache(s);
     if (--q->group->left == 0) free(q->group);
 }
 
@@ -367,7 +381,10 @@ static void *run(void *arg)
         const bool others = decode(s) > 0;
         read_prompts(s, others);
         pthread_mutex_lock(&s->lock);
+        note_cache(s);
     }
+    s->over = true;
+    pthread_cond_signal(&s->ended);
     pthread_mutex_unlock(&s->lock);
     return NULL;
 }
@@ -428,6 +445,11 @@ still_status srv_scheduler_new(const srv_scheduler_params *p, srv_scheduler **ou
     s->piece = p->piece;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->change, NULL);
+    pthread_condattr_t by_clock;
+    pthread_condattr_init(&by_clock);
+    pthread_condattr_setclock(&by_clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->ended, &by_clock);
+    pthread_condattr_destroy(&by_clock);
     still_status st = make_slots(s, p, err);
     if (st == STILL_OK) st = start(s, err);
     if (st == STILL_OK)
@@ -448,9 +470,31 @@ void srv_scheduler_end(srv_scheduler *s, bool cancel)
     pthread_mutex_unlock(&s->lock);
 }
 
-void srv_scheduler_stop(srv_scheduler *s)
+/* False: some sequences are not done by then. */
+static bool wait_until_over(srv_scheduler *s, double seconds)
+{
+    struct timespec until;
+    const double most = seconds < MOST_WAIT ? seconds : MOST_WAIT;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)most;
+    until.tv_nsec += (long)((most - floor(most)) * 1e9);
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    pthread_mutex_lock(&s->lock);
+    while (!s->over && pthread_cond_timedwait(&s->ended, &s->lock, &until) == 0)
+        continue;
+    const bool over = s->over;
+    pthread_mutex_unlock(&s->lock);
+    return over;
+}
+
+void srv_scheduler_stop(srv_scheduler *s, double seconds)
 {
     srv_scheduler_end(s, false);
+    if (s->running && seconds >= 0 && !wait_until_over(s, seconds))
+        srv_scheduler_end(s, true);
     if (s->running) pthread_join(s->thread, NULL);
     s->running = false;
 }
@@ -459,7 +503,7 @@ void srv_scheduler_free(srv_scheduler *s)
 {
     if (!s) return;
     srv_scheduler_end(s, true);
-    srv_scheduler_stop(s);
+    srv_scheduler_stop(s, -1);
     for (int i = 0; i < s->parallel && s->slot; i++) {
         still_session_free(s->slot[i].session);
         free(s->slot[i].id);
@@ -472,6 +516,7 @@ void srv_scheduler_free(srv_scheduler *s)
     free(s->id);
     free(s->top);
     pthread_cond_destroy(&s->change);
+    pthread_cond_destroy(&s->ended);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
@@ -486,7 +531,6 @@ void srv_scheduler_metrics(srv_scheduler *s, srv_metrics *out)
     pthread_mutex_lock(&s->lock);
     *out = s->metrics;
     pthread_mutex_unlock(&s->lock);
-    if (s->host.tree.disk)
-        srv_prefix_disk_figures(s->host.tree.disk, &out->disk_pasts, &out->disk_bytes,
-                                &out->disk_failed);
+    out->has_disk = s->host.tree.disk != NULL;
+    if (out->has_disk) out->disk = srv_prefix_disk_figures(s->host.tree.disk);
 }

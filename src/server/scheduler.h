@@ -7,6 +7,7 @@
 #ifndef SERVER_SCHEDULER_H
 #define SERVER_SCHEDULER_H
 
+#include "server/prefix_disk.h"
 #include "still.h"
 
 typedef struct srv_scheduler srv_scheduler;
@@ -35,8 +36,9 @@ still_status srv_scheduler_new(const srv_scheduler_params *p, srv_scheduler **ou
 /* Any thread, more than once: takes no more work; cancel: ends what it has at the next
  * token, without it that is finished. */
 void srv_scheduler_end(srv_scheduler *s, bool cancel);
-/* Ends it and waits until the last sequence is done. */
-void srv_scheduler_stop(srv_scheduler *s);
+/* Ends it and waits until the last sequence is done. What is not done after so many
+ * seconds is cancelled; negative: it is waited for. */
+void srv_scheduler_stop(srv_scheduler *s, double seconds);
 void srv_scheduler_free(srv_scheduler *s); /* cancels and stops; NULL is fine */
 
 int srv_scheduler_limit(
@@ -113,13 +115,14 @@ typedef struct srv_metrics {
     uint64_t requests, refused;      /* taken; turned away because the queue was full */
     uint64_t finished[SRV_FINISHES]; /* sequences */
     uint64_t prompt_tokens, cached_tokens,
-        made_tokens;    /* in; of these not computed; out */
-    size_t cache_bytes; /* of pasts that are kept */
+        made_tokens; /* in; of these not computed; out */
+    /* Pasts that are kept: prompts that began with one, and that did not; bytes, at most,
+     * how many; given up to make room. */
+    uint64_t cache_hits, cache_misses, cache_given_up;
+    size_t cache_bytes, cache_limit;
     int cache_pasts;
-    int disk_pasts; /* in the folder, and their bytes */
-    size_t disk_bytes;
-    uint64_t disk_failed;         /* pasts that could not be written */
-    uint64_t cache_given_up;      /* pasts, to make room */
+    bool has_disk;
+    srv_prefix_disk_counts disk;  /* those in the folder */
     int parallel, active, queued; /* sequences at most, now; requests that wait */
     /* Decode steps by duration. */
     uint64_t steps, step_count[SRV_STEP_BUCKETS];

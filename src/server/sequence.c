@@ -246,6 +246,7 @@ static void take_over(srv_host *h, srv_sequence *q)
     }
     if (st != STILL_OK) still_session_reset(s);
     q->cached = still_session_length(s);
+    if (h->tree.limit > 0) *(q->cached > 0 ? &h->hits : &h->misses) += 1;
     const int parts = m.shared / h->chunk * h->chunk;
     if (!h->tree.cuts && parts - q->cached >= SRV_LEAST_GAIN)
         (void)srv_sequence_mark(q, parts);

@@ -18,6 +18,7 @@ typedef struct srv_host {
     uint64_t *allowed; /* room for as many */
     int chunk;         /* of the method; 1: it has none */
     srv_prefix_tree tree;
+    uint64_t hits, misses; /* prompts that began with a kept past, and others */
 } srv_host;
 
 still_status srv_host_init(const srv_scheduler_params *p, int limit, srv_host *out,

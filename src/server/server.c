@@ -25,6 +25,7 @@ struct srv_server {
     char *name, *chat_template;
     srv_floor floor;
     pthread_t tender;
+    int drain_seconds;
     bool tending, ending; /* the thread runs; it shall end, under the floor's lock */
 };
 
@@ -159,6 +160,7 @@ still_status srv_start(const srv_params *p, srv_server **out, still_error *err)
     pthread_mutex_init(&s->floor.lock, NULL);
     pthread_cond_init(&s->floor.change, NULL);
     s->floor.log = p->log;
+    s->drain_seconds = p->drain_seconds;
     still_status status =
         srv_access_init(&s->floor.access, p->keys, p->origin, p->n_origins, err);
     if (status == STILL_OK) status = make_api(s, p, err);
@@ -173,8 +175,9 @@ still_status srv_start(const srv_params *p, srv_server **out, still_error *err)
 
 /* ---- Ending -------------------------------------------------------------- */
 
-/* Finishes all work first, however long it takes, then waits a while for answers to be
- * sent. By then every suspended connection has been resumed, as the daemon requires. */
+/* Finishes all work first, or cancels what takes too long, then waits a while for answers
+ * to be sent. By then every suspended connection has been resumed, as the daemon
+ * requires. */
 void srv_stop(srv_server *s)
 {
     struct timespec until;
@@ -183,7 +186,7 @@ void srv_stop(srv_server *s)
     f->stopping = true;
     int fd = MHD_quiesce_daemon(s->daemon);
     srv_worker_stop(&f->text);
-    srv_scheduler_stop(f->api.scheduler);
+    srv_scheduler_stop(f->api.scheduler, s->drain_seconds);
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += GRACE_SECONDS;
     pthread_mutex_lock(&f->lock);

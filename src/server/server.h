@@ -22,7 +22,8 @@ typedef struct srv_params {
     const char *variables;      /* of the template, a JSON object; NULL: none */
     int most_tokens;            /* of an answer; 0: as many as fit */
     int connections;            /* at once; 0: 1024 */
-    FILE *log;                  /* a line for each request; NULL: none */
+    int drain_seconds; /* for requests in progress when it stops; negative: no limit */
+    FILE *log;         /* a line for each request; NULL: none */
 } srv_params;
 
 typedef struct srv_server srv_server;
@@ -32,8 +33,8 @@ typedef struct srv_server srv_server;
 still_status srv_start(const srv_params *p, srv_server **out, still_error *err);
 int srv_port(const srv_server *s);  /* the port it listens on */
 int srv_limit(const srv_server *s); /* tokens of a sequence */
-/* Accepts no more requests, finishes those it has, and frees the server. Waits a few
- * seconds for clients that do not read their answers. */
+/* Accepts no more requests, finishes those it has, or after drain_seconds cancels them, and
+ * frees the server. Waits a few seconds for clients that do not read their answers. */
 void srv_stop(srv_server *s);
 
 #endif

@@ -555,6 +555,12 @@ def headers():
     assert float(lines["still_generated_tokens_total"]) >= 2
     assert float(lines["still_sequences_active"]) == 0 and float(lines["still_requests_active"]) >= 1
     bounds = [float(v) for k, v in lines.items() if k.startswith("still_step_seconds_bucket")]
+    assert float(lines["still_prefix_cache_hits_total"]) + float(
+        lines["still_prefix_cache_misses_total"]) >= 1, lines
+    assert 0 <= float(lines["still_prefix_cache_bytes"]) <= float(
+        lines["still_prefix_cache_limit_bytes"]), lines
+    assert "still_prefix_cache_evictions_total" in lines and "still_prefix_cache_entries" in lines
+    assert "still_prefix_disk_entries" not in lines, lines
     assert bounds == sorted(bounds) and bounds[-1] == float(lines["still_step_seconds_count"])
 
 
@@ -726,6 +732,30 @@ def malformed(count):
     assert complete(prompt=[1], max_tokens=2)["choices"]
 
 
+def overdue(server, signals):
+    """SIGTERM with a deadline (--drain 1): what is not done by then is told so, whole or as a
+    stream; a second SIGTERM ends everything at once."""
+    s, whole = endless(True), endless(False)
+    got = s.recv(4096)
+    wait_until(lambda: active()[0] == 2, "both run")
+    for _ in range(int(signals)):
+        os.kill(int(server), signal.SIGTERM)
+        time.sleep(0.2)
+    parts = []
+    for x in (s, whole):
+        text = b""
+        try:
+            while part := x.recv(65536):
+                text += part
+        except ConnectionResetError:
+            assert signals == "2"
+        parts.append(text)
+    if signals == "1":
+        assert b'"error"' in parts[0] and b"is stopping" in parts[0], parts[0][-300:]
+        assert b"[DONE]" not in parts[0], parts[0][-300:]
+        assert parts[1].startswith(b"HTTP/1.1 503 ") and b"is stopping" in parts[1], parts[1]
+
+
 def drain(server):
     """SIGTERM: streams end as they would, new requests find nobody."""
     s = endless(True, max_tokens=300)
@@ -755,5 +785,5 @@ def docs(path):
 {f.__name__: f for f in (endpoints, scores, shared, generate, limit, key, hostile,
                          together, leave, finish, chat, injection, streams, sampling,
                          refusals, form, template, headers, page, kept, cors, full, slow,
-                         malformed, demand,
+                         malformed, demand, overdue,
                          drain, docs)}[sys.argv[2]](*sys.argv[3:])

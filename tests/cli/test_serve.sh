@@ -173,6 +173,18 @@ start --ctx 100000
 client drain $server
 wait $server
 [ $? = 130 ] || fail "SIGTERM during a request: another status than 130"
+for signals in 1 2; do
+    start --ctx 100000 --parallel 2 --drain $([ $signals = 1 ] && echo 1 || echo 3600)
+    client overdue $server $signals
+    wait $server
+    [ $? = 130 ] || fail "$signals SIGTERM with --drain: another status than 130"
+done
+
+# Figures of the folder where pasts are kept.
+start --cache-dir "$scratch/pasts"
+curl -sS "http://127.0.0.1:$port/metrics" | grep "^still_prefix_disk_entries 0\$" >/dev/null ||
+    fail "no figures of --cache-dir"
+stop
 
 # The lines of the documentation.
 start --chat-template chatml

@@ -116,12 +116,9 @@ static void check_gives(srv_prefix_disk *d, int n, int want)
 
 static int pasts(srv_prefix_disk *d)
 {
-    int n;
-    size_t bytes;
-    uint64_t failed;
-    srv_prefix_disk_figures(d, &n, &bytes, &failed);
-    assert_int_equal(failed, 0);
-    return n;
+    const srv_prefix_disk_counts c = srv_prefix_disk_figures(d);
+    assert_int_equal(c.failed, 0);
+    return c.pasts;
 }
 
 static void found_again(void **state)
@@ -206,21 +203,20 @@ static void oldest_go(void **state)
     put(d, 30, 5);
     put(d, 30, 6);
     srv_prefix_disk_close(d);
-    int n;
-    size_t bytes;
-    uint64_t failed;
     d = open_disk(7, SIZE_MAX / 4);
     check_gives(d, CTX, 30); /* used: now the newest */
-    srv_prefix_disk_figures(d, &n, &bytes, &failed);
-    assert_int_equal(n, 3);
+    srv_prefix_disk_counts c = srv_prefix_disk_figures(d);
+    assert_int_equal(c.pasts, 3);
+    assert_true(c.found == 1 && c.written == 0 && c.removed == 0);
     srv_prefix_disk_close(d);
-    d = open_disk(7, bytes / 3 * 2);
+    d = open_disk(7, c.bytes / 3 * 2);
     assert_int_equal(pasts(d), 2);
+    assert_int_equal(srv_prefix_disk_figures(d).removed, 1);
     assert_int_equal(files(NULL), 4);
     put(d, 31, 7);
     put(d, 32, 7);
     srv_prefix_disk_close(d);
-    d = open_disk(7, bytes / 3 - 1); /* less than one */
+    d = open_disk(7, c.bytes / 3 - 1); /* less than one */
     assert_int_equal(pasts(d), 0);
     put(d, 30, 8);
     srv_prefix_disk_close(d);

@@ -196,7 +196,7 @@ static void all_together(const char *name, int parallel, int piece, bool sampled
     assert_int_equal(srv_scheduler_limit(s), CTX);
     for (int i = 0; i < 4; i++) add(s, &j[i]);
     assert_int_equal(srv_scheduler_add(s, w + 4, JOBS - 4), SRV_ADDED);
-    srv_scheduler_stop(s);
+    srv_scheduler_stop(s, -1);
     srv_metrics figures;
     srv_scheduler_metrics(s, &figures);
     srv_scheduler_free(s);
@@ -284,6 +284,9 @@ static void goes_on(const char *name, bool cuts)
     srv_metrics figures;
     srv_scheduler_metrics(s, &figures);
     assert_true(figures.cache_pasts > 0 && figures.cache_bytes > 0);
+    assert_true(figures.cache_bytes <= figures.cache_limit && !figures.has_disk);
+    assert_int_equal(figures.cache_hits, cuts ? 4 : 3);
+    assert_int_equal(figures.cache_misses, cuts ? 1 : 2);
     assert_int_equal(figures.cached_tokens,
                      (150 + 29) + (cuts ? 149 + 100 + 100 : 150 + 96));
     srv_scheduler_free(s);
@@ -321,9 +324,13 @@ static void after_a_restart(void **state)
     s = begin(m, &method, p);
     srv_metrics figures;
     srv_scheduler_metrics(s, &figures);
-    assert_int_equal(figures.disk_pasts, 1); /* the prompt's end is continued */
+    assert_int_equal(figures.disk.pasts, 1); /* the prompt's end is continued */
     run(s, &j[1]);
     assert_int_equal(j[1].result.cached_tokens, 150 + 29);
+    srv_scheduler_metrics(s, &figures);
+    assert_true(figures.has_disk);
+    assert_int_equal(figures.disk.found, 1);
+    assert_int_equal(figures.cache_hits, 1);
     srv_scheduler_free(s);
     says_the_same(m, &method, &j[1]);
     DIR *d = opendir(folder);
@@ -362,7 +369,7 @@ static void together(const char *name)
                                                     .cache_bytes = 256u << 20,
                                                     .session = {.ctx = BIG}});
     assert_int_equal(srv_scheduler_add(s, w, N), SRV_ADDED);
-    srv_scheduler_stop(s);
+    srv_scheduler_stop(s, -1);
     srv_scheduler_free(s);
     for (int i = 0; i < N; i++) {
         says_the_same(m, &method, &j[i]);
@@ -470,7 +477,7 @@ static void ends(void **state)
     srv_scheduler *s =
         begin(m, NULL, (srv_scheduler_params){.parallel = 2, .queue = 6});
     for (int i = 0; i < 6; i++) add(s, &j[i]);
-    srv_scheduler_stop(s);
+    srv_scheduler_stop(s, -1);
     srv_scheduler_free(s);
     assert_int_equal(j[0].result.finish, SRV_LENGTH);
     assert_int_equal(j[0].result.made, 1);
@@ -532,7 +539,7 @@ static void score(const char *name, int rollback, uint64_t reused)
               (srv_scheduler_params){
                   .parallel = 2, .queue = 1, .session = {.rollback = rollback}});
     assert_int_equal(srv_scheduler_add(s, w, N), SRV_ADDED);
-    srv_scheduler_stop(s);
+    srv_scheduler_stop(s, -1);
     srv_metrics figures;
     srv_scheduler_metrics(s, &figures);
     srv_scheduler_free(s);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../run.h"
@@ -175,4 +176,47 @@ static void grammars(void **state)
     still_grammar_free(g);
 }
 
-RUN_TESTS_IN(begin, end, cmocka_unit_test(end_tokens), cmocka_unit_test(grammars))
+static bool take_slowly(void *user, const srv_token *t)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 100 * 1000 * 1000}, NULL);
+    return take(user, t);
+}
+
+/* A scheduler that ends: what takes longer than it may is cancelled, the rest is done. */
+static void deadlines(void **state)
+{
+    (void)state;
+    static const struct {
+        double seconds;
+        int most;
+        srv_finish finish;
+    } c[] = {{0.05, -1, SRV_CANCELLED}, {0, -1, SRV_CANCELLED}, {3600, 2, SRV_LENGTH}};
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        still_error e;
+        srv_scheduler *s;
+        job running = make_job(1), waiting = make_job(2);
+        job *const both[] = {&running, &waiting};
+        const srv_scheduler_params p = {
+            .model = model, .session = {.ctx = CTX}, .parallel = 1, .queue = 8};
+        must(srv_scheduler_new(&p, &s, &e), &e);
+        for (int k = 0; k < 2; k++) {
+            srv_work *w = &both[k]->work;
+            w->prompt = both[k]->prompt;
+            w->user = both[k];
+            w->token = take_slowly;
+            w->max_tokens = c[i].most;
+            w->ignore_eos = true;
+            assert_int_equal(srv_scheduler_add(s, &w, 1), SRV_ADDED);
+        }
+        srv_scheduler_stop(s, c[i].seconds);
+        for (int k = 0; k < 2; k++) {
+            assert_true(both[k]->done);
+            assert_int_equal(both[k]->result.finish, c[i].finish);
+            assert_true(both[k]->n < CTX - 3);
+        }
+        srv_scheduler_free(s);
+    }
+}
+
+RUN_TESTS_IN(begin, end, cmocka_unit_test(end_tokens), cmocka_unit_test(grammars),
+             cmocka_unit_test(deadlines))

@@ -160,7 +160,7 @@ static bool lose_one(still_model *m, int i, const int32_t *want, int *lost)
     }
     wait_for(&j[1]);
     if (j[1].refused) { /* by a thread that goes on all the same */
-        srv_scheduler_stop(s);
+        srv_scheduler_stop(s, -1);
         srv_scheduler_free(s);
         j[1].reached = countdown < 0;
         countdown = -1;
@@ -168,7 +168,7 @@ static bool lose_one(still_model *m, int i, const int32_t *want, int *lost)
         return j[1].reached;
     }
     wait_for(&j[2]);
-    srv_scheduler_stop(s);
+    srv_scheduler_stop(s, -1);
     srv_scheduler_free(s);
     check(&j[0]);
     check(&j[1]);
@@ -190,7 +190,7 @@ static void one_request_at_a_time(void **state)
     make_job(&want, 0);
     add(s, &want);
     wait_for(&want);
-    srv_scheduler_stop(s);
+    srv_scheduler_stop(s, -1);
     srv_scheduler_free(s);
     assert_int_equal(want.finish, SRV_LENGTH);
     int i = 0, lost = 0;

@@ -155,6 +155,7 @@ static int serve(const cli_options *o, const parts *p)
         .variables = p->form.variables,
         .most_tokens = (int)o->most_tokens,
         .connections = (int)o->connections,
+        .drain_seconds = (int)o->drain,
         .log = p->log};
     status = plan(o, &params.model, &capacity);
     if (status != CLI_OK) return status;
