@@ -5,7 +5,7 @@ either say memory in one line of error, or give what it gives otherwise.
     sweep.py STILL MAKE_MODEL FAIL_ALLOC_LIBRARY [--stride N] [COMMAND ...]
 
 --stride N tries the first 100 allocations and then every N-th. Commands: inspect,
-generate, logprobs, eval, linearize."""
+generate, grammar, schema, logprobs, eval, linearize."""
 import argparse
 import concurrent.futures
 import json
@@ -19,6 +19,26 @@ import sys
 import tempfile
 
 LIMIT = 120  # seconds a run may take
+GRAMMAR = r'''root ::= (word | list) ("," " "? word){1,3} [^a-y"\\]? .
+word ::= [a-z\u00e9]+ | "caf\u00e9" | "(" root ")"
+list ::= "[" (word (";" word)*)? "]"
+'''
+SCHEMA = {
+    "$defs": {"node": {"type": "object", "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 4},
+        "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+        "required": ["name", "next"], "additionalProperties": False}},
+    "type": "object", "additionalProperties": False,
+    "required": ["kind", "size", "day", "code", "tags", "first", "any"],
+    "properties": {
+        "kind": {"enum": ["a", 2, None, {"x": [True]}]},
+        "size": {"type": "number", "minimum": -1.5, "exclusiveMaximum": 20},
+        "day": {"type": "string", "format": "date"},
+        "code": {"type": "string", "pattern": "^[A-C]{2,3}(-\\d+)?$"},
+        "tags": {"type": "array", "prefixItems": [{"const": "t"}], "items": {"type": "integer"},
+                 "maxItems": 3},
+        "first": {"$ref": "#/$defs/node"},
+        "any": {"type": "object"}}}
 
 
 def write_inputs(folder, make_model):
@@ -28,6 +48,8 @@ def write_inputs(folder, make_model):
     subprocess.run([make_model, "tiny", folder / "tiny", "--seed", "1"], check=True,
                    capture_output=True)
     (folder / "ids.json").write_text(json.dumps({"ids": [1, 5, 9, 13, 17, 21, 25, 29] * 4}))
+    (folder / "words.gbnf").write_text(GRAMMAR, encoding="utf-8")
+    (folder / "node.json").write_text(json.dumps(SCHEMA))
     rng = random.Random(1)
     words = "the sun moon stone river hot cold in on a then there other after".split()
     with open(folder / "data.jsonl", "w", encoding="utf-8") as f:
@@ -42,12 +64,16 @@ def commands(still, folder, fixtures):
     train = [still, "linearize", folder / "tiny.gguf", "--data", folder / "data.jsonl",
              "--seq", "32", "--batch", "1", "--chunk", "8", "--threads", "1", "--lora-rank",
              "2", "--tokens", "96", "--save-every", "1", "--out", "OUT"]
+    write = [still, "generate", folder / "tiny.gguf", "-p", "the sun", "-n", "12", "--temp",
+             "1.5", "--seed", "1", "--threads", "1"]
     return {
         "inspect": [still, "inspect", folder / "tiny", "--json", "--tensors", "--method",
                     "still", "--chunk", "8", "--no-allocate"],
         "generate": [still, "generate", folder / "tiny.gguf", "-p", "the sun", "-n", "6",
                      "--ignore-eos", "--threads", "1", "--method", "still", "--chunk", "8",
                      "--no-allocate"],
+        "grammar": write + ["--grammar", folder / "words.gbnf"],
+        "schema": write + ["--json-schema", folder / "node.json"],
         "logprobs": [still, "logprobs", folder / "adapter", "--ids", folder / "ids.json",
                      "--threads", "1", "--json"],
         "eval": [still, "eval", folder / "tiny.gguf", "--data", fixtures / "eval/choice",
