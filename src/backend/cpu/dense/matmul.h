@@ -5,17 +5,18 @@
  * serves a single token (weights stream from memory once) and a batch (weights are
  * unpacked into a small panel, then swept by tiles of activation rows).
  *
- * Activations are 15-bit integers in blocks of 32 with a float scale, held as two int8
- * digits, qa = 128 hi + lo, because the multipliers take bytes (AVX-512 takes batches as
- * 16 bits, see matmul_pairs_avx512.c). One digit alone (8 bits) would be faster in prefill,
- * but it moves log-probabilities of a small model by 0.05 on average; two digits leave the
- * rounding of the weights as the only error that shows. With a = da * qa and w = d * qw + m, element (token, row) is, over
- * the blocks in order (their halves, where these have scales of their own),
+ * Activations are 15-bit integers in blocks of 32 with a float scale. 8 bits would be faster
+ * in prefill, but they move log-probabilities of a small model by 0.05 on average; 15 leave
+ * the rounding of the weights as the only error that shows. They are multiplied as they are
+ * (AVX2, and batches with AVX-512), or as two int8 digits, qa = 128 hi + lo, where the
+ * multipliers take bytes (few rows with AVX-512). With a = da * qa and w = d * qw + m,
+ * element (token, row) is, over the blocks in order (their halves, where these have scales
+ * of their own),
  *
  *     acc = fma(d * da, (float)sum_k(qw qa), acc)     integer sum, exact
  *     acc = fma(m, da * sum_k(qa), acc)               types with a minimum only
  *
- * The integer sum is 128 sum(qw hi) + sum(qw lo), both digits through one accumulator.
+ * The integer sum of digits is 128 sum(qw hi) + sum(qw lo).
  * Types whose values are centred (Q4_0: q - 8) have the centre taken off inside the
  * integer sum. K types have d = D * scale, rounded to float. Rounding follows the
  * element's own k alone, so neither the batch nor the number of threads changes a bit. */
@@ -50,7 +51,8 @@ static inline const uint8_t *sti_group_at(const sti_weight *w, int64_t g)
            (size_t)g * sti_packed_bytes(sti_packing_of(w->type), nb);
 }
 
-/* A tile of R quantized activation rows, as records of one block of 32 k:
+/* A tile of R quantized activation rows, as records of one block of 32 k. An instruction
+ * set may fill their STI_ACT_BYTES otherwise; as digits they are
  *   int8 hi[8][R][4], int8 lo[8][R][4],
  *   float d[R], float s[R], int32 sum[R], int32 sum0[R], int32 sum1[R]
  * With q = 128 hi + lo: sum = sum(q), sum0 and sum1 those of the block's halves,
@@ -126,8 +128,6 @@ typedef struct sti_quant_kernels {
 extern const sti_quant_kernels sti_cpu_quant_portable;
 #if STI_CPU_X86
 extern const sti_quant_kernels sti_cpu_quant_avx2, sti_cpu_quant_avx512;
-/* Shared by avx2 and avx512. */
-void sti_cpu_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *act);
 /* Batches with avx512. */
 void sti_cpu_quantize_pairs(const float *x, size_t ldx, int R, int nb, uint8_t *act);
 void sti_cpu_fill_pairs(const uint8_t *group, int b, int nb, const sti_panel *p, int g);

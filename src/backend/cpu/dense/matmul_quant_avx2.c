@@ -1,59 +1,32 @@
 /* matmul_quant_avx2.c - quantized products with AVX2.
  *
- * A group of 16 rows is two registers of 8 lanes. vpmaddubsw multiplies unsigned by
- * signed bytes and adds pairs into 16 bits; with weights of 4 bits all 8 steps of a
- * block fit (8 * 2 * 15 * 127 < 2^15), with 5 bits 4 steps, with 6 bits 2, before the
- * sums are widened to 32 bits. Signed bytes take |w| times sign(w) a, one step at a
- * time (2 * 128 * 127 < 2^15). All of it is exact. The low digits follow the high ones
- * through the same accumulators, shifted by STI_ACT_DIGIT in 32 bits.
+ * Weights and activations are multiplied as 16-bit integers: vpmaddwd takes two of each in
+ * a lane. A weight is unpacked once and has one product with each row of x, whatever its
+ * type, and sums are in 32 bits from the start: exact, as 32 * 255 * STI_ACT_MAX < 2^31.
+ * (As two digits of a byte, x would take twice the multiplications, and signed weights
+ * twice that.) What a type takes off its quants, their centre, is taken off as they are
+ * unpacked.
  *
- * The panel product is 16 rows by 4 activation rows: 8 integer accumulators, 2 weights
- * and the activation stay in the 16 registers; float accumulators live in L1. */
+ * A tile is 16 rows of w, two registers of 8 lanes, by up to 4 rows of x: 8 integer sums,
+ * 4 registers of weights and the activation fit the 16 there are; sums in float lie in L1.
+ * Few rows take weights as they are unpacked, a batch takes them from a panel. */
 #include <immintrin.h>
 #include <string.h>
 
 #include "backend/cpu/dense/matmul.h"
 
-enum { TILE = 4 };
-
-/* Places in an activation record of R rows, see STI_ACT_BYTES; steps 0-7 are the high
- * digits, 8-15 the low ones. */
-STI_INLINE __m256i act_q(const uint8_t *a, int R, int step, int i)
-{
-    int v;
-    memcpy(&v, a + (step * R + i) * 4, 4);
-    return _mm256_set1_epi32(v);
-}
-
-/* A float field, of row i. */
-STI_INLINE __m256 act_f(const uint8_t *a, int R, int field, int i)
-{
-    return _mm256_broadcast_ss((const float *)(a + (field * R + i) * 4));
-}
-
-/* The sum of the activations of sub-block h of a block. */
-STI_INLINE int act_sum(const uint8_t *a, int R, int subs, int h, int i)
-{
-    int v;
-    memcpy(&v, a + ((subs == 1 ? STI_ACT_SUM : STI_ACT_HALF + h) * R + i) * 4, 4);
-    return v;
-}
-
-/* GCC takes integer sums apart and adds them up in trees, which needs far more than 16
- * registers. A value that an empty asm may have changed stays in one piece. */
-#define PIN(v) __asm__("" : "+x"(v))
+/* A record of R rows of x and 32 k, in words of R rows: 16 pairs of 2 k, then fields, the
+ * last of which is not used. Bytes 0 to 3 of a step of packing.h become the pairs (0, 2) and
+ * (1, 3). */
+enum {
+    TILE = 4,
+    X_D = 16,
+    X_S, /* d * sum(q) of the block, of its halves */
+};
 
 STI_INLINE __m256i load(const uint8_t *p)
 {
     return _mm256_loadu_si256((const __m256i *)p);
-}
-
-/* Products of one step, four k a lane, in 32 bits: signed weights. */
-STI_INLINE __m256i step_s8(__m256i w, __m256i x)
-{
-    return _mm256_madd_epi16(
-        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
-        _mm256_set1_epi16(1));
 }
 
 /* Every 16 bits right by n, left by -n. */
@@ -127,176 +100,141 @@ STI_INLINE scales load_scales(const sti_packing f, scales head, const uint8_t *p
                     _mm256_mul_ps(head.m, _mm256_cvtepi32_ps(m))};
 }
 
-/* acc += (d da) sum + m sa, the formula of matmul.h, for sub-block h. */
-STI_INLINE __m256 scale(const sti_packing f, __m256 acc, __m256i sum, scales s,
-                        const uint8_t *a, int R, int h, int i)
+STI_INLINE __m256i pair(const uint8_t *a, int R, int at, int i)
 {
-    if (f.centre)
-        sum = _mm256_sub_epi32(
-            sum, _mm256_set1_epi32(f.centre * act_sum(a, R, f.subs, h, i)));
-    const __m256 da = act_f(a, R, STI_ACT_D, i);
-    acc = _mm256_fmadd_ps(_mm256_mul_ps(s.d, da), _mm256_cvtepi32_ps(sum), acc);
-    if (!f.min) return acc;
-    const __m256 sa =
-        f.subs == 1
-            ? act_f(a, R, STI_ACT_S, i)
-            : _mm256_mul_ps(da, _mm256_set1_ps((float)act_sum(a, R, f.subs, h, i)));
-    return _mm256_fmadd_ps(s.m, sa, acc);
+    int v;
+    memcpy(&v, a + (at * R + i) * 4, 4);
+    return _mm256_set1_epi32(v);
 }
 
-/* Steps whose products with high digits add up in 16 bits. */
-STI_INLINE int steps_that_fit(const sti_packing f)
+STI_INLINE __m256 number(const uint8_t *a, int R, int field, int i)
 {
-    return f.low + f.high == 6 ? 2 : f.low + f.high == 5 ? 4 : 8 / f.subs;
+    return _mm256_broadcast_ss((const float *)(a + (field * R + i) * 4));
 }
 
-/* One repacked group by R rows, weights unpacked in registers: for R <= TILE, when
- * each weight is used once and memory is the bound. A group's blocks follow each other,
- * as groups do: the hardware fetches them ahead, and better without being told to. Rows
- * 0-7, then rows 8-15. */
+/* Step k of a block, rows 8v to 8v + 7, as two registers of pairs. */
+STI_INLINE void words(const sti_packing f, const uint8_t *w, int k, int v,
+                      __m256i out[2])
+{
+    const __m256i q = quants(f, w, k, v);
+    if (sti_is_signed(f)) {
+        out[0] = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8);
+        out[1] = _mm256_srai_epi16(q, 8);
+        return;
+    }
+    out[0] = _mm256_and_si256(q, _mm256_set1_epi16(255));
+    out[1] = _mm256_srli_epi16(q, 8);
+    if (f.centre == 0) return;
+    const __m256i centre = _mm256_set1_epi16((short)f.centre);
+    out[0] = _mm256_sub_epi16(out[0], centre);
+    out[1] = _mm256_sub_epi16(out[1], centre);
+}
+
+/* GCC takes integer sums apart and adds them up in trees, which needs far more than 16
+ * registers. A value that an empty asm may have changed stays in one piece. */
+#define PIN(v) __asm__("" : "+x"(v))
+
+/* s[i][v] += the products of a step with R rows. */
+STI_INLINE void add_step(const int R, __m256i w[2][2], const uint8_t *a, int k,
+                         __m256i s[TILE][2])
+{
+    STI_UNROLL for (int i = 0; i < R; i++)
+    {
+        STI_UNROLL for (int half = 0; half < 2; half++)
+        {
+            const __m256i x = pair(a, R, 2 * k + half, i);
+            STI_UNROLL for (int v = 0; v < 2; v++)
+            {
+                s[i][v] = _mm256_add_epi32(s[i][v], _mm256_madd_epi16(w[v][half], x));
+                PIN(s[i][v]);
+            }
+        }
+    }
+}
+
+/* c[i] += (d da) sum + m sa, the formula of matmul.h, for 8 rows of sub-block h. */
+STI_INLINE void add_scaled(const int R, const int subs, const bool min, scales by,
+                           __m256i s[TILE][2], const uint8_t *a, int h, int v, float *c)
+{
+    STI_UNROLL for (int i = 0; i < R; i++)
+    {
+        float *ci = c + 16 * i + 8 * v;
+        __m256 acc = _mm256_loadu_ps(ci);
+        acc = _mm256_fmadd_ps(_mm256_mul_ps(by.d, number(a, R, X_D, i)),
+                              _mm256_cvtepi32_ps(s[i][v]), acc);
+        if (min)
+            acc = _mm256_fmadd_ps(by.m, number(a, R, subs == 1 ? X_S : X_S + 1 + h, i),
+                                  acc);
+        _mm256_storeu_ps(ci, acc);
+    }
+}
+
+/* One repacked group by R rows, weights unpacked in registers. */
 STI_INLINE void gemv(const sti_dtype type, const int R, const uint8_t *w,
                      const uint8_t *a, int nb, float *c)
 {
     const sti_packing f = sti_packing_of(type);
-    const int steps = 8 / f.subs, fit = steps_that_fit(f);
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256 acc[TILE][2];
-    STI_UNROLL for (int i = 0; i < R; i++) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
+    const int steps = 8 / f.subs;
+    memset(c, 0, (size_t)R * STI_GROUP * sizeof *c);
     for (int b = 0; b < nb; b += f.unit) {
         const scales head[2] = {load_head(f, w, 0), load_head(f, w, 1)};
         w += sti_head_bytes(f);
         for (int u = 0; u < f.unit;
              u++, w += sti_block_bytes(f), a += STI_ACT_BYTES * R) {
-            STI_UNROLL for (int hv = 0; hv < 2 * f.subs; hv++)
+            STI_UNROLL for (int h = 0; h < f.subs; h++)
             {
-                const int h = hv / 2, v = hv % 2;
-                __m256i s[TILE], lo[TILE]; /* sums of the high and of the low digits */
-                STI_UNROLL for (int i = 0; i < R; i++) s[i] = lo[i] =
+                __m256i s[TILE][2];
+                STI_UNROLL for (int i = 0; i < R; i++) s[i][0] = s[i][1] =
                     _mm256_setzero_si256();
-                STI_UNROLL for (int k0 = h * steps; k0 < (h + 1) * steps; k0 += fit)
+                STI_UNROLL for (int k = h * steps; k < (h + 1) * steps; k++)
                 {
-                    __m256i t[TILE], tlo[TILE];
-                    STI_UNROLL for (int k = k0; k < k0 + fit; k++)
-                    {
-                        const __m256i q = quants(f, w, k, v);
-                        STI_UNROLL for (int i = 0; i < R; i++)
-                        {
-                            __m256i x = act_q(a, R, k, i), y = act_q(a, R, k + 8, i);
-                            if (sti_is_signed(f)) {
-                                s[i] = _mm256_add_epi32(s[i], step_s8(q, x));
-                                lo[i] = _mm256_add_epi32(lo[i], step_s8(q, y));
-                                continue;
-                            }
-                            x = _mm256_maddubs_epi16(q, x);
-                            y = _mm256_maddubs_epi16(q, y);
-                            t[i] = k == k0 ? x : _mm256_add_epi16(t[i], x);
-                            tlo[i] = k == k0 ? y : _mm256_add_epi16(tlo[i], y);
-                        }
-                    }
-                    if (sti_is_signed(f)) continue;
-                    STI_UNROLL for (int i = 0; i < R; i++)
-                    {
-                        s[i] = _mm256_add_epi32(s[i], _mm256_madd_epi16(t[i], ones));
-                        lo[i] =
-                            _mm256_add_epi32(lo[i], _mm256_madd_epi16(tlo[i], ones));
-                    }
+                    __m256i pairs[2][2];
+                    words(f, w, k, 0, pairs[0]);
+                    words(f, w, k, 1, pairs[1]);
+                    add_step(R, pairs, a, k, s);
                 }
-                const scales by = load_scales(f, head[v], w + sti_quant_bytes(f), h, v);
-                STI_UNROLL for (int i = 0; i < R; i++)
-                {
-                    s[i] =
-                        _mm256_add_epi32(_mm256_slli_epi32(s[i], STI_ACT_DIGIT), lo[i]);
-                    acc[i][v] = scale(f, acc[i][v], s[i], by, a, R, h, i);
-                }
+                STI_UNROLL for (int v = 0; v < 2; v++)
+                    add_scaled(R, f.subs, f.min,
+                               load_scales(f, head[v], w + sti_quant_bytes(f), h, v), s,
+                               a, h, v, c);
             }
         }
     }
-    STI_UNROLL for (int i = 0; i < R; i++)
-    {
-        _mm256_storeu_ps(c + 16 * i, acc[i][0]);
-        _mm256_storeu_ps(c + 16 * i + 8, acc[i][1]);
-    }
 }
 
-/* One group by R rows from a panel. */
-STI_INLINE void product(const sti_dtype type, const int R, const sti_panel *p,
+/* One group by R rows from a panel, q [8 nb][2 halves of the rows][2][8 rows][2 k]. */
+STI_INLINE void product(const int subs, const bool min, const int R, const sti_panel *p,
                         const uint8_t *a, int nb, float *c)
 {
-    const sti_packing f = sti_packing_of(type);
-    const int steps = 8 / f.subs, fit = steps_that_fit(f);
-    const __m256i ones = _mm256_set1_epi16(1);
+    const int steps = 8 / subs;
     const uint8_t *q = p->q;
     const float *d = p->d, *m = p->m;
     for (int b = 0; b < nb; b++, a += STI_ACT_BYTES * R) {
-        STI_UNROLL for (int h = 0; h < f.subs; h++)
+        STI_UNROLL for (int h = 0; h < subs; h++, d += 16, m += 16)
         {
             __m256i s[TILE][2];
-            STI_UNROLL for (int digit = 0; digit < 2; digit++)
+            STI_UNROLL for (int i = 0; i < R; i++) s[i][0] = s[i][1] =
+                _mm256_setzero_si256();
+            STI_UNROLL for (int k = h * steps; k < (h + 1) * steps; k++, q += 128)
             {
-                STI_UNROLL for (int i = 0; i < R; i++)
-                {
-                    STI_UNROLL for (int v = 0; v < 2; v++) s[i][v] =
-                        digit ? _mm256_slli_epi32(s[i][v], STI_ACT_DIGIT)
-                              : _mm256_setzero_si256();
-                }
-                const int at = 8 * digit + h * steps; /* first step of the digits */
-                if (sti_is_signed(f)) {
-                    STI_UNROLL for (int k = 0; k < 8; k++)
-                    {
-                        __m256i w0 = load(q + 64 * k), w1 = load(q + 64 * k + 32);
-                        STI_UNROLL for (int i = 0; i < R; i++)
-                        {
-                            __m256i x = act_q(a, R, at + k, i);
-                            s[i][0] = _mm256_add_epi32(s[i][0], step_s8(w0, x));
-                            PIN(s[i][0]);
-                            s[i][1] = _mm256_add_epi32(s[i][1], step_s8(w1, x));
-                            PIN(s[i][1]);
-                        }
-                    }
-                    continue;
-                }
-                STI_UNROLL for (int k0 = 0; k0 < steps; k0 += fit)
-                {
-                    __m256i t[TILE][2];
-                    STI_UNROLL for (int k = k0; k < k0 + fit; k++)
-                    {
-                        __m256i w0 = load(q + 64 * k), w1 = load(q + 64 * k + 32);
-                        STI_UNROLL for (int i = 0; i < R; i++)
-                        {
-                            __m256i x = act_q(a, R, at + k, i);
-                            __m256i t0 = _mm256_maddubs_epi16(w0, x);
-                            __m256i t1 = _mm256_maddubs_epi16(w1, x);
-                            t[i][0] = k == k0 ? t0 : _mm256_add_epi16(t[i][0], t0);
-                            t[i][1] = k == k0 ? t1 : _mm256_add_epi16(t[i][1], t1);
-                            PIN(t[i][0]);
-                            PIN(t[i][1]);
-                        }
-                    }
-                    STI_UNROLL for (int i = 0; i < R; i++)
-                    {
-                        STI_UNROLL for (int v = 0; v < 2; v++) s[i][v] =
-                            _mm256_add_epi32(s[i][v], _mm256_madd_epi16(t[i][v], ones));
-                    }
-                }
+                __m256i pairs[2][2] = {{load(q), load(q + 32)},
+                                       {load(q + 64), load(q + 96)}};
+                add_step(R, pairs, a, k, s);
             }
             STI_UNROLL for (int v = 0; v < 2; v++)
             {
                 const scales by = {_mm256_load_ps(d + 8 * v),
-                                   _mm256_load_ps(m + 8 * v)};
-                STI_UNROLL for (int i = 0; i < R; i++)
-                {
-                    float *ci = c + 16 * i + 8 * v;
-                    _mm256_storeu_ps(
-                        ci, scale(f, _mm256_loadu_ps(ci), s[i][v], by, a, R, h, i));
-                }
+                                   min ? _mm256_load_ps(m + 8 * v)
+                                       : _mm256_setzero_ps()};
+                add_scaled(R, subs, min, by, s, a, h, v, c);
             }
-            q += 64 * steps;
-            d += 16;
-            m += 16;
         }
     }
 }
 
+/* ---- A panel of weights -------------------------------------------------- */
+
+/* As bytes, for others. */
 STI_INLINE void unpack(const sti_dtype type, const uint8_t *group, int b, int nb,
                        const sti_panel *p, int g)
 {
@@ -324,45 +262,46 @@ STI_INLINE void unpack(const sti_dtype type, const uint8_t *group, int b, int nb
     }
 }
 
-/* Instances: a function for every type, its switch over the rows of the tile. */
-#define INSTANCES(name, fn, type, kind)                                                \
-    static void name(type w, const uint8_t *a, int R, int nb, float *c)                \
-    {                                                                                  \
-        switch (R) {                                                                   \
-        case 1: fn(kind, 1, w, a, nb, c); break;                                       \
-        case 2: fn(kind, 2, w, a, nb, c); break;                                       \
-        case 3: fn(kind, 3, w, a, nb, c); break;                                       \
-        default: fn(kind, 4, w, a, nb, c); break;                                      \
-        }                                                                              \
-    }
-#define GEMV(type) INSTANCES(gemv_##type, gemv, const uint8_t *, STI_##type)
-STI_QUANT_TYPES(GEMV)
-INSTANCES(product_Q4_0, product, const sti_panel *, STI_Q4_0)
-INSTANCES(product_Q4_1, product, const sti_panel *, STI_Q4_1)
-INSTANCES(product_Q5_0, product, const sti_panel *, STI_Q5_0)
-INSTANCES(product_Q5_1, product, const sti_panel *, STI_Q5_1)
-INSTANCES(product_Q8_0, product, const sti_panel *, STI_Q8_0)
-INSTANCES(product_Q2_K, product, const sti_panel *, STI_Q2_K)
-INSTANCES(product_Q3_K, product, const sti_panel *, STI_Q3_K)
-INSTANCES(product_Q6_K, product, const sti_panel *, STI_Q6_K)
-
-#include "backend/cpu/dense/quant_types_code.h"
-
-static void product_any(const sti_panel *p, const uint8_t *a, int R, int nb, float *c)
+/* As pairs, for products. */
+STI_INLINE void fill(const sti_dtype type, const uint8_t *group, int b, int nb,
+                     const sti_panel *p)
 {
-    switch (p->type) {
-    case STI_Q4_0: product_Q4_0(p, a, R, nb, c); break;
-    case STI_Q4_K:
-    case STI_Q4_1: product_Q4_1(p, a, R, nb, c); break;
-    case STI_Q5_0: product_Q5_0(p, a, R, nb, c); break;
-    case STI_Q5_K:
-    case STI_Q5_1: product_Q5_1(p, a, R, nb, c); break;
-    case STI_Q2_K: product_Q2_K(p, a, R, nb, c); break;
-    case STI_Q3_K: product_Q3_K(p, a, R, nb, c); break;
-    case STI_Q6_K: product_Q6_K(p, a, R, nb, c); break;
-    default: product_Q8_0(p, a, R, nb, c); break;
+    const sti_packing f = sti_packing_of(type);
+    uint8_t *q = p->q;
+    float *d = p->d, *m = p->m;
+    for (const int end = b + nb; b < end; b++) {
+        const uint8_t *first = group + sti_super_at(f, b);
+        const uint8_t *w = first + sti_block_at(f, b);
+        STI_UNROLL for (int kv = 0; kv < 16; kv++, q += 64)
+        {
+            __m256i pairs[2];
+            words(f, w, kv / 2, kv % 2, pairs);
+            _mm256_store_si256((__m256i *)q, pairs[0]);
+            _mm256_store_si256((__m256i *)(q + 32), pairs[1]);
+        }
+        STI_UNROLL for (int hv = 0; hv < 2 * f.subs; hv++, d += 8, m += 8)
+        {
+            const scales s = load_scales(f, load_head(f, first, hv % 2),
+                                         w + sti_quant_bytes(f), hv / 2, hv % 2);
+            _mm256_store_ps(d, s.d);
+            if (f.min) _mm256_store_ps(m, s.m);
+        }
     }
 }
+
+static void fill_any(const uint8_t *group, int b, int nb, const sti_panel *p, int g)
+{
+    (void)g; /* a panel is one group */
+#define CASE(type)                                                                     \
+    case STI_##type: fill(STI_##type, group, b, nb, p); break;
+    switch (p->type) {
+        STI_QUANT_TYPES(CASE)
+    default: break;
+    }
+#undef CASE
+}
+
+/* ---- Activations --------------------------------------------------------- */
 
 STI_INLINE int sum_epi32(__m256i v)
 {
@@ -371,18 +310,6 @@ STI_INLINE int sum_epi32(__m256i v)
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
     return _mm_cvtsi128_si32(s);
-}
-
-/* 32 small numbers as bytes, four consecutive ones to each of 8 places R apart. */
-STI_INLINE void put_bytes(const __m256i n[4], uint32_t *out, int R)
-{
-    /* Packing leaves dwords in the order 0 2 4 6 1 3 5 7. */
-    __m256i q = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]),
-                                   _mm256_packs_epi32(n[2], n[3]));
-    q = _mm256_permutevar8x32_epi32(q, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    uint32_t w[8];
-    _mm256_storeu_si256((__m256i *)w, q);
-    STI_UNROLL for (int k = 0; k < 8; k++) out[k * R] = w[k];
 }
 
 /* The largest magnitude of a block. Bits of magnitudes order as the numbers do, with
@@ -400,7 +327,21 @@ STI_INLINE float top_of(const __m256 v[4])
     return _mm_cvtss_f32(_mm_castsi128_ps(t));
 }
 
-void sti_cpu_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *act)
+/* 16 numbers to 8 words R apart; their sum. */
+STI_INLINE int put_half(__m256i n0, __m256i n1, uint32_t *out, int R)
+{
+    /* Packing leaves the numbers 0-3, 8-11, 4-7, 12-15; then each four as (0, 2), (1, 3). */
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    __m256i x = _mm256_permute4x64_epi64(_mm256_packs_epi32(n0, n1), 0xd8);
+    x = _mm256_shuffle_epi8(x, order);
+    uint32_t w[8];
+    _mm256_storeu_si256((__m256i *)w, x);
+    STI_UNROLL for (int k = 0; k < 8; k++) out[k * R] = w[k];
+    return sum_epi32(_mm256_add_epi32(n0, n1));
+}
+
+static void quantize(const float *x, size_t ldx, int R, int nb, uint8_t *act)
 {
     for (int i = 0; i < R; i++) {
         const float *row = x + (size_t)i * ldx;
@@ -408,45 +349,64 @@ void sti_cpu_quantize_avx2(const float *x, size_t ldx, int R, int nb, uint8_t *a
         for (int b = 0; b < nb; b++, row += 32, a += STI_ACT_BYTES * R) {
             __m256 v[4];
             STI_UNROLL for (int j = 0; j < 4; j++) v[j] = _mm256_loadu_ps(row + 8 * j);
-            float amax = top_of(v), inv;
-            const float d = sti_act_scale(amax, &inv);
+            float inv;
+            const float d = sti_act_scale(top_of(v), &inv);
             if (isnan(d))
                 STI_UNROLL for (int j = 0; j < 4; j++) v[j] = _mm256_setzero_ps();
-
             __m256i n[4];
             STI_UNROLL for (int j = 0; j < 4; j++) n[j] =
                 _mm256_cvtps_epi32(_mm256_mul_ps(v[j], _mm256_set1_ps(inv)));
-            int sum0 = sum_epi32(_mm256_add_epi32(n[0], n[1]));
-            int sum1 = sum_epi32(_mm256_add_epi32(n[2], n[3]));
-            __m256i hi[4], lo[4];
-            STI_UNROLL for (int j = 0; j < 4; j++)
-            {
-                const __m256i half = _mm256_set1_epi32(1 << (STI_ACT_DIGIT - 1));
-                hi[j] = _mm256_srai_epi32(_mm256_add_epi32(n[j], half), STI_ACT_DIGIT);
-                lo[j] = _mm256_sub_epi32(n[j], _mm256_slli_epi32(hi[j], STI_ACT_DIGIT));
-            }
-            put_bytes(hi, (uint32_t *)a + i, R);
-            put_bytes(lo, (uint32_t *)a + 8 * R + i, R);
-            float *f = (float *)a + i;
-            f[STI_ACT_D * R] = d;
-            f[STI_ACT_S * R] = d * (float)(sum0 + sum1);
-            int32_t *n32 = (int32_t *)a + i;
-            n32[STI_ACT_SUM * R] = sum0 + sum1;
-            n32[STI_ACT_HALF * R] = sum0;
-            n32[(STI_ACT_HALF + 1) * R] = sum1;
+            uint32_t *out = (uint32_t *)a + i;
+            const int sum0 = put_half(n[0], n[1], out, R);
+            const int sum1 = put_half(n[2], n[3], out + 8 * R, R);
+            float *number = (float *)a + i;
+            number[X_D * R] = d;
+            number[X_S * R] = d * (float)(sum0 + sum1);
+            number[(X_S + 1) * R] = d * (float)sum0;
+            number[(X_S + 2) * R] = d * (float)sum1;
         }
     }
+}
+
+/* ---- Instances ----------------------------------------------------------- */
+
+#define ROWS(name, fn, type, ...)                                                      \
+    static void name(type w, const uint8_t *a, int R, int nb, float *c)                \
+    {                                                                                  \
+        switch (R) {                                                                   \
+        case 1: fn(__VA_ARGS__, 1, w, a, nb, c); break;                                \
+        case 2: fn(__VA_ARGS__, 2, w, a, nb, c); break;                                \
+        case 3: fn(__VA_ARGS__, 3, w, a, nb, c); break;                                \
+        default: fn(__VA_ARGS__, 4, w, a, nb, c); break;                               \
+        }                                                                              \
+    }
+#define GEMV(type) ROWS(gemv_##type, gemv, const uint8_t *, STI_##type)
+STI_QUANT_TYPES(GEMV)
+ROWS(centred, product, const sti_panel *, 1, false)
+ROWS(with_min, product, const sti_panel *, 1, true)
+ROWS(half_centred, product, const sti_panel *, 2, false)
+ROWS(half_with_min, product, const sti_panel *, 2, true)
+
+#include "backend/cpu/dense/quant_types_code.h"
+
+static void product_any(const sti_panel *p, const uint8_t *a, int R, int nb, float *c)
+{
+    typedef void kernel(const sti_panel *, const uint8_t *, int, int, float *);
+    static kernel *const kernels[2][2] = {{centred, with_min},
+                                          {half_centred, half_with_min}};
+    const sti_packing f = sti_packing_of(p->type);
+    kernels[f.subs == 2][f.min](p, a, R, nb, c);
 }
 
 const sti_quant_kernels sti_cpu_quant_avx2 = {
     .tile = TILE,
     .groups = 1,
     .s8_flip = false,
-    .quantize = sti_cpu_quantize_avx2,
+    .quantize = quantize,
     .gemv = gemv_any,
     .unpack = unpack_any,
     .batch_bytes = STI_ACT_BYTES,
-    .quantize_batch = sti_cpu_quantize_avx2,
-    .fill = unpack_any,
+    .quantize_batch = quantize,
+    .fill = fill_any,
     .product = product_any,
 };
