@@ -29,6 +29,7 @@ struct srv_line {
     srv_line *next, **back;
     int fd;
     double since;           /* when it became idle, or its request began */
+    int done;               /* looks at it since its client has no more to say */
     srv_exchange *exchange; /* NULL: idle, or reading headers */
 };
 

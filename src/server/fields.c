@@ -20,10 +20,18 @@ const srv_field srv_fields[] = {
      .schema =
          "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\","
          "\"required\":[\"role\"],\"properties\":{\"role\":{\"type\":\"string\","
-         "\"enum\":[\"system\",\"developer\",\"user\",\"assistant\",\"tool\"]}}}}",
+         "\"enum\":[\"system\",\"developer\",\"user\",\"assistant\",\"tool\"]},"
+         "\"content\":{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"items\":"
+         "{\"type\":\"object\",\"required\":[\"type\",\"text\"],\"properties\":{"
+         "\"type\":{\"const\":\"text\"},\"text\":{\"type\":\"string\"}}}},{\"type\":"
+         "\"null\"}]}}}}",
      .help = "the conversation; contents are strings or lists of text parts"},
     {"prompt", SRV_OWN, SRV_TEXTS,
-     .schema = "{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"array\"}]}",
+     .schema = "{\"anyOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"minItems\":1,"
+               "\"items\":{\"type\":\"string\"}},{\"type\":\"array\",\"minItems\":1,"
+               "\"items\":{\"type\":\"integer\",\"minimum\":0}},{\"type\":\"array\","
+               "\"minItems\":1,\"items\":{\"type\":\"array\",\"minItems\":1,\"items\":"
+               "{\"type\":\"integer\",\"minimum\":0}}}]}",
      .help = "a string, a list of token ids, or a list of either"},
     {"max_tokens", SRV_INT, SRV_BOTH, 0, INT32_MAX, AT(max_tokens),
      .help = "most tokens of an answer"},
@@ -392,8 +400,9 @@ json_t *srv_fields_schema(unsigned of)
         json_t *schema = schema_of(f);
         if (f->help) sti_json_set(&schema, "description", json_string(f->help));
         /* A null is a field that is absent. */
-        sti_json_set(&properties, f->name,
-                     json_pack("{s:[o, {s:s}]}", "anyOf", schema, "type", "null"));
+        if (strcmp(f->name, "messages") != 0 && strcmp(f->name, "prompt") != 0)
+            schema = json_pack("{s:[o, {s:s}]}", "anyOf", schema, "type", "null");
+        sti_json_set(&properties, f->name, schema);
     }
     return json_pack("{s:s, s:[s], s:b, s:o}", "type", "object", "required",
                      of == SRV_CHAT ? "messages" : "prompt", "additionalProperties", 0,

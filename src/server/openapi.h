@@ -4,7 +4,7 @@
 
 #include "base/json.h"
 
-/* An OpenAPI 3.1 document; NULL: no memory. */
-json_t *srv_openapi(void);
+/* An OpenAPI 3.1 document; NULL: no memory. keys: requests need one. */
+json_t *srv_openapi(bool keys);
 
 #endif

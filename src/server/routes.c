@@ -55,9 +55,8 @@ static void one_model(const srv_query *q, srv_reply *reply)
 
 static void openapi(const srv_query *q, srv_reply *reply)
 {
-    (void)q;
     reply->status = 200;
-    srv_reply_json(reply, srv_openapi());
+    srv_reply_json(reply, srv_openapi(q->keys));
 }
 
 static void tokenize(const srv_query *q, srv_reply *reply)
@@ -191,6 +190,11 @@ const srv_route *srv_route_find(const char *method, const char *path,
         *allow = get ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
     }
     return NULL;
+}
+
+const srv_route *srv_route_at(size_t i)
+{
+    return i < ROUTES ? &routes[i] : NULL;
 }
 
 size_t srv_route_number(const srv_route *r)

@@ -14,6 +14,7 @@ typedef struct srv_query {
     const char *path;
     const sti_buf *body;
     srv_counts *counts;
+    bool keys; /* the server asks for one */
 } srv_query;
 
 typedef struct srv_route {
@@ -29,6 +30,7 @@ typedef struct srv_route {
  * there is no such path. */
 const srv_route *srv_route_find(const char *method, const char *path,
                                 const char **allow);
+const srv_route *srv_route_at(size_t i);     /* all of them; NULL past the last */
 size_t srv_route_number(const srv_route *r); /* NULL: one past the last */
 
 #endif

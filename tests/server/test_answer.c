@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,7 @@
 #include "server/answer.h"
 #include "server/openapi.h"
 #include "server/reply.h"
+#include "server/routes.h"
 
 static void equals(sti_buf *b, const char *want)
 {
@@ -150,8 +152,9 @@ static void access(void **state)
 static void openapi(void **state)
 {
     (void)state;
-    json_t *doc = srv_openapi();
+    json_t *doc = srv_openapi(true);
     assert_non_null(doc);
+    assert_int_equal(json_array_size(json_object_get(doc, "security")), 1);
     const json_t *paths = json_object_get(doc, "paths");
     const json_t *post =
         json_object_get(json_object_get(paths, "/v1/chat/completions"), "post");
@@ -165,6 +168,22 @@ static void openapi(void **state)
     assert_non_null(json_object_get(properties, "tools"));
     assert_null(json_object_get(properties, "prompt"));
     assert_true(json_is_false(json_object_get(schema, "additionalProperties")));
+    /* It has all routes, and no others; whether each needs a key. */
+    size_t n = 0;
+    for (const srv_route *r; (r = srv_route_at(n)); n++) {
+        char path[100];
+        const bool folder = strlen(r->path) > 1 && r->path[strlen(r->path) - 1] == '/';
+        snprintf(path, sizeof path, "%s%s", r->path, folder ? "{name}" : "");
+        const json_t *operation = json_object_get(
+            json_object_get(paths, path), strcmp(r->method, "GET") ? "post" : "get");
+        if (!operation) fail_msg("%s %s is not described", r->method, path);
+        const json_t *security = json_object_get(operation, "security");
+        if (r->open != (security != NULL)) fail_msg("%s: whether it needs a key", path);
+    }
+    assert_int_equal(json_object_size(paths), n);
+    json_decref(doc);
+    doc = srv_openapi(false);
+    assert_null(json_object_get(doc, "security"));
     json_decref(doc);
 }
 
