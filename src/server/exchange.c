@@ -232,7 +232,8 @@ static void answer(srv_exchange *x)
     srv_query q = {.api = &x->floor->api,
                    .path = x->path,
                    .body = &x->body,
-                   .counts = &x->floor->counts};
+                   .counts = &x->floor->counts,
+                   .keys = x->floor->access.n_keys > 0};
     x->route->answer(&q, &x->reply);
 }
 
@@ -461,11 +462,14 @@ void srv_exchange_tend(srv_floor *f)
     for (srv_line *line = f->lines; line; line = line->next) {
         const srv_exchange *x = line->exchange;
         double limit = x ? SRV_BODY_SECONDS : SRV_HEAD_SECONDS;
+        /* What is read may not have been looked at: wait for a second look. Half a
+         * request that nothing follows would otherwise stay until its time is over. */
+        line->done = srv_peer_done(line->fd) ? line->done + 1 : 0;
         if (x && x->generation && srv_peer_gone(line->fd))
             srv_generation_cancel(x->generation);
         else if (x && x->generation)
             srv_generation_ping(x->generation, now, PING_SECONDS);
-        else if (!(x && x->asked) && now - line->since > limit)
+        else if (!(x && x->asked) && (now - line->since > limit || line->done > 1))
             shutdown(line->fd, SHUT_RDWR);
     }
     pthread_mutex_unlock(&f->lock);

@@ -72,3 +72,9 @@ bool srv_peer_gone(int fd)
     struct pollfd p = {.fd = fd, .events = POLLRDHUP};
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR));
 }
+
+bool srv_peer_done(int fd)
+{
+    char byte;
+    return srv_peer_gone(fd) && recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) <= 0;
+}

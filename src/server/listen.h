@@ -11,4 +11,7 @@ still_status srv_listen(const char *host, int port, int *fd, int *bound,
 /* Whether the peer has closed its connection, as far as the system knows. */
 bool srv_peer_gone(int fd);
 
+/* The same, and all it has sent has been read. */
+bool srv_peer_done(int fd);
+
 #endif

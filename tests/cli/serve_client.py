@@ -217,6 +217,17 @@ def hostile():
     raw_socket(f"{head}Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n".encode())
     raw_socket(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200, wait=False)
     raw_socket(b"GET " + b"/a" * 50000 + b" HTTP/1.1\r\n\r\n")
+    # Half a request that nothing can follow is not waited for.
+    for half in (b"POST /v1/comp", f'{head}Content-Length: 100\r\n\r\n{{"prompt"'.encode()):
+        s = socket.create_connection(("127.0.0.1", PORT), timeout=50)
+        s.sendall(half)
+        s.shutdown(socket.SHUT_WR)
+        try:
+            while s.recv(65536):
+                pass
+        except ConnectionResetError:
+            pass
+        s.close()
     # Clients that say nothing, or half a sentence, hold up nobody.
     idle = [socket.create_connection(("127.0.0.1", PORT)) for _ in range(40)]
     for s in idle[::2]:
