@@ -9,6 +9,7 @@
  *
  *     tokenizers, chat templates    tokenize, chat
  *     models, attention methods     inspect
+ *     attention and adapters for programs with models of their own
  *     constrained output            generate, chat, serve
  *     sessions, sampling, guessing  generate, chat, serve, logprobs
  *     perplexity                    perplexity
@@ -396,6 +397,96 @@ STILL_API still_status still_method_untrained(still_method *out, int chunk,
                                               still_error *err);
 /* Name and one-line summary of the i-th method; NULL past the last. */
 STILL_API const char *still_method_at(int i, const char **summary);
+
+/* ---- Attention and adapters for other programs --------------------------- */
+
+/* The attention of a method without a model around it, over whole sequences and with its
+ * gradient, for programs that have layers of their own: still.torch is one. The methods
+ * are those of the hybrid operator: still, lolcats, hedgehog, t2r, swa, softmax.
+ *
+ * The object has the threads and the scratch, which grows to what the largest call needs;
+ * any number of layers can share it. */
+typedef struct still_attention still_attention;
+
+typedef struct still_attention_params {
+    size_t size;         /* sizeof(still_attention_params) */
+    const char *backend; /* these three as in still_model_params */
+    int threads;
+    const char *isa;
+    /* cuda: the cudaStream_t that calls are queued on, of the GPU that is current in the
+     * calling thread; it has to be in every call. NULL: the default stream. Calls return
+     * before the GPU is done. */
+    void *stream;
+} still_attention_params;
+STILL_API still_status still_attention_new(const still_attention_params *p,
+                                           still_attention **out, still_error *err);
+STILL_API void still_attention_free(still_attention *a);
+
+/* One layer's attention over B sequences of T tokens, each from its beginning.
+ *
+ * Arrays are dense, the last index runs fastest, and lie where the backend computes (cuda:
+ * in the GPU's memory). S is H if the method is per_head, else G. An input that is NULL has
+ * its value at the start of training; one that the method has no use for is not read. */
+typedef struct still_attention_args {
+    size_t size;                /* sizeof(still_attention_args) */
+    const still_method *method; /* NULL: "still". Positions cannot be capped */
+    int layer, layers;          /* which it is of how many, from 0 on, for a method that
+                                   says something of layers; layers 0: it is alone */
+    int batch, tokens;          /* B, T */
+    int heads, kv_heads, head_dim; /* H, G, D; H is a multiple of G */
+    const float *q;               /* [B,T,H,D] after RoPE; logits are q . k / sqrt(D) */
+    const float *k, *v;           /* [B,T,G,D], k after RoPE */
+    const float *gate_logit;      /* [B,T,H,D], gate = 2 sigmoid(it); NULL: gate 1 */
+    const float *alpha;           /* [H], the linear term weighs exp(alpha); NULL: 0 */
+    const float *window_logit;    /* [H], of lolcats' window factor; NULL: factor 0.1 */
+    const float *map_q, *map_k;   /* [H,D,D], [S,D,D], u = x map; NULL: identity */
+    const float *bias_q, *bias_k; /* [H], [S], of t2r's map; NULL: 0 */
+    /* [B,T,S]: the chunk at whose first token a token is folded into the linear state,
+     * -1: never. forward chooses and writes it, backward reads it. */
+    int32_t *route;
+    float *y; /* [B,T,H,D]: forward writes it */
+    /* Backward: the gradient of y, and those of the inputs, of their shapes; NULL: not
+     * wanted. Those of q, k, v and gate_logit are written, the others are added to. */
+    const float *dy;
+    float *dq, *dk, *dv, *dgate_logit;
+    float *dalpha, *dwindow_logit, *dmap_q, *dmap_k, *dbias_q, *dbias_k;
+} still_attention_args;
+
+/* Chooses route, computes y. */
+STILL_API still_status still_attention_forward(still_attention *a,
+                                               const still_attention_args *x,
+                                               still_error *err);
+/* Gradients, route held fixed. Inputs are those of forward; y is not read. */
+STILL_API still_status still_attention_backward(still_attention *a,
+                                                const still_attention_args *x,
+                                                still_error *err);
+
+/* The numbers of an adapter (a folder, or a file NAME.still.gguf). Its checksum is
+ * verified; whether shapes fit a model is for the caller to find out. Tensors are called
+ *     layers.N.map_q, .map_k, .bias_q, .bias_k, .alpha, .window, as in
+ *     still_attention_args; layers.N.gate [H D, hidden], whose product with the layer's
+ *     normed input is gate_logit; layers.N.lora.X.a [rank, in], .b [out, rank] with X one
+ *     of q, k, v, o, gate: W + lora_alpha / lora_rank b a.
+ * Of q and k, elements of a head are in the order of the base's file: GGUF files of llama
+ * have the two of a RoPE pair side by side, Hugging Face folders half a head apart. */
+typedef struct still_adapter still_adapter;
+
+typedef struct still_adapter_info {
+    const still_method *method;
+    const char *base; /* its model, as still_adapter_base has it */
+    int lora_rank;    /* 0: there are no low-rank additions */
+    double lora_alpha;
+} still_adapter_info;
+STILL_API still_status still_adapter_open(const char *path, still_adapter **out,
+                                          still_error *err);
+STILL_API void still_adapter_free(still_adapter *a);
+STILL_API const still_adapter_info *still_adapter_get_info(const still_adapter *a);
+STILL_API size_t still_adapter_tensor_count(const still_adapter *a);
+STILL_API bool still_adapter_tensor(const still_adapter *a, size_t i,
+                                    still_tensor_info *out);
+/* The numbers of the i-th tensor as floats; out has room for n, which is their count. */
+STILL_API still_status still_adapter_values(const still_adapter *a, size_t i,
+                                            float *out, size_t n, still_error *err);
 
 /* ---- Sessions ------------------------------------------------------------ */
 

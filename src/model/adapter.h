@@ -141,6 +141,13 @@ still_status sti_adapter_read_spec(const char *dir, sti_adapter_spec *out,
 /* Its tensors: of a folder, or of one GGUF file that holds all. Nothing in them is
  * checked yet. */
 still_status sti_adapter_open(const char *path, sti_store *out, still_error *err);
+/* The same with its description, once its checksum was verified. Close the store, after a
+ * failure too. */
+still_status sti_adapter_open_checked(const char *path, sti_store *s,
+                                      sti_adapter_spec *spec, still_error *err);
+/* STILL_E_NUMERIC if one of n numbers of the file `path` is not finite. */
+still_status sti_adapter_check_finite(const float *x, size_t n, const char *path,
+                                      still_error *err);
 /* For running: `quantized` keeps gates in 8 bits, as beside 4-bit weights. merge: gates
  * have their low-rank additions; the others are for the caller to merge and drop.
  * late_maps: feature maps wait for sti_adapter_need_maps, if the method can do without. */

@@ -293,8 +293,8 @@ still_status still_adapter_base(const char *adapter, char *name, size_t capacity
     return STILL_OK;
 }
 
-static still_status check_finite(const float *x, size_t n, const char *path,
-                                 still_error *err)
+still_status sti_adapter_check_finite(const float *x, size_t n, const char *path,
+                                      still_error *err)
 {
     for (size_t i = 0; i < n; i++)
         if (!isfinite(x[i]))
@@ -330,7 +330,7 @@ static still_status bind_gate(sti_adapter *a, const sti_adapter_entry *e,
     if (st == STILL_OK) {
         sti_dequant(t->type, t->data, wide, (int64_t)e->n);
         merge_gate(a, e, wide);
-        st = check_finite(wide, e->n, t->path, err);
+        st = sti_adapter_check_finite(wide, e->n, t->path, err);
     }
     if (st == STILL_OK) {
         if (t->type == STI_Q8_0 && !a->merged) /* rounding twice could move it */
@@ -365,7 +365,8 @@ static still_status fill(sti_adapter *a, const sti_store *s, const char *dir,
             low_rank += e->n;
         }
     }
-    STI_TRY(check_finite(a->low_rank.p, a->low_rank.bytes / sizeof(float), dir, err));
+    STI_TRY(sti_adapter_check_finite(a->low_rank.p, a->low_rank.bytes / sizeof(float),
+                                     dir, err));
     for (size_t i = 0; i < a->n_entries; i++) {
         const sti_adapter_entry *e = &a->entry[i];
         if (e->kind != STI_TRAINED_GATE) continue;
@@ -374,7 +375,7 @@ static still_status fill(sti_adapter *a, const sti_store *s, const char *dir,
         else
             merge_gate(a, e, a->value + e->at);
     }
-    return check_finite(a->value, a->n_values, dir, err);
+    return sti_adapter_check_finite(a->value, a->n_values, dir, err);
 }
 
 /* ---- Maps that are read late --------------------------------------------- */
@@ -402,7 +403,7 @@ static still_status keep_file(sti_adapter *a, sti_store *s, const char *dir,
     fill_maps(a);
     sti_sha256_of(a->maps.p, a->maps.bytes, a->maps_sum);
     const still_status st =
-        check_finite(a->maps.p, a->maps.bytes / sizeof(float), dir, err);
+        sti_adapter_check_finite(a->maps.p, a->maps.bytes / sizeof(float), dir, err);
     sti_map_drop(a->maps.p, a->maps.bytes);
     for (size_t i = 0; i < a->file.n_maps; i++)
         sti_map_drop(a->file.map[i].data, a->file.map[i].size);
@@ -483,6 +484,14 @@ static still_status check_sum(const sti_store *s, const char *dir,
     return STILL_OK;
 }
 
+still_status sti_adapter_open_checked(const char *path, sti_store *s,
+                                      sti_adapter_spec *spec, still_error *err)
+{
+    STI_TRY(is_file(path) ? open_gguf(path, s, spec, err)
+                          : open_folder(path, s, spec, err));
+    return check_sum(s, path, spec, err);
+}
+
 still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
                               bool quantized, bool merge, bool late_maps,
                               sti_adapter **out, still_error *err)
@@ -491,9 +500,7 @@ still_status sti_adapter_read(const sti_adapter_home *home, const char *dir,
     sti_store s = {0};
     sti_adapter_spec spec;
     sti_adapter *a = NULL;
-    still_status st = is_file(dir) ? open_gguf(dir, &s, &spec, err)
-                                   : open_folder(dir, &s, &spec, err);
-    if (st == STILL_OK) st = check_sum(&s, dir, &spec, err);
+    still_status st = sti_adapter_open_checked(dir, &s, &spec, err);
     if (st == STILL_OK) st = check_shapes(home, &spec, &s, dir, err);
     if (st == STILL_OK)
         st = sti_adapter_make(home, &spec, !quantized, merge,

@@ -296,6 +296,10 @@ typedef struct sti_dev_params {
     int heads, kv_heads, head_dim;
     size_t memory; /* most bytes that mem_new and operators take together; 0: all there
                       are. Of devices with memory of their own */
+    /* A GPU: the one that is current in the calling thread, and `stream` of it (a
+     * cudaStream_t), both the program's; else the device chooses and makes them. */
+    bool callers_gpu;
+    void *stream;
 } sti_dev_params;
 
 /* A pass over all layers: M rows, whose ids and positions the operators are given

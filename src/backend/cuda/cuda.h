@@ -31,6 +31,7 @@ struct sti_dev {
     char name[96]; /* "NVIDIA H200 (sm_90)" */
     int max_k, heads, kv_heads, head_dim;
     cudaStream_t stream;
+    bool callers; /* GPU and stream are the program's; stream 0 is the default one */
     cublasLtHandle_t lt;
     sti_block lt_workspace; /* cuBLASLt's workspace */
     sti_block scratch;      /* of the operator that is being queued, see below */

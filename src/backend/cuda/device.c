@@ -186,7 +186,7 @@ still_status sti_cuda_scratch(sti_dev *dev, size_t bytes, void **out, still_erro
 static void dev_free(sti_dev *dev)
 {
     if (!dev) return;
-    if (dev->stream) (void)cudaStreamSynchronize(dev->stream);
+    if (dev->stream || dev->callers) (void)cudaStreamSynchronize(dev->stream);
 #if STI_HAVE_NCCL
     sti_cuda_ranks_leave(dev);
 #endif
@@ -196,7 +196,7 @@ static void dev_free(sti_dev *dev)
     sti_cuda_mem_free(dev, &dev->scratch);
     sti_cuda_mem_free(dev, &dev->lt_workspace);
     if (dev->lt) (void)cublasLtDestroy(dev->lt);
-    if (dev->stream) {
+    if (dev->stream && !dev->callers) {
         (void)cudaStreamSynchronize(dev->stream);
         (void)cudaStreamDestroy(dev->stream);
     }
@@ -240,8 +240,12 @@ static still_status find_gpu(sti_dev *dev, still_error *err)
                         e != cudaSuccess ? cudaGetErrorString(e) : "none is there");
     }
     struct cudaDeviceProp p;
-    dev->ordinal = gpu_of_rank(n);
-    STI_CUDA(cudaSetDevice(dev->ordinal), "taking the GPU");
+    if (dev->callers) {
+        STI_CUDA(cudaGetDevice(&dev->ordinal), "asking for the current GPU");
+    } else {
+        dev->ordinal = gpu_of_rank(n);
+        STI_CUDA(cudaSetDevice(dev->ordinal), "taking the GPU");
+    }
     STI_CUDA(cudaGetDeviceProperties(&p, dev->ordinal), "asking what the GPU is");
     dev->sms = p.multiProcessorCount;
     dev->major = p.major;
@@ -257,8 +261,9 @@ static still_status find_gpu(sti_dev *dev, still_error *err)
 static still_status set_up(sti_dev *dev, still_error *err)
 {
     STI_TRY(find_gpu(dev, err));
-    STI_CUDA(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking),
-             "making a stream");
+    if (!dev->callers)
+        STI_CUDA(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking),
+                 "making a stream");
     STI_TRY(keep_memory(dev, err));
     STI_TRY(sti_cuda_has_pdl(&dev->pdl, err));
     STI_TRY(sti_cublas_check(cublasLtCreate(&dev->lt), "starting cuBLASLt", err));
@@ -279,6 +284,8 @@ static still_status dev_new(const sti_dev_params *p, sti_dev **out, still_error 
     dev->kv_heads = p->kv_heads;
     dev->head_dim = p->head_dim;
     dev->limit = p->memory;
+    dev->callers = p->callers_gpu;
+    dev->stream = p->callers_gpu ? p->stream : NULL;
     still_status st = set_up(dev, err);
     if (st != STILL_OK) {
         dev_free(dev);
