@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _declarations as c
 from ._errors import Callbacks, UnsupportedError, call
+from ._handle import Handle
 from ._library import lib, path_of, text_of
 from ._method import Method, method_of
 from ._names import resolve
@@ -19,8 +20,6 @@ from ._session import Sampler, Session
 from ._tokenizer import Decoder, Tokenizer
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ._library import AnyIds, Floats, Ids, StrPath
 
 
@@ -79,8 +78,10 @@ def _optional(value: Any) -> Any:
     return None if value < 0 else value
 
 
-class Model:
+class Model(Handle):
     """A language model. `Model.from_pretrained` finds one by name, `Model` opens files."""
+
+    _what = "model"
 
     def __init__(self, path: StrPath, *, adapter: StrPath | None = None,
                  backend: str = "cpu", threads: int = 0, isa: str | None = None,
@@ -120,31 +121,15 @@ class Model:
         model._named = str(name)
         return model
 
-    @property
-    def _handle(self) -> ct.c_void_p:
-        if not self._c:
-            raise ValueError("the model is closed")
-        return self._c
+    def _free(self) -> None:
+        lib.still_model_free(self._c)
 
     def close(self) -> None:
         """Frees the model, and its sessions before it."""
         with self._lock:
             for session in list(self._sessions):
                 session.close()
-            if self._c:
-                lib.still_model_free(self._c)
-            self._c = ct.c_void_p()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_c", None):
-            self.close()
+            super().close()
 
     def __repr__(self) -> str:
         how = self.method.name if self.method else "softmax"

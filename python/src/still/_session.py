@@ -9,11 +9,10 @@ import numpy as np
 
 from . import _declarations as c
 from ._errors import call
+from ._handle import Handle
 from ._library import address, ids_of, lib, path_of
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ._library import AnyIds, Floats, Ids, StrPath
     from ._model import Model
 
@@ -22,53 +21,36 @@ if TYPE_CHECKING:
 _PIECE = 256
 
 
-class Snapshot:
+class Snapshot(Handle):
     """The past of a session, set aside; `Session.restore` returns to it."""
+
+    _what = "snapshot"
 
     def __init__(self, session: Session) -> None:
         self._model = session.model
         self._c = ct.c_void_p()
         call(lib.still_session_snapshot, session._handle, ct.byref(self._c))
 
-    def __del__(self) -> None:
-        if getattr(self, "_c", None) and self._model._c:
-            lib.still_snapshot_free(self._c)
-        self._c = ct.c_void_p()
+    def _free(self) -> None:
+        lib.still_snapshot_free(self._c)
 
 
-class Session:
+class Session(Handle):
     """Tokens go in, logits come out; the memory of the past is the method's.
 
-    Made by `Model.session`. Calls on sessions of one model wait for each other.
+    Made by `Model.session`, and closed with its model. Calls on sessions of one model wait
+    for each other.
     """
+
+    _what = "session"
 
     def __init__(self, model: Model, handle: ct.c_void_p) -> None:
         self.model = model
         self._c = handle
         model._sessions.add(self)
 
-    @property
-    def _handle(self) -> ct.c_void_p:
-        if not self._c:
-            raise ValueError("the session is closed")
-        return self._c
-
-    def close(self) -> None:
-        """Frees its memory. A session is also closed with its model, and by `with`."""
-        if self._c:
-            lib.still_session_free(self._c)
-        self._c = ct.c_void_p()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_c", None):
-            self.close()
+    def _free(self) -> None:
+        lib.still_session_free(self._c)
 
     def __len__(self) -> int:
         """Tokens it has seen."""
@@ -155,7 +137,7 @@ class Session:
         """Returns to a snapshot of this session, or of another with the same settings."""
         if snapshot._model is not self.model:
             raise ValueError("the snapshot is of a session of another model")
-        call(lib.still_session_restore, self._handle, snapshot._c)
+        call(lib.still_session_restore, self._handle, snapshot._handle)
 
     def save(self, path: StrPath) -> None:
         """Writes its past to a file, so that a long prompt is paid for once."""
@@ -201,8 +183,10 @@ def step(sessions: Sequence[Session], ids: AnyIds) -> list[Floats]:
         return [s.logits for s in sessions]
 
 
-class Sampler:
+class Sampler(Handle):
     """Chooses tokens from logits. temperature 0: the most likely one."""
+
+    _what = "sampler"
 
     def __init__(self, vocab: int, *, temperature: float = 0.0, top_k: int = 0,
                  top_p: float = 1.0, min_p: float = 0.0, repeat_penalty: float = 1.0,
@@ -219,14 +203,12 @@ class Sampler:
             raise ValueError(f"logits have the shape {logits.shape}, not ({self._vocab},)")
         array = np.ascontiguousarray(logits, np.float32)
         id = ct.c_int32()
-        call(lib.still_sampler_sample, self._c, address(array), ct.byref(id))
+        call(lib.still_sampler_sample, self._handle, address(array), ct.byref(id))
         return id.value
 
     def accept(self, id: int) -> None:
         """Tells it that a token was emitted; prompt tokens too, for the penalty."""
-        lib.still_sampler_accept(self._c, id)
+        lib.still_sampler_accept(self._handle, id)
 
-    def __del__(self) -> None:
-        if getattr(self, "_c", None):
-            lib.still_sampler_free(self._c)
-            self._c = ct.c_void_p()
+    def _free(self) -> None:
+        lib.still_sampler_free(self._c)

@@ -10,16 +10,17 @@ import numpy as np
 
 from . import _declarations as c
 from ._errors import UnsupportedError, call
+from ._handle import Handle
 from ._library import address, ids_of, lib, path_of, text_of
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ._library import AnyIds, Ids, StrPath
 
 
-class Decoder:
+class Decoder(Handle):
     """Ids to text as they come: never a part of a character, which waits for its rest."""
+
+    _what = "decoder"
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer = tokenizer  # must outlive this
@@ -28,22 +29,22 @@ class Decoder:
 
     def push(self, id: int) -> str:
         text, n = ct.c_void_p(), ct.c_size_t()
-        call(lib.still_decoder_push, self._c, id, ct.byref(text), ct.byref(n))
+        call(lib.still_decoder_push, self._handle, id, ct.byref(text), ct.byref(n))
         return ct.string_at(text, n.value).decode("utf-8", "replace")
 
     def flush(self) -> str:
         text, n = ct.c_void_p(), ct.c_size_t()
-        lib.still_decoder_flush(self._c, ct.byref(text), ct.byref(n))
+        lib.still_decoder_flush(self._handle, ct.byref(text), ct.byref(n))
         return ct.string_at(text, n.value).decode("utf-8", "replace")
 
-    def __del__(self) -> None:
-        if getattr(self, "_c", None):
-            lib.still_decoder_free(self._c)
-            self._c = ct.c_void_p()
+    def _free(self) -> None:
+        lib.still_decoder_free(self._c)
 
 
-class Tokenizer:
+class Tokenizer(Handle):
     """A tokenizer: of a model, or of a file (`Tokenizer.open`)."""
+
+    _what = "tokenizer"
 
     def __init__(self, handle: ct.c_void_p, owner: Any = None) -> None:
         self._c = handle
@@ -65,25 +66,11 @@ class Tokenizer:
     def _handle(self) -> ct.c_void_p:
         if self._owner is not None:
             self._owner._handle  # raises if the model is closed
-        if not self._c:
-            raise ValueError("the tokenizer is closed")
-        return self._c
+        return super()._handle
 
-    def close(self) -> None:
-        if self._owner is None and self._c:
+    def _free(self) -> None:
+        if self._owner is None:
             lib.still_tokenizer_free(self._c)
-        self._c = ct.c_void_p()
-
-    def __enter__(self) -> Tokenizer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_c", None):
-            self.close()
 
     def encode(self, text: str, *, bos: bool = True, special: bool = False) -> Ids:
         """The ids of a text. bos: with the start token, if the model wants one. special:
