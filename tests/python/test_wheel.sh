@@ -9,6 +9,8 @@
 set -euo pipefail
 source=$1 library=$2 make_model=$3
 shift 3
+# shellcheck source=tests/python/wheel.sh
+. "$source/tests/python/wheel.sh"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -28,16 +30,7 @@ if [ "$(cat "$env/wanted" 2>/dev/null)" != "$wanted" ]; then
 fi
 flock -u 9
 
-"$env/bin/pip" wheel --quiet --no-deps --no-build-isolation --disable-pip-version-check \
-    -C build-dir="$scratch/build" -C cmake.define.STILL_LIBRARY="$library" \
-    -w "$scratch" "$source/python"
-wheel=$(echo "$scratch"/still-*.whl)
-case $wheel in
-*-py3-none-linux_*.whl) ;;
-*) echo "$wheel is not for every Python" >&2 && exit 1 ;;
-esac
-"$env/bin/pip" install --quiet --no-deps --no-compile --disable-pip-version-check \
-    --target "$scratch/site" "$wheel"
+install_wheel "$env" "$source" "$library" "$scratch"
 "$make_model" tiny "$scratch/tiny.gguf" >/dev/null 2>&1
 cp -R "$source/python/tests" "$scratch/tests"
 cd "$scratch"
@@ -45,4 +38,4 @@ export PYTHONPATH=$scratch/site STILL_TINY=$scratch/tiny.gguf STILL_FIXTURES=$so
 "$env/bin/mypy" --strict --cache-dir "$env/mypy" -p still
 "$env/bin/mypy" --strict --cache-dir "$env/mypy" tests "$source/python/tools"
 # Without a compiler: nothing but the interpreter is on the path.
-PATH=$env/bin exec "$env/bin/python" -m unittest discover -s tests "$@"
+PATH=$env/bin "$env/bin/python" -m unittest discover -s tests "$@"
