@@ -32,7 +32,7 @@ enum {
 /* What k guesses add to the time of a pass of one row: FIRST + k ROW of it, and up to
  * FEW guesses FEW_ROW each, as products of a tile need no panel. Measured with AVX2
  * (bench_ahead, docs/perf.md), where a row costs most. */
-static const float FIRST = 0.8f, ROW = 0.35f, FEW_ROW = 0.45f;
+static const float FIRST = 0.8f, ROW = 0.36f, FEW_ROW = 0.3f;
 static const float PAYS = 1.2f; /* gain, by that measure, for which guesses are made:
                                    where it is a quarter too low, nothing is lost yet */
 static const float RATE = 1 / 12.0f; /* at which shares follow the text */
