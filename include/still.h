@@ -1032,6 +1032,8 @@ typedef struct still_agreement {
                            the tokens the method chooses */
 } still_agreement;
 
+enum { STILL_SCORES_MAX = 8 };
+
 /* What a method knows of the tokens of a text when it chooses those that stay exact,
  * and what it cannot know. Arrays are [layers, heads, tokens], or [layers, heads] of
  * agreements with `local`. */
@@ -1051,6 +1053,11 @@ typedef struct still_saliency {
     still_agreement *with_whole, *with_received;
     still_agreement *layer_whole, *layer_received; /* [layers]: means over heads */
     still_agreement mean_whole, mean_received;     /* of all */
+    /* With all_scores: what every score says of the same queries and keys, names as
+     * --score takes them. */
+    int scores;
+    const char *score_name[STILL_SCORES_MAX];
+    float *by_score; /* [scores, layers, heads, tokens] */
 } still_saliency;
 
 typedef struct still_saliency_params {
@@ -1058,6 +1065,7 @@ typedef struct still_saliency_params {
                                    for, "still" if there is none */
     still_progress_fn progress; /* layers; may be NULL */
     void *user;
+    bool all_scores; /* also by_score; the layers run with the method's own */
 } still_saliency_params;
 
 /* Runs a text of n tokens through the model and measures every layer that the method

@@ -62,6 +62,8 @@ json_t *cli_json_text(const char *text, size_t n);
 
 /* "98.9 MiB"; returns buf. */
 const char *cli_bytes(char buf[32], uint64_t bytes);
+/* The last part of a path, or all of it if that is empty; borrowed. */
+const char *cli_base(const char *path);
 double cli_now(void); /* seconds of a monotonic clock */
 uint64_t cli_peak_rss(void);
 /* A whole file, or standard input for "-"; at most cap bytes. free() *out, which is

@@ -225,6 +225,8 @@ const cli_command cli_command_table[] = {
      "Backends cpu and ref.",
      {{"still saliency smollm2 demo/held-out.txt.gz --out report.html",
        "a page to look at"},
+      {"still saliency smollm2 demo/held-out.txt.gz --figures figures",
+       "drawings for a paper or a talk"},
       {"still saliency smollm2 demo/held-out.txt.gz --score received --chunk 64 "
        "--select 16", "another score, smaller chunks"},
       {"still saliency mine wiki.jsonl.gz --ctx 4096 --json", "for programs"}},

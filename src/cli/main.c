@@ -4,6 +4,7 @@
 
 #include "base/cores.h"
 #include "cli/options.h"
+#include "cli/outputs.h"
 #include "cli/settings.h"
 
 /* More threads than processors would take turns on them and wait for each other. */
@@ -58,7 +59,8 @@ static int dispatch(int argc, char **argv)
         cli_help_command(command);
     } else if (status == CLI_OK) {
         cap_threads(&options);
-        status = command->run(&options);
+        status = cli_check_outputs(command, &options);
+        if (status == CLI_OK) status = command->run(&options);
     }
     free(settings);
     return status;

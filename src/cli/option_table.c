@@ -264,6 +264,7 @@ const cli_option cli_option_table[] = {
              "peft: the LoRA part alone, for PEFT. adapter: what linearize wrote, at a "
              "third of the size, for still."},
     {"out", 'o', "PATH", CLI_STRING, AT(out), EXPORT, CLI_G_EXPORT,
+     .writes = CLI_WRITES_NEW,
      .help = "Path to write: NAME.gguf, or a folder. It must not exist."},
     {"dtype", 0, "TYPE", CLI_CHOICE, AT(dtype), EXPORT, CLI_G_EXPORT,
      .choices = "f32 f16 bf16 q8_0 same",
@@ -473,6 +474,7 @@ const cli_option cli_option_table[] = {
     {"load-state", 0, "FILE", CLI_STRING, AT(load_state), GENERATE, CLI_G_METHOD,
      .help = "Start from a saved session; the prompt continues it."},
     {"save-state", 0, "FILE", CLI_STRING, AT(save_state), GENERATE, CLI_G_METHOD,
+     .writes = CLI_WRITES_FILE,
      .help = "Save the session after the prompt, before the reply, so that a long prompt "
              "is read only once."},
 
@@ -526,18 +528,31 @@ const cli_option cli_option_table[] = {
     {"tensors", 0, NULL, CLI_FLAG, AT(tensors), INSPECT, CLI_G_OUTPUT,
      .help = "List every tensor with type, shape and size."},
     {"out", 'o', "FILE", CLI_STRING, AT(out), SALIENCY, CLI_G_OUTPUT,
+     .writes = CLI_WRITES_TEXT,
      .help = "Also write a report to FILE, a self-contained HTML page: tokens coloured by "
-             "score, for every layer and head, with those that stay exact underlined."},
+             "score, for every layer and head, with those that stay exact underlined; - is "
+             "standard output, instead of the table."},
+    {"figures", 0, "DIR", CLI_STRING, AT(figures), SALIENCY, CLI_G_OUTPUT,
+     .writes = CLI_WRITES_FOLDER,
+     .help = "Also draw figures into the folder DIR as SVG: scores.svg, local against global; "
+             "words.svg, the tokens most often kept (words.tsv as a table); captured.svg, "
+             "attention on the tokens kept, by how many are, for every score; places.svg, "
+             "where each token is over time."},
     {"by-position", 0, "N", CLI_INT, AT(by_position), PERPLEXITY, CLI_G_OUTPUT,
      .max = 4096,
      .help = "Also show the perplexity of N equal parts of the window, which tells whether "
              "the model still uses what lies far back."},
     {"csv", 0, "FILE", CLI_STRING, AT(csv), BENCH, CLI_G_OUTPUT,
-     .help = "Also write every figure to FILE as CSV, one line per point."},
-    {"svg", 0, "FILE", CLI_STRING, AT(svg), BENCH, CLI_G_OUTPUT,
-     .help = "Also draw time and memory by length to FILE, one line per method."},
+     .writes = CLI_WRITES_TEXT,
+     .help = "Also write every figure to FILE as CSV, one line per point; - is standard "
+             "output, instead of the table."},
+    {"svg", 0, "FILE", CLI_STRING, AT(svg), BENCH, CLI_G_OUTPUT, .writes = CLI_WRITES_TEXT,
+     .help = "Also draw time and memory by length to FILE, one line per method; bars reach from "
+             "the fastest round to the slowest; - is standard output, instead of the table."},
     {"svg", 0, "FILE", CLI_STRING, AT(svg), ALLOCATE, CLI_G_OUTPUT,
-     .help = "Also draw heads and caps to FILE: layers across, kv heads down."},
+     .writes = CLI_WRITES_TEXT,
+     .help = "Also draw heads and caps to FILE: layers across, kv heads down; - is standard "
+             "output, instead of the text."},
     {"echo", 0, NULL, CLI_FLAG, AT(echo), GENERATE, CLI_G_OUTPUT,
      .help = "Write the prompt before its continuation."},
     {"markdown", 0, NULL, CLI_FLAG, AT(markdown), HELP, CLI_G_OUTPUT,
@@ -568,6 +583,7 @@ const char *const cli_alias_table[][2] = {
     {"device", "backend"},
     {"batch-size", "batch"},
     {"output", "out"},
+    {"plot", "svg"},
     {NULL, NULL},
 };
 /* clang-format on */

@@ -19,6 +19,7 @@ typedef struct cli_options {
     const char *arg[CLI_ARGS_MAX];
     int n_args;
     bool json, quiet, help;
+    bool to_stdout; /* a file that is written is -: no table goes there */
 
     /* running a model */
     const char *backend, *isa, *model, *cache, *gpu_memory;
@@ -85,6 +86,9 @@ typedef struct cli_options {
     const char *shape, *csv, *svg;
     int64_t rounds, steps, batch_rows;
 
+    /* saliency; and out */
+    const char *figures;
+
     /* help */
     bool markdown, man;
 } cli_options;
@@ -115,6 +119,15 @@ typedef enum cli_group {
     CLI_G_COUNT
 } cli_group;
 
+/* What an option that names an output says. */
+typedef enum cli_writes {
+    CLI_WRITES_NOTHING,
+    CLI_WRITES_TEXT, /* a file, or - for standard output */
+    CLI_WRITES_FILE,
+    CLI_WRITES_NEW,   /* a file or a folder, in a folder that exists */
+    CLI_WRITES_FOLDER /* one for files, made where it is not there */
+} cli_writes;
+
 typedef struct cli_option {
     const char *name;
     char letter;     /* 0: no short form */
@@ -127,6 +140,7 @@ typedef struct cli_option {
     const char *preset;
     double min, max;
     const char *choices; /* "cpu ref" */
+    cli_writes writes;
     const char *help;
 } cli_option;
 

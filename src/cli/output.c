@@ -184,6 +184,12 @@ const char *cli_bytes(char buf[32], uint64_t bytes)
     return buf;
 }
 
+const char *cli_base(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
 double cli_now(void)
 {
     return sti_now();

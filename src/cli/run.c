@@ -151,12 +151,40 @@ int cli_change_method(const cli_options *o, still_method *out)
     return CLI_OK;
 }
 
+/* Options of the method have no effect where a model keeps its own attention. */
+static void warn_unused(const cli_options *o, const still_method *method)
+{
+    const struct {
+        bool given;
+        const char *name;
+    } option[] = {{o->chunk != 0, "chunk"},         {o->select >= 0, "select"},
+                  {o->cap != NULL, "cap"},          {o->score != NULL, "score"},
+                  {o->heads != NULL, "heads"},      {o->la_scale != NULL, "la-scale"},
+                  {o->gate != NULL, "gate"},        {o->plain_map, "plain-map"},
+                  {o->state != NULL, "state"},      {o->layers != NULL, "layers"},
+                  {o->budget != NULL, "budget"},    {o->cache_type_k, "cache-type-k"},
+                  {o->cache_type_v, "cache-type-v"}};
+    char list[256] = "";
+    size_t n = 0;
+    if (o->method || strcmp(method->name, "softmax") != 0) return;
+    for (size_t i = 0; i < sizeof option / sizeof *option && n < sizeof list; i++)
+        if (option[i].given)
+            n += (size_t)snprintf(list + n, sizeof list - n, "%s--%s", n ? ", " : "",
+                                  option[i].name);
+    if (n)
+        cli_warn(
+            "no effect: %s; this model keeps its softmax attention unless --method "
+            "still, or another, is given",
+            list);
+}
+
 int cli_read_method(const cli_options *o, still_model *m, still_method *out)
 {
     still_error err;
     if (start_method(o, m, out, &err)) return cli_fail_error(&err);
     const int status = cli_change_method(o, out);
     if (status != CLI_OK) return status;
+    warn_unused(o, out);
     if (!m || !still_model_get_info(m)->method) out->seed = o->seed;
     return allocates(o, m) ? give_caps(o, m, out) : CLI_OK;
 }

@@ -59,10 +59,23 @@ import sys
 import xml.etree.ElementTree as tree
 svg = tree.parse(sys.argv[1]).getroot()
 text = [t.text for t in svg.iter() if t.tag.endswith("text")]
-circles = [c for c in svg.iter() if c.tag.endswith("circle")]
-# Two in the legend; three points in each of two panels.
+marks = [m for m in svg.iter() if "mark" in m.get("class", "").split()]
+bars = [m for m in svg.iter() if "bar" in m.get("class", "").split()]
+# Two in the legend; three points in each of two panels; one round has no spread.
 sys.exit(not ("swa" in text and "does not fit" in text and "64" in text and
-              len(circles) == 2 + 6))
+              len(marks) == 2 + 6 and not bars))
+PYTHON
+# Several rounds: error bars, of the time alone.
+bench 0 '' prefill --shape tiny "${quick[@]}" --json --plot "$scratch/p.svg"
+cp "$scratch/out" "$scratch/p.json"
+python3 - "$scratch/p.svg" "$scratch/p.json" <<'PYTHON' || fail "error bars: $(cat "$scratch/out")"
+import json, sys
+import xml.etree.ElementTree as tree
+bars = [m for m in tree.parse(sys.argv[1]).getroot().iter() if "bar" in m.get("class", "").split()]
+points = json.load(open(sys.argv[2], encoding="utf-8"))["points"]
+spread = [p for p in points if p["rounds"][0] < p["rounds"][1]]
+sys.exit(not (len(points) == 6 and len(bars) == len(spread) and
+              all(p["rounds"][0] <= p["seconds"] <= p["rounds"][1] for p in points)))
 PYTHON
 bench 0 'does not fit' decode --shape tiny --lengths 16000K --rounds 1 --steps 1 \
     --batch 64 --method softmax --against ''

@@ -35,6 +35,7 @@ done <<CASES
 1|method lolcats chooses no tokens|$tiny $text --method lolcats --chunk 16
 1|method softmax chooses no tokens|$tiny $text --method softmax --chunk 16
 1|score 'best' is|$tiny $text --chunk 16 --score best
+1|/proc/figures|$tiny $text --chunk 16 --figures /proc/figures
 1|/no/such/folder/x.html: cannot write|$tiny $text --chunk 16 --out /no/such/folder/x.html --quiet
 CASES
 
@@ -92,6 +93,78 @@ PYTHON
 # Again over the old one, with another score.
 saliency 0 '' "$tiny" "$text" "${small[@]}" --score random --seed 3 --out "$page" --json
 grep -q '"score":"random"' "$page" || fail "the report was not replaced"
+
+# Figures: four drawings that need nothing else, and a table.
+figures=$scratch/new/figures
+saliency 0 '' "$tiny" "$text" "${small[@]}" --cap none --figures "$figures" --json
+json 'abs(x["captured_by"]["s3"] - x["received"]["captured"]) < 1e-9'
+json 'set(x["captured_by"]) == {"s3", "received", "keynorm", "distinct", "random",
+                                "s3 over the whole past", "best possible"}'
+json 'all(x["captured_by"]["best possible"] >= y for y in x["captured_by"].values())'
+cp "$scratch/out" "$scratch/figures.json"
+python3 - "$figures" "$scratch/figures.json" <<'PYTHON' || fail "figures are not what they should be"
+import json, os, sys
+import xml.etree.ElementTree as tree
+folder, run = sys.argv[1], json.load(open(sys.argv[2], encoding="utf-8"))
+assert sorted(os.listdir(folder)) == ["captured.svg", "places.svg", "scores.svg", "words.svg",
+                                      "words.tsv"], os.listdir(folder)
+def drawing(name):
+    text = open(f"{folder}/{name}.svg", encoding="utf-8").read()
+    assert "prefers-color-scheme:dark" in text and text.count("://") == 1  # the namespace
+    svg = tree.fromstring(text)
+    width, height = float(svg.get("width")), float(svg.get("height"))
+    for e in svg.iter():
+        assert e.tag.rpartition("}")[2] in ("svg", "title", "style", "rect", "text", "path"), e.tag
+        if "x" in e.attrib:
+            assert 0 <= float(e.get("x")) <= width and 0 <= float(e.get("y")) <= height, e.attrib
+    return svg
+def dots(svg, look):
+    return [e.get("d").count("h0") for e in svg.iter() if look in e.get("class", "").split()]
+tokens, chunks = run["tokens"], run["chunks"] + 1
+# A legend's dot, then two panels; the first token, which sees nothing but itself, is left out.
+scores = drawing("scores")
+chosen = 4 * chunks - 1
+assert dots(scores, "thick") == [1, chosen, chosen], dots(scores, "thick")
+assert sum(dots(scores, "fine")) == 2 + 2 * (tokens - 1 - chosen)
+# Where tokens are: the words of a chunk, and a line a token that is salient at all.
+places = drawing("places")
+lines = [e.get("d") for e in places.iter() if e.get("class") == "s1"]
+assert len(lines) == 1 and lines[0].count("V") == 4 * chunks, lines
+# Seven curves of 21 points, a mark each, and in the legend.
+marks = [e for e in drawing("captured").iter() if "mark" in e.get("class", "").split()]
+assert len(marks) == 7 * (21 + 1), len(marks)
+drawing("words")
+PYTHON
+# Classes of words, with a tokenizer whose tokens are letters.
+line='A man will not see Rome, no 12 of some.'
+for i in $(seq 8); do printf '%s\n' "$line"; done >"$scratch/words.txt"
+saliency 0 '^| negation | ' "$tiny" "$scratch/words.txt" "${small[@]}" --figures "$figures"
+saliency 0 '' "$tiny" "$scratch/words.txt" "${small[@]}" --figures "$figures" --json
+cp "$scratch/out" "$scratch/figures.json"
+python3 - "$figures/words.tsv" "$scratch/figures.json" "$scratch/words.txt" <<'PYTHON' ||
+import collections, csv, json, re, sys
+rows = list(csv.DictReader(open(sys.argv[1], encoding="utf-8"), delimiter="\t",
+                           quoting=csv.QUOTE_NONE))
+run = json.load(open(sys.argv[2], encoding="utf-8"))
+text = open(sys.argv[3], encoding="utf-8").read()
+assert run["tokens"] == len(text)
+left = (run["chunks"] + 1) * 16
+kind = {"will": "modality", "not": "negation", "no": "negation", "Rome": "names",
+        "12": "digits", "some": "quantification", ",": "punctuation", ".": "punctuation"}
+want = collections.Counter()
+for m in re.finditer(r"\s|\w+|[,.]", text):
+    c = "space" if m.group().isspace() else kind.get(m.group(), "other words")
+    want[c] += sum(i < left for i in range(m.start(), m.end()))
+for name, share in run["classes"].items():
+    assert abs(share["text"] - want[name] / left) < 1e-9, (name, share, want[name] / left)
+    here = [r for r in rows if r["class"] == name]
+    assert sum(int(r["times"]) for r in here) == want[name], name
+assert abs(sum(s["kept"] for s in run["classes"].values()) - 1) < 1e-9
+kept = [float(r["kept"]) for r in rows]
+assert kept == sorted(kept, reverse=True) and abs(sum(kept) - left / 4) < 0.05
+assert {r["token"] for r in rows if r["class"] == "names"} == {"R", "-o", "-m", "-e"}
+PYTHON
+    fail "words are counted wrongly: $(cat "$scratch/figures.json")"
 
 # A model that linearize made runs its own method.
 for i in $(seq 40); do echo "{\"text\": \"line $i of some training text\"}"; done >"$scratch/data.jsonl"

@@ -5,6 +5,7 @@
 
 #include "base/new_file.h"
 #include "cli/fetch/cache.h"
+#include "cli/outputs.h"
 #include "cli/progress.h"
 #include "cli/report/heads.h"
 #include "cli/run.h"
@@ -69,12 +70,10 @@ static int print_table(const still_allocation *a)
 static int write_picture(const still_allocation *a, const char *path)
 {
     sti_buf svg = {0};
-    still_error err;
     cli_heads_draw(a, &svg);
-    const still_status st = svg.failed ? sti_fail_memory(&err, path, svg.n)
-                                       : sti_write_file(path, svg.p, svg.n, &err);
+    const int status = cli_write(path, &svg);
     sti_buf_free(&svg);
-    return st == STILL_OK ? CLI_OK : cli_fail_error(&err);
+    return status;
 }
 
 /* Where the results of probes are kept; NULL: no such place, which is said. */
@@ -136,7 +135,7 @@ int cli_cmd_allocate(const cli_options *o)
     if (status == CLI_OK && asked) status = cli_read_method(&even, m, &method);
     if (status == CLI_OK) status = cli_allocate(o, m, asked ? &method : NULL, &a);
     if (status == CLI_OK && o->svg) status = write_picture(a, o->svg);
-    if (status == CLI_OK)
+    if (status == CLI_OK && !o->to_stdout)
         status = o->json ? print_json(a, cli_now() - start) : print_table(a);
     still_allocation_free(a);
     still_model_free(m);

@@ -206,7 +206,10 @@ static void sum_up(const still_bench_result *s, int n, cli_bench_point *p)
     r.seconds = median(s, n, offsetof(still_bench_result, seconds));
     r.median = median(s, n, offsetof(still_bench_result, median));
     r.boundary = median(s, n, offsetof(still_bench_result, boundary));
+    p->low = p->high = s[0].seconds;
     for (int i = 1; i < n; i++) {
+        if (s[i].seconds < p->low) p->low = s[i].seconds;
+        if (s[i].seconds > p->high) p->high = s[i].seconds;
         if (s[i].fastest < r.fastest) r.fastest = s[i].fastest;
         if (s[i].slowest > r.slowest) r.slowest = s[i].slowest;
         if (s[i].peak > r.peak) r.peak = s[i].peak;
@@ -252,7 +255,7 @@ static int run_row(job *j, int row)
 
 static int run_rows(job *j)
 {
-    const bool text = !j->o->json;
+    const bool text = !j->o->json && !j->o->to_stdout;
     uint64_t total = 0;
     for (int row = 0; row < j->b.lengths; row++)
         total += work_of(j, row) * (uint64_t)j->b.columns * (uint64_t)j->b.rounds;

@@ -339,6 +339,17 @@ static int allocate(const cli_options *o, still_model *m, still_method *method)
     return status;
 }
 
+/* Within the window attention is the teacher's own: only what leaves it is learned. */
+static void warn_short(const still_train_params *p)
+{
+    const still_method *m = &p->method;
+    if (strcmp(m->name, "still") != 0 && strcmp(m->name, "lolcats") != 0) return;
+    if (p->seq > 2 * m->chunk) return;
+    cli_warn("--seq %d: no token leaves the window of two chunks of %d, so nothing is "
+             "learned about what to keep; use more than %d, or a smaller --chunk",
+             p->seq, m->chunk, 2 * m->chunk);
+}
+
 int cli_cmd_linearize(const cli_options *given)
 {
     cli_options o = *given;
@@ -355,6 +366,7 @@ int cli_cmd_linearize(const cli_options *given)
     if (status == CLI_OK)
         status = o.budget ? allocate(&o, m, &j.p.method)
                           : cli_read_method(&o, m, &j.p.method);
+    if (status == CLI_OK) warn_short(&j.p);
     if (status == CLI_OK && !(base = base_name(name)))
         status = cli_fail("out of memory");
     j.p.base_name = base;

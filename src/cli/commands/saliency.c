@@ -7,7 +7,7 @@
 
 #include "cli/fetch/cache.h"
 #include "cli/progress.h"
-#include "cli/report/saliency.h"
+#include "cli/report/figures.h"
 #include "cli/run.h"
 
 enum { MOST_TOKENS = 2048 }; /* unless --ctx says otherwise */
@@ -39,7 +39,20 @@ static json_t *of_layer(const still_saliency *s, int l)
     return layer;
 }
 
-static int print_json(const cli_saliency *r, double seconds)
+/* Classes of words, and what every score captures. */
+static json_t *of_figures(const cli_figures *f)
+{
+    json_t *classes = json_object(), *scores = json_object();
+    for (int i = 0; i < CLI_WORD_CLASSES; i++)
+        sti_json_set(&classes, cli_word_class_name((cli_word_class)i),
+                     json_pack("{s:f, s:f}", "text", f->words.in_text[i], "kept",
+                               f->words.in_kept[i]));
+    for (int i = 0; i < f->curves; i++)
+        sti_json_set(&scores, f->curve_name[i], json_real(f->here[i]));
+    return json_pack("{s:o, s:o}", "classes", classes, "captured_by", scores);
+}
+
+static int print_json(const cli_saliency *r, const cli_figures *f, double seconds)
 {
     const still_saliency *s = r->s;
     const still_method *m = &s->method;
@@ -54,6 +67,7 @@ static int print_json(const cli_saliency *r, double seconds)
     if (m->caps[0]) sti_json_set(&all, "caps", json_string(m->caps));
     sti_json_merge(&all, mean);
     sti_json_set(&all, "layers", layers);
+    if (f) sti_json_merge(&all, of_figures(f));
     return cli_print_json(all);
 }
 
@@ -65,7 +79,17 @@ static void print_row(const char *name, const still_agreement *whole,
               received->captured);
 }
 
-static int print_table(const still_saliency *s)
+static void print_classes(const cli_words *w)
+{
+    cli_print("\n| tokens | of the text | of those kept | ratio |\n|-|-:|-:|-:|\n");
+    for (int i = 0; i < CLI_WORD_CLASSES; i++)
+        if (w->in_text[i] > 0)
+            cli_print("| %s | %.1f%% | %.1f%% | %.2f |\n",
+                      cli_word_class_name((cli_word_class)i), 100 * w->in_text[i],
+                      100 * w->in_kept[i], w->in_kept[i] / w->in_text[i]);
+}
+
+static int print_table(const still_saliency *s, const cli_figures *f)
 {
     const still_method *m = &s->method;
     cli_print(
@@ -82,10 +106,28 @@ static int print_table(const still_saliency *s)
         print_row(name, &s->layer_whole[l], &s->layer_received[l]);
     }
     print_row("all", &s->mean_whole, &s->mean_received);
+    if (f) print_classes(&f->words);
     return CLI_OK;
 }
 
 /* ---- The command --------------------------------------------------------- */
+
+/* Files first, so that what standard output says has happened. */
+static int report(const cli_options *o, const cli_saliency *r, double seconds)
+{
+    still_error err;
+    cli_figures f = {0};
+    int status = o->out ? cli_saliency_write(r, o->out) : CLI_OK;
+    if (status == CLI_OK && o->figures) {
+        if (cli_figures_compute(r, &f, &err)) status = cli_fail_error(&err);
+        if (status == CLI_OK) status = cli_figures_write(r, &f, o->figures);
+    }
+    const cli_figures *drawn = o->figures ? &f : NULL;
+    if (status == CLI_OK && !o->to_stdout)
+        status = o->json ? print_json(r, drawn, seconds) : print_table(r->s, drawn);
+    cli_figures_free(&f);
+    return status;
+}
 
 static int measure(const cli_options *o, still_model *m, cli_saliency *r, int n)
 {
@@ -98,17 +140,22 @@ static int measure(const cli_options *o, still_model *m, cli_saliency *r, int n)
     asked.no_allocate = true; /* caps do not matter within a chunk */
     int status = cli_read_method(&asked, m, &method);
     if (status != CLI_OK) return status;
+    if (method.select >= method.chunk)
+        cli_warn(
+            "all %d tokens of a chunk are selected, so every score chooses the same; "
+            "--select %d would choose",
+            method.chunk, method.chunk > 4 ? method.chunk / 4 : 1);
     const double start = cli_now();
     cli_progress_begin(&bar, o->quiet, "saliency", "layers", 0, 0);
-    const still_saliency_params p = {
-        .method = &method, .progress = cli_progress_tick, .user = &bar};
+    const still_saliency_params p = {.method = &method,
+                                     .progress = cli_progress_tick,
+                                     .user = &bar,
+                                     .all_scores = o->figures != NULL};
     const still_status ran = still_saliency_run(m, r->ids, n, &p, &s, &err);
     cli_progress_end(&bar);
     if (ran != STILL_OK) return cli_fail_error(&err);
     r->s = s;
-    if (o->out) status = cli_saliency_write(r, o->out);
-    if (status == CLI_OK)
-        status = o->json ? print_json(r, cli_now() - start) : print_table(s);
+    status = report(o, r, cli_now() - start);
     still_saliency_free(s);
     return status;
 }

@@ -24,6 +24,7 @@ typedef struct cli_bench_point {
     char reason[256];     /* if not: the library's message; "": not tried */
     bool does_not_fit;    /* for lack of memory */
     still_bench_result r; /* medians over the rounds; extremes; most memory */
+    double low, high;     /* r.seconds of the fastest and the slowest round */
 } cli_bench_point;
 
 typedef struct cli_bench {

@@ -7,7 +7,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
-#include "base/new_file.h"
+#include "cli/outputs.h"
 #include "cli/report/bench.h"
 #include "cli/report/chart.h"
 
@@ -39,10 +39,8 @@ static void title_text(const cli_bench *b, char out[256])
 {
     char device[128];
     device_text(b, device);
-    const char *slash = strrchr(b->model, '/');
-    snprintf(out, 256, "%s of %.60s, %d sequence%s, %s", b->what,
-             slash && slash[1] ? slash + 1 : b->model, b->batch,
-             b->batch == 1 ? "" : "s", device);
+    snprintf(out, 256, "%s of %.60s, %d sequence%s, %s", b->what, cli_base(b->model),
+             b->batch, b->batch == 1 ? "" : "s", device);
 }
 
 /* ---- The table ----------------------------------------------------------- */
@@ -118,9 +116,10 @@ static json_t *point_json(const cli_bench *b, int row, int column)
         return o;
     }
     json_t *figures = json_pack(
-        "{s:f,s:f,s:f,s:f,s:f,s:I,s:I}", "seconds", p->r.seconds, "median", p->r.median,
-        "fastest", p->r.fastest, "slowest", p->r.slowest, "tokens_per_s", rate(p),
-        "peak_bytes", (json_int_t)p->r.peak, "state_bytes", (json_int_t)p->r.state);
+        "{s:f,s:[ff],s:f,s:f,s:f,s:f,s:I,s:I}", "seconds", p->r.seconds, "rounds",
+        p->low, p->high, "median", p->r.median, "fastest", p->r.fastest, "slowest",
+        p->r.slowest, "tokens_per_s", rate(p), "peak_bytes", (json_int_t)p->r.peak,
+        "state_bytes", (json_int_t)p->r.state);
     sti_json_merge(&o, figures);
     if (p->r.boundary > 0) sti_json_set(&o, "boundary", json_real(p->r.boundary));
     return o;
@@ -147,14 +146,6 @@ int cli_bench_print_json(const cli_bench *b)
 }
 
 /* ---- Files --------------------------------------------------------------- */
-
-static int save(const char *path, const sti_buf *text)
-{
-    if (text->failed) return cli_fail("%s: out of memory", path);
-    still_error err;
-    const still_status st = sti_write_file(path, text->p, text->n, &err);
-    return st == STILL_OK ? CLI_OK : cli_fail_error(&err);
-}
 
 /* A field in quotes. */
 static void put_field(sti_buf *out, const char *text)
@@ -201,7 +192,7 @@ int cli_bench_write_csv(const cli_bench *b, const char *path)
                         "note\n");
     for (int row = 0; row < b->lengths; row++)
         for (int i = 0; i < b->columns; i++) put_row(b, row, i, device, &text);
-    const int status = save(path, &text);
+    const int status = cli_write(path, &text);
     sti_buf_free(&text);
     return status;
 }
@@ -225,33 +216,48 @@ static int rows_there(const cli_bench *b)
     return rows;
 }
 
+/* What a chart draws, [columns, n] each. */
+typedef struct figures {
+    double *time, *low, *high, *memory;
+} figures;
+
+static void fill(const cli_bench *b, int n, const figures *f)
+{
+    const double scale = b->kind == CLI_BENCH_DECODE ? 1000 : 1;
+    for (int i = 0; i < b->columns; i++)
+        for (int row = 0; row < n; row++) {
+            const cli_bench_point *p = &b->point[row][i];
+            const int at = i * n + row;
+            f->time[at] = p->measured ? p->r.seconds * scale : NAN;
+            f->low[at] = p->measured ? p->low * scale : NAN;
+            f->high[at] = p->measured ? p->high * scale : NAN;
+            f->memory[at] = p->measured ? (double)p->r.peak / 0x1p30 : NAN;
+        }
+}
+
 int cli_bench_write_svg(const cli_bench *b, const char *path)
 {
     char title[256], memory[64];
     const char *line[CLI_BENCH_COLUMNS];
     double x[CLI_BENCH_LENGTHS];
     sti_buf text = {0};
-    const int n = rows_there(b);
+    const int n = rows_there(b), cells = b->columns * n;
     if (!path || n == 0) return CLI_OK;
-    double *y = sti_alloc(2 * (size_t)b->columns * (size_t)n, sizeof *y);
+    double *y = sti_alloc(4 * (size_t)cells, sizeof *y);
     if (!y) return cli_fail("out of memory");
-    double *bytes = y + b->columns * n;
+    const figures f = {y, y + cells, y + 2 * cells, y + 3 * cells};
     for (int i = 0; i < b->columns; i++) line[i] = b->column[i].title;
-    for (int row = 0; row < n; row++) {
-        x[row] = b->length[row];
-        for (int i = 0; i < b->columns; i++) {
-            const cli_bench_point *p = &b->point[row][i];
-            const double scale = b->kind == CLI_BENCH_DECODE ? 1000 : 1;
-            y[i * n + row] = p->measured ? p->r.seconds * scale : NAN;
-            bytes[i * n + row] = p->measured ? (double)p->r.peak / 0x1p30 : NAN;
-        }
-    }
+    for (int row = 0; row < n; row++) x[row] = b->length[row];
+    fill(b, n, &f);
     title_text(b, title);
     snprintf(memory, sizeof memory, "most memory %s held, GiB",
              on_gpu(b) ? "the GPU" : "the process");
-    const cli_panel panel[] = {
-        {.title = time_title(b), .log = b->kind != CLI_BENCH_DECODE, .y = y},
-        {.title = memory, .y = bytes}};
+    const cli_panel panel[] = {{.title = time_title(b),
+                                .log = b->kind != CLI_BENCH_DECODE,
+                                .y = f.time,
+                                .low = f.low,
+                                .high = f.high},
+                               {.title = memory, .y = f.memory}};
     const char *x_title[] = {"tokens of the prompt", "tokens in the context",
                              "tokens of a sequence"};
     cli_chart_draw(&(cli_chart){.title = title,
@@ -264,7 +270,7 @@ int cli_bench_write_svg(const cli_bench *b, const char *path)
                                 .panel = panel,
                                 .panels = 2},
                    &text);
-    const int status = save(path, &text);
+    const int status = cli_write(path, &text);
     sti_buf_free(&text);
     free(y);
     return status;

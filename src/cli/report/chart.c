@@ -1,115 +1,90 @@
-/* chart.c - see chart.h. Plain shapes and text in the reader's sans-serif font, white
- * background, one colour per line, the same colour for a method in every chart. */
+/* chart.c - see chart.h. A method has the same colour and mark in every chart. Lines of
+ * many points have dashes instead of marks. */
 #include "cli/report/chart.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "cli/report/svg.h"
+
 enum {
-    PANEL = 440, /* width of a panel, axis labels included */
-    TOP = 84,    /* title and legend */
+    PANEL = 440, /* usual width of a panel, axis labels included */
+    TOP = 92,    /* title and legend */
     PLOT = 260,  /* height of the plot itself */
     BOTTOM = 52,
-    LEFT = 64,
+    LEFT = 72,
     RIGHT = 16,
-    MOST_TICKS = 7,
-    LABEL = 34 /* width of a label of the x axis */
+    LABEL = 34,     /* width of a label of the x axis */
+    MOST_MARKS = 24 /* points of a line that has marks */
 };
 
-typedef struct scale { /* of an axis: value -> pixel */
-    double low, high;  /* logarithms, if log */
-    double from, to;
-    bool log;
-} scale;
-
-static double place(const scale *s, double v)
+/* Which colour and mark a line has: methods their own, others what is left. */
+static int look_of(const char *name, int i)
 {
-    const double x = s->log ? log2(v) : v;
-    const double part = s->high > s->low ? (x - s->low) / (s->high - s->low) : 0.5;
-    return s->from + part * (s->to - s->from);
-}
-
-static void put_text(sti_buf *out, const char *text)
-{
-    for (; *text; text++) switch (*text) {
-        case '<': sti_buf_puts(out, "&lt;"); break;
-        case '>': sti_buf_puts(out, "&gt;"); break;
-        case '&': sti_buf_puts(out, "&amp;"); break;
-        case '"': sti_buf_puts(out, "&quot;"); break;
-        default:
-            if ((unsigned char)*text >= ' ') sti_buf_put(out, text, 1);
-        }
-}
-
-static void label(sti_buf *out, double x, double y, const char *anchor,
-                  const char *more, const char *text)
-{
-    sti_buf_printf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\"%s>", x, y,
-                   anchor, more);
-    put_text(out, text);
-    sti_buf_puts(out, "</text>\n");
-}
-
-static const char *colour_of(const char *name, int i)
-{
-    static const char *const known[][2] = {
-        {"softmax", "#b33"}, {"still", "#26a"}, {"lolcats", "#2a7"}, {"swa", "#c80"}};
-    static const char *const others[] = {"#83a", "#077", "#a63", "#555"};
+    static const struct {
+        const char *name;
+        int look;
+    } known[] = {{"still", 0}, {"softmax", 1}, {"lolcats", 2}, {"swa", 4}};
+    static const int others[] = {3, 5, 6, 0, 1, 2, 4};
     for (size_t k = 0; k < sizeof known / sizeof *known; k++)
-        if (strcmp(known[k][0], name) == 0) return known[k][1];
+        if (strcmp(known[k].name, name) == 0) return known[k].look;
     return others[(size_t)i % (sizeof others / sizeof *others)];
+}
+
+/* A chart without methods takes the colours in their order, the two blues far apart. */
+static int look(const cli_chart *c, int i)
+{
+    static const int order[] = {0, 1, 2, 3, 4, 6, 5};
+    bool methods = false;
+    for (int k = 0; k < c->lines; k++)
+        methods = methods || look_of(c->line[k], 0) != look_of("", 0);
+    return methods ? look_of(c->line[i], i)
+                   : order[(size_t)i % (sizeof order / sizeof *order)];
+}
+
+static int width_of(const cli_chart *c)
+{
+    return c->width ? c->width : PANEL;
+}
+
+static bool marked(const cli_chart *c)
+{
+    return c->n <= MOST_MARKS;
 }
 
 /* ---- Axes ---------------------------------------------------------------- */
 
-/* 1, 2 or 5 times a power of ten: the least that is not below x. */
-static double nice(double x)
+static bool there(const cli_panel *p, double v)
 {
-    const double ten = pow(10, floor(log10(x)));
-    return x <= ten ? ten : x <= 2 * ten ? 2 * ten : x <= 5 * ten ? 5 * ten : 10 * ten;
+    return isfinite(v) && (!p->log || v > 0);
 }
 
-/* The range of the values; false if there are none. */
-static bool range(const cli_chart *c, const double *y, double *low, double *high)
+static void widen(const cli_panel *p, const double *v, int n, double *low, double *high)
 {
-    *low = INFINITY;
-    *high = 0;
-    for (int i = 0; i < c->lines * c->n; i++) {
-        if (!isfinite(y[i]) || y[i] <= 0) continue;
-        *low = fmin(*low, y[i]);
-        *high = fmax(*high, y[i]);
+    for (int i = 0; v && i < n; i++) {
+        if (!there(p, v[i])) continue;
+        *low = fmin(*low, v[i]);
+        *high = fmax(*high, v[i]);
     }
-    return *high > 0;
 }
 
-/* Ticks of a y axis, and the scale that they span. */
-static int ticks(const cli_chart *c, const cli_panel *p, scale *y,
-                 double tick[MOST_TICKS + 1])
+/* The y axis of a panel, and its ticks. */
+static int axis_y(const cli_chart *c, const cli_panel *p, cli_axis *y,
+                  double tick[CLI_SVG_TICKS])
 {
-    double low, high;
-    int n = 0;
-    *y = (scale){.from = TOP + PLOT, .to = TOP, .log = p->log};
-    if (!range(c, p->y, &low, &high)) low = high = 1;
-    if (!p->log) {
-        const double step = nice(high / 5);
-        while (n <= MOST_TICKS && (n == 0 || tick[n - 1] < high)) {
-            tick[n] = n * step;
-            n++;
-        }
-        y->high = tick[n - 1];
-        return n;
-    }
-    const double first = pow(10, floor(log10(low)));
-    const double decades = fmax(1, ceil(log10(high / first)));
-    const double factor = pow(10, ceil(decades / MOST_TICKS));
-    while (n <= MOST_TICKS && (n < 2 || tick[n - 1] < high)) {
-        tick[n] = n ? tick[n - 1] * factor : first;
-        n++;
-    }
-    y->low = log2(tick[0]);
-    y->high = log2(tick[n - 1]);
-    return n;
+    double low = INFINITY, high = -INFINITY;
+    widen(p, p->y, c->lines * c->n, &low, &high);
+    widen(p, p->low, c->lines * c->n, &low, &high);
+    widen(p, p->high, c->lines * c->n, &low, &high);
+    if (high < low) low = high = 1;
+    if (!p->log && !p->fitted) low = fmin(low, 0);
+    *y = (cli_axis){.low = p->log ? log2(low) : low,
+                    .high = p->log ? log2(high) : high,
+                    .from = TOP + PLOT,
+                    .to = TOP,
+                    .log = p->log};
+    return cli_axis_round(y, tick);
 }
 
 /* 1024 is 1K, 1000 is 1000. */
@@ -123,82 +98,93 @@ static void length_text(double x, char out[24])
         snprintf(out, 24, "%.0f", x);
 }
 
-static void draw_axes(const cli_chart *c, const cli_panel *p, const scale *x,
-                      const scale *y, const double *tick, int n, sti_buf *out)
+static void draw_lengths(const cli_chart *c, const cli_axis *x, sti_buf *out)
 {
     char text[24];
-    const double left = x->from - 12, right = x->to + 12;
-    for (int i = 0; i < n; i++) {
-        const double at = place(y, tick[i]);
-        sti_buf_printf(out, "<path d=\"M%.1f %.1fH%.1f\" stroke=\"#ddd\"/>\n", left, at,
-                       right);
-        snprintf(text, sizeof text, "%g", tick[i]);
-        label(out, left - 6, at + 4, "end", "", text);
-    }
-    sti_buf_printf(out,
-                   "<path d=\"M%.1f %dV%dH%.1f\" fill=\"none\" stroke=\"#444\"/>\n",
-                   left, TOP, TOP + PLOT, right);
     double last = -LABEL;
     for (int i = 0; i < c->n; i++) {
-        const double at = place(x, c->x[i]);
+        const double at = cli_axis_place(x, c->x[i]);
         if (at - last < LABEL) continue;
         length_text(c->x[i], text);
-        label(out, at, TOP + PLOT + 18, "middle", "", text);
+        cli_svg_text(out, at, TOP + PLOT + 18, "middle", "faint", text);
         last = at;
     }
-    label(out, (left + right) / 2, TOP + PLOT + 40, "middle", "", c->x_title);
-    label(out, left, TOP - 12, "start", " font-weight=\"bold\"", p->title);
 }
 
 /* ---- Lines --------------------------------------------------------------- */
 
-static void draw_line(const cli_chart *c, const double *y, const scale *sx,
-                      const scale *sy, const char *colour, int slot, sti_buf *out)
+static void draw_bar(double x, double low, double high, int colour, sti_buf *out)
 {
-    bool open = false;
-    sti_buf_printf(out, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\" d=\"",
-                   colour);
+    sti_buf_printf(out,
+                   "<path class=\"bar s%d\" d=\"M%.1f %.1fh8m-4 0V%.1fm-4 0h8\"/>\n",
+                   colour, x - 4, low, high);
+}
+
+static void draw_points(const cli_chart *c, const cli_panel *p, int line,
+                        const cli_axis *sx, const cli_axis *sy, sti_buf *out)
+{
+    const size_t from = (size_t)line * (size_t)c->n;
+    const int at_look = look(c, line);
     for (int i = 0; i < c->n; i++) {
-        const bool there = isfinite(y[i]) && y[i] > 0;
-        if (there)
-            sti_buf_printf(out, "%c%.1f %.1f", open ? 'L' : 'M', place(sx, c->x[i]),
-                           place(sy, y[i]));
-        open = there;
+        const size_t k = from + (size_t)i;
+        const double at = cli_axis_place(sx, c->x[i]);
+        if (!there(p, p->y[k])) {
+            if (c->missing) /* crosses of several lines are drawn side by side */
+                sti_buf_printf(out,
+                               "<path class=\"line s%d\" d=\"M%.1f %dl8 8m0 -8l-8 "
+                               "8\"/>\n",
+                               at_look, at - 4 + 4.0 * line, TOP + 4);
+            continue;
+        }
+        if (p->low && p->high && there(p, p->low[k]) && there(p, p->high[k]) &&
+            p->high[k] > p->low[k])
+            draw_bar(at, cli_axis_place(sy, p->low[k]), cli_axis_place(sy, p->high[k]),
+                     at_look, out);
+        if (marked(c))
+            cli_svg_mark(out, at, cli_axis_place(sy, p->y[k]), at_look, at_look);
+    }
+}
+
+static void draw_line(const cli_chart *c, const cli_panel *p, int line,
+                      const cli_axis *sx, const cli_axis *sy, sti_buf *out)
+{
+    const double *y = p->y + (size_t)line * (size_t)c->n;
+    const int at_look = look(c, line);
+    bool open = false;
+    sti_buf_printf(out, "<path class=\"line s%d\" stroke-dasharray=\"%s\" d=\"",
+                   at_look, marked(c) ? "none" : cli_svg_dash(line));
+    for (int i = 0; i < c->n; i++) {
+        const bool here = there(p, y[i]);
+        if (here)
+            sti_buf_printf(out, "%c%.1f %.1f", open ? 'L' : 'M',
+                           cli_axis_place(sx, c->x[i]), cli_axis_place(sy, y[i]));
+        open = here || (open && !c->missing);
     }
     sti_buf_puts(out, "\"/>\n");
-    for (int i = 0; i < c->n; i++) {
-        const double at = place(sx, c->x[i]);
-        if (isfinite(y[i]) && y[i] > 0)
-            sti_buf_printf(out,
-                           "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n",
-                           at, place(sy, y[i]), colour);
-        else /* crosses of several lines are drawn side by side */
-            sti_buf_printf(out,
-                           "<path d=\"M%.1f %dl8 8m0 -8l-8 8\" stroke=\"%s\" "
-                           "stroke-width=\"2\"/>\n",
-                           at - 4 + 4.0 * slot, TOP + 4, colour);
-    }
 }
 
 static void draw_panel(const cli_chart *c, int k, sti_buf *out)
 {
     const cli_panel *p = &c->panel[k];
-    scale x = {.from = k * PANEL + LEFT + 12,
-               .to = (k + 1) * PANEL - RIGHT - 12,
-               .log = true},
-          y;
-    double tick[MOST_TICKS + 1];
-    x.low = log2(c->x[0]);
-    x.high = log2(c->x[0]);
-    for (int i = 1; i < c->n; i++) {
-        x.low = fmin(x.low, log2(c->x[i]));
-        x.high = fmax(x.high, log2(c->x[i]));
+    cli_axis x = {.from = k * width_of(c) + LEFT + 12,
+                  .to = (k + 1) * width_of(c) - RIGHT - 12,
+                  .log = !c->linear},
+             y;
+    double tick[CLI_SVG_TICKS], tick_x[CLI_SVG_TICKS];
+    int n_x = 0;
+    x.low = x.log ? log2(c->x[0]) : c->x[0];
+    x.high = x.log ? log2(c->x[c->n - 1]) : c->x[c->n - 1];
+    if (c->linear) n_x = cli_axis_ticks(&x, tick_x);
+    const int n = axis_y(c, p, &y, tick);
+    cli_svg_frame(out, &x, &y, tick, n, c->x_title, p->title);
+    if (c->linear)
+        cli_svg_ticks_x(out, &x, &y, tick_x, n_x);
+    else
+        draw_lengths(c, &x, out);
+    for (int i = 0; i < c->lines; i++) {
+        draw_line(c, p, i, &x, &y, out);
+        draw_points(c, p, i, &x, &y, out);
     }
-    const int n = ticks(c, p, &y, tick);
-    draw_axes(c, p, &x, &y, tick, n, out);
-    for (int i = 0; i < c->lines; i++)
-        draw_line(c, p->y + (size_t)i * (size_t)c->n, &x, &y, colour_of(c->line[i], i),
-                  i, out);
 }
 
 static bool any_missing(const cli_chart *c)
@@ -213,33 +199,25 @@ static void draw_legend(const cli_chart *c, sti_buf *out)
 {
     double at = LEFT;
     for (int i = 0; i < c->lines; i++) {
-        const char *colour = colour_of(c->line[i], i);
-        sti_buf_printf(out,
-                       "<path d=\"M%.1f 46h18\" stroke=\"%s\" stroke-width=\"2\"/>\n"
-                       "<circle cx=\"%.1f\" cy=\"46\" r=\"3\" fill=\"%s\"/>\n",
-                       at, colour, at + 9, colour);
-        label(out, at + 24, 50, "start", "", c->line[i]);
-        at += 44 + 7.5 * (double)strlen(c->line[i]);
+        const int at_look = look(c, i);
+        sti_buf_printf(
+            out,
+            "<path class=\"line s%d\" stroke-dasharray=\"%s\" d=\"M%.1f 50h24\"/>\n",
+            at_look, marked(c) ? "none" : cli_svg_dash(i), at);
+        if (marked(c)) cli_svg_mark(out, at + 12, 50, at_look, at_look);
+        cli_svg_text(out, at + 30, 54, "start", "", c->line[i]);
+        at += 50 + cli_svg_width(c->line[i], strlen(c->line[i]), 13);
     }
-    if (!any_missing(c)) return;
-    sti_buf_printf(out,
-                   "<path d=\"M%.1f 42l8 8m0 -8l-8 8\" stroke=\"#444\" "
-                   "stroke-width=\"2\"/>\n",
-                   at);
-    label(out, at + 14, 50, "start", "", c->missing);
+    if (!c->missing || !any_missing(c)) return;
+    sti_buf_printf(out, "<path class=\"line s6\" d=\"M%.1f 46l8 8m0 -8l-8 8\"/>\n", at);
+    cli_svg_text(out, at + 14, 54, "start", "", c->missing);
 }
 
 void cli_chart_draw(const cli_chart *c, sti_buf *out)
 {
-    const int width = c->panels * PANEL, height = TOP + PLOT + BOTTOM;
-    sti_buf_printf(out,
-                   "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" "
-                   "width=\"%d\" height=\"%d\" font-family=\"sans-serif\" "
-                   "font-size=\"13\">\n<rect width=\"%d\" height=\"%d\" "
-                   "fill=\"white\"/>\n",
-                   width, height, width, height, width, height);
-    label(out, LEFT, 26, "start", " font-size=\"16\"", c->title);
+    cli_svg_begin(out, c->panels * width_of(c), TOP + PLOT + BOTTOM, LEFT - 12,
+                  c->title);
     draw_legend(c, out);
     for (int k = 0; k < c->panels; k++) draw_panel(c, k, out);
-    sti_buf_puts(out, "</svg>\n");
+    cli_svg_end(out);
 }

@@ -1,5 +1,4 @@
-/* chart.h - a line chart as SVG: one or more panels side by side over the same x axis,
- * which is a logarithm to base 2 (context lengths). */
+/* chart.h - a line chart as SVG: one or more panels side by side over the same x axis. */
 #ifndef CLI_REPORT_CHART_H
 #define CLI_REPORT_CHART_H
 
@@ -9,19 +8,25 @@
 
 typedef struct cli_panel {
     const char *title; /* what y is, with its unit */
-    bool log;          /* y is logarithmic; otherwise it is linear and begins at 0 */
-    const double *y;   /* [lines, n]; NaN: no value, shown as a cross at the top */
+    bool log;          /* y is logarithmic */
+    bool fitted;       /* linear, but as low as its values; otherwise it begins at 0 */
+    const double *y;   /* [lines, n]; NaN: no value */
+    /* [lines, n]: ends of error bars, NaN: none; NULL: none at all */
+    const double *low, *high;
 } cli_panel;
 
 typedef struct cli_chart {
     const char *title, *x_title;
-    const char *missing; /* what a cross means: "does not fit" */
-    const double *x;     /* [n], > 0 */
+    /* What a missing value means ("does not fit"): it is a cross at the top. NULL: lines
+     * pass over it. */
+    const char *missing;
+    const double *x; /* [n], increasing */
     int n;
+    bool linear; /* x is; otherwise it is a logarithm to base 2, of lengths */
     const char *const *line; /* [lines]: their names */
     int lines;
     const cli_panel *panel;
-    int panels;
+    int panels, width; /* width of a panel; 0: the usual one */
 } cli_chart;
 
 /* Appends the drawing. Text may be anything: it is escaped. */

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/new_file.h"
+#include "base/error.h"
+#include "cli/outputs.h"
 
 double cli_saliency_exact(const still_saliency *s)
 {
@@ -154,8 +155,7 @@ int cli_saliency_write(const cli_saliency *r, const char *path)
     put_data(r, tokens, &page);
     for (int i = 0; cli_saliency_page_end[i]; i++)
         sti_buf_printf(&page, "%s\n", cli_saliency_page_end[i]);
-    still_status st = page.failed ? sti_fail_memory(&err, "the report", page.n)
-                                  : sti_write_file(path, page.p, page.n, &err);
+    const int status = cli_write(path, &page);
     sti_buf_free(&page);
-    return st == STILL_OK ? CLI_OK : cli_fail_error(&err);
+    return status;
 }

@@ -87,6 +87,7 @@ static size_t carve_result(still_saliency *s, unsigned char *base)
     s->layer_whole = sti_carve_take(&c, (size_t)s->layers, sizeof *s->layer_whole);
     s->layer_received =
         sti_carve_take(&c, (size_t)s->layers, sizeof *s->layer_received);
+    s->by_score = sti_carve_take(&c, (size_t)s->scores * cells, sizeof *s->by_score);
     return c.used;
 }
 
@@ -129,6 +130,32 @@ static still_status reserve_memory(run *r, int n, still_error *err)
 
 /* ---- A layer ------------------------------------------------------------- */
 
+/* Token by token, as a backend writes them, into rows by head. */
+static void put_scores(const run *r, float *rows)
+{
+    const still_saliency *s = r->out;
+    for (int h = 0; h < s->heads; h++)
+        for (int t = 0; t < s->tokens; t++)
+            *rows++ = r->score[(size_t)t * (size_t)s->heads + (size_t)h];
+}
+
+/* What every score says; r->fold is scratch. */
+static still_status ask_scores(run *r, const sti_hybrid_parallel_args *own, size_t at,
+                               still_error *err)
+{
+    const still_saliency *s = r->out;
+    const size_t cells = (size_t)s->layers * (size_t)s->heads * (size_t)s->tokens;
+    for (int i = 0; i < s->scores; i++) {
+        sti_hybrid_settings set = *own->set;
+        sti_hybrid_parallel_args a = *own;
+        if (!sti_score_find(s->score_name[i], &set.score)) continue;
+        a.set = &set;
+        STI_TRY(r->m->be->hybrid_route(r->m->dev, &a, err));
+        put_scores(r, s->by_score + (size_t)i * cells + at);
+    }
+    return STILL_OK;
+}
+
 /* What the method decides: r->score and r->fold, then into the result's rows. */
 static still_status decide(run *r, int layer, size_t at, still_error *err)
 {
@@ -146,11 +173,12 @@ static still_status decide(run *r, int layer, size_t at, still_error *err)
     a.in.q = r->acts.qr;
     a.in.k = r->acts.kr;
     a.in.v = r->acts.v;
+    STI_TRY(ask_scores(r, &a, at, err));
     STI_TRY(m->be->hybrid_route(m->dev, &a, err));
+    put_scores(r, s->local + at);
     for (int h = 0; h < s->heads; h++)
         for (int t = 0; t < s->tokens; t++, at++) {
             const size_t from = (size_t)t * (size_t)s->heads + (size_t)h;
-            s->local[at] = r->score[from];
             s->folded[at] = r->fold[from] < 0 ? -1 : r->fold[from] * set.chunk;
         }
     return STILL_OK;
@@ -255,6 +283,10 @@ static still_status begin(run *r, const int32_t *tok, int n, still_error *err)
     s->layers = r->cfg.last - r->cfg.first + 1;
     s->heads = r->cfg.hybrid.per_head ? r->m->cfg.heads : r->m->cfg.kv_heads;
     s->left = ((n - 1) / C - 1) * C;
+    _Static_assert((int)STI_SCORE_COUNT <= (int)STILL_SCORES_MAX, "room for names");
+    for (int i = 0; r->p->all_scores && i < STI_SCORE_COUNT; i++)
+        if (sti_score_at((sti_score_kind)i))
+            s->score_name[s->scores++] = sti_score_at((sti_score_kind)i)->name;
     return reserve_memory(r, n, err);
 }
 

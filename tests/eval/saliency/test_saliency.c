@@ -244,6 +244,32 @@ static void a_run_is_sound(void **state)
     still_model_free(m);
 }
 
+/* Every score in one run is what a run with that score says. */
+static void all_scores_are_those_of_their_runs(void **state)
+{
+    (void)state;
+    still_error e;
+    still_model *m = open_tiny("cpu");
+    still_method how = small("still");
+    still_saliency *all;
+    const still_saliency_params p = {.method = &how, .all_scores = true};
+    must(still_saliency_run(m, text(), TOKENS, &p, &all, &e), &e);
+    const size_t cells = cell(all, all->layers, 0, 0);
+    assert_int_equal(all->scores, STI_SCORE_COUNT);
+    for (int i = 0; i < all->scores; i++) {
+        snprintf(how.score, sizeof how.score, "%s", all->score_name[i]);
+        still_saliency *one = run(m, &how);
+        assert_int_equal(one->scores, 0);
+        assert_memory_equal(all->by_score + (size_t)i * cells, one->local,
+                            cells * sizeof *one->local);
+        if (i == 0) /* the method's own: asking for others changes nothing */
+            assert_memory_equal(all->folded, one->folded, cells * sizeof *one->folded);
+        still_saliency_free(one);
+    }
+    still_saliency_free(all);
+    still_model_free(m);
+}
+
 /* A score is its own best friend. */
 static void a_score_agrees_with_itself(void **state)
 {
@@ -353,6 +379,7 @@ static void refusals(void **state)
 
 RUN_TESTS(cmocka_unit_test(agreement_by_hand), cmocka_unit_test(agreement_over_chunks),
           cmocka_unit_test(past_is_the_definition), cmocka_unit_test(a_run_is_sound),
+          cmocka_unit_test(all_scores_are_those_of_their_runs),
           cmocka_unit_test(a_score_agrees_with_itself),
           cmocka_unit_test(backends_agree), cmocka_unit_test(layers_and_adapters),
           cmocka_unit_test(refusals))
