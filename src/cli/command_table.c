@@ -112,7 +112,8 @@ const cli_command cli_command_table[] = {
      "Turns a softmax-attention model into one whose memory does not grow. Stage 1 fits "
      "the feature maps, gates and scalars of every layer to the teacher's attention; stage "
      "2 trains LoRA on next-token loss. DIR is then a model: still chat DIR. It holds the "
-     "adapter, its settings, train.jsonl with the figures of every step, and a card. The "
+     "adapter, its settings, train.jsonl with the figures of every step, report.html with "
+     "curves, which a browser can watch while it trains, and a card. The "
      "default of 20M tokens takes minutes on a large GPU and days on a CPU: see --dry-run. "
      "Ctrl-C saves a checkpoint; --resume continues from it, also after a crash. Under "
      "mpirun, all ranks train one model (docs/cluster.md).",

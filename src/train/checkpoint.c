@@ -31,9 +31,9 @@ bool sti_checkpoint_there(const char *dir)
 /* Removes only regular files named as our writers name them: FILE.NUMBER.tmp. */
 void sti_checkpoint_sweep(const char *dir)
 {
-    static const char *const ours[] = {STI_CHECKPOINT ".", STI_ADAPTER_TENSORS ".",
+    static const char *const ours[] = {STI_CHECKPOINT ".",     STI_ADAPTER_TENSORS ".",
                                        STI_ADAPTER_CONFIG ".", "train.jsonl.",
-                                       "README.md."};
+                                       "README.md.",           "report.html."};
     DIR *d = opendir(dir);
     for (struct dirent *e; d && (e = readdir(d));) {
         for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {

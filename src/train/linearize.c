@@ -124,13 +124,14 @@ static bool time_to_validate(const sti_trainer *t)
            (t->step % every == 0 || t->step == t->steps);
 }
 
-/* Validation leaves the step's sums alone. */
-static still_status validate(sti_trainer *t, still_train_progress *p, still_error *err)
+/* Validation leaves the step's sums alone, but for those by head. */
+static still_status validate(sti_trainer *t, double *heads, still_train_progress *p,
+                             still_error *err)
 {
     const size_t L = (size_t)t->m->cfg.layers;
     double *sums = sti_alloc(2 * L, sizeof *sums);
     if (!sums) return sti_fail_memory(err, "validation", 0);
-    sti_tally tally = {.err2 = sums, .ref2 = sums + L};
+    sti_tally tally = {.err2 = sums, .ref2 = sums + L, .heads = heads};
     const uint64_t most = between(1, t->steps * (uint64_t)t->p.batch / 50, 8);
     still_status st = sti_step_validate(t, most, &tally, err);
     if (st == STILL_OK) {
@@ -165,7 +166,7 @@ static still_status one_step(sti_trainer *t, clock_of_stage *c, sti_tally *tally
     p->seconds_left = seconds / done * (double)(t->steps - t->step);
     if (time_to_validate(t)) {
         const double begun = sti_now();
-        STI_TRY(validate(t, p, err));
+        STI_TRY(validate(t, t->stage == 1 ? tally->heads : NULL, p, err));
         c->start += sti_now() - begun; /* not part of the rate */
     }
     p->peak_rss = sti_peak_rss();
@@ -250,10 +251,10 @@ static still_status run(sti_trainer *t, still_error *err)
         STI_TRY(go_on(t, err));
     else
         STI_TRY(save(t, &(clock_of_stage){0}, err)); /* a full disk shows at once */
-    const size_t L = (size_t)t->m->cfg.layers;
-    double *sums = sti_alloc(2 * L, sizeof *sums);
+    const size_t L = (size_t)t->m->cfg.layers, H = (size_t)t->m->cfg.heads;
+    double *sums = sti_alloc(2 * L + 2 * L * H, sizeof *sums);
     if (!sums) return sti_fail_memory(err, "training", 0);
-    sti_tally tally = {.err2 = sums, .ref2 = sums + L};
+    sti_tally tally = {.err2 = sums, .ref2 = sums + L, .heads = sums + 2 * L};
     still_train_progress last = {.stage = t->stage, .loss = NAN};
     still_status st = run_stage(t, &tally, &last, err);
     if (st == STILL_OK && t->stage == 1 && t->stage_steps[2]) {

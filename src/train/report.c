@@ -11,6 +11,27 @@
 #include "base/buf.h"
 #include "train/train.h"
 
+static json_t *ratio(double err2, double ref2)
+{
+    return sti_json_of_real(ref2 > 0 ? err2 / ref2 : 0);
+}
+
+/* A list a layer that was converted. */
+static json_t *by_head(const sti_trainer *t, const double *heads)
+{
+    json_t *layers = json_array();
+    const int H = t->m->cfg.heads;
+    for (int l = t->cfg.first; l <= t->cfg.last; l++) {
+        if (!sti_attn_converts(&t->cfg, l)) continue;
+        const double *sums = heads + 2 * (size_t)l * (size_t)H;
+        json_t *layer = json_array();
+        for (int h = 0; h < H; h++)
+            sti_json_append(&layer, ratio(sums[2 * h], sums[2 * h + 1]));
+        sti_json_append(&layers, layer);
+    }
+    return layers;
+}
+
 still_status sti_report_step(const sti_trainer *t, const still_train_progress *p,
                              const sti_tally *tally, still_error *err)
 {
@@ -27,10 +48,7 @@ still_status sti_report_step(const sti_trainer *t, const still_train_progress *p
         json_t *layers = json_array();
         for (int l = t->cfg.first; l <= t->cfg.last; l++)
             if (sti_attn_converts(&t->cfg, l))
-                sti_json_append(&layers,
-                                sti_json_of_real(tally->ref2[l] > 0
-                                                     ? tally->err2[l] / tally->ref2[l]
-                                                     : 0));
+                sti_json_append(&layers, ratio(tally->err2[l], tally->ref2[l]));
         sti_json_set_real(&o, "relative", p->relative);
         sti_json_set(&o, "relative_by_layer", layers);
     } else if (t->p.kd > 0) {
@@ -38,6 +56,8 @@ still_status sti_report_step(const sti_trainer *t, const still_train_progress *p
     }
     sti_json_set_real(&o, "valid_loss", p->valid_loss);
     if (p->stage == 1) sti_json_set_real(&o, "valid_relative", p->valid_relative);
+    if (p->stage == 1 && isfinite(p->valid_relative) && t->m->be->host_memory)
+        sti_json_set(&o, "valid_relative_by_head", by_head(t, tally->heads));
     sti_json_set_real(&o, "tokens_per_s", p->tokens_per_s);
     sti_json_set(&o, "peak_rss", json_integer((json_int_t)p->peak_rss));
     char *line = sti_json_text(o, JSON_COMPACT | JSON_REAL_PRECISION(9));

@@ -26,6 +26,25 @@ static still_status compare(sti_trainer *t, int layer, float factor, still_error
         err);
 }
 
+/* Adds what compare() adds, head by head: validations alone can afford it. */
+static void add_heads(const sti_trainer *t, int layer, bool learn,
+                      const sti_tally *tally)
+{
+    const sti_config *g = &t->m->cfg;
+    const size_t H = (size_t)g->heads, D = (size_t)g->head_dim,
+                 M = (size_t)t->batch.B * (size_t)t->batch.T;
+    if (learn || !tally->heads || !t->m->be->host_memory) return;
+    double *sums = tally->heads + (size_t)layer * H * 2;
+    for (size_t i = 0; i < M * H; i++) {
+        const float *o = t->acts.y + i * D, *y = t->student + i * D;
+        for (size_t d = 0; d < D; d++) {
+            const double e = (double)y[d] - (double)o[d];
+            sums[i % H * 2] += e * e;
+            sums[i % H * 2 + 1] += (double)o[d] * (double)o[d];
+        }
+    }
+}
+
 static int layers_of(const sti_trainer *t)
 {
     return sti_attn_converted(&t->cfg);
@@ -49,8 +68,8 @@ static still_status match_outputs(sti_trainer *t, const sti_layer_job *student,
                                   int layer, double share, bool learn, sti_tally *tally,
                                   still_error *err)
 {
-    (void)tally; /* added up once all layers' errors are known */
     STI_TRY(sti_student_attend(student, layer, t->student, err));
+    add_heads(t, layer, learn, tally); /* the rest, once all layers' errors are known */
     STI_TRY(compare(t, layer, (float)(2 * per_error(t, share)), err));
     return learn ? sti_student_backward(student, layer, t->student, false, err)
                  : STILL_OK;
@@ -63,6 +82,7 @@ static still_status match_weights(sti_trainer *t, const sti_layer_job *student,
 {
     double loss = 0;
     STI_TRY(sti_student_attend(student, layer, t->student, err));
+    add_heads(t, layer, learn, tally);
     STI_TRY(compare(t, layer, 0, err));
     const double per = share / ((double)layers_of(t) * t->m->cfg.heads);
     STI_TRY(sti_student_match(student, layer, learn ? (float)per : 0, &loss, err));

@@ -129,10 +129,14 @@ still_status sti_step_validate(sti_trainer *t, uint64_t most, sti_tally *tally,
                                still_error *err)
 {
     const uint64_t there = sti_data_get_report(t->data)->valid;
+    const size_t heads = 2 * (size_t)t->m->cfg.layers * (size_t)t->m->cfg.heads;
     clear(t, tally);
+    if (tally->heads) memset(tally->heads, 0, heads * sizeof *tally->heads);
     STI_TRY(
         run_own(t, sti_data_valid, 0, there < most ? there : most, false, tally, err));
-    return sum_tally(t, tally, err);
+    STI_TRY(sum_tally(t, tally, err));
+    return tally->heads ? sti_comm_sum_doubles(t->comm, tally->heads, heads, err)
+                        : STILL_OK;
 }
 
 double sti_tally_relative(const sti_trainer *t, const sti_tally *tally)

@@ -71,10 +71,13 @@ void sti_trainer_end(sti_trainer *t, still_status st);
 
 /* Sums over the sequences of a step (or of a validation). */
 typedef struct sti_tally {
-    double loss;   /* the step's mean loss, summed so far */
-    double kl;     /* stage 2: mean of KL(teacher || student) */
-    double *err2;  /* [layers]: stage 1, squared error of attention outputs */
-    double *ref2;  /* [layers]: squares of the teacher's */
+    double loss;  /* the step's mean loss, summed so far */
+    double kl;    /* stage 2: mean of KL(teacher || student) */
+    double *err2; /* [layers]: stage 1, squared error of attention outputs */
+    double *ref2; /* [layers]: squares of the teacher's */
+    /* [layers, H, 2]: both by query head; of validations, where the operators' memory is
+     * the program's own. NULL: not asked for. */
+    double *heads;
     uint64_t rows; /* tokens */
     int bad_layer; /* first layer whose loss is not finite; -1: none */
 } sti_tally;

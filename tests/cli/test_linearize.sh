@@ -57,8 +57,46 @@ must_be_killed() {
 # Exact resume: killed in stage 1, in its last steps, and in stage 2. The run is long
 # enough that a kill always comes before its end.
 linearize 0 'is a model now' --out whole --tokens 2880
-[ "$(cd whole && echo *)" = 'README.md adapter.safetensors still.json train.jsonl' ] ||
+[ "$(cd whole && echo *)" = 'README.md adapter.safetensors report.html still.json train.jsonl' ] ||
     fail "the folder holds $(named whole '')"
+# report DIR STATE: its page needs nothing else, says how the run stands, and reloads only
+# while it goes on; curves have all the steps, the map of heads every head.
+report() {
+    python3 - "$@" <<'PYTHON' || fail "$1/report.html is not what it should be"
+import html.parser, json, re, sys
+folder, state = sys.argv[1:]
+page = open(folder + "/report.html", encoding="utf-8").read()
+rows = [json.loads(x) for x in open(folder + "/train.jsonl", encoding="utf-8")]
+tags = []
+class Page(html.parser.HTMLParser):
+    def handle_starttag(self, tag, attributes):
+        assert not {"src", "href"} & dict(attributes).keys(), (tag, attributes)
+        tags.append(tag)
+p = Page()
+p.feed(page)
+assert "script" not in tags and "default-src 'none'" in page and page.endswith("</html>\n")
+assert f"<b>{state}</b>" in page and ('http-equiv="refresh"' in page) == (state == "training")
+drawings = page.split("<svg")[1:]
+stages = {r["stage"] for r in rows}
+titles = [d[d.index("<title>") + 7:d.index("</title>")] for d in drawings]
+assert ("Stage 1: attention transfer" in titles) == (1 in stages), titles
+assert ("Stage 2: low-rank training" in titles) == (2 in stages), titles
+steps = [r for r in rows if r["stage"] == 1]
+line = drawings[0][drawings[0].rindex('class="line s0"'):].split('d="', 1)[1].split('"', 1)[0]
+assert len(re.findall("[ML]", line)) == len(steps), (line, len(steps))
+heads = [r["valid_relative_by_head"] for r in rows if "valid_relative_by_head" in r]
+assert len(heads) == sum("valid_relative" in r for r in rows)
+if heads:
+    assert "Error by layer and head" in titles
+    assert page.count(", head ") == sum(map(len, heads[-1])) == 2 * 4
+    last = [r for r in steps if "valid_relative_by_head" in r][-1]
+    low, high = (sum(f(layer) for layer in heads[-1]) / 2 for f in (min, max))
+    assert low <= last["valid_relative"] <= high, (low, last["valid_relative"], high)
+PYTHON
+}
+report whole 'done'
+grep -q 'valid_relative_by_head' whole/train.jsonl || fail "no errors by head"
+
 resume=()
 for step in 1 8 28 36; do
     "${train[@]}" --out killed --tokens 2880 --save-every 1 "${resume[@]}" >/dev/null 2>&1 &
@@ -72,7 +110,7 @@ go_on() {
     linearize 0 'is a model now' --out "$1" --tokens 2880 --resume
     same whole "$1"
 }
-touch killed/checkpoint.safetensors.123.0.tmp killed/train.jsonl.123.tmp
+touch killed/checkpoint.safetensors.123.0.tmp killed/train.jsonl.123.tmp killed/report.html.123.tmp
 go_on killed
 
 # Killed while a checkpoint is being written: what is half written is there then. The
@@ -128,6 +166,8 @@ import json, sys
 steps = [json.loads(x)["step"] for x in open("stopped/train.jsonl", encoding="utf-8")]
 sys.exit(steps != list(range(1, len(steps) + 1)) or len(steps) < 6)
 PYTHON
+
+report stopped interrupted
 
 # Settings that are not those of the run, and runs that cannot be gone on with.
 "${train[@]}" --out other --tokens 480000 --save-every 1 >/dev/null 2>&1 &

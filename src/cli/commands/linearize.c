@@ -9,6 +9,7 @@
 #include "cli/fetch/cache.h"
 #include "cli/fetch/quant.h"
 #include "cli/progress.h"
+#include "cli/report/training.h"
 #include "cli/run.h"
 
 static const char *const group_names[STILL_GROUPS] = {
@@ -29,6 +30,8 @@ typedef struct job {
     cli_progress bar;
     int stage; /* the bar is for */
     still_train_progress last;
+    cli_training report;
+    char method[160]; /* in words, for the report */
 } job;
 
 /* ---- Options ------------------------------------------------------------- */
@@ -204,6 +207,7 @@ static bool on_step(void *user, const still_train_progress *p)
         cli_flush();
     }
     j->last = *p;
+    cli_training_step(&j->report, p);
     return !cli_interrupted();
 }
 
@@ -306,8 +310,14 @@ static int run(job *j, still_model *m)
         if (status != STILL_OK) return finish_command(j, status, &err);
         return plan.rank == 0 ? show_plan(j, &plan) : CLI_OK;
     }
+    cli_describe_method(&j->p.method, j->method, sizeof j->method);
+    j->report = (cli_training){
+        .folder = j->o->out, .model = j->p.base_name, .method = j->method};
     still_status status = still_linearize(m, &j->p, &err);
     cli_progress_end(&j->bar);
+    cli_training_end(&j->report, status == STILL_OK            ? "done"
+                                 : status == STILL_E_CANCELLED ? "interrupted"
+                                                               : "failed");
     return finish_command(j, status, &err);
 }
 
