@@ -107,6 +107,17 @@ short=$(head -n 2 "$root/text.jsonl" | past | head -n 1)
 long=$(past <"$root/text.jsonl" | head -n 1)
 [ "$short" = "$long" ] || { echo "the past grows with the text: $short, $long" >&2; exit 1; }
 grep -q ' tokens   perplexity *[0-9]' "$root/said" || { cat "$root/said" >&2; exit 1; }
+# One that tries a score: its figure for the method's own is the one of the command.
+"$root/score" "$root/tiny.gguf" "$root/text.jsonl" 400 8 >"$root/said"
+"$root/moved/bin/still" saliency "$root/tiny.gguf" "$root/text.jsonl" --ctx 400 --chunk 8 \
+    --method still --json 2>/dev/null | python3 -c '
+import json, re, sys
+said = open(sys.argv[1]).read()
+found = {name: float(x) for name, x in re.findall(r"^(s3|yours|chance) +([0-9.]+)$", said, re.M)}
+wanted = json.load(sys.stdin)
+assert abs(found["s3"] - wanted["received"]["captured"]) < 1e-4, (said, wanted["received"])
+assert found["chance"] == wanted["chance"] and 0 < found["yours"] < 1, said
+' "$root/said"
 unset LD_LIBRARY_PATH
 rm "$lib"/libstill.so*
 read -ra flags <<<"$(pkg-config --cflags --libs --static still)"
