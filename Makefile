@@ -9,7 +9,7 @@ export JOBS FUZZ_SECONDS SAN
 CONFIGURED = build/build.ninja
 C_FILES    = $(shell find include src tests tools bench fuzz examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: all cuda demo test mutants gpu-test bench bench-peer lint format docs fuzz install dist clean help
+.PHONY: all cuda demo test mutants gpu-test bench bench-peer lint format docs fuzz install dist deb clean help
 
 all: $(CONFIGURED)
 	@cmake --build build -j $(JOBS)
@@ -51,6 +51,7 @@ install: all
 	@cmake --install build --prefix $(PREFIX)
 
 dist: ; @scripts/dist
+deb: ; @scripts/deb
 
 clean:
 	@rm -rf build
@@ -73,4 +74,5 @@ help:
 	@echo 'make install     binary, libraries, header, still.pc, CMake package, man page, smollm2-still'
 	@echo '                 PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
 	@echo 'make dist        the source archive, build/still-VERSION.tar.gz'
+	@echo 'make deb         Debian packages in build/deb; scripts/check-deb tries them in a chroot'
 	@echo 'make clean       removes build/'

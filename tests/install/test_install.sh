@@ -29,6 +29,9 @@ found=$(grep -rlaF -- "$source" "$root/usr") || true
 mapfile -t modules < <(find "$lib" -path '*/still/*.so')
 python3 "$source/tests/install/sbom.py" "$source" "$root/usr/share/doc/still/still.spdx.json" \
     "$root/usr/bin/still" "$lib/libstill.so" "${modules[@]}"
+soname=$(readelf -d "$lib/libstill.so" | sed -n 's/.*SONAME.*\[libstill\.so\.\(.*\)\]/\1/p')
+python3 "$source/tests/install/debian.py" "$source" "$root/usr" \
+    "$("$root/usr/bin/still" version | cut -d ' ' -f 2)" "$soname"
 
 # Moved elsewhere, everything still fits together.
 mv "$root/usr" "$root/moved"
@@ -80,7 +83,6 @@ read -ra flags <<<"$(pkg-config --cflags --libs still)"
 cc -std=c11 -Wall -Werror "$source/examples/generate.c" -o "$root/shared" "${flags[@]}"
 LD_LIBRARY_PATH=$lib run "$root/shared"
 # It asks for each function with the version of the soname, libstill.so.0.1: STILL_0.1.
-soname=$(readelf -d "$lib/libstill.so" | sed -n 's/.*SONAME.*\[libstill\.so\.\(.*\)\]/\1/p')
 asked=$(nm -D --undefined-only "$root/shared" | awk '$2 ~ /^still_/ { print $2 }')
 if [ -z "$asked" ] || grep -v "@STILL_$soname\$" <<<"$asked"; then
     echo "these are not of version STILL_$soname" >&2
