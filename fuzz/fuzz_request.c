@@ -1,9 +1,10 @@
 /* fuzz_request.c - bodies of HTTP requests: any bytes give a request whose every field
- * is in range, or an error with a text; and calls of functions in what a model wrote. The
- * first byte says which. */
+ * is in range, or an error with a text; calls of functions in what a model wrote, and how a
+ * template writes one. The first byte says which. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/call_form.h"
 #include "server/request.h"
 #include "server/tool_calls.h"
 
@@ -51,6 +52,32 @@ static void completion(const char *text, size_t n)
     srv_completion_free(&c);
 }
 
+/* The schema of a call that a request demands, in every form. */
+static void demand(const srv_chat *c)
+{
+    for (int kind = SRV_CALL_OBJECT; kind <= SRV_CALL_NAMED; kind++) {
+        const srv_call_form f = {.kind = (srv_call_kind)kind, .key = "arguments"};
+        still_error err = {0};
+        json_t *schema;
+        if (srv_call_form_schema(&f, c->tools, c->function, &schema, &err) == STILL_OK)
+            check(json_is_object(schema));
+        else
+            check(!schema && err.text[0]);
+        json_decref(schema);
+    }
+}
+
+/* What a template wrote, of which the first half may be what comes before an answer. */
+static void form(const char *text, size_t n)
+{
+    for (int half = 0; half < 2; half++) {
+        srv_call_form f;
+        if (!srv_call_form_read(text, n, half ? n / 2 : 0, &f)) continue;
+        check(f.key && strlen(f.before) < sizeof f.before && (f.before[0] || half));
+        check(memmem(text, n, f.before, strlen(f.before)) != NULL);
+    }
+}
+
 /* Contents of messages are strings, whatever the client sent. */
 static void chat(const char *text, size_t n)
 {
@@ -72,6 +99,8 @@ static void chat(const char *text, size_t n)
         check(json_is_string(json_object_get(m, "content")));
     }
     check(!c.tools || json_is_array(c.tools));
+    check(!c.demanded || json_array_size(c.tools) > 0);
+    if (c.demanded) demand(&c);
     srv_chat_free(&c);
 }
 
@@ -117,6 +146,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         chat(text, n - 1);
     } else if (data[0] == 'c') {
         calls(text, n - 1);
+    } else if (data[0] == 'f') {
+        form(text, n - 1);
     } else {
         completion(text, n - 1);
     }

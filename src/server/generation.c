@@ -158,7 +158,12 @@ static void note_end(sequence *s, const srv_result *r)
     still_error err;
     s->finish = reasons[r->finish];
     if (s->choice.calls.n && r->finish != SRV_CANCELLED) s->finish = "tool_calls";
-    if (r->finish == SRV_FAILED) fail(g, &r->error);
+    if (r->finish == SRV_FAILED) {
+        err = r->error;
+        /* The limits of a grammar, not of the context: that ends a text. */
+        if (g->asked.grammar && err.code == STILL_E_LIMIT) err.code = STILL_E_ARG;
+        fail(g, &err);
+    }
     if (r->finish == SRV_CANCELLED) {
         sti_fail(&err, STILL_E_CANCELLED,
                  "the server is stopping: the request was cancelled");

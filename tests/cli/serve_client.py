@@ -458,6 +458,11 @@ def form():
     assert len(calls) == 1 and calls[0]["index"] == 0, calls
     assert calls[0]["function"] == {"name": "f", "arguments": '{"x":1}'}, calls
     assert e[-1]["finish_reason"] == "tool_calls", e[-1]
+    # Ways that are too many for the matcher are the grammar's fault, not the context's.
+    many = "root ::= " + " | ".join(f'"w{i}"' for i in range(5000))
+    status, x = ask("POST", "/v1/chat/completions", {"messages": SAY, "max_tokens": 3,
+                                                     "grammar": many})
+    assert status == 200 or x["error"]["code"] == "invalid_value", (status, x)
     for wrong, words in (({"grammar": "root ::= ("}, "'grammar'"), ({"response_format": {
             "type": "json_schema", "json_schema": {"schema": {"type": "frob"}}}}, "'response_format'")):
         status, x = ask("POST", "/v1/chat/completions", {"messages": SAY, **wrong})
