@@ -1,9 +1,9 @@
 /* svg.h - what all drawings share: one style, text, marks, axes.
  *
  * Colours are classes, f0 to f7 to fill and s0 to s7 to stroke, whose values a style
- * sheet in the drawing gives for light and for dark surroundings. They are the eight of
- * Okabe and Ito, which people tell apart who do not see all colours; what they say, a
- * shape, a dash or a word says too. Drawings load nothing and run nothing. */
+ * sheet in the drawing gives for light and for dark surroundings. They begin from
+ * those of Okabe and Ito, darker on light and lighter on dark for contrast; what they
+ * say, a shape, a dash or a word says too, for people who do not see all colours. Drawings load nothing and run nothing. */
 #ifndef CLI_REPORT_SVG_H
 #define CLI_REPORT_SVG_H
 
