@@ -240,7 +240,8 @@ void cli_svg_ticks_x(sti_buf *out, const cli_axis *x, const cli_axis *y,
 {
     char text[32];
     for (int i = 0; i < n; i++) {
-        snprintf(text, sizeof text, "%.6g", fabs(tick[i]) < 1e-12 ? 0 : tick[i]);
+        if (fabs(tick[i] - round(tick[i])) > 1e-9) continue;
+        snprintf(text, sizeof text, "%.0f", fabs(round(tick[i])));
         cli_svg_text(out, cli_axis_place(x, tick[i]), y->from + 18, "middle", "faint",
                      text);
     }

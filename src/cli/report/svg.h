@@ -47,7 +47,8 @@ int cli_axis_round(cli_axis *a, double tick[CLI_SVG_TICKS]);
 /* The same round numbers, but only those between the ends, which stay. */
 int cli_axis_ticks(const cli_axis *a, double tick[CLI_SVG_TICKS]);
 /* The frame of a plot of these axes, with the ticks of y and lines at them. Ticks of x
- * are the caller's, but for linear axes: cli_svg_ticks_x. */
+ * are the caller's, but for linear axes: cli_svg_ticks_x. These count something, from 0:
+ * only whole numbers are written. */
 void cli_svg_frame(sti_buf *out, const cli_axis *x, const cli_axis *y,
                    const double *tick, int n, const char *x_title, const char *y_title);
 void cli_svg_ticks_x(sti_buf *out, const cli_axis *x, const cli_axis *y,
