@@ -131,10 +131,11 @@ STI_DEVICE uint32_t halves_fma(uint32_t x, uint32_t y, uint32_t z)
     return half2_bits(__hfma2(bits_half2(x), bits_half2(y), bits_half2(z)));
 }
 
-/* Four bits, the lowest of x, each to the lowest bit of a byte. */
-STI_DEVICE uint32_t spread_bits(uint32_t x)
+/* Four bits, the lowest of x, each to bit TO of a byte. */
+template <int TO> STI_DEVICE uint32_t spread_bits(uint32_t x)
 {
-    return (x & 0xf) * 0x00204081u & 0x01010101u;
+    static_assert(TO <= 7, "of a byte");
+    return (x & 0xf) * (0x00204081u << TO) & 0x01010101u << TO;
 }
 
 /* Eight key levels, signed, as halves. 8 bits: level [2] has eight of them in order. 5:
@@ -148,7 +149,7 @@ STI_DEVICE void key_halves(const uint32_t (&level)[2], int t, uint32_t (&to)[4])
         const uint32_t bytes = BITS == 8
                                    ? level[i] ^ 0x80808080u
                                    : (level[0] >> 4 * i & 0x0f0f0f0fu) |
-                                         spread_bits(level[1] >> (16 * i + 4 * t)) << 4;
+                                         spread_bits<4>(level[1] >> (16 * i + 4 * t));
         const uint32_t zero =
             BITS == 8 ? 0x64806480u : 0x64106410u; /* 1024 + level 0 */
         to[2 * i] = halves_minus(__byte_perm(bytes, 0x64646464u, 0x4140), zero);
@@ -166,8 +167,8 @@ STI_DEVICE uint32_t value_nibbles(uint32_t low, uint32_t high, int w)
     if (BITS == 4) return low;
     const uint32_t two = low >> 4 * (w % 2),
                    third = high >> (4 * (w / 2) + 16 * (w % 2));
-    return (two & 0x03030303u) | (two & 0x0c0c0c0cu) << 2 | spread_bits(third) << 2 |
-           spread_bits(third >> 8) << 6;
+    return (two & 0x03030303u) | (two & 0x0c0c0c0cu) << 2 | spread_bits<2>(third) |
+           spread_bits<6>(third >> 8);
 }
 
 /* The lower and the upper nibble of byte b of x and of y, as the halves d u + m. */

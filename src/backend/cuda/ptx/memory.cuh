@@ -24,6 +24,13 @@ STI_DEVICE void cp_async4(uint32_t to, const void *from)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from)
                  : "memory");
 }
+/* The first `bytes` of 16, and zeros for the rest. */
+STI_DEVICE void cp_async16_part(uint32_t to, const void *from, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
 /* 16 bytes, or as many zeros: then nothing is read. L2: bytes of the line that the
  * second-level cache fetches along, 0 for its own choice. */
 template <int L2 = 0>
@@ -32,9 +39,7 @@ STI_DEVICE void cp_async16_or_zero(uint32_t to, const void *from, bool there)
     const int bytes = there ? 16 : 0;
     static_assert(L2 == 0 || L2 == 128 || L2 == 256, "what the instruction knows");
     if constexpr (L2 == 0)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to),
-                     "l"(from), "r"(bytes)
-                     : "memory");
+        cp_async16_part(to, from, bytes);
     else if constexpr (L2 == 128)
         asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
                      "l"(from), "r"(bytes)

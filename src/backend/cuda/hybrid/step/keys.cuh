@@ -163,13 +163,15 @@ template <typename Layout, typename KV, int HEADS> struct lane_batch {
         return base + u * Layout::KEYS + (int)threadIdx.x % 32 / Layout::LANES;
     }
     /* Those from place `base` on, if `there`. */
-    __device__ __forceinline__ void load_keys(const shared &sh, int base, bool there)
+    __device__ __forceinline__ void load_keys(const step_args &, const shared &sh,
+                                              int base, bool there)
     {
 #pragma unroll
         for (int u = 0; there && u < KEYS_AHEAD; u++)
             load_row<Layout>(k[u], sh.keys_at.at(place(base, u)), sh.keys_at.D);
     }
-    __device__ __forceinline__ void load_values(const shared &sh, int base, bool there)
+    __device__ __forceinline__ void load_values(const step_args &, const shared &sh,
+                                                int base, bool there)
     {
 #pragma unroll
         for (int u = 0; there && u < KEYS_AHEAD; u++)
@@ -186,7 +188,8 @@ template <typename Layout, typename KV, int HEADS> struct lane_batch {
         }
     }
     /* The new token's row is not in the ring yet. */
-    __device__ __forceinline__ void dot(const shared &sh, const sight &see, int base)
+    __device__ __forceinline__ void dot(const step_args &, const shared &sh,
+                                        const sight &see, int base)
     {
 #pragma unroll
         for (int u = 0; u < KEYS_AHEAD; u++)
@@ -219,7 +222,8 @@ template <typename Layout, typename KV, int HEADS> struct lane_batch {
             r.recent[n].add(recent);
         }
     }
-    __device__ __forceinline__ void soften(const shared &sh, const sight &see, int base,
+    __device__ __forceinline__ void soften(const step_args &, const shared &sh,
+                                           const sight &see, int base,
                                            typename Layout::running &r)
     {
 #pragma unroll

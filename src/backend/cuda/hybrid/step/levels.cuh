@@ -1,7 +1,7 @@
 /* levels.cuh - tokens of a quantized list (stored.cuh) as operands of tensor cores, for
- * the products of tiles.cuh. Levels come from memory to the lanes that multiply them and
- * nowhere else: the numbers of a row may be taken in any order, if those of the other
- * operand are.
+ * the products of tiles.cuh. A batch is copied to shared memory as it lies in the list,
+ * in runs of 16 bytes; each lane takes the words it multiplies from there. The numbers
+ * of a row may come in any order, if those of the other operand do.
  *
  *   keys    rows g and g + 8 of a tile; of a group of 32 numbers eight in each of four
  *           lanes. Levels are integers, exact in half; a group has a product of its own,
@@ -14,12 +14,90 @@
 #define STI_BACKEND_CUDA_HYBRID_STEP_LEVELS_CUH
 
 #include "backend/cuda/hybrid/stored.cuh"
+#include "backend/cuda/ptx/memory.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 
-STI_DEVICE uint32_t load_word(const void *p)
-{
-    return *static_cast<const uint32_t *>(p);
-}
+/* ---- A batch in shared memory -------------------------------------------- */
+
+/* Low bits, high bits or scales of a list, and where those of a batch are copied to. A
+ * list may begin anywhere, but copies take 16 bytes from an address that is a multiple of
+ * 16: they begin `skip` bytes before it. Batches are multiples of 16 bytes apart, so that
+ * is the same for all of them. */
+typedef struct level_run {
+    const uint8_t *from; /* `skip` bytes before the list */
+    int skip, bytes;     /* of a token */
+    int to;              /* in the batch */
+    int first;           /* copy of 16 bytes of the batch */
+} level_run;
+
+typedef struct level_runs {
+    level_run run[3];
+    int copies;
+} level_runs;
+
+/* A batch has TILES tiles of 16 tokens, rows of at most ROW numbers. */
+template <int TILES, int ROW> struct level_batch {
+    enum { BATCH = 16 * TILES, GROUPS = ROW / 32 };
+    enum { LOW = 0, HIGH = LOW + BATCH * GROUPS * 32 + 16 };
+    enum { SCALE = HIGH + BATCH * GROUPS * 4 + 16 };
+    enum { END = SCALE + BATCH * GROUPS * 4 + 16 };
+    const uint8_t *low, *high, *scale; /* in shared memory */
+    int groups;
+
+    __device__ __forceinline__ level_batch(const uint4 *staged, const level_runs &runs,
+                                           int groups_)
+    {
+        const uint8_t *at = reinterpret_cast<const uint8_t *>(staged);
+        low = at + LOW + runs.run[0].skip;
+        high = at + HIGH + runs.run[1].skip;
+        scale = at + SCALE + runs.run[2].skip;
+        groups = groups_;
+    }
+    static __device__ __forceinline__ level_runs runs_of(const stored_rows &list)
+    {
+        const uint8_t *const from[3] = {list.low, list.high,
+                                        reinterpret_cast<const uint8_t *>(list.scale)};
+        const int bytes[3] = {list.width() * 4, list.high ? 4 : 0,
+                              list.values() ? 4 : 2};
+        level_runs to;
+        to.copies = 0;
+#pragma unroll
+        for (int i = 0; i < 3; i++) {
+            const int skip = (int)((uintptr_t)from[i] & 15),
+                      all = bytes[i] * list.groups;
+            to.run[i] = level_run{from[i] - skip, skip, all,
+                                  i == 0   ? LOW
+                                  : i == 1 ? HIGH
+                                           : SCALE,
+                                  to.copies};
+            to.copies += (skip + BATCH * all + 15) / 16;
+        }
+        return to;
+    }
+    /* Starts the copy of the tokens from slot `first` of a list of `capacity` on, by a
+     * warp; zeros behind its end. */
+    static __device__ __forceinline__ void copy(uint4 *staged, const level_runs &runs,
+                                                int first, int capacity)
+    {
+        const int left = min(capacity - first, (int)BATCH), copies = runs.copies;
+        const int high = runs.run[1].first, scale = runs.run[2].first;
+        const uint32_t at = shared_address(staged);
+        if (left <= 0) return; /* of all lanes */
+#pragma unroll 1
+        for (int i = (int)threadIdx.x % 32; i < copies; i += 32) {
+            const level_run r = runs.run[(int)(i >= high) + (int)(i >= scale)];
+            const int byte = (i - r.first) * 16, end = r.skip + left * r.bytes - byte;
+            cp_async16_part(at + (uint32_t)(r.to + byte),
+                            r.from + (uint32_t)(first * r.bytes + byte),
+                            max(min(end, 16), 0));
+        }
+    }
+    template <typename T>
+    static __device__ __forceinline__ T load(const uint8_t *from, int at)
+    {
+        return *reinterpret_cast<const T *>(from + at);
+    }
+};
 
 /* ---- Keys ---------------------------------------------------------------- */
 
@@ -29,89 +107,62 @@ STI_DEVICE int key_number(int bits, int k, int t)
     return bits == 8 ? 8 * t + 2 * k : 4 * t + k % 2 * 2 + k / 2 * 16;
 }
 
-template <int TILES, int ROW> struct key_levels {
-    enum { GROUPS = ROW / 32, ROWS = 2 * TILES };
-    uint32_t level[ROWS][GROUPS][2]; /* 8 bits: eight bytes; 5: low bits, high bits */
-    uint32_t scale[ROWS][GROUPS / 2];
+template <int TILES, int ROW> struct key_levels : level_batch<TILES, ROW> {
+    typedef level_batch<TILES, ROW> batch;
+    using batch::batch;
 
-    /* Slots from `first` on of a list of `capacity`; behind it, slot 0. */
-    __device__ __forceinline__ void load(const stored_rows &from, int first,
-                                         int capacity)
+    /* Group `at` of the batch, in the lane's order: its operand, and its scale. */
+    template <int BITS>
+    __device__ __forceinline__ float operand(int at, int t, uint32_t (&to)[4]) const
     {
-        const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
-        if (first >= capacity) return; /* of all lanes */
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const int slot = first + 8 * r + g;
-            const uint32_t at = (uint32_t)((slot < capacity ? slot : 0) * from.groups);
-#pragma unroll
-            for (int c = 0; c < GROUPS; c++) {
-                uint2 x = make_uint2(0, 0);
-                if (c >= from.groups) {
-                    /* what lies behind D is zero */
-                } else if (from.bits == 8) {
-                    x = *reinterpret_cast<const uint2 *>(from.low + (at + c) * 32 +
-                                                         8 * t);
-                } else {
-                    x.x = load_word(from.low + (at + c) * 16 + 4 * t);
-                    x.y = load_word(from.high + (at + c) * 4);
-                }
-                level[r][c][0] = x.x;
-                level[r][c][1] = x.y;
-            }
-#pragma unroll
-            for (int c = 0; c < GROUPS; c += 2)
-                scale[r][c / 2] = load_scales(from, at, c);
+        uint32_t level[2];
+        if (BITS == 8) {
+            const uint2 both = batch::template load<uint2>(this->low, at * 32 + 8 * t);
+            level[0] = both.x;
+            level[1] = both.y;
+        } else {
+            level[0] = batch::template load<uint32_t>(this->low, at * 16 + 4 * t);
+            level[1] = batch::template load<uint32_t>(this->high, at * 4);
         }
-    }
-    /* Those of groups c and c + 1. */
-    static __device__ __forceinline__ uint32_t load_scales(const stored_rows &from,
-                                                           uint32_t at, int c)
-    {
-        if (c >= from.groups) return 0;
-        if (from.groups % 2 == 0) return load_word(from.scale + at + c);
-        const uint32_t next = c + 1 < from.groups ? from.scale[at + c + 1] : 0;
-        return from.scale[at + c] | next << 16;
+        key_halves<BITS>(level, t, to);
+        return half_bits(batch::template load<uint16_t>(this->scale, at * 2));
     }
     /* logit[2 u], logit[2 u + 1] of rows g and g + 8 of tile u. */
     template <int BITS>
-    __device__ __forceinline__ void dot(const uint4 *operand,
-                                        float (&logit)[ROWS]) const
+    __device__ __forceinline__ void dot(const uint4 *query,
+                                        float (&logit)[2 * TILES]) const
     {
-        const int lane = (int)threadIdx.x % 32, t = lane % 4;
+        const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) logit[r] = 0;
+        for (int r = 0; r < 2 * TILES; r++) logit[r] = 0;
 #pragma unroll
-        for (int c = 0; c < GROUPS; c++) {
-            const uint4 q = operand[c * 32 + lane];
+        for (int c = 0; c < batch::GROUPS; c++) {
+            if (c >= this->groups) break; /* what lies behind D is zero */
+            const uint4 q = query[c * 32 + lane];
 #pragma unroll
             for (int u = 0; u < TILES; u++) {
                 uint32_t one[4], two[4]; /* rows g, g + 8 */
-                key_halves<BITS>(level[2 * u][c], t, one);
-                key_halves<BITS>(level[2 * u + 1][c], t, two);
+                const int at = (16 * u + g) * this->groups + c;
+                const float d = operand<BITS>(at, t, one),
+                            e = operand<BITS>(at + 8 * this->groups, t, two);
                 const uint32_t low[4] = {one[0], two[0], one[1], two[1]},
                                high[4] = {one[2], two[2], one[3], two[3]};
                 float sum[4] = {0, 0, 0, 0};
                 mma(sum, low, q.x, q.y);
                 mma(sum, high, q.z, q.w);
-                logit[2 * u] = fmaf(scale_at(2 * u, c), sum[0] + sum[1], logit[2 * u]);
-                logit[2 * u + 1] =
-                    fmaf(scale_at(2 * u + 1, c), sum[2] + sum[3], logit[2 * u + 1]);
+                logit[2 * u] = fmaf(d, sum[0] + sum[1], logit[2 * u]);
+                logit[2 * u + 1] = fmaf(e, sum[2] + sum[3], logit[2 * u + 1]);
             }
         }
-    }
-    __device__ __forceinline__ float scale_at(int r, int c) const
-    {
-        const float2 two = unpack_half2(scale[r][c / 2]);
-        return c % 2 ? two.y : two.x;
     }
 };
 
 /* ---- Values -------------------------------------------------------------- */
 
-template <int TILES, int ROW> struct value_levels {
+template <int TILES, int ROW> struct value_levels : level_batch<TILES, ROW> {
+    typedef level_batch<TILES, ROW> batch;
+    using batch::batch;
     enum { WORDS = ROW / 64, TOKENS = 4 * TILES };
-    uint32_t low[TOKENS][WORDS], high[TOKENS][WORDS], scale[TOKENS][WORDS];
 
     /* Which number of the row output i, 0 <= i < 8, of word j is. */
     static __device__ __forceinline__ int number(int bits, int j, int i)
@@ -120,49 +171,39 @@ template <int TILES, int ROW> struct value_levels {
         return w / 4 * 32 + b +
                (bits == 4 ? w % 4 * 4 + 16 * s : w % 4 / 2 * 4 + w % 2 * 16 + 8 * s);
     }
-    /* As key_levels. */
-    __device__ __forceinline__ void load(const stored_rows &from, int first,
-                                         int capacity)
+    /* Eight levels of group `at`, a nibble each, and the group's scales. */
+    template <int BITS>
+    __device__ __forceinline__ uint32_t nibbles(int at, int w, uint32_t *scales) const
     {
-        const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
-        if (first >= capacity) return; /* of all lanes */
-#pragma unroll
-        for (int k = 0; k < TOKENS; k++) {
-            const int slot = first + 16 * (k / 4) + 8 * (k % 4 / 2) + 2 * t + k % 2;
-            const uint32_t row = (uint32_t)((slot < capacity ? slot : 0) * from.groups);
-#pragma unroll
-            for (int j = 0; j < WORDS; j++) {
-                const int group = g / 4 + 2 * j, w = g % 4;
-                const uint32_t at = row + (uint32_t)group;
-                low[k][j] = high[k][j] = scale[k][j] = 0;
-                if (group >= from.groups) continue;
-                if (from.bits == 4) {
-                    low[k][j] = load_word(from.low + at * 16 + 4 * w);
-                } else {
-                    low[k][j] = load_word(from.low + at * 8 + w / 2 * 4);
-                    high[k][j] = load_word(from.high + at * 4);
-                }
-                scale[k][j] = load_word(from.scale + 2 * at);
-            }
-        }
+        *scales = batch::template load<uint32_t>(this->scale, at * 4);
+        if (BITS == 4)
+            return batch::template load<uint32_t>(this->low, at * 16 + 4 * w);
+        return value_nibbles<BITS>(
+            batch::template load<uint32_t>(this->low, at * 8 + w / 2 * 4),
+            batch::template load<uint32_t>(this->high, at * 4), w);
     }
-    /* o [WORDS][8] = keep o + sum of weight v; weights as operands. Levels are used
-     * up: registers are few. */
+    /* o [WORDS][8] = keep o + sum of weight v; weights as operands. */
     template <int BITS>
     __device__ __forceinline__ void add(const uint32_t (&weight)[TILES][2], float keep,
-                                        float (&o)[WORDS][8])
+                                        float (&o)[WORDS][8]) const
     {
-        const int w = (int)threadIdx.x % 16 / 4; /* g % 4 */
+        const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int j = 0; j < WORDS; j++) {
+            uint32_t level[TOKENS], d[TOKENS / 2], m[TOKENS / 2];
+            const int group = g / 4 + 2 * j;
 #pragma unroll
-            for (int k = 0; k < TOKENS;
-                 k += 2) { /* two tokens: their scales together */
-                const uint32_t one = scale[k][j], two = scale[k + 1][j];
-                low[k][j] = value_nibbles<BITS>(low[k][j], high[k][j], w);
-                low[k + 1][j] = value_nibbles<BITS>(low[k + 1][j], high[k + 1][j], w);
-                scale[k][j] = __byte_perm(one, two, 0x5410);
-                scale[k + 1][j] = __byte_perm(one, two, 0x7632);
+            for (int k = 0; k < TOKENS; k += 2) { /* two tokens: scales together */
+                uint32_t one = 0, two = 0;
+                level[k] = level[k + 1] = 0;
+                if (group < this->groups) {
+                    const int slot = 16 * (k / 4) + 8 * (k % 4 / 2) + 2 * t;
+                    const int at = slot * this->groups + group;
+                    level[k] = nibbles<BITS>(at, g % 4, &one);
+                    level[k + 1] = nibbles<BITS>(at + this->groups, g % 4, &two);
+                }
+                d[k / 2] = __byte_perm(one, two, 0x5410);
+                m[k / 2] = __byte_perm(one, two, 0x7632);
             }
 #pragma unroll
             for (int b = 0; b < 4; b++) {
@@ -173,8 +214,8 @@ template <int TILES, int ROW> struct value_levels {
 #pragma unroll
                     for (int p = 0; p < 4; p += 2) {
                         const int k = 4 * u + p;
-                        value_halves(low[k][j], low[k + 1][j], b, scale[k][j],
-                                     scale[k + 1][j], &part[p], &part[p + 1]);
+                        value_halves(level[k], level[k + 1], b, d[k / 2], m[k / 2],
+                                     &part[p], &part[p + 1]);
                     }
                     mma(sum, part, weight[u][0], weight[u][1]);
                 }

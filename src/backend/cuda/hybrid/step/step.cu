@@ -1,9 +1,9 @@
 /* step.cu - one token of each of n sessions: it enters the window, gets its score
  * (STILL eq. 2 to 5), and its output (eq. 7, 10, 11) is
  *   y = (sum_j w_j v_j + a (phi(q) s) * g) / (sum_j w_j + a phi(q).z)
- * over window and salient tokens j. One kernel, grid (units, selection heads,
- * sessions) or, where lists differ, (units of all selection heads, 1, sessions). Rows of
- * q and k that come before RoPE are rotated on their way to shared memory.
+ * over window and salient tokens j. One kernel, grid (sessions, selection
+ * heads, units) or, where lists differ, (sessions, 1, units of all selection heads). Rows
+ * of q and k that come before RoPE are rotated on their way to shared memory.
  *
  * A unit is some of the keys, for all query heads of the selection head, so that keys
  * are read once; or a run of rows of the state, for some of the heads: the map of a
@@ -18,7 +18,7 @@
  * Bound by memory: at the 8B shape a selection head reads 256 KB of keys and values and
  * 128 KB of state from DRAM, and 256 KB of maps, which all sessions share, from L2. A
  * block has 32 KB of copies to shared memory under way before it uses the first, and a
- * multiprocessor has 5 blocks (6 of small heads): 160 KB in flight, more than the
+ * multiprocessor has 5 blocks (6 of small heads in half): 160 KB in flight, more than the
  * memory's latency needs.
  *
  * For few sessions the time is that of a chain of waits, kept short. While the kernel
@@ -77,13 +77,23 @@ STI_DEVICE foreseen begin(const step_args &a, step_shared<KV, HEADS, WIDE> &sh)
     if (at.unit < a.plan.state_units) {
         if (a.plan.early) prefetch_state(a, sh, at.unit);
     } else {
+        /* a thread of a warp of its own for each part: they take as long as one */
+        const salient_list list = salient_list_of(a.h, sh.session.capacity, at.sel);
         if (tid == 0) {
-            sh.list = salient_list_of(a.h, sh.session.capacity, sh.at.sel);
-            sh.keys_at = rows_of<Layout>(a, sh, sh.session.win_k, sh.session.sal_k);
-            sh.values_at = rows_of<Layout>(a, sh, sh.session.win_v, sh.session.sal_v);
-            sh.keys_stored = stored_keys(a.h, sh.session).from(sh.list.first);
-            sh.values_stored = stored_values(a.h, sh.session).from(sh.list.first);
+            sh.list = list;
+            sh.keys_at =
+                rows_of<Layout>(a, sh, list, sh.session.win_k, sh.session.sal_k);
+            sh.values_at =
+                rows_of<Layout>(a, sh, list, sh.session.win_v, sh.session.sal_v);
             sh.logits = logits_at(a, sh, 0);
+        } else if (tid == 32) {
+            sh.keys_stored = stored_keys(a.h, sh.session).from(list.first);
+            if constexpr (Layout::STORED)
+                sh.key_runs = Layout::batch::stored_k::runs_of(sh.keys_stored);
+        } else if (tid == 64) {
+            sh.values_stored = stored_values(a.h, sh.session).from(list.first);
+            if constexpr (Layout::STORED)
+                sh.value_runs = Layout::batch::stored_v::runs_of(sh.values_stored);
         }
         __syncthreads();
         if (a.plan.early) prefetch_keys<Layout>(a, sh, at.unit - a.plan.state_units);
@@ -162,7 +172,7 @@ static int places_of(const sti_cuda_hybrid_params *h, int cap)
 /* Key units where lists differ: all have about as many places. As few as a unit may
  * have, or more where not all units would run at once; but where they do not anyway, no
  * more than half of what a head has on average, or the last ones would work on while
- * most multiprocessors have nothing to do. Eight batches are worth a block. */
+ * most multiprocessors have nothing to do. Sixteen batches are worth a block. */
 static void cut_uneven(step_plan *p, const sti_cuda_hybrid_params *h, int n,
                        int at_once, int least)
 {
@@ -170,7 +180,7 @@ static void cut_uneven(step_plan *p, const sti_cuda_hybrid_params *h, int n,
     for (int i = 0; i < h->S; i++) sum += places_of(h, h->head_cap[i]);
     p->uneven = true;
     const int room = at_once / n - h->S * p->state_units; /* of key units */
-    const int most = at_least((int)(sum / h->S / 2), 8 * least);
+    const int most = at_least((int)(sum / h->S / 2), 16 * least);
     int places = room > 0 ? at_most((int)(sum / room), most) : most;
     places = at_least((places + least - 1) / least * least, least);
     for (;; places += least) {
@@ -307,7 +317,7 @@ extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev,
         NULL};
     a.logit = a.part + part_floats(h, &a.plan, n);
     const unsigned heads = a.plan.uneven ? 1u : (unsigned)h->S;
-    const dim3 grid((unsigned)a.plan.units / heads, heads, (unsigned)n);
+    const dim3 grid((unsigned)n, heads, (unsigned)a.plan.units / heads);
     cudaStream_t stream = dev->stream;
     if (!in_vectors(h)) {
         if (h->half_kv)

@@ -6,6 +6,7 @@
 
 #include "backend/cuda/hybrid/device.cuh"
 #include "backend/cuda/hybrid/score.h"
+#include "backend/cuda/hybrid/step/levels.cuh"
 #include "backend/cuda/hybrid/step/step.h"
 #include "backend/cuda/hybrid/stored.cuh"
 #include "backend/cuda/ptx/mma.cuh"
@@ -32,7 +33,7 @@ static constexpr int ring_of(int wide)
 }
 static constexpr int blocks_of(int wide, bool stored)
 {
-    return stored ? 4 : wide <= 64 ? 6 : 5; /* levels wait in registers */
+    return wide <= 64 && !stored ? 6 : 5; /* with levels 80 registers are too few */
 }
 
 typedef struct step_plan {
@@ -190,7 +191,8 @@ template <typename KV, int HEADS, int WIDE> struct step_shared {
     bool last;
     salient_list list; /* of the selection head */
     token_rows<KV> keys_at, values_at;
-    stored_rows keys_stored, values_stored; /* its list, if quantized (bits > 0) */
+    stored_rows keys_stored, values_stored; /* its list, if quantized (bits > 0), */
+    level_runs key_runs, value_runs;        /* and how it is copied */
     float *logits;                          /* of the first head */
     union {
         struct {
@@ -219,23 +221,35 @@ template <typename KV, int HEADS, int WIDE> struct step_shared {
 
 STI_DEVICE int this_session()
 {
-    return (int)blockIdx.z;
+    return (int)blockIdx.x;
 }
-/* Blocks (unit, selection head), or, where lists differ, those of a session in a row. */
+/* Grid (session, selection head, unit), or, where lists differ, (session, 1, unit of all
+ * selection heads). Blocks begin in this order: all key units, then those of the state,
+ * which are shorter, so that little is left to do when no more blocks wait. */
 STI_DEVICE block_place block_place_of(const step_args &a)
 {
-    const int block = (int)blockIdx.x, lane = (int)threadIdx.x % 32;
     const step_plan &p = a.plan;
+    const int block = (int)blockIdx.z, lane = (int)threadIdx.x % 32;
     if (!p.uneven) {
-        const int sel = (int)blockIdx.y;
-        return {sel, block, p.key_units, sel * (p.state_units + p.key_units)};
+        const int sel = (int)blockIdx.y, keys = p.key_units;
+        return {sel, block < keys ? p.state_units + block : block - keys, keys,
+                sel * (p.state_units + keys)};
     }
-    int begun = 0; /* selection heads whose first unit is not behind this one */
-    for (int i = 0; i < a.h.S; i += 32)
-        begun +=
-            __popc(__ballot_sync(~0u, i + lane < a.h.S && p.first[i + lane] <= block));
-    const int sel = begun - 1, first = p.first[sel];
-    return {sel, block - first, p.first[sel + 1] - first - p.state_units, first};
+    const int keys = p.units - a.h.S * p.state_units; /* units of all selection heads */
+    int sel, unit;
+    if (block < keys) {
+        int begun = 0; /* selection heads whose first key unit is not behind this one */
+        for (int i = lane; i - lane < a.h.S; i += 32)
+            begun += __popc(__ballot_sync(
+                ~0u, i < a.h.S && p.first[i] - i * p.state_units <= block));
+        sel = begun - 1;
+        unit = block - p.first[sel] + begun * p.state_units;
+    } else {
+        sel = (block - keys) / p.state_units;
+        unit = (block - keys) % p.state_units;
+    }
+    const int first = p.first[sel];
+    return {sel, unit, p.first[sel + 1] - first - p.state_units, first};
 }
 
 template <typename Shared>

@@ -12,7 +12,7 @@
  * A warp has a place of its own in shared memory for the keys, and one for the values,
  * of a batch, 4 KB each, and copies there in the background: keys of the next batch as
  * soon as these have been used, values likewise. 20 warps a multiprocessor: 160 KB in
- * flight. Tokens of a quantized list are loaded as early, to registers (levels.cuh). */
+ * flight. Tokens of a quantized list go the same way, as levels (levels.cuh). */
 #ifndef STI_BACKEND_CUDA_HYBRID_STEP_TILES_CUH
 #define STI_BACKEND_CUDA_HYBRID_STEP_TILES_CUH
 
@@ -115,10 +115,6 @@ template <int CHUNKS, bool STORED> struct tile_running {
     }
 };
 
-/* Where nothing is quantized. */
-struct no_levels {
-};
-
 /* 16 TILES places; of the lane row u, 0 <= u < 2 TILES, is place base + 8 u + g. */
 template <int TILES, int ROW, bool STORED> struct tile_batch {
     typedef tile_shared<ROW> shared;
@@ -126,19 +122,21 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
     enum { UNITS = ROW / 8, AT_ONCE = 32 / UNITS }; /* of 16 bytes; rows of a copy */
     float logit[2 * TILES];
     bool seen[2 * TILES];
-    std::conditional_t<STORED, key_levels<TILES, ROW>, no_levels> stored_k;
-    std::conditional_t<STORED, value_levels<TILES, ROW>, no_levels> stored_v;
+    typedef key_levels<TILES, ROW> stored_k;
+    typedef value_levels<TILES, ROW> stored_v;
     static_assert(BATCH * UNITS == 256, "a batch fills its place");
+    static_assert(stored_k::END <= 256 * sizeof(uint4), "as levels it fits");
 
     static __device__ __forceinline__ int place(int base, int u)
     {
         return base + u * 8 + (int)threadIdx.x % 32 / 4;
     }
-    /* Whether the batch from place `base` on is one of quantized rows. */
-    static __device__ __forceinline__ bool quantized(const shared &sh,
-                                                     const stored_rows &rows, int base)
+    /* Whether the batch from place `base` on is of a list that is quantized, if `bits`
+     * (of its keys or its values) is not zero. */
+    static __device__ __forceinline__ bool quantized(const shared &sh, int bits,
+                                                     int base)
     {
-        return STORED && rows.bits > 0 && base >= sh.keys_at.list;
+        return STORED && bits > 0 && base >= sh.keys_at.list;
     }
     /* Rows from place `base` on, if `there`; what lies behind D is zero. A group of
      * copies either way: they are counted. */
@@ -175,31 +173,43 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
     {
         return sh.keys.warp[threadIdx.x / 32].staged[1];
     }
-    __device__ __forceinline__ void load_keys(shared &sh, int base, bool there)
+    /* Of a quantized list as levels. */
+    static __device__ __forceinline__ void copy_levels(const shared &sh, uint4 *to,
+                                                       const level_runs &runs, int base,
+                                                       bool there)
     {
-        const bool in_registers = quantized(sh, sh.keys_stored, base);
-        copy(keys(sh), sh.keys_at, base, there && !in_registers);
-        if constexpr (STORED)
-            if (in_registers && there)
-                stored_k.load(sh.keys_stored, base - sh.keys_at.list, sh.list.capacity);
+        __syncwarp(); /* nobody uses what was there */
+        if (there) stored_k::copy(to, runs, base - sh.keys_at.list, sh.list.capacity);
+        cp_async_commit();
     }
-    __device__ __forceinline__ void load_values(shared &sh, int base, bool there)
+    __device__ __forceinline__ void load_keys(const step_args &a, shared &sh, int base,
+                                              bool there)
     {
-        const bool in_registers = quantized(sh, sh.values_stored, base);
-        copy(values(sh), sh.values_at, base, there && !in_registers);
-        if constexpr (STORED)
-            if (in_registers && there)
-                stored_v.load(sh.values_stored, base - sh.values_at.list,
-                              sh.list.capacity);
+        if (quantized(sh, a.h.key_bits, base))
+            copy_levels(sh, keys(sh), sh.key_runs, base, there);
+        else
+            copy(keys(sh), sh.keys_at, base, there);
     }
-    /* All but the last group of copies have arrived, and the new token's row takes the
-     * place of what the ring has there. */
+    __device__ __forceinline__ void load_values(const step_args &a, shared &sh,
+                                                int base, bool there)
+    {
+        if (quantized(sh, a.h.value_bits, base))
+            copy_levels(sh, values(sh), sh.value_runs, base, there);
+        else
+            copy(values(sh), sh.values_at, base, there);
+    }
+    /* All but the last group of copies have arrived. */
+    static __device__ __forceinline__ void await()
+    {
+        cp_async_wait<1>();
+        __syncwarp();
+    }
+    /* And the new token's row takes the place of what the ring has there. */
     static __device__ __forceinline__ void await(uint4 *staged, const __half *row,
                                                  const sight &see, int base)
     {
         const int fresh = see.fresh() - base, lane = (int)threadIdx.x % 32;
-        cp_async_wait<1>();
-        __syncwarp();
+        await();
         if (fresh < 0 || fresh >= BATCH) return; /* of all lanes */
         if (lane < UNITS)
             staged[unit_at<ROW>(fresh, lane) / 16] =
@@ -212,19 +222,22 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
 #pragma unroll
         for (int u = 0; u < 2 * TILES; u++) {
             const int i = place(base, u);
-            seen[u] = see.sees(i);
+            seen[u] = base >= see.list ? i < see.end() : see.sees(i);
             if (a.h.position_cap > 0 && seen[u]) seen[u] = far == is_far(sh, i);
         }
     }
-    __device__ __forceinline__ void dot(shared &sh, const sight &see, int base)
+    __device__ __forceinline__ void dot(const step_args &a, shared &sh,
+                                        const sight &see, int base)
     {
         const int lane = (int)threadIdx.x % 32;
         if constexpr (STORED)
-            if (quantized(sh, sh.keys_stored, base)) {
-                if (sh.keys_stored.bits == 8)
-                    stored_k.template dot<8>(sh.keys.operand[1], logit);
+            if (quantized(sh, a.h.key_bits, base)) {
+                const stored_k k(keys(sh), sh.key_runs, a.h.D / 32);
+                await();
+                if (a.h.key_bits == 8)
+                    k.template dot<8>(sh.keys.operand[1], logit);
                 else
-                    stored_k.template dot<5>(sh.keys.operand[1], logit);
+                    k.template dot<5>(sh.keys.operand[1], logit);
                 return;
             }
         float sum[TILES][4] = {};
@@ -276,7 +289,8 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
 #pragma unroll
         for (int i = 0; i < M * N; i++) o[i / N][i % N] *= keep;
     }
-    __device__ __forceinline__ void soften(shared &sh, const sight &see, int base,
+    __device__ __forceinline__ void soften(const step_args &a, shared &sh,
+                                           const sight &see, int base,
                                            tile_running<CHUNKS, STORED> &r)
     {
         float top = r.m;
@@ -296,11 +310,13 @@ template <int TILES, int ROW, bool STORED> struct tile_batch {
             trans_weights(p, weight[u]);
         }
         if constexpr (STORED)
-            if (quantized(sh, sh.values_stored, base)) {
-                if (sh.values_stored.bits == 4)
-                    stored_v.template add<4>(weight, keep, r.stored);
+            if (quantized(sh, a.h.value_bits, base)) {
+                const stored_v v(values(sh), sh.value_runs, a.h.D / 32);
+                await();
+                if (a.h.value_bits == 4)
+                    v.template add<4>(weight, keep, r.stored);
                 else
-                    stored_v.template add<3>(weight, keep, r.stored);
+                    v.template add<3>(weight, keep, r.stored);
                 keep_sums(r.o, keep);
                 return;
             }

@@ -21,17 +21,17 @@ template <typename Layout> STI_DEVICE int list_place(const step_args &a)
 }
 
 template <typename Layout, typename KV, int HEADS, int WIDE>
-STI_DEVICE token_rows<KV> rows_of(const step_args &a,
-                                  const step_shared<KV, HEADS, WIDE> &sh,
-                                  const void *window, const void *salient)
+STI_DEVICE token_rows<KV>
+rows_of(const step_args &a, const step_shared<KV, HEADS, WIDE> &sh,
+        const salient_list &of, const void *window, const void *salient)
 {
     const int64_t D = a.h.D, ring = 2 * a.h.C;
     const int list = list_place<Layout>(a);
     return token_rows<KV>{static_cast<const KV *>(window) + kv_head(a, sh) * ring * D,
-                          static_cast<const KV *>(salient) + (sh.list.first - list) * D,
+                          static_cast<const KV *>(salient) + (of.first - list) * D,
                           (int)ring,
                           list,
-                          list + sh.list.capacity,
+                          list + of.capacity,
                           a.h.D};
 }
 
@@ -152,14 +152,15 @@ STI_DEVICE void attend_keys(const step_args &a, step_shared<KV, HEADS, WIDE> &sh
 #pragma unroll 1
     while (base < end) {
         int next = base + apart;
-        while (next < end && !__any_sync(~0u, see.sees(next + lane % Layout::BATCH)))
+        while (next < see.list && next < end &&
+               !__any_sync(~0u, see.sees(next + lane % Layout::BATCH)))
             next += apart;
-        b.dot(sh, see, base);
-        b.load_keys(sh, next, next < end);
+        b.dot(a, sh, see, base);
+        b.load_keys(a, sh, next, next < end);
         b.find_seen(a, sh, see, base, far);
         b.keep_logits(a, sh, see, base, first, r);
-        b.soften(sh, see, base, r);
-        b.load_values(sh, next, next < end);
+        b.soften(a, sh, see, base, r);
+        b.load_values(a, sh, next, next < end);
         base = next;
     }
 }
@@ -190,8 +191,8 @@ STI_DEVICE bool key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
     const int base = first_batch<Layout>(index);
     const size_t kv = ((size_t)a.t * h.G + kv_head(a, sh)) * h.D;
     typename Layout::batch b;
-    b.load_keys(sh, base, true);
-    b.load_values(sh, base, true);
+    b.load_keys(a, sh, base, true);
+    b.load_values(a, sh, base, true);
     moment now;
     now.load(s, sh.at.sel, token.pos, true);
     const float2 rope = rope_at(token.freq, token.pos);
@@ -237,8 +238,8 @@ STI_DEVICE bool key_unit(const step_args &a, step_shared<KV, HEADS, WIDE> &sh,
                 /* with nothing to see here, the first copies may still be on their
                  * way */
                 const bool some = base < sh.see.end();
-                b.load_keys(sh, base, some);
-                b.load_values(sh, base, some);
+                b.load_keys(a, sh, base, some);
+                b.load_values(a, sh, base, some);
             }
             attend_keys<Layout>(a, sh, base, far != 0, first, b, r);
         }
