@@ -34,18 +34,18 @@ int main(int argc, char **argv)
     const bool named =
         strcmp(how, "-") != 0 && still_method_init(&method, how, 0, &e) == STILL_OK;
     const bool adapted = strcmp(how, "-") != 0 && !named;
-    must(still_model_open(
-             argv[1],
-             &(still_model_params){.threads = threads, .adapter = adapted ? how : NULL},
-             &m, &e),
+    must(still_model_open(argv[1],
+                          &STILL_PARAMS(still_model_params, .threads = threads,
+                                        .adapter = adapted ? how : NULL),
+                          &m, &e),
          &e);
     const still_model_info *info = still_model_get_info(m);
     const int chunk = named ? method.chunk : adapted ? info->method->chunk : 0;
-    must(still_session_new(
-             m,
-             &(still_session_params){.ctx = length + KINDS * (rounds + 40) + MOST,
-                                     .method = named ? &method : NULL},
-             &s, &e),
+    must(still_session_new(m,
+                           &STILL_PARAMS(still_session_params,
+                                         .ctx = length + KINDS * (rounds + 40) + MOST,
+                                         .method = named ? &method : NULL),
+                           &s, &e),
          &e);
     for (int i = 0; i < length; i += 256) {
         int32_t tok[256];

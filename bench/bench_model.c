@@ -193,8 +193,8 @@ out:
 
 int main(int argc, char **argv)
 {
-    still_model_params mp = {0};
-    still_session_params sp = {0};
+    still_model_params mp = {.size = sizeof mp};
+    still_session_params sp = {.size = sizeof sp};
     const char *ids_path = NULL, *path = NULL, *method = "softmax";
     char *jobs[MAX_JOBS];
     int n_jobs = 0, repeat = 5, chunk = 0, cap = -1;

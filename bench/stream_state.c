@@ -265,7 +265,8 @@ static still_status run(const char *path, const char *text, int64_t tokens, int 
     STI_TRY(still_method_init(&how, "still", 0, err));
     how.positions = STILL_POSITIONS_CAPPED;
     STI_TRY(still_model_open(
-        path, &(still_model_params){.backend = "cpu", .threads = threads}, &m, err));
+        path, &STILL_PARAMS(still_model_params, .backend = "cpu", .threads = threads),
+        &m, err));
     const int layers = m->cfg.layers;
     still_status st = read_ids(m, text, &ids, &n, err);
     if (!st && tokens == 0) tokens = (int64_t)n;
@@ -275,11 +276,11 @@ static still_status run(const char *path, const char *text, int64_t tokens, int 
                       layers, (long long)tokens, n);
     m->cfg.layers = layer + 1; /* the others are neither run nor remembered */
     if (!st)
-        st = still_session_new(
-            m,
-            &(still_session_params){
-                .ctx = (int)tokens, .cache = "f32", .batch = how.chunk, .method = &how},
-            &s, err);
+        st = still_session_new(m,
+                               &STILL_PARAMS(still_session_params, .ctx = (int)tokens,
+                                             .cache = "f32", .batch = how.chunk,
+                                             .method = &how),
+                               &s, err);
     if (!st) st = stream(s, layer, ids, tokens, good, err);
     still_session_free(s);
     m->cfg.layers = layers;

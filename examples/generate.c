@@ -38,8 +38,8 @@ static still_status generate(const char *path, const char *prompt, int n,
     }
     if (st) goto out;
 
-    still_session_params room = {.ctx = (int)n_ids + n};
-    still_sampler_params greedy = {.temperature = 0};
+    still_session_params room = {.size = sizeof room, .ctx = (int)n_ids + n};
+    still_sampler_params greedy = {.size = sizeof greedy, .temperature = 0};
     st = still_session_new(model, &room, &session, err);
     if (!st)
         st = still_sampler_new(&greedy, still_model_get_info(model)->vocab, &sampler,

@@ -113,7 +113,7 @@ static still_status run(const char *path, const char *file, int most, int chunk,
     if (!st) st = still_method_init(&method, "still", chunk, err);
     if (!st) {
         const int tokens = n < (size_t)most ? (int)n : most;
-        still_saliency_params params = {.method = &method};
+        still_saliency_params params = {.size = sizeof params, .method = &method};
         st = still_saliency_run(model, ids, tokens, &params, &s, err);
         if (!st) {
             score_all(tk, ids, tokens, seen, own);

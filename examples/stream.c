@@ -103,8 +103,8 @@ static still_status run(const char *path, const char *adapter, FILE *in,
 {
     still_model *model = NULL;
     still_bill bill;
-    still_session_params room = {.ctx = MOST_TOKENS};
-    still_model_params params = {.adapter = adapter};
+    still_session_params room = {.size = sizeof room, .ctx = MOST_TOKENS};
+    still_model_params params = {.size = sizeof params, .adapter = adapter};
     stream *s = calloc(1, sizeof *s);
     if (!s) {
         snprintf(err->text, sizeof err->text, "out of memory");

@@ -43,9 +43,25 @@
  *     between threads; one object is used by one thread at a time. A model is
  *     read-only after opening, but its sessions share the model's thread pool:
  *     feed sessions of one model from one thread at a time.
- *   - A params pointer may be NULL (all defaults); a zeroed struct is all
- *     defaults too, so initialise with {0} and set what you mean.
+ *   - A params pointer may be NULL: all defaults. In a params struct zero is the default,
+ *     so set its size and what you mean; STILL_PARAMS does it.
  *   - Strings are UTF-8; token ids are int32_t; sizes in bytes are size_t.
+ *
+ * Structs grow, and programs that were built before go on working with a later library of
+ * the same soname:
+ *   - What you fill in and pass begins with its size. Members that a shorter, earlier struct
+ *     does not have are zero, the default. A longer, later one is taken as long as all that
+ *     this library does not know is zero, and refused if not. A size that no version has,
+ *     such as a forgotten 0, is refused.
+ *   - What the library makes and you read through a pointer (still_model_info, still_saliency,
+ *     what callbacks get) only ever gains members at its end.
+ *   - What the library writes into your memory (still_bill, still_eval_result) is filled
+ *     whole, whatever was in it, and so has no size that you could forget to set. When one
+ *     grows, its function gets a new symbol version (cmake/libstill.map.in), and programs
+ *     built before go on calling the one that writes the shorter struct.
+ *   - What lies in arrays or is copied about (still_message, still_logit_bias,
+ *     still_train_data, still_agreement, still_error, still_method) has one size for good:
+ *     what more there is to say goes beside the array. still_method has room in reserve.
  */
 #ifndef STILL_H
 #define STILL_H
@@ -83,6 +99,12 @@ typedef struct still_error {
     still_status code;
     char text[1024];
 } still_error;
+
+/* A params struct with its size and what you set in it:
+ *     still_session_new(m, &STILL_PARAMS(still_session_params, .ctx = 4096), &s, &e);
+ * The same without the macro:
+ *     still_session_params p = {.size = sizeof p, .ctx = 4096}; */
+#define STILL_PARAMS(type, ...) ((type){.size = sizeof(type), __VA_ARGS__})
 
 /* "format error" and the like: a word or two for a status. */
 STILL_API const char *still_status_name(still_status s);
@@ -154,6 +176,7 @@ typedef struct still_message {
 
 /* A conversation for a template. */
 typedef struct still_conversation {
+    size_t size; /* sizeof(still_conversation) */
     const still_message *message;
     size_t n_messages;
     bool add_generation_prompt; /* ends where the assistant's reply begins */
@@ -251,6 +274,7 @@ typedef struct still_model still_model;
 typedef struct still_method still_method;
 
 typedef struct still_model_params {
+    size_t size; /* sizeof(still_model_params) */
     /* "cpu" (NULL: this one). "ref": the specification, in double, slow. "bf16": the
      * cpu's softmax attention rounded to bfloat16 where frameworks round, to compare
      * with published scores. "cuda": one NVIDIA GPU, in builds that have it. */
@@ -297,6 +321,7 @@ typedef struct still_logit_bias {
 
 /* How tokens are chosen; see Sampling. */
 typedef struct still_sampler_params {
+    size_t size;          /* sizeof(still_sampler_params) */
     float temperature;    /* 0: greedy */
     int top_k;            /* 0: off */
     float top_p;          /* 0 or 1: off */
@@ -329,7 +354,7 @@ typedef struct still_model_info {
     /* How its authors sample: of an adapter "sampling" in its still.json, else
      * generation_config.json of a folder, general.sampling.* of a GGUF file. Numbers that
      * they leave out are negative. */
-    still_sampler_params sampling;
+    const still_sampler_params *sampling;
 } still_model_info;
 STILL_API const still_model_info *still_model_get_info(const still_model *m);
 
@@ -379,7 +404,8 @@ struct still_method {
     bool forget;         /* no linear state: what is not kept exact is gone */
     int first_layer, last_layer; /* layers it replaces, others stay softmax; -1: last */
     still_positions positions;
-    uint64_t seed; /* of the random score */
+    uint64_t seed;        /* of the random score */
+    uint64_t reserved[8]; /* zero; for what later versions know */
 };
 
 /* The defaults of a method; chunk 0: its usual size. */
@@ -493,6 +519,7 @@ STILL_API still_status still_adapter_values(const still_adapter *a, size_t i,
 typedef struct still_session still_session;
 
 typedef struct still_session_params {
+    size_t size;       /* sizeof(still_session_params) */
     int ctx;           /* most tokens it can hold; 0: the trained length */
     int batch;         /* most tokens computed at once in prefill; 0: 512, cuda 4096.
                           Fewer where the GPU's memory does not hold that many */
@@ -757,9 +784,10 @@ typedef struct still_train_progress {
 /* false: save and stop; still_linearize then returns STILL_E_CANCELLED. */
 typedef bool (*still_train_fn)(void *user, const still_train_progress *p);
 
-/* A zeroed struct is all defaults but for method, data and out. docs/training.md explains
+/* Zeros are all defaults but for method, data and out. docs/training.md explains
  * the two stages. */
 typedef struct still_train_params {
+    size_t size;         /* sizeof(still_train_params) */
     still_method method; /* from still_method_init */
     const still_train_data *data;
     int n_data;
@@ -812,8 +840,8 @@ typedef struct still_train_plan {
     int rank; /* of this process; all of a job have the same plan */
 } still_train_plan;
 
-/* Trains an adapter for m and writes it to p->out. m must be a plain model. Under
- * mpirun all ranks call this with the same arguments; rank 0 writes and calls p->each.
+/* Trains an adapter for m and writes it to p->out. m must be a plain model. In a job of
+ * several ranks all call this with the same arguments; rank 0 writes and calls p->each.
  * An error that ends all ranks has its text on the rank where it happened, and an empty
  * one on the others. */
 STILL_API still_status still_linearize(still_model *m, const still_train_params *p,
@@ -840,6 +868,7 @@ typedef struct still_allocation {
 } still_allocation;
 
 typedef struct still_allocate_params {
+    size_t size;                /* sizeof(still_allocate_params) */
     const still_method *method; /* whose caps to choose; NULL: what the adapter was
                                    trained for, "still" if there is none */
     int key_bits, value_bits;   /* of salient tokens; 0: as the method has them */
@@ -870,8 +899,9 @@ STILL_API void still_allocation_free(still_allocation *a);
 
 /* ---- Exporting ----------------------------------------------------------- */
 
-/* A zeroed struct is all defaults but for format and path. */
+/* Zeros are all defaults but for format and path. */
 typedef struct still_export_params {
+    size_t size; /* sizeof(still_export_params) */
     /* "safetensors": a Hugging Face folder; "gguf": a file NAME.gguf as llama.cpp loads
      * it; both hold the model with the adapter's low-rank additions merged, and run as
      * softmax elsewhere. What other programs have no place for goes beside it:
@@ -927,8 +957,9 @@ typedef struct still_eval_item {
     const still_eval_result *running; /* so far */
 } still_eval_item;
 
-/* A zeroed struct is all defaults but for tasks and data. */
+/* Zeros are all defaults but for tasks and data. */
 typedef struct still_eval_params {
+    size_t size;             /* sizeof(still_eval_params) */
     const char *const *task; /* names, see still_eval_task_at */
     int n_tasks;
     const char *data;                    /* folder with their files */
@@ -953,8 +984,8 @@ typedef struct still_eval_params {
 /* Runs tasks on a model and writes a result for each task and length to out[0..*n), in
  * order; more than cap are an error. After STILL_E_CANCELLED the log has every item
  * that was answered, and the same call continues from there; *n results are complete.
- * Under mpirun all ranks call this with the same arguments and share the items; rank 0
- * writes the log and calls p->each. An error that happened on another rank has an empty
+ * In a job of several ranks (mpirun, torchrun, srun: docs/cluster.md) all call this with
+ * the same arguments and share the items; rank 0 writes the log and calls p->each. An error that happened on another rank has an empty
  * text. */
 STILL_API still_status still_eval_run(still_model *m, const still_eval_params *p,
                                       still_eval_result *out, int cap, int *n,
@@ -977,6 +1008,7 @@ STILL_API const char *still_eval_task_at(int i, const char **summary,
 /* What to time. A method runs with all that training would add to the model (feature
  * maps, gates), untrained if the model has no adapter: the time is the same. */
 typedef struct still_bench_params {
+    size_t size;                         /* sizeof(still_bench_params) */
     const still_session_params *session; /* method, rows of a pass (batch; of prefill),
                                             cache; ctx is not read; NULL: defaults */
     int length; /* prefill: tokens of the prompt; decode: tokens that sessions already
@@ -1061,6 +1093,7 @@ typedef struct still_saliency {
 } still_saliency;
 
 typedef struct still_saliency_params {
+    size_t size;                /* sizeof(still_saliency_params) */
     const still_method *method; /* read, not kept; NULL: what the adapter was trained
                                    for, "still" if there is none */
     still_progress_fn progress; /* layers; may be NULL */
@@ -1096,7 +1129,8 @@ typedef struct still_check_case {
 typedef void (*still_check_fn)(void *user, const still_check_case *c);
 
 typedef struct still_selftest_params {
-    still_model_params model;
+    size_t size;                     /* sizeof(still_selftest_params) */
+    const still_model_params *model; /* NULL: defaults */
     const char *model_path;   /* end-to-end: the model that made the golden data */
     const char *tokenizer[4]; /* tokenizer: files or folders to look for vocabularies */
 } still_selftest_params;

@@ -210,6 +210,9 @@ def module(h: Header, name: str) -> str:
     for s, fields in h.structs.items():
         out += ["", "", f"class {s}(ct.Structure):"]
         out += [f"    {f.name}: {f.annotation}" for f in fields]
+        if fields[0][:2] == ("size", "ct.c_size_t"):
+            out += ["", "    def __init__(self, **members: Any) -> None:",
+                    "        super().__init__(ct.sizeof(type(self)), **members)"]
     out += ["", ""]
     out += [f"{c.name} = {callback_type(c)}" for c in h.callbacks.values()]
     for s, fields in h.structs.items():

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "allocate/allocate.h"
+#include "base/sized.h"
 
 enum { PROBES = 24, PASSAGES = 4 }; /* about 1200 tokens each */
 
@@ -41,7 +42,8 @@ static still_status rank_on_cpu(still_model *m, const still_allocate_params *p,
     if (strcmp(m->be->name, "cpu") == 0 && !m->adapter)
         return rank_all(m, p, gain, err);
     still_model *plain;
-    STI_TRY(still_model_open(m->info.path, &(still_model_params){.backend = "cpu"},
+    STI_TRY(still_model_open(m->info.path,
+                             &STILL_PARAMS(still_model_params, .backend = "cpu"),
                              &plain, err));
     const still_status st = rank_all(plain, p, gain, err);
     still_model_free(plain);
@@ -123,8 +125,9 @@ static still_status usual_bytes(const still_model *m, const still_method *method
         usual.key_bits = usual.value_bits = 0;
     }
     STI_TRY(still_model_bill(
-        m, &(still_session_params){.method = &usual, .ctx = m->info.ctx_train}, &bill,
-        err));
+        m,
+        &STILL_PARAMS(still_session_params, .method = &usual, .ctx = m->info.ctx_train),
+        &bill, err));
     *out = bill.cache;
     return STILL_OK;
 }
@@ -147,7 +150,8 @@ static still_status run(still_model *m, const still_allocate_params *p,
     STI_TRY(sti_choose_caps(m, &method, a->gain, budget, p->shrink, &a->method,
                             &a->chosen, err));
     STI_TRY(still_model_bill(
-        m, &(still_session_params){.method = &a->method, .ctx = ctx}, &bill, err));
+        m, &STILL_PARAMS(still_session_params, .method = &a->method, .ctx = ctx), &bill,
+        err));
     a->bytes = bill.cache;
     return fill_caps(m, a, err);
 }
@@ -155,9 +159,10 @@ static still_status run(still_model *m, const still_allocate_params *p,
 still_status still_allocate(still_model *m, const still_allocate_params *p,
                             still_allocation **out, still_error *err)
 {
-    still_allocate_params with = p ? *p : (still_allocate_params){0};
+    still_allocate_params with;
     const size_t heads = (size_t)m->cfg.layers * (size_t)m->cfg.kv_heads;
     *out = NULL;
+    STI_TRY(STI_TAKE(&with, p, still_allocate_params, err));
     if (!still_model_tokenizer(m))
         return sti_fail(err, STILL_E_UNSUPPORTED,
                         "%s: has no tokenizer, and probes are text", m->info.path);

@@ -84,7 +84,8 @@ static still_status bytes_of(const search *s, const still_method *how, size_t *o
 {
     still_bill bill;
     STI_TRY(still_model_bill(
-        s->m, &(still_session_params){.method = how, .ctx = s->longest}, &bill, err));
+        s->m, &STILL_PARAMS(still_session_params, .method = how, .ctx = s->longest),
+        &bill, err));
     *out = bill.cache;
     return STILL_OK;
 }

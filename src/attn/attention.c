@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "attn/attn.h"
+#include "base/sized.h"
 
 struct still_attention {
     const sti_backend *be;
@@ -16,22 +17,6 @@ struct still_attention {
 };
 
 enum { SOFTMAX_CHUNK = 64 }; /* any will do where every token is kept */
-
-/* A struct of the caller in ours: what a program that was built for an earlier library
- * does not have is zero. */
-static still_status take_struct(void *to, size_t room, const void *from, size_t size,
-                                const char *what, still_error *err)
-{
-    if (size == 0 || size > room)
-        return sti_fail(
-            err, STILL_E_ARG,
-            "%s: size is %zu bytes, expected sizeof of the struct, which has "
-            "%zu in this library",
-            what, size, room);
-    memset(to, 0, room);
-    memcpy(to, from, size);
-    return STILL_OK;
-}
 
 void still_attention_free(still_attention *a)
 {
@@ -44,10 +29,8 @@ still_status still_attention_new(const still_attention_params *params,
                                  still_attention **out, still_error *err)
 {
     *out = NULL;
-    still_attention_params p = {0};
-    if (params)
-        STI_TRY(take_struct(&p, sizeof p, params, params->size,
-                            "still_attention_params", err));
+    still_attention_params p;
+    STI_TRY(STI_TAKE(&p, params, still_attention_params, err));
     const sti_backend *be = sti_backend_find(p.backend);
     if (!be)
         return sti_fail(err, STILL_E_ARG, "backend '%s' is not in this build: %s",
@@ -141,7 +124,7 @@ static still_status begin(const still_attention_args *given, still_attention_arg
                           still_error *err)
 {
     if (!given) return missing("still_attention_args", err);
-    STI_TRY(take_struct(x, sizeof *x, given, given->size, "still_attention_args", err));
+    STI_TRY(STI_TAKE(x, given, still_attention_args, err));
     STI_TRY(settings_of(x, set, err));
     if (!x->q || !x->k || !x->v) return missing("q, k or v", err);
     if (!x->route) return missing("route", err);

@@ -200,6 +200,13 @@ still_status sti_attn_configure(const still_method *m, const sti_attn_layer *lay
     out->last = n_layers - 1;
     out->kept = layer->kept;
     out->method = &methods[0];
+    for (size_t i = 0; m && i < sizeof m->reserved / sizeof *m->reserved; i++)
+        if (m->reserved[i])
+            return sti_fail(
+                err, STILL_E_UNSUPPORTED,
+                "method %s has a setting that still %s does not know: start "
+                "from still_method_init, or use a later libstill",
+                m->name, still_version());
     if (!m || strcmp(m->name, methods[0].name) == 0) return STILL_OK;
     out->method = sti_attn_find(m->name);
     if (!out->method) return unknown_method(m->name, err);

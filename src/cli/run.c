@@ -23,10 +23,9 @@ const char *cli_default_model(const cli_options *o)
 
 int cli_model_params(const cli_options *o, still_model_params *out)
 {
-    *out = (still_model_params){.backend = o->backend,
-                                .threads = (int)o->threads,
-                                .isa = o->isa,
-                                .no_merge = o->no_merge};
+    *out = STILL_PARAMS(still_model_params, .backend = o->backend,
+                        .threads = (int)o->threads, .isa = o->isa,
+                        .no_merge = o->no_merge);
     if (!o->gpu_memory) return CLI_OK;
     if (!cli_read_bytes(o->gpu_memory, &out->gpu_memory) || out->gpu_memory == 0)
         return cli_fail(
@@ -262,11 +261,8 @@ int cli_read_lengths(const char *command, const char *text, int *out, int most, 
 still_session_params cli_session_params(const cli_options *o, const still_method *m,
                                         int64_t ctx)
 {
-    return (still_session_params){.ctx = (int)ctx,
-                                  .batch = (int)o->batch,
-                                  .cache = o->cache,
-                                  .method = m,
-                                  .rollback = (int)o->rollback};
+    return STILL_PARAMS(still_session_params, .ctx = (int)ctx, .batch = (int)o->batch,
+                        .cache = o->cache, .method = m, .rollback = (int)o->rollback);
 }
 
 const char *cli_describe_method(const still_method *m, char *out, size_t room)
@@ -302,6 +298,7 @@ int cli_open_sampler(const cli_options *o, still_model *m, still_sampler **out)
 {
     still_error err;
     still_sampler_params params = {
+        .size = sizeof params,
         .temperature = (float)o->temp,
         .top_k = (int)o->top_k,
         .top_p = (float)o->top_p,
@@ -332,7 +329,7 @@ int cli_open_lookup(const cli_options *o, still_lookup **out)
 
 void cli_usual_sampling(cli_options *o, const still_model_info *info)
 {
-    const still_sampler_params *theirs = &info->sampling;
+    const still_sampler_params *theirs = info->sampling;
     const bool say = theirs->temperature >= 0 || theirs->top_p >= 0 ||
                      theirs->top_k >= 0 || theirs->min_p >= 0;
     /* Without a penalty small models repeat themselves for ever; but authors who say how

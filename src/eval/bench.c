@@ -8,6 +8,7 @@
 
 #include "base/process.h"
 #include "base/random.h"
+#include "base/sized.h"
 #include "session/session.h"
 
 enum {
@@ -65,11 +66,13 @@ static still_status make_sessions(bench *b, still_error *err)
 }
 
 /* ids: how many random ones will be needed. */
-static still_status begin(bench *b, still_model *m, const still_bench_params *p,
+static still_status begin(bench *b, still_model *m, const still_bench_params *params,
                           size_t ids, still_error *err)
 {
-    *b = (bench){.m = m, .p = *p};
-    if (p->session) b->with = *p->session;
+    *b = (bench){.m = m};
+    const still_bench_params *p = &b->p;
+    STI_TRY(STI_TAKE(&b->p, params, still_bench_params, err));
+    STI_TRY(STI_TAKE(&b->with, p->session, still_session_params, err));
     if (p->length < 1 || p->batch < 0 || p->batch > 65536 || p->steps < 0)
         return sti_fail(err, STILL_E_ARG,
                         "%d sequences of %d tokens and %d steps cannot be measured",

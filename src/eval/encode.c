@@ -131,8 +131,10 @@ still_status sti_encode_prompt(const still_tokenizer *tk, const sti_item *it, in
     if (it->chat && template) {
         still_rendering r;
         const still_message turn = {"user", it->prompt};
-        const still_conversation c = {
-            .message = &turn, .n_messages = 1, .add_generation_prompt = true};
+        const still_conversation c = {.size = sizeof c,
+                                      .message = &turn,
+                                      .n_messages = 1,
+                                      .add_generation_prompt = true};
         STI_TRY(still_chat_render(tk, template, &c, &r, err));
         st = encode_any(tk, NULL, r.n, &r, 0, 0, out, err);
         still_rendering_free(&r);

@@ -13,6 +13,7 @@
 #include "base/buf.h"
 #include "base/process.h"
 #include "base/sha256.h"
+#include "base/sized.h"
 #include "eval/eval.h"
 #include "eval/generated/generated.h"
 #include "train/comm.h"
@@ -412,11 +413,14 @@ static still_status run_all(job *j, still_eval_result *out, int cap, int *n,
     return STILL_OK;
 }
 
-still_status still_eval_run(still_model *m, const still_eval_params *p,
+still_status still_eval_run(still_model *m, const still_eval_params *params,
                             still_eval_result *out, int cap, int *n, still_error *err)
 {
     *n = 0;
-    if (!p || !p->data || p->n_tasks < 1)
+    still_eval_params own;
+    const still_eval_params *p = &own;
+    STI_TRY(STI_TAKE(&own, params, still_eval_params, err));
+    if (!p->data || p->n_tasks < 1)
         return sti_fail(err, STILL_E_ARG,
                         "an evaluation needs tasks and a data folder");
     job j = {.p = p, .m = m};
@@ -435,9 +439,13 @@ still_status still_eval_run(still_model *m, const still_eval_params *p,
     return st;
 }
 
-still_status still_eval_write_datasets(const still_model *m, const still_eval_params *p,
-                                       const char *dir, still_error *err)
+still_status still_eval_write_datasets(const still_model *m,
+                                       const still_eval_params *params, const char *dir,
+                                       still_error *err)
 {
+    still_eval_params own;
+    const still_eval_params *p = &own;
+    STI_TRY(STI_TAKE(&own, params, still_eval_params, err));
     for (int i = 0; i < p->n_tasks; i++) {
         const sti_eval_task *t = sti_task_find(p->task[i]);
         if (!t) return sti_fail(err, STILL_E_ARG, "there is no task '%s'", p->task[i]);

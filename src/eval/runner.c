@@ -8,6 +8,7 @@
 
 #include "base/cores.h"
 #include "base/pool.h"
+#include "base/sized.h"
 #include "eval/eval.h"
 
 enum { LEAST_SESSIONS = 3, SESSIONS = 32, FIRST_CTX = 256, MOST_THREADS = 32 };
@@ -20,12 +21,12 @@ still_status sti_runner_open(still_model *m, const still_session_params *p,
                              sti_runner *r, still_error *err)
 {
     *r = (sti_runner){.m = m, .tk = still_model_tokenizer(m)};
+    STI_TRY(STI_TAKE(&r->params, p, still_session_params, err));
     if (!r->tk)
         return sti_fail(err, STILL_E_ARG,
                         "%s: has no tokenizer, and tasks are text; put tokenizer.json "
                         "or tokenizer.model beside the weights",
                         m->info.path);
-    if (p) r->params = *p;
     r->limit = r->params.ctx ? r->params.ctx : m->info.ctx_train;
     if (r->limit < 2)
         return sti_fail(err, STILL_E_ARG, "a context of %d tokens is too short",

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/sized.h"
 
 typedef struct format {
     const char *name;
@@ -196,11 +197,14 @@ static still_status write_and_move(sti_export *x, const format *f, still_error *
     return st;
 }
 
-still_status still_export(const char *model, const still_export_params *p,
+still_status still_export(const char *model, const still_export_params *params,
                           still_error *err)
 {
     const format *f = NULL;
-    if (!model || !p || !p->format || !p->path || !*p->path)
+    still_export_params own;
+    const still_export_params *p = &own;
+    STI_TRY(STI_TAKE(&own, params, still_export_params, err));
+    if (!model || !p->format || !p->path || !*p->path)
         return sti_fail(err, STILL_E_ARG,
                         "export needs a model, a format and a path to write");
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)

@@ -14,6 +14,7 @@
 #include "base/cores.h"
 #include "base/mem.h"
 #include "base/process.h"
+#include "base/sized.h"
 #include "model/sampling.h"
 #include "model/shape.h"
 
@@ -365,7 +366,7 @@ static still_status load_adapter(still_model *m, const char *path, bool merge,
     if (!m->adapter_path) return sti_fail_memory(err, path, strlen(path));
     m->info.adapter = m->adapter_path;
     if (m->adapter->spec.has_sampling)
-        sti_sampling_override(&m->info.sampling, &m->adapter->spec.sampling);
+        sti_sampling_override(&m->sampling, &m->adapter->spec.sampling);
     m->info.params += m->adapter->n_values + m->adapter->maps.bytes / sizeof(float);
     return STILL_OK;
 }
@@ -381,6 +382,7 @@ static still_status begin(const char *what, const still_model_params *p,
     *out = sti_alloc(1, sizeof **out);
     if (!*out) return sti_fail_memory(err, what, sizeof **out);
     (*out)->be = be;
+    (*out)->info.sampling = &(*out)->sampling;
     return STILL_OK;
 }
 
@@ -420,7 +422,7 @@ static still_status load(still_model *m, const still_model_params *p, bool token
     float *freq = m->cfg.inv_freq[0];
     for (int i = 0; p->rope_bf16 && i < STI_TABLES * (m->cfg.head_dim / 2); i++)
         freq[i] = sti_bf16_to_f32(sti_f32_to_bf16(freq[i]));
-    STI_TRY(sti_sampling_read(&m->store, &m->info.sampling, err));
+    STI_TRY(sti_sampling_read(&m->store, &m->sampling, err));
     if (tokenizer) STI_TRY(sti_tokenizer_from_store(&m->store, &m->tokenizer, err));
     STI_TRY(make_device(m, p, err));
     if (p->adapter) STI_TRY(load_adapter(m, p->adapter, !p->no_merge, err));
@@ -449,8 +451,9 @@ still_status still_model_open(const char *path, const still_model_params *params
                               still_model **out, still_error *err)
 {
     *out = NULL;
-    const still_model_params p = params ? *params : (still_model_params){0};
+    still_model_params p;
     still_model *m;
+    STI_TRY(STI_TAKE(&p, params, still_model_params, err));
     if (!path) return sti_fail(err, STILL_E_ARG, "no model path given");
     STI_TRY(begin(path, &p, &m, err));
     still_status st = sti_store_open(path, &m->store, err);
@@ -462,8 +465,9 @@ still_status still_model_open_shape(const char *shape, const still_model_params 
                                     still_model **out, still_error *err)
 {
     *out = NULL;
-    const still_model_params p = params ? *params : (still_model_params){0};
+    still_model_params p;
     still_model *m;
+    STI_TRY(STI_TAKE(&p, params, still_model_params, err));
     if (!shape) return sti_fail(err, STILL_E_ARG, "no shape given");
     STI_TRY(begin(shape, &p, &m, err));
     still_status st = sti_shape_open(shape, m->be->host_memory, &m->store, err);

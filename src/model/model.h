@@ -45,7 +45,8 @@ struct still_model {
     sti_store store;
     sti_config cfg;
     still_model_info info;
-    still_tokenizer *tokenizer; /* or NULL */
+    still_sampler_params sampling; /* what info points to */
+    still_tokenizer *tokenizer;    /* or NULL */
     const sti_backend *be;
     sti_dev *dev;
     sti_layer *layer;       /* [cfg.layers] */

@@ -53,12 +53,9 @@ static void set(still_sampler_params *p, const struct setting *s, double v)
 
 still_sampler_params sti_sampling_none(void)
 {
-    return (still_sampler_params){.temperature = -1,
-                                  .top_k = -1,
-                                  .top_p = -1,
-                                  .min_p = -1,
-                                  .repeat_penalty = -1,
-                                  .repeat_last = -1};
+    return STILL_PARAMS(still_sampler_params, .temperature = -1, .top_k = -1,
+                        .top_p = -1, .min_p = -1, .repeat_penalty = -1,
+                        .repeat_last = -1);
 }
 
 void sti_sampling_of_json(const json_t *o, still_sampler_params *out)

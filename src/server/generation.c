@@ -258,16 +258,12 @@ static void on_done(void *user, const srv_result *r)
 
 static still_sampler_params sampling_of(const srv_options *o, uint64_t seed)
 {
-    return (still_sampler_params){.temperature = (float)o->temperature,
-                                  .top_p = (float)o->top_p,
-                                  .min_p = (float)o->min_p,
-                                  .top_k = o->top_k,
-                                  .repeat_penalty = (float)o->repeat_penalty,
-                                  .presence_penalty = (float)o->presence_penalty,
-                                  .frequency_penalty = (float)o->frequency_penalty,
-                                  .bias = o->bias,
-                                  .n_bias = o->n_bias,
-                                  .seed = seed};
+    return STILL_PARAMS(still_sampler_params, .temperature = (float)o->temperature,
+                        .top_p = (float)o->top_p, .min_p = (float)o->min_p,
+                        .top_k = o->top_k, .repeat_penalty = (float)o->repeat_penalty,
+                        .presence_penalty = (float)o->presence_penalty,
+                        .frequency_penalty = (float)o->frequency_penalty,
+                        .bias = o->bias, .n_bias = o->n_bias, .seed = seed);
 }
 
 static still_status prepare(srv_generation *g, size_t i, still_error *err)

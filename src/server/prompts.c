@@ -133,8 +133,10 @@ static still_status render(const srv_api *api, json_t *variables, bool open,
     char *text = sti_json_text(all, JSON_COMPACT);
     json_decref(all);
     if (!text) return sti_fail_memory(err, "messages", 0);
-    still_conversation talk = {
-        .add_generation_prompt = open, .variables = text, .n_variables = strlen(text)};
+    still_conversation talk = {.size = sizeof talk,
+                               .add_generation_prompt = open,
+                               .variables = text,
+                               .n_variables = strlen(text)};
     still_status status = still_chat_render(api->tk, api->chat_template, &talk, r, err);
     free(text);
     return status;

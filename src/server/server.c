@@ -113,7 +113,7 @@ static still_status make_api(srv_server *s, const srv_params *p, still_error *er
     const char *chat =
         s->chat_template ? s->chat_template : still_tokenizer_chat_template(api->tk);
     api->developer = chat && strstr(chat, "developer");
-    set_defaults(api, &info->sampling);
+    set_defaults(api, info->sampling);
     if (p->variables)
         STI_TRY(sti_json_read("template variables", p->variables, strlen(p->variables),
                               STI_JSON_OBJECT, &api->variables, err));

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "base/sized.h"
 #include "grammar/grammar.h"
 
 typedef struct candidate {
@@ -63,7 +64,8 @@ still_status still_sampler_new(const still_sampler_params *params, int vocab,
                                still_sampler **out, still_error *err)
 {
     *out = NULL;
-    still_sampler_params p = params ? *params : (still_sampler_params){0};
+    still_sampler_params p;
+    STI_TRY(STI_TAKE(&p, params, still_sampler_params, err));
     if (vocab < 1)
         return sti_fail(err, STILL_E_ARG, "a vocabulary of %d tokens", vocab);
     if (!(p.temperature >= 0) || !(p.top_p >= 0 && p.top_p <= 1) ||

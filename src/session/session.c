@@ -3,6 +3,7 @@
  * A session is one block of memory, allocated and touched when it is created: what
  * still_model_bill states is paid up front, and a decode step allocates nothing. */
 #include "session/session.h"
+#include "base/sized.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +43,7 @@ static still_status check_method(const still_model *m, const still_method *metho
 static still_status configure(const still_model *m, const still_session_params *params,
                               still_session *s, still_error *err)
 {
-    still_session_params p = params ? *params : (still_session_params){0};
+    still_session_params p = *params;
     if (p.ctx == 0) p.ctx = m->cfg.ctx_train;
     if (p.batch == 0) p.batch = m->be->batch;
     if (p.ctx < 1 || p.batch < 1)
@@ -258,13 +259,15 @@ static still_status make(const still_session *draft, still_session **out,
     return STILL_OK;
 }
 
-still_status still_session_new(still_model *m, const still_session_params *p,
+still_status still_session_new(still_model *m, const still_session_params *params,
                                still_session **out, still_error *err)
 {
     *out = NULL;
     still_session draft = {.model = m};
-    STI_TRY(check_method(m, p && p->method ? p->method : m->info.method, err));
-    STI_TRY(configure(m, p, &draft, err));
+    still_session_params p;
+    STI_TRY(STI_TAKE(&p, params, still_session_params, err));
+    STI_TRY(check_method(m, p.method ? p.method : m->info.method, err));
+    STI_TRY(configure(m, &p, &draft, err));
     fit_rows(m, states_bytes(&draft), LEAST_ROWS, &draft.cfg);
     return make(&draft, out, err);
 }
@@ -343,11 +346,13 @@ static void add_weight(const still_model *m, const sti_weight *w, still_bill *b)
         b->weights_mapped += w->src->bytes;
 }
 
-still_status still_model_bill(const still_model *m, const still_session_params *p,
+still_status still_model_bill(const still_model *m, const still_session_params *params,
                               still_bill *out, still_error *err)
 {
     still_session s = {0};
-    STI_TRY(configure(m, p, &s, err));
+    still_session_params p;
+    STI_TRY(STI_TAKE(&p, params, still_session_params, err));
+    STI_TRY(configure(m, &p, &s, err));
     s.model = (still_model *)m;
     fit_rows(m, states_bytes(&s), LEAST_ROWS, &s.cfg);
     sti_carve tables = {0};

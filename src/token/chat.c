@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/sized.h"
 #include "base/utf8.h"
 #include "template/template.h"
 #include "token/tokenizer.h"
@@ -151,11 +152,14 @@ static still_status token_text(const still_tokenizer *tk, int32_t id, char **out
 }
 
 still_status still_chat_render(const still_tokenizer *tk, const char *chat_template,
-                               const still_conversation *c, still_rendering *out,
+                               const still_conversation *given, still_rendering *out,
                                still_error *err)
 {
-    if (!c || !out) return sti_fail(err, STILL_E_ARG, "chat: an argument is NULL");
+    still_conversation own;
+    const still_conversation *c = &own;
+    if (!given || !out) return sti_fail(err, STILL_E_ARG, "chat: an argument is NULL");
     *out = (still_rendering){0};
+    STI_TRY(STI_TAKE(&own, given, still_conversation, err));
     if (!chat_template && tk) chat_template = tk->chat_template;
     if (!chat_template)
         return sti_fail(err, STILL_E_UNSUPPORTED,

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/process.h"
+#include "base/sized.h"
 #include "train/train.h"
 
 enum { STEPS = 2, WARM_STEPS = 1 };
@@ -51,10 +52,15 @@ static void sum_up(double *seconds, int n, still_bench_result *out)
     out->slowest = seconds[n - 1];
 }
 
-still_status still_bench_train(still_model *m, const still_bench_params *p,
+still_status still_bench_train(still_model *m, const still_bench_params *params,
                                still_bench_result *out, still_error *err)
 {
-    const still_method *method = p->session ? p->session->method : NULL;
+    still_bench_params own;
+    still_session_params with;
+    const still_bench_params *p = &own;
+    STI_TRY(STI_TAKE(&own, params, still_bench_params, err));
+    STI_TRY(STI_TAKE(&with, own.session, still_session_params, err));
+    const still_method *method = with.method;
     const int n = p->steps ? p->steps : STEPS, batch = p->batch ? p->batch : 1;
     if (!method) return sti_fail(err, STILL_E_ARG, "no method to train for is given");
     if (n < 0 || n > 1 << 20 || p->length < 1 || batch < 0 ||
@@ -65,7 +71,8 @@ still_status still_bench_train(still_model *m, const still_bench_params *p,
                         n, p->stage, batch, p->length);
     const uint64_t tokens = (uint64_t)batch * (uint64_t)p->length;
     sti_trainer t = {.m = m,
-                     .p = {.method = *method,
+                     .p = {.size = sizeof t.p,
+                           .method = *method,
                            .stage = p->stage,
                            .seq = p->length,
                            .batch = batch,

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/process.h"
+#include "base/sized.h"
 #include "train/train.h"
 
 enum { SAVE_SECONDS = 120 };
@@ -281,7 +282,8 @@ static still_status end(sti_trainer *t, still_status st, still_error *err)
 still_status still_linearize(still_model *m, const still_train_params *p,
                              still_error *err)
 {
-    sti_trainer t = {.m = m, .p = *p};
+    sti_trainer t = {.m = m};
+    STI_TRY(STI_TAKE(&t.p, p, still_train_params, err));
     return end(&t, run(&t, err), err);
 }
 
@@ -337,6 +339,7 @@ static still_status plan(sti_trainer *t, still_train_plan *out, still_error *err
 still_status still_linearize_plan(still_model *m, const still_train_params *p,
                                   still_train_plan *out, still_error *err)
 {
-    sti_trainer t = {.m = m, .p = *p};
+    sti_trainer t = {.m = m};
+    STI_TRY(STI_TAKE(&t.p, p, still_train_params, err));
     return end(&t, plan(&t, out, err), err);
 }

@@ -10,9 +10,10 @@ static size_t bytes_of(const still_model *m, const still_method *how)
 {
     still_bill bill;
     still_error err;
-    must(still_model_bill(
-             m, &(still_session_params){.method = how, .ctx = m->info.ctx_train}, &bill,
-             &err),
+    must(still_model_bill(m,
+                          &STILL_PARAMS(still_session_params, .method = how,
+                                        .ctx = m->info.ctx_train),
+                          &bill, &err),
          &err);
     return bill.cache;
 }

@@ -259,9 +259,12 @@ static void says_what_is_wrong(void **state)
     assert_null(a);
     params.backend = "bf16";
     assert_int_equal(still_attention_new(&params, &a, &e), STILL_E_UNSUPPORTED);
-    params = (still_attention_params){.size = sizeof params + 8};
-    assert_int_equal(still_attention_new(&params, &a, &e), STILL_E_ARG);
-    assert_non_null(strstr(e.text, "size"));
+    struct {
+        still_attention_params known;
+        int more[2];
+    } later = {.known = {.size = sizeof later}, .more = {0, 1}};
+    assert_int_equal(still_attention_new(&later.known, &a, &e), STILL_E_UNSUPPORTED);
+    assert_non_null(strstr(e.text, "later libstill"));
     must(still_attention_new(NULL, &a, &e), &e); /* all defaults */
 
     problem p = make("still");

@@ -37,8 +37,8 @@ static inline int open_model(void **state)
              "%s/make-model tiny %s --type f32 >/dev/null 2>&1", STILL_TOOLS,
              model_path);
     if (system(command) != 0) return -1;
-    return still_model_open(model_path, &(still_model_params){.threads = 2}, &model,
-                            &e);
+    return still_model_open(model_path, &STILL_PARAMS(still_model_params, .threads = 2),
+                            &model, &e);
 }
 
 static inline int close_model(void **state)

@@ -22,7 +22,8 @@ static void logits_of(const char *backend, float out[VOCAB])
     still_model *m = open_tiny(backend);
     int32_t tok[40];
     for (int i = 0; i < 40; i++) tok[i] = (i * 91 + 1) % VOCAB;
-    must(still_session_new(m, &(still_session_params){.ctx = 64}, &s, &e), &e);
+    must(still_session_new(m, &STILL_PARAMS(still_session_params, .ctx = 64), &s, &e),
+         &e);
     must(still_session_feed(s, tok, 40, &e), &e);
     memcpy(out, still_session_logits(s), VOCAB * sizeof *out);
     still_session_free(s);
@@ -150,9 +151,9 @@ static void every_method(void **state)
     still_model *m = open_tiny("cpu");
     for (int i = 0; (name = still_method_at(i, NULL)); i++) {
         still_method how = method(name);
-        still_session_params with = {.batch = 64, .method = &how};
+        still_session_params with = {.size = sizeof with, .batch = 64, .method = &how};
         still_bench_params p = {
-            .session = &with, .length = 100, .batch = 2, .steps = 5};
+            .size = sizeof p, .session = &with, .length = 100, .batch = 2, .steps = 5};
         still_bench_result r;
         must(still_bench_prefill(m, &p, &r, &e), &e);
         check_result(&r, name);
@@ -181,8 +182,9 @@ static void training(void **state)
     still_error e;
     still_method how = method("still");
     still_model *m = open_tiny("cpu");
-    const still_session_params with = {.method = &how};
-    still_bench_params p = {.session = &with, .length = 48, .batch = 2, .stage = 1};
+    const still_session_params with = {.size = sizeof with, .method = &how};
+    still_bench_params p = {
+        .size = sizeof p, .session = &with, .length = 48, .batch = 2, .stage = 1};
     still_bench_result r;
     for (p.stage = 1; p.stage <= 2; p.stage++) {
         must(still_bench_train(m, &p, &r, &e), &e);
@@ -208,8 +210,9 @@ static void refusals(void **state)
     int asked = 0;
     still_method softmax = method("softmax");
     still_model *m = open_tiny("cpu");
-    const still_session_params with = {.method = &softmax};
-    still_bench_params p = {.session = &with, .length = 1 << 30, .batch = 65536};
+    const still_session_params with = {.size = sizeof with, .method = &softmax};
+    still_bench_params p = {
+        .size = sizeof p, .session = &with, .length = 1 << 30, .batch = 65536};
     still_bench_result r = {.seconds = 1};
     assert_int_equal(still_bench_decode(m, &p, &r, &e), STILL_E_MEMORY);
     p.length = 0;
@@ -217,8 +220,8 @@ static void refusals(void **state)
     assert_int_equal(still_bench_decode(m, &p, &r, &e), STILL_E_ARG);
     assert_int_equal(still_bench_train(m, &p, &r, &e), STILL_E_ARG);
     assert_true(r.seconds == 1);
-    p = (still_bench_params){
-        .session = &with, .length = 100, .progress = stop_at_once, .user = &asked};
+    p = STILL_PARAMS(still_bench_params, .session = &with, .length = 100,
+                     .progress = stop_at_once, .user = &asked);
     assert_int_equal(still_bench_prefill(m, &p, &r, &e), STILL_E_CANCELLED);
     assert_int_equal(still_bench_decode(m, &p, &r, &e), STILL_E_CANCELLED);
     assert_int_equal(asked, 2);

@@ -29,7 +29,8 @@ static const char *const two_tasks[] = {"piqa", "arc_easy"};
 static still_status run(watch *w, const still_session_params *sp, still_eval_result *r,
                         int *n, still_error *e)
 {
-    const still_eval_params p = {.task = two_tasks,
+    const still_eval_params p = {.size = sizeof p,
+                                 .task = two_tasks,
                                  .n_tasks = 2,
                                  .data = DATA,
                                  .session = sp,
@@ -98,7 +99,7 @@ static void resuming(void **state)
     /* Other settings are another run, in the same file. */
     write_log(expected, size);
     w = (watch){0};
-    must(run(&w, &(still_session_params){.ctx = 64}, parts, &n, &e), &e);
+    must(run(&w, &STILL_PARAMS(still_session_params, .ctx = 64), parts, &n, &e), &e);
     assert_int_equal(w.resumed, 0);
     w = (watch){0};
     must(run(&w, NULL, parts, &n, &e), &e);
@@ -123,12 +124,14 @@ static void requests(void **state)
     still_eval_result r[8];
     int n;
     const char *const unknown[] = {"piqa", "nonsense"};
-    still_eval_params p = {.task = unknown, .n_tasks = 2, .data = DATA};
+    still_eval_params p = {
+        .size = sizeof p, .task = unknown, .n_tasks = 2, .data = DATA};
     assert_int_equal(still_eval_run(model, &p, r, 8, &n, &e), STILL_E_ARG);
     assert_non_null(strstr(e.text, "nonsense"));
     p.n_tasks = 0;
     assert_int_equal(still_eval_run(model, &p, r, 8, &n, &e), STILL_E_ARG);
-    p = (still_eval_params){.task = two_tasks, .n_tasks = 2, .data = "/nowhere"};
+    p = STILL_PARAMS(still_eval_params, .task = two_tasks, .n_tasks = 2,
+                     .data = "/nowhere");
     assert_int_equal(still_eval_run(model, &p, r, 8, &n, &e), STILL_E_IO);
     assert_non_null(strstr(e.text, "piqa_valid.jsonl"));
     p.data = DATA;
@@ -138,13 +141,13 @@ static void requests(void **state)
     assert_int_equal(still_eval_run(model, &p, r, 8, &n, &e), STILL_E_CANCELLED);
     p.poll = NULL;
     p.limit = 3; /* and contexts that do not fit are counted */
-    const still_session_params tight = {.ctx = 16};
+    const still_session_params tight = {.size = sizeof tight, .ctx = 16};
     p.session = &tight;
     must(still_eval_run(model, &p, r, 8, &n, &e), &e);
     assert_int_equal(r[0].n, 3);
     assert_true(r[1].cut > 0);
     const char *const lambada[] = {"lambada"};
-    p = (still_eval_params){.task = lambada, .n_tasks = 1, .data = DATA};
+    p = STILL_PARAMS(still_eval_params, .task = lambada, .n_tasks = 1, .data = DATA);
     must(still_eval_run(model, &p, r, 8, &n, &e), &e);
     assert_true(r[0].perplexity > 1 && isnan(r[0].acc_norm));
     const char *name, *summary, *files;

@@ -11,7 +11,7 @@
 static void plain_sums(const sti_item *it, const still_method *method, double *sum)
 {
     still_error e;
-    const still_session_params p = {.ctx = 2048, .method = method};
+    const still_session_params p = {.size = sizeof p, .ctx = 2048, .method = method};
     still_session *s;
     must(still_session_new(model, &p, &s, &e), &e);
     for (int i = 0; i < it->n_options; i++) {
@@ -42,7 +42,7 @@ static void ranked_like_plain(const char *task, const char *method_name)
     still_error e;
     still_method method;
     must(still_method_init(&method, method_name, 16, &e), &e);
-    const still_session_params sp = {.ctx = 2048, .method = &method};
+    const still_session_params sp = {.size = sizeof sp, .ctx = 2048, .method = &method};
     sti_runner r;
     must(sti_runner_open(model, &sp, &r, &e), &e);
     const sti_eval_task *t = sti_task_find(task);
@@ -92,7 +92,7 @@ static void few_sessions(void **state)
 {
     (void)state;
     still_error e;
-    const still_session_params sp = {.ctx = 512};
+    const still_session_params sp = {.size = sizeof sp, .ctx = 512};
     const sti_eval_task *t = sti_task_find("arc_challenge");
     const sti_task_params tp = {.data_dir = DATA, .shots = -1};
     double sum[2][4][STI_MOST_OPTIONS];
@@ -142,7 +142,8 @@ static void writing(void **state)
     }
     sti_runner_close(&r);
     /* No room to write in. */
-    must(sti_runner_open(model, &(still_session_params){.ctx = 5}, &r, &e), &e);
+    must(sti_runner_open(model, &STILL_PARAMS(still_session_params, .ctx = 5), &r, &e),
+         &e);
     assert_int_equal(sti_run_generate(&r, it, 1, together, &e), STILL_E_LIMIT);
     sti_runner_close(&r);
 }
@@ -163,7 +164,9 @@ static void rank_many(const char *task, sti_answer *out)
     sti_item one[ITEMS], it[MANY];
     const sti_eval_task *t = sti_task_find(task);
     const sti_task_params tp = {.data_dir = DATA, .shots = -1};
-    must(sti_runner_open(model, &(still_session_params){.ctx = 8192}, &r, &e), &e);
+    must(sti_runner_open(model, &STILL_PARAMS(still_session_params, .ctx = 8192), &r,
+                         &e),
+         &e);
     must(t->open(&tp, &s, &e), &e);
     for (int i = 0; i < ITEMS; i++) must(t->next(s, &one[i], &e), &e);
     for (int i = 0; i < MANY; i++) it[i] = one[i * ITEMS / MANY];

@@ -23,7 +23,9 @@ static inline still_model *open_tiny(const char *backend)
     still_model *m;
     still_error e;
     must(still_model_open_shape(
-             "tiny", &(still_model_params){.backend = backend, .threads = 2}, &m, &e),
+             "tiny",
+             &STILL_PARAMS(still_model_params, .backend = backend, .threads = 2), &m,
+             &e),
          &e);
     return m;
 }

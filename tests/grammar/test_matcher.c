@@ -161,7 +161,8 @@ static void test_sampling(void **state)
     logits['y'] = 3;
     logits['n'] = 2;
     for (int hot = 0; hot < 2; hot++) {
-        const still_sampler_params p = {.temperature = hot ? 1.5F : 0, .seed = 3};
+        const still_sampler_params p = {
+            .size = sizeof p, .temperature = hot ? 1.5F : 0, .seed = 3};
         assert_int_equal(still_sampler_new(&p, VOCAB_SIZE, &sp, &err), STILL_OK);
         for (int i = 0; i < 200; i++) {
             assert_int_equal(still_sampler_sample_matched(sp, m, logits, &id, &err),

@@ -82,11 +82,10 @@ static inline still_status export(const char *model, const char *adapter,
                                   const char *format, const char *dtype,
                                   const char *path, still_error *e)
 {
-    return still_export(
-        model,
-        &(still_export_params){
-            .format = format, .path = path, .adapter = adapter, .dtype = dtype},
-        e);
+    return still_export(model,
+                        &STILL_PARAMS(still_export_params, .format = format,
+                                      .path = path, .adapter = adapter, .dtype = dtype),
+                        e);
 }
 
 /* Logits after T tokens, in two pieces, so that chunks leave the window. merged: what the
@@ -102,9 +101,9 @@ static inline void opened_logits(const char *model, const still_model_params *p,
     const char *types = still_model_get_info(m)->merged;
     assert_string_equal(types ? types : "", merged ? merged : "");
     *vocab = still_model_get_info(m)->vocab;
-    must(
-        still_session_new(m, &(still_session_params){.ctx = T, .cache = "f32"}, &s, &e),
-        &e);
+    must(still_session_new(
+             m, &STILL_PARAMS(still_session_params, .ctx = T, .cache = "f32"), &s, &e),
+         &e);
     for (int i = 0; i < T; i++)
         tok[i] = (int32_t)(sti_mix64((uint64_t)i) % (uint64_t)*vocab);
     must(still_session_feed(s, tok, T / 2, &e), &e);
@@ -117,8 +116,9 @@ static inline void opened_logits(const char *model, const still_model_params *p,
 static inline void logits_of(const char *model, const char *adapter, float *out,
                              int *vocab)
 {
-    opened_logits(model, &(still_model_params){.adapter = adapter, .no_merge = true},
-                  NULL, out, vocab);
+    opened_logits(
+        model, &STILL_PARAMS(still_model_params, .adapter = adapter, .no_merge = true),
+        NULL, out, vocab);
 }
 
 static inline double distance(const char *model, const char *adapter, const char *other,

@@ -104,7 +104,7 @@ static void one_change(const change *c, const char *dir)
     still_model *m;
     still_error e = {0};
     still_status st =
-        still_model_open(dir, &(still_model_params){.threads = 1}, &m, &e);
+        still_model_open(dir, &STILL_PARAMS(still_model_params, .threads = 1), &m, &e);
     assert_null(m);
     if (st != c->want || !strstr(e.text, c->says))
         fail_msg("%s = %s: status %d, \"%s\", expected %d and \"%s\"", c->key,
@@ -135,13 +135,16 @@ static void wrong_requests(void **state)
     still_error e;
     const char *ok = FIXTURES "/models/llama3";
     assert_int_equal(
-        still_model_open(ok, &(still_model_params){.backend = "tpu"}, &m, &e),
+        still_model_open(ok, &STILL_PARAMS(still_model_params, .backend = "tpu"), &m,
+                         &e),
         STILL_E_ARG);
     assert_non_null(strstr(e.text, "there are cpu"));
-    assert_int_equal(still_model_open(ok, &(still_model_params){.isa = "mmx"}, &m, &e),
-                     STILL_E_ARG);
-    assert_int_equal(still_model_open(ok, &(still_model_params){.threads = -3}, &m, &e),
-                     STILL_E_ARG);
+    assert_int_equal(
+        still_model_open(ok, &STILL_PARAMS(still_model_params, .isa = "mmx"), &m, &e),
+        STILL_E_ARG);
+    assert_int_equal(
+        still_model_open(ok, &STILL_PARAMS(still_model_params, .threads = -3), &m, &e),
+        STILL_E_ARG);
     assert_int_equal(still_model_open(FIXTURES "/models/nothing", NULL, &m, &e),
                      STILL_E_IO);
     assert_int_equal(

@@ -218,8 +218,8 @@ static void errors(void **state)
     refuses(in_scratch("a-hf"), in_scratch("a-hf"), "peft", NULL, folder,
             "trained by stage 2");
     assert_int_equal(still_export(FOLDER,
-                                  &(still_export_params){
-                                      .format = "gguf", .path = path, .progress = stop},
+                                  &STILL_PARAMS(still_export_params, .format = "gguf",
+                                                .path = path, .progress = stop),
                                   &e),
                      STILL_E_CANCELLED);
     assert_false(exists(path));

@@ -95,9 +95,12 @@ static void gates_are_rounded_once(void **state)
     must(export(base, from, "adapter", NULL, in_scratch("r-q8"), &e), &e);
     must(export(base, from, "adapter", "f16", in_scratch("r-f16"), &e), &e);
     still_model *m, *k;
-    must(still_model_open(base, &(still_model_params){.adapter = from}, &m, &e), &e);
-    must(still_model_open(base, &(still_model_params){.adapter = in_scratch("r-q8")},
-                          &k, &e),
+    must(still_model_open(base, &STILL_PARAMS(still_model_params, .adapter = from), &m,
+                          &e),
+         &e);
+    must(still_model_open(
+             base, &STILL_PARAMS(still_model_params, .adapter = in_scratch("r-q8")), &k,
+             &e),
          &e);
     for (int l = 0; l < m->adapter->n_layers; l++) {
         const sti_tensor *a = &m->adapter->layer[l].gate.src,

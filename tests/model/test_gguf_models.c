@@ -140,7 +140,10 @@ static void check_and_remove(char *dir)
         seen s = {.backend = b ? "cpu" : "ref"};
         still_error e;
         int failed = 0;
-        const still_selftest_params p = {.model = {.backend = s.backend, .threads = 1}};
+        const still_selftest_params p = {
+            .size = sizeof p,
+            .model =
+                &STILL_PARAMS(still_model_params, .backend = s.backend, .threads = 1)};
         must(still_selftest_run("models", dir, &p, count_case, &s, &failed, &e), &e);
         assert_int_equal(s.cases, 2);
     }
@@ -185,7 +188,8 @@ static void converters_files(void **state)
 static void export_to(const char *from, const char *format, const char *to)
 {
     still_error e;
-    const still_export_params p = {.format = format, .dtype = "f32", .path = to};
+    const still_export_params p = {
+        .size = sizeof p, .format = format, .dtype = "f32", .path = to};
     must(still_export(from, &p, &e), &e);
 }
 
@@ -318,15 +322,18 @@ static void long_and_short_sessions(void **state)
         still_model *m;
         still_session *s;
         const json_t *expected = json_object_get(want, k % 2 ? "long" : "short");
-        must(still_model_open(
-                 dir,
-                 &(still_model_params){.backend = k < 2 ? "ref" : "cpu", .threads = 1},
-                 &m, &e),
+        must(still_model_open(dir,
+                              &STILL_PARAMS(still_model_params,
+                                            .backend = k < 2 ? "ref" : "cpu",
+                                            .threads = 1),
+                              &m, &e),
              &e);
-        must(still_session_new(
-                 m, &(still_session_params){.ctx = k % 2 ? 1025 : 1024, .cache = "f32"},
-                 &s, &e),
-             &e);
+        must(
+            still_session_new(m,
+                              &STILL_PARAMS(still_session_params,
+                                            .ctx = k % 2 ? 1025 : 1024, .cache = "f32"),
+                              &s, &e),
+            &e);
         must(still_session_logprobs(s, ids, n, got, NULL, &e), &e);
         for (int i = 0; i < n - 1; i++)
             if (!(fabs((double)got[i] -

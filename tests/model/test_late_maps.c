@@ -9,7 +9,8 @@ static still_model *open_with(const char *adapter)
 {
     still_model *m;
     still_error e;
-    must(still_model_open(FOLDER, &(still_model_params){.adapter = adapter}, &m, &e),
+    must(still_model_open(FOLDER, &STILL_PARAMS(still_model_params, .adapter = adapter),
+                          &m, &e),
          &e);
     return m;
 }
@@ -20,9 +21,9 @@ static int tokens_until_read(still_model *m, int batch, int most)
     still_session *s;
     still_error e;
     int n = 0;
-    must(
-        still_session_new(m, &(still_session_params){.ctx = T, .batch = batch}, &s, &e),
-        &e);
+    must(still_session_new(
+             m, &STILL_PARAMS(still_session_params, .ctx = T, .batch = batch), &s, &e),
+         &e);
     while (n < most && !m->adapter->maps_read) {
         const int32_t tok = n % 7;
         must(still_session_feed(s, &tok, 1, &e), &e);
@@ -84,8 +85,9 @@ static void a_prompt_reads_them_in_time(void **state)
     still_model *m[2] = {open_with(dir), open_with(dir)};
     still_session *s[2];
     for (int i = 0; i < 2; i++)
-        must(still_session_new(m[i], &(still_session_params){.ctx = T, .batch = T},
-                               &s[i], &e),
+        must(still_session_new(
+                 m[i], &STILL_PARAMS(still_session_params, .ctx = T, .batch = T), &s[i],
+                 &e),
              &e);
     must(still_session_feed(s[0], tok, T, &e), &e);
     for (int i = 0; i < T; i++) must(still_session_feed(s[1], tok + i, 1, &e), &e);
@@ -120,11 +122,12 @@ static void they_count(void **state)
     still_bill within, beyond;
     make_adapter(FOLDER, "still", dir, 0);
     still_model *m = open_with(dir);
-    must(still_model_bill(m, &(still_session_params){.ctx = 2 * CHUNK}, &within, &e),
+    must(still_model_bill(m, &STILL_PARAMS(still_session_params, .ctx = 2 * CHUNK),
+                          &within, &e),
          &e);
-    must(
-        still_model_bill(m, &(still_session_params){.ctx = 2 * CHUNK + 1}, &beyond, &e),
-        &e);
+    must(still_model_bill(m, &STILL_PARAMS(still_session_params, .ctx = 2 * CHUNK + 1),
+                          &beyond, &e),
+         &e);
     assert_int_equal(beyond.weights_resident - within.weights_resident,
                      m->adapter->maps.bytes);
     assert_int_equal(beyond.runtime, within.runtime);

@@ -100,12 +100,14 @@ static double merging_moves(const char *model, const char *adapter, const char *
     static float a[1024], b[1024];
     int n;
     double worst = 0;
+    opened_logits(model,
+                  &STILL_PARAMS(still_model_params, .adapter = adapter,
+                                .backend = backend, .no_merge = true),
+                  NULL, a, &n);
     opened_logits(
         model,
-        &(still_model_params){.adapter = adapter, .backend = backend, .no_merge = true},
-        NULL, a, &n);
-    opened_logits(model, &(still_model_params){.adapter = adapter, .backend = backend},
-                  types, b, &n);
+        &STILL_PARAMS(still_model_params, .adapter = adapter, .backend = backend),
+        types, b, &n);
     for (int i = 0; i < n; i++) worst = fmax(worst, fabs((double)a[i] - b[i]));
     return worst;
 }
@@ -127,10 +129,12 @@ static void a_merged_model_is_the_model(void **state)
     static float a[1024], b[1024];
     int n;
     must(export(q8, of_q8, "gguf", NULL, in_scratch("m.gguf"), &e), &e);
-    opened_logits(q8, &(still_model_params){.adapter = of_q8}, "q8_0", a, &n);
-    opened_logits(in_scratch("m.gguf"),
-                  &(still_model_params){.adapter = in_scratch("m.still.gguf")}, NULL, b,
+    opened_logits(q8, &STILL_PARAMS(still_model_params, .adapter = of_q8), "q8_0", a,
                   &n);
+    opened_logits(
+        in_scratch("m.gguf"),
+        &STILL_PARAMS(still_model_params, .adapter = in_scratch("m.still.gguf")), NULL,
+        b, &n);
     assert_memory_equal(a, b, (size_t)n * sizeof *a);
     /* Layers that keep softmax have no additions. */
     make_adapter(FOLDER, "still", in_scratch("m-last"), 1);
@@ -167,9 +171,10 @@ static void the_fingerprint_tells(void **state)
     make_adapter(FOLDER, "still", adapter, 0);
     for (int i = 0; i < 3; i++) {
         still_model *m;
-        must(still_model_open(
-                 FOLDER, &(still_model_params){.adapter = adapter, .no_merge = i == 2},
-                 &m, &e),
+        must(still_model_open(FOLDER,
+                              &STILL_PARAMS(still_model_params, .adapter = adapter,
+                                            .no_merge = i == 2),
+                              &m, &e),
              &e);
         sti_model_fingerprint(m, true, sum[i]);
         still_model_free(m);

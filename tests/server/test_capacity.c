@@ -12,7 +12,8 @@ static still_model *open_model(void)
 {
     still_model *m;
     still_error e;
-    if (still_model_open_shape("tiny", &(still_model_params){.threads = 1}, &m, &e))
+    if (still_model_open_shape("tiny", &STILL_PARAMS(still_model_params, .threads = 1),
+                               &m, &e))
         fail_msg("%s", e.text);
     return m;
 }
@@ -22,10 +23,11 @@ static still_status plan(still_model *m, const char *name, int parallel, size_t 
 {
     static still_method how;
     still_error e = {0};
-    *p = (srv_scheduler_params){.model = m,
-                                .parallel = parallel,
-                                .cache_bytes = cache,
-                                .session = {.ctx = CTX}};
+    *p = (srv_scheduler_params){
+        .model = m,
+        .parallel = parallel,
+        .cache_bytes = cache,
+        .session = {.size = sizeof(still_session_params), .ctx = CTX}};
     assert_int_equal(still_method_init(&how, name, 64, &e), STILL_OK);
     p->session.method = &how;
     const still_status st = srv_capacity_plan(p, memory, c, &e);

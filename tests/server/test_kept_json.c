@@ -19,8 +19,9 @@ static still_session *session(const char *score)
     must(still_method_init(&how, "still", CHUNK, &e), &e);
     how.cap = 9;
     snprintf(how.score, sizeof how.score, "%s", score);
-    must(still_session_new(model, &(still_session_params){.ctx = MOST, .method = &how},
-                           &s, &e),
+    must(still_session_new(
+             model, &STILL_PARAMS(still_session_params, .ctx = MOST, .method = &how),
+             &s, &e),
          &e);
     return s;
 }

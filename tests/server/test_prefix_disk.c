@@ -32,10 +32,11 @@ static int begin(void **state)
     still_method how;
     assert_non_null(mkdtemp(folder));
     must(still_method_init(&how, "still", 8, &e), &e);
-    must(
-        still_model_open_shape("tiny", &(still_model_params){.threads = 1}, &model, &e),
-        &e);
-    const still_session_params p = {.ctx = CTX, .batch = 16, .method = &how};
+    must(still_model_open_shape("tiny", &STILL_PARAMS(still_model_params, .threads = 1),
+                                &model, &e),
+         &e);
+    const still_session_params p = {
+        .size = sizeof p, .ctx = CTX, .batch = 16, .method = &how};
     must(still_session_new(model, &p, &session, &e), &e);
     must(still_session_new(model, &p, &fresh, &e), &e);
     for (int i = 0; i < CTX; i++) text[i] = (i * 37 + 11) % VOCAB;

@@ -26,10 +26,11 @@ static rig set_up(const char *name, size_t limit)
     still_error e;
     still_method how;
     must(still_method_init(&how, name, CHUNK, &e), &e);
-    must(still_model_open_shape("tiny", &(still_model_params){.threads = 1}, &r.model,
-                                &e),
+    must(still_model_open_shape("tiny", &STILL_PARAMS(still_model_params, .threads = 1),
+                                &r.model, &e),
          &e);
-    const still_session_params p = {.ctx = CTX, .batch = 16, .method = &how};
+    const still_session_params p = {
+        .size = sizeof p, .ctx = CTX, .batch = 16, .method = &how};
     must(still_session_new(r.model, &p, &r.s, &e), &e);
     must(still_session_new(r.model, &p, &r.fresh, &e), &e);
     return r;

@@ -30,7 +30,7 @@ static still_model *open_model(void)
     still_model *m;
     still_error e;
     must(still_model_open(FIXTURES "/models/llama3",
-                          &(still_model_params){.threads = 1}, &m, &e),
+                          &STILL_PARAMS(still_model_params, .threads = 1), &m, &e),
          &e);
     return m;
 }
@@ -116,6 +116,7 @@ static void make_job(job *j, int seed, int n_prompt, int max_tokens)
     j->work = (srv_work){.prompt = j->prompt,
                          .n_prompt = n_prompt,
                          .max_tokens = max_tokens,
+                         .sampling.size = sizeof j->work.sampling,
                          .n_top = -1,
                          .token = take,
                          .done = done,
@@ -128,6 +129,7 @@ static srv_scheduler *begin(still_model *m, const still_method *method,
     srv_scheduler *s;
     still_error e;
     p.model = m;
+    p.session.size = sizeof p.session;
     if (!p.session.ctx) p.session.ctx = CTX;
     p.session.batch = 16;
     p.session.method = method;
@@ -151,9 +153,10 @@ static int alone(still_model *m, const still_method *method, int limit, const jo
     still_session *s;
     still_sampler *sampler;
     int n = 0;
-    must(still_session_new(
-             m, &(still_session_params){.ctx = limit, .batch = 16, .method = method},
-             &s, &e),
+    must(still_session_new(m,
+                           &STILL_PARAMS(still_session_params, .ctx = limit,
+                                         .batch = 16, .method = method),
+                           &s, &e),
          &e);
     must(still_sampler_new(&j->work.sampling, VOCAB, &sampler, &e), &e);
     for (int i = 0; i < j->work.n_prompt; i++)
@@ -183,11 +186,9 @@ static void all_together(const char *name, int parallel, int piece, bool sampled
         make_job(&j[i], i, 1 + i * 37 % 60, 5 + i * 3);
         if (sampled && i % 3 != 2)
             j[i].work.sampling =
-                (still_sampler_params){.temperature = 1,
-                                       .top_p = 0.9f,
-                                       .seed = (uint64_t)i,
-                                       .frequency_penalty = i % 2 ? 0.5f : 0,
-                                       .repeat_penalty = i % 2 ? 1.1f : 0};
+                STILL_PARAMS(still_sampler_params, .temperature = 1, .top_p = 0.9f,
+                             .seed = (uint64_t)i, .frequency_penalty = i % 2 ? 0.5f : 0,
+                             .repeat_penalty = i % 2 ? 1.1f : 0);
         w[i] = &j[i].work;
     }
     srv_scheduler *s = begin(
@@ -258,11 +259,13 @@ static void goes_on(const char *name, bool cuts)
     still_model *m = open_model();
     job *j = calloc(7, sizeof *j);
     must(still_method_init(&method, name, CHUNK, &e), &e);
-    srv_scheduler *s = begin(m, &method,
-                             (srv_scheduler_params){.parallel = 2,
-                                                    .queue = 4,
-                                                    .cache_bytes = 256u << 20,
-                                                    .session = {.ctx = BIG}});
+    srv_scheduler *s =
+        begin(m, &method,
+              (srv_scheduler_params){
+                  .parallel = 2,
+                  .queue = 4,
+                  .cache_bytes = 256u << 20,
+                  .session = {.size = sizeof(still_session_params), .ctx = BIG}});
     make_job(&j[0], 1, 150, 30);
     run(s, &j[0]);
     assert_int_equal(j[0].result.cached_tokens, 0);
@@ -314,7 +317,9 @@ static void after_a_restart(void **state)
     assert_non_null(mkdtemp(folder));
     must(still_method_init(&method, "still", CHUNK, &e), &e);
     const srv_scheduler_params p = {
-        .cache_bytes = 256u << 20, .cache_dir = folder, .session = {.ctx = BIG}};
+        .cache_bytes = 256u << 20,
+        .cache_dir = folder,
+        .session = {.size = sizeof(still_session_params), .ctx = BIG}};
     make_job(&j[0], 1, 150, 30);
     srv_scheduler *s = begin(m, &method, p);
     run(s, &j[0]);
@@ -358,16 +363,18 @@ static void together(const char *name)
     for (int i = 0; i < N; i++) {
         make_job(&j[i], 1, 180, 15);
         j[i].work.sampling =
-            (still_sampler_params){.temperature = 1, .seed = (uint64_t)i};
+            STILL_PARAMS(still_sampler_params, .temperature = 1, .seed = (uint64_t)i);
         for (int k = 120; k < 180 && i >= 3; k++) j[i].prompt[k] = k * (5 + i) % VOCAB;
         w[i] = &j[i].work;
     }
-    srv_scheduler *s = begin(m, &method,
-                             (srv_scheduler_params){.parallel = N,
-                                                    .queue = 1,
-                                                    .piece = 16,
-                                                    .cache_bytes = 256u << 20,
-                                                    .session = {.ctx = BIG}});
+    srv_scheduler *s =
+        begin(m, &method,
+              (srv_scheduler_params){
+                  .parallel = N,
+                  .queue = 1,
+                  .piece = 16,
+                  .cache_bytes = 256u << 20,
+                  .session = {.size = sizeof(still_session_params), .ctx = BIG}});
     assert_int_equal(srv_scheduler_add(s, w, N), SRV_ADDED);
     srv_scheduler_stop(s, -1);
     srv_scheduler_free(s);
@@ -502,9 +509,10 @@ static void check_scores(still_model *m, const still_method *method, const job *
     still_session *s;
     float want[CTX];
     const int n = j->work.n_prompt;
-    must(still_session_new(
-             m, &(still_session_params){.ctx = CTX, .batch = 16, .method = method}, &s,
-             &e),
+    must(still_session_new(m,
+                           &STILL_PARAMS(still_session_params, .ctx = CTX, .batch = 16,
+                                         .method = method),
+                           &s, &e),
          &e);
     must(still_session_logprobs(s, j->prompt, n, want, NULL, &e), &e);
     still_session_free(s);
@@ -536,8 +544,10 @@ static void score(const char *name, int rollback, uint64_t reused)
     }
     srv_scheduler *s =
         begin(m, &method,
-              (srv_scheduler_params){
-                  .parallel = 2, .queue = 1, .session = {.rollback = rollback}});
+              (srv_scheduler_params){.parallel = 2,
+                                     .queue = 1,
+                                     .session = {.size = sizeof(still_session_params),
+                                                 .rollback = rollback}});
     assert_int_equal(srv_scheduler_add(s, w, N), SRV_ADDED);
     srv_scheduler_stop(s, -1);
     srv_metrics figures;

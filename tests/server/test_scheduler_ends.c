@@ -36,7 +36,9 @@ static int begin(void **state)
     snprintf(path, sizeof path, "%s/tiny.gguf", dir);
     snprintf(line, sizeof line, "%s/make-model tiny %s >/dev/null", STILL_TOOLS, path);
     assert_int_equal(system(line), 0);
-    must(still_model_open(path, &(still_model_params){.threads = 1}, &model, &e), &e);
+    must(still_model_open(path, &STILL_PARAMS(still_model_params, .threads = 1), &model,
+                          &e),
+         &e);
     unlink(path);
     tk = still_model_tokenizer(model);
     assert_non_null(tk);
@@ -44,7 +46,10 @@ static int begin(void **state)
     assert_true(eos >= 0 && still_tokenizer_is_end(tk, eos));
     must(srv_scheduler_new(
              &(srv_scheduler_params){
-                 .model = model, .session = {.ctx = CTX}, .parallel = 2, .queue = 8},
+                 .model = model,
+                 .session = {.size = sizeof(still_session_params), .ctx = CTX},
+                 .parallel = 2,
+                 .queue = 8},
              &scheduler, &e),
          &e);
     return 0;
@@ -98,7 +103,9 @@ static job make_job(int seed)
                  .work = {.n_prompt = 3,
                           .max_tokens = MOST,
                           .n_top = -1,
-                          .sampling = {.temperature = 1, .seed = (uint64_t)seed},
+                          .sampling = {.size = sizeof(still_sampler_params),
+                                       .temperature = 1,
+                                       .seed = (uint64_t)seed},
                           .token = take,
                           .done = done}};
 }
@@ -197,7 +204,10 @@ static void deadlines(void **state)
         job running = make_job(1), waiting = make_job(2);
         job *const both[] = {&running, &waiting};
         const srv_scheduler_params p = {
-            .model = model, .session = {.ctx = CTX}, .parallel = 1, .queue = 8};
+            .model = model,
+            .session = {.size = sizeof(still_session_params), .ctx = CTX},
+            .parallel = 1,
+            .queue = 8};
         must(srv_scheduler_new(&p, &s, &e), &e);
         for (int k = 0; k < 2; k++) {
             srv_work *w = &both[k]->work;

@@ -79,7 +79,8 @@ static void make_job(job *j, int seed)
                          .n_prompt = PROMPT,
                          .max_tokens = MADE,
                          .n_top = 2,
-                         .sampling = {.temperature = 1,
+                         .sampling = {.size = sizeof(still_sampler_params),
+                                      .temperature = 1,
                                       .seed = 4,
                                       .presence_penalty = 1,
                                       .bias = bias,
@@ -93,8 +94,8 @@ static still_model *open_model(void)
 {
     still_model *m;
     still_error e;
-    if (still_model_open(FIXTURES "/models/llama3", &(still_model_params){.threads = 1},
-                         &m, &e))
+    if (still_model_open(FIXTURES "/models/llama3",
+                         &STILL_PARAMS(still_model_params, .threads = 1), &m, &e))
         fail_msg("%s", e.text);
     return m;
 }
@@ -104,7 +105,10 @@ static srv_scheduler_params params(still_model *m)
     static still_method how;
     assert_int_equal(still_method_init(&how, "still", 8, NULL), STILL_OK);
     return (srv_scheduler_params){.model = m,
-                                  .session = {.ctx = CTX, .batch = 16, .method = &how},
+                                  .session = {.size = sizeof(still_session_params),
+                                              .ctx = CTX,
+                                              .batch = 16,
+                                              .method = &how},
                                   .parallel = 2,
                                   .queue = 2,
                                   .cache_bytes = 3 << 20};

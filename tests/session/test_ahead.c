@@ -22,8 +22,9 @@ static still_model *open_model(const char *name, const char *backend)
     still_model *m;
     still_error e;
     snprintf(path, sizeof path, FIXTURES "/models/%s", name);
-    must(still_model_open(path, &(still_model_params){.backend = backend, .threads = 2},
-                          &m, &e),
+    must(still_model_open(
+             path, &STILL_PARAMS(still_model_params, .backend = backend, .threads = 2),
+             &m, &e),
          &e);
     return m;
 }
@@ -72,11 +73,10 @@ static still_session *session(still_model *m, const still_method *how, int rollb
 {
     still_session *s;
     still_error e;
-    must(still_session_new(
-             m,
-             &(still_session_params){
-                 .ctx = N, .batch = 40, .method = how, .rollback = rollback},
-             &s, &e),
+    must(still_session_new(m,
+                           &STILL_PARAMS(still_session_params, .ctx = N, .batch = 40,
+                                         .method = how, .rollback = rollback),
+                           &s, &e),
          &e);
     return s;
 }
@@ -230,8 +230,8 @@ static void other_calls_drop_guesses(void **state)
             break;
         case 5: /* scratch that grows lies elsewhere */
             must(still_session_new(m,
-                                   &(still_session_params){
-                                       .ctx = 4096, .batch = 2000, .method = &how},
+                                   &STILL_PARAMS(still_session_params, .ctx = 4096,
+                                                 .batch = 2000, .method = &how),
                                    &wide, &e),
                  &e);
             break;
@@ -303,10 +303,10 @@ static void samples_the_same_text(void **state)
                 still_error e;
                 int32_t guess[STI_AHEAD_MAX];
                 must(still_sampler_new(
-                         &(still_sampler_params){
-                             .temperature = hot ? 0.05f : 0,
+                         &STILL_PARAMS(
+                             still_sampler_params, .temperature = hot ? 0.05f : 0,
                              .repeat_penalty = hot ? 0.9f : 0, /* it likes repeating */
-                             .seed = 9},
+                             .seed = 9),
                          VOCAB, &sp, &e),
                      &e);
                 must(still_lookup_new(6, &l, &e), &e);

@@ -34,9 +34,10 @@ static void feed_with(const char *name, int chunk)
     still_method how;
     still_session *s[SESSIONS];
     const still_session_params p = {
-        .ctx = 250, .batch = BATCH, .method = &how, .rollback = 2};
+        .size = sizeof p, .ctx = 250, .batch = BATCH, .method = &how, .rollback = 2};
     assert_int_equal(still_model_open(FIXTURES "/models/llama3",
-                                      &(still_model_params){.threads = 2}, &m, &e),
+                                      &STILL_PARAMS(still_model_params, .threads = 2),
+                                      &m, &e),
                      STILL_OK);
     assert_int_equal(still_method_init(&how, name, chunk, &e), STILL_OK);
     for (int j = 0; j < SESSIONS; j++)

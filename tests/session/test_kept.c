@@ -20,13 +20,11 @@ static still_session *session(still_model *m, const still_method *how)
 {
     still_session *s;
     still_error e;
-    must(
-        still_session_new(
-            m,
-            &(still_session_params){
-                .ctx = MOST, .batch = 16, .cache = "f32", .method = how, .rollback = 4},
-            &s, &e),
-        &e);
+    must(still_session_new(m,
+                           &STILL_PARAMS(still_session_params, .ctx = MOST, .batch = 16,
+                                         .cache = "f32", .method = how, .rollback = 4),
+                           &s, &e),
+         &e);
     return s;
 }
 
@@ -322,9 +320,10 @@ static void test_bytes(void **state)
     still_session *s = session(m, &how);
     still_bill bill;
     size_t last = 0;
-    must(still_model_bill(
-             m, &(still_session_params){.ctx = MOST, .cache = "f32", .method = &how},
-             &bill, &e),
+    must(still_model_bill(m,
+                          &STILL_PARAMS(still_session_params, .ctx = MOST,
+                                        .cache = "f32", .method = &how),
+                          &bill, &e),
          &e);
     for (int n = 1; n <= MOST; n++) {
         feed(s, n, 1);

@@ -25,9 +25,10 @@ static still_model *open_model(const char *backend, int threads)
 {
     still_model *m;
     still_error e;
-    must(still_model_open(FIXTURES "/models/llama3",
-                          &(still_model_params){.backend = backend, .threads = threads},
-                          &m, &e),
+    must(still_model_open(
+             FIXTURES "/models/llama3",
+             &STILL_PARAMS(still_model_params, .backend = backend, .threads = threads),
+             &m, &e),
          &e);
     return m;
 }
@@ -45,8 +46,8 @@ static still_session *session(still_model *m, const still_method *how, int batch
     still_session *s;
     still_error e;
     must(still_session_new(m,
-                           &(still_session_params){
-                               .ctx = N, .batch = batch, .method = how, .rollback = 3},
+                           &STILL_PARAMS(still_session_params, .ctx = N, .batch = batch,
+                                         .method = how, .rollback = 3),
                            &s, &e),
          &e);
     return s;
@@ -224,7 +225,7 @@ static void bf16_is_softmax_rounded(void **state)
     for (int i = 0; i < n; i++) {
         if (strcmp(all[i].name, "softmax") == 0) continue;
         still_session *s = NULL;
-        still_session_params p = {.ctx = N, .method = &all[i]};
+        still_session_params p = {.size = sizeof p, .ctx = N, .method = &all[i]};
         assert_int_equal(still_session_new(rounded, &p, &s, &e), STILL_E_UNSUPPORTED);
         assert_null(s);
         assert_non_null(strstr(e.text, "does not run on backend bf16"));
@@ -421,11 +422,13 @@ static void memory_is_constant(void **state)
         still_method how = method(name, 8);
         still_bill a, b;
         still_error e;
-        must(still_model_bill(m, &(still_session_params){.ctx = 4096, .method = &how},
-                              &a, &e),
+        must(still_model_bill(
+                 m, &STILL_PARAMS(still_session_params, .ctx = 4096, .method = &how),
+                 &a, &e),
              &e);
-        must(still_model_bill(m, &(still_session_params){.ctx = 65536, .method = &how},
-                              &b, &e),
+        must(still_model_bill(
+                 m, &STILL_PARAMS(still_session_params, .ctx = 65536, .method = &how),
+                 &b, &e),
              &e);
         if (strcmp(name, "softmax") == 0)
             assert_true(b.cache == 16 * a.cache);
@@ -454,7 +457,8 @@ static void impossible_settings(void **state)
         still_session *s;
         still_error e;
         assert_int_equal(
-            still_session_new(m, &(still_session_params){.method = &bad[i]}, &s, &e),
+            still_session_new(m, &STILL_PARAMS(still_session_params, .method = &bad[i]),
+                              &s, &e),
             STILL_E_ARG);
         assert_null(s);
     }
@@ -471,7 +475,8 @@ static void impossible_settings(void **state)
         how = method("still", 8);
         snprintf(how.caps, sizeof how.caps, "%s", caps[i]);
         assert_int_equal(
-            still_session_new(m, &(still_session_params){.method = &how}, &s, &e),
+            still_session_new(m, &STILL_PARAMS(still_session_params, .method = &how),
+                              &s, &e),
             STILL_E_ARG);
         assert_non_null(strstr(e.text, "caps"));
     }

@@ -29,9 +29,9 @@ static int set_up(void **state)
 {
     (void)state;
     still_error e;
-    must(
-        still_model_open_shape("tiny", &(still_model_params){.threads = 2}, &model, &e),
-        &e);
+    must(still_model_open_shape("tiny", &STILL_PARAMS(still_model_params, .threads = 2),
+                                &model, &e),
+         &e);
     for (int i = 0; i < N; i++) ids[i] = (int32_t)(sti_mix64((uint64_t)i) % VOCAB);
     return 0;
 }
@@ -49,8 +49,9 @@ static still_session *new_session(const char *method)
     still_method m;
     still_session *s;
     must(still_method_init(&m, method, 32, &e), &e);
-    must(still_session_new(model, &(still_session_params){.ctx = N, .method = &m}, &s,
-                           &e),
+    must(still_session_new(model,
+                           &STILL_PARAMS(still_session_params, .ctx = N, .method = &m),
+                           &s, &e),
          &e);
     return s;
 }

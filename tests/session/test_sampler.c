@@ -37,7 +37,8 @@ static void histogram(still_sampler_params p, int count[V])
 static void greedy_takes_the_first_of_equals(void **state)
 {
     (void)state;
-    still_sampler *s = sampler((still_sampler_params){0});
+    still_sampler *s =
+        sampler((still_sampler_params){.size = sizeof(still_sampler_params)});
     int32_t id;
     assert_int_equal(still_sampler_sample(s, logits, &id, NULL), STILL_OK);
     assert_int_equal(id, 1);
@@ -51,7 +52,8 @@ static void temperature_gives_softmax(void **state)
     for (float T = 0.5f; T <= 2; T *= 2) {
         int count[V];
         double p[V], sum = 0;
-        histogram((still_sampler_params){.temperature = T, .seed = 11}, count);
+        histogram(STILL_PARAMS(still_sampler_params, .temperature = T, .seed = 11),
+                  count);
         for (int i = 0; i < V; i++) sum += p[i] = exp(logits[i] / T);
         for (int i = 0; i < V; i++) {
             double want = DRAWS * p[i] / sum;
@@ -64,20 +66,26 @@ static void filters_cut_where_they_should(void **state)
 {
     (void)state;
     int count[V];
-    histogram((still_sampler_params){.temperature = 1, .top_k = 3, .seed = 1}, count);
+    histogram(
+        STILL_PARAMS(still_sampler_params, .temperature = 1, .top_k = 3, .seed = 1),
+        count);
     for (int i = 0; i < V; i++)
         assert_int_equal(count[i] > 0, i == 1 || i == 3 || i == 4);
     /* p = .292 .292 .177 .107 ...: 0.6 is passed by the third. */
-    histogram((still_sampler_params){.temperature = 1, .top_p = 0.6f, .seed = 2},
-              count);
+    histogram(
+        STILL_PARAMS(still_sampler_params, .temperature = 1, .top_p = 0.6f, .seed = 2),
+        count);
     for (int i = 0; i < V; i++)
         assert_int_equal(count[i] > 0, i == 1 || i == 3 || i == 4);
     /* exp(1.5 - 2) = .607, exp(1 - 2) = .368 */
-    histogram((still_sampler_params){.temperature = 1, .min_p = 0.5f, .seed = 3},
-              count);
+    histogram(
+        STILL_PARAMS(still_sampler_params, .temperature = 1, .min_p = 0.5f, .seed = 3),
+        count);
     for (int i = 0; i < V; i++)
         assert_int_equal(count[i] > 0, i == 1 || i == 3 || i == 4);
-    histogram((still_sampler_params){.temperature = 1, .top_k = 1, .seed = 4}, count);
+    histogram(
+        STILL_PARAMS(still_sampler_params, .temperature = 1, .top_k = 1, .seed = 4),
+        count);
     assert_int_equal(count[1], DRAWS);
 }
 
@@ -107,7 +115,7 @@ enum { FOUR = 1 << 1 | 1 << 3 | 1 << 5 | 1 << 7 };
 static void top_p_stops_at_the_mass(void **state)
 {
     (void)state;
-    const still_sampler_params p = {.temperature = 1, .seed = 21};
+    const still_sampler_params p = {.size = sizeof p, .temperature = 1, .seed = 21};
     still_sampler_params q = p;
     q.top_p = 0.5f;
     assert_int_equal(drawn(q, four), 1 << 1 | 1 << 3); /* equals: the lower ids */
@@ -138,7 +146,7 @@ static void min_p_keeps_the_bound(void **state)
 {
     (void)state;
     const float x[V] = {2, 1, 0, 2, 1, 0, -INFINITY, 1.5f};
-    still_sampler_params p = {.temperature = 1, .seed = 22};
+    still_sampler_params p = {.size = sizeof p, .temperature = 1, .seed = 22};
     p.min_p = expf(-1);
     assert_int_equal(drawn(p, x), 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 7);
     p.min_p = nextafterf(expf(-1), 1);
@@ -157,7 +165,7 @@ static void top_k_of_equals(void **state)
 {
     (void)state;
     const float x[V] = {1, 2, 1, 2, 1, 2, 1, 0};
-    still_sampler_params p = {.temperature = 2, .seed = 23};
+    still_sampler_params p = {.size = sizeof p, .temperature = 2, .seed = 23};
     static const struct {
         int k;
         unsigned set;
@@ -185,7 +193,8 @@ static void top_k_of_equals(void **state)
 
 static int32_t greedy_after(float penalty, const int32_t *seen, int n, const float x[V])
 {
-    still_sampler *s = sampler((still_sampler_params){.repeat_penalty = penalty});
+    still_sampler *s =
+        sampler(STILL_PARAMS(still_sampler_params, .repeat_penalty = penalty));
     int32_t id;
     for (int i = 0; i < n; i++) still_sampler_accept(s, seen[i]);
     assert_int_equal(still_sampler_sample(s, x, &id, NULL), STILL_OK);
@@ -214,8 +223,8 @@ static void penalty_by_sign(void **state)
 static void penalty_moves_on(void **state)
 {
     (void)state;
-    still_sampler *s =
-        sampler((still_sampler_params){.repeat_penalty = 2, .repeat_last = 2});
+    still_sampler *s = sampler(
+        STILL_PARAMS(still_sampler_params, .repeat_penalty = 2, .repeat_last = 2));
     int32_t id;
     still_sampler_accept(s, 1);
     still_sampler_sample(s, logits, &id, NULL);
@@ -242,8 +251,9 @@ static void penalties_of_what_was_generated(void **state)
              {0, 0.3f, 2, 1},     {0.3f, 0.3f, 1, 1}, {0.6f, 0, 0, 0}, {0, 9, 0, 0},
              {0.9f, -0.2f, 1, 1}, {0.9f, -0.2f, 3, 0}};
     for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
-        still_sampler *s = sampler((still_sampler_params){
-            .presence_penalty = c[i].presence, .frequency_penalty = c[i].frequency});
+        still_sampler *s = sampler(STILL_PARAMS(still_sampler_params,
+                                                .presence_penalty = c[i].presence,
+                                                .frequency_penalty = c[i].frequency));
         int32_t id;
         for (int k = 0; k < 7; k++) still_sampler_accept_prompt(s, 0);
         for (int k = 0; k < c[i].times; k++) still_sampler_accept(s, 0);
@@ -253,7 +263,7 @@ static void penalties_of_what_was_generated(void **state)
         still_sampler_free(s);
     }
     /* The repeat penalty sees the prompt too. */
-    still_sampler *s = sampler((still_sampler_params){.repeat_penalty = 2});
+    still_sampler *s = sampler(STILL_PARAMS(still_sampler_params, .repeat_penalty = 2));
     int32_t id;
     still_sampler_accept_prompt(s, 0);
     assert_int_equal(still_sampler_sample(s, x, &id, NULL), STILL_OK);
@@ -265,7 +275,7 @@ static void biases_and_masks(void **state)
 {
     (void)state;
     still_logit_bias bias[] = {{1, -INFINITY}, {4, -0.4f}, {2, 2.4f}};
-    still_sampler_params p = {.bias = bias, .n_bias = 3};
+    still_sampler_params p = {.size = sizeof p, .bias = bias, .n_bias = 3};
     still_sampler *s = sampler(p);
     still_error e;
     int32_t id;
@@ -281,7 +291,7 @@ static void biases_and_masks(void **state)
                      STILL_E_ARG);
     still_sampler_free(s);
     /* Draws stay among them, in their shares. */
-    s = sampler((still_sampler_params){.temperature = 1, .seed = 8});
+    s = sampler(STILL_PARAMS(still_sampler_params, .temperature = 1, .seed = 8));
     int count[V] = {0};
     allowed = 1u << 0 | 1u << 3 | 1u << 7;
     for (int i = 0; i < DRAWS; i++) {
@@ -310,10 +320,10 @@ static void top_p_of_many(void **state)
         int kept = 0, seen[MANY] = {0};
         for (int i = 0; i < MANY; i++) sum += exp(-0.002 * i);
         while (have < (double)p * sum) have += exp(-0.002 * kept++);
-        assert_int_equal(
-            still_sampler_new(&(still_sampler_params){.temperature = 1, .top_p = p},
-                              MANY, &s, &e),
-            STILL_OK);
+        assert_int_equal(still_sampler_new(&STILL_PARAMS(still_sampler_params,
+                                                         .temperature = 1, .top_p = p),
+                                           MANY, &s, &e),
+                         STILL_OK);
         int rank_of_worst = 0;
         for (int i = 0; i < 6000; i++) {
             int32_t id;
@@ -330,9 +340,12 @@ static void top_p_of_many(void **state)
 static void same_seed_same_draws(void **state)
 {
     (void)state;
-    still_sampler *a = sampler((still_sampler_params){.temperature = 1, .seed = 5});
-    still_sampler *b = sampler((still_sampler_params){.temperature = 1, .seed = 5});
-    still_sampler *c = sampler((still_sampler_params){.temperature = 1, .seed = 6});
+    still_sampler *a =
+        sampler(STILL_PARAMS(still_sampler_params, .temperature = 1, .seed = 5));
+    still_sampler *b =
+        sampler(STILL_PARAMS(still_sampler_params, .temperature = 1, .seed = 5));
+    still_sampler *c =
+        sampler(STILL_PARAMS(still_sampler_params, .temperature = 1, .seed = 6));
     int differ = 0;
     for (int i = 0; i < 200; i++) {
         int32_t x, y, z;
@@ -354,24 +367,30 @@ static void bad_settings_and_logits(void **state)
     still_sampler *s;
     still_error e;
     const still_sampler_params bad[] = {
-        {.temperature = -1},
-        {.temperature = NAN},
-        {.top_p = 1.5f},
-        {.min_p = -0.1f},
-        {.top_k = -2},
-        {.repeat_last = -1},
-        {.repeat_penalty = INFINITY},
-        {.presence_penalty = NAN},
-        {.frequency_penalty = INFINITY},
-        {.n_bias = -1},
-        {.n_bias = 1},
-        {.bias = &(still_logit_bias){V, 1}, .n_bias = 1},
-        {.bias = &(still_logit_bias){-1, 1}, .n_bias = 1},
-        {.bias = &(still_logit_bias){0, NAN}, .n_bias = 1}};
+        {.size = sizeof(still_sampler_params), .temperature = -1},
+        {.size = sizeof(still_sampler_params), .temperature = NAN},
+        {.size = sizeof(still_sampler_params), .top_p = 1.5f},
+        {.size = sizeof(still_sampler_params), .min_p = -0.1f},
+        {.size = sizeof(still_sampler_params), .top_k = -2},
+        {.size = sizeof(still_sampler_params), .repeat_last = -1},
+        {.size = sizeof(still_sampler_params), .repeat_penalty = INFINITY},
+        {.size = sizeof(still_sampler_params), .presence_penalty = NAN},
+        {.size = sizeof(still_sampler_params), .frequency_penalty = INFINITY},
+        {.size = sizeof(still_sampler_params), .n_bias = -1},
+        {.size = sizeof(still_sampler_params), .n_bias = 1},
+        {.size = sizeof(still_sampler_params),
+         .bias = &(still_logit_bias){V, 1},
+         .n_bias = 1},
+        {.size = sizeof(still_sampler_params),
+         .bias = &(still_logit_bias){-1, 1},
+         .n_bias = 1},
+        {.size = sizeof(still_sampler_params),
+         .bias = &(still_logit_bias){0, NAN},
+         .n_bias = 1}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(still_sampler_new(&bad[i], V, &s, &e), STILL_E_ARG);
     float nan_logits[V] = {0, 0, NAN};
-    s = sampler((still_sampler_params){0});
+    s = sampler((still_sampler_params){.size = sizeof(still_sampler_params)});
     int32_t id;
     assert_int_equal(still_sampler_sample(s, nan_logits, &id, &e), STILL_E_NUMERIC);
     still_sampler_free(s);

@@ -30,9 +30,10 @@ static still_model *open_model(const char *name, const char *backend, int thread
     snprintf(path, sizeof path, FIXTURES "/models/%s", name);
     still_model *m;
     still_error e;
-    must(still_model_open(path,
-                          &(still_model_params){.backend = backend, .threads = threads},
-                          &m, &e),
+    must(still_model_open(
+             path,
+             &STILL_PARAMS(still_model_params, .backend = backend, .threads = threads),
+             &m, &e),
          &e);
     return m;
 }
@@ -41,9 +42,10 @@ static still_session *new_session(still_model *m, int ctx, int batch)
 {
     still_session *s;
     still_error e;
-    must(still_session_new(m, &(still_session_params){.ctx = ctx, .batch = batch}, &s,
-                           &e),
-         &e);
+    must(
+        still_session_new(
+            m, &STILL_PARAMS(still_session_params, .ctx = ctx, .batch = batch), &s, &e),
+        &e);
     return s;
 }
 
@@ -202,19 +204,20 @@ static void absurd_sizes_are_refused(void **state)
     still_model *m = open_model("llama3", "cpu", 1);
     still_session *s = (still_session *)1;
     still_error e;
-    assert_int_equal(still_session_new(m, &(still_session_params){.ctx = -5}, &s, &e),
-                     STILL_E_ARG);
-    assert_null(s);
     assert_int_equal(
-        still_session_new(m, &(still_session_params){.cache = "q3"}, &s, &e),
+        still_session_new(m, &STILL_PARAMS(still_session_params, .ctx = -5), &s, &e),
         STILL_E_ARG);
+    assert_null(s);
+    assert_int_equal(still_session_new(
+                         m, &STILL_PARAMS(still_session_params, .cache = "q3"), &s, &e),
+                     STILL_E_ARG);
     /* 2^31-1 tokens in f32: 1.6 TB for this model, more than any test machine has. */
-    assert_int_equal(still_session_new(m,
-                                       &(still_session_params){.ctx = INT32_MAX,
-                                                               .batch = INT32_MAX,
-                                                               .cache = "f32"},
-                                       &s, &e),
-                     STILL_E_MEMORY);
+    assert_int_equal(
+        still_session_new(m,
+                          &STILL_PARAMS(still_session_params, .ctx = INT32_MAX,
+                                        .batch = INT32_MAX, .cache = "f32"),
+                          &s, &e),
+        STILL_E_MEMORY);
     still_model_free(m);
 }
 
@@ -225,11 +228,13 @@ static void bill_is_exact(void **state)
     still_model *m = open_model("llama3", "cpu", 1);
     still_bill a, b;
     still_error e;
-    must(still_model_bill(m, &(still_session_params){.ctx = 1000, .cache = "f16"}, &a,
-                          &e),
+    must(still_model_bill(
+             m, &STILL_PARAMS(still_session_params, .ctx = 1000, .cache = "f16"), &a,
+             &e),
          &e);
-    must(still_model_bill(m, &(still_session_params){.ctx = 2000, .cache = "f16"}, &b,
-                          &e),
+    must(still_model_bill(
+             m, &STILL_PARAMS(still_session_params, .ctx = 2000, .cache = "f16"), &b,
+             &e),
          &e);
     const still_model_info *i = still_model_get_info(m);
     size_t per_token =

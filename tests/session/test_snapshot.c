@@ -16,8 +16,8 @@ static still_session *session(still_model *m, int select)
     still_method how = method_of("still", CHUNK);
     how.select = select;
     must(still_session_new(m,
-                           &(still_session_params){
-                               .ctx = N, .batch = 16, .method = &how, .rollback = 4},
+                           &STILL_PARAMS(still_session_params, .ctx = N, .batch = 16,
+                                         .method = &how, .rollback = 4),
                            &s, &e),
          &e);
     return s;
@@ -108,7 +108,9 @@ static still_session *session_of(still_model *m, int kind)
     still_method how = method_of(kind == 0 ? "softmax" : "still", CHUNK);
     if (kind == 2) how.last_layer = 0;
     must(still_session_new(
-             m, &(still_session_params){.ctx = N, .batch = 16, .method = &how}, &s, &e),
+             m,
+             &STILL_PARAMS(still_session_params, .ctx = N, .batch = 16, .method = &how),
+             &s, &e),
          &e);
     return s;
 }

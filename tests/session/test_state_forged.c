@@ -27,8 +27,9 @@ static still_session *session(void)
     how.cap = LARGE;
     snprintf(how.caps, sizeof how.caps, "0-1/0:%d", SMALL);
     must(still_session_new(
-             model, &(still_session_params){.ctx = N, .batch = 16, .method = &how}, &s,
-             &e),
+             model,
+             &STILL_PARAMS(still_session_params, .ctx = N, .batch = 16, .method = &how),
+             &s, &e),
          &e);
     return s;
 }

@@ -23,9 +23,10 @@ static still_model *open_model(const char *backend)
 {
     still_model *m;
     still_error e;
-    must(still_model_open(FIXTURES "/models/llama3",
-                          &(still_model_params){.backend = backend, .threads = 2}, &m,
-                          &e),
+    must(still_model_open(
+             FIXTURES "/models/llama3",
+             &STILL_PARAMS(still_model_params, .backend = backend, .threads = 2), &m,
+             &e),
          &e);
     return m;
 }
@@ -35,11 +36,10 @@ static still_session *session(still_model *m, const still_method *how,
 {
     still_session *s;
     still_error e;
-    must(still_session_new(
-             m,
-             &(still_session_params){
-                 .ctx = CTX, .batch = 64, .method = how, .cache = cache, .rollback = 1},
-             &s, &e),
+    must(still_session_new(m,
+                           &STILL_PARAMS(still_session_params, .ctx = CTX, .batch = 64,
+                                         .method = how, .cache = cache, .rollback = 1),
+                           &s, &e),
          &e);
     return s;
 }
@@ -128,8 +128,8 @@ static void one_setting(still_model *m, const still_method *how, const char *cac
                   *same = session(m, how, cache);
     still_bill bill;
     must(still_model_bill(m,
-                          &(still_session_params){
-                              .ctx = CTX, .batch = 64, .method = how, .cache = cache},
+                          &STILL_PARAMS(still_session_params, .ctx = CTX, .batch = 64,
+                                        .method = how, .cache = cache),
                           &bill, &e),
          &e);
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
@@ -175,8 +175,9 @@ static void a_long_cache_is_full(void **state)
     still_error e;
     still_session *s;
     still_model *m = open_model("cpu");
-    must(still_session_new(m, &(still_session_params){.ctx = LONG, .cache = "f16"}, &s,
-                           &e),
+    must(still_session_new(
+             m, &STILL_PARAMS(still_session_params, .ctx = LONG, .cache = "f16"), &s,
+             &e),
          &e);
     must(sti_session_fill_synthetic(s, LONG - 30, 1, &e), &e);
     const uint16_t *x = (const uint16_t *)(const void *)s->state;

@@ -13,8 +13,10 @@ static still_rendering render(const still_tokenizer *tk, const char *t,
 {
     still_rendering r;
     still_error err = {0};
-    const still_conversation c = {
-        .message = msg, .n_messages = n, .add_generation_prompt = prompt};
+    const still_conversation c = {.size = sizeof c,
+                                  .message = msg,
+                                  .n_messages = n,
+                                  .add_generation_prompt = prompt};
     if (still_chat_render(tk, t, &c, &r, &err)) fail_msg("%s", err.text);
     return r;
 }
@@ -55,6 +57,7 @@ static void test_variables(void **state)
     still_rendering r;
     still_error err;
     const still_conversation c = {
+        .size = sizeof c,
         .variables = "{\"messages\": [{\"role\": \"user\", \"content\": [1]}], \"x\": "
                      "{\"a\": true}}"};
     assert_int_equal(
@@ -70,10 +73,14 @@ static void test_refusals(void **state)
     still_rendering r;
     still_error err;
     const still_message half[] = {{"user", NULL}};
-    const still_conversation one = {.message = TALK + 1, .n_messages = 1},
-                             none = {.message = TALK, .n_messages = 0},
-                             lacking = {.message = half, .n_messages = 1},
-                             broken = {.variables = "["};
+    const still_conversation one = STILL_PARAMS(still_conversation, .message = TALK + 1,
+                                                .n_messages = 1),
+                             none = STILL_PARAMS(still_conversation, .message = TALK,
+                                                 .n_messages = 0),
+                             lacking = STILL_PARAMS(still_conversation, .message = half,
+                                                    .n_messages = 1),
+                             broken =
+                                 STILL_PARAMS(still_conversation, .variables = "[");
     assert_int_equal(still_chat_render(NULL, NULL, &one, &r, &err),
                      STILL_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "no chat template"));

@@ -65,7 +65,7 @@ static still_status render(const input *in, still_error *err)
 {
     still_rendering r;
     const still_message m = {"user", in->p};
-    const still_conversation c = {.message = &m, .n_messages = 1};
+    const still_conversation c = {.size = sizeof c, .message = &m, .n_messages = 1};
     still_status st =
         still_chat_render(NULL, still_chat_template_named("mistral"), &c, &r, err);
     assert_true((st == STILL_OK) == (r.text != NULL));

@@ -40,7 +40,8 @@ static inline double uniform(uint64_t key) /* [-1, 1) */
 static inline still_train_params params_of(const problem *c, int T, int chunk, int cap)
 {
     still_error e;
-    still_train_params p = {.stage = c->stage,
+    still_train_params p = {.size = sizeof p,
+                            .stage = c->stage,
                             .seq = T,
                             .batch = B,
                             .micro_batch = B,

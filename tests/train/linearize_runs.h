@@ -146,7 +146,7 @@ static inline bool each(void *user, const still_train_progress *p)
 static inline void setup(run *r, const char *method, int stage, int steps)
 {
     still_error e;
-    *r = (run){0};
+    *r = (run){.p.size = sizeof r->p};
     must(still_method_init(&r->p.method, method, 6, &e), &e);
     r->p.data = data;
     r->p.n_data = 1;
@@ -191,8 +191,8 @@ static inline int set_up(void **state)
     write_records(in_dir("two.jsonl"), 1000, 12);
     data[0].path = strdup(in_dir("one.jsonl"));
     data[1].path = strdup(in_dir("two.jsonl"));
-    must(still_model_open(in_dir("model.gguf"), &(still_model_params){.threads = 1},
-                          &model, &e),
+    must(still_model_open(in_dir("model.gguf"),
+                          &STILL_PARAMS(still_model_params, .threads = 1), &model, &e),
          &e);
     return 0;
 }

@@ -107,7 +107,8 @@ static void check(void **state)
     double loss[BACKENDS], worst[BACKENDS] = {0};
     for (int b = 0; b < BACKENDS; b++) {
         begin(c, params_of(c, T, 4, 2), /* some are evicted */
-              &(still_model_params){.backend = backend[b], .threads = 1}, &t[b]);
+              &STILL_PARAMS(still_model_params, .backend = backend[b], .threads = 1),
+              &t[b]);
         loss[b] = run(&t[b], share_of(&t[b]), 0);
     }
     double_model d = double_model_new(&t[0], share_of(&t[0]));

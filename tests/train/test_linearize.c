@@ -56,12 +56,14 @@ static void every_method_learns(void **state)
         assert_int_equal(r.n, STEPS * c[i].stages);
         /* And what it wrote runs. */
         const int32_t ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-        must(still_model_open(
-                 in_dir("model.gguf"),
-                 &(still_model_params){.threads = 1, .adapter = in_dir("method")}, &m,
-                 &e),
+        must(still_model_open(in_dir("model.gguf"),
+                              &STILL_PARAMS(still_model_params, .threads = 1,
+                                            .adapter = in_dir("method")),
+                              &m, &e),
              &e);
-        must(still_session_new(m, &(still_session_params){.ctx = 64}, &s, &e), &e);
+        must(still_session_new(m, &STILL_PARAMS(still_session_params, .ctx = 64), &s,
+                               &e),
+             &e);
         must(still_session_feed(s, ids, 12, &e), &e);
         assert_true(isfinite(still_session_logits(s)[0]));
         still_session_free(s);

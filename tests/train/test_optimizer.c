@@ -33,9 +33,10 @@ static void begin(problem *p, const char *backend, still_train_params params)
     p->t.p.batch = 1;
     p->t.p.tokens = (uint64_t)16 * 100;
     p->t.p.lora_rank = 2;
-    must(still_model_open(FIXTURES "/train/model",
-                          &(still_model_params){.backend = backend, .threads = 2},
-                          &p->t.m, &e),
+    must(still_model_open(
+             FIXTURES "/train/model",
+             &STILL_PARAMS(still_model_params, .backend = backend, .threads = 2),
+             &p->t.m, &e),
          &e);
     must(sti_trainer_begin(&p->t, &e), &e);
     const size_t n = p->t.adapter->n_values;
@@ -82,8 +83,8 @@ static void decay_alone(void **state)
         for (int stage = 1; stage <= 2; stage++) {
             problem p;
             begin(&p, backend[b],
-                  (still_train_params){
-                      .stage = stage, .decay = 0.3, .lr = {0, 0.1, 0.2}});
+                  STILL_PARAMS(still_train_params, .stage = stage, .decay = 0.3,
+                               .lr = {0, 0.1, 0.2}));
             const double lr = sti_schedule(p.t.p.lr[stage], 0, p.t.steps, p.t.p.warmup);
             step_with(&p, 0);
             for (size_t k = 0; k < p.t.adapter->n_entries; k++) {
@@ -103,7 +104,7 @@ static void no_decay_unless_asked(void **state)
 {
     (void)state;
     problem p;
-    begin(&p, "cpu", (still_train_params){.stage = 1});
+    begin(&p, "cpu", STILL_PARAMS(still_train_params, .stage = 1));
     step_with(&p, 0);
     assert_memory_equal(p.t.adapter->seen, p.before,
                         p.t.adapter->n_values * sizeof *p.before);
@@ -126,7 +127,8 @@ static void groups_have_rates(void **state)
     (void)state;
     for (int stage = 1; stage <= 2; stage++) {
         problem p;
-        still_train_params s = {.stage = stage, .lr = {0, 0.01, 0.02}};
+        still_train_params s = {
+            .size = sizeof s, .stage = stage, .lr = {0, 0.01, 0.02}};
         s.lr_scale[STILL_GROUP_MAPS] = 2;
         s.lr_scale[STILL_GROUP_LORA] = 3;
         s.lr_scale[STILL_GROUP_GATE] = 5;
@@ -159,7 +161,8 @@ static void moments_and_clipping(void **state)
     (void)state;
     problem p;
     begin(&p, "cpu",
-          (still_train_params){.stage = 1, .clip = 0.5, .beta1 = 0.8, .beta2 = 0.6});
+          STILL_PARAMS(still_train_params, .stage = 1, .clip = 0.5, .beta1 = 0.8,
+                       .beta2 = 0.6));
     const sti_adapter_entry *e = p.t.adapter->entry;
     while (!sti_trains(&p.t, 1, e)) e++;
     double m = 0, v = 0, x = p.before[e->at];

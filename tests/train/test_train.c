@@ -86,9 +86,10 @@ static void open_fixture(fixture *f, const char *name, const char *backend, int 
     *f = (fixture){0};
     snprintf(path, sizeof path, FIXTURES "/train/%s.safetensors", name);
     must(sti_store_open(path, &f->store, &e), &e);
-    must(still_model_open(FIXTURES "/train/model",
-                          &(still_model_params){.backend = backend, .threads = threads},
-                          &f->t.m, &e),
+    must(still_model_open(
+             FIXTURES "/train/model",
+             &STILL_PARAMS(still_model_params, .backend = backend, .threads = threads),
+             &f->t.m, &e),
          &e);
     set_params(f, &f->t.p);
     must(sti_trainer_begin(&f->t, &e), &e);
@@ -222,8 +223,9 @@ static void session_is_the_student(void **state)
         const double trained = lose(&f, 0, false);
         f.t.m->adapter = f.t.adapter;
         f.t.m->info.method = &f.t.adapter->spec.method;
-        must(still_session_new(f.t.m, &(still_session_params){.ctx = T, .batch = 7}, &s,
-                               &e),
+        must(still_session_new(
+                 f.t.m, &STILL_PARAMS(still_session_params, .ctx = T, .batch = 7), &s,
+                 &e),
              &e);
         for (int b = 0; b < B; b++) {
             still_session_reset(s);

@@ -106,7 +106,7 @@ class Model(Handle):
             "ctx_train", "sliding_window", "rope_theta", "tied", "params", "file_bytes")}
         self.info = ModelInfo(adapter=text_of(i.adapter) or None, **text, **numbers)
         self.method: Method | None = Method._of(i.method[0]) if i.method else None
-        self.sampling = Sampling(*[_optional(getattr(i.sampling, k)) for k in (
+        self.sampling = Sampling(*[_optional(getattr(i.sampling[0], k)) for k in (
             "temperature", "top_k", "top_p", "min_p", "repeat_penalty")])
 
     @classmethod

@@ -38,8 +38,7 @@ class _Device(Handle):
         self.lock = threading.Lock()
         self._c = ct.c_void_p()
         p = c.still_attention_params(
-            size=ct.sizeof(c.still_attention_params), backend=backend.encode(),
-            threads=threads, stream=stream or None)
+            backend=backend.encode(), threads=threads, stream=stream or None)
         call(lib.still_attention_new, ct.byref(p), ct.byref(self._c))
 
     def _free(self) -> None:
@@ -74,7 +73,7 @@ class _Call:
         self.backend, self.place = backend, q.device
         self.kept: list[Any] = [method]
         self.args = c.still_attention_args(
-            size=ct.sizeof(c.still_attention_args), method=ct.pointer(method._c),
+            method=ct.pointer(method._c),
             layer=layer, layers=layers, batch=q.shape[0], tokens=q.shape[1],
             heads=q.shape[2], kv_heads=k.shape[2], head_dim=q.shape[3])
         for name, tensor in tensors.items():

@@ -281,7 +281,8 @@ static int prepare(cli_talk *c, still_rendering *r, int32_t **ids, size_t *n)
     for (;;) {
         bool fresh;
         *ids = NULL;
-        const still_conversation talk = {.message = c->msg,
+        const still_conversation talk = {.size = sizeof talk,
+                                         .message = c->msg,
                                          .n_messages = c->n,
                                          .add_generation_prompt = true,
                                          .variables = c->form.variables};

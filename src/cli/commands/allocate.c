@@ -100,7 +100,8 @@ int cli_allocate(const cli_options *o, still_model *m, const still_method *metho
 {
     still_error err;
     cli_progress bar;
-    still_allocate_params p = {.method = method,
+    still_allocate_params p = {.size = sizeof p,
+                               .method = method,
                                .key_bits = cli_cache_bits(o->cache_type_k),
                                .value_bits = cli_cache_bits(o->cache_type_v),
                                .seed = o->seed,

@@ -167,9 +167,12 @@ static still_status measure(job *j, int row, const cli_bench_column *c,
                             still_bench_result *out, still_error *err)
 {
     const cli_options *o = j->o;
-    const still_session_params session = {
-        .batch = j->b.rows, .cache = o->cache, .method = &c->method};
-    const still_bench_params p = {.session = &session,
+    const still_session_params session = {.size = sizeof session,
+                                          .batch = j->b.rows,
+                                          .cache = o->cache,
+                                          .method = &c->method};
+    const still_bench_params p = {.size = sizeof p,
+                                  .session = &session,
                                   .length = j->b.length[row],
                                   .batch = j->b.batch,
                                   .steps = (int)o->steps,

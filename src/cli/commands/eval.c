@@ -352,13 +352,17 @@ static int run_column(job *j, still_model *m, const char *name, const char *meth
     c->name = name;
     memcpy(c->method, method.name, sizeof c->method);
     set_title(c, j->n_methods > 1 || strcmp(method.name, "softmax") != 0);
-    const still_session_params session = {
-        .ctx = (int)o.ctx, .batch = (int)o.batch, .cache = o.cache, .method = &method};
+    const still_session_params session = {.size = sizeof session,
+                                          .ctx = (int)o.ctx,
+                                          .batch = (int)o.batch,
+                                          .cache = o.cache,
+                                          .method = &method};
     still_status st = STILL_OK;
     j->at[0] = 0;
     for (int i = 0; i < j->n_groups && st == STILL_OK; i++) {
         const group *g = &j->group[i];
-        const still_eval_params p = {.task = j->task + g->first,
+        const still_eval_params p = {.size = sizeof p,
+                                     .task = j->task + g->first,
                                      .n_tasks = g->n,
                                      .data = j->data,
                                      .session = &session,
@@ -405,7 +409,8 @@ static int write_datasets(const job *j, const char *name)
         status = cli_fail_error(&err);
     for (int i = 0; i < j->n_groups && status == CLI_OK; i++) {
         const group *g = &j->group[i];
-        const still_eval_params p = {.task = j->task + g->first,
+        const still_eval_params p = {.size = sizeof p,
+                                     .task = j->task + g->first,
                                      .n_tasks = g->n,
                                      .data = j->data,
                                      .length = g->length,

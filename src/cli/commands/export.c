@@ -60,7 +60,8 @@ int cli_cmd_export(const cli_options *o)
         return cli_usage("export", "--to gguf|safetensors|peft|adapter is missing");
     if (!o->out) return cli_usage("export", "--out PATH is missing");
     if (cli_resolve_model(name, &path, &adapter, &err)) return cli_fail_error(&err);
-    const still_export_params p = {.format = o->to,
+    const still_export_params p = {.size = sizeof p,
+                                   .format = o->to,
                                    .path = o->out,
                                    .adapter = adapter,
                                    .dtype = o->dtype,

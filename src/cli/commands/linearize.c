@@ -130,6 +130,7 @@ static int read_options(job *j, char **cache)
     if (status != CLI_OK) return status;
     if (cli_cache_place("tokens", "", cache, &err) || cli_make_folders(*cache, &err))
         return cli_fail_error(&err);
+    p->size = sizeof *p;
     p->cache_dir = *cache;
     p->out = o->out;
     p->start = o->start;

@@ -147,7 +147,8 @@ static int measure(const cli_options *o, still_model *m, cli_saliency *r, int n)
             method.chunk, method.chunk > 4 ? method.chunk / 4 : 1);
     const double start = cli_now();
     cli_progress_begin(&bar, o->quiet, "saliency", "layers", 0, 0);
-    const still_saliency_params p = {.method = &method,
+    const still_saliency_params p = {.size = sizeof p,
+                                     .method = &method,
                                      .progress = cli_progress_tick,
                                      .user = &bar,
                                      .all_scores = o->figures != NULL};

@@ -72,8 +72,11 @@ static int check_suite(const char *suite)
 int cli_cmd_selftest(const cli_options *o)
 {
     const char *suite = o->arg[0], *folder = o->arg[1];
-    still_selftest_params params = {
-        .model = {.backend = o->backend, .threads = (int)o->threads, .isa = o->isa}};
+    const still_model_params opened = {.size = sizeof opened,
+                                       .backend = o->backend,
+                                       .threads = (int)o->threads,
+                                       .isa = o->isa};
+    still_selftest_params params = {.size = sizeof params, .model = &opened};
     int most = (int)(sizeof params.tokenizer / sizeof *params.tokenizer);
     int status = check_suite(suite);
     if (status != CLI_OK) return status;

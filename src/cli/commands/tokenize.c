@@ -185,7 +185,7 @@ static int encode_chat(const cli_options *o, const still_tokenizer *tk)
 {
     still_error err;
     cli_chat_template form;
-    still_conversation c = {0};
+    still_conversation c = {.size = sizeof c};
     still_rendering r = {0};
     char *variables = NULL;
     int32_t *ids = NULL;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sized.h"
 #include "eval/saliency/saliency.h"
 #include "session/session.h"
 #include "train/layer.h"
@@ -46,8 +47,8 @@ static still_status configure(run *r, int n, still_error *err)
                         "backend %s does not tell its scores: use --backend cpu",
                         m->be->name);
     still_session *s;
-    STI_TRY(still_session_new(m, &(still_session_params){.ctx = n, .method = method},
-                              &s, err));
+    STI_TRY(still_session_new(
+        m, &STILL_PARAMS(still_session_params, .ctx = n, .method = method), &s, err));
     r->cfg = s->cfg;
     still_session_free(s);
     if (r->cfg.method->engine != &sti_attn_hybrid || !r->cfg.hybrid.has_window ||
@@ -294,10 +295,11 @@ still_status still_saliency_run(still_model *m, const int32_t *tok, int n,
                                 const still_saliency_params *p, still_saliency **out,
                                 still_error *err)
 {
-    const still_saliency_params none = {0};
+    still_saliency_params own;
     still_saliency draft = {0}; /* until its size is known */
-    run r = {.m = m, .p = p ? p : &none, .out = &draft};
+    run r = {.m = m, .p = &own, .out = &draft};
     *out = NULL;
+    STI_TRY(STI_TAKE(&own, p, still_saliency_params, err));
     if (n < 1) return sti_fail(err, STILL_E_ARG, "a text of %d tokens", n);
     still_status st = begin(&r, tok, n, err);
     if (st == STILL_OK) st = make_result(&r, err);

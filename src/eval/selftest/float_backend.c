@@ -58,18 +58,18 @@ static void widen(double *to, const float *from, size_t n)
 
 bool sti_float_asked(const sti_suite_run *r)
 {
-    return r->p->model.backend && strcmp(r->p->model.backend, "ref") != 0;
+    return r->p->model->backend && strcmp(r->p->model->backend, "ref") != 0;
 }
 
 static still_status open_device(const sti_suite_run *r, const sti_backend **b,
                                 sti_dev **dev, int H, int G, int D, still_error *err)
 {
-    *b = sti_backend_find(r->p->model.backend);
+    *b = sti_backend_find(r->p->model->backend);
     if (!*b)
         return sti_fail(err, STILL_E_ARG, "backend '%s' is not in this build: %s",
-                        r->p->model.backend, sti_backend_names());
-    const sti_dev_params params = {.threads = r->p->model.threads,
-                                   .isa = r->p->model.isa,
+                        r->p->model->backend, sti_backend_names());
+    const sti_dev_params params = {.threads = r->p->model->threads,
+                                   .isa = r->p->model->isa,
                                    .max_k = D,
                                    .heads = H,
                                    .kv_heads = G,

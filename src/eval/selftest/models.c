@@ -82,7 +82,8 @@ static still_status worst_logit(still_model *m, const expected *e, int piece,
 {
     still_session *s;
     /* Keys and values in f32: what is tested is the arithmetic, not f16. */
-    still_session_params p = {.ctx = e->n, .batch = piece, .cache = "f32"};
+    still_session_params p = {
+        .size = sizeof p, .ctx = e->n, .batch = piece, .cache = "f32"};
     STI_TRY(still_session_new(m, &p, &s, err));
     still_status st = STILL_OK;
     *worst = 0;
@@ -124,7 +125,7 @@ static still_status run_checkpoint(const sti_suite_run *r, const char *name,
     expected e = {0};
     STI_TRY(expected_open(folder, &e, err));
     still_model *m = NULL;
-    still_model_params p = r->p->model;
+    still_model_params p = *r->p->model;
     still_status st = STILL_OK;
     if (path != folder) st = read_attn_scale(folder, &p.attn_scale, err);
     if (st == STILL_OK) st = still_model_open(path, &p, &m, err);
@@ -252,8 +253,9 @@ static still_status check_row(const sti_suite_run *r, still_model *m, const char
         st = sti_fail(err, STILL_E_FORMAT, "%s: '%s' is not a list of %d numbers", path,
                       name, n - 1);
     else
-        st = still_session_new(m, &(still_session_params){.ctx = n, .method = method},
-                               &s, err);
+        st = still_session_new(
+            m, &STILL_PARAMS(still_session_params, .ctx = n, .method = method), &s,
+            err);
     if (st == STILL_OK) st = still_session_logprobs(s, ids, n, got, NULL, err);
     if (st == STILL_OK) {
         double sum = 0, ours = 0, theirs = 0;
@@ -306,8 +308,8 @@ static still_status greedy_wrong(still_model *m, const int32_t *prompt, int n,
     still_session *s = NULL;
     still_sampler *sp = NULL;
     int32_t id = 0;
-    still_status st =
-        still_session_new(m, &(still_session_params){.ctx = n + n_want}, &s, err);
+    still_status st = still_session_new(
+        m, &STILL_PARAMS(still_session_params, .ctx = n + n_want), &s, err);
     if (st == STILL_OK) st = still_sampler_new(NULL, m->cfg.vocab, &sp, err);
     if (st == STILL_OK) st = still_session_feed(s, prompt, n, err);
     int i = 0;
@@ -360,7 +362,7 @@ still_status sti_selftest_end_to_end(const sti_suite_run *r, still_error *err)
         st = sti_fail(err, STILL_E_ARG,
                       "%s: needs the model SmolLM2-135M-Instruct (still pull smollm2)",
                       path);
-    if (st == STILL_OK) st = still_model_open(r->p->model_path, &r->p->model, &m, err);
+    if (st == STILL_OK) st = still_model_open(r->p->model_path, r->p->model, &m, err);
     if (st == STILL_OK) st = check_text(r, m, path, root, err);
     if (st == STILL_OK && tolerance_of(m)->greedy)
         st = check_greedy(r, m, path, root, err);

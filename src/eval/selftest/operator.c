@@ -246,12 +246,12 @@ static still_status run_on(const sti_backend *b, sti_dev *dev, const sti_hybrid_
 static still_status float_run(const sti_suite_run *suite, const sti_hybrid_case *c,
                               results *r, size_t kv, still_error *err)
 {
-    const sti_backend *b = sti_backend_find(suite->p->model.backend);
+    const sti_backend *b = sti_backend_find(suite->p->model->backend);
     if (!b)
         return sti_fail(err, STILL_E_ARG, "backend '%s' is not in this build: %s",
-                        suite->p->model.backend, sti_backend_names());
-    const sti_dev_params params = {.threads = suite->p->model.threads,
-                                   .isa = suite->p->model.isa,
+                        suite->p->model->backend, sti_backend_names());
+    const sti_dev_params params = {.threads = suite->p->model->threads,
+                                   .isa = suite->p->model->isa,
                                    .max_k = c->shape.D,
                                    .heads = c->shape.H,
                                    .kv_heads = c->shape.G,
@@ -426,7 +426,7 @@ static still_status run_engine(const sti_suite_run *suite, const engine *e,
 static still_status run_case(const sti_suite_run *suite, const char *name,
                              sti_golden *g, still_error *err)
 {
-    const char *backend = suite->p->model.backend;
+    const char *backend = suite->p->model->backend;
     if (!backend) backend = engines[0].backend;
     sti_hybrid_case c;
     bool ran = false;

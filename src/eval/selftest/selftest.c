@@ -1,5 +1,6 @@
 /* selftest.c - the table of suites. */
 #include "eval/selftest/selftest.h"
+#include "base/sized.h"
 
 #include <string.h>
 
@@ -29,7 +30,11 @@ still_status still_selftest_run(const char *suite, const char *dir,
                                 const still_selftest_params *params, still_check_fn cb,
                                 void *user, int *failed, still_error *err)
 {
-    still_selftest_params p = params ? *params : (still_selftest_params){0};
+    still_selftest_params p;
+    still_model_params model;
+    STI_TRY(STI_TAKE(&p, params, still_selftest_params, err));
+    STI_TRY(STI_TAKE(&model, p.model, still_model_params, err));
+    p.model = &model;
     *failed = 0;
     sti_suite_run r = {suite, dir, &p, cb, user, failed};
     for (size_t i = 0; i < sizeof suites / sizeof *suites; i++)

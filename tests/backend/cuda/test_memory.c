@@ -49,7 +49,8 @@ static void give_back(hog *h)
 
 static still_status try_model(size_t memory, still_model **m, still_error *e)
 {
-    const still_model_params p = {.backend = "cuda", .gpu_memory = memory};
+    const still_model_params p = {
+        .size = sizeof p, .backend = "cuda", .gpu_memory = memory};
     return still_model_open(FIXTURES "/models/llama3", &p, m, e);
 }
 
@@ -72,7 +73,8 @@ static still_session *open_session(still_model *m, const char *method)
     still_error e;
     still_method how;
     must(still_method_init(&how, method, CHUNK, &e), &e);
-    const still_session_params p = {.ctx = 512, .batch = 256, .method = &how};
+    const still_session_params p = {
+        .size = sizeof p, .ctx = 512, .batch = 256, .method = &how};
     must(still_session_new(m, &p, &s, &e), &e);
     return s;
 }
@@ -114,7 +116,7 @@ static void check_method(const char *method)
     take_all(&h);
     assert_true(h.n > 0);
     still_session *none = NULL;
-    const still_session_params huge = {.ctx = 1 << 22};
+    const still_session_params huge = {.size = sizeof huge, .ctx = 1 << 22};
     assert_int_equal(still_session_new(m, &huge, &none, &e), STILL_E_MEMORY);
     assert_null(none);
     still_status st = still_session_feed(s, ids + 5, PROMPT - 5, &e);
@@ -167,7 +169,8 @@ static void test_limit(void **state)
         must(still_method_init(&how, method[i], CHUNK, &e), &e);
         /* a score that other rounding, of pieces of another size, does not change */
         if (i == 1) snprintf(how.score, sizeof how.score, "random");
-        still_session_params p = {.ctx = CTX, .batch = 64, .method = &how};
+        still_session_params p = {
+            .size = sizeof p, .ctx = CTX, .batch = 64, .method = &how};
         still_bill least, whole, cut;
         still_session *calm, *s;
         must(still_model_bill(all, &p, &least, &e), &e);

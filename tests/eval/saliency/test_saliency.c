@@ -168,7 +168,7 @@ static still_saliency *run(still_model *m, const still_method *method)
 {
     still_error e;
     still_saliency *s;
-    const still_saliency_params p = {.method = method};
+    const still_saliency_params p = {.size = sizeof p, .method = method};
     must(still_saliency_run(m, text(), TOKENS, &p, &s, &e), &e);
     return s;
 }
@@ -252,7 +252,8 @@ static void all_scores_are_those_of_their_runs(void **state)
     still_model *m = open_tiny("cpu");
     still_method how = small("still");
     still_saliency *all;
-    const still_saliency_params p = {.method = &how, .all_scores = true};
+    const still_saliency_params p = {
+        .size = sizeof p, .method = &how, .all_scores = true};
     must(still_saliency_run(m, text(), TOKENS, &p, &all, &e), &e);
     const size_t cells = cell(all, all->layers, 0, 0);
     assert_int_equal(all->scores, STI_SCORE_COUNT);
@@ -349,7 +350,7 @@ static void refusals(void **state)
                  softmax = small("softmax"), none = small("still");
     none.select = 0;
     still_saliency *s = (still_saliency *)&e; /* must be taken back */
-    still_saliency_params p = {.method = &how};
+    still_saliency_params p = {.size = sizeof p, .method = &how};
     assert_int_equal(still_saliency_run(m, text(), 3 * CHUNK, &p, &s, &e), STILL_E_ARG);
     assert_null(s);
     assert_non_null(strstr(e.text, "24 tokens, at least 25"));
@@ -365,8 +366,8 @@ static void refusals(void **state)
     }
     int32_t bad[TOKENS] = {0};
     bad[TOKENS - 1] = VOCAB;
-    p = (still_saliency_params){
-        .method = &how, .progress = stop_after_one, .user = &asked};
+    p = STILL_PARAMS(still_saliency_params, .method = &how, .progress = stop_after_one,
+                     .user = &asked);
     assert_int_equal(still_saliency_run(m, bad, TOKENS, &p, &s, &e), STILL_E_ARG);
     assert_int_equal(asked, 0);
     assert_int_equal(still_saliency_run(m, text(), TOKENS, &p, &s, &e),

@@ -25,7 +25,10 @@ static void models_on(const char *backend, const char *isa)
 {
     int cases = 0, failed = -1;
     still_error e;
-    still_selftest_params p = {.model = {.backend = backend, .isa = isa, .threads = 2}};
+    still_selftest_params p = {.size = sizeof p,
+                               .model =
+                                   &STILL_PARAMS(still_model_params, .backend = backend,
+                                                 .isa = isa, .threads = 2)};
     printf("models on %s %s\n", backend, isa ? isa : "");
     still_status st = still_selftest_run("models", FIXTURES "/models", &p, count_case,
                                          &cases, &failed, &e);

@@ -47,7 +47,7 @@ static double gradient(const problem *c, const char *name, sti_trainer *t, float
 {
     still_error e;
     begin(c, params_of(c, T, 8, 5), /* some are evicted */
-          &(still_model_params){.backend = name}, t);
+          &STILL_PARAMS(still_model_params, .backend = name), t);
     /* Tiny models leave room for the acts of all layers; a processor shares them. */
     assert_true((t->acts.step > 0) == (c->stage == 2 && !t->m->be->host_memory));
     if (c->shared) t->acts.step = 0;

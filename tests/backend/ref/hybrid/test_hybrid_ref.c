@@ -20,7 +20,8 @@ static void count_case(void *user, const still_check_case *c)
 static void test_golden(void **state)
 {
     (void)state;
-    still_selftest_params p = {.model.backend = "ref"};
+    still_selftest_params p = {
+        .size = sizeof p, .model = &STILL_PARAMS(still_model_params, .backend = "ref")};
     int failed = 0, cases = 0;
     still_error err = {0};
     const sti_suite_run run = {"operator", FIXTURES "/operator", &p, count_case, &cases,
