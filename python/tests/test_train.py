@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import textwrap
 import warnings
 import zipfile
 from pathlib import Path
@@ -90,6 +92,63 @@ class Training(TinyTest):
             still.plan(self.model, data, no_such=1)
         with self.assertRaisesRegex(still.FileError, "nothing.jsonl"):
             still.plan(self.model, self.folder / "nothing.jsonl", **SMALL)
+
+
+class Ranks(TinyTest):
+    """Two processes, started with the variables that torchrun sets."""
+
+    def two(self, code: str, *arguments: str) -> list[tuple[int, str, str]]:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = str(s.getsockname()[1])
+        ranks = []
+        for rank in "01":
+            env = {**os.environ, "RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank,
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            ranks.append(subprocess.Popen([sys.executable, "-c", code, *arguments], env=env,
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                          text=True))
+        ended = []
+        for process in ranks:
+            out, err = process.communicate(timeout=240)
+            ended.append((process.returncode, out, err))
+        return ended
+
+    def test_train_one_model(self) -> None:
+        data = write_records(self.folder / "data.jsonl")
+        steps: list[float] = []
+        still.linearize(self.model, data, self.folder / "alone", stage=1,
+                        callback=lambda p: steps.append(p.loss), **SMALL)
+        ended = self.two(textwrap.dedent("""
+            import sys
+            import still
+            model = still.Model(sys.argv[1], threads=1)
+            still.linearize(model, sys.argv[2], sys.argv[3], stage=1, seq=48, batch=2,
+                            lora_rank=2, tokens=960, callback=lambda p: print(p.loss),
+                            method=still.Method("still", chunk=8, select=2, cap=8))
+            """), str(TINY), str(data), str(self.folder / "ranks"))
+        self.assertEqual([code for code, _, _ in ended], [0, 0], ended)
+        together = [float(x) for x in ended[0][1].split()]
+        self.assertEqual(ended[1][1], "", "rank 1 calls back, too")
+        np.testing.assert_allclose(together, steps, rtol=1e-4)
+        with still.Model.from_pretrained(self.folder / "ranks") as linear:
+            self.assertIsInstance(linear.generate("the sun", max_tokens=5), str)
+
+    def test_one_that_dies(self) -> None:
+        data = write_records(self.folder / "data.jsonl")
+        ended = self.two(textwrap.dedent("""
+            import os, signal, sys
+            import still
+            def dies(p):
+                if p.step == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            still.linearize(still.Model(sys.argv[1], threads=1), sys.argv[2], sys.argv[3],
+                            stage=1, seq=48, batch=2, tokens=960, callback=dies,
+                            method=still.Method("still", chunk=8, select=2, cap=8))
+            """), str(TINY), str(data), str(self.folder / "ranks"))
+        self.assertEqual(ended[0][0], -signal.SIGKILL)
+        self.assertEqual(ended[1][0], 1)
+        self.assertIn("rank 0 of 2 ended", ended[1][2])
 
 
 class Evaluating(TinyTest):

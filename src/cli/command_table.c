@@ -116,7 +116,7 @@ const cli_command cli_command_table[] = {
      "curves, which a browser can watch while it trains, and a card. The "
      "default of 20M tokens takes minutes on a large GPU and days on a CPU: see --dry-run. "
      "Ctrl-C saves a checkpoint; --resume continues from it, also after a crash. Under "
-     "mpirun, all ranks train one model (docs/cluster.md).",
+     "mpirun, srun and torchrun all ranks train one model (docs/cluster.md).",
      {{"still linearize smollm2 --data demo/books.jsonl.gz --out mine --dry-run",
        "time and memory it will take"},
       {"still linearize smollm2 --data demo/books.jsonl.gz --out mine --stage 1 -n 60K "
@@ -159,8 +159,8 @@ const cli_command cli_command_table[] = {
      "--against). Multiple choice ranks continuations by log-likelihood; generated tasks "
      "(RULER, BABILong) decode the answer greedily. "
      "docs/evaluation.md has the protocols and the files. Ctrl-C stops after a complete "
-     "line of the log, and the same command continues from there. Under mpirun, ranks "
-     "share the items.",
+     "line of the log, and the same command continues from there. Under mpirun, "
+     "srun and torchrun ranks share the items.",
      {{"still eval smollm2 --tasks piqa,arc_easy --data data", "two benchmarks"},
       {"still eval smollm2 mine --tasks mmlu --limit 500 --log mmlu.jsonl",
        "two models, resumable"},

@@ -1,13 +1,13 @@
 /* comm.h - several processes that train as one (data parallel).
  *
- * Without MPI, or when not started by mpirun or srun, there is one rank and every call
- * returns at once. One rank computes each sum, in the order of the ranks, so that all
+ * They meet over MPI (mpirun, srun) or over sockets (torchrun, srun). A process that none
+ * of these started is alone, and every call returns at once. One rank computes each sum, in the order of the ranks, so that all
  * ranks hold the same bits and a run can be repeated. All calls except rank and size
  * wait for every rank, and all ranks make them in the same order.
  *
- * A rank that fails alone exits without telling the others. On the same machine they
- * notice that its process is gone, elsewhere the launcher does: their call fails, or
- * they are ended. No rank waits forever. */
+ * A rank that fails alone exits without telling the others. Over sockets, and with MPI on
+ * the same machine, they notice that its process is gone, elsewhere the launcher does:
+ * their call fails, or they are ended. No rank waits forever. */
 #ifndef STI_TRAIN_COMM_H
 #define STI_TRAIN_COMM_H
 

@@ -34,7 +34,7 @@ typedef struct place {
     long process;
 } place;
 
-struct sti_mpi {
+struct sti_ranks {
     MPI_Comm comm;
     int rank, size;
     bool ours;        /* we started MPI */
@@ -45,7 +45,7 @@ struct sti_mpi {
 
 /* ---- Errors -------------------------------------------------------------- */
 
-static still_status fail_mpi(const sti_mpi *m, int code, const char *what,
+static still_status fail_mpi(const sti_ranks *m, int code, const char *what,
                              still_error *err)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -55,7 +55,7 @@ static still_status fail_mpi(const sti_mpi *m, int code, const char *what,
                     text);
 }
 
-static bool gone(const sti_mpi *m, int rank)
+static bool gone(const sti_ranks *m, int rank)
 {
     const place *me = &m->at[m->rank], *other = &m->at[rank];
     return rank != m->rank && other->process > 0 &&
@@ -65,7 +65,7 @@ static bool gone(const sti_mpi *m, int rank)
 
 /* Waits for the first n requests. After a failure they are abandoned: the job is
  * over. */
-static still_status wait_all(sti_mpi *m, int n, const char *what, still_error *err)
+static still_status wait_all(sti_ranks *m, int n, const char *what, still_error *err)
 {
     const double start = sti_now();
     double looked = start;
@@ -121,7 +121,7 @@ static still_status start_mpi(bool *ours, still_error *err)
     return atexit(end_mpi) == 0 ? STILL_OK : sti_fail_memory(err, "MPI", 0);
 }
 
-static still_status find_places(sti_mpi *m, still_error *err)
+static still_status find_places(sti_ranks *m, still_error *err)
 {
     place me = {.process = (long)getpid()};
     gethostname(me.host, sizeof me.host - 1);
@@ -132,7 +132,7 @@ static still_status find_places(sti_mpi *m, still_error *err)
     return code == MPI_SUCCESS ? STILL_OK : fail_mpi(m, code, "meeting", err);
 }
 
-static still_status enter(sti_mpi *m, int expected, still_error *err)
+static still_status enter(sti_ranks *m, int expected, still_error *err)
 {
     STI_TRY(start_mpi(&m->ours, err));
     MPI_Comm_rank(MPI_COMM_WORLD, &m->rank);
@@ -155,7 +155,7 @@ static still_status enter(sti_mpi *m, int expected, still_error *err)
     return find_places(m, err);
 }
 
-static void leave(sti_mpi *m, bool failed)
+static void leave(sti_ranks *m, bool failed)
 {
     if (!m) return;
     /* A program that started MPI itself also ends its job itself. */
@@ -168,10 +168,10 @@ static void leave(sti_mpi *m, bool failed)
     free(m);
 }
 
-static still_status join(int expected, sti_mpi **out, still_error *err)
+static still_status join(int expected, sti_ranks **out, still_error *err)
 {
     *out = NULL;
-    sti_mpi *m = sti_alloc(1, sizeof *m);
+    sti_ranks *m = sti_alloc(1, sizeof *m);
     if (!m) return sti_fail_memory(err, "ranks", sizeof *m);
     m->comm = MPI_COMM_NULL;
     const still_status st = enter(m, expected, err);
@@ -183,12 +183,12 @@ static still_status join(int expected, sti_mpi **out, still_error *err)
     return STILL_OK;
 }
 
-static int rank_of(const sti_mpi *m)
+static int rank_of(const sti_ranks *m)
 {
     return m->rank;
 }
 
-static int size_of(const sti_mpi *m)
+static int size_of(const sti_ranks *m)
 {
     return m->size;
 }
@@ -196,26 +196,26 @@ static int size_of(const sti_mpi *m)
 /* ---- Calls --------------------------------------------------------------- */
 
 /* Elements of rank r's slice of n: [*first, *first + result). */
-static size_t slice_of(const sti_mpi *m, size_t n, int r, size_t *first)
+static size_t slice_of(const sti_ranks *m, size_t n, int r, size_t *first)
 {
     const size_t each = (n + (size_t)m->size - 1) / (size_t)m->size;
     *first = each * (size_t)r < n ? each * (size_t)r : n;
     return n - *first < each ? n - *first : each;
 }
 
-static int send_to(sti_mpi *m, const void *x, size_t bytes, int to, int *n)
+static int send_to(sti_ranks *m, const void *x, size_t bytes, int to, int *n)
 {
     return MPI_Isend(x, (int)bytes, MPI_BYTE, to, TAG, m->comm, &m->req[(*n)++]);
 }
 
-static int receive_from(sti_mpi *m, void *x, size_t bytes, int from, int *n)
+static int receive_from(sti_ranks *m, void *x, size_t bytes, int from, int *n)
 {
     return MPI_Irecv(x, (int)bytes, MPI_BYTE, from, TAG, m->comm, &m->req[(*n)++]);
 }
 
 /* One block: size * slice <= BLOCK bytes. */
-static still_status sum_block(sti_mpi *m, unsigned char *x, size_t n, size_t size,
-                              sti_mpi_add add, still_error *err)
+static still_status sum_block(sti_ranks *m, unsigned char *x, size_t n, size_t size,
+                              sti_ranks_add add, still_error *err)
 {
     static const char what[] = "summing gradients";
     size_t first, theirs;
@@ -248,7 +248,7 @@ static still_status sum_block(sti_mpi *m, unsigned char *x, size_t n, size_t siz
     return wait_all(m, n_req, what, err);
 }
 
-static still_status sum(sti_mpi *m, void *x, size_t n, size_t size, sti_mpi_add add,
+static still_status sum(sti_ranks *m, void *x, size_t n, size_t size, sti_ranks_add add,
                         still_error *err)
 {
     if (m->size == 1) return STILL_OK;
@@ -260,7 +260,8 @@ static still_status sum(sti_mpi *m, void *x, size_t n, size_t size, sti_mpi_add 
     return STILL_OK;
 }
 
-static still_status tell(sti_mpi *m, int root, void *x, size_t bytes, still_error *err)
+static still_status tell(sti_ranks *m, int root, void *x, size_t bytes,
+                         still_error *err)
 {
     int n_req = 0, code = MPI_SUCCESS;
     if (m->rank != root)
@@ -281,11 +282,11 @@ const sti_mpi_module *sti_mpi_module_v1(void)
     static const sti_mpi_module table = {
         .version = still_version,
         .join = join,
-        .leave = leave,
-        .rank = rank_of,
-        .size = size_of,
-        .sum = sum,
-        .tell = tell,
+        .table = {.leave = leave,
+                  .rank = rank_of,
+                  .size = size_of,
+                  .sum = sum,
+                  .tell = tell},
     };
     return &table;
 }

@@ -1,4 +1,4 @@
-/* comm_mpi.h - the table through which comm.c reaches MPI.
+/* comm_mpi.h - MPI as a module.
  *
  * The code that calls MPI is a separate shared module, libstill-mpi.so (comm_mpi.c),
  * which is loaded only into a process that a launcher started; so neither the
@@ -7,25 +7,13 @@
 #ifndef STI_TRAIN_COMM_MPI_H
 #define STI_TRAIN_COMM_MPI_H
 
-#include "base/error.h"
-
-typedef struct sti_mpi sti_mpi;
-
-/* y [n] += x [n] */
-typedef void (*sti_mpi_add)(void *y, const void *x, size_t n);
+#include "train/comm_ranks.h"
 
 typedef struct sti_mpi_module {
     const char *(*version)(void); /* of still */
     /* expected: the number of ranks the launcher announced; 0: unknown. */
-    still_status (*join)(int expected, sti_mpi **out, still_error *err);
-    void (*leave)(sti_mpi *m, bool failed); /* m may be NULL */
-    int (*rank)(const sti_mpi *m);
-    int (*size)(const sti_mpi *m);
-    /* x [n], elements of `size` bytes, becomes the sum over ranks. */
-    still_status (*sum)(sti_mpi *m, void *x, size_t n, size_t size, sti_mpi_add add,
-                        still_error *err);
-    /* `bytes` of rank root, on all ranks. */
-    still_status (*tell)(sti_mpi *m, int root, void *x, size_t bytes, still_error *err);
+    still_status (*join)(int expected, sti_ranks **out, still_error *err);
+    sti_ranks_table table;
 } sti_mpi_module;
 
 /* The module's one symbol: returns its table, which lives as long as the process. */

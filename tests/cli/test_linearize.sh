@@ -446,6 +446,12 @@ PYTHON
     grep -q '^still: rank 1 of 2 ended' err || fail "a dead rank: $(cat err)"
     ranks --out dead --resume >out 2>err || fail "going on after a dead rank: $(cat err)"
     same ranks dead
+    # Over sockets, as under torchrun: the same bits.
+    torch() { timeout 600 python3 "$here/../train/launch.py" --seconds 300 2 "${train[@]}" \
+        --threads 1 --batch 4 --tokens 1536 "$@" </dev/null; }
+    torch --out torch --json >out 2>err || fail "two ranks of torchrun: $(cat err)"
+    [ "$(grep -c '"done"' out)" = 1 ] || fail "two ranks of torchrun print $(cat out)"
+    same ranks torch
     ranks --out refused --batch 3 >out 2>err && fail "3 sequences for 2 ranks"
     [ "$(grep -c '^still: a batch of 3 sequences cannot be dealt out evenly to 2 ranks' err)" = 1 ] ||
         fail "3 sequences for 2 ranks: $(cat err)"

@@ -1,9 +1,11 @@
-/* test_comm.c - ranks: run alone, and by mpirun as several processes.
+/* test_comm.c - ranks: run alone, and as several processes by mpirun and by launch.py.
  *
  *   test_comm            everything that can be tested by one process
  *   test_comm ranks      sums, flags and errors shared by all ranks
  *   test_comm killed     rank 1 dies in a job of two: rank 0 must notice
- *   test_comm gives-up   rank 1 leaves with an error: likewise */
+ *   test_comm gives-up   rank 1 leaves with an error: likewise
+ *   test_comm strays     rank 1 calls something else than rank 0: both must say so */
+#include <arpa/inet.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -11,6 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -151,25 +155,82 @@ static void test_lost_tasks(void **state)
     setenv("SLURM_STEP_NUM_TASKS", "4", 1);
     assert_int_equal(sti_comm_new(&c, &err), STILL_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "one of 4 tasks"));
+    assert_non_null(strstr(err.text, "set MASTER_ADDR"));
     setenv("SLURM_STEP_NUM_TASKS", "1", 1);
     assert_int_equal(sti_comm_new(&c, &err), STILL_OK);
     sti_comm_free(c);
-    unsetenv("SLURM_STEP_NUM_TASKS");
-
-    setenv("RANK", "1", 1);
-    setenv("WORLD_SIZE", "3", 1);
-    assert_int_equal(sti_comm_new(&c, &err), STILL_OK); /* of some other program */
-    sti_comm_free(c);
+    setenv("SLURM_STEP_NUM_TASKS", "4", 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    assert_int_equal(sti_comm_new(&c, &err), STILL_E_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "torchrun as one of 3 processes"));
-    assert_non_null(strstr(err.text, "mpirun -n 3"));
+    setenv("MASTER_PORT", "1024", 1);
+    assert_int_equal(sti_comm_new(&c, &err), STILL_E_ARG);
+    assert_non_null(strstr(err.text, "SLURM_PROCID is not set"));
+    unsetenv("SLURM_STEP_NUM_TASKS");
+    unsetenv("MASTER_ADDR");
+    unsetenv("MASTER_PORT");
+}
+
+/* A port that nobody listens on. */
+static void set_free_port(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET,
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof at;
+    char text[16];
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &n), 0);
+    close(fd);
+    snprintf(text, sizeof text, "%d", ntohs(at.sin_port));
+    setenv("MASTER_PORT", text, 1);
+}
+
+/* What torchrun would set, with one thing wrong. */
+static void test_meeting(void **state)
+{
+    (void)state;
+    sti_comm *c;
+    still_error err;
+    static const struct {
+        const char *name, *value, *said;
+        still_status status;
+    } bad[] = {
+        {"MASTER_ADDR", "", "MASTER_ADDR, the machine of rank 0", STILL_E_ARG},
+        {"MASTER_ADDR", "no host", "MASTER_ADDR 'no host'", STILL_E_ARG},
+        {"MASTER_ADDR", "192.0.2.1", "must be an address of the machine", STILL_E_IO},
+        {"MASTER_PORT", NULL, "MASTER_PORT is not set", STILL_E_ARG},
+        {"MASTER_PORT", "70000", "MASTER_PORT is '70000', expected 1 to", STILL_E_ARG},
+        {"STILL_RANKS_PORT", "x", "STILL_RANKS_PORT is 'x'", STILL_E_ARG},
+        {"STILL_RANKS_TIMEOUT", "0", "STILL_RANKS_TIMEOUT is '0'", STILL_E_ARG},
+        {"RANK", "3", "RANK is '3', expected 0 to 2", STILL_E_ARG},
+        {"RANK", "0", "1 of 3 ranks are there", STILL_E_IO},
+        {"RANK", "1", "rank 1 of 3 did not reach rank 0 at 127.0.0.1", STILL_E_IO},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        setenv("RANK", "0", 1);
+        setenv("WORLD_SIZE", "3", 1);
+        setenv("MASTER_ADDR", "127.0.0.1", 1);
+        setenv("STILL_RANKS_TIMEOUT", "1", 1);
+        unsetenv("STILL_RANKS_PORT");
+        set_free_port();
+        if (bad[i].value)
+            setenv(bad[i].name, bad[i].value, 1);
+        else
+            unsetenv(bad[i].name);
+        assert_int_equal(sti_comm_new(&c, &err), bad[i].status);
+        if (!strstr(err.text, bad[i].said)) fail_msg("%s", err.text);
+    }
     setenv("WORLD_SIZE", "1", 1);
     assert_int_equal(sti_comm_new(&c, &err), STILL_OK);
     sti_comm_free(c);
+    setenv("WORLD_SIZE", "3", 1);
+    unsetenv("MASTER_ADDR");
+    assert_int_equal(sti_comm_new(&c, &err), STILL_OK); /* of some other program */
+    assert_int_equal(sti_comm_size(c), 1);
+    sti_comm_free(c);
     unsetenv("RANK");
     unsetenv("WORLD_SIZE");
-    unsetenv("MASTER_ADDR");
+    unsetenv("MASTER_PORT");
+    unsetenv("STILL_RANKS_TIMEOUT");
 }
 
 /* A module that is named and does not load; a process that is alone needs none. */
@@ -222,6 +283,21 @@ static int lose_rank(bool killed)
     return 1;
 }
 
+/* Ranks that do not agree on what to do: an error, and no sum of other numbers. */
+static int go_astray(void)
+{
+    sti_comm *c;
+    still_error err;
+    float x[64] = {0};
+    if (sti_comm_new(&c, &err) != STILL_OK || sti_comm_size(c) != 2) return 2;
+    const size_t n = sti_comm_rank(c) ? 32 : 64;
+    if (sti_comm_sum(c, x, n, &err) != STILL_E_IO) return 2;
+    fprintf(stderr, "%s: job failed as it should\n", err.text);
+    sti_comm_fail(c);
+    sti_comm_free(c);
+    return 1;
+}
+
 int main(int argc, char **argv)
 {
     const char *job = argc > 1 ? argv[1] : "";
@@ -232,10 +308,12 @@ int main(int argc, char **argv)
     };
     const struct CMUnitTest alone[] = {
         cmocka_unit_test(test_lost_tasks),
+        cmocka_unit_test(test_meeting),
         cmocka_unit_test(test_module),
     };
     if (strcmp(job, "killed") == 0 || strcmp(job, "gives-up") == 0)
         return lose_rank(strcmp(job, "killed") == 0);
+    if (strcmp(job, "strays") == 0) return go_astray();
     const int failed = cmocka_run_group_tests(ranks, join, leave);
     if (strcmp(job, "ranks") == 0) return failed;
     return failed + cmocka_run_group_tests(alone, NULL, NULL);

@@ -220,7 +220,8 @@ static still_status keep_memory(const sti_dev *dev, still_error *err)
 static int gpu_of_rank(int n)
 {
     static const char *const name[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
-                                       "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"};
+                                       "MV2_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK",
+                                       "SLURM_LOCALID"};
     for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
         const char *text = getenv(name[i]);
         const long rank = text ? strtol(text, NULL, 10) : -1;
