@@ -99,6 +99,9 @@ static int unknown_option(const cli_command *c, const char *typed)
         else if (!strcmp(o->name, name))
             elsewhere = o->name, owner = owner_of(o);
     }
+    for (size_t i = 0; cli_alias_table[i][0]; i++)
+        if (cli_option_find(c, cli_alias_table[i][0], strlen(cli_alias_table[i][0])))
+            cli_near_consider(&best, name, cli_alias_table[i][0]);
     if (best.name)
         return cli_usage(c->name, "unknown option '%s', did you mean --%s?", typed,
                          best.name);

@@ -83,6 +83,44 @@ still_status still_session_save(const still_session *s, const char *path,
     return st;
 }
 
+/* The next word of a line of n bytes from *at on; its length, 0 at the end. */
+static size_t next_word(const char *line, size_t n, size_t *at)
+{
+    while (*at < n && line[*at] == ' ') ++*at;
+    const char *end = memchr(line + *at, ' ', n - *at);
+    return end ? (size_t)(end - line) - *at : n - *at;
+}
+
+static bool has_word(const char *line, size_t n, const char *word, size_t length)
+{
+    for (size_t at = 0, w; (w = next_word(line, n, &at)) > 0; at += w)
+        if (w == length && memcmp(line + at, word, w) == 0) return true;
+    return false;
+}
+
+/* The words of a line of settings that another does not have. */
+static void only_in(const char *line, size_t n, const char *other, size_t n_other,
+                    char out[static STI_SETTINGS_LINE])
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (size_t at = 0, w; (w = next_word(line, n, &at)) > 0; at += w)
+        if (!has_word(other, n_other, line + at, w) && used + w + 2 < STI_SETTINGS_LINE)
+            used += (size_t)snprintf(out + used, STI_SETTINGS_LINE - used, "%s%.*s",
+                                     used ? " " : "", (int)w, line + at);
+}
+
+static still_status other_settings(const still_session *s, const char *path,
+                                   const char *line, size_t n, still_error *err)
+{
+    char theirs[STI_SETTINGS_LINE], ours[STI_SETTINGS_LINE];
+    const size_t mine = strlen(s->settings);
+    only_in(line, n, s->settings, mine, theirs);
+    only_in(s->settings, mine, line, n, ours);
+    return sti_fail(err, STILL_E_ARG, "%s: saved with '%s', the session has '%s'", path,
+                    theirs, ours);
+}
+
 /* Compares the header of a file with what this session would write. */
 static still_status check_head(const still_session *s, const sti_map *map,
                                const char *path, file_head *got, still_error *err)
@@ -106,8 +144,7 @@ static still_status check_head(const still_session *s, const sti_map *map,
                         path);
     if (got->line_bytes != want.line_bytes ||
         memcmp(text, s->settings, want.line_bytes) != 0)
-        return sti_fail(err, STILL_E_ARG, "%s: saved with '%.*s', the session has '%s'",
-                        path, (int)got->line_bytes, text, s->settings);
+        return other_settings(s, path, text, got->line_bytes, err);
     if (got->state_bytes != want.state_bytes || got->vocab != want.vocab)
         return sti_fail(err, STILL_E_ARG,
                         "%s: holds %llu bytes of state, the session %llu: use the "

@@ -60,6 +60,10 @@ expect 0 '' "$still" perplexity tiny.gguf text.txt --ctx 64 --score random
 warned 'no effect: --score;'
 expect 0 '' "$still" generate tiny.gguf -p hello -n 2 --chunk 64 --cap 8 --method still
 silent '--method still'
+expect 0 '' "$still" generate tiny.gguf -p hello -n 2 --top-p 0.5 --min-p 0.1
+warned 'no effect: --top-p, --min-p; .*--temp'
+expect 0 '' "$still" generate tiny.gguf -p hello -n 2 --top-p 0.5 --temp 1
+silent '--temp 1'
 expect 0 '' "$still" generate tiny.gguf -p hello -n 2
 silent 'no option'
 expect 0 '' "${saliency[@]}"

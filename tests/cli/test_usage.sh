@@ -16,6 +16,11 @@ done <<'CASES'
 2|the command comes first|--threads 3
 2|did you mean --threads|generate --thread 2
 2|did you mean --temp|generate --tmep 1
+2|did you mean --temperature|generate --temprature 1
+2|did you mean --max-tokens|chat --max-tokns 1
+2|did you mean piqa|eval --tasks piqqa --data x
+2|did you mean decode|bench decod
+2|did you mean models|selftest modells x
 2|unknown option '--frobnicate'|chat --frobnicate
 2|option --prompt is not one of 'chat', but of 'generate'|chat --prompt x
 2|unknown command 'ls', did you mean list|ls

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cli/fetch/cache.h"
+#include "cli/near.h"
 #include "cli/progress.h"
 #include "cli/report/bench.h"
 #include "cli/run.h"
@@ -54,6 +55,11 @@ static int read_kind(job *j)
         j->b.kind = (cli_bench_kind)i;
         j->b.batch = o->batch ? (int)o->batch : batch[i];
     }
+    cli_near near = {0};
+    for (int i = 0; i < 3; i++) cli_near_consider(&near, o->arg[0], kinds[i]);
+    if (!j->b.what && near.name)
+        return cli_usage("bench", "'%s' is unknown, did you mean %s?", o->arg[0],
+                         near.name);
     if (!j->b.what)
         return cli_usage("bench", "'%s' is none of: prefill decode train", o->arg[0]);
     if (o->shape && o->n_args > 1)

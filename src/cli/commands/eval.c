@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "cli/fetch/cache.h"
+#include "cli/near.h"
 #include "cli/progress.h"
 #include "cli/run.h"
 
@@ -83,6 +84,12 @@ static int add_tasks(job *j, const char *word, bool at_lengths)
         found++;
     }
     if (found) return CLI_OK;
+    cli_near near = {0};
+    for (int i = 0; (name = still_eval_task_at(i, NULL, NULL, NULL)); i++)
+        cli_near_consider(&near, word, name);
+    if (near.name)
+        return cli_usage("eval", "--tasks: there is no task '%s', did you mean %s?",
+                         word, near.name);
     return cli_usage("eval", "--tasks: there is no task '%s'; `still eval` lists them",
                      word);
 }

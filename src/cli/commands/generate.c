@@ -71,6 +71,19 @@ static int choose_context(const cli_options *o, const job *j, int64_t *ctx)
                     j->n_ids, (long long)*ctx, j->n_ids + (size_t)o->n);
 }
 
+/* What is cut off a distribution matters only where it is drawn from. */
+static void warn_greedy(const cli_options *o)
+{
+    char list[64];
+    if (o->temp > 0) return;
+    snprintf(list, sizeof list, "%s%s%s", o->top_k > 0 ? ", --top-k" : "",
+             o->top_p > 0 && o->top_p < 1 ? ", --top-p" : "",
+             o->min_p > 0 ? ", --min-p" : "");
+    if (*list)
+        cli_warn("no effect: %s; without a --temp above 0 the likeliest token is taken",
+                 list + 2);
+}
+
 static int prefill(const cli_options *o, job *j)
 {
     still_error err;
@@ -86,6 +99,7 @@ static int prefill(const cli_options *o, job *j)
     if (status == CLI_OK) status = choose_context(o, j, &ctx);
     if (status == CLI_OK) status = cli_open_session(o, j->model, ctx, &j->session);
     if (status == CLI_OK) status = cli_open_sampler(o, j->model, &j->sampler);
+    if (status == CLI_OK) warn_greedy(o);
     if (status == CLI_OK) status = cli_open_lookup(o, &j->lookup);
     if (status == CLI_OK && o->load_state &&
         still_session_load(j->session, o->load_state, &err))

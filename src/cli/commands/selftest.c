@@ -6,6 +6,7 @@
 #include "base/buf.h"
 #include "cli/fetch/cache.h"
 #include "cli/fetch/resolve.h"
+#include "cli/near.h"
 #include "cli/options.h"
 
 typedef struct report {
@@ -60,8 +61,14 @@ static int check_suite(const char *suite)
     static const char *const here[] = {"models",    "tokenizer",  "chat",
                                        "templates", "end-to-end", "operator",
                                        "baselines"};
-    for (size_t i = 0; i < sizeof here / sizeof *here; i++)
+    cli_near near = {0};
+    for (size_t i = 0; i < sizeof here / sizeof *here; i++) {
         if (!strcmp(suite, here[i])) return CLI_OK;
+        cli_near_consider(&near, suite, here[i]);
+    }
+    if (near.name)
+        return cli_usage("selftest", "unknown suite '%s', did you mean %s?", suite,
+                         near.name);
     return cli_usage(
         "selftest",
         "unknown suite '%s': models, tokenizer, chat, templates, end-to-end, operator "

@@ -67,7 +67,8 @@ static still_status check_length(const run *r, const int32_t *tok, int n,
     if (n <= 3 * C)
         return sti_fail(err, STILL_E_ARG,
                         "%d tokens, at least %lld are needed: only then a second chunk "
-                        "of %lld leaves the window",
+                        "of %lld leaves the window; give a longer text, or a "
+                        "smaller chunk",
                         n, (long long)(3 * C + 1), (long long)C);
     return sti_model_check_tokens(r->m, tok, n, err);
 }
