@@ -20,10 +20,14 @@
 enum {
     WHOLE_PIECE = 512, /* of a prompt while nobody decodes */
     LEAST_PIECE = 8,
+    SPREAD = 16, /* turns over which prompts that wait are spread, if they are short */
     MOST_PARALLEL = 4096,
     MOST_WAIT = 1 << 24 /* seconds for what is still computed when it ends */
 };
-static const double PIECE_STEPS = 1.5; /* a piece takes as long as so many steps */
+/* Between two steps others are read, begun and ended for as long as so many steps take:
+ * nobody waits for a token much longer than twice as long as usual. */
+static const double PIECE_STEPS = 1.25;
+static const double LEAST_STEPS = 0.5; /* of them for prompts, whatever the rest took */
 
 const double srv_step_bounds[SRV_STEP_BUCKETS] = {
     0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5, INFINITY};
@@ -336,22 +340,20 @@ static srv_sequence *next_prompt(srv_scheduler *s)
     return best;
 }
 
-static int piece_of(const srv_scheduler *s, bool others_decode)
+/* Tokens of a prompt that are read in so many seconds. */
+static int piece_of(const srv_scheduler *s, double seconds)
 {
-    if (!others_decode) return WHOLE_PIECE;
     if (s->piece > 0) return s->piece;
     if (!(s->token_s > 0)) return LEAST_PIECE;
-    const double n = PIECE_STEPS * s->step_s / s->token_s;
+    const double n = seconds / s->token_s;
     if (n >= WHOLE_PIECE) return WHOLE_PIECE;
     return n < LEAST_PIECE ? LEAST_PIECE : (int)n / LEAST_PIECE * LEAST_PIECE;
 }
 
-static void read_prompts(srv_scheduler *s, bool others_decode)
+static void read_piece(srv_scheduler *s, srv_sequence *q, int most, bool others_decode)
 {
-    srv_sequence *q = next_prompt(s);
-    if (!q) return;
     const double start = sti_now();
-    const int n = srv_sequence_read(&s->host, q, piece_of(s, others_decode));
+    const int n = srv_sequence_read(&s->host, q, most);
     const double seconds = sti_now() - start;
     if (others_decode && n >= LEAST_PIECE)
         s->token_s = mean_of(s->token_s, seconds / n);
@@ -364,11 +366,47 @@ static void read_prompts(srv_scheduler *s, bool others_decode)
     pthread_mutex_unlock(&s->lock);
 }
 
+static int count_prompts(const srv_scheduler *s)
+{
+    int n = 0;
+    for (int i = 0; i < s->parallel; i++) {
+        const srv_sequence *q = s->slot[i].sequence;
+        n += q && q->reading && !q->over;
+    }
+    return n;
+}
+
+/* A piece of one prompt while nobody decodes; else pieces while there is time, at least
+ * one, and of no more prompts than lets all that wait begin within SPREAD turns, so that
+ * turns take about equally long. The time is counted and not the tokens: that of short
+ * prompts, and of their ends, goes by other laws than that of long ones. other_s: seconds
+ * of this turn that went neither into a step nor into prompts. */
+static void read_prompts(srv_scheduler *s, bool others_decode, double other_s)
+{
+    const double start = sti_now();
+    double left = PIECE_STEPS * s->step_s - other_s;
+    if (left < LEAST_STEPS * s->step_s) left = LEAST_STEPS * s->step_s;
+    const double end = start + left;
+    srv_sequence *q = next_prompt(s);
+    if (!q) return;
+    if (!others_decode) {
+        read_piece(s, q, WHOLE_PIECE, false);
+        return;
+    }
+    int most = s->piece > 0 ? 1 : (count_prompts(s) + SPREAD - 1) / SPREAD;
+    do {
+        read_piece(s, q, piece_of(s, left), true);
+        left = end - sti_now();
+        q = next_prompt(s);
+    } while (q && --most > 0 && left >= LEAST_PIECE * s->token_s);
+}
+
 static void *run(void *arg)
 {
     srv_scheduler *s = arg;
     pthread_mutex_lock(&s->lock);
     for (;;) {
+        const double start = sti_now();
         admit(s);
         end_those_over(s);
         if (s->first && s->metrics.active == 0) continue; /* a session became free */
@@ -378,8 +416,9 @@ static void *run(void *arg)
             continue;
         }
         pthread_mutex_unlock(&s->lock);
+        const double other_s = sti_now() - start;
         const bool others = decode(s) > 0;
-        read_prompts(s, others);
+        read_prompts(s, others, other_s);
         pthread_mutex_lock(&s->lock);
         note_cache(s);
     }

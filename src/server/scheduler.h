@@ -1,7 +1,8 @@
 /* scheduler.h - all conversations of a server on one model, in steps that they share.
  *
  * One thread runs the model. Each turn of its loop is one decode step for every sequence
- * that has its prompt, and then a piece of one prompt, so that long prompts hold nobody up.
+ * that has its prompt, and then pieces of prompts for a time that depends on the step's, so
+ * that prompts hold nobody up and none of them waits for long.
  * Sessions are made at the start: that many sequences run at once, others wait in a queue
  * of a bounded number of requests. */
 #ifndef SERVER_SCHEDULER_H
@@ -27,7 +28,8 @@ typedef struct srv_scheduler_params {
                               them at the end; they are found again. As many bytes as
                               cache_bytes. NULL: none */
     int piece;      /* tokens of a prompt between two steps of others; 0: as
-                                     many as take about as long as a step */
+                                     many, of as many prompts, as take about as long
+                                     as a step */
 } srv_scheduler_params;
 
 /* Makes the sessions and starts the thread. */
