@@ -580,6 +580,13 @@ STILL_API still_status still_session_step(still_session **s, const int32_t *tok,
  * On a GPU it saves moving them. */
 STILL_API still_status still_session_step_top(still_session **s, const int32_t *tok,
                                               int n, int32_t *top, still_error *err);
+/* The same, but some keep their logits: session i where keep[i], and those whose most
+ * likely id is not in `enough`, bits of ids as in still_sampler_sample_masked; NULL: all
+ * are. */
+STILL_API still_status still_session_step_some(still_session **s, const int32_t *tok,
+                                               int n, const bool *keep,
+                                               const uint64_t *enough, int32_t *top,
+                                               still_error *err);
 
 /* Feeds n tokens and writes logprob[i] = log p(tok[i+1] | everything up to tok[i])
  * for i < n-1; top[i] (may be NULL) is the most likely id at i. */

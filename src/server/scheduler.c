@@ -48,6 +48,7 @@ struct srv_scheduler {
     /* [parallel], of a step */
     still_session **session;
     int32_t *id, *top;
+    bool *keep; /* its logits */
     srv_sequence **decoding;
 
     pthread_t thread;
@@ -297,23 +298,25 @@ static void count_step(srv_scheduler *s, double seconds)
 static int decode(srv_scheduler *s)
 {
     still_error err;
-    int n = 0;
-    bool plain = true;
+    int n = 0, tops = 0;
     for (int i = 0; i < s->parallel; i++) {
         srv_sequence *q = s->slot[i].sequence;
         if (!q || q->reading || q->over) continue;
         s->decoding[n] = q;
         s->session[n] = s->slot[i].session;
+        const srv_need need = srv_sequence_needs(q);
+        s->keep[n] = need != SRV_NEEDS_TOP;
+        tops += need != SRV_NEEDS_LOGITS;
         s->id[n++] = q->pending;
-        plain = plain && srv_sequence_is_plain(q);
     }
     if (n == 0) return 0;
     const double start = sti_now();
-    still_status st = plain ? still_session_step_top(s->session, s->id, n, s->top, &err)
-                            : still_session_step(s->session, s->id, n, &err);
+    still_status st = tops > 0 ? still_session_step_some(s->session, s->id, n, s->keep,
+                                                         s->host.no_end, s->top, &err)
+                               : still_session_step(s->session, s->id, n, &err);
     for (int i = 0; i < n; i++)
         if (st == STILL_OK)
-            srv_sequence_choose(&s->host, s->decoding[i], plain ? s->top[i] : -1);
+            srv_sequence_choose(&s->host, s->decoding[i], tops > 0 ? s->top[i] : -1);
         else
             srv_sequence_fail(s->decoding[i], &err);
     count_step(s, sti_now() - start);
@@ -439,7 +442,8 @@ static still_status make_slots(srv_scheduler *s, const srv_scheduler_params *p,
     s->decoding = sti_alloc(n, sizeof *s->decoding);
     s->id = sti_alloc(n, sizeof *s->id);
     s->top = sti_alloc(n, sizeof *s->top);
-    if (!s->slot || !s->session || !s->decoding || !s->id || !s->top)
+    s->keep = sti_alloc(n, sizeof *s->keep);
+    if (!s->slot || !s->session || !s->decoding || !s->id || !s->top || !s->keep)
         return sti_fail_memory(err, "scheduler", n * sizeof *s->slot);
     still_session_params params = p->session;
     for (size_t i = 0; i < n; i++, params.rollback = 0) {
@@ -554,6 +558,7 @@ void srv_scheduler_free(srv_scheduler *s)
     free(s->decoding);
     free(s->id);
     free(s->top);
+    free(s->keep);
     pthread_cond_destroy(&s->change);
     pthread_cond_destroy(&s->ended);
     pthread_mutex_destroy(&s->lock);

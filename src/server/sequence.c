@@ -348,14 +348,21 @@ int srv_sequence_read(srv_host *h, srv_sequence *q, int n)
 
 /* ---- Its tokens ---------------------------------------------------------- */
 
-bool srv_sequence_is_plain(const srv_sequence *q)
+srv_need srv_sequence_needs(const srv_sequence *q)
 {
-    return !q->sampler && q->work->n_top < 0;
+    const srv_work *w = q->work;
+    if (!changes_nothing(&w->sampling)) return SRV_NEEDS_LOGITS;
+    return w->matcher || w->n_top >= 0 ? SRV_NEEDS_BOTH : SRV_NEEDS_TOP;
 }
 
 static bool is_end(const srv_host *h, int32_t id)
 {
     return !(h->no_end[id / 64] >> (id % 64) & 1);
+}
+
+static bool may_end(const srv_sequence *q)
+{
+    return !q->work->ignore_eos && q->made >= q->work->min_tokens;
 }
 
 static int32_t most_likely(const float *logits, int vocab)
@@ -368,30 +375,38 @@ static int32_t most_likely(const float *logits, int vocab)
 
 /* What must be over may end, whatever was asked for. */
 static still_status sample_matched(srv_host *h, srv_sequence *q, const float *logits,
-                                   bool may_end, int32_t *id, still_error *err)
+                                   int32_t *id, still_error *err)
 {
     still_matcher *m = q->work->matcher;
-    if (may_end || still_matcher_done(m))
+    if (may_end(q) || still_matcher_done(m))
         return still_sampler_sample_matched(q->sampler, m, logits, id, err);
     STI_TRY(still_matcher_mask(m, h->allowed, err));
     for (int i = 0; i < (h->vocab + 63) / 64; i++) h->allowed[i] &= h->no_end[i];
     return still_sampler_sample_masked(q->sampler, logits, h->allowed, id, err);
 }
 
+/* Whether the most likely token is the one to choose. A matcher has then accepted it. */
+static bool takes_top(const srv_host *h, const srv_sequence *q, int32_t top)
+{
+    still_matcher *m = q->work->matcher;
+    if (!changes_nothing(&q->work->sampling)) return false;
+    if (is_end(h, top)) return may_end(q) && (!m || still_matcher_can_end(m));
+    return !m || still_matcher_accept(m, top, NULL) == STILL_OK;
+}
+
 static still_status sample(srv_host *h, srv_sequence *q, const float *logits,
                            int32_t *id, still_error *err)
 {
     const srv_work *w = q->work;
-    const bool may_end = !w->ignore_eos && q->made >= w->min_tokens;
     if (!q->sampler) {
         *id = most_likely(logits, h->vocab);
         return STILL_OK;
     }
     if (w->matcher)
-        STI_TRY(sample_matched(h, q, logits, may_end, id, err));
+        STI_TRY(sample_matched(h, q, logits, id, err));
     else
         STI_TRY(still_sampler_sample_masked(q->sampler, logits,
-                                            may_end ? NULL : h->no_end, id, err));
+                                            may_end(q) ? NULL : h->no_end, id, err));
     still_sampler_accept(q->sampler, *id);
     return w->matcher && !is_end(h, *id) ? still_matcher_accept(w->matcher, *id, err)
                                          : STILL_OK;
@@ -405,7 +420,8 @@ void srv_sequence_choose(srv_host *h, srv_sequence *q, int32_t top)
     float logprobs[SRV_MOST_TOP], logprob = NAN;
     const float *logits = still_session_logits(q->slot->session);
     const int held = still_session_length(q->slot->session);
-    if (top < 0 && sample(h, q, logits, &id, &err) != STILL_OK) {
+    const bool taken = top >= 0 && takes_top(h, q, top);
+    if (!taken && sample(h, q, logits, &id, &err) != STILL_OK) {
         srv_sequence_fail(q, &err);
         return;
     }

@@ -80,9 +80,12 @@ void srv_sequence_begin(srv_host *h, srv_sequence *q);
 /* Up to n more tokens of its prompt; returns how many it took. After the last one the
  * scores are handed out and the first token is generated. */
 int srv_sequence_read(srv_host *h, srv_sequence *q, int n);
-/* Whether only the most likely id is asked for, so that logits need not be kept. */
-bool srv_sequence_is_plain(const srv_sequence *q);
-/* Its pending token was fed. top: the most likely id, -1: the session has logits. */
+/* What its next token is chosen from: the most likely id and, if that ends a text, logits,
+ * because it may be too early for that; logits; or both. */
+typedef enum srv_need { SRV_NEEDS_TOP, SRV_NEEDS_LOGITS, SRV_NEEDS_BOTH } srv_need;
+srv_need srv_sequence_needs(const srv_sequence *q);
+/* Its pending token was fed, and what it needs is there. top: the most likely id; -1: not
+ * known, and the session has logits. */
 void srv_sequence_choose(srv_host *h, srv_sequence *q, int32_t top);
 void srv_sequence_fail(srv_sequence *q, const still_error *err);
 /* Tokens of its prompt that a text which shares `common` of them can take over. */

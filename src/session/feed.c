@@ -175,43 +175,59 @@ static still_status check_step(still_session **s, const int32_t *tok, int n,
     return sti_model_check_tokens(s[0]->model, tok, n, err);
 }
 
-/* One pass of `rows` sessions; top NULL: their logits are kept. */
-static still_status step_rows(still_session **s, const int32_t *tok, int rows,
-                              int32_t *top, still_error *err)
+/* What a step leaves of each session: its logits, or its most likely id. */
+typedef struct step_request {
+    int32_t *top;           /* [n]; NULL: the logits of all */
+    const bool *keep;       /* [n] logits of these, too; NULL: of none */
+    const uint64_t *enough; /* and where top is not among these bits; NULL: any is */
+} step_request;
+
+static bool keeps(const step_request *r, int i)
+{
+    if (!r->top || (r->keep && r->keep[i])) return true;
+    const int32_t id = r->top[i];
+    return r->enough && !(r->enough[id / 64] >> (id % 64) & 1);
+}
+
+/* One pass of `rows` sessions, from session `at` of the call on. */
+static still_status step_rows(still_session **s, const int32_t *tok, int at, int rows,
+                              const step_request *r, still_error *err)
 {
     still_model *m = s[0]->model;
     sti_sequence seq[MOST_HEAD_ROWS];
     float logprob[MOST_HEAD_ROWS];
+    s += at;
+    tok += at;
     for (int i = 0; i < rows; i++)
         seq[i] = (sti_sequence){.n = 1,
                                 .past = s[i]->length,
                                 .memory = s[i]->layer,
                                 .session = s[i]->number};
     STI_TRY(sti_model_forward(m, &s[0]->cfg, tok, seq, rows, err));
-    if (rows == 1 && !top) {
+    if (rows == 1 && !r->top) {
         STI_TRY(make_logits(s[0], 0, err));
         return sti_session_check(s[0], tok, 1, s[0]->logits[0], err);
     }
     STI_TRY(sti_model_logits(m, 0, rows, err));
-    if (top)
+    if (r->top)
         STI_TRY(m->be->logprob(m->dev,
                                &(sti_logprob_args){.logits = m->scratch.logits,
                                                    .target = tok,
                                                    .M = rows,
                                                    .V = m->cfg.vocab,
                                                    .logprob = logprob,
-                                                   .top = top},
+                                                   .top = r->top + at},
                                err));
     for (int i = 0; i < rows; i++) {
-        if (!top) STI_TRY(sti_session_take_logits(s[i], i, err));
-        STI_TRY(sti_session_check(s[i], tok + i, 1, top ? logprob[i] : s[i]->logits[0],
-                                  err));
+        if (r->top) STI_TRY(sti_session_check(s[i], tok + i, 1, logprob[i], err));
+        if (keeps(r, at + i)) STI_TRY(sti_session_take_logits(s[i], i, err));
+        if (!r->top) STI_TRY(sti_session_check(s[i], tok + i, 1, s[i]->logits[0], err));
     }
     return STILL_OK;
 }
 
-static still_status step(still_session **s, const int32_t *tok, int n, int32_t *top,
-                         still_error *err)
+static still_status step(still_session **s, const int32_t *tok, int n,
+                         const step_request *r, still_error *err)
 {
     if (n <= 0) return STILL_OK;
     STI_TRY(check_step(s, tok, n, err));
@@ -219,11 +235,11 @@ static still_status step(still_session **s, const int32_t *tok, int n, int32_t *
     if (most > MOST_HEAD_ROWS) most = MOST_HEAD_ROWS;
     for (int at = 0; at < n; at += most) {
         const int rows = n - at < most ? n - at : most;
-        STI_TRY(step_rows(s + at, tok + at, rows, top ? top + at : NULL, err));
+        STI_TRY(step_rows(s, tok, at, rows, r, err));
     }
     for (int i = 0; i < n; i++) {
         s[i]->length++;
-        s[i]->has_logits = !top;
+        s[i]->has_logits = keeps(r, i);
         STI_TRY(sti_session_mark(s[i], s[i]->length, err));
     }
     return STILL_OK;
@@ -232,11 +248,18 @@ static still_status step(still_session **s, const int32_t *tok, int n, int32_t *
 still_status still_session_step(still_session **s, const int32_t *tok, int n,
                                 still_error *err)
 {
-    return step(s, tok, n, NULL, err);
+    return step(s, tok, n, &(step_request){0}, err);
 }
 
 still_status still_session_step_top(still_session **s, const int32_t *tok, int n,
                                     int32_t *top, still_error *err)
 {
-    return step(s, tok, n, top, err);
+    return step(s, tok, n, &(step_request){.top = top}, err);
+}
+
+still_status still_session_step_some(still_session **s, const int32_t *tok, int n,
+                                     const bool *keep, const uint64_t *enough,
+                                     int32_t *top, still_error *err)
+{
+    return step(s, tok, n, &(step_request){top, keep, enough}, err);
 }

@@ -68,6 +68,7 @@ typedef struct job {
     int32_t prompt[3];
     char text[400];
     size_t n_text;
+    int32_t made[CTX];
     int n, ends;
     bool done;
     srv_result result;
@@ -78,7 +79,7 @@ static bool take(void *user, const srv_token *t)
     job *j = user;
     size_t n = 0;
     const char *piece = still_tokenizer_piece(tk, t->id, false, &n);
-    j->n++;
+    j->made[j->n++] = t->id;
     j->ends += t->end;
     if (piece && j->n_text + n < sizeof j->text) {
         memcpy(j->text + j->n_text, piece, n);
@@ -149,6 +150,54 @@ static void end_tokens(void **state)
             assert_int_equal(j.ends, c[i].ends);
             assert_int_equal(j.result.finish, c[i].finish);
         }
+}
+
+/* What a session says whose end tokens are never chosen; returns how often one of them
+ * was the most likely after the first token. */
+static int never_ending(const job *j, int32_t *out)
+{
+    still_error e;
+    still_session *s;
+    int ends = 0;
+    const int vocab = still_model_get_info(model)->vocab;
+    must(still_session_new(model, &(still_session_params){.ctx = CTX}, &s, &e), &e);
+    must(still_session_feed(s, j->prompt, 3, &e), &e);
+    for (int n = 0; n < MOST; n++) {
+        const float *l = still_session_logits(s);
+        int32_t best = 0, other = -1;
+        for (int32_t i = 0; i < vocab; i++) {
+            if (l[i] > l[best]) best = i;
+            if (!still_tokenizer_is_end(tk, i) && (other < 0 || l[i] > l[other]))
+                other = i;
+        }
+        ends += n > 0 && best != other;
+        out[n] = other;
+        must(still_session_feed(s, &other, 1, &e), &e);
+    }
+    still_session_free(s);
+    return ends;
+}
+
+/* Greedy, and an end token is the most likely now and then: the next best is taken. The
+ * prompts are such that it happens. */
+static void next_best(void **state)
+{
+    (void)state;
+    int32_t want[MOST];
+    int found = 0;
+    for (int seed = 0; seed < 3000 && found < 3; seed++) {
+        job j = make_job(0);
+        j.prompt[0] = 5 + seed % 250;
+        j.prompt[1] = 5 + seed / 250;
+        j.work.sampling.temperature = 0;
+        j.work.ignore_eos = true;
+        if (never_ending(&j, want) == 0) continue;
+        found++;
+        run(&j);
+        assert_int_equal(j.n, MOST);
+        assert_memory_equal(j.made, want, sizeof want);
+    }
+    assert_true(found > 0);
 }
 
 /* What a grammar allows, and no more than that; two of them at once. */
@@ -228,5 +277,5 @@ static void deadlines(void **state)
     }
 }
 
-RUN_TESTS_IN(begin, end, cmocka_unit_test(end_tokens), cmocka_unit_test(grammars),
-             cmocka_unit_test(deadlines))
+RUN_TESTS_IN(begin, end, cmocka_unit_test(end_tokens), cmocka_unit_test(next_best),
+             cmocka_unit_test(grammars), cmocka_unit_test(deadlines))

@@ -134,6 +134,57 @@ static void batching_changes_nothing(void **state)
     }
 }
 
+/* The most likely ids, and logits of exactly those that should keep them. */
+static void some_keep_logits(void **state)
+{
+    (void)state;
+    enum { S = 5, STEPS = 9 };
+    int kept = 0, unasked = 0;
+    for (size_t b = 0; b < 2; b++) {
+        still_model *m = open_model("mistral-window", backends[b], 2);
+        const int vocab = still_model_get_info(m)->vocab;
+        still_session *all[S], *some[S];
+        int32_t tok[N];
+        uint64_t enough[6];
+        still_error e;
+        make_tokens(tok, N, 41);
+        for (int i = 0; i < 6; i++) enough[i] = 0x5555555555555555; /* even ids */
+        for (int i = 0; i < S; i++) {
+            all[i] = new_session(m, N, 4);
+            some[i] = new_session(m, N, 4); /* a step of 5 rows takes two calls */
+            must(still_session_feed(all[i], tok, 5 + i, &e), &e);
+            must(still_session_feed(some[i], tok, 5 + i, &e), &e);
+        }
+        for (int t = 0; t < STEPS; t++) {
+            int32_t top[S];
+            const bool keep[S] = {t % 2, false, true, t % 3 == 0, false};
+            must(still_session_step(all, tok + 20 + t, S, &e), &e);
+            must(still_session_step_some(some, tok + 20 + t, S, keep,
+                                         t < STEPS / 2 ? enough : NULL, top, &e),
+                 &e);
+            for (int i = 0; i < S; i++) {
+                const float *l = still_session_logits(all[i]);
+                int best = 0;
+                for (int k = 1; k < vocab; k++)
+                    if (l[k] > l[best]) best = k;
+                assert_int_equal(top[i], best);
+                const bool more = t < STEPS / 2 && best % 2;
+                assert_int_equal(still_session_logits(some[i]) != NULL,
+                                 keep[i] || more);
+                if (keep[i] || more) same_logits(all[i], some[i], vocab);
+                kept += keep[i];
+                unasked += more && !keep[i];
+            }
+        }
+        for (int i = 0; i < S; i++) {
+            still_session_free(all[i]);
+            still_session_free(some[i]);
+        }
+        still_model_free(m);
+    }
+    assert_true(kept > 0 && unasked > 0);
+}
+
 static void score_agrees_with_logits(void **state)
 {
     (void)state;
@@ -247,6 +298,7 @@ static void bill_is_exact(void **state)
 
 RUN_TESTS(cmocka_unit_test(any_cut_is_the_same),
           cmocka_unit_test(batching_changes_nothing),
+          cmocka_unit_test(some_keep_logits),
           cmocka_unit_test(score_agrees_with_logits),
           cmocka_unit_test(failure_loses_nothing),
           cmocka_unit_test(absurd_sizes_are_refused), cmocka_unit_test(bill_is_exact))
