@@ -201,7 +201,9 @@ static bool is_of(const capture *r, const sti_pass *p, bool retires)
            memcmp(r->key, p->key, (size_t)p->n_key * sizeof *r->key) == 0;
 }
 
-/* The capture of this pass: its own, or the one that was used longest ago, emptied. */
+/* The capture of this pass: its own, or the one that was used longest ago, emptied. That
+ * keeps its tables, which are filled anew: where sessions come and go, every pass has
+ * other ones, and to make its tables would take longer than to compute it. */
 static still_status find_capture(sti_dev *dev, const sti_pass *p, capture **out,
                                  still_error *err)
 {
@@ -216,10 +218,15 @@ static still_status find_capture(sti_dev *dev, const sti_pass *p, capture **out,
         }
         if (r->used < oldest->used) oldest = r;
     }
+    const tables own = oldest->own;
+    oldest->own = (tables){0};
     free_capture(dev, oldest);
     const size_t bytes = (size_t)p->n_key * sizeof *oldest->key;
-    *oldest = (capture){
-        .key = sti_alloc(1, bytes), .n_key = p->n_key, .M = p->M, .retires = retires};
+    *oldest = (capture){.key = sti_alloc(1, bytes),
+                        .n_key = p->n_key,
+                        .M = p->M,
+                        .retires = retires,
+                        .own = own};
     if (!oldest->key) return sti_fail_memory(err, "cuda pass", bytes);
     memcpy(oldest->key, p->key, bytes);
     *out = oldest;
