@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 
-enum { BACKLOG = 128 };
+enum { BACKLOG = SOMAXCONN }; /* many may come at once */
 
 static int open_socket(const struct addrinfo *a)
 {
