@@ -2,6 +2,21 @@
 # alone, so that builds anywhere are the same.
 #
 #   cmake -D OUT=FILE.c -D FILES=A,B,... -P embed.cmake
+#
+# With ARRAY, one file as an array of that name and its size, ARRAY_size, which HEADER
+# declares:
+#
+#   cmake -D OUT=FILE.c -D FILES=A -D ARRAY=name -D HEADER=a/b.h -P embed.cmake
+if(DEFINED ARRAY)
+  file(READ ${FILES} HEX HEX)
+  string(REGEX REPLACE "(..)" "0x\\1," BYTES "${HEX}")
+  string(REGEX REPLACE "((0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,))" "\\1\n"
+    BYTES "${BYTES}")
+  file(WRITE ${OUT} "/* Made by cmake/embed.cmake. */\n#include \"${HEADER}\"\n\n"
+    "const unsigned char ${ARRAY}[] = {\n${BYTES}};\n"
+    "const size_t ${ARRAY}_size = sizeof ${ARRAY};\n")
+  return()
+endif()
 string(REPLACE "," ";" FILES "${FILES}")
 set(TYPE_.html "text/html; charset=utf-8")
 set(TYPE_.css "text/css; charset=utf-8")

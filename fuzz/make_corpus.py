@@ -165,3 +165,83 @@ for name, text in {
                    "{% filter replace('a', 'b') %}aa{% endfilter %}{% raw %}{{ }}{% endraw %}",
         "limits": "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ 'a' * 10 ** 9 }}{{ f(1) }}"}.items():
     put("fuzz_template", name, text.encode())
+
+
+def zipped(method, files, flags=0):
+    """A zip archive with times of zero: the same bytes every time."""
+    out, directory = b"", b""
+    for name, data in files:
+        packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+        packed = data if method == 0 else packer.compress(data) + packer.flush()
+        fields = struct.pack("<HHHHHIIIHH", 20, flags, method, 0, 0, zlib.crc32(data),
+                             len(packed), len(data), len(name), 0)
+        directory += (b"PK\1\2" + struct.pack("<H", 20) + fields
+                      + struct.pack("<HHHII", 0, 0, 0, 0, len(out)) + name)
+        out += b"PK\3\4" + fields + name + packed
+    return out + directory + b"PK\5\6" + struct.pack(
+        "<HHHHIIH", 0, 0, len(files), len(files), len(directory), len(out), 7) + b"comment"
+
+
+QUESTIONS = [(b"a/dev.jsonl", b'{"goal": "g", "sol1": "a", "sol2": "b"}\n' * 9),
+             (b"a/dev-labels.lst", b"0\n1\n"), (b"a/", b"")]
+put("fuzz_zip", "deflated", zipped(8, QUESTIONS))
+put("fuzz_zip", "stored", zipped(0, QUESTIONS))
+put("fuzz_zip", "encrypted", zipped(8, QUESTIONS[:1], flags=1))
+put("fuzz_zip", "empty", zipped(8, []))
+put("fuzz_zip", "cut", zipped(8, QUESTIONS)[:-20])
+
+
+def tarred(files, magic):
+    out = b""
+    for name, data, kind in files:
+        prefix, name = (b"folder", name) if magic == b"ustar\x0000" else (b"", name)
+        head = (name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2
+                + b"%011o\0" % len(data) + b"00000000000\0" + b" " * 8 + kind + bytes(100)
+                + magic + bytes(64) + b"0000000\0" * 2 + prefix.ljust(155, b"\0") + bytes(12))
+        head = head[:148] + b"%06o\0 " % sum(head) + head[156:]
+        out += head + data + bytes(-len(data) % 512)
+    return out + bytes(1024)
+
+
+TEXTS = [(b"data/test/a_test.csv", b"q,1,2,3,4,A\n" * 60, b"0"), (b"data/", b"", b"5"),
+         (b"link", b"", b"2"), (b"b.txt", b"x", b"0")]
+put("fuzz_tar", "ustar", tarred(TEXTS, b"ustar\x0000"))
+put("fuzz_tar", "gnu", tarred(TEXTS, b"ustar  \0"))
+put("fuzz_tar", "old", tarred(TEXTS, bytes(8)))
+put("fuzz_tar", "gzipped", gzip.compress(tarred(TEXTS, b"ustar\x0000"), 9, mtime=0))
+put("fuzz_tar", "cut", tarred(TEXTS, bytes(8))[:700])
+
+put("fuzz_csv", "plain", b"q,1,2,3,4,A\nr,,,,,B\n")
+put("fuzz_csv", "quoted", b'"a ""b"", c","two\nlines",x"y"z,"",A\r\n\r\n"end"')
+put("fuzz_csv", "utf8", "\ufeff\u00dcber,\u6771,\U0001f600\n".encode())
+put("fuzz_csv", "open", b'a,"never closed\n')
+put("fuzz_csv", "many", b"," * 20)
+
+# A converter's number, then the text of a set as it is published.
+for number, (name, data) in enumerate({
+        "piqa": b'{"goal": "g", "sol1": "a", "sol2": "b"}\n{"goal":"", "sol1":"", "sol2":""}'
+                b"\n\xff0\n1\n",
+        "arc": b'{"id": "A", "question": {"stem": "s", "choices": [{"text": "x", "label": "1"},'
+               b'{"text": "y", "label": "2"}]}, "answerKey": "2"}\n',
+        "hellaswag": b'{"ind": 1, "activity_label": "l", "ctx_a": "a", "ctx_b": "b", "ctx": "c",'
+                     b'"split": "val", "split_type": "i", "label": 1, "endings": ["e", "f"],'
+                     b'"source_id": "s"}\n',
+        "winogrande": b'{"qID": "1", "sentence": "s _", "option1": "a", "option2": "b",'
+                      b'"answer": "2"}\n',
+        "mmlu": b'"a ""q"", b",1,2,3,4,A\r\nq,"x\ny",,,,D\n',
+        "lambada": b'{"text": "one two\\n\\nthree"}\n',
+        "wikitext2": b" \n = Du Fu = \n \n Text . \n = = Life = = \n \n = A = 2 = \n \n x \n",
+        "squad": b'{"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "c",'
+                 b'"qas": [{"id": "1", "question": "q", "answers": [{"text": "a"}]}]}]}]}',
+        "hotpotqa": b'[{"_id": "1", "answer": "a", "question": "q", "supporting_facts": '
+                    b'[["t", 0]], "context": [["t", ["s", "u"]]], "type": "b", "level": "e"}]',
+        "essays": "July 2010What is\n\u00fcber\n".encode(),
+        "babi": b"1 Mary moved.\n2 John went.\n3 Where is Mary? \thome\t1\n4 No.\n"
+                b"5 Why? \tso\t4 2\n1 New.\n2 Who? \tme\t1\n",
+        "books": b"\xef\xbb\xbfThe eBook\r\n\r\nTitle: Emma\r\nAuthor: Jane Austen\r\n\r\n"
+                 b"*** START OF THE PROJECT GUTENBERG EBOOK EMMA ***\r\n\r\nProduced by X\r\n\r\n"
+                 b"    EMMA\r\n\r\nText.\r\n\r\nEnd of Project Gutenberg's Emma\r\n"
+                 b"*** END OF THE PROJECT GUTENBERG EBOOK EMMA ***\r\nLicence\r\n",
+        "alpaca": b'[{"instruction": "i", "input": "", "output": "o"}]',
+        "words": b"ATM\nblue-eyed \n\nstone"}.items()):
+    put("fuzz_convert", name, bytes([number]) + data)

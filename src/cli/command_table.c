@@ -169,14 +169,24 @@ const cli_command cli_command_table[] = {
       {"mpirun -np 4 --bind-to none still eval smollm2 --tasks hellaswag --threads 8",
        "four processes"}},
      0, CLI_ARGS_MAX, NULL, cli_cmd_eval},
-    {"pull-data", PULL_DATA, "copy benchmark files into the cache",
-     "DIR|ARCHIVE [options]",
-     "Copies the files that tasks need from a folder, or from a .tar or .tar.gz archive, "
-     "into the cache, where eval finds them without --data. Lists the files that tasks "
-     "lack; docs/evaluation.md says where to get them.",
-     {{"still pull-data data", "from a folder"},
-      {"still pull-data benchmarks.tar.gz", "from an archive"}},
-     1, 1, "a folder or a .tar.gz archive", cli_cmd_pull_data},
+    {"pull-data", PULL_DATA, "bring data sets for eval and linearize",
+     "SET... [options]\n--all|--list [options]\nDIR|ARCHIVE [options]",
+     "Brings data sets from where their authors or a hub publish them, in their published "
+     "formats, and converts them into the files that eval, linearize and perplexity read, "
+     "in ~/.cache/still/data, where eval finds them without --data. --list shows the sets: "
+     "origin, size, licence. Interrupted downloads resume. A file whose checksum its "
+     "publisher or the list gives must have it; of others the first download's is kept in "
+     "checksums.json, and a later download must have the same. Use each set within its "
+     "licence. From a folder, or a .tar or .tar.gz archive, files that are ready are "
+     "copied, and what tasks lack is listed. Without a network, demo/books.jsonl.gz of the "
+     "source tree is data to try linearize with.",
+     {{"still pull-data --list", "the sets and their licences"},
+      {"still pull-data piqa hellaswag", "two sets"},
+      {"still pull-data books", "novels to train on"},
+      {"still pull-data --all --mirror https://mirror.example/data",
+       "all of them, from elsewhere"},
+      {"still pull-data benchmarks.tar.gz", "files that are ready, from an archive"}},
+     0, CLI_ARGS_MAX, NULL, cli_cmd_pull_data},
     {"bench", BENCH, "time and memory by length, methods side by side",
      "prefill|decode|train [MODEL] [options]\n"
      "prefill|decode|train --shape NAME [options]",

@@ -170,18 +170,33 @@ const cli_option cli_option_table[] = {
     {"insecure-token", 0, NULL, CLI_FLAG, AT(insecure_token), PULL | RUN_NAME, CLI_G_DOWNLOAD,
      .help = "Send the token also over http:// to another machine, where everyone on the "
              "way can read it."},
-    {"timeout", 0, "S", CLI_INT, AT(timeout), PULL | RUN_NAME, CLI_G_DOWNLOAD, .preset = "30",
+    {"timeout", 0, "S", CLI_INT, AT(timeout), PULL | RUN_NAME | PULL_DATA, CLI_G_DOWNLOAD, .preset = "30",
      .min = 1, .max = 3600, .help = "Retry after this many seconds without data."},
-    {"offline", 0, NULL, CLI_FLAG, AT(offline), PULL | RUN_NAME, CLI_G_DOWNLOAD,
+    {"offline", 0, NULL, CLI_FLAG, AT(offline), PULL | RUN_NAME | PULL_DATA, CLI_G_DOWNLOAD,
      .help = "Never use the network: fail if something is missing (also HF_HUB_OFFLINE=1)."},
     {"force", 0, NULL, CLI_FLAG, AT(force), PULL, CLI_G_DOWNLOAD,
      .help = "Verify the checksums of files already in the cache, and replace bad ones."},
+    {"force", 0, NULL, CLI_FLAG, AT(force), PULL_DATA, CLI_G_DOWNLOAD,
+     .help = "Download and convert also what is here."},
+    {"all", 'a', NULL, CLI_FLAG, AT(all), PULL_DATA, CLI_G_DOWNLOAD,
+     .help = "Every set of the list."},
+    {"list", 'l', NULL, CLI_FLAG, AT(list), PULL_DATA, CLI_G_DOWNLOAD,
+     .help = "Only show the sets: what they are, origin, size, licence, the files they make."},
+    {"mirror", 0, "URL|FILE", CLI_STRING, AT(mirror), PULL_DATA, CLI_G_DOWNLOAD,
+     .help = "Where to download from instead: an address (https://...) under which all "
+             "published files lie by their names, or a file with a list of sources of its "
+             "own, in the form of share/still/data-sources.json, which may have checksums."},
+    {"out", 'o', "DIR", CLI_STRING, AT(out), PULL_DATA, CLI_G_DOWNLOAD,
+     .help = "Where to put the files (default: ~/.cache/still/data)."},
+    {"keep", 0, NULL, CLI_FLAG, AT(keep), PULL_DATA, CLI_G_DOWNLOAD,
+     .help = "Keep the published files, in published/ of the folder."},
 
     /* training */
     {"data", 0, "FILE[@W]", CLI_STRINGS, AT(data), LINEARIZE, CLI_G_TRAINING,
      .help = "Training text: JSON or JSON lines, gzipped or not, with instruction, input "
-             "and output, or with text. May be repeated; W is a file's share of the "
-             "sequences (default: by size)."},
+             "and output, or with text; or a data set that pull-data brought, such as "
+             "books. May be repeated; W is a file's share of the sequences (default: by "
+             "size)."},
     {"out", 'o', "DIR", CLI_STRING, AT(out), LINEARIZE, CLI_G_TRAINING,
      .help = "Folder to write: a MODEL for every other command. It must not exist, "
              "except with --resume."},
@@ -322,7 +337,7 @@ const cli_option cli_option_table[] = {
              "status, time, tokens; nothing of prompts and answers. - is standard "
              "output."},
 
-    /* eval, pull-data */
+    /* eval */
     {"tasks", 't', "LIST", CLI_STRING, AT(tasks), EVAL, CLI_G_EVAL,
      .help = "Tasks, separated by commas. A name selects all tasks that begin with it and _: "
              "niah, babilong_qa, arc. NAME@512+1K sets a task's own lengths, NAME=100 its "
@@ -354,8 +369,6 @@ const cli_option cli_option_table[] = {
     {"log", 0, "FILE", CLI_STRING, AT(log), EVAL, CLI_G_EVAL,
      .help = "Append a line of JSON per item to FILE. Items of the same run that it already "
              "has are not computed again."},
-    {"out", 'o', "DIR", CLI_STRING, AT(out), PULL_DATA, CLI_G_EVAL,
-     .help = "Where to put the files (default: ~/.cache/still/data)."},
 
     /* bench */
     {"shape", 0, "NAME", CLI_STRING, AT(shape), BENCH, CLI_G_BENCH,

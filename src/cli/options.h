@@ -57,6 +57,10 @@ typedef struct cli_options {
     int64_t timeout;
     bool force, insecure_token, offline;
 
+    /* pull-data; and out, force, timeout, offline */
+    const char *mirror;
+    bool all, list, keep;
+
     /* rm, list */
     bool yes, names;
 
@@ -76,7 +80,7 @@ typedef struct cli_options {
     int64_t port, parallel, queue, most_tokens, connections, drain;
     cli_list cors;
 
-    /* eval, pull-data; and out, shots of which a negative number is the task's own */
+    /* eval; and out, shots of which a negative number is the task's own */
     const char *tasks, *data_dir, *lengths, *against, *log;
     int64_t limit, samples, shots;
     const char *freeze;

@@ -36,15 +36,25 @@ EVIL = {
     "odd-names": [".gguf", "-00001-of-00002.gguf", "Q4_K_M.gguf.part", "mmproj-Q4_K_M.gguf",
                   "tiny.imatrix-Q4_K_M.gguf", "x-00003-of-00002.gguf", "x-00000-of-00001.gguf"],
 }
-LARGE = (".safetensors", ".bin", ".gguf")
+LARGE = (".safetensors", ".bin", ".gguf", ".zip", ".tar", ".whl")
 DROP_AFTER = 100_000
 
 mode, log_path = sys.argv[1:3]
 files = GGUFS if mode == "ggufs" else FILES
 if len(sys.argv) > 3:
     root = pathlib.Path(sys.argv[3])
-    files = {str(f.relative_to(root)): f.read_bytes()
-             for f in sorted(root.rglob("*")) if f.is_file()}
+
+    class Folder(dict):
+        """Files as they are when they are asked for."""
+
+        def __getitem__(self, name):
+            return super().__getitem__(name).read_bytes()
+
+        def items(self):
+            return [(name, self[name]) for name in self]
+
+    files = Folder({str(f.relative_to(root)): f
+                    for f in sorted(root.rglob("*")) if f.is_file()})
 seen = {}  # path -> number of requests
 
 
@@ -146,26 +156,31 @@ class Hub(http.server.BaseHTTPRequestHandler):
         data = files[name]
         large = name.endswith(LARGE)
         tag = f'"{sha256(data) if large else git_blob(data)}"'
+        if mode == "odd-tag":
+            tag = '"' + "0" * 64 + '"'
         if mode == "changed" and large and seen.get("/org/tiny/resolve/main/" + name) == 1:
             data, tag = bytes(len(data)), '"an older version"'
-        first = 0
+        first, last = 0, len(data) - 1
         wanted = self.headers.get("Range")
         if wanted and mode != "no-ranges" and self.headers.get("If-Range", tag) == tag:
-            first = int(wanted[len("bytes="):].split("-")[0])
+            first, _, end = wanted[len("bytes="):].partition("-")
+            first = int(first)
+            if end:
+                last = min(last, int(end))
             if first >= len(data):
                 self.answer(416, Content_Range=f"bytes */{len(data)}")
                 return
-        body = data[first:]
+        body = data[first:last + 1]
+        part = first > 0 or last < len(data) - 1
         length = len(body)
         if mode == "too-long" and large:
             body, length = body + b"x" * 1000, length + 1000
-        self.send_response(206 if first else 200)
+        self.send_response(206 if part else 200)
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Content-Length", str(length))
         self.send_header("ETag", tag)
-        if first:
-            self.send_header("Content-Range",
-                             f"bytes {first}-{len(data) - 1}/{len(data)}")
+        if part:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
         self.end_headers()
         cut = {"drop": True, "drop-dead": True, "changed": True, "stall": True,
                "no-ranges": seen.get("/org/tiny/resolve/main/" + name, 0) == 1}

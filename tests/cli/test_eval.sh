@@ -80,7 +80,7 @@ echo '{"goal":"g"}' >"$scratch/bad/piqa_valid.jsonl"
 expect 1 'piqa_valid.jsonl:1.*sol1' "$still" eval "$tiny" --tasks piqa --data "$scratch/bad"
 
 # pull-data: from a folder and an archive, then without --data.
-expect 1 'No such file' "$still" pull-data "$scratch/nowhere"
+expect 1 'neither a data set nor a folder' "$still" pull-data "$scratch/nowhere"
 expect 1 'none of the files' "$still" pull-data "$here"
 expect 1 'not a.* tar archive' "$still" pull-data "$tiny"
 expect 0 'niah_single_2 lacks' "$still" pull-data "$data"

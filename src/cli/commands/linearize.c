@@ -6,6 +6,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "cli/data/sources.h"
 #include "cli/fetch/cache.h"
 #include "cli/fetch/quant.h"
 #include "cli/progress.h"
@@ -25,7 +26,8 @@ static const char *const group_names[STILL_GROUPS] = {
 typedef struct job {
     const cli_options *o;
     still_train_data data[CLI_LIST_MAX];
-    char *path[CLI_LIST_MAX]; /* of data given with a weight */
+    char *name[CLI_LIST_MAX],
+        *path[CLI_LIST_MAX]; /* of data, as given and where it is */
     still_train_params p;
     cli_progress bar;
     int stage; /* the bar is for */
@@ -36,22 +38,24 @@ typedef struct job {
 
 /* ---- Options ------------------------------------------------------------- */
 
-/* FILE or FILE@WEIGHT; an @ that no number follows belongs to the name. */
+/* FILE or FILE@WEIGHT; an @ that no number follows belongs to the name. FILE may be a data
+ * set that pull-data brought. */
 static int read_data(job *j)
 {
+    still_error err;
     const cli_list *list = &j->o->data;
     for (int i = 0; i < list->n; i++) {
         const char *text = list->item[i], *at = strrchr(text, '@');
         char *end = NULL;
         const double w = at ? strtod(at + 1, &end) : 0;
-        j->data[i] = (still_train_data){.path = text};
-        if (!at || end == at + 1 || *end) continue;
-        if (!(w > 0) || !isfinite(w))
+        const bool weighted = at && end != at + 1 && !*end;
+        if (weighted && (!(w > 0) || !isfinite(w)))
             return cli_usage("linearize",
                              "--data: '%s': the weight must be more than 0", text);
-        j->path[i] = sti_strndup(text, (size_t)(at - text));
-        if (!j->path[i]) return cli_fail("out of memory");
-        j->data[i] = (still_train_data){.path = j->path[i], .weight = w};
+        j->name[i] = sti_strndup(text, weighted ? (size_t)(at - text) : strlen(text));
+        if (!j->name[i]) return cli_fail("out of memory");
+        if (cli_data_path(j->name[i], &j->path[i], &err)) return cli_fail_error(&err);
+        j->data[i] = (still_train_data){.path = j->path[i], .weight = weighted ? w : 0};
     }
     j->p.data = j->data;
     j->p.n_data = list->n;
@@ -122,7 +126,11 @@ static int read_options(job *j, char **cache)
     still_error err;
     still_train_params *p = &j->p;
     *cache = NULL;
-    if (o->data.n == 0) return cli_usage("linearize", "--data FILE is missing");
+    if (o->data.n == 0)
+        return cli_usage(
+            "linearize",
+            "--data FILE is missing; to try: --data demo/books.jsonl.gz, or "
+            "`still pull-data books` and --data books");
     if (!o->out && !o->dry_run) return cli_usage("linearize", "--out DIR is missing");
     int status = read_data(j);
     if (status == CLI_OK) status = read_scales(j);
@@ -301,6 +309,12 @@ static int finish_command(const job *j, still_status status, const still_error *
     return CLI_OK;
 }
 
+/* The error of data that is not there says what to do about it. */
+static void advise(const job *j, still_error *err)
+{
+    for (int i = 0; i < j->p.n_data; i++) cli_data_advise(j->name[i], j->path[i], err);
+}
+
 static int run(job *j, still_model *m)
 {
     still_error err;
@@ -308,6 +322,7 @@ static int run(job *j, still_model *m)
         still_train_plan plan;
         still_status status = still_linearize_plan(m, &j->p, &plan, &err);
         cli_progress_end(&j->bar);
+        if (status != STILL_OK) advise(j, &err);
         if (status != STILL_OK) return finish_command(j, status, &err);
         return plan.rank == 0 ? show_plan(j, &plan) : CLI_OK;
     }
@@ -319,6 +334,7 @@ static int run(job *j, still_model *m)
     cli_training_end(&j->report, status == STILL_OK            ? "done"
                                  : status == STILL_E_CANCELLED ? "interrupted"
                                                                : "failed");
+    if (status != STILL_OK) advise(j, &err);
     return finish_command(j, status, &err);
 }
 
@@ -385,6 +401,9 @@ int cli_cmd_linearize(const cli_options *given)
     still_model_free(m);
     free(base);
     free(cache);
-    for (int i = 0; i < CLI_LIST_MAX; i++) free(j.path[i]);
+    for (int i = 0; i < CLI_LIST_MAX; i++) {
+        free(j.name[i]);
+        free(j.path[i]);
+    }
     return status;
 }

@@ -1,302 +1,268 @@
-/* pull_data.c - still pull-data: benchmark files from a folder or an archive.
- *
- * Only files that a task names are taken, each as NAME or NAME.gz. An archive is
- * read as a stream of tar entries, gzipped or not; only the last part of a path is
- * used, so an archive cannot choose where files are written. A file appears under
- * its name only when it is complete. */
-#include <errno.h>
+/* pull_data.c - still pull-data: data sets from where they are published, or files that are
+ * ready from a folder or an archive. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <zlib.h>
+#include <unistd.h>
 
 #include "base/buf.h"
-#include "base/new_file.h"
+#include "cli/data/bring.h"
+#include "cli/data/collect.h"
+#include "cli/data/kept.h"
 #include "cli/fetch/cache.h"
-#include "cli/options.h"
+#include "cli/near.h"
 
-enum { TAR_BLOCK = 512, MOST_FILES = 64, NAME_ROOM = 128 };
-static const uint64_t MOST_BYTES = (uint64_t)4 << 30; /* of one file */
+/* ---- The list ------------------------------------------------------------ */
 
-typedef struct collection {
-    char name[MOST_FILES][NAME_ROOM]; /* without .gz */
-    bool here[MOST_FILES];
-    int n;
-    const char *out;
-    int taken;
-    uint64_t bytes;
-} collection;
-
-/* ---- Names --------------------------------------------------------------- */
-
-static int find(const collection *c, const char *name, size_t n)
+/* What is downloaded; *exact: no size is a mere bound. */
+static uint64_t set_bytes(const cli_set *set, bool *exact)
 {
-    for (int i = 0; i < c->n; i++)
-        if (strlen(c->name[i]) == n && memcmp(c->name[i], name, n) == 0) return i;
-    return -1;
-}
-
-static void gather(collection *c)
-{
-    const char *files = NULL;
-    for (int t = 0; still_eval_task_at(t, NULL, &files, NULL); t++)
-        for (const char *at = files ? files : ""; *at;) {
-            const size_t n = strcspn(at, " ");
-            if (n < NAME_ROOM && find(c, at, n) < 0 && c->n < MOST_FILES)
-                memcpy(c->name[c->n++], at, n);
-            at += n;
-            at += strspn(at, " ");
-        }
-}
-
-/* The index of the wanted file with this name, with or without .gz; -1: none. */
-static int wanted(const collection *c, const char *base)
-{
-    size_t n = strlen(base);
-    if (n > 3 && strcmp(base + n - 3, ".gz") == 0) n -= 3;
-    return find(c, base, n);
-}
-
-/* ---- Copying ------------------------------------------------------------- */
-
-/* Where bytes come from: a plain file, or an entry of an archive. */
-typedef struct source {
-    const char *path;
-    FILE *file; /* or: */
-    gzFile archive;
-    uint64_t left; /* of the entry */
-} source;
-
-/* *got 0 at the end. */
-static still_status read_some(source *s, void *p, size_t capacity, size_t *got,
-                              still_error *err)
-{
-    if (s->file) {
-        *got = fread(p, 1, capacity, s->file);
-        if (ferror(s->file))
-            return sti_fail(err, STILL_E_IO, "%s: %s", s->path, strerror(errno));
-        return STILL_OK;
+    uint64_t sum = 0;
+    *exact = true;
+    for (size_t i = 0; i < set->n; i++) {
+        sum += (uint64_t)set->file[i].most;
+        *exact = *exact && set->file[i].bytes >= 0;
     }
-    if (s->left < capacity) capacity = (size_t)s->left;
-    const int n = capacity ? gzread(s->archive, p, (unsigned)capacity) : 0;
-    if (n < 0 || (n == 0 && capacity))
-        return sti_fail(err, STILL_E_FORMAT, "%s: ends early, or is damaged", s->path);
-    s->left -= (uint64_t)n;
-    *got = (size_t)n;
-    return STILL_OK;
+    return sum;
 }
 
-static still_status pour(source *s, sti_new_file *to, const char *name, uint64_t *total,
-                         still_error *err)
+static json_t *makes_of(const cli_set *set)
 {
-    char part[1 << 14];
-    size_t n = 0;
-    do {
-        STI_TRY(read_some(s, part, sizeof part, &n, err));
-        *total += n;
-        if (*total > MOST_BYTES)
-            return sti_fail(err, STILL_E_LIMIT, "%s: larger than 4 GiB", name);
-        STI_TRY(sti_new_file_put(to, part, n, err));
-        if (cli_interrupted()) return sti_fail(err, STILL_E_CANCELLED, "interrupted");
-    } while (n > 0);
-    return STILL_OK;
+    json_t *list = json_array();
+    for (int k = 0; k < CLI_MAKES && set->convert->makes[k]; k++)
+        sti_json_append(&list, json_string(set->convert->makes[k]));
+    return list;
 }
 
-static still_status take(collection *c, source *s, int file, const char *base,
-                         still_error *err)
+static json_t *published_of(const cli_set *set)
 {
-    sti_buf path = {0};
-    sti_buf_printf(&path, "%s/%s", c->out, base);
-    sti_new_file *to = NULL;
-    uint64_t total = 0;
-    still_status st = path.failed ? sti_fail_memory(err, "path", path.n)
-                                  : sti_new_file_open(path.p, &to, err);
-    if (st == STILL_OK) st = pour(s, to, path.p, &total, err);
-    if (st == STILL_OK)
-        st = sti_new_file_finish(to, err);
+    json_t *list = json_array();
+    for (size_t i = 0; i < set->n; i++) {
+        const cli_published *p = &set->file[i];
+        json_t *urls = json_array(), *file;
+        for (size_t u = 0; u < p->n_urls; u++)
+            sti_json_append(&urls, json_string(p->url[u]));
+        file = json_pack("{s:s,s:o}", "name", p->name, "url", urls);
+        sti_json_set(&file, p->bytes >= 0 ? "bytes" : "most",
+                     json_integer((json_int_t)p->most));
+        if (p->sum[0]) sti_json_set(&file, "sha256", json_string(p->sum));
+        json_t *parts = p->n_parts ? json_object() : NULL;
+        for (size_t k = 0; k < p->n_parts; k++)
+            sti_json_set(&parts, p->part[k].name, json_string(p->part[k].sum));
+        if (p->n_parts) sti_json_set(&file, "parts", parts);
+        sti_json_append(&list, file);
+    }
+    return list;
+}
+
+static int list_json(const cli_set *const *sets, size_t n, const char *folder)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) {
+        const cli_set *set = sets[i];
+        sti_json_append(
+            &list,
+            json_pack("{s:s,s:s,s:s,s:s,s:s,s:b,s:o,s:o}", "name", set->name, "title",
+                      set->title, "home", set->home, "licence", set->licence, "convert",
+                      set->convert->name, "here", cli_bring_is_here(folder, set),
+                      "makes", makes_of(set), "published", published_of(set)));
+    }
+    return cli_print_json(json_pack("{s:s,s:o}", "path", folder, "sets", list));
+}
+
+static int list_sets(const cli_set *const *sets, size_t n, const char *folder)
+{
+    for (size_t i = 0; i < n; i++) {
+        const cli_set *set = sets[i];
+        char size[32];
+        bool exact, summed = true;
+        const uint64_t bytes = set_bytes(set, &exact);
+        for (size_t k = 0; k < set->n; k++) summed = summed && set->file[k].sum[0];
+        cli_print("%s%s\n    %s\n    %s; %s%s%s; licence: %s\n    ", set->name,
+                  cli_bring_is_here(folder, set) ? " (here)" : "", set->title,
+                  set->home,
+                  !exact                 ? "at most "
+                  : set->file[0].n_parts ? "parts of "
+                                         : "",
+                  cli_bytes(size, bytes), summed ? "" : ", checksum not published",
+                  set->licence);
+        for (int k = 0; k < CLI_MAKES && set->convert->makes[k]; k++)
+            cli_print("%s%s", k ? ", " : "", set->convert->makes[k]);
+        cli_print("\n");
+    }
+    return CLI_OK;
+}
+
+/* ---- Which sets ---------------------------------------------------------- */
+
+/* What the arguments name; *path: it is a folder or an archive instead. */
+static int choose(const cli_options *o, const cli_sources *s, const cli_set **out,
+                  size_t *n, bool *path)
+{
+    const bool every = o->all || (o->list && o->n_args == 0);
+    *n = 0;
+    *path = false;
+    if (o->all && o->n_args)
+        return cli_usage("pull-data", "--all is every set: leave out '%s'", o->arg[0]);
+    for (size_t i = 0; every && i < s->n; i++) out[(*n)++] = &s->set[i];
+    for (int i = 0; i < o->n_args; i++) {
+        const char *name = o->arg[i];
+        const cli_set *set = cli_sources_find(s, name);
+        cli_near near = {0};
+        if (set) out[(*n)++] = set;
+        if (set) continue;
+        if (o->n_args == 1 && access(name, F_OK) == 0) {
+            *path = true;
+            if (!o->list && !o->mirror && !o->force && !o->keep) return CLI_OK;
+            return cli_usage("pull-data",
+                             "--list, --mirror, --force and --keep are for data sets; "
+                             "'%s' is a file or folder",
+                             name);
+        }
+        for (size_t k = 0; k < s->n; k++)
+            cli_near_consider(&near, name, s->set[k].name);
+        return cli_fail(
+            "'%s' is neither a data set nor a folder or archive%s%s; `still "
+            "pull-data --list` shows the sets",
+            name, near.name ? ", did you mean " : "", near.name ? near.name : "");
+    }
+    if (*n) return CLI_OK;
+    return cli_usage("pull-data",
+                     "which data sets? SET..., --all, or --list to see them");
+}
+
+/* ---- Bringing them ------------------------------------------------------- */
+
+static void put_result(json_t **list, const cli_bring *b, const cli_set *set,
+                       const cli_brought *got, const char *error)
+{
+    json_t *files = json_array();
+    for (int k = 0; k < CLI_MAKES && set->convert->makes[k] && !error; k++) {
+        const char *name = set->convert->makes[k];
+        const json_t *kept = cli_kept_file(b->kept, "made", name);
+        json_t *file = json_pack("{s:s}", "name", name);
+        if (kept)
+            sti_json_merge(&file, json_pack("{s:O,s:O,s:O}", "sha256",
+                                            json_object_get(kept, "sha256"), "bytes",
+                                            json_object_get(kept, "bytes"), "records",
+                                            json_object_get(kept, "records")));
+        sti_json_append(&files, file);
+    }
+    json_t *v = json_pack("{s:s,s:s,s:b,s:I,s:o}", "name", set->name, "licence",
+                          set->licence, "here", got->here, "downloaded_bytes",
+                          (json_int_t)got->bytes, "files", files);
+    if (error) sti_json_set(&v, "error", json_string(error));
+    sti_json_append(list, v);
+}
+
+static void print_result(const cli_bring *b, const cli_set *set, const cli_brought *got)
+{
+    if (got->here) {
+        cli_print("%s: already here%s\n", set->name,
+                  got->theirs ? ", from elsewhere (--force replaces it)"
+                              : " and verified");
+        return;
+    }
+    cli_print("%s (licence: %s):", set->name, set->licence);
+    for (int k = 0; k < CLI_MAKES && set->convert->makes[k]; k++) {
+        const json_t *kept = cli_kept_file(b->kept, "made", set->convert->makes[k]);
+        cli_print("%s %s, %lld records", k ? ";" : "", set->convert->makes[k],
+                  (long long)json_integer_value(json_object_get(kept, "records")));
+    }
+    cli_print("\n");
+}
+
+/* One set that fails does not keep the others away: servers come and go. */
+static int bring_sets(cli_bring *b, const cli_set *const *set, size_t n)
+{
+    json_t *list = json_array();
+    sti_buf failed = {0};
+    size_t failures = 0;
+    still_error err = {0};
+    still_status st = STILL_OK;
+    for (size_t i = 0; i < n && st != STILL_E_CANCELLED; i++) {
+        cli_brought got;
+        st = cli_bring_set(b, set[i], &got, &err);
+        if (st == STILL_OK && !b->o->json) print_result(b, set[i], &got);
+        put_result(&list, b, set[i], &got, st == STILL_OK ? NULL : err.text);
+        if (st == STILL_OK || st == STILL_E_CANCELLED) continue;
+        if (n > 1) cli_warn("%s: %s", set[i]->name, err.text);
+        sti_buf_printf(&failed, "%s%s", failures++ ? ", " : "", set[i]->name);
+    }
+    int status = CLI_OK;
+    if (b->o->json)
+        status =
+            cli_print_json(json_pack("{s:s,s:o}", "path", b->folder, "sets", list));
     else
-        sti_new_file_abort(to);
-    if (st == STILL_OK) {
-        c->taken += !c->here[file];
-        c->here[file] = true;
-        c->bytes += total;
-    }
-    sti_buf_free(&path);
-    return st;
+        json_decref(list);
+    if (!b->o->json && failures < n && st != STILL_E_CANCELLED)
+        cli_print("in %s\n", b->folder);
+    if (st == STILL_E_CANCELLED || (failures && n == 1))
+        status = cli_fail_error(&err);
+    else if (failures)
+        status = cli_fail("%zu of %zu sets could not be brought: %s; the same command "
+                          "tries again, --mirror URL takes another place",
+                          failures, n, failed.p ? failed.p : "");
+    sti_buf_free(&failed);
+    return status;
 }
 
-/* ---- A folder ------------------------------------------------------------ */
-
-static still_status take_folder(collection *c, const char *dir, still_error *err)
+static int bring_all(const cli_options *o, const cli_set *const *set, size_t n,
+                     const char *folder, const char *mirror)
 {
-    still_status st = STILL_OK;
-    for (int i = 0; i < 2 * c->n && st == STILL_OK; i++) {
-        char base[NAME_ROOM + 4];
-        struct stat info;
-        sti_buf path = {0};
-        snprintf(base, sizeof base, "%s%s", c->name[i / 2], i % 2 ? ".gz" : "");
-        sti_buf_printf(&path, "%s/%s", dir, base);
-        if (!path.failed && stat(path.p, &info) == 0 && S_ISREG(info.st_mode)) {
-            source s = {.path = path.p, .file = fopen(path.p, "rb")};
-            st = s.file ? take(c, &s, i / 2, base, err)
-                        : sti_fail(err, STILL_E_IO, "%s: %s", path.p, strerror(errno));
-            if (s.file) fclose(s.file);
-        }
-        sti_buf_free(&path);
-    }
-    return st;
-}
-
-/* ---- An archive ---------------------------------------------------------- */
-
-/* A number in octal digits, up to a space or NUL. */
-static bool octal(const char *p, size_t n, uint64_t *out)
-{
-    uint64_t v = 0;
-    size_t i = 0;
-    while (i < n && p[i] == ' ') i++;
-    for (; i < n && p[i] >= '0' && p[i] <= '7'; i++) v = v * 8 + (uint64_t)(p[i] - '0');
-    *out = v;
-    return i == n || p[i] == ' ' || p[i] == 0;
-}
-
-/* Whether a block is a tar header: it contains the sum of its bytes, with spaces in
- * place of the sum itself. */
-static bool is_header(const unsigned char *h)
-{
-    uint64_t want, sum = 0;
-    for (int i = 0; i < TAR_BLOCK; i++) sum += i >= 148 && i < 156 ? ' ' : h[i];
-    return octal((const char *)h + 148, 8, &want) && want == sum;
-}
-
-static still_status skip(source *s, uint64_t n, still_error *err)
-{
-    char part[TAR_BLOCK];
-    size_t got;
-    for (s->left = n; s->left > 0;) STI_TRY(read_some(s, part, sizeof part, &got, err));
-    return STILL_OK;
-}
-
-static still_status take_entry(collection *c, source *s, const unsigned char *h,
-                               still_error *err)
-{
-    char name[101] = {0};
-    uint64_t size;
-    if (!is_header(h) || !octal((const char *)h + 124, 12, &size) || size > MOST_BYTES)
-        return sti_fail(err, STILL_E_FORMAT, "%s: is not a tar archive", s->path);
-    memcpy(name, h, 100);
-    const char *slash = strrchr(name, '/'), *base = slash ? slash + 1 : name;
-    const bool plain = h[156] == '0' || h[156] == 0;
-    const int file = plain ? wanted(c, base) : -1;
-    const uint64_t padding = (TAR_BLOCK - size % TAR_BLOCK) % TAR_BLOCK;
-    if (file < 0) return skip(s, size + padding, err);
-    s->left = size;
-    STI_TRY(take(c, s, file, base, err));
-    return skip(s, padding, err);
-}
-
-static still_status take_archive(collection *c, const char *path, still_error *err)
-{
-    source s = {.path = path, .archive = gzopen(path, "rb")};
-    if (!s.archive) return sti_fail(err, STILL_E_IO, "%s: %s", path, strerror(errno));
-    still_status st = STILL_OK;
-    static const unsigned char zeros[TAR_BLOCK];
-    for (bool first = true; st == STILL_OK; first = false) {
-        unsigned char header[TAR_BLOCK];
-        const int n = gzread(s.archive, header, TAR_BLOCK);
-        if (n == 0 && !first) break; /* accept an end without zero blocks */
-        if (n != TAR_BLOCK) {
-            st = sti_fail(err, STILL_E_FORMAT, "%s: is not a whole tar archive", path);
-        } else {
-            if (memcmp(header, zeros, TAR_BLOCK) == 0) break;
-            st = take_entry(c, &s, header, err);
-        }
-    }
-    gzclose(s.archive);
-    return st;
+    cli_bring b;
+    still_error err;
+    int fd = -1, status;
+    if (cli_make_folders(folder, &err) || cli_lock_folder(folder, &fd, &err))
+        return cli_fail_error(&err);
+    if (cli_bring_open(&b, o, folder, mirror, &err))
+        status = cli_fail_error(&err);
+    else
+        status = bring_sets(&b, set, n);
+    cli_bring_close(&b);
+    close(fd);
+    return status;
 }
 
 /* ---- The command --------------------------------------------------------- */
 
-/* Files from earlier pulls count too. */
-static void look_around(collection *c)
+static int run(const cli_options *o, const cli_sources *s, const char *folder,
+               const char *mirror)
 {
-    for (int i = 0; i < 2 * c->n; i++) {
-        sti_buf path = {0};
-        sti_buf_printf(&path, "%s/%s%s", c->out, c->name[i / 2], i % 2 ? ".gz" : "");
-        if (!path.failed && access(path.p, R_OK) == 0) c->here[i / 2] = true;
-        sti_buf_free(&path);
+    still_error err;
+    size_t n;
+    bool path;
+    const cli_set **set = calloc(s->n + CLI_ARGS_MAX, sizeof *set);
+    if (!set) return cli_fail("out of memory");
+    int status = choose(o, s, set, &n, &path);
+    if (status == CLI_OK && path) {
+        if (cli_make_folders(folder, &err) || cli_collect(o, folder, &status, &err))
+            status = cli_fail_error(&err);
+    } else if (status == CLI_OK && o->list) {
+        status = o->json ? list_json(set, n, folder) : list_sets(set, n, folder);
+    } else if (status == CLI_OK) {
+        status = bring_all(o, set, n, folder, mirror);
     }
-}
-
-/* Lists what each task lacks. */
-static int report(const cli_options *o, const collection *c)
-{
-    const char *name, *files;
-    json_t *missing = json_object();
-    if (!o->json) {
-        char size[32];
-        cli_print("%d files, %s: %s\n", c->taken, cli_bytes(size, c->bytes), c->out);
-    }
-    for (int t = 0; (name = still_eval_task_at(t, NULL, &files, NULL)); t++) {
-        json_t *list = json_array();
-        for (const char *at = files ? files : ""; *at;) {
-            const size_t n = strcspn(at, " ");
-            const int i = find(c, at, n);
-            if (i >= 0 && !c->here[i]) sti_json_append(&list, json_stringn(at, n));
-            at += n;
-            at += strspn(at, " ");
-        }
-        if (json_array_size(list) > 0 && !o->json) {
-            cli_print("%s lacks", name);
-            for (size_t i = 0; i < json_array_size(list); i++)
-                cli_print(" %s", json_string_value(json_array_get(list, i)));
-            cli_print("\n");
-        }
-        if (!list || json_array_size(list) > 0)
-            sti_json_set(&missing, name, list);
-        else
-            json_decref(list);
-    }
-    if (o->json)
-        return cli_print_json(json_pack("{s:s,s:i,s:I,s:o}", "path", c->out, "files",
-                                        c->taken, "bytes", (json_int_t)c->bytes,
-                                        "missing", missing));
-    json_decref(missing);
-    return CLI_OK;
+    free(set);
+    return status;
 }
 
 int cli_cmd_pull_data(const cli_options *o)
 {
     still_error err;
-    struct stat info;
     char *cache = NULL;
-    collection *c = calloc(1, sizeof *c);
-    if (!c) return cli_fail("out of memory");
-    gather(c);
-    still_status st = STILL_OK;
-    if (stat(o->arg[0], &info) != 0)
-        st = sti_fail(&err, STILL_E_IO, "%s: %s", o->arg[0], strerror(errno));
-    else if (!o->out)
-        st = cli_cache_place("data", "", &cache, &err);
-    c->out = o->out ? o->out : cache;
-    if (st == STILL_OK) st = cli_make_folders(c->out, &err);
-    if (st == STILL_OK)
-        st = S_ISDIR(info.st_mode) ? take_folder(c, o->arg[0], &err)
-                                   : take_archive(c, o->arg[0], &err);
-    if (st == STILL_OK && c->taken == 0)
-        st = sti_fail(&err, STILL_E_FORMAT,
-                      "%s: has none of the files that tasks need, such as %s or %s.gz",
-                      o->arg[0], c->name[0], c->name[0]);
-    int status = CLI_OK;
-    if (st == STILL_OK) {
-        look_around(c);
-        status = report(o, c);
-    } else {
-        status = cli_fail_error(&err);
+    cli_sources sources = {0};
+    /* An address is where all files lie; anything else is a list of a mirror's own. */
+    const bool base = o->mirror && (!strncmp(o->mirror, "https://", 8) ||
+                                    !strncmp(o->mirror, "http://", 7));
+    if ((!o->out && cli_cache_place("data", "", &cache, &err)) ||
+        cli_sources_read(base ? NULL : o->mirror, &sources, &err)) {
+        free(cache);
+        return cli_fail_error(&err);
     }
-    free(c);
+    const int status =
+        run(o, &sources, o->out ? o->out : cache, base ? o->mirror : NULL);
+    cli_sources_free(&sources);
     free(cache);
     return status;
 }

@@ -125,8 +125,8 @@ still_status cli_lock_folder(const char *folder, int *fd, still_error *err)
         if (*fd < 0 || fstat(*fd, &st))
             status = sti_fail(err, STILL_E_IO, "%s: %s", folder, strerror(errno));
         else if (flock(*fd, LOCK_EX | LOCK_NB))
-            status = sti_fail(err, STILL_E_IO,
-                              "%s: another `still` is working on this model", folder);
+            status = sti_fail(err, STILL_E_IO, "%s: another `still` is working on this",
+                              folder);
         else if (fstat(*fd, &st))
             st.st_nlink = 0;
     }

@@ -77,6 +77,12 @@ static void start_over(fetch *t)
     t->resumed = false;
 }
 
+/* Who says how large a file is. */
+static const char *who(const fetch *t)
+{
+    return t->http->plain ? "the list of sources says" : "the hub lists";
+}
+
 /* Checks a response before its first byte is saved. False: it is not our file. */
 static bool begin(fetch *t, const cli_response *r)
 {
@@ -98,10 +104,11 @@ static bool begin(fetch *t, const cli_response *r)
     }
     int64_t told = r->linked_size >= 0 ? r->linked_size : r->range_total;
     if (f->size >= 0 && told >= 0 && told != f->size) {
-        sti_fail(&t->why, STILL_E_FORMAT,
-                 "%s: the hub lists %lld bytes, the server speaks of %lld; nothing was "
-                 "kept of this answer",
-                 t->url, (long long)f->size, (long long)told);
+        sti_fail(
+            &t->why, STILL_E_FORMAT,
+            "%s: %s %lld bytes, the server speaks of %lld; nothing was kept of this "
+            "answer",
+            t->url, who(t), (long long)f->size, (long long)told);
         return false;
     }
     if (r->status == 200) start_over(t);
@@ -117,9 +124,16 @@ static bool on_body(void *user, const cli_response *r, const char *data, size_t 
     if (!t->began && !begin(t, r)) return false;
     if (t->file->size >= 0 && (int64_t)n > t->file->size - t->have) {
         sti_fail(&t->why, STILL_E_FORMAT,
-                 "%s: the server sends more than the %lld bytes "
-                 "the hub lists",
-                 t->url, (long long)t->file->size);
+                 "%s: the server sends more than the %lld bytes %s", t->url,
+                 (long long)t->file->size, who(t));
+        start_over(t);
+        return false;
+    }
+    if (t->file->most > 0 && (int64_t)n > t->file->most - t->have) {
+        sti_fail(
+            &t->why, STILL_E_LIMIT,
+            "%s: the server sends more than %lld bytes, the most that are expected",
+            t->url, (long long)t->file->most);
         start_over(t);
         return false;
     }
@@ -176,14 +190,15 @@ static still_status attempt(fetch *t, bool *done, bool *again, still_error *err)
         if (err) *err = t->why;
         return t->why.code;
     }
-    sum_from_tag(t->file, r.linked_etag[0] ? r.linked_etag : r.etag);
+    /* Any server may tag files with 64 digits; a hub's are their checksum. */
+    if (r.linked_etag[0] || !t->http->plain)
+        sum_from_tag(t->file, r.linked_etag[0] ? r.linked_etag : r.etag);
     if (t->file->size >= 0 && t->have < t->file->size) {
         /* Everything the server announced has arrived, so its file is a different one.
          * Without an announced length it may just have closed early. */
         *again = r.length < 0;
-        status =
-            sti_fail(err, STILL_E_IO, "%s: ends after %lld bytes, the hub lists %lld",
-                     t->url, (long long)t->have, (long long)t->file->size);
+        status = sti_fail(err, STILL_E_IO, "%s: ends after %lld bytes, %s %lld", t->url,
+                          (long long)t->have, who(t), (long long)t->file->size);
         if (!*again) start_over(t);
         return status;
     }

@@ -8,6 +8,7 @@
 typedef struct cli_file {
     char *name;   /* path in the repository, checked: relative, no ".." */
     int64_t size; /* -1: the hub does not say */
+    int64_t most; /* bytes of a file whose size is not known; 0: any number */
     char sum[65]; /* sha256 (64 digits) or git blob name (40); "": not said */
 } cli_file;
 

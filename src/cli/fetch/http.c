@@ -197,8 +197,11 @@ still_status cli_http_get(cli_http *h, const cli_request *q, cli_response *r,
     transfer t = {q, r};
     configure(h, q, &t, message);
     struct curl_slist *headers = NULL;
-    if (q->from > 0) {
+    if (q->from > 0 || q->to > 0) {
         snprintf(range, sizeof range, "%lld-", (long long)q->from);
+        if (q->to > 0)
+            snprintf(range + strlen(range), sizeof range - strlen(range), "%lld",
+                     (long long)q->to);
         curl_easy_setopt(h->curl, CURLOPT_RANGE, range);
         if (q->if_range) {
             snprintf(line, sizeof line, "If-Range: %s", q->if_range);
@@ -219,6 +222,9 @@ still_status cli_http_refused(const cli_http *h, const char *url, const cli_resp
                               bool *again, still_error *err)
 {
     *again = r->status >= 500 || r->status == 429 || r->status == 408;
+    if (h->plain)
+        return sti_fail(err, STILL_E_IO, "%s: the server answers %ld%s", url, r->status,
+                        r->status == 404 ? ", not found" : "");
     if (r->status == 401 || r->status == 403)
         return sti_fail(err, STILL_E_IO, "%s: the hub answers %ld: %s", url, r->status,
                         h->token

@@ -12,6 +12,7 @@ typedef struct cli_http {
     char *token;     /* NULL: none. Goes to the endpoint's host only */
     bool loopback;   /* the endpoint is this machine: no proxy is asked */
     int64_t timeout; /* seconds without a byte */
+    bool plain;      /* a server of files, no hub: what errors advise, what tags mean */
 } cli_http;
 
 /* What the last response of a chain of redirects said. */
@@ -33,6 +34,7 @@ typedef bool (*cli_body_fn)(void *user, const cli_response *r, const char *data,
 typedef struct cli_request {
     const char *url;
     int64_t from;         /* > 0: Range from this byte */
+    int64_t to;           /* > 0: up to this one, itself included */
     const char *if_range; /* with from: only if the file still has this tag */
     cli_body_fn body;
     void *user;

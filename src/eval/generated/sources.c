@@ -10,32 +10,38 @@
 #include "base/utf8.h"
 
 static const struct {
-    const char *name, *origin;
+    const char *name, *origin, *set; /* of still pull-data */
 } ORIGIN[] = {
-    {"piqa_valid.jsonl", "PIQA, validation set"},
-    {"arc_easy_test.jsonl", "AI2 Reasoning Challenge, easy test set"},
-    {"arc_challenge_test.jsonl", "AI2 Reasoning Challenge, challenge test set"},
-    {"hellaswag_valid.jsonl", "HellaSwag, validation set"},
-    {"winogrande_xl_valid.jsonl", "WinoGrande XL, validation set"},
-    {"mmlu_test.jsonl", "MMLU, test set"},
-    {"mmlu_dev.jsonl", "MMLU, development set: the worked examples"},
-    {"lambada_openai_test.jsonl", "LAMBADA, OpenAI version, test set"},
-    {"paul_graham_essays.jsonl", "essays collected by LLMTest_NeedleInAHaystack"},
-    {"words_adjectives.txt", "adjectives of wonderwords 3.0.1"},
-    {"words_nouns.txt", "nouns of wonderwords 3.0.1"},
-    {"words_verbs.txt", "verbs of wonderwords 3.0.1"},
-    {"words_english.txt", "the words corpus of NLTK"},
-    {"squad_v2_dev.jsonl", "SQuAD 2.0, development set"},
-    {"hotpotqa_dev_distractor.jsonl", "HotpotQA, development set with distractors"},
-    {"babi_qa1_qa5_test.jsonl", "bAbI tasks 1.2, qa1 to qa5, test part"},
-    {"gutenberg_books.jsonl", "books of Project Gutenberg"},
+    {"piqa_valid.jsonl", "PIQA, validation set", "piqa"},
+    {"arc_easy_test.jsonl", "AI2 Reasoning Challenge, easy test set", "arc"},
+    {"arc_challenge_test.jsonl", "AI2 Reasoning Challenge, challenge test set", "arc"},
+    {"hellaswag_valid.jsonl", "HellaSwag, validation set", "hellaswag"},
+    {"winogrande_xl_valid.jsonl", "WinoGrande XL, validation set", "winogrande"},
+    {"mmlu_test.jsonl", "MMLU, test set", "mmlu"},
+    {"mmlu_dev.jsonl", "MMLU, development set: the worked examples", "mmlu"},
+    {"lambada_openai_test.jsonl", "LAMBADA, OpenAI version, test set", "lambada"},
+    {"paul_graham_essays.jsonl", "essays collected by LLMTest_NeedleInAHaystack",
+     "essays"},
+    {"words_adjectives.txt", "adjectives of wonderwords 3.0.1", "words"},
+    {"words_nouns.txt", "nouns of wonderwords 3.0.1", "words"},
+    {"words_verbs.txt", "verbs of wonderwords 3.0.1", "words"},
+    {"words_english.txt", "the words corpus of NLTK", "words"},
+    {"squad_v2_dev.jsonl", "SQuAD 2.0, development set", "squad"},
+    {"hotpotqa_dev_distractor.jsonl", "HotpotQA, development set with distractors",
+     "hotpotqa"},
+    {"babi_qa1_qa5_test.jsonl", "bAbI tasks 1.2, qa1 to qa5, test part", "babi"},
+    {"gutenberg_books.jsonl", "books of Project Gutenberg", "books"},
 };
 
-static const char *origin_of(const char *name)
+static still_status not_there(const char *path, const char *name, still_error *err)
 {
     for (size_t i = 0; i < sizeof ORIGIN / sizeof *ORIGIN; i++)
-        if (strcmp(ORIGIN[i].name, name) == 0) return ORIGIN[i].origin;
-    return "unknown origin";
+        if (strcmp(ORIGIN[i].name, name) == 0)
+            return sti_fail(err, STILL_E_IO,
+                            "%s: no such file, nor with .gz (%s; `still pull-data %s` "
+                            "brings it, docs/evaluation.md says from where)",
+                            path, ORIGIN[i].origin, ORIGIN[i].set);
+    return sti_fail(err, STILL_E_IO, "%s: no such file, nor with .gz", path);
 }
 
 static still_status open_source_file(const char *dir, const char *name, sti_buf *path,
@@ -47,11 +53,7 @@ static still_status open_source_file(const char *dir, const char *name, sti_buf 
         sti_buf_puts(path, ".gz");
         if (!path->failed && access(path->p, F_OK) != 0) {
             path->p[path->n = plain] = 0;
-            return sti_fail(
-                err, STILL_E_IO,
-                "%s: no such file, nor with .gz (%s; docs/evaluation.md says "
-                "where to get it)",
-                path->p, origin_of(name));
+            return not_there(path->p, name, err);
         }
     }
     if (path->failed) return sti_fail_memory(err, name, strlen(dir));
