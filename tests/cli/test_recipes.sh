@@ -57,6 +57,8 @@ cp "$fixtures/eval/ingredients/gutenberg_books.jsonl" "$data"
 for i in 1 2 3; do
     printf '{"text":"%s"}\n' "$(printf "It was the best of times, text $i. %.0s" $(seq 30))"
 done >"$data/wikitext2_raw_test.jsonl"
+# A text that a recipe names packed may lie there as it is: pull-data does not pack.
+run 0 '--data DATA/gutenberg_books.jsonl --tokens' still --dry-run --data "$data"
 cat >"$scratch/small.recipe" <<'RECIPE'
 like      = still
 attention = --method still --chunk 16 --select 4 --cap 32
