@@ -37,6 +37,11 @@ expect 1 "no model 'theirs'" usr/bin/still inspect theirs
 expect 1 "no model 'ours'" "$still" inspect ours
 expect 1 '' usr/bin/still inspect ../models/ours
 
+# The list says what an adapter lacks.
+expect 0 '^smollm2-still needs smollm2, which is not here: still pull smollm2$' "$still" list
+expect 0 '^smollm2-still$' "$still" list --names
+[ ! -s "$scratch/err" ] || fail "list --names says more than names"
+
 # The cache goes before it, a path before both.
 mark 3 "$XDG_CACHE_HOME/still/models/ours"
 means 3 usr/bin/still ours

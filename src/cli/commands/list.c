@@ -1,8 +1,10 @@
 /* list.c - still list: the models that have names here. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/fetch/inventory.h"
+#include "cli/fetch/resolve.h"
 #include "cli/options.h"
 
 static const char *place(const cli_entry *e)
@@ -54,6 +56,26 @@ static void print_table(const cli_inventory *v)
     }
 }
 
+/* What a listed adapter lacks to run, and how to get it. */
+static void note_missing(const cli_inventory *v)
+{
+    for (size_t i = 0; i < v->n; i++) {
+        char *model = NULL, *adapter = NULL, *missing = NULL, name[512], base[512];
+        still_error err;
+        if (v->entry[i].base && strcmp(v->entry[i].type, "unfinished") != 0 &&
+            cli_resolve_or_missing(v->entry[i].name, &model, &adapter, &missing,
+                                   &err) &&
+            missing) {
+            const char *lacks = cli_line(base, sizeof base, missing);
+            cli_note("%s needs %s, which is not here: still pull %s\n",
+                     cli_line(name, sizeof name, v->entry[i].name), lacks, lacks);
+        }
+        free(model);
+        free(adapter);
+        free(missing);
+    }
+}
+
 int cli_cmd_list(const cli_options *o)
 {
     cli_inventory v;
@@ -71,6 +93,7 @@ int cli_cmd_list(const cli_options *o)
                 cli_print("%s\n", v.entry[i].name);
     } else if (v.n) {
         print_table(&v);
+        note_missing(&v);
     } else {
         cli_note("no models here: `still pull smollm2` or `still pull org/name` brings "
                  "one\n");
