@@ -165,7 +165,7 @@ const cli_command cli_command_table[] = {
       {"still eval smollm2 mine --tasks mmlu --limit 500 --log mmlu.jsonl",
        "two models, resumable"},
       {"still eval smollm2 --method still --against softmax,lolcats,swa --tasks "
-       "niah_single --lengths 512,1K --samples 50", "four methods in one table"},
+       "niah_single_1 --lengths 512,1K --samples 50", "four methods in one table"},
       {"mpirun -np 4 --bind-to none still eval smollm2 --tasks hellaswag --threads 8",
        "four processes"}},
      0, CLI_ARGS_MAX, NULL, cli_cmd_eval},
