@@ -3,14 +3,20 @@
 # are taken by the other commands.
 set -euo pipefail
 still=$1
-out=$("$still" allocate smollm2 --probes 2 --budget 18.06MB --json 2>/dev/null)
-python3 - "$out" <<'P'
+picture=$(mktemp)
+trap 'rm -f "$picture"' EXIT
+out=$("$still" allocate smollm2 --probes 2 --budget 18.06MB --json --svg "$picture" 2>/dev/null)
+python3 - "$out" "$picture" <<'P'
 import json, sys
 a = json.loads(sys.argv[1])
 assert a["bytes"] <= 18.06e6 and a["bytes"] > 17.5e6, a["bytes"]
 few = min(a["caps"])
 heads = {(i // a["heads"], i % a["heads"]) for i, c in enumerate(a["caps"]) if c > few}
 assert len(heads) == a["chosen"] and sum(c == max(a["caps"]) for c in a["caps"]) >= 1 and {(18, 2), (17, 1), (21, 2)} <= heads, heads
+# The picture frames these, with the tokens that each keeps.
+drawn = open(sys.argv[2]).read()
+assert drawn.count('class="f0 framed"') == a["chosen"], drawn
+assert all(f">{c}</text>" in drawn for c in set(a["caps"]) - {few}), drawn
 P
 cap=$(python3 -c 'import json, sys; print(json.loads(sys.argv[1])["cap"])' "$out")
 "$still" inspect smollm2 --method still --select 128 --score distinct --cap "$cap" --ctx 8192 |

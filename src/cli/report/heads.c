@@ -9,19 +9,11 @@
 
 enum { CELL = 34, LEFT = 64, TOP = 64, RIGHT = 16, BOTTOM = 40 };
 
-static int largest_cap(const still_allocation *a)
-{
-    int most = 0;
-    for (int i = 0; i < a->layers * a->heads; i++)
-        most = a->cap[i] > most ? a->cap[i] : most;
-    return most;
-}
-
-static void draw_cell(const still_allocation *a, int i, int most, sti_buf *out)
+static void draw_cell(const still_allocation *a, int i, sti_buf *out)
 {
     const int x = LEFT + i / a->heads * CELL, y = TOP + i % a->heads * CELL;
     const double gain = fmin(fmax(a->gain[i], 0), 1);
-    const bool large = a->cap[i] == most && most > a->method.cap;
+    const bool large = a->cap[i] > a->method.cap;
     char text[16];
     sti_buf_printf(
         out,
@@ -38,15 +30,16 @@ static void draw_cell(const still_allocation *a, int i, int most, sti_buf *out)
 void cli_heads_draw(const still_allocation *a, sti_buf *out)
 {
     const int wide = LEFT + a->layers * CELL + RIGHT,
-              high = TOP + a->heads * CELL + BOTTOM, most = largest_cap(a);
+              high = TOP + a->heads * CELL + BOTTOM;
     char text[128];
     cli_svg_begin(out, wide, high, LEFT, "Heads that look things up");
-    snprintf(text, sizeof text,
-             "stronger: more attention on the fact; framed: %d salient tokens, others "
-             "%d; %.2f MB a session",
-             most, a->method.cap, (double)a->bytes / 1e6);
+    snprintf(
+        text, sizeof text,
+        "stronger: more attention on the fact; numbers: salient tokens, where a head "
+        "keeps more than %d; %.2f MB a session",
+        a->method.cap, (double)a->bytes / 1e6);
     cli_svg_text(out, LEFT, 46, "start", "faint", text);
-    for (int i = 0; i < a->layers * a->heads; i++) draw_cell(a, i, most, out);
+    for (int i = 0; i < a->layers * a->heads; i++) draw_cell(a, i, out);
     for (int l = 0; l < a->layers; l++) {
         snprintf(text, sizeof text, "%d", l);
         cli_svg_text(out, LEFT + l * CELL + CELL / 2.0 - 1, high - BOTTOM + 14,
