@@ -17,16 +17,19 @@
 
 enum {
     CHUNK_ROWS =
-        192, /* rows of x swept by one unpacked panel, a multiple of any tile */
+        264,        /* rows of x swept by one unpacked panel, a multiple of any tile */
+    PANEL_K = 288,  /* k of a panel, which is swept from L1 beside a tile of x */
+    SET_PANELS = 4, /* panels side by side that sweep the same k of a chunk of x: it
+                        stays in L2 for them, as do their sums */
     PANEL_COLS = STI_PANEL_GROUPS * STI_GROUP,
-    SUB_BLOCKS = STI_PANEL_K / 16,
+    SUB_BLOCKS = PANEL_K / 16,
 };
 
 typedef struct work_area { /* one worker's */
     uint8_t *panel_q;
     float *panel_d, *panel_m;
     int32_t *panel_off;
-    float *c;      /* [CHUNK_ROWS][PANEL_COLS] */
+    float *c;      /* [SET_PANELS][CHUNK_ROWS][PANEL_COLS] */
     float *normed; /* [STI_OWN_ROWS] rows */
     uint8_t *act;  /* likewise, quantized */
 } work_area;
@@ -50,11 +53,11 @@ typedef struct mm_job {
 static work_area carve_area(sti_carve *c, int max_k)
 {
     work_area w;
-    w.panel_q = sti_carve_take(c, STI_PANEL_K, PANEL_COLS * STI_QUANT_MAX);
+    w.panel_q = sti_carve_take(c, PANEL_K, PANEL_COLS * STI_QUANT_MAX);
     w.panel_d = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(float));
     w.panel_m = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(float));
     w.panel_off = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(int32_t));
-    w.c = sti_carve_take(c, CHUNK_ROWS * PANEL_COLS, sizeof(float));
+    w.c = sti_carve_take(c, SET_PANELS * CHUNK_ROWS * PANEL_COLS, sizeof(float));
     w.normed = sti_carve_take(c, STI_OWN_ROWS * (size_t)max_k, sizeof(float));
     w.act = sti_carve_take(c, sti_act_bytes(STI_OWN_ROWS, max_k), 1);
     sti_carve_take(c, 64, 1); /* the next worker's area on lines of its own */
@@ -139,44 +142,72 @@ static void prepare_task(void *arg, int worker, int workers)
     prepare_rows(j, j->a.normed, j->act, (int)lo, (int)hi);
 }
 
-/* Blocks a panel takes of K: equal parts, whole super-blocks. */
-static int panel_blocks(int nb)
+/* Blocks a panel takes of K: equal parts, of whole super-blocks. */
+static int panel_blocks(int nb, int unit)
 {
-    int most = STI_PANEL_K / STI_BLOCK_K, super = STI_SUPER_K / STI_BLOCK_K;
+    const int most = PANEL_K / STI_BLOCK_K;
     if (nb <= most) return nb;
-    int parts = (nb + most - 1) / most;
-    return ((nb + parts - 1) / parts + super - 1) / super * super;
+    const int parts = (nb + most - 1) / most;
+    return ((nb + parts - 1) / parts + unit - 1) / unit * unit;
+}
+
+/* Groups of the next panel, of `n` that are left. */
+static int groups_left(const mm_job *j, int64_t n)
+{
+    return n < j->quant->groups ? (int)n : j->quant->groups;
+}
+
+/* Sums of a set's panel with group `g` of the set in front, [rows][its columns]. */
+static float *sums_of(const work_area *area, int rows, int64_t g)
+{
+    return area->c + (size_t)rows * (size_t)g * STI_GROUP;
+}
+
+/* c += products of rows [r0, r0 + rows) with p->ng groups from g on, blocks [b, b + nb). */
+static void sweep_panel(const mm_job *j, const sti_weight *w, const sti_panel *p,
+                        int64_t g, int b, int nb, int r0, int rows, const uint8_t *act,
+                        float *c)
+{
+    const int tile = j->quant->tile;
+    for (int i = 0; i < p->ng; i++) j->quant->fill(sti_group_at(w, g + i), b, nb, p, i);
+    for (int r = 0; r < rows; r += tile) {
+        const int R = min_int(tile, rows - r);
+        const uint8_t *x =
+            act + tile_at(j, r0 + r) + batch_bytes(j->quant, R, b * STI_BLOCK_K);
+        j->quant->product(p, x, R, nb, c + (size_t)r * (size_t)(p->ng * STI_GROUP));
+    }
 }
 
 static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
                             const uint8_t *act, const work_area *area)
 {
     const sti_weight *w = j->a.w[which];
-    const int tile = j->quant->tile, part = panel_blocks(j->nb);
+    const int part = panel_blocks(j->nb, sti_packing_of(w->type).unit);
     sti_panel p = {.type = w->type,
                    .pairs = j->pairs,
                    .q = area->panel_q,
                    .d = area->panel_d,
                    .m = area->panel_m,
                    .off = area->panel_off};
+    const int64_t set = SET_PANELS * j->quant->groups;
     for (int r0 = 0; r0 < j->a.M; r0 += CHUNK_ROWS) {
         const int rows = min_int(CHUNK_ROWS, j->a.M - r0);
-        for (int64_t g = lo; g < hi; g += p.ng) {
-            p.ng = hi - g < j->quant->groups ? (int)(hi - g) : j->quant->groups;
-            const int cols = p.ng * STI_GROUP;
-            memset(area->c, 0, (size_t)rows * (size_t)cols * sizeof(float));
-            for (int b = 0; b < j->nb; b += part) {
-                const int nb = min_int(part, j->nb - b);
-                for (int i = 0; i < p.ng; i++)
-                    j->quant->fill(sti_group_at(w, g + i), b, nb, &p, i);
-                for (int r = 0; r < rows; r += tile) {
-                    const int R = min_int(tile, rows - r);
-                    const uint8_t *x = act + tile_at(j, r0 + r) +
-                                       batch_bytes(j->quant, R, b * STI_BLOCK_K);
-                    j->quant->product(&p, x, R, nb, area->c + (size_t)r * (size_t)cols);
+        for (int64_t first = lo; first < hi; first += set) {
+            const int64_t end = hi - first < set ? hi : first + set;
+            memset(area->c, 0,
+                   (size_t)rows * (size_t)(end - first) * STI_GROUP * sizeof(float));
+            for (int b = 0; b < j->nb; b += part)
+                for (int64_t g = first; g < end; g += p.ng) {
+                    p.ng = groups_left(j, end - g);
+                    sweep_panel(j, w, &p, g, b, min_int(part, j->nb - b), r0, rows, act,
+                                sums_of(area, rows, g - first));
                 }
+            for (int64_t g = first; g < end; g += p.ng) {
+                p.ng = groups_left(j, end - g);
+                const int cols = p.ng * STI_GROUP;
+                store(j, which, r0, rows, g * STI_GROUP, sums_of(area, rows, g - first),
+                      cols, cols);
             }
-            store(j, which, r0, rows, g * STI_GROUP, area->c, cols, cols);
         }
     }
 }

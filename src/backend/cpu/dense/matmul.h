@@ -29,8 +29,7 @@
 #include "backend/cpu/dense/packing.h"
 
 enum {
-    STI_PANEL_K = 768, /* k of a panel, which is swept from L1 or, as fast, from L2 */
-    STI_TILE_MAX = 8,  /* rows of x in a tile, at most */
+    STI_TILE_MAX = 8,     /* rows of x in a tile, at most */
     STI_PANEL_GROUPS = 2, /* groups in a panel, at most */
     STI_QUANT_MAX = 2,    /* bytes of a quant in a panel, at most */
     STI_OWN_ROWS = 2,     /* so few rows every worker norms and quantizes for itself */

@@ -8,7 +8,10 @@
 #include "backend/cpu/dense/matmul.h"
 #include "backend/cpu/dense/unpack_avx512.h"
 
-enum { TILE = 6 };
+enum {
+    TILE = 6,
+    AHEAD = 3072 /* bytes that super-blocks are fetched before they are read */
+};
 
 /* Places in an activation record of R rows, see STI_ACT_BYTES; steps 0-7 are the high
  * digits, 8-15 the low ones. */
@@ -46,7 +49,9 @@ STI_INLINE __m512 act_s(const uint8_t *a, int R, int subs, int h, int i)
 
 /* One repacked group by R rows, weights unpacked in registers: for R <= TILE, when
  * each weight is used once and memory is the bound. A group's blocks follow each other,
- * as groups do: the hardware fetches them ahead, and better without being told to. */
+ * as groups do: the hardware fetches them ahead, and of blocks of their own better without
+ * being told to. Super-blocks, whose heads break the pattern, are asked for; addresses past
+ * the end do no harm. */
 STI_INLINE void gemv(const sti_dtype type, const int R, const uint8_t *w,
                      const uint8_t *a, int nb, float *c)
 {
@@ -55,6 +60,9 @@ STI_INLINE void gemv(const sti_dtype type, const int R, const uint8_t *w,
     __m512 acc[TILE];
     STI_UNROLL for (int i = 0; i < R; i++) acc[i] = _mm512_setzero_ps();
     for (int b = 0; b < nb; b += f.unit) {
+        const size_t whole = sti_packed_bytes(f, (size_t)f.unit);
+        for (size_t i = 0; f.unit > 1 && i < whole; i += 64)
+            _mm_prefetch((const char *)w + AHEAD + i, _MM_HINT_T0);
         const scales head = load_head(f, w);
         w += sti_head_bytes(f);
         for (int u = 0; u < f.unit;
