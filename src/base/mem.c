@@ -31,14 +31,14 @@ char *sti_strdup(const char *s)
     return sti_strndup(s, strlen(s));
 }
 
-bool sti_block_new(sti_block *b, size_t bytes)
+static bool new_block(sti_block *b, size_t bytes, bool sparse)
 {
     *b = (sti_block){0};
     if (bytes == 0) return true;
     if (bytes > SIZE_MAX / 2) return false;
     /* Blocks of several megabytes start on a huge page, so that the system can back
      * them with huge pages: weights then cost 16x fewer page walks per token. */
-    size_t slack = bytes >= 2u * HUGE_PAGE ? HUGE_PAGE : 0;
+    size_t slack = !sparse && bytes >= 2u * HUGE_PAGE ? HUGE_PAGE : 0;
     unsigned char *p = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return false;
@@ -51,9 +51,26 @@ bool sti_block_new(sti_block *b, size_t bytes)
         p += head;
         madvise(p, bytes, MADV_HUGEPAGE);
     }
+    if (sparse) madvise(p, bytes, MADV_NOHUGEPAGE); /* also where they are the rule */
     b->p = p;
     b->bytes = bytes;
     return true;
+}
+
+bool sti_block_new(sti_block *b, size_t bytes)
+{
+    return new_block(b, bytes, false);
+}
+
+bool sti_block_new_sparse(sti_block *b, size_t bytes)
+{
+    return new_block(b, bytes, true);
+}
+
+void sti_block_forget(sti_block *b, size_t n)
+{
+    n = (n < b->bytes ? n : b->bytes) & ~(size_t)4095;
+    if (n) madvise(b->p, n, MADV_DONTNEED);
 }
 
 void sti_block_free(sti_block *b)

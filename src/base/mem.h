@@ -33,7 +33,12 @@ typedef struct sti_block {
     size_t bytes;
 } sti_block;
 bool sti_block_new(sti_block *b, size_t bytes); /* false: no memory; b zeroed */
+/* The same on small pages, each of which takes memory when it is first written. */
+bool sti_block_new_sparse(sti_block *b, size_t bytes);
 void sti_block_free(sti_block *b);
+/* The first n bytes, in whole pages, are not needed any more: they take no memory and read
+ * as zero. */
+void sti_block_forget(sti_block *b, size_t n);
 
 /* Carves aligned pieces out of one block. A first pass with base NULL counts bytes, a
  * second hands out memory, so the same code gives the size and the layout. */

@@ -375,10 +375,20 @@ bool sti_adapter_low_rank(const sti_adapter *a, int layer, sti_target target,
     return true;
 }
 
-void sti_adapter_drop_low_rank(sti_adapter *a)
+void sti_adapter_begin_merge(sti_adapter *a)
 {
     sti_sha256_of(a->low_rank.p, a->low_rank.bytes, a->merged_sum);
-    sti_block_free(&a->low_rank);
+}
+
+void sti_adapter_end_merge(sti_adapter *a, int layer)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < a->n_entries && a->entry[i].layer <= layer; i++)
+        if (is_low_rank(&a->entry[i])) n += a->entry[i].n;
+    if (layer + 1 < a->n_layers)
+        sti_block_forget(&a->low_rank, n * sizeof(float));
+    else
+        sti_block_free(&a->low_rank);
 }
 
 /* ---- Filling ------------------------------------------------------------- */

@@ -159,8 +159,10 @@ void sti_adapter_need_maps(sti_adapter *a, const sti_attn_config *cfg, int64_t l
 /* The addition to a layer's target that waits to be merged; false: there is none. */
 bool sti_adapter_low_rank(const sti_adapter *a, int layer, sti_target target,
                           sti_lora_values *out);
-/* All of them are merged: gives their memory back. */
-void sti_adapter_drop_low_rank(sti_adapter *a);
+/* Merging goes layer by layer. Before the first; after each, which gives memory back as the
+ * layers' weights take it. */
+void sti_adapter_begin_merge(sti_adapter *a);
+void sti_adapter_end_merge(sti_adapter *a, int layer);
 /* Rank of the additions that are still to be made at run time. */
 static inline int sti_adapter_rank(const sti_adapter *a)
 {

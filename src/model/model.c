@@ -288,7 +288,10 @@ static still_status load_weights(loader *ld)
         STI_TRY(load_matrix(ld, STI_PART_HEAD, 0, g->vocab, g->hidden, &m->head));
     STI_TRY(load_norm(ld, STI_PART_FINAL_NORM, 0, g->hidden, 1 / g->form.logit_scale,
                       &m->final_norm));
-    for (int i = 0; i < g->layers; i++) STI_TRY(load_layer(ld, i));
+    for (int i = 0; i < g->layers; i++) {
+        STI_TRY(load_layer(ld, i));
+        if (ld->pool) sti_adapter_end_merge(m->adapter, i);
+    }
     return m->be->mem_move(m->dev, m->vectors.p, ld->vectors,
                            m->vectors_used * sizeof(float), ld->err);
 }
@@ -397,6 +400,7 @@ static still_status begin_own(loader *ld, int threads)
     m->own = sti_alloc(most, sizeof *m->own);
     if (!m->own) return sti_fail_memory(ld->err, "adapter", most * sizeof *m->own);
     if (!merge) return STILL_OK;
+    sti_adapter_begin_merge(m->adapter);
     return sti_pool_new(threads ? threads : sti_cores(), &ld->pool, ld->err);
 }
 
@@ -428,7 +432,6 @@ static still_status load(still_model *m, const still_model_params *p, bool token
     if (p->adapter) STI_TRY(load_adapter(m, p->adapter, !p->no_merge, err));
     still_status st = begin_own(&ld, p->threads);
     if (st == STILL_OK) st = load_weights(&ld);
-    if (ld.pool) sti_adapter_drop_low_rank(m->adapter);
     sti_pool_free(ld.pool);
     free(ld.vectors);
     if (st == STILL_OK) {

@@ -177,9 +177,8 @@ still_status still_session_kept(const still_session *s, int layer, int head,
 
 /* ---- Bytes --------------------------------------------------------------- */
 
-/* A salient token of one list: key, value, score, position. */
-static size_t salient_bytes(const sti_hybrid_settings *set, const sti_hybrid_state *st,
-                            int D)
+size_t sti_session_salient_bytes(const sti_hybrid_settings *set,
+                                 const sti_hybrid_state *st, int D)
 {
     const size_t as_window = (size_t)D * st->kv_size, groups = sti_salient_groups(D);
     const int kb = set->key_bits, vb = set->value_bits;
@@ -205,7 +204,8 @@ static still_status used_bytes(const still_session *s, int layer, size_t all,
     } else if (h.engine == &sti_attn_hybrid) {
         const sti_hybrid_state *st = &m->hybrid;
         const size_t D = (size_t)h.layer.head_dim, G = (size_t)h.layer.kv_heads,
-                     S = (size_t)h.heads, slot = salient_bytes(&h.set, st, (int)D);
+                     S = (size_t)h.heads,
+                     slot = sti_session_salient_bytes(&h.set, st, (int)D);
         const size_t token =
             2 * G * D * st->kv_size + S * st->real_size * (st->win_received ? 2 : 1);
         if (h.set.has_window)

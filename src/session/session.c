@@ -1,7 +1,8 @@
 /* session.c - a session: its settings, its memory, and what that takes.
  *
- * A session is one block of memory, allocated and touched when it is created: what
- * still_model_bill states is paid up front, and a decode step allocates nothing. */
+ * A session is one block of memory, allocated when it is created: a decode step allocates
+ * nothing. Caches are touched at once; states of constant size take memory as they fill, and
+ * still_model_bill states what a context of so many tokens fills. */
 #include "session/session.h"
 #include "base/sized.h"
 
@@ -191,6 +192,18 @@ static void describe_session(still_session *s)
              c->window, forgets ? " forgets" : "");
 }
 
+/* A state of which a short conversation uses little takes memory where it is written. */
+static bool is_sparse(const still_session *s)
+{
+    return s->model->be->host_memory && !sti_session_keeps_all(s);
+}
+
+static bool memory_new(still_session *s, size_t bytes, still_error *why)
+{
+    if (is_sparse(s)) return sti_block_new_sparse(&s->memory, bytes);
+    return s->model->be->mem_new(s->model->dev, bytes, &s->memory, why) == STILL_OK;
+}
+
 static still_status allocate(still_session *s, still_error *err)
 {
     still_model *m = s->model;
@@ -199,7 +212,7 @@ static still_status allocate(still_session *s, still_error *err)
     s->state_bytes = sti_session_lay_out(s, NULL, NULL);
     const size_t bytes = states_bytes(s);
     still_error why;
-    if (m->be->mem_new(m->dev, bytes, &s->memory, &why) != STILL_OK)
+    if (!memory_new(s, bytes, &why))
         return sti_fail(err, STILL_E_MEMORY,
                         "a session of %d tokens needs %.1f GB of memory, which is not "
                         "there: use a smaller context%s%s",
@@ -321,6 +334,51 @@ void still_session_reset(still_session *s)
 
 /* ---- The bill ------------------------------------------------------------ */
 
+/* Bytes of a layer's lists that chunks retired by the end of the context cannot fill: each
+ * puts `select` tokens in a list. */
+static size_t free_slots(const sti_attn_config *cfg, const sti_attn_layer *of,
+                         const sti_hybrid_state *st)
+{
+    const sti_hybrid_settings set = sti_attn_hybrid_settings(cfg, of);
+    const sti_hybrid_shape shape = sti_attn_hybrid_shape(of);
+    const int64_t retired = (cfg->ctx - 1) / set.chunk - 1;
+    const int64_t most = (retired > 0 ? retired : 0) * set.select;
+    size_t slots = 0;
+    for (int i = 0; i < sti_hybrid_selection_heads(&set, &shape); i++) {
+        const int64_t capacity = sti_hybrid_list_of(&set, st, i).capacity;
+        if (capacity > most) slots += (size_t)(capacity - most);
+    }
+    return slots * sti_session_salient_bytes(&set, st, shape.D);
+}
+
+/* What a context of few tokens leaves untouched of a sparse state: of the window only the
+ * first rows are written until it is full, keys in panels of 16, each array in whole pages;
+ * then lists begin to fill. */
+static size_t untouched(const still_session *s)
+{
+    enum { PAGE = 4096, PANEL = 16 };
+    const still_model *m = s->model;
+    const size_t n = (size_t)((s->cfg.ctx + PANEL - 1) / PANEL * PANEL);
+    const bool folds = s->cfg.ctx > sti_attn_unfolded(&s->cfg);
+    size_t free = 0;
+    if (!s->cfg.hybrid.has_linear || !s->cfg.hybrid.has_window) return 0;
+    for (int l = 0; l < m->cfg.layers; l++) {
+        const sti_attn_layer of = sti_model_attn_layer(m, l);
+        sti_carve c = {0};
+        sti_attn_memory memory;
+        if (sti_attn_engine_of(&s->cfg, l) != &sti_attn_hybrid) continue;
+        sti_attn_hybrid.carve_memory(m->be, &s->cfg, &of, &c, &memory);
+        const size_t head = n * (size_t)of.head_dim * memory.hybrid.kv_size + PAGE;
+        const size_t used =
+            2 * (size_t)of.kv_heads * head + 2 * PAGE; /* scores, counts */
+        if (folds)
+            free += free_slots(&s->cfg, &of, &memory.hybrid);
+        else if (used < c.used)
+            free += c.used - used;
+    }
+    return free;
+}
+
 enum {
     RUNTIME = 27 << 19,     /* 13.5 MiB: code, libraries and tables of a program */
     RUNNING = 3 << 18,      /* 0.75 MiB: what those grow by while it generates */
@@ -359,6 +417,7 @@ still_status still_model_bill(const still_model *m, const still_session_params *
     carve_tables(&s, &tables);
     still_bill b = {.cache = sti_session_lay_out(&s, NULL, NULL)};
     b.rollback = copies(&s) * b.cache;
+    if (is_sparse(&s)) b.cache -= untouched(&s);
     const size_t scratch =
         sti_model_scratch_bytes(m, s.cfg.batch) + device_scratch(m, &s.cfg);
     b.scratch = tables.used + sti_model_table_bytes(s.cfg.batch) + scratch;

@@ -77,6 +77,9 @@ static inline void sti_session_replaced(still_session *s)
     sti_session_forget_ahead(s);
     s->written = s->length + (most < STI_AHEAD_MAX ? most : STI_AHEAD_MAX);
 }
+/* Of a salient token of one list: key, value, score, position (kept.c). */
+size_t sti_session_salient_bytes(const sti_hybrid_settings *set,
+                                 const sti_hybrid_state *st, int D);
 /* Whether its past can be cut to any length because nothing was folded. */
 bool sti_session_keeps_all(const still_session *s);
 
