@@ -92,28 +92,75 @@ struct source {
     int first, last;
 };
 
-/* Half of a tile, by one of two warps; two rows at once. */
-static __device__ __forceinline__ void copy_tile(block_view &r, const source &s)
+/* The same for one of the two warps that copy, which takes half of a tile. */
+struct half_source {
+    const __half *rows; /* this lane's words of row 0 */
+    bool apart;         /* rows do not simply follow each other */
+    uint32_t at[2];     /* byte offset of row 32 i + lane, or [0]: of the first row */
+};
+
+static __device__ __forceinline__ half_source look_up(const source &s)
 {
     const int lane = (int)threadIdx.x & 31, half = ((int)threadIdx.x >> 5) & 1;
-    const int word = lane & 15;
-    const uint32_t to = tile_of(r);
-    int from[2];
+    half_source y;
+    y.rows = s.rows + (lane & 15) * 8;
+    y.apart = s.list || s.first + TILE_ROWS - 1 > s.last;
 #pragma unroll
-    for (int part = 0; part < 2; part++) {
-        from[part] = min(s.first + half * 64 + part * 32 + lane, s.last);
-        if (s.list) from[part] = s.list[from[part]];
+    for (int i = 0; i < 2; i++) {
+        int row = s.first + half * 64 + (y.apart ? i * 32 + lane : lane >> 4);
+        if (y.apart) row = min(row, s.last);
+        if (s.list) row = __ldg(s.list + row);
+        y.at[i] = (uint32_t)row * (DIMS * 2); /* a piece has fewer than 2^16 rows */
     }
-    mbarrier_wait(&r.n->tile_done[r.tile.at], r.tile.round ^ 1);
+    return y;
+}
+
+/* Where a lane's words go in a tile, the halves of the warp taking rows by turns: those
+ * of row 2 i + lane / 16, i < 4. The pattern repeats every 8 rows. */
+struct word_places {
+    uint32_t at[4];
+};
+
+static __device__ __forceinline__ word_places places_of_words()
+{
+    const int lane = (int)threadIdx.x & 31, half = ((int)threadIdx.x >> 5) & 1;
+    word_places y;
 #pragma unroll
-    for (int part = 0; part < 2; part++)
-#pragma unroll 8
-        for (int i = 0; i < 32; i += 2) {
-            const int row = i + (lane >> 4);
-            const int at = __shfl_sync(0xffffffffu, from[part], row);
-            cp_async16(to + (uint32_t)word_at(half * 64 + part * 32 + row, word),
-                       s.rows + (size_t)at * DIMS + word * 8);
+    for (int i = 0; i < 4; i++)
+        y.at[i] = (uint32_t)word_at(half * 64 + 2 * i + (lane >> 4), lane & 15);
+    return y;
+}
+
+static __device__ __forceinline__ void copy_half(block_view &r, const half_source &s,
+                                                 const word_places &places)
+{
+    const int odd = ((int)threadIdx.x >> 4) & 1;
+    const uint32_t tile = tile_of(r);
+    const char *rows = (const char *)s.rows;
+    uint32_t to[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) to[i] = tile + places.at[i];
+    mbarrier_wait(&r.n->tile_done[r.tile.at], r.tile.round ^ 1);
+    if (s.apart) {
+#pragma unroll
+        for (int row = 0; row < 64; row += 16) {
+            uint32_t from[8]; /* looked up together: one takes as long as all */
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                from[i] =
+                    __shfl_sync(0xffffffffu, s.at[row / 32], row % 32 + 2 * i + odd);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                cp_async16(to[i % 4] + (uint32_t)((row + i / 4 * 8) * 128),
+                           rows + from[i]);
         }
+    } else {
+        rows += s.at[0];
+#pragma unroll
+        for (int row = 0; row < 64; row += 2)
+            cp_async16(to[row / 2 % 4] + (uint32_t)(row / 8 * 8 * 128),
+                       rows + row * DIMS * 2);
+    }
     mbarrier_arrive_cp_async(&r.n->tile_here[r.tile.at]);
     r.tile.next();
 }
@@ -156,12 +203,19 @@ static __device__ __forceinline__ void
 copy_tiles(const sti_chunk_piece &c, block_view &r, const job_list<ONE> &jobs)
 {
     const int across = jobs_across(c);
+    const word_places places = places_of_words();
     for (int i = jobs.first(); i < jobs.n; i += jobs.step()) {
         const tile_place p = place_of(c, i % across, i / across, TILE_ROWS);
         const int linear =
             linear_tiles(c, p, c.h.has_linear && folded_after(c, p.g, p.retired) > 0);
-        for (int n = 0; n < linear + 2 * p.tiles; n++)
-            copy_tile(r, source_of(c, p, linear, n));
+        const int tiles = linear + 2 * p.tiles;
+        half_source next = look_up(source_of(c, p, linear, 0));
+#pragma unroll 1
+        for (int n = 0; n < tiles; n++) {
+            const half_source s = next; /* the list is read one tile ahead */
+            if (n + 1 < tiles) next = look_up(source_of(c, p, linear, n + 1));
+            copy_half(r, s, places);
+        }
     }
 }
 
@@ -172,12 +226,32 @@ struct queries_of {
     int base;     /* where row 0 is in q and the gate, in units of 8 floats */
 };
 
+static __device__ __forceinline__ queries_of queries_at(const sti_chunk_piece &c,
+                                                        const tile_place &p)
+{
+    return {p.heads - 1, p.begin - p.first, min(p.rows, p.end - p.first),
+            ((p.first - p.begin) * c.h.H + p.head) * WORDS};
+}
+
 /* Where row `row` of the tile is, in units of 8 floats; -1: not in this piece. */
 static __device__ __forceinline__ int query_at(const queries_of &q, int H, int row)
 {
     const int head = q.two ? row >> 6 : 0, within = q.two ? row & 63 : row;
     if (within < q.from || within >= q.to) return -1;
     return q.base + (within * H + head) * WORDS;
+}
+
+/* Rows of queries or gates to the second-level cache, by the warps that fetch: a lane
+ * takes lines of 32 floats. */
+static __device__ __forceinline__ void
+prefetch_rows(const float *from, const queries_of &q, int H, int tid)
+{
+    enum { LINES = DIMS / 32 };
+#pragma unroll 1
+    for (int row = tid / LINES; row < TILE_ROWS; row += FETCHING * 32 / LINES) {
+        const int at = query_at(q, H, row);
+        if (at >= 0) prefetch_l2(from + (size_t)at * 8 + tid % LINES * 32);
+    }
 }
 
 template <bool ONE>
@@ -192,6 +266,11 @@ fetch_jobs(const sti_chunk_piece &c, block_view &r, const job_list<ONE> &jobs)
     for (int i = jobs.first(); i < jobs.n; i += jobs.step()) {
         job &to = r.n->jobs[r.job.at];
         unsigned char *tile = r.bytes + (RING + r.job.at) * TILE;
+        if (i + jobs.step() < jobs.n) { /* they come from there when it is their turn */
+            const int next = i + jobs.step();
+            const tile_place p = place_of(c, next % across, next / across, TILE_ROWS);
+            prefetch_rows(c.s.q, queries_at(c, p), c.h.H, tid);
+        }
         mbarrier_wait(&r.n->job_done[r.job.at], r.job.round ^ 1);
         queries_of of;
         {
@@ -203,16 +282,10 @@ fetch_jobs(const sti_chunk_piece &c, block_view &r, const job_list<ONE> &jobs)
                 ((float4 *)to.z)[tid] =
                     ((const float4 *)(c.z +
                                       ((size_t)p.chunk * c.h.S + p.g) * FEATURES))[tid];
-            of.two = p.heads - 1;
-            of.from = p.begin - p.first;
-            of.to = min(p.rows, p.end - p.first);
-            of.base = ((p.first - p.begin) * c.h.H + p.head) * WORDS + word;
+            of = queries_at(c, p);
         }
-#pragma unroll 1
-        for (int row = row0; gated && row < TILE_ROWS; row += STEP) {
-            const int at = query_at(of, c.h.H, row);
-            if (at >= 0 && word % 4 == 0) prefetch_l2(c.s.gate + (size_t)at * 8);
-        }
+        if (gated) prefetch_rows(c.s.gate, of, c.h.H, tid);
+        of.base += word;
 #pragma unroll 1
         for (int row = row0; row < TILE_ROWS; row += AHEAD * STEP) {
             float4 x[AHEAD][2];

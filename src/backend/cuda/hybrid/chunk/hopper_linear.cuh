@@ -5,6 +5,7 @@
 
 #include "backend/cuda/hybrid/chunk/hopper.cuh"
 #include "backend/cuda/hybrid/chunk/weigh.cuh"
+#include "backend/cuda/ptx/reciprocal.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -13,14 +14,28 @@ namespace
 
 /* ---- Products ------------------------------------------------------------ */
 
+/* The descriptor of a matrix that all lanes of a warp name. Known to be the same, it and
+ * those of the next steps stay in the registers that a warp shares: of a warp's own
+ * registers each would be copied there, between the products. */
+static __device__ __forceinline__ uint64_t uniform_descriptor(uint32_t at)
+{
+    return wgmma_descriptor(__shfl_sync(0xffffffffu, at, 0));
+}
+/* Of what lies `bytes` behind, a multiple of 16: addresses end below the other fields. */
+static __device__ __forceinline__ uint64_t descriptor_after(uint64_t d, int bytes)
+{
+    return d + (uint64_t)(bytes >> 4);
+}
+
 /* Queues s = Q K^T. A step is 16 dims, 32 bytes. */
 static __device__ __forceinline__ void multiply_keys(fragment &s, uint32_t queries,
                                                      uint32_t keys)
 {
+    const uint64_t q = uniform_descriptor(queries), t = uniform_descriptor(keys);
 #pragma unroll
     for (int k = 0; k < DIMS / 16; k++) {
-        const uint32_t at = (uint32_t)(k / 4 * PANEL + k % 4 * 32);
-        wgmma_nt(s, wgmma_descriptor(queries + at), wgmma_descriptor(keys + at), k > 0);
+        const int at = k / 4 * PANEL + k % 4 * 32;
+        wgmma_nt(s, descriptor_after(q, at), descriptor_after(t, at), k > 0);
     }
     wgmma_commit();
 }
@@ -29,12 +44,11 @@ static __device__ __forceinline__ void multiply_keys(fragment &s, uint32_t queri
 static __device__ __forceinline__ void multiply_map(fragment &u, uint32_t queries,
                                                     uint32_t w)
 {
+    const uint64_t q = uniform_descriptor(queries), t = uniform_descriptor(w);
 #pragma unroll
-    for (int k = 0; k < DIMS / 16; k++) {
-        const uint32_t at = (uint32_t)(k / 4 * PANEL + k % 4 * 32);
-        wgmma_nn(u, wgmma_descriptor(queries + at),
-                 wgmma_descriptor(w + (uint32_t)k * 2048), k > 0);
-    }
+    for (int k = 0; k < DIMS / 16; k++)
+        wgmma_nn(u, descriptor_after(q, k / 4 * PANEL + k % 4 * 32),
+                 descriptor_after(t, k * 2048), k > 0);
     wgmma_commit();
 }
 
@@ -42,9 +56,10 @@ static __device__ __forceinline__ void multiply_map(fragment &u, uint32_t querie
 static __device__ __forceinline__ void multiply_values(fragment &o, const weights &p,
                                                        uint32_t values)
 {
+    const uint64_t t = uniform_descriptor(values);
 #pragma unroll
     for (int k = 0; k < TILE_ROWS / 16; k++)
-        wgmma_rn(o, p[k], wgmma_descriptor(values + (uint32_t)k * 2048));
+        wgmma_rn(o, p[k], descriptor_after(t, k * 2048));
     wgmma_commit();
 }
 
@@ -205,6 +220,7 @@ static __device__ __forceinline__ void linear_sums(const sti_chunk_piece &c,
     release_tile(r, second);
 
     const float weight = terms.apart ? exp2_fast(fminf(terms.alpha, 0)) : 1;
+    const float unit = terms.unit * weight;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const float den = s.den[h] * terms.unit, all = quad_sum(den) * weight;
@@ -212,10 +228,16 @@ static __device__ __forceinline__ void linear_sums(const sti_chunk_piece &c,
         s.den[h] = terms.apart ? 0 : den;
         if (terms.apart && (threadIdx.x & 3) == 0) r.n->waiting[s.row + 8 * h] = all;
     }
-    const float unit = terms.unit * weight;
+    /* A branch around each loop: around each number of one they would wait for each
+     * other's exponentials. */
+    if (gated) {
 #pragma unroll
-    for (int i = 0; i < 64; i++)
-        o[i] *= gated ? unit * __fdividef(2, 1 + __expf(-u[i])) : unit;
+        for (int i = 0; i < 64; i++)
+            o[i] *= 2 * unit * reciprocal_fast(1 + exp2_fast(-log2_e * u[i]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 64; i++) o[i] *= unit;
+    }
     if (!terms.apart) return;
 #pragma unroll
     for (int h = 0; h < 2; h++) {

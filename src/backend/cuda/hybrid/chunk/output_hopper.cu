@@ -160,12 +160,19 @@ static __device__ __forceinline__ void store_output(const sti_chunk_piece &c,
         const float part = 1 / fmaxf(den, 1.17549435e-38f);
         size_t at;
         if (!output_at(c, b.place, s, h, &at)) continue;
+        if (apart) {
 #pragma unroll
-        for (int n = 0; n < DIMS / 8; n++) {
-            float2 *to = (float2 *)(c.s.y + at + n * 8);
-            const float2 was = apart ? *to : make_float2(0, 0);
-            *to = make_float2((o[4 * n + 2 * h] * keep + was.x) * part,
-                              (o[4 * n + 2 * h + 1] * keep + was.y) * part);
+            for (int n = 0; n < DIMS / 8; n++) {
+                float2 *to = (float2 *)(c.s.y + at + n * 8);
+                const float2 was = *to;
+                *to = make_float2((o[4 * n + 2 * h] * keep + was.x) * part,
+                                  (o[4 * n + 2 * h + 1] * keep + was.y) * part);
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < DIMS / 8; n++)
+                *(float2 *)(c.s.y + at + n * 8) =
+                    make_float2(o[4 * n + 2 * h] * part, o[4 * n + 2 * h + 1] * part);
         }
     }
 }
@@ -224,13 +231,13 @@ run_jobs(const sti_chunk_piece &c, unsigned char *shared, const job_list<ONE> &j
     if (threadIdx.x == 0) begin_barriers(r.n);
     __syncthreads();
     if (threadIdx.x >= MULTIPLYING * 32) {
-        setmaxnreg_dec<56>();
+        setmaxnreg_dec<72>();
         if (threadIdx.x < (MULTIPLYING + COPYING) * 32)
             copy_tiles(c, r, jobs);
         else
             fetch_jobs(c, r, jobs);
     } else {
-        setmaxnreg_inc<224>();
+        setmaxnreg_inc<216>();
         for (int i = jobs.first(); i < jobs.n; i += jobs.step()) {
             multiply_job(c, r);
             r.job.next();
