@@ -120,12 +120,7 @@ static void carve_piece(sti_carve *s, sti_chunk_piece *c, int T)
     c->folded = sti_carve_take(s, S, sizeof *c->folded);
     c->candidate =
         sti_carve_take(s, retired * S * (size_t)c->select, sizeof *c->candidate);
-    if (!sti_chunk_lists_shared(c)) {
-        c->list_order =
-            sti_carve_take(s, 2 * S * (size_t)c->capacity, sizeof *c->list_order);
-        c->list_row =
-            sti_carve_take(s, 2 * S * (size_t)c->capacity, sizeof *c->list_row);
-    }
+    c->list_order = sti_carve_take(s, slots, sizeof *c->list_order);
     c->salient =
         sti_carve_take(s, retired * S * (size_t)c->capacity, sizeof *c->salient);
     c->fold = sti_carve_take(s, retired * S * C, sizeof *c->fold);

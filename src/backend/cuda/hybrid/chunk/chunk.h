@@ -88,8 +88,7 @@ typedef struct sti_chunk_piece {
     int32_t *count;                /* [S]: salient tokens before the piece */
     int64_t *folded;               /* [S]: folded tokens before the piece */
     uint64_t *candidate;  /* [L, S, select]: selected tokens (order.cuh), best first */
-    uint64_t *list_order; /* [S, 2, capacity]: lists (order.cuh) and their rows while */
-    int32_t *list_row;    /* they are merged; NULL: in shared memory */
+    uint64_t *list_order; /* [S, capacity]: the list as the session brought it */
     int32_t *salient; /* [L, S, capacity]: rows of the list after each, best first */
     int32_t *fold;    /* [L, S, C]: rows folded at each */
     /* With a position cap: */
@@ -130,8 +129,6 @@ still_status sti_chunk_pack(const sti_chunk_group *, still_error *);
 still_status sti_chunk_score(const sti_chunk_group *, still_error *);
 still_status sti_chunk_received(const sti_chunk_group *, still_error *);
 still_status sti_chunk_select(const sti_chunk_group *, still_error *);
-/* Whether lists are merged in shared memory; else there is list_order, list_row. */
-bool sti_chunk_lists_shared(const sti_chunk_piece *);
 still_status sti_chunk_state(const sti_chunk_group *, still_error *);
 still_status sti_chunk_output(const sti_chunk_group *, still_error *);
 /* The same on Hopper, where it runs. */

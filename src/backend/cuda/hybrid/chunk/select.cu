@@ -4,28 +4,30 @@
  *           of better ones (order.cuh); the `select` best become candidates, in order;
  *           the others are folded.
  *   merge   the list after retirement k is the best `capacity` of the list before and
- *           the candidates. Both are sorted, so an element's new place is its own index
- *           plus the number of better ones in the other list, a binary search. What
- *           falls off the end is folded with the chunk's own.
+ *           the candidates; what falls off its end is folded with the chunk's own.
  *   order   with a position cap, near tokens of each list before far ones.
  *
- * One block per selection head merges chunk after chunk: a step is one barrier and some
- * ten reads of shared memory, less than the launches of a parallel scan would cost.
- * Nothing depends on the order in which threads run. */
+ * Tokens go through the merges independently of each other, since a list of n is the
+ * best n of all that came so far: a token's place in it is the number of better ones that
+ * came. Those of a retirement that are better are counted by a binary search of its
+ * candidates. Of a token that comes itself, better ones that were folded before do not
+ * count: at most as many as the list has. Nothing depends on the order in which threads
+ * run. */
 #include "backend/cuda/hybrid/chunk/chunk.h"
 #include "backend/cuda/hybrid/order.cuh"
 #include "backend/cuda/hybrid/score.h"
 
 enum {
-    MERGE_THREADS = 512,
-    BATCH = 1024, /* candidates in shared memory */
-    ORDER_THREADS = 256,
-    SHARED_MOST = 99 << 10 /* bytes that a block can have on every GPU */
+    MERGE_THREADS = 128,
+    BATCH = 1024, /* tokens in shared memory */
+    TOGETHER = 4, /* retirements whose candidates are searched at once */
+    ORDER_THREADS = 256
 };
 
 /* ---- Rank ---------------------------------------------------------------- */
 
-/* STILL eq. 8 for one chunk. Grid (retirements, selection heads), a thread a token. */
+/* STILL eq. 8 for one chunk. Grid (retirements, selection heads), a thread a token. One
+ * more block takes the session's list along, which merge writes anew. */
 template <class Pieces>
 static __global__ void __launch_bounds__(STI_CHUNK_MAX_C)
     rank_kernel(const __grid_constant__ Pieces pieces)
@@ -35,6 +37,14 @@ static __global__ void __launch_bounds__(STI_CHUNK_MAX_C)
     const sti_chunk_piece &c = pieces.find(k, retired);
     const int g = (int)blockIdx.y, i = (int)threadIdx.x;
     const int C = c.h.C;
+    if (k == c.n_retired) {
+        for (int at = i; at < salient_after(c, g, 0); at += C) {
+            const size_t slot = list_slot(c, g) + at;
+            c.list_order[(size_t)g * c.capacity + at] =
+                order_of(c.s.sal_score[slot], c.s.sal_pos[slot]);
+        }
+        return;
+    }
     const int position = (c.first_retire + k - 2) * C + i,
               row = window_row(c, position);
     const size_t list = (size_t)k * c.h.S + g;
@@ -55,130 +65,126 @@ static __global__ void __launch_bounds__(STI_CHUNK_MAX_C)
 
 /* ---- Merge --------------------------------------------------------------- */
 
-/* Tokens of a list, best first, and their rows. */
-typedef struct sorted_list {
-    token_order *key;
-    int *row;
-} sorted_list;
-
-static size_t merge_shared_bytes(const sti_chunk_piece *c)
+/* better[i]: elements of list i that are better than x, of n lists of `length` that
+ * follow each other, best first; 0 from n on. All together: the steps of one search
+ * wait for each other. */
+template <int N>
+static __device__ __forceinline__ void count_better_in(int (&better)[N],
+                                                       const token_order *lists, int n,
+                                                       int length, token_order x)
 {
-    return BATCH * sizeof(token_order) +
-           2 * (size_t)c->capacity * (sizeof(token_order) + sizeof(int));
+#pragma unroll
+    for (int i = 0; i < N; i++) better[i] = 0;
+    for (int step = 1 << (31 - __clz(length)); step > 0; step >>= 1)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int next = better[i] + step;
+            if (i < n && next <= length && lists[i * length + next - 1] > x)
+                better[i] = next;
+        }
 }
 
-extern "C" bool sti_chunk_lists_shared(const sti_chunk_piece *c)
-{
-    return merge_shared_bytes(c) <= SHARED_MOST;
-}
+/* A token on its way through the lists of its selection head. */
+typedef struct merged_token {
+    token_order key;
+    int from;        /* retirement that brings it; -1: the session's list had it */
+    int row, folded; /* its row if it stays, if it does not */
+    int place;       /* better ones in the list it is in; before: those that came */
+    bool there;      /* there is a token, and it is not folded yet */
+} merged_token;
 
-/* The list before (0) and after (1) an even retirement of selection head g; memory:
- * shared, if there is room for it. */
-static __device__ __forceinline__ sorted_list list_at(const sti_chunk_piece &c, int g,
-                                                      token_order *memory, int which)
+static __device__ __forceinline__ merged_token token_at(const sti_chunk_piece &c, int g,
+                                                        int i)
 {
-    const size_t n = c.capacity;
-    if (c.list_order) {
-        const size_t at = ((size_t)g * 2 + which) * n;
-        return {c.list_order + at, c.list_row + at};
+    merged_token x = {};
+    if (i < c.capacity) {
+        x.from = -1;
+        x.there = i < salient_after(c, g, 0);
+        x.row = x.folded = i;
+        if (x.there) x.key = c.list_order[(size_t)g * c.capacity + i];
+    } else {
+        const int at = i - c.capacity;
+        x.from = at / c.select;
+        x.there = x.from < c.n_retired;
+        if (!x.there) return x;
+        x.key = c.candidate[((size_t)x.from * c.h.S + g) * c.select + at % c.select];
+        x.row = salient_row(c, position_in(x.key));
+        x.folded = window_row(c, position_in(x.key));
     }
-    return {memory + which * n, (int *)(memory + 2 * n) + which * n};
+    return x;
 }
 
-/* The session's list, sorted into `to`; `from` is for the unsorted keys. */
-static __device__ void sort_list(const sti_chunk_piece &c, int g, int n,
-                                 token_order *from, sorted_list to)
+/* STILL eq. 9, h, retirement k, of whose candidates `better` are better: to the rows of
+ * the list after it or, beyond its end, to the rows folded. */
+static __device__ __forceinline__ void pass_retirement(const sti_chunk_piece &c, int g,
+                                                       int k, int capacity, int better,
+                                                       merged_token &x)
 {
-    for (int i = (int)threadIdx.x; i < n; i += MERGE_THREADS) {
-        const size_t at = list_slot(c, g) + i;
-        from[i] = order_of(c.s.sal_score[at], c.s.sal_pos[at]);
-    }
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < n; i += MERGE_THREADS) {
-        const token_order own = from[i];
-        int rank = 0;
-        for (int j = 0; j < n; j++) rank += from[j] > own;
-        to.key[rank] = own;
-        to.row[rank] = i;
-    }
-}
-
-/* STILL eq. 9, h, one retirement: n tokens of `from` and the candidates to `to`, to
- * the rows of the list after it and, beyond its end, to the rows folded. */
-static __device__ __forceinline__ void merge(const sti_chunk_piece &c, int g, int k,
-                                             int n, sorted_list from,
-                                             const token_order *candidate,
-                                             sorted_list to)
-{
-    const int capacity = salient_list_of(c.h, c.capacity, g).capacity;
+    if (k == x.from) x.place = min(x.place, salient_after(c, g, k));
+    x.place += better;
+    if (k < x.from) return;
     const size_t list = (size_t)k * c.h.S + g;
-    int32_t *salient = c.salient + list * c.capacity;
-    int32_t *fold = c.fold + list * c.h.C + (c.h.C - c.select);
-    for (int i = (int)threadIdx.x; i < n + c.select; i += MERGE_THREADS) {
-        token_order key;
-        int row, place, folded; /* folded: the row if it does not stay */
-        if (i < n) {
-            key = from.key[i];
-            row = folded = from.row[i];
-            place = i + count_better(candidate, c.select, key);
-        } else {
-            key = candidate[i - n];
-            row = salient_row(c, position_in(key));
-            folded = window_row(c, position_in(key));
-            place = i - n + count_better(from.key, n, key);
-        }
-        if (place < capacity) {
-            to.key[place] = key;
-            to.row[place] = row;
-            salient[place] = row;
-        } else {
-            fold[place - capacity] = folded;
-        }
+    if (x.place < capacity) {
+        c.salient[list * c.capacity + x.place] = x.row;
+    } else {
+        c.fold[list * c.h.C + (c.h.C - c.select) + x.place - capacity] = x.folded;
+        x.there = false;
     }
 }
 
-/* Grid (pieces with retirements, selection heads). Candidates of many retirements are
- * fetched at once: a step that waited for memory would take three times as long. */
+/* A thread a token of the session's list or of the candidates. Grid (tokens, selection
+ * heads). */
 template <class Pieces>
 static __global__ void __launch_bounds__(MERGE_THREADS)
     merge_kernel(const __grid_constant__ Pieces pieces)
 {
-    extern __shared__ token_order candidate[]; /* of as many retirements as fit */
-    int piece = (int)blockIdx.x, one;
-    const sti_chunk_piece &c = pieces.find(piece, one);
+    __shared__ token_order some[BATCH];
+    int block = (int)blockIdx.x, blocks;
+    const sti_chunk_piece &c = pieces.find(block, blocks);
     const int g = (int)blockIdx.y, tid = (int)threadIdx.x, at_once = BATCH / c.select;
-    const sorted_list list[2] = {list_at(c, g, candidate + BATCH, 0),
-                                 list_at(c, g, candidate + BATCH, 1)};
-    sort_list(c, g, salient_after(c, g, 0), list[1].key, list[0]);
+    const int capacity = salient_list_of(c.h, c.capacity, g).capacity;
+    const int listed = salient_after(c, g, 0);
+    merged_token x = token_at(c, g, block * MERGE_THREADS + tid);
+    for (int from = 0; from < listed; from += BATCH) {
+        const int n = min(BATCH, listed - from);
+        for (int i = tid; i < n; i += MERGE_THREADS)
+            some[i] = c.list_order[(size_t)g * c.capacity + from + i];
+        __syncthreads();
+#pragma unroll 8
+        for (int i = 0; i < n; i++) x.place += some[i] > x.key;
+        __syncthreads();
+    }
     for (int from = 0; from < c.n_retired; from += at_once) {
-        const int retired = min(at_once, c.n_retired - from);
-        for (int i = tid; i < retired * c.select; i += MERGE_THREADS) {
+        const int n = min(at_once, c.n_retired - from);
+        for (int i = tid; i < n * c.select; i += MERGE_THREADS) {
             const size_t retire = (size_t)(from + i / c.select);
-            candidate[i] =
-                c.candidate[(retire * c.h.S + g) * c.select + i % c.select];
+            some[i] = c.candidate[(retire * c.h.S + g) * c.select + i % c.select];
         }
         __syncthreads();
-        for (int k = from; k < from + retired; k++) {
-            merge(c, g, k, salient_after(c, g, k), list[k & 1],
-                  candidate + (k - from) * c.select, list[(k + 1) & 1]);
-            __syncthreads();
+        for (int k = 0; k < n && x.there; k += TOGETHER) {
+            int better[TOGETHER];
+            count_better_in(better, some + k * c.select, n - k, c.select, x.key);
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++)
+                if (k + i < n && x.there)
+                    pass_retirement(c, g, from + k + i, capacity, better[i], x);
         }
+        __syncthreads();
     }
-    const sorted_list last = list[c.n_retired & 1];
-    for (int i = tid; i < salient_after(c, g, c.n_retired); i += MERGE_THREADS) {
-        c.s.sal_score[list_slot(c, g) + i] = score_in(last.key[i]);
-        c.s.sal_pos[list_slot(c, g) + i] = position_in(last.key[i]);
-    }
+    if (!x.there) return;
+    c.s.sal_score[list_slot(c, g) + x.place] = score_in(x.key);
+    c.s.sal_pos[list_slot(c, g) + x.place] = position_in(x.key);
 }
 
-static int retired_of(const sti_chunk_piece &c)
+static int ranks_of(const sti_chunk_piece &c)
 {
-    return c.n_retired;
+    return c.n_retired + (c.n_retired > 0 && c.select > 0);
 }
 
 static int merges_of(const sti_chunk_piece &c)
 {
-    return c.n_retired > 0;
+    const int tokens = c.capacity + c.n_retired * c.select;
+    return c.n_retired > 0 ? (tokens + MERGE_THREADS - 1) / MERGE_THREADS : 0;
 }
 
 /* ---- Order --------------------------------------------------------------- */
@@ -240,7 +246,7 @@ static still_status order_lists(const sti_chunk_group *g, still_error *err)
 extern "C" still_status sti_chunk_select(const sti_chunk_group *g, still_error *err)
 {
     const sti_cuda_hybrid_params *h = &g->c->h;
-    STI_TRY(launch_units(g, retired_of, [&](unsigned units, const auto &pieces) {
+    STI_TRY(launch_units(g, ranks_of, [&](unsigned units, const auto &pieces) {
         const dim3 grid(units, (unsigned)h->S);
         rank_kernel<<<grid, (unsigned)h->C, 0, g->stream>>>(pieces);
         STI_CUDA(cudaGetLastError(), "hybrid attention, ranks");
@@ -249,14 +255,7 @@ extern "C" still_status sti_chunk_select(const sti_chunk_group *g, still_error *
     if (g->c->select == 0) return STILL_OK;
     STI_TRY(launch_units(g, merges_of, [&](unsigned units, const auto &pieces) {
         const dim3 grid(units, (unsigned)h->S);
-        const size_t bytes = sti_chunk_lists_shared(g->c)
-                                 ? merge_shared_bytes(g->c)
-                                 : BATCH * sizeof(token_order);
-        STI_CUDA(cudaFuncSetAttribute(
-                     merge_kernel<std::decay_t<decltype(pieces)>>,
-                     cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                 "hybrid attention, salient lists");
-        merge_kernel<<<grid, MERGE_THREADS, bytes, g->stream>>>(pieces);
+        merge_kernel<<<grid, MERGE_THREADS, 0, g->stream>>>(pieces);
         STI_CUDA(cudaGetLastError(), "hybrid attention, salient lists");
         return STILL_OK;
     }));
