@@ -193,33 +193,58 @@ static __device__ __forceinline__ void store_sums(const part_sums<D> &sums, bool
         }
 }
 
-/* 128 rows of x, by a list of n; the last is repeated. */
+/* What a thread copies of 128 rows: words `unit` of every STEP-th row. The rows are
+ * looked up before the first copy: after it the compiler would have each look-up wait
+ * for the copy before. */
+template <int D> struct gathered {
+    enum { UNITS = D / 8, STEP = THREADS / UNITS, EACH = TOKENS / STEP };
+    int first, unit;
+    int row[EACH];
+};
+
+/* By a list of n rows; the last is repeated. */
+template <int D>
+static __device__ __forceinline__ gathered<D> look_up(const int32_t *list, int n)
+{
+    typedef gathered<D> rows;
+    rows y;
+    y.first = (int)threadIdx.x / rows::UNITS;
+    y.unit = (int)threadIdx.x % rows::UNITS;
+#pragma unroll
+    for (int i = 0; i < rows::EACH; i++)
+        y.row[i] = list[min(y.first + i * rows::STEP, n - 1)];
+    return y;
+}
+
 template <int D>
 static __device__ __forceinline__ void gather(uint32_t to, const __half *x,
-                                              const int32_t *list, int n)
+                                              const gathered<D> &rows)
 {
-    const int units = D / 8;
-    for (int i = (int)threadIdx.x; i < TOKENS * units; i += THREADS) {
-        const int r = i / units, u = i % units;
-        cp_async16(to + unit_at<D>(r, u), x + (size_t)list[min(r, n - 1)] * D + u * 8);
-    }
+#pragma unroll
+    for (int i = 0; i < gathered<D>::EACH; i++)
+        cp_async16(to + unit_at<D>(rows.first + i * gathered<D>::STEP, rows.unit),
+                   x + (size_t)rows.row[i] * D + rows.unit * 8);
     cp_async_commit();
 }
 
 /* The same of keys that are folded at retirement k. */
 template <int D>
-static __device__ __forceinline__ void gather_keys(uint32_t to, const sti_chunk_piece &c,
-                                                   int g, int k, const int32_t *list,
-                                                   int n)
+static __device__ __forceinline__ void gather_keys(uint32_t to,
+                                                   const sti_chunk_piece &c, int g,
+                                                   int k, const gathered<D> &rows)
 {
-    const int units = D / 8;
     const size_t head = (size_t)g * c.rows;
-    for (int i = (int)threadIdx.x; i < TOKENS * units; i += THREADS) {
-        const int r = i / units, u = i % units, row = list[min(r, n - 1)];
-        const bool far = c.turned && is_salient_row(c, row) &&
-                         is_far(c, k, position_of_row(c, g, row));
-        cp_async16(to + unit_at<D>(r, u),
-                   (far ? c.k_far : c.fold_k) + (head + row) * D + u * 8);
+    if (!c.turned) {
+        gather<D>(to, c.fold_k + head * D, rows);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < gathered<D>::EACH; i++) {
+        const int row = rows.row[i];
+        const bool far =
+            is_salient_row(c, row) && is_far(c, k, position_of_row(c, g, row));
+        cp_async16(to + unit_at<D>(rows.first + i * gathered<D>::STEP, rows.unit),
+                   (far ? c.k_far : c.fold_k) + (head + row) * D + rows.unit * 8);
     }
     cp_async_commit();
 }
@@ -247,8 +272,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
                    c.map_k + (size_t)g * D * D + (size_t)i * 8);
     const int rows = fold_count(c, g, k); /* 0: all became salient */
     for (int from = 0; from < rows; from += TOKENS) {
-        gather_keys<D>(x_tile, c, g, k, fold + from, rows - from);
-        gather<D>(v_tile, c.v + (size_t)g * c.rows * D, fold + from, rows - from);
+        const gathered<D> list = look_up<D>(fold + from, rows - from);
+        gather_keys<D>(x_tile, c, g, k, list);
+        gather<D>(v_tile, c.v + (size_t)g * c.rows * D, list);
         cp_async_wait<1>();
         __syncthreads();
         features<D>(c, x, w_tile, rows - from, half ? -1.0f : 1.0f);
