@@ -88,7 +88,7 @@ static __device__ __forceinline__ void count_better_in(int (&better)[N],
 typedef struct merged_token {
     token_order key;
     int from;        /* retirement that brings it; -1: the session's list had it */
-    int row, folded; /* its row if it stays, if it does not */
+    int row, folded; /* its row if it stays, if it is folded now */
     int place;       /* better ones in the list it is in; before: those that came */
     bool there;      /* there is a token, and it is not folded yet */
 } merged_token;
@@ -126,6 +126,7 @@ static __device__ __forceinline__ void pass_retirement(const sti_chunk_piece &c,
     const size_t list = (size_t)k * c.h.S + g;
     if (x.place < capacity) {
         c.salient[list * c.capacity + x.place] = x.row;
+        x.folded = x.row; /* from now on it is what the list stores */
     } else {
         c.fold[list * c.h.C + (c.h.C - c.select) + x.place - capacity] = x.folded;
         x.there = false;
