@@ -10,17 +10,18 @@
  * Tokens go through the merges independently of each other, since a list of n is the
  * best n of all that came so far: a token's place in it is the number of better ones that
  * came. Those of a retirement that are better are counted by a binary search of its
- * candidates. Of a token that comes itself, better ones that were folded before do not
- * count: at most as many as the list has. Nothing depends on the order in which threads
- * run. */
+ * candidates, by a lane a retirement; a token's places are the running sums over the
+ * lanes. Of a token that comes itself, better ones that were folded before do not count:
+ * at most as many as the list has. Nothing depends on the order in which threads run. */
 #include "backend/cuda/hybrid/chunk/chunk.h"
 #include "backend/cuda/hybrid/order.cuh"
 #include "backend/cuda/hybrid/score.h"
+#include "backend/cuda/ptx/reduce.cuh"
 
 enum {
-    MERGE_THREADS = 128,
-    BATCH = 1024, /* tokens in shared memory */
-    TOGETHER = 4, /* retirements whose candidates are searched at once */
+    MERGE_THREADS = 256,
+    MERGE_WARPS = MERGE_THREADS / 32,
+    TOGETHER = 4, /* tokens of a warp */
     ORDER_THREADS = 256
 };
 
@@ -65,32 +66,15 @@ static __global__ void __launch_bounds__(STI_CHUNK_MAX_C)
 
 /* ---- Merge --------------------------------------------------------------- */
 
-/* better[i]: elements of list i that are better than x, of n lists of `length` that
- * follow each other, best first; 0 from n on. All together: the steps of one search
- * wait for each other. */
-template <int N>
-static __device__ __forceinline__ void count_better_in(int (&better)[N],
-                                                       const token_order *lists, int n,
-                                                       int length, token_order x)
-{
-#pragma unroll
-    for (int i = 0; i < N; i++) better[i] = 0;
-    for (int step = 1 << (31 - __clz(length)); step > 0; step >>= 1)
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            const int next = better[i] + step;
-            if (i < n && next <= length && lists[i * length + next - 1] > x)
-                better[i] = next;
-        }
-}
-
-/* A token on its way through the lists of its selection head. */
+/* A token on its way through the lists of its selection head. A warp knows it, each lane
+ * at a retirement of its own. */
 typedef struct merged_token {
     token_order key;
-    int from;        /* retirement that brings it; -1: the session's list had it */
-    int row, folded; /* its row if it stays, if it is folded now */
-    int place;       /* better ones in the list it is in; before: those that came */
-    bool there;      /* there is a token, and it is not folded yet */
+    int from;   /* retirement that brings it; -1: the session's list had it */
+    int row;    /* its row in the list */
+    int came;   /* better ones that came until now */
+    int left;   /* of these, folded before the token came */
+    bool there; /* there is a token, and it is not folded yet */
 } merged_token;
 
 static __device__ __forceinline__ merged_token token_at(const sti_chunk_piece &c, int g,
@@ -100,7 +84,7 @@ static __device__ __forceinline__ merged_token token_at(const sti_chunk_piece &c
     if (i < c.capacity) {
         x.from = -1;
         x.there = i < salient_after(c, g, 0);
-        x.row = x.folded = i;
+        x.row = i;
         if (x.there) x.key = c.list_order[(size_t)g * c.capacity + i];
     } else {
         const int at = i - c.capacity;
@@ -109,72 +93,124 @@ static __device__ __forceinline__ merged_token token_at(const sti_chunk_piece &c
         if (!x.there) return x;
         x.key = c.candidate[((size_t)x.from * c.h.S + g) * c.select + at % c.select];
         x.row = salient_row(c, position_in(x.key));
-        x.folded = window_row(c, position_in(x.key));
     }
     return x;
 }
 
-/* STILL eq. 9, h, retirement k, of whose candidates `better` are better: to the rows of
- * the list after it or, beyond its end, to the rows folded. */
-static __device__ __forceinline__ void pass_retirement(const sti_chunk_piece &c, int g,
-                                                       int k, int capacity, int better,
-                                                       merged_token &x)
+/* Tokens of the list that the session brought, not in order, that are better. */
+static __device__ __forceinline__ void
+count_listed(const sti_chunk_piece &c, int g, int lane, merged_token (&x)[TOGETHER])
 {
-    if (k == x.from) x.place = min(x.place, salient_after(c, g, k));
-    x.place += better;
-    if (k < x.from) return;
-    const size_t list = (size_t)k * c.h.S + g;
-    if (x.place < capacity) {
-        c.salient[list * c.capacity + x.place] = x.row;
-        x.folded = x.row; /* from now on it is what the list stores */
-    } else {
-        c.fold[list * c.h.C + (c.h.C - c.select) + x.place - capacity] = x.folded;
-        x.there = false;
+    const token_order *list = c.list_order + (size_t)g * c.capacity;
+    const int listed = salient_after(c, g, 0);
+#pragma unroll 8
+    for (int i = lane; i < listed; i += 32) {
+        const token_order own = list[i];
+#pragma unroll
+        for (int t = 0; t < TOGETHER; t++) x[t].came += own > x[t].key;
     }
+#pragma unroll
+    for (int t = 0; t < TOGETHER; t++) x[t].came = warp_sum(x[t].came);
 }
 
-/* A thread a token of the session's list or of the candidates. Grid (tokens, selection
- * heads). */
+/* better[t]: elements of a list of n, best first, that are better than token t. All
+ * together: the steps of one search wait for each other. */
+static __device__ __forceinline__ void
+count_better_than(int (&better)[TOGETHER], const token_order *list, int n,
+                  int first_step, const merged_token (&x)[TOGETHER])
+{
+#pragma unroll
+    for (int t = 0; t < TOGETHER; t++) better[t] = 0;
+    for (int step = first_step; step > 0; step >>= 1)
+#pragma unroll
+        for (int t = 0; t < TOGETHER; t++) {
+            const int next = better[t] + step;
+            if (next <= n && list[next - 1] > x[t].key) better[t] = next;
+        }
+}
+
+/* STILL eq. 9, h, of one token at 32 retirements from `first` on, a lane one, of whose
+ * candidates `better` are better: to the rows of the lists after them and, where it is
+ * beyond the end for the first time, to the rows folded. */
+static __device__ __forceinline__ void pass_retirements(const sti_chunk_piece &c, int g,
+                                                        int first, int lane,
+                                                        int capacity, int better,
+                                                        merged_token &x)
+{
+    const int k = first + lane;
+    int came = better; /* until retirement k, of these 32 */
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int before = __shfl_up_sync(~0u, came, d);
+        if (lane >= d) came += before;
+    }
+    came += x.came;
+    if (x.from >= first && x.from < first + 32)
+        x.left = max(__shfl_sync(~0u, came - better, x.from - first) -
+                         salient_after(c, g, x.from),
+                     0);
+    x.came = __shfl_sync(~0u, came, 31);
+
+    const int place = came - x.left;
+    const bool here = k >= x.from && k < c.n_retired;
+    const unsigned beyond = __ballot_sync(~0u, here && place >= capacity);
+    const size_t list = (size_t)k * c.h.S + g;
+    if (here && place < capacity)
+        c.salient[list * c.capacity + place] = x.row;
+    else if (lane == __ffs((int)beyond) - 1)
+        c.fold[list * c.h.C + (c.h.C - c.select) + place - capacity] =
+            k == x.from ? x.row - c.stored : x.row; /* it was never in the list */
+    x.there = beyond == 0;
+}
+
+/* Candidates of 32 retirements, each list a line of this many: odd, so that lanes which
+ * are at the same place of their lists meet different banks. */
+static __host__ __device__ __forceinline__ int candidate_line(const sti_chunk_piece &c)
+{
+    return c.select | 1;
+}
+
+/* A warp a few tokens of the session's list or of the candidates. Grid (tokens,
+ * selection heads). */
 template <class Pieces>
-static __global__ void __launch_bounds__(MERGE_THREADS)
+static __global__ void __launch_bounds__(MERGE_THREADS, 4)
     merge_kernel(const __grid_constant__ Pieces pieces)
 {
-    __shared__ token_order some[BATCH];
+    extern __shared__ token_order candidate[]; /* [32, candidate_line] */
     int block = (int)blockIdx.x, blocks;
     const sti_chunk_piece &c = pieces.find(block, blocks);
-    const int g = (int)blockIdx.y, tid = (int)threadIdx.x, at_once = BATCH / c.select;
+    const int g = (int)blockIdx.y, lane = (int)threadIdx.x & 31;
+    const int warp = (int)threadIdx.x >> 5, line = candidate_line(c);
     const int capacity = salient_list_of(c.h, c.capacity, g).capacity;
-    const int listed = salient_after(c, g, 0);
-    merged_token x = token_at(c, g, block * MERGE_THREADS + tid);
-    for (int from = 0; from < listed; from += BATCH) {
-        const int n = min(BATCH, listed - from);
-        for (int i = tid; i < n; i += MERGE_THREADS)
-            some[i] = c.list_order[(size_t)g * c.capacity + from + i];
-        __syncthreads();
-#pragma unroll 8
-        for (int i = 0; i < n; i++) x.place += some[i] > x.key;
-        __syncthreads();
-    }
-    for (int from = 0; from < c.n_retired; from += at_once) {
-        const int n = min(at_once, c.n_retired - from);
-        for (int i = tid; i < n * c.select; i += MERGE_THREADS) {
-            const size_t retire = (size_t)(from + i / c.select);
-            some[i] = c.candidate[(retire * c.h.S + g) * c.select + i % c.select];
-        }
-        __syncthreads();
-        for (int k = 0; k < n && x.there; k += TOGETHER) {
-            int better[TOGETHER];
-            count_better_in(better, some + k * c.select, n - k, c.select, x.key);
+    const int first_step = 1 << (31 - __clz(c.select));
+    merged_token x[TOGETHER];
 #pragma unroll
-            for (int i = 0; i < TOGETHER; i++)
-                if (k + i < n && x.there)
-                    pass_retirement(c, g, from + k + i, capacity, better[i], x);
-        }
+    for (int t = 0; t < TOGETHER; t++)
+        x[t] = token_at(c, g, (block * MERGE_WARPS + warp) * TOGETHER + t);
+    count_listed(c, g, lane, x);
+    for (int first = 0; first < c.n_retired; first += 32) {
+        const int n = min(32, c.n_retired - first);
+        __syncthreads(); /* the candidates before are read */
+        for (int k = warp; k < n; k += MERGE_WARPS)
+            for (int i = lane; i < c.select; i += 32)
+                candidate[k * line + i] =
+                    c.candidate[((size_t)(first + k) * c.h.S + g) * c.select + i];
         __syncthreads();
+        int better[TOGETHER];
+        count_better_than(better, candidate + lane * line, lane < n ? c.select : 0,
+                          first_step, x);
+#pragma unroll
+        for (int t = 0; t < TOGETHER; t++)
+            if (x[t].there)
+                pass_retirements(c, g, first, lane, capacity, better[t], x[t]);
     }
-    if (!x.there) return;
-    c.s.sal_score[list_slot(c, g) + x.place] = score_in(x.key);
-    c.s.sal_pos[list_slot(c, g) + x.place] = position_in(x.key);
+#pragma unroll
+    for (int t = 0; t < TOGETHER; t++)
+        if (x[t].there && lane == t) {
+            const size_t slot = list_slot(c, g) + x[t].came - x[t].left;
+            c.s.sal_score[slot] = score_in(x[t].key);
+            c.s.sal_pos[slot] = position_in(x[t].key);
+        }
 }
 
 static int ranks_of(const sti_chunk_piece &c)
@@ -185,7 +221,8 @@ static int ranks_of(const sti_chunk_piece &c)
 static int merges_of(const sti_chunk_piece &c)
 {
     const int tokens = c.capacity + c.n_retired * c.select;
-    return c.n_retired > 0 ? (tokens + MERGE_THREADS - 1) / MERGE_THREADS : 0;
+    const int each = MERGE_WARPS * TOGETHER; /* of a block */
+    return c.n_retired > 0 ? (tokens + each - 1) / each : 0;
 }
 
 /* ---- Order --------------------------------------------------------------- */
@@ -256,7 +293,12 @@ extern "C" still_status sti_chunk_select(const sti_chunk_group *g, still_error *
     if (g->c->select == 0) return STILL_OK;
     STI_TRY(launch_units(g, merges_of, [&](unsigned units, const auto &pieces) {
         const dim3 grid(units, (unsigned)h->S);
-        merge_kernel<<<grid, MERGE_THREADS, 0, g->stream>>>(pieces);
+        const size_t bytes = 32 * (size_t)candidate_line(*g->c) * sizeof(token_order);
+        STI_CUDA(cudaFuncSetAttribute(merge_kernel<std::decay_t<decltype(pieces)>>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)bytes),
+                 "hybrid attention, salient lists");
+        merge_kernel<<<grid, MERGE_THREADS, bytes, g->stream>>>(pieces);
         STI_CUDA(cudaGetLastError(), "hybrid attention, salient lists");
         return STILL_OK;
     }));
