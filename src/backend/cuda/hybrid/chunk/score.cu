@@ -3,23 +3,102 @@
  * of all but received (received.cu).
  *
  * score_kernel, STILL eq. 2 to 5: the softmax of each token over the last C tokens. A
- * block takes 128 queries and the C + 127 keys they can see, which stay in shared
- * memory while it goes through the query heads; so the mean is a sum in registers, in a
- * fixed order. Eight warps of 16 queries (two blocks a processor, which hide each
- * other's reads); products with key tiles that none of a warp's queries sees are left
- * out. Tiles begin at positions that are multiples of 128 wherever the piece does, so a
- * token's score does not depend on how a prompt was cut. Bounded by tensor cores and
- * the read of q. */
+ * block takes 128 queries and the C + 128 keys about them, which stay in shared memory
+ * while it goes through the query heads; so the mean is a sum in registers, in a fixed
+ * order. A warp has 16 queries and goes through groups of 16 keys, C / 16 + 1 of them,
+ * on its own. Of these only the first and the last are partly seen, and what a query
+ * sees of the last is what it does not see of the first: one takes the other's place,
+ * so that C logits a query are left and no other needs a mask. Queries go straight from
+ * memory to the registers of fragments, four numbers a lane; keys lie in shared memory
+ * in the order of dims that follows from it. Tiles begin at positions that are multiples
+ * of 128, so a token's score does not depend on how a prompt was cut. Bounded by the
+ * read of q. */
 #include "backend/cuda/hybrid/chunk/chunk.h"
-#include "backend/cuda/hybrid/chunk/logits.cuh"
 #include "backend/cuda/hybrid/score.h"
+#include "backend/cuda/ptx/mma.cuh"
 
-enum { THREADS = 256, QUERIES = 128, KEYS = STI_LOGIT_COLUMNS };
+enum {
+    THREADS = 256,
+    QUERIES = 128,
+    GROUP = 16,  /* keys of a product; queries of a warp */
+    TOGETHER = 3 /* groups whose logits are held at once */
+};
 
-/* Tiles of 64 keys that 128 queries can see. */
-static __host__ __device__ __forceinline__ int key_tiles(int C)
+/* Keys that 128 queries can see, and one more. */
+static __host__ __device__ __forceinline__ int keys_of(int C)
 {
-    return (C + QUERIES - 1 + KEYS - 1) / KEYS;
+    return C + QUERIES;
+}
+
+/* ---- Logits -------------------------------------------------------------- */
+
+/* The 16 dims of a group of dims are taken in the order 0 1 4 5 8 9 12 13, 2 3 6 7 10 11
+ * 14 15: a lane's two pairs of a fragment are then dims that follow each other. */
+
+/* Keys of rows from `from` to `end`, as far as there are any; others are those nearest
+ * by. */
+template <int D>
+static __device__ __forceinline__ void load_keys(unsigned char *to, const __half *keys,
+                                                 int from, int n, int end)
+{
+    const int groups = D / 16;
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < n * groups; i += THREADS) {
+        const int r = i / groups, u = i % groups * 2;
+        const int row = min(max(from + r, 0), end - 1);
+        const uint4 *x = (const uint4 *)(keys + (size_t)row * D) + u;
+        const uint4 a = x[0], b = x[1];
+        *(uint4 *)(to + unit_at<D>(r, u)) = make_uint4(a.x, a.z, b.x, b.z);
+        *(uint4 *)(to + unit_at<D>(r, u + 1)) = make_uint4(a.y, a.w, b.y, b.w);
+    }
+}
+
+/* The two rows of queries of this lane, x[0] and x[1], to fragments of 16 rows. */
+template <int D>
+static __device__ __forceinline__ void
+load_queries(uint32_t (&q)[D / 16][4], const float *const (&x)[2], int lane)
+{
+#pragma unroll
+    for (int ks = 0; ks < D / 16; ks++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float4 y = *(const float4 *)(x[i] + ks * 16 + (lane & 3) * 4);
+            q[ks][i] = cvt_half2_sat(y.x, y.y);
+            q[ks][i + 2] = cvt_half2_sat(y.z, y.w);
+        }
+}
+
+/* Logits of a warp's queries with groups of keys; C fragments. */
+typedef float group_logits[2][4];
+
+/* s: with group `from`, the next, and group `last`; keys: of the first that the warp's
+ * queries see (by8). */
+template <int D>
+static __device__ __forceinline__ void
+multiply_groups(group_logits (&s)[TOGETHER], const uint32_t (&q)[D / 16][4],
+                lane_address<D> keys, int from, int last)
+{
+    const lane_address<D> near = {keys.at(from * GROUP, 0)};
+    const lane_address<D> far = {keys.at(last * GROUP, 0)};
+#pragma unroll
+    for (int n = 0; n < TOGETHER; n++)
+#pragma unroll
+        for (int e = 0; e < 8; e++) s[n][e / 4][e % 4] = 0;
+#pragma unroll
+    for (int ks = 0; ks < D / 16; ks++)
+#pragma unroll
+        for (int n = 0; n < TOGETHER; n++) {
+            uint32_t two[4];
+            ldmatrix_x4(two, n < TOGETHER - 1 ? near.at(n * GROUP, ks) : far.at(0, ks));
+            mma(s[n][0], q[ks], two[0], two[1]);
+            mma(s[n][1], q[ks], two[2], two[3]);
+        }
+}
+
+static __device__ __forceinline__ void hide(group_logits &s)
+{
+#pragma unroll
+    for (int e = 0; e < 8; e++) s[e / 4][e % 4] = -INFINITY;
 }
 
 /* What a lane knows of its two rows, 8 i + lane / 4. Logits are in powers of two. */
@@ -38,70 +117,102 @@ static __device__ __forceinline__ void clear_sums(row_sums &r)
     }
 }
 
-/* STILL eq. 2: row i, token row t, sees the last C tokens. Hides the other keys, and
- * takes its own logit out. key: token row of this lane's first. Returns the largest. */
-static __device__ __forceinline__ float mask_row(row_sums &r, float (&s)[8][4], int i,
-                                                 int t, int first, int key, float scale)
+/* STILL eq. 2: row t of the 16 sees keys 0 .. t of the last group, and of the first,
+ * C tokens before, those behind t: they take the others' place there. Takes the logits
+ * of the tokens themselves out. */
+static __device__ __forceinline__ void join_ends(row_sums &r, group_logits &first,
+                                                 const group_logits &last, float scale,
+                                                 int lane)
 {
-    float top = -INFINITY;
-#pragma unroll
-    for (int nt = 0; nt < 8; nt++)
-#pragma unroll
-        for (int x = 0; x < 2; x++) {
-            const int j = key + nt * 8 + x;
-            float &l = s[nt][2 * i + x];
-            l = j <= t && j >= first ? l : -INFINITY;
-            top = fmaxf(top, l);
-            if (j == t) {
-                r.self[i] = l * scale;
-                l = -INFINITY;
-            }
-        }
-    return top;
-}
-
-/* STILL eq. 3, its sum: logits s, still to be scaled, of a warp's queries, the first
- * at token row `query`, and 64 keys from token row `key` on; rows below 0 are no
- * tokens. */
-static __device__ __forceinline__ void add_logits(row_sums &r, float (&s)[8][4],
-                                                  int query, int key, int C,
-                                                  float scale, int lane)
-{
-    const bool all_see = key + KEYS <= query && key >= 0 && key >= query + 16 - C;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int t = query + i * 8 + (lane >> 2);
-        float top = -INFINITY;
-        if (all_see) {
 #pragma unroll
-            for (int nt = 0; nt < 8; nt++)
-                top = fmaxf(top, fmaxf(s[nt][2 * i], s[nt][2 * i + 1]));
-        } else {
-            top = mask_row(r, s, i, t, max(t - C + 1, 0), key + (lane & 3) * 2, scale);
-        }
+        for (int nt = 0; nt < 2; nt++)
+#pragma unroll
+            for (int x = 0; x < 2; x++) {
+                const int t = i * 8 + (lane >> 2), j = nt * 8 + (lane & 3) * 2 + x;
+                float &l = first[nt][2 * i + x];
+                l = j <= t ? last[nt][2 * i + x] : l;
+                if (j == t) {
+                    r.self[i] = l * scale;
+                    l = -INFINITY;
+                }
+            }
+        r.top[i] = r.self[i];
+    }
+}
+
+/* STILL eq. 3, its sum: the first N groups of s, still to be scaled. */
+template <int N>
+static __device__ __forceinline__ void
+add_logits(row_sums &r, const group_logits (&s)[TOGETHER], float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float top = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < N * 2; n++)
+            top = fmaxf(top, fmaxf(s[n / 2][n % 2][2 * i], s[n / 2][n % 2][2 * i + 1]));
         top = fmaxf(r.top[i], top * scale);
         const float shift = top == -INFINITY ? 0 : top;
         float sum = r.others[i] * exp2_fast(r.top[i] - shift);
 #pragma unroll
-        for (int nt = 0; nt < 8; nt++)
-            sum += exp2_fast(fmaf(s[nt][2 * i], scale, -shift)) +
-                   exp2_fast(fmaf(s[nt][2 * i + 1], scale, -shift));
+        for (int n = 0; n < N * 2; n++)
+            sum += exp2_fast(fmaf(s[n / 2][n % 2][2 * i], scale, -shift)) +
+                   exp2_fast(fmaf(s[n / 2][n % 2][2 * i + 1], scale, -shift));
         r.top[i] = top;
         r.others[i] = sum;
     }
 }
 
-/* STILL eq. 5: the score of row i, known to the four lanes of the row alike. */
-static __device__ __forceinline__ float score_of_row(int score, const row_sums &r,
-                                                     int i, float eps)
+/* STILL eq. 2, 3 of a warp's queries, the first at token row `query`; keys: of the token
+ * C before it (by8). Rows below 0 are no tokens; groups are below it or not. */
+template <int D>
+static __device__ __forceinline__ row_sums sums_of(const uint32_t (&q)[D / 16][4],
+                                                   lane_address<D> keys, int query,
+                                                   int C, float scale, int lane)
 {
-    const float top = quad_max(r.top[i]); /* the token sees itself: finite */
-    const float others = quad_sum(r.others[i] * exp2_fast(r.top[i] - top));
-    return self_score(score, exp2_fast(quad_max(r.self[i]) - top), others, eps);
+    const int last = C / GROUP, first = max(last - query / GROUP, 0); /* with tokens */
+    row_sums r;
+    group_logits s[TOGETHER];
+    clear_sums(r);
+    multiply_groups<D>(s, q, keys, 0, last);
+    if (first > 0) hide(s[0]);
+    if (first > 1 || last == 1) hide(s[1]);
+    join_ends(r, s[0], s[2], scale, lane);
+    add_logits<2>(r, s, scale);
+#pragma unroll 1
+    for (int n = 2; n < last; n += TOGETHER) {
+        if (n + TOGETHER <= first) continue;
+        multiply_groups<D>(s, q, keys, n, min(n + 2, last));
+        if (n < first || n + TOGETHER > last) {
+            if (n < first) hide(s[0]);
+            if (n + 1 < first || n + 1 >= last) hide(s[1]);
+            if (n + 2 < first || n + 2 >= last) hide(s[2]);
+        }
+        add_logits<TOGETHER>(r, s, scale);
+    }
+    return r;
 }
 
-/* Shared memory: queries [128, D], keys [64 key_tiles, D]. Grid (query tiles, kv
- * heads). */
+/* STILL eq. 5: the score of row lane % 2 of this lane's two, whose sums its four lanes
+ * have parts of. */
+static __device__ __forceinline__ float score_of_row(int score, const row_sums &r,
+                                                     int lane, float eps)
+{
+    float self[2], others[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float top = quad_max(r.top[i]); /* the token sees itself: finite */
+        others[i] = quad_sum(r.others[i] * exp2_fast(r.top[i] - top));
+        self[i] = exp2_fast(quad_max(r.self[i]) - top);
+    }
+    const bool second = lane % 2 != 0;
+    return self_score(score, second ? self[1] : self[0], second ? others[1] : others[0],
+                      eps);
+}
+
+/* Shared memory: keys [C + 128, D]. Grid (query tiles, kv heads). */
 template <int D, class Pieces>
 static __global__ void __launch_bounds__(THREADS, 2)
     score_kernel(const __grid_constant__ Pieces pieces)
@@ -109,63 +220,43 @@ static __global__ void __launch_bounds__(THREADS, 2)
     extern __shared__ __align__(1024) unsigned char shared[];
     int query_tile = (int)blockIdx.x, query_tiles;
     const sti_chunk_piece &c = pieces.find(query_tile, query_tiles);
-    const int g = (int)blockIdx.y, tid = (int)threadIdx.x, lane = tid & 31;
-    const int C = c.h.C, tiles = key_tiles(C), units = D / 8;
+    const int g = (int)blockIdx.y, lane = (int)threadIdx.x & 31, C = c.h.C;
     const int begin = c.pos - c.base, end = begin + c.T; /* rows count from base */
     const int first = (c.pos / QUERIES + query_tile) * QUERIES - c.base;
-    const int first_key = first - C + 1;
-    const int query = first + (tid >> 5) * 16; /* of this warp */
-    const uint32_t q_tile = shared_address(shared), k_tile = q_tile + QUERIES * D * 2;
+    const int within = ((int)threadIdx.x >> 5) * GROUP, query = first + within;
+    /* Queries of the warp's token t, or of the nearest that is in the piece. */
+    const auto queries_of = [&](int t) {
+        const int row = min(max(query + t, begin), end - 1) - begin;
+        return c.s.q + ((size_t)row * c.h.H + (size_t)g * c.h.group) * D;
+    };
+    /* The warp's queries of head n of the group, a line of 32 floats a lane. */
+    const auto prefetch = [&](int n) {
+        const int lines = D / 32;
+        for (int i = lane; i < GROUP * lines; i += 32)
+            prefetch_l2(queries_of(i / lines) + n * D + i % lines * 32);
+    };
 
-    const __half *keys = c.k + ((size_t)g * c.rows + c.capacity) * D;
-    for (int i = tid; i < tiles * KEYS * units; i += THREADS) {
-        const int r = i / units, u = i % units;
-        cp_async16(k_tile + unit_at<D>(r, u),
-                   keys + (size_t)min(max(first_key + r, 0), end - 1) * D + u * 8);
-    }
-    cp_async_commit();
-
-    const lane_address<D> q_at =
-        lane_address<D>::by16(q_tile + (uint32_t)(tid >> 5) * 16 * D * 2, lane);
-    const lane_address<D> k_at = lane_address<D>::by8(k_tile, lane);
+    prefetch(0);
+    load_keys<D>(shared, c.k + ((size_t)g * c.rows + c.capacity) * D, first - C,
+                 keys_of(C), end);
+    __syncthreads();
+    const lane_address<D> keys =
+        lane_address<D>::by8(shared_address(shared) + (uint32_t)within * D * 2, lane);
     const float scale = c.h.scale * log2_e;
-    float mean[2] = {0, 0};
+    const float *x[2] = {queries_of(lane >> 2), queries_of(8 + (lane >> 2))};
+    float mean = 0;
     for (int n = 0; n < c.h.group; n++) {
-        const int head = g * c.h.group + n;
-#pragma unroll 4
-        for (int i = tid; i < QUERIES * units; i += THREADS) {
-            const int r = i / units, u = i % units;
-            const int row = min(max(first + r, begin), end - 1) - begin;
-            const float4 *q =
-                (const float4 *)(c.s.q + ((size_t)row * c.h.H + head) * D + u * 8);
-            *(uint4 *)(shared + unit_at<D>(r, u)) = pack_half8(q[0], q[1]);
-            if (u % 4 == 0 && n + 1 < c.h.group) prefetch_l2(q + D / 4);
-        }
-        cp_async_wait<0>();
-        __syncthreads();
         uint32_t q[D / 16][4];
-        load_rows<D>(q, q_at);
-        __syncthreads(); /* the queries are in registers: the next may come */
-
-        row_sums sums;
-        clear_sums(sums);
-        for (int tile = 0; tile < tiles; tile++) {
-            const int key = first_key + tile * KEYS;
-            if (key > query + 15 || key + KEYS - 1 <= query - C) continue;
-            float s[8][4];
-            multiply<D>(s, q, k_at, tile * KEYS);
-            add_logits(sums, s, query, key, C, scale, lane);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            mean[i] += score_of_row(c.h.score, sums, i, c.h.eps) / (float)c.h.group;
+        load_queries<D>(q, x, lane);
+        x[0] += D;
+        x[1] += D;
+        if (n + 1 < c.h.group) prefetch(n + 1);
+        const row_sums sums = sums_of<D>(q, keys, query, C, scale, lane);
+        mean += score_of_row(c.h.score, sums, lane, c.h.eps) / (float)c.h.group;
     }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int t = query + i * 8 + (lane >> 2);
-        if ((lane & 3) == 0 && t >= begin && t < end)
-            c.score[(size_t)g * c.rows + c.capacity + t] = mean[i];
-    }
+    const int t = query + lane % 2 * 8 + (lane >> 2);
+    if ((lane & 3) < 2 && t >= begin && t < end)
+        c.score[(size_t)g * c.rows + c.capacity + t] = mean;
 }
 
 /* ---- Scores without logits ----------------------------------------------- */
@@ -254,7 +345,7 @@ template <int D, class Pieces>
 static still_status launch(const sti_chunk_group *g, unsigned units,
                            const Pieces &pieces, still_error *err)
 {
-    const int bytes = (QUERIES + key_tiles(g->c->h.C) * KEYS) * D * 2;
+    const int bytes = keys_of(g->c->h.C) * D * 2;
     const dim3 grid(units, (unsigned)g->c->h.S);
     STI_CUDA(cudaFuncSetAttribute(score_kernel<D, Pieces>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
