@@ -7,6 +7,7 @@
 #ifndef STI_BACKEND_CUDA_HYBRID_SCORE_H
 #define STI_BACKEND_CUDA_HYBRID_SCORE_H
 
+#include "backend/cuda/both.h"
 #include "ops/hybrid.h"
 
 typedef enum sti_score_source {
@@ -17,12 +18,6 @@ typedef enum sti_score_source {
     STI_FROM_POSITION, /* query head and position */
     STI_FROM_CHUNK     /* all keys of its chunk, once it is complete; the last */
 } sti_score_source;
-
-#ifdef __CUDACC__
-#define STI_BOTH static __host__ __device__ __forceinline__
-#else
-#define STI_BOTH static inline
-#endif
 
 /* Whether a score comes from there. With a constant source, one comparison. */
 STI_BOTH bool sti_score_from(int score, sti_score_source source)
