@@ -261,35 +261,54 @@ static void pairs_change_nothing(void **state)
     }
 }
 
-/* More rows than one unpacked panel sweeps: each as if it were alone. */
+/* Each row of a batch as if it were alone; every step-th is looked at. */
+static void batch_as_rows(const char *isa, sti_dtype type, int M, int N, int K,
+                          int step)
+{
+    const sti_backend *be = sti_backend_find("cpu");
+    sti_dev *dev = device(isa, 2, K);
+    if (!dev) return;
+    source s = make_source(type, N, K, 8);
+    sti_weight w = make_weight(dev, &s);
+    const size_t row = (size_t)N * sizeof(float);
+    float *x = make_x((int64_t)M * K, 21), *y = malloc((size_t)M * row),
+          *one = malloc(row);
+    assert_non_null(y);
+    assert_non_null(one);
+    sti_matmul_args a = {.x = x, .M = M, .n = 1, .w = {&w}, .y = {y}};
+    assert_int_equal(be->matmul(dev, &a, NULL), STILL_OK);
+    for (int m = 0; m < M; m += step) {
+        sti_matmul_args b = {
+            .x = x + (size_t)m * (size_t)K, .M = 1, .n = 1, .w = {&w}, .y = {one}};
+        assert_int_equal(be->matmul(dev, &b, NULL), STILL_OK);
+        assert_memory_equal(one, y + (size_t)m * (size_t)N, row);
+    }
+    be->weight_free(dev, &w);
+    be->dev_free(dev);
+    free_source(&s);
+    free(x);
+    free(y);
+    free(one);
+}
+
+/* More rows than one unpacked panel sweeps. */
 static void many_rows(void **state)
 {
     (void)state;
-    enum { K = 1024, N = 35, M = 391 };
-    const sti_backend *be = sti_backend_find("cpu");
-    for (int i = 0; i < 3; i++) {
-        for (int t = 0; t < N_TYPES; t += 3) {
-            sti_dev *dev = device(ISAS[i], 2, K);
-            if (!dev) continue;
-            source s = make_source(TYPES[t], N, K, 8);
-            sti_weight w = make_weight(dev, &s);
-            float *x = make_x(M * K, 21), *y = malloc(sizeof *y * M * N), one[N];
-            assert_non_null(y);
-            sti_matmul_args a = {.x = x, .M = M, .n = 1, .w = {&w}, .y = {y}};
-            assert_int_equal(be->matmul(dev, &a, NULL), STILL_OK);
-            for (int m = 0; m < M; m += 5) {
-                sti_matmul_args b = {
-                    .x = x + m * K, .M = 1, .n = 1, .w = {&w}, .y = {one}};
-                assert_int_equal(be->matmul(dev, &b, NULL), STILL_OK);
-                assert_memory_equal(one, y + m * N, sizeof one);
-            }
-            be->weight_free(dev, &w);
-            be->dev_free(dev);
-            free_source(&s);
-            free(x);
-            free(y);
-        }
-    }
+    for (int i = 0; i < 3; i++)
+        for (int t = 0; t < N_TYPES; t += 3)
+            batch_as_rows(ISAS[i], TYPES[t], 391, 35, 1024, 5);
+}
+
+/* K of the shapes that people run: panels take equal parts of it, in whole super-blocks. */
+static void long_rows(void **state)
+{
+    (void)state;
+    static const int K[] = {2304, 3072, 8192, 14336};
+    for (int i = 0; i < 3; i++)
+        for (int t = 0; t < N_TYPES; t++)
+            for (size_t k = 0; k < sizeof K / sizeof *K; k++)
+                batch_as_rows(ISAS[i], TYPES[t], 12, 19, K[k], 4);
 }
 
 /* Values at the ends of their range, in one row and in a batch: sums in 16 bits must not
@@ -419,5 +438,5 @@ static void refusals(void **state)
 RUN_TESTS(cmocka_unit_test(every_type), cmocka_unit_test(several_matrices),
           cmocka_unit_test(threads_change_nothing),
           cmocka_unit_test(pairs_change_nothing), cmocka_unit_test(many_rows),
-          cmocka_unit_test(extremes), cmocka_unit_test(embedding),
-          cmocka_unit_test(refusals))
+          cmocka_unit_test(long_rows), cmocka_unit_test(extremes),
+          cmocka_unit_test(embedding), cmocka_unit_test(refusals))
