@@ -67,6 +67,7 @@ typedef struct sti_score {
     const char *name, *summary;
     double (*arrive)(const sti_score_stats *s); /* NULL: 0 */
     double (*retire)(const sti_score_end *e);   /* NULL: arrived */
+    bool self;                                  /* `arrive` needs the softmax */
     bool received, likeness;                    /* what `retire` needs */
     /* The definition where `arrive` is a closed form of it; the reference runs this.
      * logit: those of the last n <= C tokens, the token's own last. */

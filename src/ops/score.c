@@ -80,17 +80,16 @@ static double random_arrive(const sti_score_stats *s)
 }
 
 static const sti_score table[STI_SCORE_COUNT] = {
-    [STI_SCORE_S3] = {"s3", "Self-Saliency Score (the paper's)", s3_arrive, NULL, false,
-                      false, s3_definition},
-    [STI_SCORE_RECEIVED] = {"received", "attention received inside the window", NULL,
-                            received_retire, true, false, NULL},
-    [STI_SCORE_KEYNORM] = {"keynorm", "small key norm", keynorm_arrive, NULL, false,
-                           false, NULL},
+    [STI_SCORE_S3] = {"s3", "Self-Saliency Score (the paper's)", .arrive = s3_arrive,
+                      .self = true, .definition = s3_definition},
+    [STI_SCORE_RECEIVED] = {"received", "attention received inside the window",
+                            .retire = received_retire, .received = true},
+    [STI_SCORE_KEYNORM] = {"keynorm", "small key norm", .arrive = keynorm_arrive},
     [STI_SCORE_DISTINCT] = {"distinct",
-                            "a key unlike the others of its chunk (KeyDiff)", NULL,
-                            distinct_retire, false, true, NULL},
+                            "a key unlike the others of its chunk (KeyDiff)",
+                            .retire = distinct_retire, .likeness = true},
     [STI_SCORE_RANDOM] = {"random", "a hash of seed, layer, head and position",
-                          random_arrive, NULL, false, false, NULL},
+                          .arrive = random_arrive},
 };
 
 const sti_score *sti_score_at(sti_score_kind kind)

@@ -59,10 +59,10 @@ static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
         w->tail_l[r] = 0;
         w->self[r] = -1;
     }
-    if (h->scored && b->part == STI_HYB_PREVIOUS)
+    if (h->self && b->part == STI_HYB_PREVIOUS)
         sti_hyb_tail_lse(h, w, b, 0, group, offset);
     h->f->softmax(&t, 0, group, b->lo, b->hi);
-    if (h->scored && b->part == STI_HYB_OWN)
+    if (h->self && b->part == STI_HYB_OWN)
         sti_hyb_self_weight(h, w, b, 0, group, b->hi, offset);
     h->f->pv_product_cache(&t, &V, b->slot, group, b->lo, b->hi, to->o, h->ldo, ahead);
     const size_t bytes = (size_t)group * sizeof(float);
@@ -135,7 +135,7 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
         for (int i = 0; i < group; i++) {
             h->f->join(o + (size_t)i * D, from->o + (size_t)i * h->ldo, w->t.keep[i],
                        w->t.add[i], D);
-            if (h->scored)
+            if (h->self)
                 sti_hyb_lse_update(&w->score[i], from->tail_m[i], from->tail_l[i],
                                    from->self[i]);
             if (!h->received || !sti_hyb_in_window(&u->b)) continue;

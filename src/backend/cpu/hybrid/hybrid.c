@@ -402,8 +402,10 @@ still_status sti_cpu_hybrid(sti_dev *dev, const sti_hybrid_args *a, int n,
     STI_TRY(reserve(dev, &h, set->cap, rows, err));
     sti_carve c = {.base = dev->scratch.p};
     carve_scratch(&c, &h, set->cap, rows);
-    h.scored =
-        set->has_window && (set->select > 0 || a->trace.score || a->trace.score_head);
+    const sti_score *score = sti_score_at(set->score);
+    const bool traced = a->trace.score || a->trace.score_head;
+    h.scored = set->has_window && (traced || (set->select > 0 && score->arrive));
+    h.self = h.scored && score->self;
     if (set->position_cap > 0)
         h.cap_rope = cap_rope(dev, set->position_cap, a->in.inv_freq, h.D / 2);
     if (!set->has_window) {

@@ -127,7 +127,9 @@ typedef struct sti_hyb {
     int per_kv;        /* query heads of a kv head */
     int ldo, ldu, ldp; /* row strides: outputs, u, features */
     float scale;       /* 1 / sqrt(D) */
-    bool scored, received, rotates;
+    bool scored;       /* tokens get a score when they arrive */
+    bool self;         /* it needs the weight that a token gives itself */
+    bool received, rotates;
     bool may_retire; /* a chunk may leave the window in this call */
     sti_pool *pool;
     int workers;

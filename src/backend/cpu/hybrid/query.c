@@ -226,7 +226,7 @@ void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, in
                              .layer = set->layer};
     double sum = 0;
     for (int i = 0; i < h->group; i++) {
-        stats.self = s[i].self * exp(s[i].self_m - s[i].m) / s[i].l;
+        if (h->self) stats.self = s[i].self * exp(s[i].self_m - s[i].m) / s[i].l;
         stats.head = sel * h->group + i;
         const double one = score->arrive ? score->arrive(&stats) : 0;
         sum += one / h->group;
@@ -282,15 +282,15 @@ static void attend_block(const sti_hyb *h, const sti_hyb_worker *w,
         h->f->qk_logits_levels(&t, K, b->slot, n, b->lo, keys);
     else
         h->f->qk_logits(&t, h->D, row, n, b->lo, keys);
-    const bool scored = h->scored && sti_hyb_in_window(b);
-    if (scored && b->part == STI_HYB_PREVIOUS) {
+    const bool self = h->self && sti_hyb_in_window(b);
+    if (self && b->part == STI_HYB_PREVIOUS) {
         sti_hyb_tail_lse(h, w, b, row, n, offset);
         for (int r = row; r < row + n; r++) w->self[r] = -1;
     }
     h->f->softmax(&t, row, n, b->lo, keys);
-    if (scored && b->part == STI_HYB_OWN)
+    if (self && b->part == STI_HYB_OWN)
         sti_hyb_self_weight(h, w, b, row, n, keys, offset);
-    for (int r = row; scored && r < row + n; r++)
+    for (int r = row; self && r < row + n; r++)
         sti_hyb_lse_update(&w->score[r], w->tail_m[r], w->tail_l[r], w->self[r]);
     h->f->merge_lse(t.M + row, t.L + row, t.m + row, t.l + row, t.keep + row,
                     t.add + row, n);

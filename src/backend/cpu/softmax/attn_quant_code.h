@@ -116,7 +116,7 @@ STI_INLINE attn_key_panel attn_panel_at(const int bits, const sti_attn_rows *src
 
 #if defined(__AVX512VNNI__)
 
-enum { ATTN_DIGITS = STI_ATTN_DIGITS, ATTN_DIGIT = 7, ATTN_INT_ROWS = 3 };
+enum { ATTN_DIGITS = STI_ATTN_DIGITS, ATTN_DIGIT = 7, ATTN_INT_ROWS = 4 };
 
 /* A query of D dimensions, padded to whole groups:
  *   int8 digit[3][D], the highest first; int32 sum[3][D / 32]; float c */
@@ -224,24 +224,25 @@ STI_INLINE void attn_int_tile(const int R, const int P, const int bits,
             }
         }
         STI_UNROLL
-        for (int r = 0; r < R; r++) {
-            float c;
-            memcpy(&c, sums + (size_t)r * row + ATTN_DIGITS * groups * 4, sizeof c);
+        for (int p = 0; p < P; p++) {
+            const vf d = vf_load_f16(panel[p].scale + g * ATTN_PANEL);
             STI_UNROLL
-            for (int p = 0; p < P; p++) {
-                const vf d = vf_load_f16(panel[p].scale + g * ATTN_PANEL);
+            for (int r = 0; r < R; r++) {
                 const vi low = (a[r][p][1] << ATTN_DIGIT) + a[r][p][2];
                 const vf sum =
                     vf_fma(vf_of(a[r][p][0]), vf_set(1 << 2 * ATTN_DIGIT), vf_of(low));
-                acc[r][p] = vf_fma(vf_mul(d, vf_set(c)), sum, acc[r][p]);
+                acc[r][p] = vf_fma(d, sum, acc[r][p]);
             }
         }
     }
     STI_UNROLL
     for (int r = 0; r < R; r++) {
+        float c;
+        memcpy(&c, sums + (size_t)r * row + ATTN_DIGITS * groups * 4, sizeof c);
         STI_UNROLL
         for (int p = 0; p < P; p++)
-            vf_store(s + r * STI_ATTN_LDS + p * ATTN_PANEL, acc[r][p]);
+            vf_store(s + r * STI_ATTN_LDS + p * ATTN_PANEL,
+                     vf_mul(acc[r][p], vf_set(c)));
     }
 }
 
@@ -256,7 +257,8 @@ STI_INLINE void attn_int_panels(const int P, const int bits, const sti_attn_tile
         switch (n - r) {
         case 1: attn_int_tile(1, P, bits, query, row, key, D, s); break;
         case 2: attn_int_tile(2, P, bits, query, row, key, D, s); break;
-        default: attn_int_tile(3, P, bits, query, row, key, D, s); break;
+        case 3: attn_int_tile(3, P, bits, query, row, key, D, s); break;
+        default: attn_int_tile(4, P, bits, query, row, key, D, s); break;
         }
     }
 }
