@@ -577,7 +577,9 @@ STILL_API still_status still_session_feed_ahead(still_session *s, int32_t tok,
 STILL_API still_status still_session_step(still_session **s, const int32_t *tok, int n,
                                           still_error *err);
 /* The same, but what comes back is the most likely id after each; logits are not kept.
- * On a GPU it saves moving them. */
+ * On a GPU it saves moving them. A session whose results are not finite fails alone: its
+ * id is -1, the others have theirs, and the error is its own. It must be reset. Where the
+ * step fails as a whole all ids are -1. */
 STILL_API still_status still_session_step_top(still_session **s, const int32_t *tok,
                                               int n, int32_t *top, still_error *err);
 /* The same, but some keep their logits: session i where keep[i], and those whose most

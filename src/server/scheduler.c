@@ -15,11 +15,10 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "base/process.h"
+#include "server/pieces.h"
 #include "server/sequence.h"
 
 enum {
-    WHOLE_PIECE = 512, /* of a prompt while nobody decodes */
-    LEAST_PIECE = 8,
     SPREAD = 16, /* turns over which prompts that wait are spread, if they are short */
     MOST_PARALLEL = 4096,
     MOST_WAIT = 1 << 24 /* seconds for what is still computed when it ends */
@@ -43,8 +42,8 @@ struct srv_scheduler {
     srv_slot *slot; /* [parallel]; the first one scores prompts */
     srv_scores scores;
     int parallel, most_queued, piece;
-    double step_s,
-        token_s; /* of a decode step, of a token of a prompt: running means */
+    double step_s;     /* of a decode step: a running mean */
+    srv_pieces pieces; /* of prompts, between two steps */
     /* [parallel], of a step */
     still_session **session;
     int32_t *id, *top;
@@ -298,25 +297,22 @@ static void count_step(srv_scheduler *s, double seconds)
 static int decode(srv_scheduler *s)
 {
     still_error err;
-    int n = 0, tops = 0;
+    int n = 0;
     for (int i = 0; i < s->parallel; i++) {
         srv_sequence *q = s->slot[i].sequence;
         if (!q || q->reading || q->over) continue;
         s->decoding[n] = q;
         s->session[n] = s->slot[i].session;
-        const srv_need need = srv_sequence_needs(q);
-        s->keep[n] = need != SRV_NEEDS_TOP;
-        tops += need != SRV_NEEDS_LOGITS;
+        s->keep[n] = srv_sequence_needs_logits(q);
         s->id[n++] = q->pending;
     }
     if (n == 0) return 0;
     const double start = sti_now();
-    still_status st = tops > 0 ? still_session_step_some(s->session, s->id, n, s->keep,
-                                                         s->host.no_end, s->top, &err)
-                               : still_session_step(s->session, s->id, n, &err);
+    (void)still_session_step_some(s->session, s->id, n, s->keep, s->host.no_end, s->top,
+                                  &err);
     for (int i = 0; i < n; i++)
-        if (st == STILL_OK)
-            srv_sequence_choose(&s->host, s->decoding[i], tops > 0 ? s->top[i] : -1);
+        if (s->top[i] >= 0)
+            srv_sequence_choose(&s->host, s->decoding[i], s->top[i]);
         else
             srv_sequence_fail(s->decoding[i], &err);
     count_step(s, sti_now() - start);
@@ -343,23 +339,12 @@ static srv_sequence *next_prompt(srv_scheduler *s)
     return best;
 }
 
-/* Tokens of a prompt that are read in so many seconds. */
-static int piece_of(const srv_scheduler *s, double seconds)
-{
-    if (s->piece > 0) return s->piece;
-    if (!(s->token_s > 0)) return LEAST_PIECE;
-    const double n = seconds / s->token_s;
-    if (n >= WHOLE_PIECE) return WHOLE_PIECE;
-    return n < LEAST_PIECE ? LEAST_PIECE : (int)n / LEAST_PIECE * LEAST_PIECE;
-}
-
 static void read_piece(srv_scheduler *s, srv_sequence *q, int most, bool others_decode)
 {
     const double start = sti_now();
     const int n = srv_sequence_read(&s->host, q, most);
     const double seconds = sti_now() - start;
-    if (others_decode && n >= LEAST_PIECE)
-        s->token_s = mean_of(s->token_s, seconds / n);
+    if (others_decode && n >= SRV_LEAST_PIECE) srv_pieces_note(&s->pieces, n, seconds);
     for (int i = 0; i < s->parallel; i++) {
         srv_sequence *other = s->slot[i].sequence;
         if (other && other != q && other->reading) other->waited += n;
@@ -393,15 +378,16 @@ static void read_prompts(srv_scheduler *s, bool others_decode, double other_s)
     srv_sequence *q = next_prompt(s);
     if (!q) return;
     if (!others_decode) {
-        read_piece(s, q, WHOLE_PIECE, false);
+        read_piece(s, q, SRV_WHOLE_PIECE, false);
         return;
     }
     int most = s->piece > 0 ? 1 : (count_prompts(s) + SPREAD - 1) / SPREAD;
     do {
-        read_piece(s, q, piece_of(s, left), true);
+        read_piece(s, q, s->piece > 0 ? s->piece : srv_pieces_fit(&s->pieces, left),
+                   true);
         left = end - sti_now();
         q = next_prompt(s);
-    } while (q && --most > 0 && left >= LEAST_PIECE * s->token_s);
+    } while (q && --most > 0 && srv_pieces_any(&s->pieces, left));
 }
 
 static void *run(void *arg)

@@ -348,11 +348,10 @@ int srv_sequence_read(srv_host *h, srv_sequence *q, int n)
 
 /* ---- Its tokens ---------------------------------------------------------- */
 
-srv_need srv_sequence_needs(const srv_sequence *q)
+bool srv_sequence_needs_logits(const srv_sequence *q)
 {
     const srv_work *w = q->work;
-    if (!changes_nothing(&w->sampling)) return SRV_NEEDS_LOGITS;
-    return w->matcher || w->n_top >= 0 ? SRV_NEEDS_BOTH : SRV_NEEDS_TOP;
+    return !changes_nothing(&w->sampling) || w->matcher || w->n_top >= 0;
 }
 
 static bool is_end(const srv_host *h, int32_t id)

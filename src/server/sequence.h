@@ -80,10 +80,9 @@ void srv_sequence_begin(srv_host *h, srv_sequence *q);
 /* Up to n more tokens of its prompt; returns how many it took. After the last one the
  * scores are handed out and the first token is generated. */
 int srv_sequence_read(srv_host *h, srv_sequence *q, int n);
-/* What its next token is chosen from: the most likely id and, if that ends a text, logits,
- * because it may be too early for that; logits; or both. */
-typedef enum srv_need { SRV_NEEDS_TOP, SRV_NEEDS_LOGITS, SRV_NEEDS_BOTH } srv_need;
-srv_need srv_sequence_needs(const srv_sequence *q);
+/* Whether its next token is chosen from logits, even where the most likely id does not end
+ * a text. Where it does they are needed because it may be too early for that. */
+bool srv_sequence_needs_logits(const srv_sequence *q);
 /* Its pending token was fed, and what it needs is there. top: the most likely id; -1: not
  * known, and the session has logits. */
 void srv_sequence_choose(srv_host *h, srv_sequence *q, int32_t top);

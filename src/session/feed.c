@@ -177,7 +177,7 @@ static still_status check_step(still_session **s, const int32_t *tok, int n,
 
 /* What a step leaves of each session: its logits, or its most likely id. */
 typedef struct step_request {
-    int32_t *top;           /* [n]; NULL: the logits of all */
+    int32_t *top;           /* [n], -1 where it failed; NULL: the logits of all */
     const bool *keep;       /* [n] logits of these, too; NULL: of none */
     const uint64_t *enough; /* and where top is not among these bits; NULL: any is */
 } step_request;
@@ -186,16 +186,19 @@ static bool keeps(const step_request *r, int i)
 {
     if (!r->top || (r->keep && r->keep[i])) return true;
     const int32_t id = r->top[i];
-    return r->enough && !(r->enough[id / 64] >> (id % 64) & 1);
+    return id >= 0 && r->enough && !(r->enough[id / 64] >> (id % 64) & 1);
 }
 
-/* One pass of `rows` sessions, from session `at` of the call on. */
+/* One pass of `rows` sessions, from session `at` of the call on. *first: the first
+ * failure of one of them. What concerns all is returned. */
 static still_status step_rows(still_session **s, const int32_t *tok, int at, int rows,
-                              const step_request *r, still_error *err)
+                              const step_request *r, still_status *first,
+                              still_error *err)
 {
     still_model *m = s[0]->model;
     sti_sequence seq[MOST_HEAD_ROWS];
     float logprob[MOST_HEAD_ROWS];
+    still_error why;
     s += at;
     tok += at;
     for (int i = 0; i < rows; i++)
@@ -218,16 +221,24 @@ static still_status step_rows(still_session **s, const int32_t *tok, int at, int
                                                    .logprob = logprob,
                                                    .top = r->top + at},
                                err));
-    for (int i = 0; i < rows; i++) {
-        if (r->top) STI_TRY(sti_session_check(s[i], tok + i, 1, logprob[i], err));
+    for (int i = 0; i < rows; i++)
         if (keeps(r, at + i)) STI_TRY(sti_session_take_logits(s[i], i, err));
-        if (!r->top) STI_TRY(sti_session_check(s[i], tok + i, 1, s[i]->logits[0], err));
+    for (int i = 0; i < rows; i++) { /* looking for a reason takes the logits' place */
+        const float result = r->top ? logprob[i] : s[i]->logits[0];
+        const still_status st = sti_session_check(s[i], tok + i, 1, result, &why);
+        if (st == STILL_OK) continue;
+        if (r->top) r->top[at + i] = -1;
+        if (*first != STILL_OK) continue;
+        *first = st;
+        if (err) *err = why;
     }
     return STILL_OK;
 }
 
-static still_status step(still_session **s, const int32_t *tok, int n,
-                         const step_request *r, still_error *err)
+/* *first: as in step_rows. */
+static still_status step_all(still_session **s, const int32_t *tok, int n,
+                             const step_request *r, still_status *first,
+                             still_error *err)
 {
     if (n <= 0) return STILL_OK;
     STI_TRY(check_step(s, tok, n, err));
@@ -235,14 +246,24 @@ static still_status step(still_session **s, const int32_t *tok, int n,
     if (most > MOST_HEAD_ROWS) most = MOST_HEAD_ROWS;
     for (int at = 0; at < n; at += most) {
         const int rows = n - at < most ? n - at : most;
-        STI_TRY(step_rows(s, tok, at, rows, r, err));
+        STI_TRY(step_rows(s, tok, at, rows, r, first, err));
     }
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n && (r->top || *first == STILL_OK); i++) {
+        if (r->top && r->top[i] < 0) continue;
         s[i]->length++;
         s[i]->has_logits = keeps(r, i);
         STI_TRY(sti_session_mark(s[i], s[i]->length, err));
     }
     return STILL_OK;
+}
+
+static still_status step(still_session **s, const int32_t *tok, int n,
+                         const step_request *r, still_error *err)
+{
+    still_status first = STILL_OK;
+    const still_status st = step_all(s, tok, n, r, &first, err);
+    for (int i = 0; st != STILL_OK && r->top && i < n; i++) r->top[i] = -1;
+    return st != STILL_OK ? st : first;
 }
 
 still_status still_session_step(still_session **s, const int32_t *tok, int n,

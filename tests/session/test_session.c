@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -185,6 +186,99 @@ static void some_keep_logits(void **state)
     assert_true(kept > 0 && unasked > 0);
 }
 
+/* A copy of a checkpoint in `folder` whose embedding of token `bad` is not finite. */
+static void spoil_embedding(const char *name, int bad, int hidden, const char *folder)
+{
+    static const char *const files[] = {"config.json", "model.safetensors"};
+    for (int i = 0; i < 2; i++) {
+        char path[512];
+        static char data[1 << 20];
+        snprintf(path, sizeof path, FIXTURES "/models/%s/%s", name, files[i]);
+        FILE *f = fopen(path, "rb");
+        assert_non_null(f);
+        const size_t n = fread(data, 1, sizeof data - 1, f);
+        fclose(f);
+        assert_true(n > 0 && n < sizeof data - 1);
+        if (i == 1) { /* u64 bytes of JSON, JSON, numbers */
+            uint64_t header;
+            memcpy(&header, data, sizeof header);
+            const char *at = strstr(data + 8, "\"model.embed_tokens.weight\"");
+            assert_non_null(at);
+            at = strstr(at, "\"data_offsets\"");
+            assert_non_null(at);
+            const size_t first = strtoul(strchr(at, '[') + 1, NULL, 10);
+            const float nan = NAN;
+            memcpy(data + 8 + header + first + sizeof nan * (size_t)(bad * hidden),
+                   &nan, sizeof nan);
+        }
+        snprintf(path, sizeof path, "%s/%s", folder, files[i]);
+        f = fopen(path, "wb");
+        assert_non_null(f);
+        assert_int_equal(fwrite(data, 1, n, f), n);
+        assert_int_equal(fclose(f), 0);
+    }
+}
+
+static void remove_copy(const char *folder)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    remove(path);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    remove(path);
+    rmdir(folder);
+}
+
+/* In a step a session whose numbers are not finite fails alone. */
+static void one_session_fails_alone(void **state)
+{
+    (void)state;
+    enum { S = 5, BAD = 7, FAILS = 2 };
+    char folder[] = "/tmp/still-test-XXXXXX";
+    assert_non_null(mkdtemp(folder));
+    spoil_embedding("mistral-window", BAD, 64, folder);
+    for (size_t b = 0; b < 2; b++) {
+        still_model *m;
+        still_error e;
+        must(still_model_open(folder,
+                              &STILL_PARAMS(still_model_params, .backend = backends[b],
+                                            .threads = 2),
+                              &m, &e),
+             &e);
+        const int vocab = still_model_get_info(m)->vocab;
+        still_session *alone[S], *together[S];
+        int32_t tok[N], top[S];
+        const bool keep[S] = {true, true, true, true, true};
+        make_tokens(tok, N, 41);
+        for (int i = 0; i < N; i++) tok[i] += tok[i] == BAD;
+        for (int i = 0; i < S; i++) {
+            alone[i] = new_session(m, N, 4);
+            together[i] = new_session(m, N, 4);
+            must(still_session_feed(alone[i], tok, 5 + i, &e), &e);
+            must(still_session_feed(together[i], tok, 5 + i, &e), &e);
+        }
+        tok[20 + FAILS] = BAD;
+        assert_int_equal(
+            still_session_step_some(together, tok + 20, S, keep, NULL, top, &e),
+            STILL_E_NUMERIC);
+        for (int i = 0; i < S; i++) {
+            assert_int_equal(top[i] < 0, i == FAILS);
+            assert_int_equal(still_session_length(together[i]), 5 + i + (i != FAILS));
+            if (i == FAILS) continue;
+            must(still_session_feed(alone[i], tok + 20 + i, 1, &e), &e);
+            same_logits(alone[i], together[i], vocab);
+        }
+        still_session_reset(together[FAILS]);
+        must(still_session_feed(together[FAILS], tok, 5, &e), &e);
+        for (int i = 0; i < S; i++) {
+            still_session_free(alone[i]);
+            still_session_free(together[i]);
+        }
+        still_model_free(m);
+    }
+    remove_copy(folder);
+}
+
 static void score_agrees_with_logits(void **state)
 {
     (void)state;
@@ -298,7 +392,7 @@ static void bill_is_exact(void **state)
 
 RUN_TESTS(cmocka_unit_test(any_cut_is_the_same),
           cmocka_unit_test(batching_changes_nothing),
-          cmocka_unit_test(some_keep_logits),
+          cmocka_unit_test(some_keep_logits), cmocka_unit_test(one_session_fails_alone),
           cmocka_unit_test(score_agrees_with_logits),
           cmocka_unit_test(failure_loses_nothing),
           cmocka_unit_test(absurd_sizes_are_refused), cmocka_unit_test(bill_is_exact))
