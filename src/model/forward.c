@@ -400,7 +400,8 @@ static still_status run_pass(still_model *m, const sti_attn_config *cfg,
     still_status st = done ? STILL_OK : layers(m, cfg, tok, M, seq, n_seq, search, err);
     if (m->be->pass_end) {
         still_error ignored;
-        still_status end = m->be->pass_end(m->dev, st == STILL_OK ? err : &ignored);
+        still_status end =
+            m->be->pass_end(m->dev, st == STILL_OK, st == STILL_OK ? err : &ignored);
         if (st == STILL_OK) st = end;
     }
     return st;

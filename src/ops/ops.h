@@ -342,9 +342,10 @@ typedef struct sti_backend {
     /* Bytes that can still be had of it; NULL: nobody knows before asking. */
     size_t (*mem_left)(const sti_dev *);
     /* Around the operators of a pass; NULL: not of interest. *done: it has been
-     * replayed as a whole and the operators must not be called. */
+     * replayed as a whole and the operators must not be called. whole: none of them
+     * failed; else nothing of the pass is kept for replaying. */
     still_status (*pass_begin)(sti_dev *, const sti_pass *, bool *done, still_error *);
-    still_status (*pass_end)(sti_dev *, still_error *);
+    still_status (*pass_end)(sti_dev *, bool whole, still_error *);
 
     still_status (*dev_new)(const sti_dev_params *, sti_dev **, still_error *);
     void (*dev_free)(sti_dev *);

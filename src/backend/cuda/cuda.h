@@ -80,7 +80,7 @@ void sti_cuda_graphs_free(sti_dev *dev);
 void sti_cuda_graphs_forget(sti_dev *dev);
 still_status sti_cuda_pass_begin(sti_dev *, const sti_pass *, bool *done,
                                  still_error *);
-still_status sti_cuda_pass_end(sti_dev *, still_error *);
+still_status sti_cuda_pass_end(sti_dev *, bool whole, still_error *);
 
 /* Memory (device.c): from a pool that follows the stream, up to dev->limit. */
 still_status sti_cuda_mem_new(sti_dev *, size_t bytes, sti_block *out, still_error *);

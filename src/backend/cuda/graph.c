@@ -98,10 +98,11 @@ static still_status fill_table(sti_dev *dev, table *t, const void *host, size_t 
                         "cuda: a captured pass differs from the one before it");
     STI_TRY(reserve_table(dev, t, bytes, err));
     memcpy(t->host, host, bytes);
-    t->bytes = bytes;
+    t->bytes = 0; /* nobody knows what is there if the copy fails */
     STI_CUDA(cudaMemcpyAsync(t->device.p, t->host, bytes, cudaMemcpyHostToDevice,
                              dev->stream),
              "copying a table");
+    t->bytes = bytes;
     return STILL_OK;
 }
 
@@ -282,7 +283,7 @@ still_status sti_cuda_pass_begin(sti_dev *dev, const sti_pass *p, bool *done,
     return STILL_OK;
 }
 
-still_status sti_cuda_pass_end(sti_dev *dev, still_error *err)
+still_status sti_cuda_pass_end(sti_dev *dev, bool whole, still_error *err)
 {
     struct sti_cuda_graphs *all = dev->graphs;
     if (!all->running) return STILL_OK;
@@ -290,10 +291,16 @@ still_status sti_cuda_pass_end(sti_dev *dev, still_error *err)
     const bool captured = all->capturing;
     all->running = all->capturing = false;
     all->now = NULL;
-    if (r) r->tried = true;
+    if (r) r->tried = whole;
     if (!captured) return STILL_OK;
     cudaGraph_t graph = NULL;
-    STI_CUDA(cudaStreamEndCapture(dev->stream, &graph), "ending a capturing");
+    const cudaError_t ended = cudaStreamEndCapture(dev->stream, &graph);
+    if (!whole) {
+        (void)cudaGetLastError();
+        if (ended == cudaSuccess && graph) (void)cudaGraphDestroy(graph);
+        return STILL_OK;
+    }
+    STI_CUDA(ended, "ending a capturing");
     cudaError_t e = cudaGraphInstantiate(&r->graph, graph, 0);
     (void)cudaGraphDestroy(graph);
     if (e != cudaSuccess) r->graph = NULL;

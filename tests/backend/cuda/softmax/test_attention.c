@@ -439,7 +439,7 @@ static void recorded_passes(void **state)
         bool done = false;
         if (cuda.be->pass_begin(cuda.dev, &pass, &done, &err) != STILL_OK ||
             (!done && attend(&cuda, &c, &err) != STILL_OK) ||
-            (!done && cuda.be->pass_end(cuda.dev, &err) != STILL_OK))
+            (!done && cuda.be->pass_end(cuda.dev, true, &err) != STILL_OK))
             fail_msg("step %d: %s", step, err.text);
         replayed += done;
         assert_int_equal(attend(&ref, &c, &err), STILL_OK);

@@ -240,7 +240,7 @@ static bool feed_pass(run *r, const pass_rows *b, bool rope)
     if (g->be->pass_begin(g->dev, &pass, &done, &err) != STILL_OK ||
         (!done && rope && g->be->rope(g->dev, &turn, &err) != STILL_OK) ||
         (!done && g->be->hybrid(g->dev, a, M, &err) != STILL_OK) ||
-        g->be->pass_end(g->dev, &err) != STILL_OK)
+        g->be->pass_end(g->dev, true, &err) != STILL_OK)
         fail_msg("%s: %s", r->c->name, err.text);
     for (int m = 0; m < M; m++)
         move_row(g, &who[m]->y, (size_t)who[m]->past++, &b->y, (size_t)m, HD);
