@@ -99,14 +99,19 @@ def request_of(at, body):
             f"Content-Length: {len(data)}\r\n\r\n").encode() + data
 
 
-async def one_answer(at, ids, tokens):
+async def one_answer(at, ids, tokens, until):
     loop = asyncio.get_running_loop()
     stream = Stream(request_of(at, {
         "prompt": ids, "max_tokens": tokens, "temperature": 0, "stream": True,
         "ignore_eos": True, "stream_options": {"include_usage": True}}), loop.create_future())
     began = time.perf_counter()
     await loop.create_connection(lambda: stream, at.hostname, at.port)
-    await stream.ended
+    try:
+        await asyncio.wait_for(stream.ended, max(1.0, until - time.perf_counter()))
+    except asyncio.TimeoutError:
+        stream.transport.abort()
+        raise RuntimeError(f"not all of an answer after {time.perf_counter() - began:.0f} s: "
+                           f"{len(stream.events)} events") from None
     stream.sent = began
     if stream.error or not stream.done or stream.made != tokens or not stream.events:
         raise RuntimeError(stream.error or f"{stream.made} tokens came, {tokens} were asked "
@@ -116,14 +121,16 @@ async def one_answer(at, ids, tokens):
 
 async def client(at, number, o, answers, failures):
     """Asks again as soon as it has its answer. It begins within the ramp, and it does not
-    break off: an answer that was begun in time is waited for."""
+    break off: an answer that was begun in time is waited for, for o["patience"] seconds after
+    the end."""
     r = random.Random(1000003 * number)
     await asyncio.sleep(max(0, o["start"] + o["ramp"] * number / o["clients"]
                             - time.perf_counter()))
     while time.perf_counter() < o["end"]:
         ids = r.choices(range(*o["ids"]), k=o["context"])
         try:
-            answers.append(await one_answer(at, ids, o["tokens"]))
+            answers.append(await one_answer(at, ids, o["tokens"],
+                                            o["end"] + o["patience"]))
         except (OSError, RuntimeError, ValueError) as e:
             failures.append(str(e))
             await asyncio.sleep(0.1)
@@ -148,7 +155,7 @@ def process(o, part, pipe):
 
 
 def drive(o, every_second=None):
-    """o: url, clients, processes, context, tokens, ids (first, end), seconds, ramp. Returns
+    """o: url, clients, processes, context, tokens, ids (first, end), seconds, ramp, patience. Returns
     the answers as (sent, [event], made), what failed, and the processor time of the busiest
     process as a share of the time. every_second is called while they run."""
     start = time.perf_counter()  # one clock for all processes of a machine
