@@ -37,7 +37,7 @@ static sti_hyb_slot slot_at(const sti_hyb *h, int unit)
 }
 
 static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_unit *u,
-                     const sti_hyb_slot *to, const void *ahead)
+                     const sti_hyb_slot *to, const sti_attn_ahead *ahead)
 {
     const sti_hybrid_state *st = u->a->state;
     const sti_hyb_block *b = &u->b;
@@ -50,11 +50,11 @@ static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
     const sti_attn_tile t = b->part == STI_HYB_FAR ? sti_hyb_far_tile(w) : w->t;
     const sti_attn_rows K = sti_hyb_rows(h, st, u->sel, b, true);
     const sti_attn_rows V = sti_hyb_rows(h, st, u->sel, b, false);
+    const sti_attn_ahead values = sti_attn_rows_ahead(&V, b->slot + b->lo, true);
     if (K.bits)
-        h->f->qk_logits_levels(&t, &K, b->slot, group, b->lo, b->hi);
+        h->f->qk_logits_levels(&t, &K, b->slot, group, b->lo, b->hi, &values);
     else
-        h->f->qk_logits_panels(&t, &K, b->slot, group, b->lo, b->hi,
-                               sti_attn_slot(&V, b->slot + b->lo));
+        h->f->qk_logits_panels(&t, &K, b->slot, group, b->lo, b->hi, &values);
     for (int r = 0; r < group; r++) {
         w->tail_l[r] = 0;
         w->self[r] = -1;
@@ -73,17 +73,30 @@ static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
     memcpy(to->self, w->self, bytes);
 }
 
-/* What unit i reads first; NULL if there is no such unit. */
-static const void *start_of(const unit_list *r, int i)
+/* What unit i reads first; false: there is no such unit. */
+static bool start_of(const unit_list *r, int i, sti_attn_ahead *to)
 {
-    if (i >= r->n) return NULL;
+    if (i >= r->n) return false;
     const sti_hyb *h = r->h;
     const sti_hyb_unit *u = &r->own.unit[i];
     const sti_hybrid_state *st = u->a->state;
-    if (u->b.part == STI_HYB_LINEAR)
-        return (const float *)st->lin_s + (size_t)u->sel * h->P * h->D;
+    if (u->b.part == STI_HYB_LINEAR) { /* a state, while a block of keys is read */
+        const float *s = (const float *)st->lin_s + (size_t)u->sel * h->P * h->D;
+        const size_t bytes = (size_t)h->P * (size_t)h->D * sizeof *s;
+        *to = (sti_attn_ahead){{(const char *)s}, {bytes / STI_ATTN_BLOCK}};
+        return true;
+    }
     const sti_attn_rows K = sti_hyb_rows(h, st, u->sel, &u->b, true);
-    return sti_attn_slot(&K, u->b.slot);
+    *to = sti_attn_rows_ahead(&K, u->b.slot, false);
+    return true;
+}
+
+/* run_unit, prefetching what unit `then` reads. */
+static void run_before(const unit_list *r, int i, int then, const sti_hyb_slot *to)
+{
+    sti_attn_ahead ahead;
+    const bool any = start_of(r, then, &ahead);
+    run_unit(r->h, &r->own, &r->own.unit[i], to, any ? &ahead : NULL);
 }
 
 /* ---- Rows ---------------------------------------------------------------- */
@@ -178,7 +191,7 @@ static void run_joined(const unit_list *r, int lo, int hi)
             begin_row(h, w, u);
         else if (i == lo)
             load_row(h, w, u);
-        run_unit(h, w, u, &to, start_of(r, i + 1 < hi ? i + 1 : r->n));
+        run_before(r, i, i + 1 < hi ? i + 1 : r->n, &to);
         join_unit(h, w, u, &to);
         if (i + 1 == hi && !u->last) save_row(h, w, u);
     }
@@ -191,7 +204,7 @@ static void run_apart(const unit_list *r, int lo, int hi, int then)
         const sti_hyb_slot to = slot_at(r->h, i);
         const sti_hyb_unit *u = &r->own.unit[i];
         if (i == lo) sti_hyb_queries(r->h, &r->own, u->a, u->sel, 0, 1);
-        run_unit(r->h, &r->own, u, &to, start_of(r, i + 1 < hi ? i + 1 : then));
+        run_before(r, i, i + 1 < hi ? i + 1 : then, &to);
     }
 }
 

@@ -279,7 +279,7 @@ static void attend_block(const sti_hyb *h, const sti_hyb_worker *w,
 {
     const sti_attn_tile t = b->part == STI_HYB_FAR ? sti_hyb_far_tile(w) : w->t;
     if (K->bits)
-        h->f->qk_logits_levels(&t, K, b->slot, n, b->lo, keys);
+        h->f->qk_logits_levels(&t, K, b->slot, n, b->lo, keys, NULL);
     else
         h->f->qk_logits(&t, h->D, row, n, b->lo, keys);
     const bool self = h->self && sti_hyb_in_window(b);

@@ -20,6 +20,16 @@
 
 enum { ATTN_GROUP = STI_SALIENT_GROUP };
 
+/* What is read next while n keys from `key` on are worked on. */
+STI_INLINE void attn_prefetch_ahead(const sti_attn_ahead *a, int key, int n)
+{
+    for (int i = 0; a && i < 3 && a->at[i]; i++) {
+        const char *p = a->at[i] + (size_t)key * a->step[i],
+                   *end = p + (size_t)n * a->step[i];
+        for (; p < end; p += 64) __builtin_prefetch(p, 0, 2);
+    }
+}
+
 /* ---- Keys: panels of words ----------------------------------------------- */
 
 enum { ATTN_PANEL = STI_ATTN_PANEL, ATTN_WORD = 4 };
@@ -265,13 +275,14 @@ STI_INLINE void attn_int_panels(const int P, const int bits, const sti_attn_tile
 
 STI_INLINE void attn_int_logits(const int bits, const sti_attn_tile *t,
                                 const sti_attn_rows *src, int start, int n, int lo,
-                                int hi)
+                                int hi, const sti_attn_ahead *ahead)
 {
     attn_wide_panel wide;
     const int D = src->D;
     for (int j = lo / ATTN_PANEL * ATTN_PANEL, P; j < hi; j += P * ATTN_PANEL) {
         const attn_key_panel key = attn_panel_at(bits, src, start + j, &wide);
         P = j + ATTN_PANEL < hi && start + j + 2 * ATTN_PANEL <= src->capacity ? 2 : 1;
+        attn_prefetch_ahead(ahead, j - lo / ATTN_PANEL * ATTN_PANEL, P * ATTN_PANEL);
         if (P == 2)
             attn_int_panels(2, bits, t, key, D, n, j);
         else
@@ -280,12 +291,13 @@ STI_INLINE void attn_int_logits(const int bits, const sti_attn_tile *t,
 }
 
 static void attn_qk_logits_levels(const sti_attn_tile *t, const sti_attn_rows *src,
-                                  int start, int n, int lo, int hi)
+                                  int start, int n, int lo, int hi,
+                                  const sti_attn_ahead *ahead)
 {
     if (src->bits == 5)
-        attn_int_logits(5, t, src, start, n, lo, hi);
+        attn_int_logits(5, t, src, start, n, lo, hi, ahead);
     else
-        attn_int_logits(8, t, src, start, n, lo, hi);
+        attn_int_logits(8, t, src, start, n, lo, hi, ahead);
 }
 
 #else
@@ -330,8 +342,10 @@ static void attn_qk_logits(const sti_attn_tile *t, int D, int row, int n, int lo
                            int hi);
 
 static void attn_qk_logits_levels(const sti_attn_tile *t, const sti_attn_rows *src,
-                                  int start, int n, int lo, int hi)
+                                  int start, int n, int lo, int hi,
+                                  const sti_attn_ahead *ahead)
 {
+    attn_prefetch_ahead(ahead, 0, hi - lo);
     if (src->bits == 5)
         attn_float_keys(5, src, start, lo, hi, t->k);
     else

@@ -71,13 +71,29 @@ typedef struct sti_attn_rows {
     const uint16_t *scale;
 } sti_attn_rows;
 
-/* The first byte of row (or panel) `slot`. */
-static inline const char *sti_attn_slot(const sti_attn_rows *r, int slot)
+/* Memory that will be read next and is prefetched meanwhile: up to three arrays, `step`
+ * bytes of each for every key that is worked on. */
+typedef struct sti_attn_ahead {
+    const char *at[3];
+    size_t step[3];
+} sti_attn_ahead;
+
+/* The rows (or panels) from `slot` on. values: else keys, which have half the scales. */
+static inline sti_attn_ahead sti_attn_rows_ahead(const sti_attn_rows *r, int slot,
+                                                 bool values)
 {
-    const size_t row = r->bits              ? sti_salient_low(r->bits, r->D)
-                       : r->type == STI_F32 ? (size_t)r->D * sizeof(float)
-                                            : (size_t)r->D * sizeof(uint16_t);
-    return (const char *)r->data + (size_t)slot * row;
+    const size_t at = (size_t)slot, D = (size_t)r->D;
+    if (r->bits == 0) {
+        const size_t row = D * (r->type == STI_F32 ? sizeof(float) : sizeof(uint16_t));
+        return (sti_attn_ahead){{(const char *)r->data + at * row}, {row}};
+    }
+    const size_t low = sti_salient_low(r->bits, r->D),
+                 high = sti_salient_high(r->bits, r->D),
+                 scales = sti_salient_groups(r->D) * (values ? 2 : 1);
+    return (sti_attn_ahead){{(const char *)r->data + at * low,
+                             (const char *)(r->scale + at * scales),
+                             high ? (const char *)r->high + at * high : NULL},
+                            {low, scales * sizeof *r->scale, high}};
 }
 
 typedef struct sti_attn_kernels {
@@ -97,9 +113,10 @@ typedef struct sti_attn_kernels {
     /* Rows [row, row + n) of the tile against keys [lo, hi) of the loaded block. */
     void (*qk_logits)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi);
     /* Rows [0, n) against keys in panels (load_panels not needed). `ahead`, here and
-     * below, is memory that will be read next, prefetched meanwhile; or NULL. */
+     * below, may be NULL; in an operator of floats or halves its first array counts. */
     void (*qk_logits_panels)(const sti_attn_tile *t, const sti_attn_rows *src,
-                             int start, int n, int lo, int hi, const void *ahead);
+                             int start, int n, int lo, int hi,
+                             const sti_attn_ahead *ahead);
     /* Keys of few bits. First the queries [0, n) of the tile become digits; then these
      * are multiplied with keys in panels. The arrays of a panel hold words of four bytes,
      * one of all its keys after the other. Of five bits the low ones are as in
@@ -107,7 +124,8 @@ typedef struct sti_attn_kernels {
      * of byte j. The last panel of a list may have fewer keys than 16. */
     void (*round_queries)(const sti_attn_tile *t, int D, int n);
     void (*qk_logits_levels)(const sti_attn_tile *t, const sti_attn_rows *src,
-                             int start, int n, int lo, int hi);
+                             int start, int n, int lo, int hi,
+                             const sti_attn_ahead *ahead);
     void (*softmax)(const sti_attn_tile *t, int row, int n, int lo, int hi);
     /* o [n, ldo]: y if keep is NULL, else keep o + add y. */
     void (*pv_product)(const sti_attn_tile *t, int D, int row, int n, int lo, int hi,
@@ -115,7 +133,7 @@ typedef struct sti_attn_kernels {
     /* Rows [0, n): y, with values read from the cache (load_values not needed). */
     void (*pv_product_cache)(const sti_attn_tile *t, const sti_attn_rows *src,
                              int start, int n, int lo, int hi, float *o, int ldo,
-                             const void *ahead);
+                             const sti_attn_ahead *ahead);
     /* Adds a block to the log-sum-exp of n rows; keep and add come out. */
     void (*merge_lse)(float *M, float *L, const float *m, const float *l, float *keep,
                       float *add, int n);

@@ -129,17 +129,19 @@ STI_INLINE void attn_panel_logits_tile(const int R, const int P, const float *q,
 /* o[R, P W] = p[R, n] v[n, P W] with values of few bits, from dimension d on. */
 STI_INLINE void attn_quant_pv_tile(const int R, const int P, const int bits,
                                    const float *p, const attn_value_rows *v, int d,
-                                   int n, float *o, int ldo, const char *ahead)
+                                   int n, float *o, int ldo,
+                                   const sti_attn_ahead *ahead)
 {
+    enum { AT_ONCE = 16 };
     vf acc[ATTN_ROWS][4];
     STI_UNROLL
     for (int r = 0; r < R; r++) {
         STI_UNROLL
         for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
     }
-    for (int j = 0; j < n; j++, ahead += v->low_row) {
+    for (int j = 0; j < n; j++) {
         vf x[4];
-        attn_prefetch(ahead, 1);
+        if (j % AT_ONCE == 0) attn_prefetch_ahead(ahead, j, AT_ONCE);
         STI_UNROLL
         for (int i = 0; i < P; i++)
             attn_value_pair(bits, v, j, d + i * ATTN_W, x + 2 * i);
@@ -270,7 +272,8 @@ static void attn_qk_logits(const sti_attn_tile *t, int D, int row, int n, int lo
 
 /* As with pv_product_cache: few rows, whole panels. */
 static void attn_qk_logits_panels(const sti_attn_tile *t, const sti_attn_rows *src,
-                                  int start, int n, int lo, int hi, const void *ahead)
+                                  int start, int n, int lo, int hi,
+                                  const sti_attn_ahead *ahead)
 {
     enum { PANEL = STI_ATTN_PANEL };
     const int D = src->D, end = (hi + ATTN_W - 1) / ATTN_W * ATTN_W;
@@ -286,8 +289,7 @@ static void attn_qk_logits_panels(const sti_attn_tile *t, const sti_attn_rows *s
         const int slot = start + j;
         const uint16_t *k =
             data + (size_t)(slot / PANEL * PANEL) * (size_t)D + slot % PANEL;
-        const char *next =
-            ahead ? (const char *)ahead + (j - first) * D * 2 : (const char *)k;
+        const char *next = ahead ? ahead->at[0] + (j - first) * D * 2 : (const char *)k;
         step = V_REGS == 32 && j + 2 * ATTN_W <= end ? 2 * ATTN_W : ATTN_W;
         if (step == ATTN_W)
             ONE_PANEL(attn_panel_logits_tile, n, t->q, k, D, t->s + j, next)
@@ -319,13 +321,12 @@ static void attn_pv_product(const sti_attn_tile *t, int D, int row, int n, int l
 /* Values of few bits: few rows, whole panels of dimensions. */
 STI_INLINE void attn_quant_pv(const int bits, const sti_attn_tile *t,
                               const sti_attn_rows *src, int start, int n, int lo,
-                              int hi, float *o, int ldo, const char *ahead)
+                              int hi, float *o, int ldo, const sti_attn_ahead *ahead)
 {
     const int step = V_REGS == 32 ? 2 * ATTN_W : ATTN_W;
     float scale[ATTN_SCALES];
     const attn_value_rows v = attn_value_rows_of(src, start + lo, hi - lo, scale);
     const float *s = t->s + lo;
-    if (!ahead) ahead = (const char *)v.low;
     for (int d = 0; d < src->D; d += step)
         if (step == ATTN_W)
             ONE_PANEL(attn_quant_pv_tile, n, bits, s, &v, d, hi - lo, o + d, ldo, ahead)
@@ -339,7 +340,7 @@ STI_INLINE void attn_quant_pv(const int bits, const sti_attn_tile *t,
  * registers, so two panels at a time need 32 of them. */
 static void attn_pv_product_cache(const sti_attn_tile *t, const sti_attn_rows *src,
                                   int start, int n, int lo, int hi, float *o, int ldo,
-                                  const void *ahead)
+                                  const sti_attn_ahead *ahead)
 {
     const int step = V_REGS == 32 ? 2 * ATTN_W : ATTN_W;
     if ((src->type != STI_F16 && !src->bits) || src->D % step != 0 ||
@@ -359,7 +360,8 @@ static void attn_pv_product_cache(const sti_attn_tile *t, const sti_attn_rows *s
     const float *s = t->s + lo;
     const int row = (start + lo) % src->capacity;
     attn_values v = {.cache = src->data,
-                     .ahead = ahead ? ahead : attn_row_at(src, row),
+                     .ahead = ahead ? (const uint16_t *)(const void *)ahead->at[0]
+                                    : attn_row_at(src, row),
                      .row = row,
                      .capacity = src->capacity,
                      .D = src->D};

@@ -222,10 +222,12 @@ static void decode_work(void *v, int w, int workers)
         j->f->load_keys(&K, u.start, u.lo, u.hi, t->k);
         j->f->qk_logits(t, j->a->D, 0, j->group, u.lo, u.hi);
         j->f->softmax(t, 0, j->group, u.lo, u.hi);
-        const size_t next = cache_row(j, u.s, 0, u.start + BLOCK);
+        const size_t next = cache_row(j, u.s, 0, u.start + BLOCK),
+                     size = V.type == STI_F16 ? 2 : 4;
+        const sti_attn_ahead ahead = {{(const char *)V.data + next * size},
+                                      {(size_t)V.D * size}};
         j->f->pv_product_cache(t, &V, u.start, j->group, u.lo, u.hi, to.o, j->ldo,
-                               (const char *)V.data +
-                                   next * (V.type == STI_F16 ? 2 : 4));
+                               &ahead);
         memcpy(to.m, t->m, (size_t)j->group * sizeof(float));
         memcpy(to.l, t->l, (size_t)j->group * sizeof(float));
     }
