@@ -160,7 +160,9 @@ static int never_ending(const job *j, int32_t *out)
     still_session *s;
     int ends = 0;
     const int vocab = still_model_get_info(model)->vocab;
-    must(still_session_new(model, &STILL_PARAMS(still_session_params, .ctx = CTX), &s, &e), &e);
+    must(still_session_new(model, &STILL_PARAMS(still_session_params, .ctx = CTX), &s,
+                           &e),
+         &e);
     must(still_session_feed(s, j->prompt, 3, &e), &e);
     for (int n = 0; n < MOST; n++) {
         const float *l = still_session_logits(s);
