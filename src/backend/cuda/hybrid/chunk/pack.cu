@@ -201,9 +201,8 @@ static __device__ __forceinline__ void stored_floats(int bits, uint4 halves, flo
 
 /* x [8], unit `unit` of the stored key of a token at `position`, as it is stored once it
  * is far. The lanes of a row, which lie side by side, call it together. */
-static __device__ __forceinline__ rounded_unit stored_far(const sti_cuda_hybrid_params &h,
-                                                          int unit, int position,
-                                                          const float *x)
+static __device__ __forceinline__ rounded_unit
+stored_far(const sti_cuda_hybrid_params &h, int unit, int position, const float *x)
 {
     const int units = h.D / 8, half = units / 2, first = (int)threadIdx.x % 32 - unit;
     const unsigned row = ((1u << units) - 1) << first;
@@ -237,16 +236,14 @@ static __global__ void __launch_bounds__(THREADS)
     if (position >= c.pos + c.T) return;
     if (row >= c.capacity) {
         stored_floats(c.h.key_bits, ((const uint4 *)c.k)[at], x);
-        to[(size_t)c.stored * units] =
-            eight_halves(stored_far(c.h, unit, position, x));
+        to[(size_t)c.stored * units] = eight_halves(stored_far(c.h, unit, position, x));
         return;
     }
     if (row >= c.s.sal_count[g]) return;
     const size_t slot = list_slot(c, g) + row;
     load_unit(stored_keys(c.h, c.s), slot, unit, x);
-    *to = c.s.sal_far[slot]
-              ? eight_halves(x)
-              : eight_halves(stored_far(c.h, unit, c.s.sal_pos[slot], x));
+    *to = c.s.sal_far[slot] ? eight_halves(x)
+                            : eight_halves(stored_far(c.h, unit, c.s.sal_pos[slot], x));
 }
 
 /* n units of eight. */
@@ -395,7 +392,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
     const int at = item - tokens;
     if (c.n_retired == 0 || at >= salient) return;
-    const int row = c.salient[((size_t)(c.n_retired - 1) * c.h.S + g) * c.capacity + at];
+    const int row =
+        c.salient[((size_t)(c.n_retired - 1) * c.h.S + g) * c.capacity + at];
     const size_t slot = list_slot(c, g) + at;
     const int position = c.h.position_cap > 0 ? position_of_row(c, g, row) : 0;
     const bool far = c.h.position_cap > 0 && is_far(c, c.n_retired, position);

@@ -5,8 +5,8 @@
 #define STI_BACKEND_CUDA_HYBRID_STEP_RETIRE_FOLD_CUH
 
 #include "backend/cuda/hybrid/device.cuh"
-#include "backend/cuda/hybrid/stored.cuh"
 #include "backend/cuda/hybrid/step/step.h"
+#include "backend/cuda/hybrid/stored.cuh"
 
 enum {
     THREADS = 256,
@@ -84,10 +84,9 @@ template <typename KV> struct leaving_rows {
 };
 
 template <typename KV>
-STI_DEVICE leaving_rows<KV> leaving_of(const retire_args &a,
-                                       const sti_cuda_hybrid_session &s, int sel,
-                                       int first, const void *window,
-                                       const void *salient, const stored_rows &stored)
+STI_DEVICE leaving_rows<KV>
+leaving_of(const retire_args &a, const sti_cuda_hybrid_session &s, int sel, int first,
+           const void *window, const void *salient, const stored_rows &stored)
 {
     const size_t C = a.h.C, D = a.h.D, g = sel * a.h.group / a.h.per_kv;
     const size_t list = (size_t)salient_list_of(a.h, s.capacity, sel).first;
@@ -96,9 +95,8 @@ STI_DEVICE leaving_rows<KV> leaving_of(const retire_args &a,
             stored.bits ? stored.from(list) : stored, a.h.C, a.h.D};
 }
 template <typename KV>
-STI_DEVICE leaving_rows<KV> leaving_keys(const retire_args &a,
-                                         const sti_cuda_hybrid_session &s, int sel,
-                                         int first)
+STI_DEVICE leaving_rows<KV>
+leaving_keys(const retire_args &a, const sti_cuda_hybrid_session &s, int sel, int first)
 {
     return leaving_of<KV>(a, s, sel, first, s.win_k, s.sal_k, stored_keys(a.h, s));
 }
@@ -265,8 +263,7 @@ static __global__ void __launch_bounds__(THREADS)
             const int j = i / TILE, e = i % TILE;
             float x = 0, y = 0;
             if (j < n && row + e < h.P) x = phi[(size_t)(base + j) * h.P + row + e];
-            if (j < n && column + e < h.D)
-                y = values.at(list[base + j], column + e);
+            if (j < n && column + e < h.D) y = values.at(list[base + j], column + e);
             sh.phi[j][e] = x;
             sh.v[j][e] = y;
         }
@@ -288,8 +285,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (tokens <= 0) return;
     add_to_state(h, s, sel, row + own_row, column + own_column, sum);
     const size_t at = (size_t)sel * h.P + row + tid;
-    if (column == 0 && tid < TILE && row + tid < h.P)
-        s.lin_z[at] += z;
+    if (column == 0 && tid < TILE && row + tid < h.P) s.lin_z[at] += z;
 }
 
 #endif

@@ -48,8 +48,7 @@ STI_DEVICE bool arrives_last(const step_args &a, step_shared<KV, HEADS, WIDE> &s
         const int units = units_at_work<Layout>(a, sh);
         sh.last = units == 1;
         if (!sh.last)
-            sh.last =
-                (int)(atomic_add_acq_rel(folded, ARRIVED) / ARRIVED) == units - 1;
+            sh.last = (int)(atomic_add_acq_rel(folded, ARRIVED) / ARRIVED) == units - 1;
         if (sh.last) *folded = sh.now.folded;
     }
     __syncthreads();
@@ -230,9 +229,8 @@ static step_plan plan_of(const sti_dev *dev, const sti_cuda_hybrid_params *h, in
         cut_uneven(&p, h, n, at_once, least_keys);
     } else {
         if (h->has_window)
-            p.key_units =
-                at_most(at_least(units - p.state_units, 1),
-                        (places_of(h, h->cap) + least_keys - 1) / least_keys);
+            p.key_units = at_most(at_least(units - p.state_units, 1),
+                                  (places_of(h, h->cap) + least_keys - 1) / least_keys);
         p.units = h->S * (p.state_units + p.key_units);
     }
     p.early = n * p.units <= at_once;
@@ -326,11 +324,10 @@ extern "C" still_status sti_cuda_hybrid_step(sti_dev *dev,
             launch<float, 1, 32, 8, 1>(a, grid, stream);
     } else if (in_tiles(h)) {
         const bool stored = sti_cuda_hybrid_quantized(h);
-        const auto kernel = h->D <= 64
-                                ? stored ? tile_step_kernel<64, true>
-                                         : tile_step_kernel<64, false>
+        const auto kernel = h->D <= 64 ? stored ? tile_step_kernel<64, true>
+                                                : tile_step_kernel<64, false>
                             : stored ? tile_step_kernel<HALF_D, true>
-                                     : tile_step_kernel<HALF_D, false>;
+                                       : tile_step_kernel<HALF_D, false>;
         (void)pdl_launch(dev, kernel, grid, dim3(THREADS), 0, a);
     } else if (h->half_kv) {
         launch<__half, 8, 32, 1, MAX_HEADS>(a, grid, stream);

@@ -147,11 +147,11 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* Eight columns of a key and of a value a thread. Grid: units of a head, kv heads,
  * sequences. */
-static __global__ void __launch_bounds__(THREADS)
-    store_kernel(const sti_hybrid_train p)
+static __global__ void __launch_bounds__(THREADS) store_kernel(const sti_hybrid_train p)
 {
     const int i = (int)(blockIdx.x * THREADS + threadIdx.x), units = p.DP / 8;
-    const int t = i / units, e = i % units * 8, g = (int)blockIdx.y, b = (int)blockIdx.z;
+    const int t = i / units, e = i % units * 8, g = (int)blockIdx.y,
+              b = (int)blockIdx.z;
     if (t >= p.T) return;
     const size_t at = token_at(p, p.h.G, b, g, t) * p.h.D + e;
     const size_t half = row_at(p, p.h.G, b, g, t) * p.DP + e + p.half_stored;
