@@ -24,6 +24,7 @@ static const sti_row_kernels row_kernels = {
 };
 
 static const sti_attn_kernels attn_kernels = {
+    .levels_cost = ATTN_LEVELS_COST,
     STI_NAMED_4(attn_, scale, divide, join, to_f16),
     STI_NAMED_3(attn_, load_keys, load_values, load_panels),
     STI_NAMED_2(attn_, round_queries, qk_logits_levels),

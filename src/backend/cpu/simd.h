@@ -354,11 +354,41 @@ STI_INLINE vi vi_load_u8_of_8(const uint8_t *p, int first)
 }
 #endif
 
-/* The first n < VL lanes from memory, zero in the others; and back. */
-STI_INLINE vf vf_load_part(const float *p, int n)
+/* The first n < VL lanes from memory, `rest` or zero in the others; and back. */
+#if defined(__AVX512F__)
+STI_INLINE __mmask16 vf_first(int n)
 {
-    float x[VL] = {0};
-    memcpy(x, p, (size_t)n * sizeof *p);
+    return (__mmask16)((1u << n) - 1);
+}
+STI_INLINE vf vf_load_part_or(const float *p, int n, float rest)
+{
+    return _mm512_mask_loadu_ps(vf_set(rest), vf_first(n), p);
+}
+STI_INLINE void vf_store_part(float *p, vf v, int n)
+{
+    _mm512_mask_storeu_ps(p, vf_first(n), v);
+}
+#elif defined(__AVX2__)
+STI_INLINE __m256i vf_first(int n)
+{
+    static const int32_t on[2 * VL] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return _mm256_loadu_si256((const __m256i *)(const void *)(on + VL - n));
+}
+STI_INLINE vf vf_load_part_or(const float *p, int n, float rest)
+{
+    const __m256i first = vf_first(n);
+    return _mm256_blendv_ps(vf_set(rest), _mm256_maskload_ps(p, first),
+                            _mm256_castsi256_ps(first));
+}
+STI_INLINE void vf_store_part(float *p, vf v, int n)
+{
+    _mm256_maskstore_ps(p, vf_first(n), v);
+}
+#else
+STI_INLINE vf vf_load_part_or(const float *p, int n, float rest)
+{
+    float x[VL];
+    for (int i = 0; i < VL; i++) x[i] = i < n ? p[i] : rest;
     return vf_load(x);
 }
 STI_INLINE void vf_store_part(float *p, vf v, int n)
@@ -366,6 +396,11 @@ STI_INLINE void vf_store_part(float *p, vf v, int n)
     float x[VL];
     vf_store(x, v);
     memcpy(p, x, (size_t)n * sizeof *p);
+}
+#endif
+STI_INLINE vf vf_load_part(const float *p, int n)
+{
+    return vf_load_part_or(p, n, 0);
 }
 
 /* The next up to VL of n numbers, zero (or `rest`) in the other lanes; and back. */
@@ -375,10 +410,7 @@ STI_INLINE vf vf_load_some(const float *p, int64_t n)
 }
 STI_INLINE vf vf_load_or(const float *p, int64_t n, float rest)
 {
-    if (n >= VL) return vf_load(p);
-    float x[VL];
-    for (int i = 0; i < VL; i++) x[i] = i < n ? p[i] : rest;
-    return vf_load(x);
+    return n >= VL ? vf_load(p) : vf_load_part_or(p, (int)n, rest);
 }
 STI_INLINE void vf_store_some(float *p, vf v, int64_t n)
 {

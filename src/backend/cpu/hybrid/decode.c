@@ -19,7 +19,7 @@ typedef struct unit_list {
     const sti_hyb *h;
     sti_hyb_worker own;
     int n;        /* units, in own.unit */
-    int64_t cost; /* of all, in keys */
+    int64_t cost; /* of all, as cost_of has it */
 } unit_list;
 
 /* ---- Units --------------------------------------------------------------- */
@@ -46,7 +46,7 @@ static void run_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_un
         sti_hyb_linear(h, w, u->a, u->sel, 0, 1, to->o, to->l);
         return;
     }
-    if (u->stores) sti_hyb_store_kv(h, u->a, u->sel, 0, 1);
+    if (u->stores) sti_hyb_store_kv(h, u->a, u->sel, 0, 0, 1);
     const sti_attn_tile t = b->part == STI_HYB_FAR ? sti_hyb_far_tile(w) : w->t;
     const sti_attn_rows K = sti_hyb_rows(h, st, u->sel, b, true);
     const sti_attn_rows V = sti_hyb_rows(h, st, u->sel, b, false);
@@ -158,7 +158,7 @@ static void join_unit(const sti_hyb *h, const sti_hyb_worker *w, const sti_hyb_u
     }
     if (!u->last) return;
     for (int i = 0; i < group; i++)
-        sti_hyb_joint_output(h, a, 0, first_head + i, o + (size_t)i * D, M[i], L[i],
+        sti_hyb_joint_output(h, a, 0, u->sel, i, o + (size_t)i * D, M[i], L[i],
                              linear ? from->o + (size_t)i * h->ldo : NULL,
                              linear ? from->l[i] : 0);
     if (h->scored) sti_hyb_score_token(h, a, u->sel, 0, a->state->pos, w->score);
@@ -220,11 +220,13 @@ static void join_apart(const unit_list *r, int lo, int hi)
     }
 }
 
-/* Cost of a unit in keys with their values: a row of the state has as many bytes, and
- * takes less work. */
+/* Cost of a unit in hundredths of a key with its value in halves. A row of the state
+ * has as many bytes, and is read as it lies in memory for the first time. */
 static int cost_of(const sti_hyb *h, const sti_hyb_block *b)
 {
-    return b->part == STI_HYB_LINEAR ? 5 * h->P / 8 : b->hi - b->lo;
+    if (b->part == STI_HYB_LINEAR) return 125 * h->P;
+    const bool levels = h->set->key_bits && !sti_hyb_in_window(b);
+    return (b->hi - b->lo) * (levels ? h->f->levels_cost : 100);
 }
 
 /* The next selection head that decodes, from *p on; false: there is none. */

@@ -232,13 +232,14 @@ const void *sti_hyb_narrow(const sti_hyb *h, const sti_hybrid_state *st, const f
     return buffer;
 }
 
-void sti_hyb_store_kv(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, int n)
+void sti_hyb_store_kv(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, int i,
+                      int n)
 {
     const sti_hybrid_state *st = a->state;
     const int window = 2 * h->C, per_kv = h->per_kv / h->group;
     const int heads = per_kv > 0 ? per_kv : 1, first = g * per_kv;
     uint16_t buffer[STI_ATTN_MAX_D];
-    for (int i = 0; i < n; i++) {
+    for (const int end = i + n; i < end; i++) {
         const int slot = (int)((st->pos + i) % window);
         const size_t from = ((size_t)(row + i) * h->G + g) * (size_t)h->D;
         const size_t value = (size_t)g * (size_t)window + (size_t)slot;
@@ -259,11 +260,14 @@ static bool retires(const sti_hyb *h, const sti_hybrid_args *a)
     return pos % h->C == 0 && pos >= 2 * (int64_t)h->C;
 }
 
+/* Split over tokens of kv heads: three heads would keep two workers busy unequally. */
 static void store_step_work(void *v, int w, int workers)
 {
     const sti_hyb *h = v;
-    for (int g = w; g < h->G; g += workers)
-        sti_hyb_store_kv(h, h->a, g, h->row, h->tokens);
+    int g, lo, hi;
+    for (sti_hyb_share s = sti_hyb_share_of(h->G, h->tokens, w, workers);
+         sti_hyb_share_next(&s, &g, &lo, &hi);)
+        sti_hyb_store_kv(h, h->a, g, h->row, lo, hi - lo);
 }
 
 static void store_decode_work(void *v, int w, int workers)
@@ -272,7 +276,7 @@ static void store_decode_work(void *v, int w, int workers)
     int index = 0;
     for (int i = 0; i < h->n; i++)
         for (int g = 0; h->a[i].T == 1 && g < h->G; g++)
-            if (index++ % workers == w) sti_hyb_store_kv(h, &h->a[i], g, 0, 1);
+            if (index++ % workers == w) sti_hyb_store_kv(h, &h->a[i], g, 0, 0, 1);
 }
 
 /* ---- Steps --------------------------------------------------------------- */

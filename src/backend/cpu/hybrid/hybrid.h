@@ -93,7 +93,7 @@ typedef struct sti_hyb_unit {
     int row; /* of the call: where the session's sums are kept */
     bool first, last;
     bool stores; /* the new token is in this block, and in no other: store it first */
-    int64_t middle; /* cost of the units before and half of its own, in keys */
+    int64_t middle; /* cost of the units before and half of its own */
 } sti_hyb_unit;
 
 /* Where in the units of a call a round of decoding begins. */
@@ -108,7 +108,7 @@ typedef struct sti_hyb_place {
 typedef struct sti_hyb_round {
     sti_hyb_place next; /* where the next one begins */
     int n, workers;     /* units, and shares they were cut into */
-    int64_t cost;       /* of all units, in keys */
+    int64_t cost;       /* of all units */
 } sti_hyb_round;
 
 /* Results of a unit, [group, ...]. */
@@ -214,6 +214,32 @@ sti_hyb_window_key(const sti_hyb *h, const sti_hybrid_state *st, int g, int slot
 {
     return sti_hyb_key_at(h, st, st->win_k, sti_hyb_ring(h, g), slot);
 }
+
+/* A worker's part of a step in which every head has `each` items. Whole panels, so that
+ * no two workers write one line. */
+typedef struct sti_hyb_share {
+    int64_t at, end;
+    int each;
+} sti_hyb_share;
+
+static inline sti_hyb_share sti_hyb_share_of(int heads, int each, int w, int workers)
+{
+    sti_hyb_share s = {.each = each};
+    sti_split((int64_t)heads * each, STI_ATTN_PANEL, w, workers, &s.at, &s.end);
+    return s;
+}
+/* The next items [*lo, *hi) of one head; false: no more. */
+static inline bool sti_hyb_share_next(sti_hyb_share *s, int *head, int *lo, int *hi)
+{
+    if (s->at >= s->end) return false;
+    const int64_t left = s->end - s->at;
+    *head = (int)(s->at / s->each);
+    *lo = (int)(s->at % s->each);
+    *hi = left < s->each - *lo ? *lo + (int)left : s->each;
+    s->at += *hi - *lo;
+    return true;
+}
+
 /* Copies a key [D], in the state's type, out of a panel and into one. */
 void sti_hyb_take_key(const sti_hyb *h, const sti_hybrid_state *st, sti_hyb_key from,
                       void *x);
@@ -226,8 +252,9 @@ const void *sti_hyb_narrow(const sti_hyb *h, const sti_hybrid_state *st, const f
 /* hybrid.c */
 
 sti_hyb_worker sti_hyb_worker_of(const sti_hyb *h, int w);
-/* Stores the keys and values of kv head g, rows [row, row + n) of the call. */
-void sti_hyb_store_kv(const sti_hyb *h, const sti_hybrid_args *a, int g, int row,
+/* Stores keys and values of kv head g: of tokens [i, i + n) from the session's position
+ * on, of which token 0 is row `row` of the call. */
+void sti_hyb_store_kv(const sti_hyb *h, const sti_hybrid_args *a, int g, int row, int i,
                       int n);
 
 /* retire.c */
@@ -265,8 +292,8 @@ void sti_hyb_self_weight(const sti_hyb *h, const sti_hyb_worker *w,
 void sti_hyb_lse_update(sti_hyb_score *s, float m, float l, float self);
 void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, int row,
                          int64_t position, const sti_hyb_score *s);
-void sti_hyb_joint_output(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
-                          const float *o, float M, float L, const float *lin,
+void sti_hyb_joint_output(const sti_hyb *h, const sti_hybrid_args *a, int row, int sel,
+                          int i, const float *o, float M, float L, const float *lin,
                           float den_lin);
 
 /* decode.c: the next token of every session of h->a that gets one. Chunks have retired,

@@ -245,22 +245,27 @@ static void hyb_add(float *sum, float *comp, float a, const float *x, int n)
     }
 }
 
-/* STILL eq. 7, the gate; eq. 10. */
+/* STILL eq. 7: twice the sigmoid of the gate's logits, times a. */
+STI_INLINE vf hyb_gate(const float *gate, float a, int n)
+{
+    if (!gate) return vf_set(a);
+    const vf e = vf_exp(vf_sub(vf_set(0), vf_load_some(gate, n)));
+    return vf_div(vf_set(2 * a), vf_add(vf_set(1), e));
+}
+
+/* STILL eq. 10. lin: NULL while nothing is folded. */
 static void hyb_output(float *y, const float *o, float keep, const float *lin,
                        const float *gate, float a, float den, int n)
 {
-    for (int i = 0; i < n; i += VL) {
-        const int c = n - i;
-        vf x = vf_mul(vf_load_some(o + i, c), vf_set(keep));
-        if (lin) {
-            vf g = vf_set(a);
-            if (gate) {
-                const vf e = vf_exp(vf_sub(vf_set(0), vf_load_some(gate + i, c)));
-                g = vf_div(vf_set(2 * a), vf_add(vf_set(1), e));
-            }
-            x = vf_fma(vf_load_some(lin + i, c), g, x);
-        }
-        vf_store_some(y + i, vf_div(x, vf_set(den)), c);
+    for (int i = 0; !lin && i < n; i += VL) {
+        const vf x = vf_mul(vf_load_some(o + i, n - i), vf_set(keep));
+        vf_store_some(y + i, vf_div(x, vf_set(den)), n - i);
+    }
+    for (int i = 0; lin && i < n; i += VL) {
+        const vf x = vf_fma(vf_load_some(lin + i, n - i),
+                            hyb_gate(gate ? gate + i : NULL, a, n - i),
+                            vf_mul(vf_load_some(o + i, n - i), vf_set(keep)));
+        vf_store_some(y + i, vf_div(x, vf_set(den)), n - i);
     }
 }
 

@@ -239,18 +239,25 @@ void sti_hyb_score_token(const sti_hyb *h, const sti_hybrid_args *a, int sel, in
 
 /* ---- Output -------------------------------------------------------------- */
 
-/* STILL eq. 1, eq. 10: y = (N_SA + N_LA) / (D_SA + D_LA) of one query, from the sums o,
- * M, L of its softmax tokens and, unless lin is NULL, phi s and phi.z. */
-void sti_hyb_joint_output(const sti_hyb *h, const sti_hybrid_args *a, int row, int head,
-                          const float *o, float M, float L, const float *lin,
+/* alpha of a query head, and what keeps a state of many tokens from outweighing all. */
+static float state_weight(const sti_hybrid_args *a, int sel, int head)
+{
+    const float own = a->set->alpha && a->in.alpha ? a->in.alpha[head] : 0;
+    return own + (float)sti_hybrid_state_shift(a->set, sel, a->state->folded[sel]);
+}
+
+/* STILL eq. 1, eq. 10: y = (N_SA + N_LA) / (D_SA + D_LA) of query head i of selection
+ * head sel, from the sums o, M, L of its softmax tokens and, unless lin is NULL, phi s
+ * and phi.z. */
+void sti_hyb_joint_output(const sti_hyb *h, const sti_hybrid_args *a, int row, int sel,
+                          int i, const float *o, float M, float L, const float *lin,
                           float den_lin)
 {
     const sti_hybrid_settings *set = a->set;
     const sti_hybrid_in *in = &a->in;
+    const int head = sel * h->group + i;
     const size_t at = sti_hyb_query_at(h, row, head);
-    const int64_t folded = lin ? a->state->folded[head / h->group] : 0;
-    const float alpha = (set->alpha && in->alpha ? in->alpha[head] : 0) +
-                        (float)sti_hybrid_state_shift(set, head / h->group, folded);
+    const float alpha = lin ? state_weight(a, sel, head) : 0;
     float factor = 1, keep = 1, weight = 0;
     if (set->window_factor)
         factor = in->window_logit ? 1 / (1 + expf(-in->window_logit[head])) : 0.1f;
@@ -345,11 +352,12 @@ static void run_tile(const sti_hyb *h, const sti_hyb_worker *w, int sel, int i, 
     }
     const bool linear = b.part == STI_HYB_LINEAR;
     if (linear) sti_hyb_linear(h, w, a, sel, row, n, w->lin, w->den);
-    for (int r = 0; r < n * group; r++)
-        sti_hyb_joint_output(h, a, row + r / group, sel * group + r % group,
-                             w->t.o + (size_t)r * h->ldo, w->t.M[r], w->t.L[r],
-                             linear ? w->lin + (size_t)r * h->ldo : NULL,
-                             linear ? w->den[r] : 0);
+    for (int j = 0, r = 0; j < n; j++)
+        for (int g = 0; g < group; g++, r++)
+            sti_hyb_joint_output(h, a, row + j, sel, g, w->t.o + (size_t)r * h->ldo,
+                                 w->t.M[r], w->t.L[r],
+                                 linear ? w->lin + (size_t)r * h->ldo : NULL,
+                                 linear ? w->den[r] : 0);
     for (int j = 0; h->scored && j < n; j++)
         sti_hyb_score_token(h, a, sel, row + j, pos + j, w->score + j * group);
 }
@@ -447,9 +455,8 @@ void sti_hyb_stream_work(void *v, int w, int workers)
                 sti_hyb_fold_token(h, &own, a, sel, row, a->state->pos + row);
                 sti_hyb_linear(h, &own, a, sel, row, 1, own.lin, own.den);
                 for (int i = 0; i < h->group; i++)
-                    sti_hyb_joint_output(h, a, row, sel * h->group + i, own.t.o,
-                                         -INFINITY, 0, own.lin + (size_t)i * h->ldo,
-                                         own.den[i]);
+                    sti_hyb_joint_output(h, a, row, sel, i, own.t.o, -INFINITY, 0,
+                                         own.lin + (size_t)i * h->ldo, own.den[i]);
             }
         }
 }

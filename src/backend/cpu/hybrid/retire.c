@@ -5,7 +5,7 @@
  * Each step is a task for all workers, so that three heads keep two of them busy:
  * selection and eviction, split over heads; the features of the tokens to fold, split
  * over tokens; their product with the values, split over rows of the state; the others
- * join the list. Tokens are folded in order: those of the chunk by position, then the
+ * join the list, split over tokens. Tokens are folded in order: those of the chunk by position, then the
  * evicted by slot. Only the product of up to STI_HYB_KEYS of them is added to the
  * state, with compensation (Kahan): the state of a long stream is as exact as that of a
  * short one. */
@@ -245,23 +245,32 @@ static void select_and_evict(const sti_hyb *h, const sti_hybrid_args *a, int sel
         a->trace.fold_chunk[position_of(&l, c, to->fold[i]) * h->S + sel] = (int32_t)c;
 }
 
-/* STILL eq. 9, h: the tokens that stay join the list. */
-static void keep_salient(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c)
+/* Slots of the evicted tokens, which those that join take first. */
+static int32_t *gaps_of(const sti_hyb_retiring *r)
+{
+    return r->fold + (r->n_fold - r->n_evicted);
+}
+
+/* STILL eq. 9, h: those of tokens [lo, hi) of the chunk that stay join the list. Its
+ * count is that of before until all have. */
+static void keep_salient(const sti_hyb *h, const sti_hybrid_args *a, int sel, int64_t c,
+                         int lo, int hi)
 {
     const sti_hyb_list l = sti_hyb_list_of(h, a->state, sel);
     const sti_hyb_retiring *to = &h->retiring[sel];
-    int32_t *gap = to->fold + (to->n_fold - to->n_evicted), *end = gap + to->n_evicted;
+    const int32_t *gap = gaps_of(to);
     float key[STI_ATTN_MAX_D];
-    sti_hyb_fill_far_gaps(&l, gap, to->n_evicted);
-    for (int i = 0; i < h->C; i++) {
+    int n = 0; /* tokens that stay, before i */
+    for (int i = 0; i < lo; i++) n += to->stays[i];
+    for (int i = lo; i < hi; i++) {
         if (!to->stays[i]) continue;
+        const int slot = n < to->n_evicted ? gap[n] : *l.count + n - to->n_evicted;
         const window_token from = token_at(&l, c, i);
         sti_hyb_take_key(h, a->state, from.key, key);
-        sti_hyb_set_slot(&l, gap < end ? *gap++ : (*l.count)++, key, from.value,
-                         final_score(h, a, sel, c, i),
+        sti_hyb_set_slot(&l, slot, key, from.value, final_score(h, a, sel, c, i),
                          (int32_t)position_of(&l, c, -1 - i));
+        n++;
     }
-    if (a->set->position_cap > 0) sti_hyb_make_far(&l, a, c);
 }
 
 /* ---- Folding ------------------------------------------------------------- */
@@ -344,31 +353,6 @@ static void fold_into_state(const sti_hyb *h, const sti_hyb_worker *w,
 
 /* ---- Retirement ---------------------------------------------------------- */
 
-/* A worker's part of a step in which every head has `each` items. */
-typedef struct share {
-    int64_t at, end;
-    int each;
-} share;
-
-static share share_of(const sti_hyb *h, int each, int w, int workers)
-{
-    share s = {.each = each};
-    sti_split((int64_t)h->S * each, STI_ATTN_PANEL, w, workers, &s.at, &s.end);
-    return s;
-}
-
-/* The next items [*lo, *hi) of one head; false: no more. */
-static bool next_head(share *s, int *sel, int *lo, int *hi)
-{
-    if (s->at >= s->end) return false;
-    const int64_t left = s->end - s->at;
-    *sel = (int)(s->at / s->each);
-    *lo = (int)(s->at % s->each);
-    *hi = left < s->each - *lo ? *lo + (int)left : s->each;
-    s->at += *hi - *lo;
-    return true;
-}
-
 /* A session's retirement, as its steps see it. */
 typedef struct retirement {
     const sti_hyb *h;
@@ -389,8 +373,8 @@ static void map_work(void *v, int w, int workers)
     const retirement *r = v;
     const sti_hyb_worker own = sti_hyb_worker_of(r->h, w);
     int sel, lo, hi;
-    for (share s = share_of(r->h, batch_size(r->h), w, workers);
-         next_head(&s, &sel, &lo, &hi);)
+    for (sti_hyb_share s = sti_hyb_share_of(r->h->S, batch_size(r->h), w, workers);
+         sti_hyb_share_next(&s, &sel, &lo, &hi);)
         map_retired(r->h, &own, r->a, sel, r->done, lo, hi);
 }
 
@@ -399,24 +383,55 @@ static void fold_work(void *v, int w, int workers)
     const retirement *r = v;
     const sti_hyb_worker own = sti_hyb_worker_of(r->h, w);
     int sel, lo, hi;
-    for (share s = share_of(r->h, r->h->P, w, workers); next_head(&s, &sel, &lo, &hi);)
+    for (sti_hyb_share s = sti_hyb_share_of(r->h->S, r->h->P, w, workers);
+         sti_hyb_share_next(&s, &sel, &lo, &hi);)
         fold_into_state(r->h, &own, r->a->state, sel, r->done, lo, hi);
 }
 
 static void keep_work(void *v, int w, int workers)
 {
     const retirement *r = v;
-    for (int sel = w; sel < r->h->S; sel += workers)
-        keep_salient(r->h, r->a, sel, r->chunk);
+    int sel, lo, hi;
+    for (sti_hyb_share s = sti_hyb_share_of(r->h->S, r->h->C, w, workers);
+         sti_hyb_share_next(&s, &sel, &lo, &hi);)
+        keep_salient(r->h, r->a, sel, r->chunk, lo, hi);
+}
+
+static void far_gaps_work(void *v, int w, int workers)
+{
+    const retirement *r = v;
+    for (int sel = w; sel < r->h->S; sel += workers) {
+        const sti_hyb_list l = sti_hyb_list_of(r->h, r->a->state, sel);
+        const sti_hyb_retiring *to = &r->h->retiring[sel];
+        sti_hyb_fill_far_gaps(&l, gaps_of(to), to->n_evicted);
+    }
+}
+
+static void far_work(void *v, int w, int workers)
+{
+    const retirement *r = v;
+    for (int sel = w; sel < r->h->S; sel += workers) {
+        const sti_hyb_list l = sti_hyb_list_of(r->h, r->a->state, sel);
+        sti_hyb_make_far(&l, r->a, r->chunk);
+    }
 }
 
 void sti_hyb_retire(const sti_hyb *h, const sti_hybrid_args *a)
 {
     retirement r = {.h = h, .a = a, .chunk = a->state->pos / h->C};
+    const bool far = a->set->position_cap > 0;
+    int most = 0; /* tokens to fold, of the head that has most of them */
     sti_pool_run(h->pool, select_work, &r);
-    for (; a->state->lin_s && r.done < h->C; r.done += batch_size(h)) {
+    for (int sel = 0; a->state->lin_s && sel < h->S; sel++)
+        if (h->retiring[sel].n_fold > most) most = h->retiring[sel].n_fold;
+    for (; r.done < most; r.done += batch_size(h)) {
         sti_pool_run(h->pool, map_work, &r);
         sti_pool_run(h->pool, fold_work, &r);
     }
+    if (far) sti_pool_run(h->pool, far_gaps_work, &r);
     sti_pool_run(h->pool, keep_work, &r);
+    for (int sel = 0; sel < h->S;
+         sel++) /* the chunk and the evicted, less the folded */
+        a->state->sal_count[sel] += h->C - h->retiring[sel].n_fold;
+    if (far) sti_pool_run(h->pool, far_work, &r);
 }

@@ -97,6 +97,10 @@ static inline sti_attn_ahead sti_attn_rows_ahead(const sti_attn_rows *r, int slo
 }
 
 typedef struct sti_attn_kernels {
+    /* Time that a key and value of few bits take in decoding, in percent of those in
+     * halves. */
+    int levels_cost;
+
     /* y = x s; y = x / s; y = keep y + add x. n floats. */
     void (*scale)(float *y, const float *x, float s, int n);
     void (*divide)(float *y, const float *x, float s, int n);
