@@ -9,11 +9,13 @@ export XDG_CACHE_HOME=$scratch/cache XDG_CONFIG_HOME=$scratch/config LC_ALL=C
 unset HF_TOKEN HF_ENDPOINT HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_TOKEN_PATH \
     HUGGINGFACE_HUB_CACHE HUGGING_FACE_HUB_TOKEN
 trap 'rm -rf "$scratch"' EXIT
-failures=0
+failures=0 finished=
 
+# A check that fails behind `finish` ends the test: nothing else would count it.
 fail() {
     printf 'FAILED: %s\n' "$*" >&2
     failures=$((failures + 1))
+    [ -z "$finished" ] || exit 1
 }
 
 # expect STATUS PATTERN COMMAND...: the exit status, and a basic regular expression that
@@ -69,4 +71,5 @@ not_logged() { ! grep -q -e "$1" "$scratch/log" || fail "the hub saw '$1'"; }
 finish() {
     [ "$failures" = 0 ] || { echo "$failures checks failed" >&2; exit 1; }
     echo "all checks passed"
+    finished=1
 }

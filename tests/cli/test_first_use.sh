@@ -125,7 +125,6 @@ same first unwritable "no cache"
 # Nothing to probe with: the even caps.
 expect 0 '' "$still" bench prefill --shape tiny --method still --against swa --lengths 64 \
     --rounds 1 --json --quiet
-finish
 
 # linearize --budget: heads, bits and the training with little room come by themselves, and
 # the adapter keeps within the bytes; a small budget has smaller chunks, then no state.
@@ -138,11 +137,13 @@ said() { # said NAME TEXT: the adapter's description has it
     tr -d ' \n' <"$scratch/$1/still.json" | grep -q "$2" || fail "$1: no $2"
 }
 train --budget 1MB --out "$scratch/large"
-train --budget 120KB --out "$scratch/small"
+train --budget 400KB --out "$scratch/less"
+train --budget 150KB --out "$scratch/small"
 train --budget 1MB --gate full --score s3 --cache-type-k f16 --out "$scratch/asked"
 said large '"chunk":128,.*"key_bits":5,"value_bits":3,.*"score":"distinct".*"state":"linear","gate":false'
 said large '"caps":"[0-9]'
-said small '"chunk":32'
+said less '"chunk":32,.*"state":"linear"'
+said small '"chunk":32,.*"state":"none"'
 said asked '"key_bits":0,"value_bits":3,.*"score":"s3".*"gate":true'
 within() { # within NAME BYTES: what a session of the trained length keeps
     "$still" inspect "$scratch/$1" --json | python3 -c "
@@ -151,4 +152,7 @@ cache = json.load(sys.stdin)['memory_method']['cache']
 sys.exit(not $2 * 0.6 < cache <= $2)" || fail "$1: a session does not take about $2 bytes"
 }
 within large 1000000
-within small 120000
+within less 400000
+within small 150000
+
+finish
