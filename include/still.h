@@ -390,7 +390,7 @@ struct still_method {
     /* Uneven caps: layers, or heads of a layer, with another cap, "17-18:768,23/0:512";
      * "": none. A head is one that chooses for itself: a kv head, or, per_head, a query
      * head. still_allocate finds good ones. */
-    char caps[2048];
+    char caps[4096];
     /* Bits of a salient token's keys (8 or 5) and values (4 or 3); 0: they are stored as
      * in the window. */
     int key_bits, value_bits;

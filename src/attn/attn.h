@@ -21,7 +21,7 @@ const sti_attn_method *sti_attn_at(int i); /* i-th row; NULL past the end */
 
 /* Selection heads [first_head, last_head] of layers [first, last] keep so many salient
  * tokens. */
-enum { STI_ATTN_CAPS = 256 };
+enum { STI_ATTN_CAPS = 512 };
 typedef struct sti_attn_cap {
     int first, last, first_head, last_head, cap;
 } sti_attn_cap;

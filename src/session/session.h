@@ -9,7 +9,7 @@ typedef struct sti_boundary { /* the past as it was at a chunk boundary */
     unsigned char *state;     /* operators' memory */
 } sti_boundary;
 
-enum { STI_SETTINGS_LINE = 4096, STI_AHEAD_MAX = 31 };
+enum { STI_SETTINGS_LINE = 8192, STI_AHEAD_MAX = 31 };
 
 /* Tokens that were computed before they were fed (ahead.c). */
 typedef struct sti_ahead {

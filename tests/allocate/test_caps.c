@@ -145,6 +145,31 @@ static void test_rules(void **state)
     still_model_free(m);
 }
 
+/* Every head of Llama 3.1 8B's shape with a cap of its own, as long as caps can be. */
+static void test_all_heads(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    sti_attn_layer layer = sti_model_attn_layer(m, 0);
+    still_method how = method_of("still", 16);
+    sti_attn_config cfg = {.ctx = 64};
+    still_error err;
+    size_t at = 0;
+    layer.heads = 32;
+    layer.kv_heads = 8;
+    for (int h = 0; h < 32 * 8; h++) {
+        at += (size_t)snprintf(how.caps + at, sizeof how.caps - at, "%s%d/%d:%d",
+                               h ? "," : "", h / 8, h % 8, 131072 - h);
+        assert_true(at < sizeof how.caps);
+    }
+    must(sti_attn_configure(&how, &layer, 32, 131072, &cfg, &err), &err);
+    assert_int_equal(cfg.n_caps, 256);
+    layer.index = 31;
+    const sti_hybrid_settings s = sti_attn_hybrid_settings(&cfg, &layer);
+    assert_int_equal(sti_hybrid_cap(&s, 7), 131072 - 255);
+    still_model_free(m);
+}
+
 static void test_too_small(void **state)
 {
     (void)state;
@@ -180,9 +205,9 @@ static void test_no_tokenizer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budgets),     cmocka_unit_test(test_coverage),
-        cmocka_unit_test(test_shrinks),     cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_many_heads),  cmocka_unit_test(test_too_small),
-        cmocka_unit_test(test_no_tokenizer)};
+        cmocka_unit_test(test_budgets),    cmocka_unit_test(test_coverage),
+        cmocka_unit_test(test_shrinks),    cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_many_heads), cmocka_unit_test(test_all_heads),
+        cmocka_unit_test(test_too_small),  cmocka_unit_test(test_no_tokenizer)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
