@@ -24,7 +24,8 @@ enum {
     FEWEST = 64,
     MOST_FEW = 256,
     SHORTEST = 2048,
-    SMALLEST_CHUNK = 16
+    SMALLEST_CHUNK = 16,
+    MOST = 16384 /* cuda reads prompts of lists beyond it token by token (chunk.h) */
 };
 /* Share of the bytes that the window and the state may take. */
 #define FIXED 0.55
@@ -40,6 +41,7 @@ typedef struct search {
     const still_model *m;
     still_method method; /* as asked for, without caps of its own */
     int heads, longest;  /* of the model; trained length */
+    int most;            /* that a cap can be */
     int step;            /* tokens are dealt in multiples of it */
     piece *piece;        /* by falling slope */
     int pieces;
@@ -95,7 +97,7 @@ static still_status bytes_of(const search *s, const still_method *how, size_t *o
 static still_status most_tokens(const search *s, int few, int64_t *out,
                                 still_error *err)
 {
-    const int64_t all = few < 0 ? s->longest : (int64_t)s->heads * (s->longest - few);
+    const int64_t all = few < 0 ? s->most : (int64_t)s->heads * (s->most - few);
     int64_t low = 0, high = all / s->step + 1; /* in steps; high does not fit */
     while (high - low > 1) {
         const int64_t mid = low + (high - low) / 2;
@@ -157,7 +159,7 @@ static int by_slope(const void *a, const void *b)
     return x->head != y->head ? x->head - y->head : x->end - y->end;
 }
 
-/* Every head's pieces: up to 2K, 4K, ..., the trained length. */
+/* Every head's pieces: up to 2K, 4K, ..., the trained length, as far as a cap goes. */
 static void cut_pieces(search *s, const double *gain)
 {
     int end[LENGTHS], n = 0;
@@ -166,8 +168,9 @@ static void cut_pieces(search *s, const double *gain)
     double slope = 0;
     for (int i = n - 1; i >= 0; i--) {
         slope += 1.0 / end[i];
-        for (int h = 0; h < s->heads; h++)
-            s->piece[s->pieces++] = (piece){gain[h] * slope, h, end[i]};
+        const int stop = end[i] < s->most ? end[i] : s->most;
+        for (int h = 0; h < s->heads && (i == 0 || end[i - 1] < s->most); h++)
+            s->piece[s->pieces++] = (piece){gain[h] * slope, h, stop};
     }
     qsort(s->piece, (size_t)s->pieces, sizeof *s->piece, by_slope);
 }
@@ -206,6 +209,7 @@ still_status sti_choose_caps(const still_model *m, const still_method *method,
                 .longest = m->info.ctx_train > 0 ? m->info.ctx_train : 4096,
                 .step = 1,
                 .budget = budget};
+    s.most = s.longest < MOST ? s.longest : MOST;
     s.piece = sti_alloc(heads, LENGTHS * sizeof *s.piece);
     s.cap = sti_alloc(heads, sizeof *s.cap);
     still_status st = s.piece && s.cap

@@ -73,6 +73,29 @@ static void test_coverage(void **state)
     still_model_free(m);
 }
 
+/* No cap beyond what the cuda backend reads by chunks, however much room there is. */
+static void test_longest(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    const int heads = m->cfg.layers * m->cfg.kv_heads;
+    double *gain = sti_alloc((size_t)heads, sizeof *gain);
+    still_method how = method_of("still", 16), got;
+    still_error err;
+    int chosen;
+    m->info.ctx_train = 131072;
+    how.select = 16;
+    for (int i = 0; i < heads; i++) gain[i] = i == 1 ? 0.9 : 0.001;
+    const size_t room = with_cap(m, how, 16384);
+    must(sti_choose_caps(m, &how, gain, room / 2, false, &got, &chosen, &err), &err);
+    assert_memory_equal(got.caps, "0/1:16384", 9);
+    must(sti_choose_caps(m, &how, gain, 2 * room, false, &got, &chosen, &err), &err);
+    assert_int_equal(chosen, heads);
+    assert_in_range(bytes_of(m, &got), room - room / 8, room);
+    free(gain);
+    still_model_free(m);
+}
+
 /* Few bytes: the chunk is halved, then the state goes; a trained one stays. */
 static void test_shrinks(void **state)
 {
@@ -205,9 +228,10 @@ static void test_no_tokenizer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budgets),    cmocka_unit_test(test_coverage),
-        cmocka_unit_test(test_shrinks),    cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_many_heads), cmocka_unit_test(test_all_heads),
-        cmocka_unit_test(test_too_small),  cmocka_unit_test(test_no_tokenizer)};
+        cmocka_unit_test(test_budgets),     cmocka_unit_test(test_coverage),
+        cmocka_unit_test(test_longest),     cmocka_unit_test(test_shrinks),
+        cmocka_unit_test(test_rules),       cmocka_unit_test(test_many_heads),
+        cmocka_unit_test(test_all_heads),   cmocka_unit_test(test_too_small),
+        cmocka_unit_test(test_no_tokenizer)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
