@@ -21,6 +21,10 @@ P
 cap=$(python3 -c 'import json, sys; print(json.loads(sys.argv[1])["cap"])' "$out")
 "$still" inspect smollm2 --method still --select 128 --score distinct --cap "$cap" --ctx 8192 |
     grep -q attention
+# Options of the method without --method: of still, which is what is allocated.
+said=$("$still" allocate smollm2 --probes 2 --budget 18.06MB --state linear 2>&1)
+grep -q -e '--method still .*--cap [0-9]*,' <<<"$said"
+! grep -q 'no effect' <<<"$said"
 ! "$still" allocate smollm2 --budget 500KB --probes 1 2>err.txt
 grep -q 'too small' err.txt
 rm -f err.txt

@@ -133,6 +133,8 @@ int cli_cmd_allocate(const cli_options *o)
     const bool asked = cli_asks_method(o);
     cli_options even = *o; /* caps are what is to be found */
     even.no_allocate = true;
+    if (status == CLI_OK && !o->method && !still_model_get_info(m)->method)
+        even.method = "still";
     if (status == CLI_OK && asked) status = cli_read_method(&even, m, &method);
     if (status == CLI_OK) status = cli_allocate(o, m, asked ? &method : NULL, &a);
     if (status == CLI_OK && o->svg) status = write_picture(a, o->svg);
