@@ -44,7 +44,7 @@ static inline void discard(const sti_backend *be, sti_dev *dev, matrix *m)
 /* ---- Options ------------------------------------------------------------- */
 
 enum { MAX_TYPES = 16, MAX_RUNS = 100 };
-static const char *const all_isas[] = {"avx512", "avx2", "portable"};
+static const char *const all_isas[] = {"amx", "avx512", "avx2", "portable"};
 enum { N_ISA = 3 };
 
 typedef struct options {

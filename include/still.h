@@ -280,7 +280,7 @@ typedef struct still_model_params {
      * with published scores. "cuda": one NVIDIA GPU, in builds that have it. */
     const char *backend;
     int threads;         /* 0: one per core; fewer work while cores are lost */
-    const char *isa;     /* cpu: "avx512", "avx2", "portable"; NULL: best here */
+    const char *isa;     /* cpu: "amx", "avx512", "avx2", "portable"; NULL: best */
     const char *adapter; /* what still_linearize wrote: a folder, or a file
                             NAME.still.gguf; NULL: the plain model */
     bool no_merge;     /* low-rank additions of the adapter stay apart: exact, slower */

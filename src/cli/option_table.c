@@ -513,8 +513,8 @@ const cli_option cli_option_table[] = {
              "option it is merged into the weights when the model is opened, in their own "
              "type if they are floats, else in 8 bits, and takes no time in a step."},
     {"isa", 0, "NAME", CLI_CHOICE, AT(isa), METHOD | SELFTEST, CLI_G_COMPUTE,
-     .choices = "avx512 avx2 portable",
-     .help = "Instruction set of the cpu backend: avx512, avx2 or portable (default: "
+     .choices = "amx avx512 avx2 portable",
+     .help = "Instruction set of the cpu backend: amx, avx512, avx2 or portable (default: "
              "the best this machine has)."},
     {"gpu-memory", 0, "BYTES", CLI_STRING, AT(gpu_memory), METHOD, CLI_G_COMPUTE,
      .help = "Most memory of the GPU that weights, sessions and scratch take together, "

@@ -13,6 +13,8 @@
 
 #if STI_CPU_X86
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 /* Instruction sets, the widest first; without kernels on other architectures. */
@@ -23,15 +25,30 @@ typedef struct isa {
 
 static const isa isas[] = {
 #if STI_CPU_X86
+    {"amx", &sti_cpu_kernels_amx},
     {"avx512", &sti_cpu_kernels_avx512},
     {"avx2", &sti_cpu_kernels_avx2},
 #else
+    {"amx", NULL},
     {"avx512", NULL},
     {"avx2", NULL},
 #endif
     {"portable", &sti_cpu_kernels_portable},
 };
 enum { N_ISAS = sizeof isas / sizeof *isas };
+
+#if STI_CPU_X86
+/* Whether there are tiles of bytes, and Linux lets this process use them: it wants to be
+ * asked, since they make the registers of a thread 8 KB larger. */
+static bool has_amx(void)
+{
+    enum { TILES_AND_INT8 = 3 << 24, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d = 0; /* gcc 12 and clang 14 have no names for these */
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+           (d & TILES_AND_INT8) == TILES_AND_INT8 &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
 
 /* Whether this processor has what the kernels were compiled for. */
 static bool can_run(const sti_cpu_kernels *k)
@@ -41,13 +58,13 @@ static bool can_run(const sti_cpu_kernels *k)
     unsigned a, b, c = 0, d; /* clang 14 has no name for F16C */
     bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
     bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx512 =
+        avx2 && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
     if (k == &sti_cpu_kernels_avx2) return avx2;
-    if (k == &sti_cpu_kernels_avx512)
-        return avx2 && __builtin_cpu_supports("avx512f") &&
-               __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vnni");
+    if (k == &sti_cpu_kernels_avx512) return avx512;
+    if (k == &sti_cpu_kernels_amx) return avx512 && has_amx();
 #endif
     return k == &sti_cpu_kernels_portable;
 }
@@ -76,9 +93,10 @@ static still_status choose_kernels(const char *asked, const sti_cpu_kernels **ou
         *out = isas[i].k;
         return STILL_OK;
     }
-    return sti_fail(
-        err, STILL_E_ARG,
-        "instruction set '%s' is unknown, expected portable, avx2 or avx512", asked);
+    return sti_fail(err, STILL_E_ARG,
+                    "instruction set '%s' is unknown, expected portable, avx2, "
+                    "avx512 or amx",
+                    asked);
 }
 
 static void dev_free(sti_dev *dev)

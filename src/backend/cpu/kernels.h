@@ -3,8 +3,9 @@
  * isa_avx2.c is compiled with AVX2, FMA and F16C, isa_avx512.c with AVX-512
  * F/BW/VL/DQ/VNNI on top, isa_portable.c for the baseline of the architecture. Each
  * includes the kernels that are written once over the vectors of simd.h (*_code.h) and
- * names the quantized products that are written by hand for it. The device takes one
- * table when it is made; nothing else asks which instructions there are. */
+ * names the quantized products that are written by hand for it. AMX is AVX-512 with
+ * products of batches of its own. The device takes one table when it is made; nothing
+ * else asks which instructions there are. */
 #ifndef STI_BACKEND_CPU_KERNELS_H
 #define STI_BACKEND_CPU_KERNELS_H
 
@@ -29,7 +30,8 @@ typedef struct sti_cpu_kernels {
 
 extern const sti_cpu_kernels sti_cpu_kernels_portable;
 #if STI_CPU_X86 /* elsewhere there is no other */
-extern const sti_cpu_kernels sti_cpu_kernels_avx2, sti_cpu_kernels_avx512;
+extern const sti_cpu_kernels sti_cpu_kernels_avx2, sti_cpu_kernels_avx512,
+    sti_cpu_kernels_amx;
 #endif
 
 #endif

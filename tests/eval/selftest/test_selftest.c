@@ -48,6 +48,7 @@ static void models_match(void **state)
     models_on("cpu", "portable");
     models_on("cpu", "avx2");
     models_on("cpu", "avx512");
+    models_on("cpu", "amx");
 }
 
 static void ignore_case(void *user, const still_check_case *c)

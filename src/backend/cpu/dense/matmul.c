@@ -16,10 +16,9 @@
 #include "backend/cpu/kernels.h"
 
 enum {
-    CHUNK_ROWS =
-        264,        /* rows of x swept by one unpacked panel, a multiple of any tile */
-    PANEL_K = 288,  /* k of a panel, which is swept from L1 beside a tile of x */
-    SET_PANELS = 4, /* panels side by side that sweep the same k of a chunk of x: it
+    CHUNK_ROWS = 264, /* rows of x swept by one unpacked panel, at most */
+    PANEL_K = 288,    /* k of a panel, which is swept from L1 beside a tile of x */
+    SET_PANELS = 4,   /* panels side by side that sweep the same k of a chunk of x: it
                         stays in L2 for them, as do their sums */
     PANEL_COLS = STI_PANEL_GROUPS * STI_GROUP,
     SUB_BLOCKS = PANEL_K / 16,
@@ -71,16 +70,23 @@ static size_t area_size(const sti_dev *dev)
     return (count.used + 63) & ~(size_t)63;
 }
 
-/* Of quantized rows, whichever way they are multiplied. */
+/* Of the quantized rows of a batch. */
 static size_t batch_bytes(const sti_quant_kernels *quant, int64_t rows, int64_t K)
 {
     return (size_t)rows * (size_t)(K / STI_BLOCK_K) * (size_t)quant->batch_bytes;
 }
 
+/* Of quantized rows, whichever way they are multiplied. */
+static size_t most_act_bytes(const sti_quant_kernels *quant, int64_t rows, int64_t K)
+{
+    const size_t batch = batch_bytes(quant, rows, K), few = sti_act_bytes(rows, K);
+    return batch > few ? batch : few;
+}
+
 size_t sti_cpu_matmul_scratch(const sti_dev *dev, int rows)
 {
     sti_carve count = {0};
-    sti_carve_take(&count, batch_bytes(dev->k->quant, rows, dev->max_k), 1);
+    sti_carve_take(&count, most_act_bytes(dev->k->quant, rows, dev->max_k), 1);
     sti_carve_take(&count, (size_t)sti_pool_threads(dev->pool), area_size(dev));
     return count.used;
 }
@@ -101,10 +107,16 @@ static void store(const mm_job *j, int which, int row0, int n, int64_t col0,
                     bias ? bias + col0 : NULL, j->a.accumulate);
 }
 
-/* Panels are for more rows than a tile. */
+/* Panels are for more rows than gemv takes. */
 static bool is_batch(const mm_job *j)
 {
     return j->a.M > j->quant->tile;
+}
+
+/* Rows of x that are quantized together. */
+static int tile_of(const mm_job *j)
+{
+    return is_batch(j) ? j->quant->batch_tile : j->quant->tile;
 }
 
 /* Where row `row` begins in a batch of quantized rows: tiles are laid one after the other;
@@ -123,8 +135,9 @@ static void prepare_rows(const mm_job *j, float *normed, uint8_t *act, int lo, i
     const float *x = a->norm ? normed : a->x;
     for (int64_t r = lo; a->norm && r < hi; r++)
         j->rows->rmsnorm(a->x + r * K, a->norm, normed + r * K, (int)K, a->eps);
-    for (int r = lo; j->quantized && r < hi; r += j->quant->tile) {
-        const int R = min_int(j->quant->tile, hi - r);
+    const int tile = tile_of(j);
+    for (int r = lo; j->quantized && r < hi; r += tile) {
+        const int R = min_int(tile, hi - r);
         if (is_batch(j))
             j->quant->quantize_batch(x + (int64_t)r * K, (size_t)K, R, j->nb,
                                      act + tile_at(j, r));
@@ -138,7 +151,7 @@ static void prepare_task(void *arg, int worker, int workers)
 {
     const mm_job *j = arg;
     int64_t lo, hi;
-    sti_split(j->a.M, j->quant->tile, worker, workers, &lo, &hi);
+    sti_split(j->a.M, tile_of(j), worker, workers, &lo, &hi);
     prepare_rows(j, j->a.normed, j->act, (int)lo, (int)hi);
 }
 
@@ -168,10 +181,12 @@ static void sweep_panel(const mm_job *j, const sti_weight *w, const sti_panel *p
                         int64_t g, int b, int nb, int r0, int rows, const uint8_t *act,
                         float *c)
 {
-    const int tile = j->quant->tile;
+    const int tile = j->quant->batch_tile;
     for (int i = 0; i < p->ng; i++) j->quant->fill(sti_group_at(w, g + i), b, nb, p, i);
-    for (int r = 0; r < rows; r += tile) {
+    for (int r = 0, begun = 0; r < rows; r += tile) {
         const int R = min_int(tile, rows - r);
+        if (j->quant->begin && R != begun) j->quant->begin(w->type, R);
+        begun = R;
         const uint8_t *x =
             act + tile_at(j, r0 + r) + batch_bytes(j->quant, R, b * STI_BLOCK_K);
         j->quant->product(p, x, R, nb, c + (size_t)r * (size_t)(p->ng * STI_GROUP));
@@ -190,8 +205,9 @@ static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
                    .m = area->panel_m,
                    .off = area->panel_off};
     const int64_t set = SET_PANELS * j->quant->groups;
-    for (int r0 = 0; r0 < j->a.M; r0 += CHUNK_ROWS) {
-        const int rows = min_int(CHUNK_ROWS, j->a.M - r0);
+    const int chunk = CHUNK_ROWS / j->quant->batch_tile * j->quant->batch_tile;
+    for (int r0 = 0; r0 < j->a.M; r0 += chunk) {
+        const int rows = min_int(chunk, j->a.M - r0);
         for (int64_t first = lo; first < hi; first += set) {
             const int64_t end = hi - first < set ? hi : first + set;
             memset(area->c, 0,
@@ -210,6 +226,7 @@ static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
             }
         }
     }
+    if (j->quant->end) j->quant->end();
 }
 
 /* Few rows: straight from the repacked weights. */
@@ -302,7 +319,7 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
     STI_TRY(sti_cpu_need(dev, a->M, err));
     sti_carve at = {.base = dev->scratch.p};
     job.nb = (int)(a->w[0]->K / STI_BLOCK_K);
-    job.act = sti_carve_take(&at, batch_bytes(job.quant, a->M, a->w[0]->K), 1);
+    job.act = sti_carve_take(&at, most_act_bytes(job.quant, a->M, a->w[0]->K), 1);
     job.area_bytes = area_size(dev);
     job.areas =
         sti_carve_take(&at, (size_t)sti_pool_threads(dev->pool), job.area_bytes);

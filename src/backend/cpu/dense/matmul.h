@@ -65,6 +65,8 @@ enum {
     STI_ACT_DIGIT = 7, /* bits of lo */
     STI_ACT_MAX = 127 << STI_ACT_DIGIT,
     STI_PAIR_BYTES = 92, /* a row and block in matmul_pairs_avx512.c */
+    STI_AMX_BYTES = 80,  /* likewise in matmul_tiles_amx.c */
+    STI_AMX_ROWS = 16,   /* of a tile there */
 };
 /* Of rows of K. */
 static inline size_t sti_act_bytes(int64_t rows, int64_t K)
@@ -104,7 +106,7 @@ typedef struct sti_panel {
 /* Quantized products, written by hand for each instruction set
  * (matmul_quant_<set>.c). */
 typedef struct sti_quant_kernels {
-    int tile;     /* rows of x in a tile */
+    int tile;     /* rows of x that gemv takes; more are a batch */
     int groups;   /* groups in a panel */
     bool s8_flip; /* 8-bit weights are stored as w + 128 */
 
@@ -117,21 +119,33 @@ typedef struct sti_quant_kernels {
     void (*unpack)(const uint8_t *group, int b, int nb, const sti_panel *p, int g);
 
     /* Batches: activations and panels as `product` reads them. */
-    int batch_bytes; /* of a row and block of activations, at least STI_ACT_BYTES */
+    int batch_tile;  /* rows of x in a tile */
+    int batch_bytes; /* of a row and block of activations */
     void (*quantize_batch)(const float *x, size_t ldx, int R, int nb, uint8_t *act);
     void (*fill)(const uint8_t *group, int b, int nb, const sti_panel *p, int g);
-    /* c[R][ng * 16] += products of a panel over nb blocks. */
+    /* c[R][ng * 16] += products of a panel over nb blocks. Where there is `begin`, a thread
+     * calls it before products of another type or R than the last ones, and `end` after
+     * the last: they set up registers. */
+    void (*begin)(sti_dtype t, int R);
     void (*product)(const sti_panel *p, const uint8_t *act, int R, int nb, float *c);
+    void (*end)(void);
 } sti_quant_kernels;
 
 extern const sti_quant_kernels sti_cpu_quant_portable;
 #if STI_CPU_X86
-extern const sti_quant_kernels sti_cpu_quant_avx2, sti_cpu_quant_avx512;
-/* Batches with avx512. */
+extern const sti_quant_kernels sti_cpu_quant_avx2, sti_cpu_quant_avx512,
+    sti_cpu_quant_amx;
+/* Batches with avx512, and with amx. */
 void sti_cpu_quantize_pairs(const float *x, size_t ldx, int R, int nb, uint8_t *act);
 void sti_cpu_fill_pairs(const uint8_t *group, int b, int nb, const sti_panel *p, int g);
 void sti_cpu_product_pairs(const sti_panel *p, const uint8_t *act, int R, int nb,
                            float *c);
+void sti_cpu_quantize_tiles(const float *x, size_t ldx, int R, int nb, uint8_t *act);
+void sti_cpu_fill_tiles(const uint8_t *group, int b, int nb, const sti_panel *p, int g);
+void sti_cpu_begin_tiles(sti_dtype t, int R);
+void sti_cpu_product_tiles(const sti_panel *p, const uint8_t *act, int R, int nb,
+                           float *c);
+void sti_cpu_end_tiles(void);
 #endif
 
 /* What is written once for all instruction sets (matmul_float_code.h, pack_code.h). */

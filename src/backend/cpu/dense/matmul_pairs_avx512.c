@@ -19,6 +19,7 @@
  * A tile is 2 groups by 6 rows of x: 12 integer and 12 float accumulators. Pairs and plain
  * products alternate, so that both kinds of units always have work in sight. */
 #include "backend/cpu/dense/matmul.h"
+#include "backend/cpu/dense/round_avx512.h"
 #include "backend/cpu/dense/unpack_avx512.h"
 
 /* A record of R rows of x and 32 k, in words of R rows: 16 steps of 2 k, then fields. Bytes
@@ -195,19 +196,6 @@ void sti_cpu_fill_pairs(const uint8_t *group, int b, int nb, const sti_panel *p,
 
 /* ---- Activations --------------------------------------------------------- */
 
-/* Of a block: the largest magnitude. Bits of magnitudes order as the numbers do, with
- * infinity and NaN on top, which a comparison of floats would lose. */
-STI_INLINE float top_of(__m512 v0, __m512 v1)
-{
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    const int top = _mm512_reduce_max_epi32(
-        _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(v0), magnitude),
-                         _mm512_and_si512(_mm512_castps_si512(v1), magnitude)));
-    float out;
-    memcpy(&out, &top, 4);
-    return out;
-}
-
 /* 16 numbers to STEPS words R apart; -sum of x0 x1 over the pairs. */
 STI_INLINE int put_half(__m512i n, uint32_t *out, int R)
 {
@@ -229,26 +217,18 @@ void sti_cpu_quantize_pairs(const float *x, size_t ldx, int R, int nb, uint8_t *
         const float *row = x + (size_t)i * ldx;
         uint8_t *a = act;
         for (int b = 0; b < nb; b++, row += 32, a += STI_PAIR_BYTES * R) {
-            __m512 v[2] = {_mm512_loadu_ps(row), _mm512_loadu_ps(row + 16)};
-            float inv;
-            const float d = sti_act_scale(top_of(v[0], v[1]), &inv);
-            if (isnan(d)) v[0] = v[1] = _mm512_setzero_ps();
+            const rounded r = round_block(row);
             uint32_t *out = (uint32_t *)a + i, off = 0;
             float *number = (float *)a + i;
-            int sum = 0;
             STI_UNROLL for (int h = 0; h < 2; h++)
             {
-                const __m512i n =
-                    _mm512_cvtps_epi32(_mm512_mul_ps(v[h], _mm512_set1_ps(inv)));
-                const int of_half = _mm512_reduce_add_epi32(n);
-                const uint32_t t = (uint32_t)put_half(n, out + STEPS * h * R, R);
-                number[(X_S + 1 + h) * R] = d * (float)of_half;
+                const uint32_t t = (uint32_t)put_half(r.n[h], out + STEPS * h * R, R);
+                number[(X_S + 1 + h) * R] = r.d * (float)r.sum[h];
                 out[(X_OFF + 1 + h) * R] = t;
-                sum += of_half;
                 off += t; /* wraps, as the sums do */
             }
-            number[X_D * R] = d;
-            number[X_S * R] = d * (float)sum;
+            number[X_D * R] = r.d;
+            number[X_S * R] = r.d * (float)(r.sum[0] + r.sum[1]);
             out[X_OFF * R] = off;
         }
     }

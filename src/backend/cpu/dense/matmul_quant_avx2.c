@@ -405,6 +405,7 @@ const sti_quant_kernels sti_cpu_quant_avx2 = {
     .quantize = quantize,
     .gemv = gemv_any,
     .unpack = unpack_any,
+    .batch_tile = TILE,
     .batch_bytes = STI_ACT_BYTES,
     .quantize_batch = quantize,
     .fill = fill_any,

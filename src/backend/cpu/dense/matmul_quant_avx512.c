@@ -1,11 +1,12 @@
 /* matmul_quant_avx512.c - quantized products of few rows with AVX-512 VNNI; those of a batch
- * are in matmul_pairs_avx512.c.
+ * are in matmul_pairs_avx512.c, and in matmul_tiles_amx.c where there is AMX, too.
  *
  * vpdpbusd multiplies unsigned by signed bytes and adds four products into a lane of
  * 32 bits, exactly. A register is a group of 16 rows; each row of x has two integer sums,
  * of the high and of the low digits. Signed weights are stored as w + 128. Of centred
  * types -centre * sum(qa) is added to the sum, which is exact. */
 #include "backend/cpu/dense/matmul.h"
+#include "backend/cpu/dense/round_avx512.h"
 #include "backend/cpu/dense/unpack_avx512.h"
 
 enum {
@@ -127,40 +128,12 @@ STI_INLINE void unpack(const sti_dtype type, const uint8_t *group, int b, int nb
     }
 }
 
-STI_INLINE int sum_epi32(__m256i v)
+/* 16 bytes, four consecutive ones to each of 4 places R words apart. */
+STI_INLINE void put_bytes(__m128i q, uint32_t *out, int R)
 {
-    __m128i s =
-        _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
-    return _mm_cvtsi128_si32(s);
-}
-
-/* 32 small numbers as bytes, four consecutive ones to each of 8 places R apart. */
-STI_INLINE void put_bytes(const __m256i n[4], uint32_t *out, int R)
-{
-    /* Packing leaves dwords in the order 0 2 4 6 1 3 5 7. */
-    __m256i q = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]),
-                                   _mm256_packs_epi32(n[2], n[3]));
-    q = _mm256_permutevar8x32_epi32(q, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    uint32_t w[8];
-    _mm256_storeu_si256((__m256i *)w, q);
-    STI_UNROLL for (int k = 0; k < 8; k++) out[k * R] = w[k];
-}
-
-/* The largest magnitude of a block. Bits of magnitudes order as the numbers do, with
- * infinity and NaN on top, which a comparison of floats would lose. */
-STI_INLINE float top_of(const __m256 v[4])
-{
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    __m256i top = _mm256_setzero_si256();
-    STI_UNROLL for (int j = 0; j < 4; j++) top =
-        _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v[j]), magnitude));
-    __m128i t =
-        _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
-    t = _mm_max_epi32(t, _mm_shuffle_epi32(t, 0x4e));
-    t = _mm_max_epi32(t, _mm_shuffle_epi32(t, 0xb1));
-    return _mm_cvtss_f32(_mm_castsi128_ps(t));
+    uint32_t w[4];
+    _mm_storeu_si128((__m128i *)w, q);
+    STI_UNROLL for (int k = 0; k < 4; k++) out[k * R] = w[k];
 }
 
 static void quantize(const float *x, size_t ldx, int R, int nb, uint8_t *act)
@@ -169,34 +142,22 @@ static void quantize(const float *x, size_t ldx, int R, int nb, uint8_t *act)
         const float *row = x + (size_t)i * ldx;
         uint8_t *a = act;
         for (int b = 0; b < nb; b++, row += 32, a += STI_ACT_BYTES * R) {
-            __m256 v[4];
-            STI_UNROLL for (int j = 0; j < 4; j++) v[j] = _mm256_loadu_ps(row + 8 * j);
-            float amax = top_of(v), inv;
-            const float d = sti_act_scale(amax, &inv);
-            if (isnan(d))
-                STI_UNROLL for (int j = 0; j < 4; j++) v[j] = _mm256_setzero_ps();
-
-            __m256i n[4];
-            STI_UNROLL for (int j = 0; j < 4; j++) n[j] =
-                _mm256_cvtps_epi32(_mm256_mul_ps(v[j], _mm256_set1_ps(inv)));
-            int sum0 = sum_epi32(_mm256_add_epi32(n[0], n[1]));
-            int sum1 = sum_epi32(_mm256_add_epi32(n[2], n[3]));
-            __m256i hi[4], lo[4];
-            STI_UNROLL for (int j = 0; j < 4; j++)
+            const rounded r = round_block(row);
+            uint32_t *out = (uint32_t *)a + i;
+            STI_UNROLL for (int h = 0; h < 2; h++)
             {
-                const __m256i half = _mm256_set1_epi32(1 << (STI_ACT_DIGIT - 1));
-                hi[j] = _mm256_srai_epi32(_mm256_add_epi32(n[j], half), STI_ACT_DIGIT);
-                lo[j] = _mm256_sub_epi32(n[j], _mm256_slli_epi32(hi[j], STI_ACT_DIGIT));
+                __m128i hi, lo;
+                digits_of(r.n[h], &hi, &lo);
+                put_bytes(hi, out + 4 * h * R, R);
+                put_bytes(lo, out + (8 + 4 * h) * R, R);
             }
-            put_bytes(hi, (uint32_t *)a + i, R);
-            put_bytes(lo, (uint32_t *)a + 8 * R + i, R);
             float *f = (float *)a + i;
-            f[STI_ACT_D * R] = d;
-            f[STI_ACT_S * R] = d * (float)(sum0 + sum1);
+            f[STI_ACT_D * R] = r.d;
+            f[STI_ACT_S * R] = r.d * (float)(r.sum[0] + r.sum[1]);
             int32_t *n32 = (int32_t *)a + i;
-            n32[STI_ACT_SUM * R] = sum0 + sum1;
-            n32[STI_ACT_HALF * R] = sum0;
-            n32[(STI_ACT_HALF + 1) * R] = sum1;
+            n32[STI_ACT_SUM * R] = r.sum[0] + r.sum[1];
+            n32[STI_ACT_HALF * R] = r.sum[0];
+            n32[(STI_ACT_HALF + 1) * R] = r.sum[1];
         }
     }
 }
@@ -219,15 +180,26 @@ STI_QUANT_TYPES(GEMV)
 
 #include "backend/cpu/dense/quant_types_code.h"
 
+#define FEW_ROWS                                                                       \
+    .tile = TILE, .groups = 2, .s8_flip = true, .quantize = quantize,                  \
+    .gemv = gemv_any, .unpack = unpack_any
+
 const sti_quant_kernels sti_cpu_quant_avx512 = {
-    .tile = TILE,
-    .groups = 2,
-    .s8_flip = true,
-    .quantize = quantize,
-    .gemv = gemv_any,
-    .unpack = unpack_any,
+    FEW_ROWS,
+    .batch_tile = TILE,
     .batch_bytes = STI_PAIR_BYTES,
     .quantize_batch = sti_cpu_quantize_pairs,
     .fill = sti_cpu_fill_pairs,
     .product = sti_cpu_product_pairs,
+};
+
+const sti_quant_kernels sti_cpu_quant_amx = {
+    FEW_ROWS,
+    .batch_tile = STI_AMX_ROWS,
+    .batch_bytes = STI_AMX_BYTES,
+    .quantize_batch = sti_cpu_quantize_tiles,
+    .fill = sti_cpu_fill_tiles,
+    .begin = sti_cpu_begin_tiles,
+    .product = sti_cpu_product_tiles,
+    .end = sti_cpu_end_tiles,
 };

@@ -174,6 +174,7 @@ const sti_quant_kernels sti_cpu_quant_portable = {
     .quantize = quantize,
     .gemv = gemv,
     .unpack = unpack,
+    .batch_tile = TILE,
     .batch_bytes = STI_ACT_BYTES,
     .quantize_batch = quantize,
     .fill = unpack,

@@ -18,7 +18,7 @@ static const sti_dtype TYPES[] = {STI_Q4_0,  STI_Q4_1, STI_Q5_0,   STI_Q5_1,
                                   STI_Q5_K,  STI_Q6_K, STI_IQ4_NL, STI_IQ4_XS,
                                   STI_MXFP4, STI_F32,  STI_F16,    STI_BF16};
 enum { N_TYPES = sizeof TYPES / sizeof *TYPES };
-static const char *const ISAS[] = {"portable", "avx2", "avx512"};
+static const char *const ISAS[] = {"portable", "avx2", "avx512", "amx"};
 
 static bool is_float(sti_dtype t)
 {
