@@ -4,8 +4,8 @@
  *
  * The session holds LENGTH random tokens, then takes one more a pass, with guesses that
  * are never right; passes of different rows take turns. Prints the median time of each and
- * its ratio to a pass of one row: what still_lookup weighs guesses with (FIRST_ROW and ROW
- * of session/lookup.c). One thread is timed in CPU time. */
+ * its ratio to a pass of one row, which still_lookup measures as it goes. One thread is
+ * timed in CPU time. */
 #include "bench.h"
 
 enum { MOST = 15, MOST_ROUNDS = 1000 };

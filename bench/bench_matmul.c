@@ -3,8 +3,9 @@
  *     bench_matmul [--isa NAME] [--threads N] [--runs N] [TYPE...]
  *
  * For each type and instruction set: checks products against a loop in double, then
- * times decode (one token through the layers and the output matrix) and prefill (a
- * batch through the layers). Shapes are SmolLM2-135M's; for K types, whose rows are
+ * times decode (one token through the layers and the output matrix), passes of several
+ * rows likewise (the sessions of a server, a token with guesses), and prefill (a batch
+ * through the layers). Shapes are SmolLM2-135M's; for K types, whose rows are
  * multiples of 256, four layers of Llama 3.2 1B. Median and spread over the runs; GB/s
  * are weight bytes as multiplied, GFLOP/s count a multiplication and an addition. */
 #include <math.h>
@@ -17,6 +18,8 @@ typedef struct shape {
 static const shape SMOLLM2 = {576, 1536, 192, 49152, 30, 512};
 static const shape LLAMA_1B = {2048, 8192, 512, 32768, 4, 512};
 enum { MAX_LAYERS = 30 };
+static const int few_rows[] = {2, 4, 6, 8, 12, 16, 24, 32, 48, 64};
+enum { N_FEW = sizeof few_rows / sizeof *few_rows, MOST_FEW = 64 };
 
 static uint32_t next(uint32_t *s)
 {
@@ -113,7 +116,8 @@ typedef struct stack {
     float *x, *q, *k, *v, *gate, *up, *logits;
 } stack;
 
-static void run(const sti_backend *be, sti_dev *dev, stack *s, int M, bool output)
+/* M rows through the layers, `outputs` of them through the output matrix. */
+static void run(const sti_backend *be, sti_dev *dev, stack *s, int M, int outputs)
 {
     still_error err;
     still_status st = STILL_OK;
@@ -144,20 +148,20 @@ static void run(const sti_backend *be, sti_dev *dev, stack *s, int M, bool outpu
         if (st == STILL_OK) st = be->matmul(dev, &down, &err);
     }
     sti_matmul_args out = {
-        .x = s->x, .M = 1, .n = 1, .w = {&s->out.w}, .y = {s->logits}};
-    if (output && st == STILL_OK) st = be->matmul(dev, &out, &err);
+        .x = s->x, .M = outputs, .n = 1, .w = {&s->out.w}, .y = {s->logits}};
+    if (st == STILL_OK) st = be->matmul(dev, &out, &err);
     must(st, &err);
 }
 
 /* Seconds: median, best, worst of n. */
-static void measure(const sti_backend *be, sti_dev *dev, stack *s, int M, bool output,
+static void measure(const sti_backend *be, sti_dev *dev, stack *s, int M, int outputs,
                     int n, double t[3])
 {
     double each[10 * MAX_RUNS];
-    run(be, dev, s, M, output);
+    run(be, dev, s, M, outputs);
     for (int i = 0; i < n; i++) {
         double t0 = now_of(be->dev_threads(dev));
-        run(be, dev, s, M, output);
+        run(be, dev, s, M, outputs);
         each[i] = now_of(be->dev_threads(dev)) - t0;
     }
     sort_times(each, n);
@@ -172,7 +176,7 @@ static size_t make_stack(const sti_backend *be, sti_dev *dev, stack *s, sti_dtyp
 {
     const shape d = s->d;
     const size_t part = (size_t)d.batch * (size_t)d.ffn;
-    if (!sti_block_new(io, sizeof(float) * (6 * part + (size_t)d.vocab)))
+    if (!sti_block_new(io, sizeof(float) * (6 * part + MOST_FEW * (size_t)d.vocab)))
         die("no memory for activations");
     float **field[] = {&s->x, &s->q, &s->k, &s->v, &s->gate, &s->up, &s->logits};
     for (size_t i = 0; i < 7; i++) *field[i] = (float *)io->p + i * part;
@@ -225,11 +229,18 @@ static void bench(const sti_backend *be, const char *isa, int threads, int runs,
         2.0 * d.layers *
         (2.0 * d.hidden * d.hidden + 2.0 * d.hidden * d.kv + 3.0 * d.hidden * d.ffn);
     double t[3];
-    measure(be, dev, s, 1, true, runs * 10, t);
+    measure(be, dev, s, 1, 1, runs * 10, t);
     printf("%-5s %-9s decode  %7.1f tok/s (%.1f..%.1f)  %5.1f GB/s   error %.4f\n",
            type->name, be->dev_isa(dev), 1 / t[0], 1 / t[2], 1 / t[1],
            (bytes + (double)bytes_of(&s->out)) / t[0] * 1e-9, e2);
-    measure(be, dev, s, d.batch, false, runs, t);
+    printf("%-5s %-9s rows   ", type->name, be->dev_isa(dev));
+    for (int i = 0; i < N_FEW; i++) {
+        double few[3];
+        measure(be, dev, s, few_rows[i], few_rows[i], runs, few);
+        printf(" %d: %.2f", few_rows[i], few[0] / t[0]);
+    }
+    printf(" (times one row's)\n");
+    measure(be, dev, s, d.batch, 0, runs, t);
     printf("%-5s %-9s prefill %7.1f tok/s (%.1f..%.1f)  %5.0f GFLOP/s\n", type->name,
            be->dev_isa(dev), d.batch / t[0], d.batch / t[2], d.batch / t[1],
            d.batch * per_token / t[0] * 1e-9);

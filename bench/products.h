@@ -45,7 +45,7 @@ static inline void discard(const sti_backend *be, sti_dev *dev, matrix *m)
 
 enum { MAX_TYPES = 16, MAX_RUNS = 100 };
 static const char *const all_isas[] = {"amx", "avx512", "avx2", "portable"};
-enum { N_ISA = 3 };
+enum { N_ISA = sizeof all_isas / sizeof *all_isas };
 
 typedef struct options {
     const char *isa; /* NULL: all */

@@ -1,4 +1,4 @@
-/* ffn.c - the feed-forward half of a layer for a row or two, as two tasks.
+/* ffn.c - the feed-forward half of a layer for a tile of rows, as two tasks.
  *
  * A decode step waits for memory and for the slower worker, so what lies between the
  * two products must not be a task of its own, nor the caller's alone. Each worker norms
@@ -17,7 +17,7 @@
 enum { GROUPS = STI_BLOCK_K / STI_GROUP }; /* of rows in a block of activations */
 
 typedef struct own_area { /* one worker's */
-    float *normed;        /* [STI_OWN_ROWS, K] */
+    float *normed;        /* [STI_TILE_MAX, K] */
     uint8_t *act;         /* likewise, quantized */
 } own_area;
 
@@ -35,8 +35,8 @@ typedef struct ff_job {
 static own_area carve_area(sti_carve *c, int max_k)
 {
     own_area o;
-    o.normed = sti_carve_take(c, STI_OWN_ROWS * (size_t)max_k, sizeof(float));
-    o.act = sti_carve_take(c, sti_act_bytes(STI_OWN_ROWS, max_k), 1);
+    o.normed = sti_carve_take(c, STI_TILE_MAX * (size_t)max_k, sizeof(float));
+    o.act = sti_carve_take(c, sti_act_bytes(STI_TILE_MAX, max_k), 1);
     sti_carve_take(c, 64, 1); /* the next worker's area on lines of its own */
     return o;
 }
@@ -46,7 +46,7 @@ static void carve(sti_carve *c, const sti_dev *dev, ff_job *j)
     sti_carve count = {0};
     carve_area(&count, dev->max_k);
     j->area_bytes = (count.used + 63) & ~(size_t)63;
-    j->act = sti_carve_take(c, sti_act_bytes(STI_OWN_ROWS, dev->max_k) + 64, 1);
+    j->act = sti_carve_take(c, sti_act_bytes(STI_TILE_MAX, dev->max_k) + 64, 1);
     j->areas = sti_carve_take(c, (size_t)sti_pool_threads(dev->pool), j->area_bytes);
 }
 
@@ -75,7 +75,7 @@ static void multiply(const ff_job *j, const sti_weight *w, const float *bias,
                      bool accumulate)
 {
     const int M = j->a.M, nb = (int)(w->K / STI_BLOCK_K);
-    float c[STI_OWN_ROWS * STI_GROUP];
+    float c[STI_TILE_MAX * STI_GROUP];
     for (int64_t g = lo; g < hi; g++) {
         const int64_t row = g * STI_GROUP, left = w->N - row;
         j->quant->gemv(w->type, sti_group_at(w, g), act, M, nb, c);
@@ -125,7 +125,7 @@ static void down_task(void *arg, int worker, int workers)
 still_status sti_cpu_ffn_forward(sti_dev *dev, const sti_ffn_args *a, still_error *err)
 {
     const sti_weight *down = a->w.down;
-    if (a->M < 1 || a->M > STI_OWN_ROWS || !sti_is_packed(a->w.gate) ||
+    if (a->M < 1 || a->M > dev->k->quant->tile || !sti_is_packed(a->w.gate) ||
         !sti_is_packed(a->w.up) || !sti_is_packed(down) || a->w.gate->N != down->K ||
         a->w.up->N != down->K || a->w.up->K != a->w.gate->K ||
         a->w.gate->K > dev->max_k || down->K > dev->max_k)

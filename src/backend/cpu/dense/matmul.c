@@ -5,9 +5,10 @@
  * batch of x is normed and quantized by all workers first). Each worker goes through
  * its groups:
  *
- *   few rows (<= tile)  repacked weights are unpacked in registers, read once
- *   more rows           a panel of groups is unpacked over up to STI_PANEL_K k, then
- *                       swept by all tiles of a chunk of rows; sums wait in c
+ *   few rows   repacked weights are unpacked in registers for each tile of rows; they
+ *              come from memory once, and from cache for the tiles after the first
+ *   a batch    a panel of groups is unpacked over up to PANEL_K k, then swept by all
+ *              tiles of a chunk of rows, while the next panel is fetched; sums wait in c
  *
  * Either way an element sees the same operations in the same order. */
 #include "backend/cpu/dense/matmul.h"
@@ -20,6 +21,8 @@ enum {
     PANEL_K = 288,    /* k of a panel, which is swept from L1 beside a tile of x */
     SET_PANELS = 4,   /* panels side by side that sweep the same k of a chunk of x: it
                         stays in L2 for them, as do their sums */
+    FEW_GROUPS = 4,   /* groups that one tile of few rows is multiplied by before the
+                        next: they stay in L2 meanwhile, and the tile in L1 */
     PANEL_COLS = STI_PANEL_GROUPS * STI_GROUP,
     SUB_BLOCKS = PANEL_K / 16,
 };
@@ -29,7 +32,7 @@ typedef struct work_area { /* one worker's */
     float *panel_d, *panel_m;
     int32_t *panel_off;
     float *c;      /* [SET_PANELS][CHUNK_ROWS][PANEL_COLS] */
-    float *normed; /* [STI_OWN_ROWS] rows */
+    float *normed; /* [STI_TILE_MAX] rows */
     uint8_t *act;  /* likewise, quantized */
 } work_area;
 
@@ -42,7 +45,7 @@ typedef struct mm_job {
     sti_matmul_args a;
     int nb;         /* blocks of K */
     uint8_t *act;   /* [M] rows quantized, by all workers */
-    bool own;       /* or each worker prepares all rows for itself */
+    bool own;       /* or each worker prepares all rows for itself: a tile of them */
     bool quantized; /* some matrix is */
     bool pairs;     /* products two at a time */
     uint8_t *areas;
@@ -57,8 +60,8 @@ static work_area carve_area(sti_carve *c, int max_k)
     w.panel_m = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(float));
     w.panel_off = sti_carve_take(c, SUB_BLOCKS * PANEL_COLS, sizeof(int32_t));
     w.c = sti_carve_take(c, SET_PANELS * CHUNK_ROWS * PANEL_COLS, sizeof(float));
-    w.normed = sti_carve_take(c, STI_OWN_ROWS * (size_t)max_k, sizeof(float));
-    w.act = sti_carve_take(c, sti_act_bytes(STI_OWN_ROWS, max_k), 1);
+    w.normed = sti_carve_take(c, STI_TILE_MAX * (size_t)max_k, sizeof(float));
+    w.act = sti_carve_take(c, sti_act_bytes(STI_TILE_MAX, max_k), 1);
     sti_carve_take(c, 64, 1); /* the next worker's area on lines of its own */
     return w;
 }
@@ -107,10 +110,10 @@ static void store(const mm_job *j, int which, int row0, int n, int64_t col0,
                     bias ? bias + col0 : NULL, j->a.accumulate);
 }
 
-/* Panels are for more rows than gemv takes. */
+/* Panels pay for more rows than a few. */
 static bool is_batch(const mm_job *j)
 {
-    return j->a.M > j->quant->tile;
+    return j->a.M > j->quant->few;
 }
 
 /* Rows of x that are quantized together. */
@@ -164,10 +167,53 @@ static int panel_blocks(int nb, int unit)
     return ((nb + parts - 1) / parts + unit - 1) / unit * unit;
 }
 
-/* Groups of the next panel, of `n` that are left. */
-static int groups_left(const mm_job *j, int64_t n)
+/* A panel's place: groups [g, g + ng) of the set [first, end), blocks [b, b + nb). */
+typedef struct panel_place {
+    int64_t first, end, g;
+    int ng, b, nb;
+} panel_place;
+
+/* The panel after p. Those of a set take the same `part` blocks of x, then the next ones;
+ * sets end at hi, and so does g after the last panel. */
+static panel_place next_panel(const mm_job *j, int part, int64_t hi, panel_place p)
 {
-    return n < j->quant->groups ? (int)n : j->quant->groups;
+    p.g += p.ng;
+    if (p.g == p.end) {
+        p.g = p.first;
+        p.b += part;
+    }
+    if (p.b >= j->nb) {
+        const int64_t set = SET_PANELS * j->quant->groups;
+        p.g = p.first = p.end;
+        p.end = hi - p.first < set ? hi : p.first + set;
+        p.b = 0;
+    }
+    p.ng = p.end - p.g < j->quant->groups ? (int)(p.end - p.g) : j->quant->groups;
+    p.nb = min_int(part, j->nb - p.b);
+    return p;
+}
+
+static panel_place first_panel(const mm_job *j, int part, int64_t lo, int64_t hi)
+{
+    return next_panel(j, part, hi,
+                      (panel_place){.first = lo, .end = lo, .g = lo, .b = j->nb});
+}
+
+/* Unpacks a panel and asks for the weights of the next one: of each group they are too few
+ * in a row for the hardware to see where they go. (In a function of its own, which has no
+ * other effect, gcc leaves the prefetches out.) */
+static void fill_panel(const mm_job *j, const sti_weight *w, sti_panel *p,
+                       panel_place at, panel_place next)
+{
+    p->ng = at.ng;
+    for (int i = 0; i < at.ng; i++)
+        j->quant->fill(sti_group_at(w, at.g + i), at.b, at.nb, p, i);
+    const sti_packing f = sti_packing_of(w->type);
+    const size_t bytes = sti_packed_bytes(f, (size_t)next.nb);
+    for (int i = 0; i < next.ng; i++) {
+        const uint8_t *from = sti_group_at(w, next.g + i) + sti_super_at(f, next.b);
+        for (size_t k = 0; k < bytes; k += 64) __builtin_prefetch(from + k, 0, 2);
+    }
 }
 
 /* Sums of a set's panel with group `g` of the set in front, [rows][its columns]. */
@@ -176,25 +222,35 @@ static float *sums_of(const work_area *area, int rows, int64_t g)
     return area->c + (size_t)rows * (size_t)g * STI_GROUP;
 }
 
-/* c += products of rows [r0, r0 + rows) with p->ng groups from g on, blocks [b, b + nb). */
-static void sweep_panel(const mm_job *j, const sti_weight *w, const sti_panel *p,
-                        int64_t g, int b, int nb, int r0, int rows, const uint8_t *act,
-                        float *c)
+/* c += products of rows [r0, r0 + rows) with the panel at `at`. */
+static void sweep_panel(const mm_job *j, const sti_panel *p, panel_place at, int r0,
+                        int rows, const uint8_t *act, float *c)
 {
     const int tile = j->quant->batch_tile;
-    for (int i = 0; i < p->ng; i++) j->quant->fill(sti_group_at(w, g + i), b, nb, p, i);
     for (int r = 0, begun = 0; r < rows; r += tile) {
         const int R = min_int(tile, rows - r);
-        if (j->quant->begin && R != begun) j->quant->begin(w->type, R);
+        if (j->quant->begin && R != begun) j->quant->begin(p->type, R);
         begun = R;
         const uint8_t *x =
-            act + tile_at(j, r0 + r) + batch_bytes(j->quant, R, b * STI_BLOCK_K);
-        j->quant->product(p, x, R, nb, c + (size_t)r * (size_t)(p->ng * STI_GROUP));
+            act + tile_at(j, r0 + r) + batch_bytes(j->quant, R, at.b * STI_BLOCK_K);
+        j->quant->product(p, x, R, at.nb, c + (size_t)r * (size_t)(p->ng * STI_GROUP));
     }
 }
 
-static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
-                            const uint8_t *act, const work_area *area)
+static void store_set(const mm_job *j, int which, int r0, int rows, int64_t first,
+                      int64_t end, const work_area *area)
+{
+    const int panel = j->quant->groups;
+    for (int64_t g = first; g < end; g += panel) {
+        const int cols = STI_GROUP * (end - g < panel ? (int)(end - g) : panel);
+        store(j, which, r0, rows, g * STI_GROUP, sums_of(area, rows, g - first), cols,
+              cols);
+    }
+}
+
+/* Rows [r0, r0 + rows) of x, groups [lo, hi) of a matrix. */
+static void multiply_chunk(const mm_job *j, int which, int64_t lo, int64_t hi, int r0,
+                           int rows, const uint8_t *act, const work_area *area)
 {
     const sti_weight *w = j->a.w[which];
     const int part = panel_blocks(j->nb, sti_packing_of(w->type).unit);
@@ -204,40 +260,47 @@ static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
                    .d = area->panel_d,
                    .m = area->panel_m,
                    .off = area->panel_off};
-    const int64_t set = SET_PANELS * j->quant->groups;
-    const int chunk = CHUNK_ROWS / j->quant->batch_tile * j->quant->batch_tile;
-    for (int r0 = 0; r0 < j->a.M; r0 += chunk) {
-        const int rows = min_int(chunk, j->a.M - r0);
-        for (int64_t first = lo; first < hi; first += set) {
-            const int64_t end = hi - first < set ? hi : first + set;
+    panel_place at = first_panel(j, part, lo, hi);
+    while (at.g < hi) {
+        const panel_place next = next_panel(j, part, hi, at);
+        if (at.b == 0 && at.g == at.first)
             memset(area->c, 0,
-                   (size_t)rows * (size_t)(end - first) * STI_GROUP * sizeof(float));
-            for (int b = 0; b < j->nb; b += part)
-                for (int64_t g = first; g < end; g += p.ng) {
-                    p.ng = groups_left(j, end - g);
-                    sweep_panel(j, w, &p, g, b, min_int(part, j->nb - b), r0, rows, act,
-                                sums_of(area, rows, g - first));
-                }
-            for (int64_t g = first; g < end; g += p.ng) {
-                p.ng = groups_left(j, end - g);
-                const int cols = p.ng * STI_GROUP;
-                store(j, which, r0, rows, g * STI_GROUP, sums_of(area, rows, g - first),
-                      cols, cols);
-            }
-        }
+                   (size_t)rows * (size_t)(at.end - at.first) * STI_GROUP *
+                       sizeof(float));
+        fill_panel(j, w, &p, at, next);
+        sweep_panel(j, &p, at, r0, rows, act, sums_of(area, rows, at.g - at.first));
+        if (next.first != at.first)
+            store_set(j, which, r0, rows, at.first, at.end, area);
+        at = next;
     }
+}
+
+static void multiply_panels(const mm_job *j, int which, int64_t lo, int64_t hi,
+                            const uint8_t *act, const work_area *area)
+{
+    const int chunk = CHUNK_ROWS / j->quant->batch_tile * j->quant->batch_tile;
+    for (int r0 = 0; r0 < j->a.M; r0 += chunk)
+        multiply_chunk(j, which, lo, hi, r0, min_int(chunk, j->a.M - r0), act, area);
     if (j->quant->end) j->quant->end();
 }
 
 /* Few rows: straight from the repacked weights. */
-static void multiply_direct(const mm_job *j, int which, int64_t lo, int64_t hi,
-                            const uint8_t *act)
+static void multiply_few(const mm_job *j, int which, int64_t lo, int64_t hi,
+                         const uint8_t *act)
 {
     const sti_weight *w = j->a.w[which];
+    const int tile = j->quant->tile;
     float c[STI_TILE_MAX * STI_GROUP];
-    for (int64_t g = lo; g < hi; g++) {
-        j->quant->gemv(w->type, sti_group_at(w, g), act, j->a.M, j->nb, c);
-        store(j, which, 0, j->a.M, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
+    for (int64_t first = lo; first < hi; first += FEW_GROUPS) {
+        const int64_t end = hi - first < FEW_GROUPS ? hi : first + FEW_GROUPS;
+        for (int r = 0; r < j->a.M; r += tile) {
+            const int R = min_int(tile, j->a.M - r);
+            const uint8_t *x = act + sti_act_bytes(r, w->K);
+            for (int64_t g = first; g < end; g++) {
+                j->quant->gemv(w->type, sti_group_at(w, g), x, R, j->nb, c);
+                store(j, which, r, R, g * STI_GROUP, c, STI_GROUP, STI_GROUP);
+            }
+        }
     }
 }
 
@@ -289,7 +352,7 @@ static void multiply_task(void *arg, int worker, int workers)
             else if (is_batch(j))
                 multiply_panels(j, i, from, to, act, &area);
             else
-                multiply_direct(j, i, from, to, act);
+                multiply_few(j, i, from, to, act);
         }
         lo -= count;
         hi -= count;
@@ -306,7 +369,7 @@ still_status sti_cpu_matmul(sti_dev *dev, const sti_matmul_args *a, still_error 
                   .dense = dev->k->dense,
                   .rows = dev->k->row,
                   .a = *a,
-                  .own = a->M <= STI_OWN_ROWS,
+                  .own = a->M <= dev->k->quant->tile,
                   .pairs = dev->pairs};
     for (int i = 0; i < a->n; i++) {
         if (a->w[i]->K != a->w[0]->K || a->w[i]->K > dev->max_k)

@@ -32,7 +32,6 @@ enum {
     STI_TILE_MAX = 8,     /* rows of x in a tile, at most */
     STI_PANEL_GROUPS = 2, /* groups in a panel, at most */
     STI_QUANT_MAX = 2,    /* bytes of a quant in a panel, at most */
-    STI_OWN_ROWS = 2,     /* so few rows every worker norms and quantizes for itself */
 };
 
 /* Quantized weights are; floats stay as they are, in the file or in a copy of another
@@ -65,6 +64,7 @@ enum {
     STI_ACT_DIGIT = 7, /* bits of lo */
     STI_ACT_MAX = 127 << STI_ACT_DIGIT,
     STI_PAIR_BYTES = 92, /* a row and block in matmul_pairs_avx512.c */
+    STI_PAIR_ROWS = 6,   /* of a tile there */
     STI_AMX_BYTES = 80,  /* likewise in matmul_tiles_amx.c */
     STI_AMX_ROWS = 16,   /* of a tile there */
 };
@@ -106,7 +106,8 @@ typedef struct sti_panel {
 /* Quantized products, written by hand for each instruction set
  * (matmul_quant_<set>.c). */
 typedef struct sti_quant_kernels {
-    int tile;     /* rows of x that gemv takes; more are a batch */
+    int tile; /* rows of x that gemv takes */
+    int few;  /* rows that gemv multiplies, a tile after the other; more are a batch */
     int groups;   /* groups in a panel */
     bool s8_flip; /* 8-bit weights are stored as w + 128 */
 

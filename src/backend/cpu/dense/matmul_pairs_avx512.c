@@ -237,7 +237,7 @@ void sti_cpu_quantize_pairs(const float *x, size_t ldx, int R, int nb, uint8_t *
 /* ---- Instances ----------------------------------------------------------- */
 
 /* Two groups by a whole tile; what remains of groups or rows goes row by row. */
-enum { TILE = 6 };
+enum { TILE = STI_PAIR_ROWS };
 
 #define TILE_OF(name, pairs, subs, min)                                                \
     static void name(const sti_panel *p, const uint8_t *a, int R, int nb, float *c)    \

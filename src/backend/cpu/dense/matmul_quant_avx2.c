@@ -400,6 +400,7 @@ static void product_any(const sti_panel *p, const uint8_t *a, int R, int nb, flo
 
 const sti_quant_kernels sti_cpu_quant_avx2 = {
     .tile = TILE,
+    .few = 2 * TILE,
     .groups = 1,
     .s8_flip = false,
     .quantize = quantize,

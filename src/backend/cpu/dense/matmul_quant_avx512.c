@@ -10,8 +10,9 @@
 #include "backend/cpu/dense/unpack_avx512.h"
 
 enum {
-    TILE = 6,
-    AHEAD = 3072 /* bytes that super-blocks are fetched before they are read */
+    TILE = 8,
+    FEW = 4 * TILE, /* beyond, panels are faster for most types */
+    AHEAD = 3072    /* bytes that super-blocks are fetched before they are read */
 };
 
 /* Places in an activation record of R rows, see STI_ACT_BYTES; steps 0-7 are the high
@@ -48,8 +49,8 @@ STI_INLINE __m512 act_s(const uint8_t *a, int R, int subs, int h, int i)
     return _mm512_set1_ps(d * (float)act_sum(a, R, subs, h, i));
 }
 
-/* One repacked group by R rows, weights unpacked in registers: for R <= TILE, when
- * each weight is used once and memory is the bound. A group's blocks follow each other,
+/* One repacked group by R rows, weights unpacked in registers: for R <= TILE. Of one
+ * row memory is the bound, of many multiplication. A group's blocks follow each other,
  * as groups do: the hardware fetches them ahead, and of blocks of their own better without
  * being told to. Super-blocks, whose heads break the pattern, are asked for; addresses past
  * the end do no harm. */
@@ -173,7 +174,9 @@ static void quantize(const float *x, size_t ldx, int R, int nb, uint8_t *act)
         case 3: gemv(STI_##type, 3, w, a, nb, c); break;                               \
         case 4: gemv(STI_##type, 4, w, a, nb, c); break;                               \
         case 5: gemv(STI_##type, 5, w, a, nb, c); break;                               \
-        default: gemv(STI_##type, 6, w, a, nb, c); break;                              \
+        case 6: gemv(STI_##type, 6, w, a, nb, c); break;                               \
+        case 7: gemv(STI_##type, 7, w, a, nb, c); break;                               \
+        default: gemv(STI_##type, 8, w, a, nb, c); break;                              \
         }                                                                              \
     }
 STI_QUANT_TYPES(GEMV)
@@ -186,7 +189,8 @@ STI_QUANT_TYPES(GEMV)
 
 const sti_quant_kernels sti_cpu_quant_avx512 = {
     FEW_ROWS,
-    .batch_tile = TILE,
+    .few = FEW,
+    .batch_tile = STI_PAIR_ROWS,
     .batch_bytes = STI_PAIR_BYTES,
     .quantize_batch = sti_cpu_quantize_pairs,
     .fill = sti_cpu_fill_pairs,
@@ -195,6 +199,7 @@ const sti_quant_kernels sti_cpu_quant_avx512 = {
 
 const sti_quant_kernels sti_cpu_quant_amx = {
     FEW_ROWS,
+    .few = TILE,
     .batch_tile = STI_AMX_ROWS,
     .batch_bytes = STI_AMX_BYTES,
     .quantize_batch = sti_cpu_quantize_tiles,

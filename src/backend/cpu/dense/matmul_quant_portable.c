@@ -169,6 +169,7 @@ static void quantize(const float *x, size_t ldx, int R, int nb, uint8_t *act)
 
 const sti_quant_kernels sti_cpu_quant_portable = {
     .tile = TILE,
+    .few = TILE,
     .groups = 1,
     .s8_flip = false,
     .quantize = quantize,

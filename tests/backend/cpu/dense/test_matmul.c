@@ -106,7 +106,7 @@ static sti_weight make_weight(sti_dev *dev, const source *s)
 static void check_matrix(const char *isa, sti_dtype type, int64_t N, int64_t K)
 {
     enum { M = 64 };
-    static const int SOME[] = {1, 2, 3, 5, 6, 7, 17, 64};
+    static const int SOME[] = {1, 2, 3, 5, 6, 7, 8, 9, 17, 32, 33, 39, 64};
     const sti_backend *be = sti_backend_find("cpu");
     sti_dev *dev = device(isa, 2, (int)K);
     if (!dev) return;
@@ -210,7 +210,7 @@ static void several_matrices(void **state)
 static void threads_change_nothing(void **state)
 {
     (void)state;
-    enum { K = 768, N = 83, M = 20 };
+    enum { K = 768, N = 83, M = 40 }; /* more than few rows */
     const sti_backend *be = sti_backend_find("cpu");
     for (int i = 0; i < 3; i++) {
         for (int t = 0; t < N_TYPES; t++) {
@@ -240,7 +240,7 @@ static void threads_change_nothing(void **state)
 static void pairs_change_nothing(void **state)
 {
     (void)state;
-    enum { K = 768, N = 83, M = 20 };
+    enum { K = 768, N = 83, M = 40 }; /* more than few rows */
     const sti_backend *be = sti_backend_find("cpu");
     for (int t = 0; t < N_TYPES; t++) {
         sti_dev *dev = device("avx512", 1, K);
