@@ -720,7 +720,8 @@ STILL_API void still_sampler_accept_prompt(still_sampler *sp, int32_t id);
  *
  *     still_lookup_accept(l, id);            each token of prompt and reply, as it is fed
  *     n = still_lookup_guess(l, guess);
- *     still_session_feed_ahead(s, id, guess, n, NULL, &e);
+ *     still_session_feed_ahead(s, id, guess, n, &rows, &e);
+ *     still_lookup_timed(l, rows, seconds);  of that call; may be left out
  *     still_sampler_sample(...);             chooses as ever: the text is the same
  *
  * The last 65,536 tokens are looked back at. */
@@ -731,6 +732,9 @@ STILL_API void still_lookup_free(still_lookup *l);
 STILL_API void still_lookup_accept(still_lookup *l, int32_t id);
 /* Writes guesses of the tokens after the last to guess[`most`]; returns how many. */
 STILL_API int still_lookup_guess(const still_lookup *l, int32_t *guess);
+/* What a pass of so many rows took (`used` of still_session_feed_ahead): guesses are weighed
+ * with what a row costs on this machine. Without it a usual cost is assumed. */
+STILL_API void still_lookup_timed(still_lookup *l, int rows, double seconds);
 STILL_API void still_lookup_reset(still_lookup *l); /* back to an empty conversation */
 
 /* ---- Perplexity ---------------------------------------------------------- */

@@ -429,8 +429,10 @@ static still_status feed(still_session *s, still_lookup *lookup, cli_reply *r,
         still_lookup_accept(lookup, id);
         n = still_lookup_guess(lookup, guess);
     }
+    const double start = cli_now();
     const still_status st = still_session_feed_ahead(s, id, guess, n, &rows, err);
     if (st != STILL_OK) return st;
+    if (lookup) still_lookup_timed(lookup, rows, cli_now() - start);
     r->n_fed++;
     r->n_guessed += rows == 0;
     return STILL_OK;

@@ -4,8 +4,9 @@
  * longest end of the conversation that occurs earlier in it says what may come next. How
  * good that guess is depends on how long it is, and on the text; so every guess is
  * compared with the token that came, whether it was used or not, and a share of right ones
- * is kept for each class of length. From these shares follows how many guesses are worth
- * their rows in a pass, which for most texts is none.
+ * is kept for each class of length. From these shares, and from the time that passes of one
+ * and of several rows take on this machine, follows how many guesses are worth their rows
+ * in a pass, which for most texts is none.
  *
  * The last SPAN tokens lie in a ring. Pairs of tokens are hashed; positions with the same
  * hash form a chain, newest first, of which a bounded number is looked at. Positions count
@@ -25,17 +26,19 @@ enum {
     USUAL_GUESSES = 15, /* at a time */
     MOST_GUESSES = 31,
     CLASSES = 7,
-    FEW = 3,
     MOST_CHANGED = 2, /* tokens of a match that may differ */
 };
 
-/* What k guesses add to the time of a pass of one row: FIRST + k ROW of it, and up to
- * FEW guesses FEW_ROW each, as products of a tile need no panel. Measured with AVX2
- * (bench_ahead, docs/perf.md), where a row costs most. */
-static const float FIRST = 0.8f, ROW = 0.36f, FEW_ROW = 0.3f;
-static const float PAYS = 1.2f; /* gain, by that measure, for which guesses are made:
-                                   where it is a quarter too low, nothing is lost yet */
-static const float RATE = 1 / 12.0f; /* at which shares follow the text */
+/* What a guess adds to a pass of one row, as a share of it, until passes have been timed:
+ * 0.25 with AVX-512, 0.3 to 0.5 with AVX2 (bench_ahead, docs/perf.md). */
+static const float USUAL_ROW = 0.4f;
+static const float PAYS = 1.1f; /* gain for which guesses are made: where it is a tenth
+                                   too high, nothing is lost yet */
+static const float RATE =
+    1 / 12.0f; /* at which shares follow the text, times the machine */
+static const float FORGET =
+    1 / 100.0f; /* at which a row's time becomes the usual one again
+                                           while none is timed */
 
 /* Matches of at least so many tokens, and how often they are right in the beginning. */
 static const struct {
@@ -54,6 +57,8 @@ struct still_lookup {
     int match;             /* tokens before `at` that are the last ones, too */
     int most;
     float share[CLASSES]; /* of guesses that were right */
+    float one;            /* seconds of a pass of one row; 0: not timed yet */
+    float row;            /* what one more adds, as a share of that */
 };
 
 still_status still_lookup_new(int most, still_lookup **out, still_error *err)
@@ -66,6 +71,7 @@ still_status still_lookup_new(int most, still_lookup **out, still_error *err)
     still_lookup *l = sti_alloc(1, sizeof *l);
     if (!l) return sti_fail_memory(err, "tokens to look back at", sizeof *l);
     l->most = most ? most : USUAL_GUESSES;
+    l->row = USUAL_ROW;
     still_lookup_reset(l);
     *out = l;
     return STILL_OK;
@@ -84,6 +90,21 @@ void still_lookup_reset(still_lookup *l)
     l->held = 0;
     l->match = 0;
     for (int i = 0; i < CLASSES; i++) l->share[i] = usual[i].share;
+}
+
+void still_lookup_timed(still_lookup *l, int rows, double seconds)
+{
+    const float t = (float)seconds;
+    if (rows < 1 || !(t > 0)) return;
+    if (rows == 1) {
+        l->one += (t - l->one) * (l->one > 0 ? RATE : 1);
+        l->row += (USUAL_ROW - l->row) * FORGET;
+    } else if (l->one > 0) {
+        float row = (t / l->one - 1) / (float)(rows - 1);
+        if (row < 0) row = 0;
+        if (row > 1) row = 1; /* a pass that something interrupted */
+        l->row += (row - l->row) * RATE;
+    }
 }
 
 static int32_t token_at(const still_lookup *l, uint32_t position)
@@ -159,17 +180,11 @@ void still_lookup_accept(still_lookup *l, int32_t id)
     }
 }
 
-/* Time of a pass with k guesses; 1: without. */
-static float cost(int k)
-{
-    return 1 + (k <= FEW ? (float)k * FEW_ROW : FIRST + (float)k * ROW);
-}
-
 /* As many as make the most tokens of the time: k guesses give one token, the first if it
  * is right, the second if both are, ... */
 int still_lookup_guess(const still_lookup *l, int32_t *guess)
 {
-    float reached = 1, tokens = 1, best = PAYS;
+    float reached = 1, tokens = 1, cost = 1, best = PAYS;
     int n = 0;
     for (int i = 0; l->match > 0 && i < l->most; i++) {
         const uint32_t from = l->at + (uint32_t)i, ahead = from - l->n;
@@ -177,8 +192,9 @@ int still_lookup_guess(const still_lookup *l, int32_t *guess)
         guess[i] = (int32_t)ahead >= 0 ? guess[ahead] : token_at(l, from);
         reached *= l->share[class_of(l->match + i)];
         tokens += reached;
-        if (tokens / cost(i + 1) > best) {
-            best = tokens / cost(i + 1);
+        cost += l->row;
+        if (tokens / cost > best) {
+            best = tokens / cost;
             n = i + 1;
         }
     }

@@ -84,6 +84,42 @@ static void gives_up_where_it_is_wrong(void **state)
     still_lookup_free(l);
 }
 
+/* Guesses of a copy after 20 of its tokens where one more row takes `row` of a pass. */
+static int guesses_at(double row)
+{
+    int32_t guess[MOST];
+    still_lookup *l = make(MOST);
+    for (int i = 0; i < 200; i++) still_lookup_accept(l, i);
+    for (int i = 0; i < 60; i++) {
+        still_lookup_timed(l, 1, 1e-3);
+        still_lookup_timed(l, 4, 1e-3 * (1 + 3 * row));
+    }
+    for (int i = 0; i < 20; i++) still_lookup_accept(l, i);
+    const int n = still_lookup_guess(l, guess);
+    still_lookup_free(l);
+    return n;
+}
+
+/* Rows that cost next to nothing are all used, dear ones not at all; times that cannot be
+ * change nothing. */
+static void weighs_with_what_rows_cost(void **state)
+{
+    (void)state;
+    assert_int_equal(guesses_at(0.02), MOST);
+    assert_true(guesses_at(0.3) > 1);
+    assert_int_equal(guesses_at(0.95), 0);
+    int32_t guess[MOST], again[MOST];
+    still_lookup *l = make(MOST);
+    for (int i = 0; i < 240; i++) still_lookup_accept(l, i % 200);
+    const int n = still_lookup_guess(l, guess);
+    still_lookup_timed(l, 0, 1);
+    still_lookup_timed(l, 5, 1); /* before any of one row */
+    still_lookup_timed(l, 1, 0);
+    still_lookup_timed(l, 1, -1);
+    assert_int_equal(still_lookup_guess(l, again), n);
+    still_lookup_free(l);
+}
+
 static void forgets(void **state)
 {
     (void)state;
@@ -134,5 +170,6 @@ static void respects_the_most(void **state)
 }
 
 RUN_TESTS(cmocka_unit_test(follows_a_copy), cmocka_unit_test(goes_round_a_loop),
-          cmocka_unit_test(gives_up_where_it_is_wrong), cmocka_unit_test(forgets),
+          cmocka_unit_test(gives_up_where_it_is_wrong),
+          cmocka_unit_test(weighs_with_what_rows_cost), cmocka_unit_test(forgets),
           cmocka_unit_test(respects_the_most))
