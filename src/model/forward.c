@@ -9,7 +9,7 @@
 
 #include "model/model.h"
 
-enum { FEW_ROWS = 4 }; /* of logits, at least */
+enum { FEW_ROWS = 16 }; /* of logits, at least */
 
 /* ---- Scratch ------------------------------------------------------------- */
 
