@@ -1,6 +1,8 @@
 /* chars.c - strings by character: what is white space, where a code point lies, case,
  * lines and searching. Strings are UTF-8, checked when a run begins. */
+#define PCRE2_CODE_UNIT_WIDTH 8
 #include <locale.h>
+#include <pcre2.h>
 #include <string.h>
 #include <wctype.h>
 
@@ -80,6 +82,27 @@ size_t sti_t_find(sti_run *r, const sti_tstr *s, const sti_tstr *what, size_t fr
     return SIZE_MAX;
 }
 
+int64_t sti_t_matches(sti_run *r, const sti_tstr *s, const char *pattern)
+{
+    int error;
+    size_t at;
+    int64_t n = 0;
+    if (!sti_run_step(r, 16 + s->n / 4)) return 0;
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED,
+                                     PCRE2_UTF | PCRE2_DOTALL, &error, &at, NULL);
+    pcre2_match_data *match = code ? pcre2_match_data_create(1, NULL) : NULL;
+    if (!match) sti_run_fail(r, STILL_E_MEMORY, "out of memory");
+    /* The first call checks the text, which later ones need not. */
+    for (size_t from = 0;
+         match && pcre2_match(code, (PCRE2_SPTR)s->p, s->n, from,
+                              from ? PCRE2_NO_UTF_CHECK : 0, match, NULL) >= 0;
+         n++)
+        from = pcre2_get_ovector_pointer(match)[1];
+    pcre2_match_data_free(match);
+    pcre2_code_free(code);
+    return n;
+}
+
 /* ---- Case ---------------------------------------------------------------- */
 
 static size_t put_char(uint32_t c, char out[4])
@@ -95,8 +118,8 @@ static size_t put_char(uint32_t c, char out[4])
     return n;
 }
 
-/* The case of a character as Unicode has it, without the few that become two; of ASCII
- * alone where the system has no table. */
+/* The case of a character as Unicode has it, without the few that become two (but for the
+ * sharp s); of ASCII alone where the system has no table. */
 static uint32_t recase(uint32_t c, bool upper, locale_t locale)
 {
     if (c < 0x80)
@@ -109,6 +132,7 @@ static uint32_t recase(uint32_t c, bool upper, locale_t locale)
 
 sti_tval sti_t_recase(sti_run *r, const sti_tstr *s, sti_tcase to)
 {
+    enum { SHARP_S = 0xDF };
     locale_t locale = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
     sti_tout out = {0};
     bool inside = false; /* a word, or behind the first character */
@@ -121,7 +145,11 @@ sti_tval sti_t_recase(sti_run *r, const sti_tstr *s, sti_tcase to)
                  (to == STI_T_TITLES
                       ? !sti_t_space(c) && (c >= 0x80 || !strchr("-({[<", (int)c))
                       : recase(c, true, locale) != recase(c, false, locale));
-        sti_tout_put(r, &out, room, put_char(changed, room), sti_t_mark(s, i));
+        if (c == SHARP_S && upper)
+            sti_tout_put(r, &out, to == STI_T_UPPER || to == STI_T_TITLES ? "SS" : "Ss",
+                         2, sti_t_mark(s, i));
+        else
+            sti_tout_put(r, &out, room, put_char(changed, room), sti_t_mark(s, i));
     }
     if (locale) freelocale(locale);
     const sti_tval v = sti_tout_take(r, &out);

@@ -33,6 +33,10 @@ sti_tval sti_attribute(sti_run *r, sti_tval of, const sti_tstr *name,
             sti_t_get(r, of.u.d, (sti_tval){.kind = STI_T_STRING, .u.s = name});
         return v ? *v : undefined(why);
     }
+    if (of.kind == STI_T_LIST && of.u.l->shape == STI_T_GROUP) {
+        if (sti_t_is(name, "grouper")) return of.u.l->v[0];
+        if (sti_t_is(name, "list")) return of.u.l->v[1];
+    }
     if (of.kind == STI_T_CYCLER && sti_t_is(name, "current"))
         return of.u.cycler->items->v[of.u.cycler->at];
     if (of.kind == STI_T_MACRO && sti_t_is(name, "name")) return of.u.m->node->value;
@@ -62,7 +66,7 @@ sti_tval sti_item(sti_run *r, sti_tval of, sti_tval key, const sti_tnode *why)
         if (v) return *v;
     }
     const bool whole = key.kind == STI_T_INT || key.kind == STI_T_BOOL;
-    if (of.kind == STI_T_LIST && of.u.l->shape != STI_T_LAZY && whole) {
+    if (whole && of.kind == STI_T_LIST && of.u.l->shape <= STI_T_RANGE) {
         const int64_t n = (int64_t)of.u.l->n;
         int64_t i = sti_t_whole(key);
         if (i < 0) i += n;
@@ -149,7 +153,7 @@ static sti_tval sign(sti_run *r, const sti_tnode *n)
     if (v.kind == STI_T_UNDEFINED) return sti_fail_undefined(r, v);
     if (!sti_t_number(v))
         return sti_run_fail(r, STILL_E_FORMAT, "%s has no sign", sti_t_kind_name(v));
-    return sti_binary(r, n->kind == STI_N_MINUS ? '-' : '+', sti_t_int(0), v);
+    return sti_binary(r, '*', sti_t_int(n->kind == STI_N_MINUS ? -1 : 1), v);
 }
 
 static sti_tval compare(sti_run *r, const sti_tnode *n)

@@ -11,16 +11,25 @@
 
 /* ---- Attributes by name -------------------------------------------------- */
 
-/* "a.b.0" of v. */
-static sti_tval lookup(sti_run *r, sti_tval v, sti_tval path)
+static const sti_tval none = {.kind = STI_T_NONE};
+
+/* v[key]; otherwise: in place of what is undefined, unless it is none. */
+static sti_tval member(sti_run *r, sti_tval v, sti_tval key, sti_tval otherwise)
 {
-    if (path.kind == STI_T_MISSING || path.kind == STI_T_NONE) return v;
-    if (path.kind != STI_T_STRING) return sti_item(r, v, path, NULL);
-    const sti_tstr *s = path.u.s;
+    v = sti_item(r, v, key, NULL);
+    const bool use = v.kind == STI_T_UNDEFINED && otherwise.kind != STI_T_NONE &&
+                     otherwise.kind != STI_T_MISSING;
+    return use ? otherwise : v;
+}
+
+/* s[from..to), such as "a.b.0", of v. */
+static sti_tval follow(sti_run *r, sti_tval v, const sti_tstr *s, size_t from,
+                       size_t to, sti_tval otherwise)
+{
     sti_run_step(r, s->n / 64);
-    for (size_t from = 0; from <= s->n && !r->failed;) {
-        const char *dot = memchr(s->p + from, '.', s->n - from);
-        const size_t end = dot ? (size_t)(dot - s->p) : s->n;
+    while (from <= to && !r->failed) {
+        const char *dot = memchr(s->p + from, '.', to - from);
+        const size_t end = dot ? (size_t)(dot - s->p) : to;
         const sti_tval part = sti_t_sub(r, s, from, end - from);
         int64_t index = 0;
         bool digits = end > from && end - from < 10;
@@ -28,19 +37,50 @@ static sti_tval lookup(sti_run *r, sti_tval v, sti_tval path)
             digits = s->p[i] >= '0' && s->p[i] <= '9';
             index = 10 * index + (s->p[i] - '0');
         }
-        if (!r->failed) v = sti_item(r, v, digits ? sti_t_int(index) : part, NULL);
+        if (!r->failed) v = member(r, v, digits ? sti_t_int(index) : part, otherwise);
         from = end + 1;
     }
     return v;
 }
 
+/* An attribute of v, by its name, path or index; v itself if there is none to take. */
+static sti_tval lookup(sti_run *r, sti_tval v, sti_tval path, sti_tval otherwise)
+{
+    if (path.kind == STI_T_MISSING || path.kind == STI_T_NONE) return v;
+    if (path.kind != STI_T_STRING) return member(r, v, path, otherwise);
+    return follow(r, v, path.u.s, 0, path.u.s->n, otherwise);
+}
+
+static sti_tval folded(sti_run *r, sti_tval v, bool case_sensitive)
+{
+    return v.kind == STI_T_STRING && !case_sensitive
+               ? sti_t_recase(r, v.u.s, STI_T_LOWER)
+               : v;
+}
+
 /* What sorting and uniqueness go by: the attribute, lower case unless it counts. */
 static sti_tval key_of(sti_run *r, sti_tval v, sti_tval path, bool case_sensitive)
 {
-    const sti_tval k = lookup(r, v, path);
-    return k.kind == STI_T_STRING && !case_sensitive
-               ? sti_t_recase(r, k.u.s, STI_T_LOWER)
-               : k;
+    return folded(r, lookup(r, v, path, none), case_sensitive);
+}
+
+/* The same of each of several attributes, "a,b.c", as a list. */
+static sti_tval keys_of(sti_run *r, sti_tval v, sti_tval paths, bool case_sensitive)
+{
+    const sti_tval out = sti_t_list(r, STI_T_PLAIN, 1);
+    if (paths.kind != STI_T_STRING) {
+        sti_t_append(r, out.u.l, key_of(r, v, paths, case_sensitive));
+        return out;
+    }
+    const sti_tstr *s = paths.u.s;
+    for (size_t from = 0; from <= s->n && !r->failed;) {
+        const char *comma = memchr(s->p + from, ',', s->n - from);
+        const size_t end = comma ? (size_t)(comma - s->p) : s->n;
+        const sti_tval part = follow(r, v, s, from, end, none);
+        sti_t_append(r, out.u.l, folded(r, part, case_sensitive));
+        from = end + 1;
+    }
+    return out;
 }
 
 /* ---- Choosing and mapping ------------------------------------------------ */
@@ -68,7 +108,8 @@ static sti_tval choose(sti_run *r, sti_tval v, const sti_targs *all, bool attrib
         return sti_run_fail(r, STILL_E_FORMAT, "the name of a test is %s",
                             sti_t_kind_name(test));
     for (size_t i = 0; l && i < l->n && !r->failed; i++) {
-        const sti_tval x = attribute ? lookup(r, l->v[i], all->list->v[0]) : l->v[i];
+        const sti_tval x =
+            attribute ? lookup(r, l->v[i], all->list->v[0], none) : l->v[i];
         const bool holds = test.kind == STI_T_NONE ? sti_t_true(r, x)
                                                    : sti_test(r, test.u.s, x, &args);
         if (holds == wanted) sti_t_append(r, out.u.l, l->v[i]);
@@ -117,9 +158,9 @@ FILTER(f_map)
                             "map takes a filter's name or attribute=");
     const sti_targs args = rest(r, all, 1);
     for (size_t i = 0; l && i < l->n && !r->failed; i++) {
-        sti_tval x = by_filter ? sti_filter(r, all->list->v[0].u.s, l->v[i], &args)
-                               : lookup(r, l->v[i], *attribute);
-        if (!by_filter && otherwise && x.kind == STI_T_UNDEFINED) x = *otherwise;
+        const sti_tval x =
+            by_filter ? sti_filter(r, all->list->v[0].u.s, l->v[i], &args)
+                      : lookup(r, l->v[i], *attribute, otherwise ? *otherwise : none);
         sti_t_append(r, out.u.l, x);
     }
     return out;
@@ -137,7 +178,7 @@ FILTER(f_sort)
     sti_tval *key = l ? sti_run_take(r, l->n, sizeof *key) : NULL;
     for (size_t i = 0; key && i < l->n && !r->failed; i++) {
         sti_t_append(r, out.u.l, l->v[i]);
-        key[i] = key_of(r, l->v[i], arg[2], exact);
+        key[i] = keys_of(r, l->v[i], arg[2], exact);
     }
     if (!r->failed) sti_t_sort(r, key, out.u.l->v, out.u.l->n, down);
     return out;
@@ -213,12 +254,10 @@ FILTER(f_unique)
 FILTER(f_reverse)
 {
     UNUSED;
-    if (v.kind == STI_T_STRING) {
-        const sti_tval none = STI_T_NIL;
-        return sti_slice(r, v, none, none, sti_t_int(-1));
-    }
+    if (v.kind == STI_T_STRING) return sti_slice(r, v, none, none, sti_t_int(-1));
+    const bool lazy = v.kind != STI_T_LIST || v.u.l->shape != STI_T_LAZY;
     const sti_tlist *l = sti_t_each(r, v);
-    const sti_tval out = sti_t_list(r, STI_T_LAZY, 0);
+    const sti_tval out = sti_t_list(r, lazy ? STI_T_LAZY : STI_T_PLAIN, 0);
     for (size_t i = l ? l->n : 0; i > 0 && !r->failed; i--)
         sti_t_append(r, out.u.l, l->v[i - 1]);
     return out;
@@ -227,17 +266,22 @@ FILTER(f_reverse)
 FILTER(f_groupby)
 {
     UNUSED;
-    const sti_tval sort[] = {{.kind = STI_T_MISSING}, arg[2], arg[0]};
-    const sti_tval sorted = f_sort(r, v, sort, all),
-                   out = sti_t_list(r, STI_T_PLAIN, 0);
     const bool exact = sti_arg_true(r, arg[2], false);
+    const sti_tlist *l = sti_t_each(r, v);
+    const sti_tval out = sti_t_list(r, STI_T_PLAIN, 0),
+                   sorted = sti_t_list(r, STI_T_PLAIN, l ? l->n : 0);
+    sti_tval *keys = l ? sti_run_take(r, l->n, sizeof *keys) : NULL;
+    for (size_t i = 0; keys && i < l->n && !r->failed; i++) {
+        sti_t_append(r, sorted.u.l, l->v[i]);
+        keys[i] = folded(r, lookup(r, l->v[i], arg[0], arg[1]), exact);
+    }
+    if (!r->failed) sti_t_sort(r, keys, sorted.u.l->v, sorted.u.l->n, false);
     sti_tval group = STI_T_UNDEF, before = STI_T_UNDEF;
     for (size_t i = 0; !r->failed && i < sorted.u.l->n; i++) {
-        sti_tval name = lookup(r, sorted.u.l->v[i], arg[0]);
-        if (name.kind == STI_T_UNDEFINED && arg[1].kind != STI_T_MISSING) name = arg[1];
-        const sti_tval key = key_of(r, name, (sti_tval){.kind = STI_T_MISSING}, exact);
+        const sti_tval name = lookup(r, sorted.u.l->v[i], arg[0], arg[1]),
+                       key = folded(r, name, exact);
         if (i == 0 || !sti_t_equal(r, key, before)) {
-            const sti_tval pair = sti_t_list(r, STI_T_TUPLE, 2);
+            const sti_tval pair = sti_t_list(r, STI_T_GROUP, 2);
             group = sti_t_list(r, STI_T_PLAIN, 0);
             sti_t_append(r, pair.u.l, name);
             sti_t_append(r, pair.u.l, group);
@@ -274,6 +318,8 @@ FILTER(f_first)
 FILTER(f_last)
 {
     UNUSED;
+    if (v.kind == STI_T_LIST && v.u.l->shape == STI_T_LAZY)
+        return sti_run_fail(r, STILL_E_FORMAT, "last: a generator cannot be reversed");
     const sti_tlist *l = sti_t_each(r, v);
     return l && l->n ? l->v[l->n - 1] : STI_T_UNDEF;
 }
@@ -285,7 +331,7 @@ FILTER(f_join)
     sti_tout out = {0};
     for (size_t i = 0; l && i < l->n && !r->failed; i++) {
         if (i && arg[0].kind != STI_T_MISSING) sti_tout_str(r, &out, arg[0]);
-        sti_tout_str(r, &out, lookup(r, l->v[i], arg[1]));
+        sti_tout_str(r, &out, lookup(r, l->v[i], arg[1], none));
     }
     return sti_tout_take(r, &out);
 }
@@ -295,8 +341,10 @@ FILTER(f_sum)
     UNUSED;
     const sti_tlist *l = sti_t_each(r, v);
     sti_tval sum = arg[1].kind == STI_T_MISSING ? sti_t_int(0) : arg[1];
+    if (sum.kind == STI_T_STRING)
+        return sti_run_fail(r, STILL_E_FORMAT, "sum: strings are not added; use join");
     for (size_t i = 0; l && i < l->n && !r->failed; i++)
-        sum = sti_binary(r, '+', sum, lookup(r, l->v[i], arg[0]));
+        sum = sti_binary(r, '+', sum, lookup(r, l->v[i], arg[0], none));
     return sum;
 }
 
@@ -372,8 +420,8 @@ FILTER(f_slice)
         const sti_tval column = sti_t_list(r, STI_T_PLAIN, 0);
         for (size_t k = 0; k < each + (i < longer) && !r->failed; k++)
             sti_t_append(r, column.u.l, l->v[at++]);
-        if (i >= longer && longer && arg[1].kind != STI_T_MISSING &&
-            arg[1].kind != STI_T_NONE && !r->failed)
+        if (i >= longer && arg[1].kind != STI_T_MISSING && arg[1].kind != STI_T_NONE &&
+            !r->failed)
             sti_t_append(r, column.u.l, arg[1]);
         sti_t_append(r, out.u.l, column);
     }

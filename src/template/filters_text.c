@@ -58,8 +58,13 @@ FILTER(f_replace)
     plain.safe = false;
     const sti_tval self = sti_t_sub(r, &plain, 0, plain.n);
     const sti_tstr name = {.p = "replace", .n = 7};
+    const sti_targs args = {sti_t_list(r, STI_T_PLAIN, 3).u.l, NULL};
+    for (int i = 0; i < 2 && !r->failed; i++)
+        sti_t_append(r, args.list, f_string(r, arg[i], NULL, NULL));
+    sti_t_append(r, args.list, sti_t_int(sti_arg_int(r, arg[2], -1)));
     if (r->failed) return STI_T_UNDEF;
-    return sti_call_builtin(r, sti_table_find(sti_string_methods(), &name), self, all);
+    return sti_call_builtin(r, sti_table_find(sti_string_methods(), &name), self,
+                            &args);
 }
 
 FILTER(f_format)
@@ -80,10 +85,20 @@ FILTER(f_escape)
     return sti_t_safe(r, sti_t_escape(r, sti_t_str(r, v)));
 }
 
+/* Fails unless v is a string: these filters ask for it where others take anything. */
+static bool is_text(sti_run *r, sti_tval v, const char *filter)
+{
+    if (v.kind != STI_T_STRING)
+        sti_run_fail(r, STILL_E_FORMAT, "%s: %s is no string", filter,
+                     sti_t_kind_name(v));
+    return !r->failed;
+}
+
 FILTER(f_indent)
 {
     UNUSED;
-    const sti_tstr *s = sti_t_str(r, v);
+    if (!is_text(r, v, "indent")) return STI_T_UNDEF;
+    const sti_tstr *s = v.u.s;
     const sti_tval spaces = arg[0].kind == STI_T_STRING
                                 ? arg[0]
                                 : sti_binary(r, '*', sti_t_puts(r, " "),
@@ -110,7 +125,9 @@ FILTER(f_truncate)
 {
     UNUSED;
     enum { LEEWAY = 5 };
-    const sti_tstr *s = sti_t_str(r, v), *end = sti_arg_string(r, arg[2]);
+    if (v.kind == STI_T_UNDEFINED) return v;
+    if (!is_text(r, v, "truncate")) return STI_T_UNDEF;
+    const sti_tstr *s = v.u.s, *end = sti_arg_string(r, arg[2]);
     const sti_tstr dots = {.p = "...", .n = 3};
     const int64_t n = (int64_t)sti_t_chars(s), most = sti_arg_int(r, arg[0], 255),
                   leeway = sti_arg_int(r, arg[3], LEEWAY);
@@ -146,18 +163,15 @@ FILTER(f_center)
 FILTER(f_wordcount)
 {
     UNUSED;
-    const sti_tval self = f_string(r, v, NULL, NULL);
-    const sti_tstr name = {.p = "split", .n = 5};
-    const sti_targs none = {sti_t_list(r, STI_T_PLAIN, 0).u.l, NULL};
-    if (r->failed) return STI_T_UNDEF;
-    const sti_tval words =
-        sti_call_builtin(r, sti_table_find(sti_string_methods(), &name), self, &none);
-    return r->failed ? STI_T_UNDEF : sti_t_int((int64_t)words.u.l->n);
+    return sti_t_int(sti_t_matches(r, sti_t_str(r, v), "[\\p{L}\\p{N}_]+"));
 }
 
 FILTER(f_urlencode)
 {
     UNUSED;
+    if (v.kind == STI_T_DICT || v.kind == STI_T_LIST)
+        return sti_run_fail(r, STILL_E_UNSUPPORTED, "urlencode takes text, not %s",
+                            sti_t_kind_name(v));
     const sti_tstr *s = sti_t_str(r, v);
     sti_tout out = {0};
     for (size_t i = 0; i < s->n && sti_run_step(r, 1); i++) {
@@ -260,7 +274,8 @@ FILTER(f_abs)
     if (!sti_t_number(v))
         return sti_run_fail(r, STILL_E_FORMAT, "abs: %s is no number",
                             sti_t_kind_name(v));
-    return sti_t_whole(v) < 0 ? sti_binary(r, '-', sti_t_int(0), v) : v;
+    const int64_t i = sti_t_whole(v);
+    return sti_binary(r, i < 0 ? '-' : '+', sti_t_int(0), sti_t_int(i));
 }
 
 /* To the nearest, a tie to the even digit, of the number as it is in binary. */
@@ -306,7 +321,7 @@ static const sti_tbuiltin rows[] = {
     {"capitalize", "", 0, f_capitalize},
     {"title", "", 0, f_title},
     {"trim", "chars", 0, f_trim},
-    {"replace", NULL, 0, f_replace},
+    {"replace", "old new count", 2, f_replace},
     {"format", NULL, 0, f_format},
     {"escape", "", 0, f_escape},
     {"e", "", 0, f_escape},

@@ -243,6 +243,11 @@ sti_tval sti_format_percent(sti_run *r, const sti_tstr *format, const sti_targs 
             return sti_run_fail(r, STILL_E_FORMAT, "an unknown field in a format");
         if (!r->failed) put_value(r, &out, &f, v);
     }
+    const sti_tval first = all->list->n == 1 ? all->list->v[0] : STI_T_UNDEF;
+    if (used < all->list->n && !all->named && first.kind != STI_T_DICT &&
+        first.kind != STI_T_LIST)
+        return sti_run_fail(r, STILL_E_FORMAT, "a format takes %zu of %zu values", used,
+                            all->list->n);
     return sti_tout_take(r, &out);
 }
 

@@ -56,7 +56,7 @@ static sti_tval fn_range(sti_run *r, sti_tval self, const sti_tval *arg,
                   step = sti_arg_int(r, arg[2], 1);
     if (step == 0)
         return sti_run_fail(r, STILL_E_FORMAT, "the step of a range is zero");
-    const sti_tval out = sti_t_list(r, STI_T_PLAIN, 0);
+    const sti_tval out = sti_t_list(r, STI_T_RANGE, 0);
     for (int64_t i = from; (step > 0 ? i < to : i > to) && !r->failed;) {
         if (out.u.l->n == MOST)
             return sti_run_fail(r, STILL_E_LIMIT, "a range of more than %d numbers",
@@ -167,7 +167,7 @@ METHOD(m_get)
 METHOD(m_keys)
 {
     UNUSED;
-    const sti_tval out = sti_t_list(r, STI_T_PLAIN, 0);
+    const sti_tval out = sti_t_list(r, STI_T_KEYS, 0);
     for (size_t i = 0; i < self.u.d->n && !r->failed; i++)
         sti_t_append(r, out.u.l, self.u.d->pair[i].key);
     return out;
@@ -176,7 +176,7 @@ METHOD(m_keys)
 METHOD(m_values)
 {
     UNUSED;
-    const sti_tval out = sti_t_list(r, STI_T_PLAIN, 0);
+    const sti_tval out = sti_t_list(r, STI_T_VALUES, 0);
     for (size_t i = 0; i < self.u.d->n && !r->failed; i++)
         sti_t_append(r, out.u.l, self.u.d->pair[i].v);
     return out;
@@ -185,7 +185,7 @@ METHOD(m_values)
 METHOD(m_items)
 {
     UNUSED;
-    const sti_tval out = sti_t_list(r, STI_T_PLAIN, 0);
+    const sti_tval out = sti_t_list(r, STI_T_ITEMS, 0);
     for (size_t i = 0; i < self.u.d->n && !r->failed; i++) {
         const sti_tval pair = sti_t_list(r, STI_T_TUPLE, 2);
         sti_t_append(r, pair.u.l, self.u.d->pair[i].key);
@@ -294,13 +294,16 @@ const sti_tbuiltin *sti_method_find(sti_run *r, sti_tval self, const sti_tstr *n
     sti_ttable t = {0};
     switch (self.kind) {
     case STI_T_STRING: t = sti_string_methods(); break;
-    case STI_T_LIST: t = STI_TABLE(list_rows); break;
+    case STI_T_LIST:
+        if (self.u.l->shape <= STI_T_RANGE) t = STI_TABLE(list_rows);
+        break;
     case STI_T_DICT: t = STI_TABLE(dict_rows); break;
     case STI_T_LOOP: t = STI_TABLE(loop_rows); break;
     case STI_T_CYCLER: t = STI_TABLE(cycler_rows); break;
     default: return NULL;
     }
-    if ((self.kind == STI_T_LIST || self.kind == STI_T_DICT) && changes(self, name)) {
+    const bool list = self.kind == STI_T_LIST && self.u.l->shape == STI_T_PLAIN;
+    if ((list || self.kind == STI_T_DICT) && changes(self, name)) {
         sti_run_fail(r, STILL_E_UNSUPPORTED,
                      "'%.*s' would change %s, which templates may not", (int)name->n,
                      name->p, sti_t_kind_name(self));

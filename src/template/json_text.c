@@ -112,7 +112,7 @@ static void put(sti_run *r, sti_tout *o, sti_tval v, const sti_tjson *how, int l
         put_string(r, o, v.u.s, how->ascii);
     } else if (v.kind == STI_T_DICT) {
         put_dict(r, o, v.u.d, how, level);
-    } else if (v.kind == STI_T_LIST && v.u.l->shape != STI_T_LAZY) {
+    } else if (sti_t_is_list(v)) {
         sti_tout_puts(r, o, "[");
         for (size_t i = 0; i < v.u.l->n && !r->failed; i++) {
             if (i) sti_tout_part(r, o, how->item, 0, how->item->n);

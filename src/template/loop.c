@@ -32,6 +32,7 @@ static void run_loop(sti_run *r, sti_tloop *loop, sti_tval over)
     sti_tscope *scope = r->scope;
     static const sti_tstr name = {.p = "loop", .n = 4};
     sti_flow flow = STI_FLOW_ON;
+    bool finished = false; /* an item: as in Jinja2, else is for loops where none was */
     r->scope = loop->scope;
     loop->items = chosen(r, n, sti_t_each(r, over));
     for (; !r->failed && loop->at < loop->items->n && flow != STI_FLOW_BREAK;
@@ -40,8 +41,9 @@ static void run_loop(sti_run *r, sti_tloop *loop, sti_tval over)
         sti_scope_set(r, &name, (sti_tval){.kind = STI_T_LOOP, .u.loop = loop});
         sti_assign(r, n->a, loop->items->v[loop->at]);
         if (!r->failed) flow = sti_exec(r, n->list);
+        finished |= flow == STI_FLOW_ON;
     }
-    if (!r->failed && loop->items->n == 0 && n->other) {
+    if (!r->failed && !finished && n->other) {
         r->scope = sti_scope_new(r, loop->scope);
         if (r->scope) sti_exec(r, n->other);
     }

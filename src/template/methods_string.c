@@ -206,7 +206,7 @@ static bool range(sti_run *r, const sti_tstr *s, const sti_tval *arg, size_t *fr
 static bool borders(sti_run *r, const sti_tstr *s, sti_tval what, size_t from,
                     size_t to, bool end)
 {
-    if (what.kind == STI_T_LIST && what.u.l->shape == STI_T_TUPLE) {
+    if (sti_t_is_tuple(what)) {
         for (size_t i = 0; i < what.u.l->n && !r->failed; i++)
             if (what.u.l->v[i].kind == STI_T_STRING &&
                 borders(r, s, what.u.l->v[i], from, to, end))
@@ -262,12 +262,23 @@ METHOD(m_rfind)
     return sti_t_int(find(r, self, arg, true));
 }
 
+static sti_tval index_of(sti_run *r, sti_tval self, const sti_tval *arg, bool last)
+{
+    const int64_t at = find(r, self, arg, last);
+    return at >= 0 ? sti_t_int(at)
+                   : sti_run_fail(r, STILL_E_FORMAT, "the string is not found");
+}
+
 METHOD(m_index)
 {
     UNUSED;
-    const int64_t at = find(r, self, arg, false);
-    return at >= 0 ? sti_t_int(at)
-                   : sti_run_fail(r, STILL_E_FORMAT, "the string is not found");
+    return index_of(r, self, arg, false);
+}
+
+METHOD(m_rindex)
+{
+    UNUSED;
+    return index_of(r, self, arg, true);
 }
 
 METHOD(m_count)
@@ -409,53 +420,26 @@ METHOD(m_zfill)
 
 /* ---- Asking -------------------------------------------------------------- */
 
-static bool digit(uint32_t c)
-{
-    return c >= '0' && c <= '9';
-}
+#define ASK(name, pattern)                                                             \
+    METHOD(name)                                                                       \
+    {                                                                                  \
+        UNUSED;                                                                        \
+        return sti_t_bool(sti_t_matches(r, self.u.s, pattern) > 0);                    \
+    }
 
-static bool letter(uint32_t c) /* above ASCII: all that is no space */
-{
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-           (c >= 0x80 && !sti_t_space(c));
-}
-
-static bool letter_or_digit(uint32_t c)
-{
-    return digit(c) || letter(c);
-}
-
-static sti_tval every(sti_run *r, sti_tval self, bool (*is)(uint32_t))
-{
-    const sti_tstr *s = self.u.s;
-    bool holds = s->n > 0;
-    for (size_t i = 0, len; i < s->n && holds && sti_run_step(r, 1); i += len)
-        holds = is(sti_utf8_decode(s->p + i, &len));
-    return sti_t_bool(holds);
-}
-
-METHOD(m_isdigit)
-{
-    UNUSED;
-    return every(r, self, digit);
-}
-
-METHOD(m_isalpha)
-{
-    UNUSED;
-    return every(r, self, letter);
-}
-
-METHOD(m_isalnum)
-{
-    UNUSED;
-    return every(r, self, letter_or_digit);
-}
+ASK(m_isalpha, "\\A\\p{L}+\\z")
+ASK(m_isalnum, "\\A[\\p{L}\\p{N}]+\\z")
+ASK(m_isdecimal, "\\A\\p{Nd}+\\z")
+ASK(m_isdigit, "\\A[\\p{Nd}\\x{B2}\\x{B3}\\x{B9}\\x{2070}-\\x{2089}]+\\z")
+ASK(m_isnumeric, "\\A\\p{N}+\\z")
 
 METHOD(m_isspace)
 {
     UNUSED;
-    return every(r, self, sti_t_space);
+    size_t from, to;
+    sti_run_step(r, self.u.s->n / 16);
+    sti_t_strip(self.u.s, NULL, true, false, &from, &to);
+    return sti_t_bool(self.u.s->n && from == to);
 }
 
 METHOD(m_isupper)
@@ -490,6 +474,7 @@ static const sti_tbuiltin rows[] = {
     {"find", "sub start end", 1, m_find},
     {"rfind", "sub start end", 1, m_rfind},
     {"index", "sub start end", 1, m_index},
+    {"rindex", "sub start end", 1, m_rindex},
     {"count", "sub start end", 1, m_count},
     {"replace", "old new count", 2, m_replace},
     {"removeprefix", "prefix", 1, m_removeprefix},
@@ -501,8 +486,8 @@ static const sti_tbuiltin rows[] = {
     {"center", "width fillchar", 1, m_center},
     {"zfill", "width", 1, m_zfill},
     {"isdigit", "", 0, m_isdigit},
-    {"isdecimal", "", 0, m_isdigit},
-    {"isnumeric", "", 0, m_isdigit},
+    {"isdecimal", "", 0, m_isdecimal},
+    {"isnumeric", "", 0, m_isnumeric},
     {"isalpha", "", 0, m_isalpha},
     {"isalnum", "", 0, m_isalnum},
     {"isspace", "", 0, m_isspace},

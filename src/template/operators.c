@@ -77,10 +77,14 @@ static sti_tval real(sti_run *r, int op, double a, double b)
     case '*': return sti_t_real(a * b);
     case '/': return sti_t_real(a / b);
     case STI_OP_POWER: return sti_t_real(pow(a, b));
-    case STI_OP_FLOOR: return sti_t_real(floor(a / b));
     default: {
-        const double m = fmod(a, b);
-        return sti_t_real(m != 0 && (m < 0) != (b < 0) ? m + b : m);
+        double m = fmod(a, b);
+        if (m == 0)
+            m = copysign(0, b);
+        else if ((m < 0) != (b < 0))
+            m += b;
+        /* a - m is a multiple of b, but for rounding */
+        return sti_t_real(op == '%' ? m : nearbyint((a - m) / b));
     }
     }
 }
@@ -99,9 +103,16 @@ static sti_tval add_strings(sti_run *r, const sti_tstr *a, const sti_tstr *b)
     return safe && !r->failed ? sti_t_safe(r, v.u.s) : v;
 }
 
-static sti_tval add_lists(sti_run *r, const sti_tlist *a, const sti_tlist *b)
+/* Of what is made from parts of v. */
+static sti_tshape shape_of(sti_tval v)
 {
-    const sti_tval out = sti_t_list(r, a->shape, a->n + b->n);
+    return sti_t_is_tuple(v) ? STI_T_TUPLE : v.u.l->shape;
+}
+
+static sti_tval add_lists(sti_run *r, sti_tval left, sti_tval right)
+{
+    const sti_tlist *a = left.u.l, *b = right.u.l;
+    const sti_tval out = sti_t_list(r, shape_of(left), a->n + b->n);
     for (size_t i = 0; i < a->n && !r->failed; i++) sti_t_append(r, out.u.l, a->v[i]);
     for (size_t i = 0; i < b->n && !r->failed; i++) sti_t_append(r, out.u.l, b->v[i]);
     return out;
@@ -132,7 +143,7 @@ static sti_tval repeat(sti_run *r, sti_tval v, int64_t times)
         const sti_tval all = sti_tout_take(r, &out);
         return v.u.s->safe && !r->failed ? sti_t_safe(r, all.u.s) : all;
     }
-    const sti_tval out = sti_t_list(r, v.u.l->shape, 0);
+    const sti_tval out = sti_t_list(r, shape_of(v), 0);
     for (int64_t i = 0; i < times && v.u.l->n && !r->failed; i++)
         for (size_t k = 0; k < v.u.l->n && !r->failed; k++)
             sti_t_append(r, out.u.l, v.u.l->v[k]);
@@ -141,8 +152,7 @@ static sti_tval repeat(sti_run *r, sti_tval v, int64_t times)
 
 static bool repeatable(sti_tval v)
 {
-    return v.kind == STI_T_STRING ||
-           (v.kind == STI_T_LIST && v.u.l->shape != STI_T_LAZY);
+    return v.kind == STI_T_STRING || sti_t_is_list(v);
 }
 
 static bool is_whole(sti_tval v)
@@ -159,7 +169,7 @@ sti_tval sti_binary(sti_run *r, int op, sti_tval a, sti_tval b)
                    : real(r, op, sti_t_double(a), sti_t_double(b));
     if (op == '%' && a.kind == STI_T_STRING) {
         sti_targs all = {sti_t_list(r, STI_T_PLAIN, 1).u.l, NULL};
-        if (b.kind == STI_T_LIST && b.u.l->shape == STI_T_TUPLE)
+        if (sti_t_is_tuple(b))
             all.list = b.u.l;
         else
             sti_t_append(r, all.list, b);
@@ -167,9 +177,9 @@ sti_tval sti_binary(sti_run *r, int op, sti_tval a, sti_tval b)
     }
     if (op == '+' && a.kind == STI_T_STRING && b.kind == STI_T_STRING)
         return add_strings(r, a.u.s, b.u.s);
-    if (op == '+' && a.kind == STI_T_LIST && b.kind == STI_T_LIST &&
-        a.u.l->shape == b.u.l->shape && a.u.l->shape != STI_T_LAZY)
-        return add_lists(r, a.u.l, b.u.l);
+    if (op == '+' && sti_t_is_list(a) && sti_t_is_list(b) &&
+        sti_t_is_tuple(a) == sti_t_is_tuple(b))
+        return add_lists(r, a, b);
     if (op == '*' && repeatable(a) && is_whole(b)) return repeat(r, a, sti_t_whole(b));
     if (op == '*' && repeatable(b) && is_whole(a)) return repeat(r, b, sti_t_whole(a));
     if (a.kind == STI_T_UNDEFINED) return sti_fail_undefined(r, a);
@@ -235,7 +245,9 @@ static sti_tval slice_string(sti_run *r, const sti_tstr *s, int64_t from, int64_
 sti_tval sti_slice(sti_run *r, sti_tval of, sti_tval from, sti_tval to, sti_tval step)
 {
     if (of.kind == STI_T_UNDEFINED) return sti_fail_undefined(r, of);
-    if (!repeatable(of)) return STI_T_UNDEF;
+    const bool range = of.kind == STI_T_LIST && of.u.l->shape == STI_T_RANGE;
+    if (!repeatable(of) && !range)
+        return sti_run_fail(r, STILL_E_FORMAT, "%s has no slices", sti_t_kind_name(of));
     const int64_t n = sti_t_length(r, of);
     int64_t by = sti_arg_int(r, step, 1);
     if (by == 0) return sti_run_fail(r, STILL_E_FORMAT, "the step of a slice is zero");
@@ -245,7 +257,7 @@ sti_tval sti_slice(sti_run *r, sti_tval of, sti_tval from, sti_tval to, sti_tval
                   b = bound(r, to, n, by > 0 ? n : -1, by < 0);
     if (r->failed) return STI_T_UNDEF;
     if (of.kind == STI_T_STRING) return slice_string(r, of.u.s, a, b, by);
-    const sti_tval out = sti_t_list(r, of.u.l->shape, 0);
+    const sti_tval out = sti_t_list(r, shape_of(of), 0);
     for (int64_t i = a; (by > 0 ? i < b : i > b) && !r->failed; i += by)
         sti_t_append(r, out.u.l, of.u.l->v[i]);
     return out;

@@ -8,12 +8,19 @@
 static bool equal_lists(sti_run *r, const sti_tlist *a, const sti_tlist *b)
 {
     if (a == b) return true;
-    if (a->n != b->n || (a->shape == STI_T_TUPLE) != (b->shape == STI_T_TUPLE) ||
-        a->shape == STI_T_LAZY || b->shape == STI_T_LAZY)
-        return false;
+    if (a->n != b->n) return false;
     for (size_t i = 0; i < a->n; i++)
         if (!sti_t_equal(r, a->v[i], b->v[i])) return false;
     return true;
+}
+
+/* Two lists, two tuples or two ranges. */
+static bool comparable(sti_tval a, sti_tval b)
+{
+    if (sti_t_is_list(a) && sti_t_is_list(b))
+        return sti_t_is_tuple(a) == sti_t_is_tuple(b);
+    return a.u.l == b.u.l ||
+           (a.u.l->shape == STI_T_RANGE && b.u.l->shape == STI_T_RANGE);
 }
 
 static bool equal_dicts(sti_run *r, const sti_tdict *a, const sti_tdict *b)
@@ -49,7 +56,7 @@ bool sti_t_equal(sti_run *r, sti_tval a, sti_tval b)
         sti_run_step(r, a.u.s->n / 64);
         same = sti_t_same_text(a.u.s, b.u.s);
         break;
-    case STI_T_LIST: same = equal_lists(r, a.u.l, b.u.l); break;
+    case STI_T_LIST: same = comparable(a, b) && equal_lists(r, a.u.l, b.u.l); break;
     case STI_T_DICT: same = equal_dicts(r, a.u.d, b.u.d); break;
     case STI_T_FUNCTION: same = a.u.function == b.u.function; break;
     default: same = a.u.d == b.u.d; /* the same object */
@@ -88,8 +95,8 @@ int sti_t_compare(sti_run *r, sti_tval a, sti_tval b)
         sti_run_step(r, n / 64);
         order = memcmp(a.u.s->p, b.u.s->p, n); /* UTF-8 is in order of code points */
         if (!order) order = (a.u.s->n > b.u.s->n) - (a.u.s->n < b.u.s->n);
-    } else if (a.kind == STI_T_LIST && b.kind == STI_T_LIST &&
-               a.u.l->shape == b.u.l->shape && a.u.l->shape != STI_T_LAZY) {
+    } else if (a.kind == STI_T_LIST && b.kind == STI_T_LIST && comparable(a, b) &&
+               sti_t_is_list(a)) {
         order = compare_lists(r, a.u.l, b.u.l);
     } else {
         sti_run_fail(r, STILL_E_FORMAT, "%s and %s have no order", sti_t_kind_name(a),

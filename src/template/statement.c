@@ -200,6 +200,9 @@ static void assign_block(sti_run *r, const sti_tnode *n, bool set)
     const sti_tval v = filtered(r, set ? n->b : n->a, text);
     if (set)
         sti_assign(r, n->a, v);
+    else if (!r->failed && v.kind != STI_T_STRING)
+        sti_run_fail(r, STILL_E_FORMAT, "the filter of a block makes %s, not a string",
+                     sti_t_kind_name(v));
     else if (!r->failed)
         sti_tout_str(r, r->out, v);
 }

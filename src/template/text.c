@@ -98,7 +98,8 @@ static bool printable(uint32_t c)
 {
     return c >= 0x20 && !(c >= 0x7F && c < 0xA1) && c != 0xAD &&
            !(c >= 0x2028 && c <= 0x202E) && !(sti_t_space(c) && c != ' ') &&
-           !(c >= 0x200B && c <= 0x200F) && c != 0xFEFF && !(c >= 0xE000 && c < 0xF900);
+           !(c >= 0x200B && c <= 0x200F) && !(c >= 0x2060 && c <= 0x206F) &&
+           c != 0xFEFF && !(c >= 0xE000 && c < 0xF900) && c < 0xE0000;
 }
 
 static void repr_string(sti_run *r, sti_tout *o, const sti_tstr *s)
@@ -135,13 +136,19 @@ static void repr_string(sti_run *r, sti_tout *o, const sti_tstr *s)
 
 static void repr_list(sti_run *r, sti_tout *o, const sti_tlist *l)
 {
-    const bool tuple = l->shape == STI_T_TUPLE;
+    const bool tuple = l->shape == STI_T_TUPLE || l->shape == STI_T_GROUP;
+    const char *view = l->shape == STI_T_KEYS     ? "dict_keys("
+                       : l->shape == STI_T_VALUES ? "dict_values("
+                       : l->shape == STI_T_ITEMS  ? "dict_items("
+                                                  : NULL;
+    if (view) sti_tout_puts(r, o, view);
     sti_tout_puts(r, o, tuple ? "(" : "[");
     for (size_t i = 0; i < l->n && !r->failed; i++) {
         if (i) sti_tout_puts(r, o, ", ");
         sti_tout_repr(r, o, l->v[i]);
     }
     sti_tout_puts(r, o, tuple ? (l->n == 1 ? ",)" : ")") : "]");
+    if (view) sti_tout_puts(r, o, ")");
 }
 
 static void repr_dict(sti_run *r, sti_tout *o, const sti_tdict *d)
@@ -176,7 +183,7 @@ void sti_tout_repr(sti_run *r, sti_tout *o, sti_tval v)
     case STI_T_STRING: repr_string(r, o, v.u.s); break;
     case STI_T_DICT: repr_dict(r, o, v.u.d); break;
     case STI_T_LIST:
-        if (v.u.l->shape != STI_T_LAZY) {
+        if (v.u.l->shape != STI_T_LAZY && v.u.l->shape != STI_T_RANGE) {
             repr_list(r, o, v.u.l);
             break;
         }

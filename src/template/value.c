@@ -136,7 +136,7 @@ void sti_t_put(sti_run *r, sti_tdict *d, sti_tval key, sti_tval v)
 {
     if (!d) return;
     if (key.kind == STI_T_DICT || key.kind == STI_T_NAMESPACE ||
-        (key.kind == STI_T_LIST && key.u.l->shape == STI_T_PLAIN)) {
+        (key.kind == STI_T_LIST && !sti_t_is_tuple(key))) {
         sti_run_fail(r, STILL_E_FORMAT, "%s cannot be a key", sti_t_kind_name(key));
         return;
     }
@@ -228,7 +228,9 @@ const char *sti_t_kind_name(sti_tval v)
     case STI_T_STRING: return "a string";
     case STI_T_LIST:
         return v.u.l->shape == STI_T_LAZY    ? "a generator"
-               : v.u.l->shape == STI_T_TUPLE ? "a tuple"
+               : v.u.l->shape == STI_T_RANGE ? "a range"
+               : v.u.l->shape > STI_T_RANGE  ? "a view of a dict"
+               : sti_t_is_tuple(v)           ? "a tuple"
                                              : "a list";
     case STI_T_DICT: return "a dict";
     case STI_T_NAMESPACE: return "a namespace";

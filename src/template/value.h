@@ -82,8 +82,18 @@ typedef struct sti_tval {
     } u;
 } sti_tval;
 
-/* A lazy list is a Python generator: always true, without length, read once. */
-typedef enum sti_tshape { STI_T_PLAIN, STI_T_TUPLE, STI_T_LAZY } sti_tshape;
+/* A lazy list is a Python generator: always true, without length, read once. Ranges and
+ * what a dict's keys(), values() and items() give are neither lists nor JSON. */
+typedef enum sti_tshape {
+    STI_T_PLAIN,
+    STI_T_TUPLE,
+    STI_T_GROUP, /* a tuple of groupby, which also has the members grouper and list */
+    STI_T_RANGE,
+    STI_T_KEYS,
+    STI_T_VALUES,
+    STI_T_ITEMS,
+    STI_T_LAZY
+} sti_tshape;
 struct sti_tlist {
     sti_tval *v;
     size_t n, capacity;
@@ -185,6 +195,15 @@ bool sti_t_true(sti_run *r, sti_tval v);
 const char *sti_t_kind_name(sti_tval v); /* "a string", for errors */
 bool sti_t_is(const sti_tstr *s, const char *text);
 bool sti_t_same_text(const sti_tstr *a, const sti_tstr *b);
+static inline bool sti_t_is_tuple(sti_tval v)
+{
+    return v.kind == STI_T_LIST &&
+           (v.u.l->shape == STI_T_TUPLE || v.u.l->shape == STI_T_GROUP);
+}
+static inline bool sti_t_is_list(sti_tval v) /* or a tuple */
+{
+    return v.kind == STI_T_LIST && v.u.l->shape <= STI_T_GROUP;
+}
 static inline bool sti_t_number(sti_tval v)
 {
     return v.kind == STI_T_INT || v.kind == STI_T_REAL || v.kind == STI_T_BOOL;
@@ -242,6 +261,8 @@ void sti_t_strip(const sti_tstr *s, const sti_tstr *set, bool left, bool right,
 /* Offset of the first (last) occurrence in s[from..to), SIZE_MAX: none. */
 size_t sti_t_find(sti_run *r, const sti_tstr *s, const sti_tstr *what, size_t from,
                   size_t to, bool last);
+/* How many times a pattern of PCRE2, which never matches an empty string, is in s. */
+int64_t sti_t_matches(sti_run *r, const sti_tstr *s, const char *pattern);
 typedef enum sti_tcase {
     STI_T_UPPER,
     STI_T_LOWER,

@@ -74,6 +74,38 @@ static void test_like_jinja2(void **state)
         {"{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 "
          "%}{% break %}{% endif %}{{ i }}{% endfor %}",
          "013"},
+        /* for: else where no item came to its end, not only where there was none */
+        {"{% for i in l %}{{ i }}{% break %}{% else %}E{% endfor %}", "3E"},
+        {"{% for i in l %}{% if i < 3 %}{% continue %}{% endif %}{{ i }}{% else %}E{% "
+         "endfor %}",
+         "3"},
+        {"{{ range(4)[1:] == range(1, 4) }}{{ range(2) == [0, 1] }}{{ range(3)[-1] }}",
+         "TrueFalse2"},
+        {"{{ d.keys() }} {{ {'a': 1}.items() }} {{ d.keys()[0] is defined }}{{ "
+         "d.keys() is sequence }}{{ d.values()|length }}",
+         "dict_keys(['k', 'x']) dict_items([('a', 1)]) FalseFalse2"},
+        {"{% for g in [{'r': 'b', 'i': 1}, {'r': 'a'}, {'r': 'B'}]|groupby('r') %}{{ "
+         "g.grouper }}{{ g.list|length }}{{ g[0] }}{{ g[:1] }} {% endfor %}",
+         "a1a('a',) b2b('b',) "},
+        {"{{ [{'a': 2, 'b': 1}, {'a': 1, 'b': 2}, {'a': 1, 'b': 1}]"
+         "|sort(attribute='a,b')|map(attribute='b')|list }}",
+         "[1, 2, 1]"},
+        {"{{ [none, none]|sort }}{{ [{}, {}]|sort(attribute='q')|length }}",
+         "[None, None]2"},
+        {"{{ [{'t': {'i': 7}}, {}]|map(attribute='t.i', default='D')|list }}",
+         "[7, 'D']"},
+        {"{{ l|select|reverse|length }}{{ [1, 2]|slice(2, 0)|list }}",
+         "3[[1, 0], [2, 0]]"},
+        {"{{ true|abs }} {{ 1 // 0.1 }} {{ -4.0 % 2 }} {{ -0.0 }} {{ -7.5 // 2 }}",
+         "1 9.0 0.0 -0.0 -4.0"},
+        {"{{ 'a1b'|replace(1, 2)|replace(none, 0) }}{{ 'a.b, \u00e9c'|wordcount }}",
+         "a2b3"},
+        {"{{ 'stra\u00dfe'|upper }} {{ '\u00df'.capitalize() }}", "STRASSE Ss"},
+        {"{{ '\u3001'.isalpha() }}{{ '\u4e00\u00fc'.isalpha() }}{{ '\u0663'.isdigit() "
+         "}}{{ '\u00bd'.isnumeric() }}{{ '\u00bd'.isdecimal() }}{{ 'aB'.islower() }}{{ "
+         "'a1'.islower() }}{{ '1'.isupper() }}{{ ' \t'.isspace() }}{{ ''.isspace() }}",
+         "FalseTrueTrueTrueFalseFalseTrueFalseTrueFalse"},
+        {"{{ 'abca'.rindex('a') }}{{ nope is callable }}{{ 'a' % [1] }}", "3Truea"},
     };
     for (size_t i = 0; i < sizeof pair / sizeof *pair; i++) {
         still_rendering r;
@@ -129,6 +161,21 @@ static void test_errors(void **state)
         {"{{ (a] }}", STILL_E_FORMAT, "bracket"},
         {"{{ 1 + 'a' }}", STILL_E_FORMAT, "an integer and a string"},
         {"{{ raise_exception('no') }}", STILL_E_ARG, "column 4: no"},
+        {"{{ 'a' % 1 }}", STILL_E_FORMAT, "takes 0 of 1"},
+        {"{{ n[1:] }}", STILL_E_FORMAT, "an integer has no slices"},
+        {"{{ l|select|last }}", STILL_E_FORMAT, "cannot be reversed"},
+        {"{{ range(3)|tojson }}", STILL_E_FORMAT, "a range is no JSON"},
+        {"{{ d.values()|tojson }}", STILL_E_FORMAT, "a view of a dict is no JSON"},
+        {"{{ range(3) + [3] }}", STILL_E_FORMAT, "a range and a list"},
+        {"{{ l|indent }}", STILL_E_FORMAT, "indent: a list"},
+        {"{{ n|truncate(3) }}", STILL_E_FORMAT, "truncate: an integer"},
+        {"{{ ['a']|sum(start='') }}", STILL_E_FORMAT, "use join"},
+        {"{{ d|urlencode }}", STILL_E_UNSUPPORTED, "takes text"},
+        {"{% filter length %}a{% endfilter %}", STILL_E_FORMAT, "makes an integer"},
+        {"{% set s = 'A b '*200000 %}{% for i in range(99999) %}{{ (s|wordcount, s is "
+         "lower) "
+         "and '' }}{% endfor %}",
+         STILL_E_LIMIT, "more than"},
         {"\xFF", STILL_E_FORMAT, "no UTF-8"},
         {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor "
          "%}",
