@@ -43,6 +43,11 @@ static int add_variable(const char *command, const char *text, json_t **to)
         return cli_usage(command, "--template-arg takes KEY=VALUE, not '%s'", text);
     char *key = sti_strndup(text, (size_t)(equals - text));
     if (!key) return cli_fail("out of memory: --template-arg");
+    if (!strcmp(key, "messages")) {
+        free(key);
+        return cli_usage(command,
+                         "--template-arg: messages are the conversation's own");
+    }
     if (sti_json_read("value", equals + 1, strlen(equals + 1), STI_JSON_ANY, &v, &err))
         v = json_string(equals + 1);
     if (!v) {

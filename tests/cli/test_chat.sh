@@ -133,10 +133,14 @@ echo '{"do_sample": false, "repetition_penalty": 1.25}' >"$folder/generation_con
     fail "settings of a greedy model: $(settings)"
 tiny=$tiny_file
 
-# Figures, and what runs.
+# Figures, and what runs. One turn needs no sum.
+printf '%s\n' hi /stats | talk
+grep -q '^1 turns' "$scratch/err" && fail "a sum of one turn: $(cat "$scratch/err")"
+grep -q '^context: [0-9]* tokens of [0-9]' "$scratch/err" || fail "no limit: $(cat "$scratch/err")"
 printf '%s\n' hi again /stats /show | talk --method still --no-allocate --chunk 8
 grep -q '^last turn: [0-9]* tokens read at' "$scratch/err" || fail "no tokens a second: $(cat "$scratch/err")"
-grep -q '^context: [0-9]* tokens of any number' "$scratch/err" || fail "no context: $(cat "$scratch/err")"
+grep -q '^2 turns: [0-9]* tokens read at' "$scratch/err" || fail "no sum: $(cat "$scratch/err")"
+grep -q '^context: [0-9]* tokens, without limit' "$scratch/err" || fail "no context: $(cat "$scratch/err")"
 grep -q '^memory: .* of the conversation, and as much to go back to; the program took' "$scratch/err" ||
     fail "no memory: $(cat "$scratch/err")"
 grep -q '^still, chunk 8, budget 32 exact tokens a head; .* for a conversation of any length' "$scratch/err" ||

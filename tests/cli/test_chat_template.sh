@@ -19,6 +19,7 @@ render 1 'no chat template'
 render 0 '^\[user: a <|im_end|> b\]\[nobody/1$' --chat-template "$template"
 render 0 '\]\[Ann/42$' --chat-template "$template" --template-arg name=Ann --template-arg n=41
 render 0 '\]$' --chat-template "$template" --template-arg add_generation_prompt=false
+render 2 "messages are the conversation's own" --chat-template "$template" --template-arg messages=[]
 echo '{"messages": [{"role": "user", "content": "x"}], "name": "Bob"}' >"$scratch/object.json"
 expect 0 '^\[user: x\]\[Bob/1$' "$still" tokenize "$tiny" --chat "$scratch/object.json" \
     --chat-template "$template" --template-arg name=Ann

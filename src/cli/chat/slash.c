@@ -241,17 +241,20 @@ static int stats(cli_chat *c, const char *argument)
     const cli_talk *t = &c->talk;
     char past[32], peak[32];
     if (t->total.turns)
-        cli_note("last turn: %zu tokens read at %.1f a second, %zu written at %.1f\n"
-                 "%zu turns: %zu tokens read at %.1f a second, %zu written at %.1f\n",
+        cli_note("last turn: %zu tokens read at %.1f a second, %zu written at %.1f\n",
                  t->last.prompt, rate(t->last.prompt, t->last.prompt_s), t->last.reply,
-                 rate(t->last.reply, t->last.reply_s), t->total.turns, t->total.prompt,
+                 rate(t->last.reply, t->last.reply_s));
+    if (t->total.turns > 1)
+        cli_note("%zu turns: %zu tokens read at %.1f a second, %zu written at %.1f\n",
+                 t->total.turns, t->total.prompt,
                  rate(t->total.prompt, t->total.prompt_s), t->total.reply,
                  rate(t->total.reply, t->total.reply_s));
-    cli_note("context: %d tokens of ", still_session_length(t->session));
     if (t->constant && !t->o.ctx)
-        cli_note("any number\n");
+        cli_note("context: %d tokens, without limit\n",
+                 still_session_length(t->session));
     else
-        cli_note("%d\n", still_session_limit(t->session));
+        cli_note("context: %d tokens of %d\n", still_session_length(t->session),
+                 still_session_limit(t->session));
     cli_note("memory: %s of the conversation%s; the program took %s at most\n",
              cli_bytes(past, t->bytes),
              t->before.state ? ", and as much to go back to" : "",
