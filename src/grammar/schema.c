@@ -64,7 +64,7 @@ static const struct {
     {"deprecated", NOTE},
     {"readOnly", NOTE},
     {"writeOnly", NOTE},
-    {"discriminator", NOTE}, /* says which of oneOf it is; oneOf says it, too */
+    {"discriminator", NOTE}, /* beside anyOf and oneOf: which member tells them apart */
     {"contentMediaType", NOTE},
     {"contentEncoding", NOTE},
     {"$schema", NOTE},
@@ -168,13 +168,18 @@ enum {
     T_NULL
 };
 
-static still_status add_type(sti_schema *c, const json_t *name, unsigned *types)
+static unsigned type_bit(const json_t *name)
 {
     for (int i = 0; i < TYPES; i++)
-        if (json_is_string(name) && !strcmp(json_string_value(name), type_name[i])) {
-            *types |= 1u << i;
-            return STILL_OK;
-        }
+        if (json_is_string(name) && !strcmp(json_string_value(name), type_name[i]))
+            return 1u << i;
+    return 0;
+}
+
+static still_status add_type(sti_schema *c, const json_t *name, unsigned *types)
+{
+    *types |= type_bit(name);
+    if (type_bit(name)) return STILL_OK;
     return sti_schema_refuse(
         c, STILL_E_FORMAT, "type",
         "expected object, array, string, number, integer, boolean, "
@@ -209,7 +214,19 @@ static still_status find_types(sti_schema *c, const json_t *schema, unsigned use
     return STILL_OK;
 }
 
-static bool has_type(const json_t *v, unsigned types)
+unsigned sti_schema_types(const json_t *schema)
+{
+    const json_t *type = json_object_get(schema, "type");
+    const unsigned number = 1u << T_NUMBER | 1u << T_INTEGER;
+    unsigned types = type_bit(type);
+    for (size_t i = 0; i < json_array_size(type); i++)
+        types |= type_bit(json_array_get(type, i));
+    if (json_is_true(json_object_get(schema, "nullable"))) types |= 1u << T_NULL;
+    if (!type) types = (1u << TYPES) - 1;
+    return types & number ? types | number : types;
+}
+
+bool sti_schema_has_type(const json_t *v, unsigned types)
 {
     switch (json_typeof(v)) {
     case JSON_OBJECT: return types >> T_OBJECT & 1;
@@ -220,6 +237,39 @@ static bool has_type(const json_t *v, unsigned types)
     case JSON_NULL: return types >> T_NULL & 1;
     default: return types >> T_BOOLEAN & 1;
     }
+}
+
+/* ---- Rules --------------------------------------------------------------- */
+
+/* The rule of a name, in which the schema's pointer begins at `pointer_at`; it is drawn
+ * later, if it is new. */
+static int32_t rule_at(sti_schema *c, const char *name, size_t pointer_at,
+                       const json_t *schema)
+{
+    const int32_t before = c->k->n_rules;
+    const int32_t rule = sti_sketch_find_rule(c->k, name, strlen(name));
+    if (rule < before) return rule; /* or failed */
+    if (c->n_pending == c->pending_room) {
+        const size_t room = c->pending_room ? 2 * c->pending_room : 16;
+        sti_pending *grown = sti_grow(c->pending, room, sizeof *grown);
+        if (!grown) {
+            c->k->failed = STILL_E_MEMORY;
+            return -1;
+        }
+        c->pending = grown;
+        c->pending_room = room;
+    }
+    c->pending[c->n_pending++] = (sti_pending){rule, pointer_at, schema};
+    return rule;
+}
+
+int32_t sti_schema_rule(sti_schema *c, const json_t *schema, const char *segment)
+{
+    size_t before = 0;
+    sti_path_push(c, segment, &before);
+    const int32_t rule = c->k->failed ? -1 : rule_at(c, c->path.p, 0, schema);
+    sti_path_pop(c, before);
+    return rule;
 }
 
 /* ---- Shapes -------------------------------------------------------------- */
@@ -261,7 +311,7 @@ static still_status draw_values(sti_schema *c, int32_t from, int32_t to,
         return sti_schema_refuse(c, STILL_E_FORMAT, key, "expected a list of values");
     for (size_t i = 0; i < n; i++) {
         const json_t *one = list ? json_array_get(value, i) : value;
-        if (types && !has_type(one, types)) continue;
+        if (types && !sti_schema_has_type(one, types)) continue;
         STI_TRY(sti_schema_literal(c, from, to, one));
         drawn++;
     }
@@ -275,14 +325,58 @@ static still_status draw_values(sti_schema *c, int32_t from, int32_t to,
     return STILL_OK;
 }
 
+/* The schema with one more property that is required; owned by c->made. */
+static still_status require(sti_schema *c, const json_t *schema, const char *name,
+                            const json_t **out)
+{
+    const json_t *given = json_object_get(schema, "required");
+    json_t *copy = json_object(), *required = json_array();
+    sti_json_merge(&copy, json_incref((json_t *)schema));
+    for (size_t i = 0; i < json_array_size(given); i++)
+        sti_json_append(&required, json_incref(json_array_get(given, i)));
+    sti_json_append(&required, json_string(name));
+    sti_json_set(&copy, "required", required);
+    *out = copy;
+    sti_json_append(&c->made, copy);
+    return c->made ? STILL_OK : sti_fail_memory(c->err, "schema", 64);
+}
+
+/* One of the schemas between which `tag` tells: objects then have that member. pydantic
+ * does not require it where it has a default. */
+static still_status draw_tagged(sti_schema *c, int32_t from, int32_t to,
+                                const json_t *schema, const char *tag,
+                                const char *segment)
+{
+    const char *pointer = NULL;
+    const json_t *target = sti_schema_resolve(c, schema, &pointer);
+    sti_buf name = {0};
+    if (!json_object_get(json_object_get(target, "properties"), tag) ||
+        sti_schema_requires(target, tag))
+        return sti_schema_draw(c, from, to, schema, segment);
+    STI_TRY(require(c, target, tag, &target));
+    if (!pointer) return sti_schema_draw(c, from, to, target, segment);
+    sti_buf_printf(&name, "(%zu %s)", strlen(tag), tag);
+    const size_t pointer_at = name.n;
+    sti_buf_puts(&name, pointer);
+    if (name.failed)
+        c->k->failed = STILL_E_MEMORY;
+    else
+        sti_sketch_call(c->k, from, to, rule_at(c, name.p, pointer_at, target));
+    sti_buf_free(&name);
+    return STILL_OK;
+}
+
 static still_status draw_choices(sti_schema *c, int32_t from, int32_t to,
                                  const json_t *schema, const char *key)
 {
     const json_t *list = json_object_get(schema, key);
+    const char *tag = json_string_value(
+        json_object_get(json_object_get(schema, "discriminator"), "propertyName"));
     STI_TRY(check_alone(c, schema, key, "nullable"));
     if (!json_is_array(list) || !json_array_size(list))
         return sti_schema_refuse(c, STILL_E_FORMAT, key,
                                  "expected a list of at least one schema");
+    if (!strcmp(key, "oneOf")) STI_TRY(sti_schema_one_of(c, list, tag));
     size_t before = 0;
     sti_path_push(c, key, &before);
     for (size_t i = 0; i < json_array_size(list); i++) {
@@ -291,9 +385,9 @@ static still_status draw_choices(sti_schema *c, int32_t from, int32_t to,
         const int32_t at = sti_sketch_state(c->k);
         sti_sketch_empty(c->k, from, at);
         const still_status status =
-            number.failed
-                ? sti_fail_memory(c->err, "schema", 32)
-                : sti_schema_draw(c, at, to, json_array_get(list, i), number.p);
+            number.failed ? sti_fail_memory(c->err, "schema", 32)
+            : tag ? draw_tagged(c, at, to, json_array_get(list, i), tag, number.p)
+                  : sti_schema_draw(c, at, to, json_array_get(list, i), number.p);
         sti_buf_free(&number);
         STI_TRY(status);
     }
@@ -303,36 +397,7 @@ static still_status draw_choices(sti_schema *c, int32_t from, int32_t to,
     return STILL_OK;
 }
 
-/* ---- Rules --------------------------------------------------------------- */
-
-/* The rule of a pointer; it is drawn later, if it is new. */
-static int32_t rule_at(sti_schema *c, const char *pointer, const json_t *schema)
-{
-    const int32_t before = c->k->n_rules;
-    const int32_t rule = sti_sketch_find_rule(c->k, pointer, strlen(pointer));
-    if (rule < before) return rule; /* or failed */
-    if (c->n_pending == c->pending_room) {
-        const size_t room = c->pending_room ? 2 * c->pending_room : 16;
-        sti_pending *grown = sti_grow(c->pending, room, sizeof *grown);
-        if (!grown) {
-            c->k->failed = STILL_E_MEMORY;
-            return -1;
-        }
-        c->pending = grown;
-        c->pending_room = room;
-    }
-    c->pending[c->n_pending++] = (sti_pending){rule, schema};
-    return rule;
-}
-
-int32_t sti_schema_rule(sti_schema *c, const json_t *schema, const char *segment)
-{
-    size_t before = 0;
-    sti_path_push(c, segment, &before);
-    const int32_t rule = c->k->failed ? -1 : rule_at(c, c->path.p, schema);
-    sti_path_pop(c, before);
-    return rule;
-}
+/* ---- References -------------------------------------------------------- */
 
 static still_status draw_ref(sti_schema *c, int32_t from, int32_t to,
                              const json_t *schema)
@@ -341,7 +406,7 @@ static still_status draw_ref(sti_schema *c, int32_t from, int32_t to,
     const json_t *target;
     STI_TRY(check_alone(c, schema, "$ref", ""));
     STI_TRY(sti_schema_target(c, json_object_get(schema, "$ref"), &target, &pointer));
-    sti_sketch_call(c->k, from, to, rule_at(c, pointer, target));
+    sti_sketch_call(c->k, from, to, rule_at(c, pointer, 0, target));
     return STILL_OK;
 }
 
@@ -428,7 +493,7 @@ static still_status draw_pending(sti_schema *c)
         const sti_pending next = c->pending[i];
         sti_sketch_begin(c->k, next.rule);
         c->path.n = 0;
-        sti_buf_puts(&c->path, c->k->rule[next.rule].name);
+        sti_buf_puts(&c->path, c->k->rule[next.rule].name + next.pointer_at);
         if (c->path.n == 1) sti_path_pop(c, 0); /* "/" */
         const sti_sketch_rule *r = &c->k->rule[next.rule];
         STI_TRY(sti_schema_draw(c, r->first, r->last, next.schema, ""));
@@ -448,7 +513,7 @@ still_status sti_schema_read(const char *text, size_t n, sti_sketch *k, int32_t 
     if (status != STILL_OK) return status;
     for (int i = 0; i < STI_BUILTINS; i++) c.builtin[i] = -1;
     c.made = json_array();
-    *root = c.made ? rule_at(&c, "/", c.root) : -1;
+    *root = c.made ? rule_at(&c, "/", 0, c.root) : -1;
     if (*root < 0)
         status = sti_fail_memory(err, "schema", 64);
     else

@@ -27,6 +27,7 @@ typedef enum sti_builtin {
 
 typedef struct sti_pending {
     int32_t rule;
+    size_t pointer_at; /* the schema's pointer in the rule's name */
     const json_t *schema;
 } sti_pending;
 
@@ -49,6 +50,11 @@ still_status sti_schema_refuse(sti_schema *c, still_status code, const char *key
 /* A schema, with `segment` behind the path while it is drawn ("": none). */
 still_status sti_schema_draw(sti_schema *c, int32_t from, int32_t to,
                              const json_t *schema, const char *segment);
+/* The types that values of a schema may have, as bits, and whether a value has one of
+ * them. Without `type` that is all; whole numbers are numbers. */
+enum { STI_ONLY_OBJECTS = 1 };
+unsigned sti_schema_types(const json_t *schema);
+bool sti_schema_has_type(const json_t *value, unsigned types);
 /* The same as a rule of its own, drawn later; -1: failed. */
 int32_t sti_schema_rule(sti_schema *c, const json_t *schema, const char *segment);
 void sti_path_push(sti_schema *c, const char *segment, size_t *before);
@@ -75,6 +81,7 @@ void sti_schema_quoted(sti_schema *c, int32_t from, int32_t to, const char *p,
 
 still_status sti_schema_object(sti_schema *c, int32_t from, int32_t to,
                                const json_t *schema);
+bool sti_schema_requires(const json_t *schema, const char *name);
 still_status sti_schema_array(sti_schema *c, int32_t from, int32_t to,
                               const json_t *schema);
 /* The parts of allOf as one object; owned by c->made. */
@@ -82,6 +89,16 @@ still_status sti_schema_all_of(sti_schema *c, const json_t *schema, const json_t
 /* What a $ref points to, and its pointer, borrowed. */
 still_status sti_schema_target(sti_schema *c, const json_t *ref, const json_t **out,
                                const char **pointer);
+/* What a schema is behind all its $ref; *pointer is left as it is if it has none. NULL: they
+ * lead nowhere. */
+const json_t *sti_schema_resolve(sti_schema *c, const json_t *schema,
+                                 const char **pointer);
+
+/* ---- schema_one_of.c ----------------------------------------------------- */
+
+/* Refuses a list of schemas of which two may hold for the same value. tag: a member that
+ * objects have whether it is required or not; or NULL. */
+still_status sti_schema_one_of(sti_schema *c, const json_t *list, const char *tag);
 
 /* ---- schema_string.c, schema_pattern.c, schema_number.c ------------------ */
 

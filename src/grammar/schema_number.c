@@ -3,7 +3,8 @@
  * A bound is digits before and behind the point. A number is within it if its digits before
  * the point are fewer, or equal in number and less, or equal and what is behind the point is
  * not more. Numbers with bounds are written without an exponent, with at most 15 digits
- * before the point and 15 behind it. */
+ * before the point and 15 behind it. Beside a bound that is not within itself both have 15
+ * together: one digit more, and a reader's double could be the bound. */
 #include <locale.h>
 #include <math.h>
 #include <stdio.h>
@@ -79,6 +80,7 @@ static void draw_range(sti_sketch *k, int32_t from, int32_t to, int64_t lo, int6
 typedef struct fraction {
     const char *lo, *hi;
     bool lo_open, hi_open; /* the bound itself is not within */
+    int places;            /* most digits that are written */
     int32_t state[PLACES + 1][4];
 } fraction;
 
@@ -97,7 +99,7 @@ static bool may_end(const fraction *f, int i, bool low, bool high)
 static bool leads_on(const fraction *f, int i, bool low, bool high)
 {
     if (may_end(f, i, low, high)) return true;
-    if (i == PLACES) return false;
+    if (i == f->places) return false;
     const int lo = low ? f->lo[i] : '0', hi = high ? f->hi[i] : '9';
     for (int d = lo; d <= hi; d++)
         if (leads_on(f, i + 1, low && d == lo, high && d == hi)) return true;
@@ -112,7 +114,7 @@ static int32_t draw_places(sti_sketch *k, fraction *f, int i, bool low, bool hig
     *state = sti_sketch_state(k);
     const int32_t from = *state;
     if (i > 0 && may_end(f, i, low, high)) sti_sketch_empty(k, from, to);
-    if (i == PLACES) return from;
+    if (i == f->places) return from;
     const int lo = low ? f->lo[i] : '0', hi = high ? f->hi[i] : '9';
     for (int d = lo; d <= hi; d++) {
         const bool l = low && d == lo, h = high && d == hi;
@@ -130,6 +132,7 @@ static bool draw_fraction(sti_sketch *k, int32_t from, int32_t to, fraction *f)
     memset(f->state, -1, sizeof f->state);
     if (!leads_on(f, 0, f->lo != NULL, f->hi != NULL)) return false;
     if (may_end(f, 0, f->lo != NULL, f->hi != NULL)) sti_sketch_empty(k, from, to);
+    if (f->places == 0) return true;
     const int32_t point = draw_places(k, f, 0, f->lo != NULL, f->hi != NULL, to);
     sti_sketch_byte(k, from, point, '.', '.');
     return true;
@@ -235,15 +238,26 @@ static still_status draw_whole(sti_schema *c, int32_t from, int32_t to, const bo
     return STILL_OK;
 }
 
+/* Digits behind the point of numbers beside a bound. */
+static int places_beside(const bound *b)
+{
+    int places = PLACES;
+    for (int64_t v = b->open ? b->whole : 0; v > 0; v /= 10) places--;
+    return places;
+}
+
 /* Numbers that are not negative from lo to hi, either of which may not be given. */
 static bool draw_positive(sti_sketch *k, int32_t from, int32_t to, const bound *lo,
                           const bound *hi)
 {
+    const int by_lo = places_beside(lo), by_hi = places_beside(hi);
+    const int places = by_lo < by_hi ? by_lo : by_hi;
     const int64_t most = 999999999999999;
     const int64_t a = lo->given ? lo->whole : 0, b = hi->given ? hi->whole : most;
     bool any = false;
     if (a > b) return false;
-    fraction f = {.lo = lo->given ? lo->part : NULL, .lo_open = lo->open};
+    fraction f = {
+        .lo = lo->given ? lo->part : NULL, .lo_open = lo->open, .places = places};
     if (a == b) f.hi = hi->given ? hi->part : NULL;
     f.hi_open = hi->open;
     const int32_t first = sti_sketch_state(k), last = sti_sketch_state(k);
@@ -252,12 +266,13 @@ static bool draw_positive(sti_sketch *k, int32_t from, int32_t to, const bound *
         any = true;
     }
     if (a == b) return any;
-    fraction end = {.hi = hi->given ? hi->part : NULL, .hi_open = hi->open};
+    fraction end = {
+        .hi = hi->given ? hi->part : NULL, .hi_open = hi->open, .places = places};
     if (draw_fraction(k, last, to, &end)) {
         draw_range(k, from, last, b, b);
         any = true;
     }
-    fraction all = {0};
+    fraction all = {.places = places};
     const int32_t middle = sti_sketch_state(k);
     if (b - a > 1) {
         draw_fraction(k, middle, to, &all);
@@ -284,8 +299,8 @@ static still_status draw_real(sti_schema *c, int32_t from, int32_t to, const bou
             draw_positive(c->k, from, to, lo->given && !lo->negative ? lo : &zero, hi);
     if (reaches_down) { /* the same of the absolute values */
         const int32_t sign = sti_sketch_state(c->k), start = sti_sketch_state(c->k);
-        if (draw_positive(c->k, start, to, hi->given && hi->negative ? hi : &zero,
-                          lo)) {
+        const bool below = hi->given && hi->value <= 0; /* -0 is 0, too */
+        if (draw_positive(c->k, start, to, below ? hi : &zero, lo)) {
             sti_sketch_byte(c->k, from, sign, '-', '-');
             sti_sketch_empty(c->k, sign, start);
             any = true;

@@ -14,8 +14,9 @@ typedef struct members {
     const json_t *others; /* schema of members with other names; NULL: none may be */
 } members;
 
-static bool is_required(const json_t *required, const char *name)
+bool sti_schema_requires(const json_t *schema, const char *name)
 {
+    const json_t *required = json_object_get(schema, "required");
     for (size_t i = 0; i < json_array_size(required); i++) {
         const char *one = json_string_value(json_array_get(required, i));
         if (one && !strcmp(one, name)) return true;
@@ -181,7 +182,7 @@ still_status sti_schema_object(sti_schema *c, int32_t from, int32_t to,
     members m = {0};
     size_t before = 0;
     STI_TRY(check(c, schema, &m));
-    if (!json_object_size(m.properties) && !json_array_size(required) &&
+    if (!m.properties && !json_array_size(required) &&
         (!m.others || json_is_true(m.others)) &&
         !json_is_false(json_object_get(schema, "additionalProperties"))) {
         sti_schema_call(c, from, to, STI_JSON_FREE_OBJECT);
@@ -195,7 +196,7 @@ still_status sti_schema_object(sti_schema *c, int32_t from, int32_t to,
     json_object_foreach((json_t *)m.properties, name, value)
     {
         const int32_t next[2] = {sti_sketch_state(k), sti_sketch_state(k)};
-        const bool must = is_required(required, name);
+        const bool must = sti_schema_requires(schema, name);
         if (!must && json_is_false(value)) continue; /* it never is there */
         STI_TRY(draw_member(c, at, next[1], name, value, name));
         if (!must)

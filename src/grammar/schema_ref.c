@@ -64,6 +64,17 @@ still_status sti_schema_target(sti_schema *c, const json_t *ref, const json_t **
     return STILL_OK;
 }
 
+const json_t *sti_schema_resolve(sti_schema *c, const json_t *schema,
+                                 const char **pointer)
+{
+    for (int i = 0; i < STI_GRAMMAR_DEPTH; i++) {
+        const json_t *ref = json_object_get(schema, "$ref");
+        if (!ref) return schema;
+        if (sti_schema_target(c, ref, &schema, pointer)) return NULL;
+    }
+    return NULL;
+}
+
 /* ---- allOf --------------------------------------------------------------- */
 
 static bool is_note(const char *name)

@@ -51,6 +51,7 @@ static void test_texts(void **state)
         {"{\"type\":\"object\",\"additionalProperties\":{\"type\":\"string\"}}",
          {"{}", "{\"q\":\"\"}", "{\"q\":\"\",\"r\":\"x\"}"},
          {"{\"q\":1}"}},
+        {"{\"type\":\"object\",\"properties\":{}}", {"{}", "{ }"}, {"{\"a\":1}"}},
         {"{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"minItems\":2,"
          "\"maxItems\":3}",
          {"[true,false]", "[true, true,\n  false]"},
@@ -74,6 +75,30 @@ static void test_texts(void **state)
         {"{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\"}],\"nullable\":true}",
          {"3", "\"3\"", "null"},
          {"true"}},
+        /* Exactly one: by type, by const, by a required property, by closed objects. */
+        {"{\"oneOf\":[{\"type\":\"integer\"},{\"type\":[\"string\",\"null\"]}]}",
+         {"3", "\"3\"", "null"},
+         {"true"}},
+        {"{\"oneOf\":[{\"const\":1},{\"enum\":[2,\"x\"]},{\"anyOf\":[{\"type\":"
+         "\"array\"},{\"const\":3}]}]}",
+         {"1", "2", "\"x\"", "[]", "3"},
+         {"4", "{}"}},
+        {"{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},"
+         "\"required\":[\"a\"]},{\"type\":\"object\",\"properties\":{\"b\":{}},"
+         "\"additionalProperties\":false}]}",
+         {"{\"a\":1}", "{\"b\":2}", "{}"},
+         {"{\"a\":2}", "{\"a\":1,\"b\":2}"}},
+        /* pydantic's discriminated unions, with a default for what tells them apart. */
+        {"{\"oneOf\":[{\"$ref\":\"#/$defs/C\"},{\"$ref\":\"#/$defs/D\"}],"
+         "\"discriminator\":{\"propertyName\":\"kind\"},\"$defs\":{\"C\":{"
+         "\"properties\":{"
+         "\"kind\":{\"const\":\"c\",\"default\":\"c\",\"type\":\"string\"},\"in\":{"
+         "\"oneOf\":[{\"$ref\":\"#/$defs/C\"},{\"$ref\":\"#/$defs/D\"}],"
+         "\"discriminator\":{\"propertyName\":\"kind\"}}},\"type\":\"object\"},\"D\":{"
+         "\"properties\":{\"kind\":{\"const\":\"d\",\"default\":\"d\",\"type\":"
+         "\"string\"}},\"type\":\"object\"}}}",
+         {"{\"kind\":\"c\"}", "{\"kind\":\"c\",\"in\":{\"kind\":\"d\"}}"},
+         {"{}", "{\"kind\":\"c\",\"in\":{}}", "{\"kind\":\"x\"}"}},
         {"{\"allOf\":[{\"$ref\":\"#/$defs/a\"},{\"properties\":{\"y\":{\"const\":2}},"
          "\"required\":[\"y\"]}],\"$defs\":{\"a\":{\"type\":\"object\",\"properties\":{"
          "\"x\":"
@@ -136,6 +161,14 @@ static void test_texts(void **state)
         {"{\"type\":\"number\",\"minimum\":0,\"maximum\":1}",
          {"0", "1", "0.5", "1.0", "0.000"},
          {"1.01", "2", "-0.1", "1e0", "1."}},
+        /* No number whose double is the bound: readers would find it outside. */
+        {"{\"type\":\"number\",\"exclusiveMaximum\":0}", {"-1", "-0.5"}, {"-0", "0"}},
+        {"{\"type\":\"number\",\"exclusiveMaximum\":100}",
+         {"99.999999999999", "-1.5"},
+         {"99.999999999999999", "100"}},
+        {"{\"type\":\"number\",\"exclusiveMinimum\":100000000000000}",
+         {"100000000000001"},
+         {"100000000000000", "100000000000000.1"}},
         {"{\"type\":\"number\",\"exclusiveMinimum\":0,\"exclusiveMaximum\":1.25}",
          {"0.001", "1", "1.2", "1.249", "1.24999"},
          {"0", "0.0", "1.25", "1.250", "1.3"}},
@@ -209,6 +242,17 @@ static void test_refused(void **state)
          "schema: /minimum: not supported beside '$ref'", STILL_E_UNSUPPORTED},
         {"{\"anyOf\":[]}", "schema: /anyOf: expected a list", STILL_E_FORMAT},
         {"{\"anyOf\":[{\"type\":\"x\"}]}", "schema: /anyOf/0/type", STILL_E_FORMAT},
+        {"{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"integer\"},{\"type\":"
+         "\"number\"}]"
+         "}",
+         "schema: /oneOf: a value may be valid for both 1 and 2", STILL_E_UNSUPPORTED},
+        {"{\"oneOf\":[{\"const\":1},{\"enum\":[2,1.0]}]}", "schema: /oneOf: a value",
+         STILL_E_UNSUPPORTED},
+        {"{\"oneOf\":[{\"type\":\"null\"},true]}", "schema: /oneOf: a value",
+         STILL_E_UNSUPPORTED},
+        {"{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}}},{"
+         "\"type\":\"object\",\"properties\":{\"a\":{\"const\":2}}}]}",
+         "schema: /oneOf: a value", STILL_E_UNSUPPORTED},
         {"{\"allOf\":[{\"minimum\":1},{\"maximum\":2}]}", "not supported in allOf",
          STILL_E_UNSUPPORTED},
         {"{\"type\":\"string\",\"enum\":[1]}", "schema: /enum: nothing is valid",
