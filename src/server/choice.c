@@ -15,7 +15,7 @@ still_status srv_choice_init(srv_choice *c, const srv_reading *how,
     c->how = how;
     c->prompt = prompt;
     c->stops = (srv_stops){.stop = o->stop, .n = o->n_stops};
-    c->calls = (srv_calls){.tools = how->tools};
+    c->calls = (srv_calls){.tools = how->tools, .one = !o->parallel_calls};
     c->logprobs.chat = how->chat;
     STI_TRY(still_decoder_new(how->tk, false, &c->decoder, err));
     /* The decoder has seen the prompt's last token, so a space or half a character at the
@@ -113,11 +113,12 @@ bool srv_choice_take(srv_choice *c, const srv_token *t)
     if (t->end) return true;
     c->failed = still_decoder_push(c->decoder, t->id, &text, &n, NULL);
     if (c->failed != STILL_OK || srv_choice_failed(c)) return false;
-    if (!put(c, text, n)) return false;
+    if (!put(c, text, n) || srv_calls_over(&c->calls)) return false;
     if (!how->tools || n > 0) return true;
     /* Marks of calls are special tokens in some vocabularies. */
     text = still_tokenizer_piece(how->tk, t->id, true, &n);
-    return !text || !srv_calls_mark(text, n) || put(c, text, n);
+    return !text || !srv_calls_mark(text, n) ||
+           (put(c, text, n) && !srv_calls_over(&c->calls));
 }
 
 void srv_choice_end(srv_choice *c)

@@ -38,7 +38,8 @@ still_status srv_choice_init(srv_choice *c, const srv_reading *how,
                              const srv_prompt *prompt, still_error *err);
 void srv_choice_free(srv_choice *c);
 
-/* The next token; false: the text has ended, by a stop string or a failure. */
+/* The next token; false: the text has ended, by a stop string, a call that is the only one,
+ * or a failure. */
 bool srv_choice_take(srv_choice *c, const srv_token *t);
 /* There are no more tokens. */
 void srv_choice_end(srv_choice *c);

@@ -63,7 +63,8 @@ const srv_field srv_fields[] = {
      .help = "send tokens as they are made (server-sent events)"},
     {"stream_options", SRV_OWN, SRV_BOTH,
      .schema = "{\"type\":\"object\",\"properties\":{\"include_usage\":"
-               "{\"type\":\"boolean\"}},\"additionalProperties\":false}",
+               "{\"type\":\"boolean\"},\"include_obfuscation\":{\"const\":false}},"
+               "\"additionalProperties\":false}",
      .help = "include_usage: a last event with the numbers of tokens"},
     {"seed", SRV_OWN, SRV_BOTH, .schema = "{\"type\":\"integer\"}",
      .help = "the same seed samples the same tokens"},
@@ -90,12 +91,18 @@ const srv_field srv_fields[] = {
          "{\"enum\":[\"function\"]},\"function\":{\"type\":\"object\",\"required\":"
          "[\"name\"],\"properties\":{\"name\":{\"type\":\"string\"}}}}}]}",
      .help = "whether it may, must, or must call the function of a name"},
+    {"parallel_tool_calls", SRV_BOOL, SRV_CHAT, 0, 0, AT(parallel_calls),
+     .help = "false: an answer ends with its first call"},
     {"chat_template_kwargs", SRV_OWN, SRV_CHAT, .schema = OBJECT,
      .help = "variables of the chat template"},
     {"response_format", SRV_OWN, SRV_BOTH,
-     .schema = "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":"
-               "{\"enum\":[\"text\",\"json_object\",\"json_schema\"]},\"json_schema\":"
-               "{\"type\":\"object\"}}}",
+     .schema =
+         "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":"
+         "{\"enum\":[\"text\",\"json_object\",\"json_schema\"]},\"json_schema\":"
+         "{\"type\":\"object\",\"required\":[\"schema\"],\"properties\":{\"name\":"
+         "{\"type\":\"string\"},\"description\":{\"type\":\"string\"},\"strict\":"
+         "{\"type\":\"boolean\"},\"schema\":{\"type\":\"object\"}},"
+         "\"additionalProperties\":false}},\"additionalProperties\":false}",
      .help = "what the answer must look like: text, any JSON object, or by a schema"},
     {"grammar", SRV_OWN, SRV_BOTH, .schema = "{\"type\":\"string\",\"minLength\":1}",
      .help = "the same as a grammar (GBNF)"},
@@ -106,7 +113,6 @@ const srv_field srv_fields[] = {
     {"best_of", SRV_ONLY, SRV_TEXTS, .schema = "[1]"},
     {"suffix", SRV_ONLY, SRV_TEXTS, .schema = "[\"\"]"},
     {"store", SRV_ONLY, SRV_CHAT, .schema = "[false]"},
-    {"parallel_tool_calls", SRV_ONLY, SRV_CHAT, .schema = "[true]"},
     {"modalities", SRV_ONLY, SRV_CHAT, .schema = "[[\"text\"]]"},
     {"service_tier", SRV_ONLY, SRV_CHAT, .schema = "[\"auto\",\"default\"]"},
     {"model", SRV_IGNORED, SRV_BOTH, .help = "the server has one model"},
@@ -114,6 +120,8 @@ const srv_field srv_fields[] = {
     {"metadata", SRV_IGNORED, SRV_CHAT, .help = "has no effect"},
     {"safety_identifier", SRV_IGNORED, SRV_CHAT, .help = "has no effect"},
     {"prompt_cache_key", SRV_IGNORED, SRV_CHAT, .help = "has no effect"},
+    {"prompt_cache_options", SRV_IGNORED, SRV_CHAT, .help = "has no effect"},
+    {"prompt_cache_retention", SRV_IGNORED, SRV_CHAT, .help = "has no effect"},
 };
 const size_t srv_n_fields = sizeof srv_fields / sizeof *srv_fields;
 
@@ -121,6 +129,23 @@ json_t *srv_field_of(const json_t *body, const char *name)
 {
     json_t *value = json_object_get(body, name);
     return json_is_null(value) ? NULL : value;
+}
+
+still_status srv_names_check(const json_t *object, const char *of,
+                             const char *const *names, still_error *err)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)object, name, value)
+    {
+        bool known = json_is_null(value);
+        for (const char *const *p = names; *p && !known; p++)
+            known = strcmp(*p, name) == 0;
+        if (!known)
+            return sti_fail(err, STILL_E_UNSUPPORTED, "'%s%.60s' is not implemented",
+                            of, name);
+    }
+    return STILL_OK;
 }
 
 static const srv_field *find(const char *name, unsigned of)
@@ -225,31 +250,28 @@ static still_status read_seed(const json_t *value, srv_options *o, still_error *
 static still_status read_stream_options(const json_t *value, srv_options *o,
                                         still_error *err)
 {
-    const char *name;
-    json_t *v;
+    /* include_obfuscation pads events against eavesdroppers; false asks for none. */
+    static const char *const names[] = {"include_obfuscation", "include_usage", NULL};
+    const json_t *padded = srv_field_of(value, "include_obfuscation");
+    const json_t *usage = srv_field_of(value, "include_usage");
     if (!value) return STILL_OK;
     if (!json_is_object(value) || !o->stream)
         return sti_fail(err, STILL_E_ARG,
                         "'stream_options' must be an object, and needs 'stream': true");
-    json_object_foreach((json_t *)value, name, v)
-    {
-        if (json_is_null(v)) continue;
-        /* include_obfuscation pads events against eavesdroppers; false asks for none. */
-        if (strcmp(name, "include_obfuscation") == 0 && json_is_false(v)) continue;
-        if (strcmp(name, "include_usage") != 0)
-            return sti_fail(err, STILL_E_UNSUPPORTED,
-                            "'stream_options.%.60s' is not implemented", name);
-        if (!json_is_boolean(v))
-            return sti_fail(err, STILL_E_ARG,
-                            "'stream_options.include_usage' must be true or false");
-        o->usage = json_is_true(v);
-    }
-    return STILL_OK;
+    if (usage && !json_is_boolean(usage))
+        return sti_fail(err, STILL_E_ARG,
+                        "'stream_options.include_usage' must be true or false");
+    o->usage = json_is_true(usage);
+    return srv_names_check(value, "stream_options.",
+                           names + (padded && !json_is_false(padded)), err);
 }
 
 static still_status read_schema(const json_t *value, srv_options *o, still_error *err)
 {
     const json_t *named = srv_field_of(value, "json_schema");
+    static const char *const names[] = {"name", "description", "strict", "schema",
+                                        NULL};
+    STI_TRY(srv_names_check(named, "response_format.json_schema.", names, err));
     o->rules = srv_field_of(named, "schema");
     if (!json_is_object(o->rules) && !json_is_boolean(o->rules))
         return sti_fail(err, STILL_E_ARG,
@@ -261,10 +283,12 @@ static still_status read_schema(const json_t *value, srv_options *o, still_error
 static still_status read_form(const json_t *value, const json_t *grammar,
                               srv_options *o, still_error *err)
 {
+    static const char *const names[] = {"type", "json_schema", NULL};
     const char *type = json_string_value(srv_field_of(value, "type"));
     if (value && !type)
         return sti_fail(err, STILL_E_ARG,
                         "'response_format' must be an object with a 'type'");
+    STI_TRY(srv_names_check(value, "response_format.", names, err));
     if (type && strcmp(type, "json_object") == 0) {
         o->form = SRV_JSON;
     } else if (type && strcmp(type, "json_schema") == 0) {
@@ -287,21 +311,15 @@ static still_status read_form(const json_t *value, const json_t *grammar,
 /* {"kept": true} */
 static still_status read_still(const json_t *value, srv_options *o, still_error *err)
 {
-    const char *name;
-    json_t *v;
+    static const char *const names[] = {"kept", NULL};
+    const json_t *kept = srv_field_of(value, "kept");
     if (!value) return STILL_OK;
     if (!json_is_object(value))
         return sti_fail(err, STILL_E_ARG, "'still' must be an object");
-    json_object_foreach((json_t *)value, name, v)
-    {
-        if (strcmp(name, "kept") != 0)
-            return sti_fail(err, STILL_E_UNSUPPORTED,
-                            "'still.%.60s' is not implemented", name);
-        if (!json_is_boolean(v))
-            return sti_fail(err, STILL_E_ARG, "'still.kept' must be true or false");
-        o->kept = json_is_true(v);
-    }
-    return STILL_OK;
+    if (kept && !json_is_boolean(kept))
+        return sti_fail(err, STILL_E_ARG, "'still.kept' must be true or false");
+    o->kept = json_is_true(kept);
+    return srv_names_check(value, "still.", names, err);
 }
 
 static still_status read_bias(const json_t *value, int vocab, srv_options *o,
@@ -345,13 +363,20 @@ still_status srv_fields_read(const json_t *body, unsigned of, int vocab,
     json_object_foreach((json_t *)body, name, value)
     {
         const srv_field *f = find(name, of);
+        if (json_is_null(value)) continue;
         if (!f)
             return sti_fail(
                 err, STILL_E_UNSUPPORTED,
                 "'%.60s' is no field that %s has here: it would be ignored", name,
                 of == SRV_CHAT ? "/v1/chat/completions" : "/v1/completions");
-        if (!json_is_null(value)) STI_TRY(read_member(value, f, out, err));
+        STI_TRY(read_member(value, f, out, err));
     }
+    const json_t *most = srv_field_of(body, "max_tokens");
+    const json_t *same = srv_field_of(body, "max_completion_tokens");
+    if (most && same && !json_equal(most, same))
+        return sti_fail(err, STILL_E_ARG,
+                        "'max_tokens' and 'max_completion_tokens' are the same and "
+                        "must not differ");
     STI_TRY(read_stop(srv_field_of(body, "stop"), out, err));
     STI_TRY(read_seed(srv_field_of(body, "seed"), out, err));
     STI_TRY(read_stream_options(srv_field_of(body, "stream_options"), out, err));
@@ -404,7 +429,7 @@ json_t *srv_fields_schema(unsigned of)
             schema = json_pack("{s:[o, {s:s}]}", "anyOf", schema, "type", "null");
         sti_json_set(&properties, f->name, schema);
     }
-    return json_pack("{s:s, s:[s], s:b, s:o}", "type", "object", "required",
-                     of == SRV_CHAT ? "messages" : "prompt", "additionalProperties", 0,
-                     "properties", properties);
+    return json_pack("{s:s, s:[s], s:{s:s}, s:o}", "type", "object", "required",
+                     of == SRV_CHAT ? "messages" : "prompt", "additionalProperties",
+                     "type", "null", "properties", properties);
 }

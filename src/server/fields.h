@@ -41,7 +41,8 @@ typedef struct srv_options {
     int n;        /* choices of each prompt */
     int logprobs; /* alternatives; -1: no log-probabilities are asked for */
     bool stream, usage, echo, ignore_eos, has_seed;
-    bool kept; /* say what the model kept (kept.h) */
+    bool parallel_calls; /* an answer may call several tools */
+    bool kept;           /* say what the model kept (kept.h) */
     uint64_t seed;
     double temperature, top_p, min_p;
     double repeat_penalty, presence_penalty, frequency_penalty;
@@ -78,6 +79,10 @@ extern const size_t srv_n_fields;
 
 /* A field that is present and not null; else NULL. */
 json_t *srv_field_of(const json_t *body, const char *name);
+
+/* Refuses members of an object other than `names`, NULL at the end. of: "object." */
+still_status srv_names_check(const json_t *object, const char *of,
+                             const char *const *names, still_error *err);
 
 /* Checks that every field of the body is one that bodies of this kind have, and reads
  * those of the kinds INT, REAL and BOOL, and stop, seed, stream_options, response_format,

@@ -29,6 +29,7 @@ struct srv_generation {
     srv_reading how;
     srv_head head;
     uint64_t seed;
+    uint64_t id; /* not of the seed: ids of calls must differ in a conversation */
     struct sequence *sequence; /* [n] */
     size_t n;
 
@@ -100,7 +101,7 @@ static srv_part part_of(const sequence *s)
                       .n = c->text.n,
                       .call = c->calls.call,
                       .n_calls = c->calls.n,
-                      .call_seed = s->of->seed,
+                      .call_seed = s->of->id,
                       .logprobs = c->how->options->logprobs >= 0 ? &c->logprobs : NULL,
                       .finish = s->finish,
                       .kept = s->kept.n ? &s->kept : NULL};
@@ -304,9 +305,9 @@ static still_status prepare_all(srv_generation *g, const char *body, size_t n,
                            .written = &g->asked.written};
     g->head.usage = o->usage;
     g->seed = o->has_seed ? o->seed : sti_mix64(clock_bits() ^ (uintptr_t)g);
+    g->id = sti_mix64(clock_bits() ^ g->seed);
     snprintf(g->head.id, sizeof g->head.id, "%s-%016llx",
-             g->head.chat ? "chatcmpl" : "cmpl",
-             (unsigned long long)sti_mix64(clock_bits() ^ g->seed));
+             g->head.chat ? "chatcmpl" : "cmpl", (unsigned long long)g->id);
     g->n = g->asked.n_prompts * (size_t)o->n;
     g->sequence = sti_alloc(g->n, sizeof *g->sequence);
     *work = sti_alloc(g->n, sizeof **work);

@@ -88,7 +88,8 @@ srv_options srv_plain_options(void)
                          .logprobs = -1,
                          .temperature = 1,
                          .top_p = 1,
-                         .repeat_penalty = 1};
+                         .repeat_penalty = 1,
+                         .parallel_calls = true};
 }
 
 static still_status read_completion(int vocab, srv_completion *c, still_error *err)
@@ -129,14 +130,15 @@ still_status srv_tokenize_read(const char *text, size_t n, srv_tokenize *out,
 {
     *out = (srv_tokenize){.add_special = true};
     STI_TRY(read_object(text, n, &out->body, err));
+    static const char *const names[] = {"prompt", "add_special_tokens", "model", NULL};
     const json_t *prompt = srv_field_of(out->body, "prompt");
     const json_t *special = srv_field_of(out->body, "add_special_tokens");
-    still_status status = STILL_OK;
+    still_status status = srv_names_check(out->body, "", names, err);
     if (special) out->add_special = json_is_true(special);
-    if (special && !json_is_boolean(special))
+    if (status == STILL_OK && special && !json_is_boolean(special))
         status =
             sti_fail(err, STILL_E_ARG, "'add_special_tokens' must be true or false");
-    else if (!json_is_string(prompt))
+    else if (status == STILL_OK && !json_is_string(prompt))
         status = sti_fail(err, STILL_E_ARG, "'prompt' must be a string");
     if (status != STILL_OK) {
         json_decref(out->body);
@@ -154,11 +156,13 @@ still_status srv_detokenize_read(const char *text, size_t n, int vocab, int32_t 
     json_t *body;
     *id = NULL;
     STI_TRY(read_object(text, n, &body, err));
+    static const char *const names[] = {"tokens", "model", NULL};
     const json_t *list = srv_field_of(body, "tokens");
-    still_status status =
-        json_is_array(list)
-            ? read_ids(list, "tokens", vocab, id, n_ids, err)
-            : sti_fail(err, STILL_E_ARG, "'tokens' must be a list of token ids");
+    still_status status = srv_names_check(body, "", names, err);
+    if (status == STILL_OK)
+        status = json_is_array(list) ? read_ids(list, "tokens", vocab, id, n_ids, err)
+                                     : sti_fail(err, STILL_E_ARG,
+                                                "'tokens' must be a list of token ids");
     json_decref(body);
     return status;
 }

@@ -265,9 +265,22 @@ static bool look_for_end(srv_calls *p)
     }
 }
 
+bool srv_calls_over(const srv_calls *p)
+{
+    return p->one && p->n > 0;
+}
+
+/* Where the text is over with its first call, what follows that is dropped. */
+static void keep_one(srv_calls *p)
+{
+    if (!srv_calls_over(p)) return;
+    forget(p, 1);
+    sti_buf_clear(&p->held);
+}
+
 void srv_calls_push(srv_calls *p, const char *text, size_t n, sti_buf *out)
 {
-    if (n == 0) return;
+    if (n == 0 || srv_calls_over(p)) return;
     sti_buf_put(&p->held, text, n);
     if (p->held.failed) {
         p->failed = true;
@@ -284,6 +297,7 @@ void srv_calls_push(srv_calls *p, const char *text, size_t n, sti_buf *out)
         if (p->state == HERMES) {
             if (!look_for_end(p)) return;
             p->state = TEXT;
+            keep_one(p);
         }
     }
 }
@@ -293,7 +307,7 @@ void srv_calls_end(srv_calls *p, sti_buf *out)
     const char *text = p->held.n ? p->held.p : "";
     size_t n = p->held.n;
     bool call = false;
-    if (p->failed) return;
+    if (p->failed || srv_calls_over(p)) return;
     if (p->state == MISTRAL) {
         size_t from = inside(p, marks[1].text);
         call =
@@ -312,6 +326,7 @@ void srv_calls_end(srv_calls *p, sti_buf *out)
         call = at == n; /* space behind a call */
     }
     if (!call) sti_buf_put(out, text, n);
+    keep_one(p);
     sti_buf_clear(&p->held);
     p->state = TEXT;
 }

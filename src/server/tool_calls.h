@@ -28,6 +28,7 @@ typedef struct srv_call {
 
 typedef struct srv_calls {
     const json_t *tools; /* as in the request: names for the form without a mark */
+    bool one;            /* the text is over with its first call */
     int state;
     size_t looked; /* bytes of held without the end of a call */
     sti_buf held;  /* not content and not a call yet */
@@ -41,6 +42,8 @@ typedef struct srv_calls {
 void srv_calls_push(srv_calls *p, const char *text, size_t n, sti_buf *out);
 /* The text is over. */
 void srv_calls_end(srv_calls *p, sti_buf *out);
+/* Whether the text is over with the call that was found. */
+bool srv_calls_over(const srv_calls *p);
 void srv_calls_free(srv_calls *p);
 
 /* Whether a special token is a mark of a call, and so part of the text although special

@@ -451,6 +451,14 @@ def form():
     assert c["finish_reason"] == "tool_calls" and c["message"]["content"] == "Yes.", c
     call = c["message"]["tool_calls"][0]
     assert call["function"] == {"name": "f", "arguments": '{"x":1}'} and len(call["id"]) == 9, call
+    # Ids differ even with the same seed, as they meet again in a conversation; one call is one.
+    again = dict(messages=SAY, tools=tools, seed=1, max_tokens=400)
+    twice = rule[:-1] + rule[rule.index(" <tool_call>") + 1:]
+    c = [talk(**again, grammar=twice, parallel_tool_calls=several)["choices"][0]
+         for several in (True, True, False)]
+    assert [len(x["message"]["tool_calls"]) for x in c] == [2, 2, 1], c
+    assert len({t["id"] for x in c for t in x["message"]["tool_calls"]}) == 5, c
+    assert {x["finish_reason"] for x in c} == {"tool_calls"}, c
     e = [x["choices"][0] for x in events("/v1/chat/completions", messages=SAY, tools=tools,
                                          grammar=rule, max_tokens=200)]
     assert "".join(x["delta"].get("content") or "" for x in e) == "Yes."

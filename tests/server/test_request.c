@@ -25,7 +25,8 @@ static srv_completion read_good(const char *text)
 static void defaults(void **state)
 {
     (void)state;
-    srv_completion c = read_good("{\"prompt\":\"hi\\u0000!\",\"echo\":null}");
+    srv_completion c =
+        read_good("{\"prompt\":\"hi\\u0000!\",\"echo\":null,\"frob\":null}");
     const srv_options *o = &c.options;
     assert_int_equal(c.n_prompts, 1);
     assert_int_equal(c.prompt[0].n_text, 4);
@@ -140,6 +141,10 @@ static void tokenizer_bodies(void **state)
     assert_int_equal(srv_tokenize_read(text, strlen(text), &t, &e), STILL_OK);
     assert_true(t.n_text == 2 && !t.add_special);
     json_decref(t.body);
+    text = "{\"prompt\":\"ab\",\"add_bos\":false}";
+    assert_int_equal(srv_tokenize_read(text, strlen(text), &t, &e),
+                     STILL_E_UNSUPPORTED);
+    assert_non_null(strstr(e.text, "'add_bos'"));
     assert_int_equal(srv_tokenize_read("{\"prompt\":3}", 12, &t, &e), STILL_E_ARG);
     assert_int_equal(srv_detokenize_read("{\"tokens\":[4,5]}", 16, 100, &id, &n, &e),
                      STILL_OK);

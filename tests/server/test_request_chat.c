@@ -108,10 +108,12 @@ static void options(void **state)
         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"logprobs\":true,"
         "\"top_logprobs\":3,\"max_completion_tokens\":9,\"store\":false,\"metadata\":{}"
         ","
-        "\"response_format\":{\"type\":\"text\"},\"parallel_tool_calls\":true}",
+        "\"response_format\":{\"type\":\"text\"},\"parallel_tool_calls\":false,"
+        "\"reasoning_effort\":null,\"prompt_cache_retention\":\"24h\"}",
         false);
     assert_int_equal(c.options.logprobs, 3);
     assert_int_equal(c.options.max_tokens, 9);
+    assert_false(c.options.parallel_calls);
     srv_chat_free(&c);
     c = read_good(
         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"logprobs\":true}",
@@ -181,6 +183,17 @@ static void wrong(void **state)
         {SAY ",\"prompt\":\"x\"}", STILL_E_UNSUPPORTED, "'prompt'"},
         {SAY ",\"response_format\":{\"type\":\"json_schema\"}}", STILL_E_ARG,
          "json_schema.schema"},
+        {SAY ",\"response_format\":{\"type\":\"json_object\",\"schema\":{}}}",
+         STILL_E_UNSUPPORTED, "'response_format.schema'"},
+        {SAY ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{"
+             "\"schema\":{},\"x\":1}}}",
+         STILL_E_UNSUPPORTED, "'response_format.json_schema.x'"},
+        {SAY ",\"max_tokens\":3,\"max_completion_tokens\":4}", STILL_E_ARG,
+         "'max_tokens' and 'max_completion_tokens'"},
+        {SAY ",\"parallel_tool_calls\":0}", STILL_E_ARG, "'parallel_tool_calls'"},
+        {SAY ",\"still\":{\"x\":1}}", STILL_E_UNSUPPORTED, "'still.x'"},
+        {SAY ",\"stream\":true,\"stream_options\":{\"include_obfuscation\":true}}",
+         STILL_E_UNSUPPORTED, "'stream_options.include_obfuscation'"},
         {SAY ",\"response_format\":{\"type\":\"xml\"}}", STILL_E_UNSUPPORTED, "'xml'"},
         {SAY ",\"response_format\":3}", STILL_E_ARG, "'response_format'"},
         {SAY ",\"grammar\":\"\"}", STILL_E_ARG, "'grammar' must be"},

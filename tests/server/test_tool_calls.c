@@ -24,10 +24,10 @@ static json_t *tools(void)
 }
 
 /* Content, then each call as name(arguments). */
-static void read_in(const char *text, size_t piece, sti_buf *out)
+static void read_in(const char *text, size_t piece, bool one, sti_buf *out)
 {
     json_t *known = tools();
-    srv_calls p = {.tools = known};
+    srv_calls p = {.tools = known, .one = one};
     size_t n = strlen(text);
     for (size_t at = 0; at < n; at += piece)
         srv_calls_push(&p, text + at, n - at < piece ? n - at : piece, out);
@@ -40,16 +40,21 @@ static void read_in(const char *text, size_t piece, sti_buf *out)
     json_decref(known);
 }
 
-static void becomes(const char *text, const char *want)
+static void becomes_if(bool one, const char *text, const char *want)
 {
     size_t n = strlen(text) ? strlen(text) : 1;
     for (size_t piece = 1; piece <= n; piece++) {
         sti_buf out = {0};
-        read_in(text, piece, &out);
+        read_in(text, piece, one, &out);
         if (strcmp(out.p, want) != 0)
             fail_msg("'%s' in pieces of %zu: '%s', not '%s'", text, piece, out.p, want);
         sti_buf_free(&out);
     }
+}
+
+static void becomes(const char *text, const char *want)
+{
+    becomes_if(false, text, want);
 }
 
 #define SUM "{\"name\":\"sum\",\"arguments\":{\"x\":[1,2]}}"
@@ -108,6 +113,20 @@ static void llama(void **state)
     becomes("<|python_tag|>print(1)", "<|python_tag|>print(1)|");
 }
 
+/* The text is over with its first call, in whatever form it is. */
+static void one_call(void **state)
+{
+    (void)state;
+    becomes_if(true,
+               "Well. <tool_call>" SUM "</tool_call><tool_call>" SUM "</tool_call> x",
+               "Well.|sum({\"x\":[1,2]})");
+    becomes_if(true, "<tool_call>" SUM SUM "</tool_call>", "|sum({\"x\":[1,2]})");
+    becomes_if(true, "[TOOL_CALLS][" SUM "," SUM "]", "|sum({\"x\":[1,2]})");
+    becomes_if(true, "[TOOL_CALLS]sum[ARGS]{}[TOOL_CALLS]now[ARGS]{}", "|sum({})");
+    becomes_if(true, "{\"name\":\"sum\",\"parameters\":{}};" SUM, "|sum({})");
+    becomes_if(true, "<tool_call>none</tool_call> x", "<tool_call>none</tool_call> x|");
+}
+
 static void ids(void **state)
 {
     (void)state;
@@ -163,4 +182,4 @@ static void stops(void **state)
 }
 
 RUN_TESTS(cmocka_unit_test(hermes), cmocka_unit_test(mistral), cmocka_unit_test(llama),
-          cmocka_unit_test(ids), cmocka_unit_test(stops))
+          cmocka_unit_test(one_call), cmocka_unit_test(ids), cmocka_unit_test(stops))
