@@ -81,6 +81,26 @@ static bool is_foreign(const srv_exchange *x)
            !srv_access_own(origin, header(x, "Host"));
 }
 
+static enum MHD_Result count_length(void *user, enum MHD_ValueKind kind,
+                                    const char *name, const char *value)
+{
+    int *n = user;
+    (void)kind;
+    if (strcasecmp(name, "Content-Length") == 0) (*n)++;
+    if (strcasecmp(name, "Transfer-Encoding") == 0)
+        *n += value && strcasecmp(value, "chunked") == 0 ? 1 : 2;
+    return MHD_YES;
+}
+
+/* Whether a proxy before us could see another end of the request than we do, and so hide
+ * a second one in its body. */
+static bool is_ambiguous(const srv_exchange *x)
+{
+    int n = 0;
+    MHD_get_connection_values(x->connection, MHD_HEADER_KIND, count_length, &n);
+    return n > 1;
+}
+
 /* Finds the route; errors go into the reply. */
 static void read_head(srv_exchange *x)
 {
@@ -330,8 +350,15 @@ static enum MHD_Result begin(srv_floor *f, struct MHD_Connection *connection,
     x->line->since = x->began;
     pthread_mutex_unlock(&f->lock);
     read_head(x);
-    if (x->received <= SRV_MOST_BODY) return MHD_YES;
-    refuse_size(x); /* before it is sent */
+    const bool ambiguous = is_ambiguous(x);
+    if (x->received <= SRV_MOST_BODY && !ambiguous) return MHD_YES;
+    /* Before the body is sent: the connection ends with this answer. */
+    if (ambiguous)
+        refuse(
+            x, 400, "invalid_value",
+            "the headers Content-Length and Transfer-Encoding contradict each other");
+    else
+        refuse_size(x);
     return send_reply(x);
 }
 

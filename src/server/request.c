@@ -12,7 +12,7 @@ static still_status read_object(const char *text, size_t n, json_t **out,
                                 still_error *err)
 {
     return sti_json_read("the body", text ? text : "", n,
-                         STI_JSON_OBJECT | STI_JSON_NUL, out, err);
+                         STI_JSON_OBJECT | STI_JSON_NUL | STI_JSON_ONCE, out, err);
 }
 
 static still_status read_ids(const json_t *list, const char *name, int vocab,

@@ -346,7 +346,8 @@ still_status srv_chat_read(const char *text, size_t n, int vocab, bool developer
 {
     *out = (srv_chat){.options = *defaults};
     STI_TRY(sti_json_read("the body", text ? text : "", n,
-                          STI_JSON_OBJECT | STI_JSON_NUL, &out->body, err));
+                          STI_JSON_OBJECT | STI_JSON_NUL | STI_JSON_ONCE, &out->body,
+                          err));
     still_status status =
         srv_fields_read(out->body, SRV_CHAT, vocab, &out->options, err);
     if (status == STILL_OK)

@@ -187,7 +187,7 @@ def hostile():
                  b"\x00" * 100, '{"prompt": [1' + "0" * 400 + "]}",
                  '{"max_tokens": 123456789012345678901234567890, "prompt": "x"}',
                  "[" * 100000, '{"prompt":' * 50000, '{"temperature": 1e999, "prompt": ""}',
-                 '{"prompt": "\\ud800"}'):
+                 '{"prompt": "\\ud800"}', '{"prompt": "x", "n": 1, "n": 2}'):
         refused(400, "invalid_json", post(body))
     bad = [{}, {"prompt": None}, {"prompt": 1}, {"prompt": {}}, {"prompt": []},
            {"prompt": [[]]}, {"prompt": [1, "a"]}, {"prompt": ["a", 1]},
@@ -217,6 +217,19 @@ def hostile():
     raw_socket(f"{head}Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n".encode())
     raw_socket(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200, wait=False)
     raw_socket(b"GET " + b"/a" * 50000 + b" HTTP/1.1\r\n\r\n")
+    # Two ends of one request: what follows the first is no request of its own.
+    for length in ("Content-Length: 4\r\nTransfer-Encoding: chunked",
+                   "Content-Length: 0\r\nContent-Length: 4", "Transfer-Encoding: xchunked"):
+        s = socket.create_connection(("127.0.0.1", PORT), timeout=30)
+        s.sendall(f"{head}{length}\r\n\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        got = b""
+        try:
+            while piece := s.recv(65536):
+                got += piece
+        except ConnectionResetError:
+            pass
+        s.close()
+        assert got.count(b"HTTP/1.1 ") == 1 and got.startswith(b"HTTP/1.1 400 "), (length, got)
     # Half a request that nothing can follow is not waited for.
     for half in (b"POST /v1/comp", f'{head}Content-Length: 100\r\n\r\n{{"prompt"'.encode()):
         s = socket.create_connection(("127.0.0.1", PORT), timeout=50)
