@@ -88,13 +88,16 @@ static json_t *paths_of_api(void)
         (operation){"post", "text to token ids", JSON, NULL,
                     object("{\"type\":\"object\",\"required\":[\"prompt\"],"
                            "\"properties\":{\"prompt\":{\"type\":\"string\"},"
-                           "\"add_special_tokens\":{\"type\":\"boolean\"}}}"),
+                           "\"add_special_tokens\":{\"type\":[\"boolean\",\"null\"]},"
+                           "\"model\":{}},\"additionalProperties\":{\"type\":"
+                           "\"null\"}}"),
                     NULL, false});
     add(&paths, "/detokenize",
         (operation){"post", "token ids to text", JSON, NULL,
                     object("{\"type\":\"object\",\"required\":[\"tokens\"],"
                            "\"properties\":{\"tokens\":{\"type\":\"array\",\"items\":"
-                           "{\"type\":\"integer\",\"minimum\":0}}}}"),
+                           "{\"type\":\"integer\",\"minimum\":0}},\"model\":{}},"
+                           "\"additionalProperties\":{\"type\":\"null\"}}"),
                     NULL, false});
     static const struct {
         const char *path;

@@ -51,20 +51,19 @@ static still_status write_ids(const still_tokenizer *tk, const srv_prompt *p,
     return status;
 }
 
-static still_status check_length(const srv_api *api, const srv_prompt *p, size_t i,
-                                 still_error *err)
+/* name: of the prompt, for its errors. */
+static still_status check_length(const srv_api *api, const srv_prompt *p,
+                                 const char *name, still_error *err)
 {
     if (p->n == 0)
         return sti_fail(err, STILL_E_ARG,
-                        "prompt %zu is empty, and this model has no start token to "
-                        "begin with",
-                        i);
+                        "%s is empty, and this model has no start token to begin with",
+                        name);
     if (p->n > (size_t)api->limit)
-        return sti_fail(
-            err, STILL_E_LIMIT,
-            "prompt %zu has %zu tokens, the context holds %d: shorten it, or "
-            "start the server with a larger --ctx",
-            i, p->n, api->limit);
+        return sti_fail(err, STILL_E_LIMIT,
+                        "%s has %zu tokens, the context holds %d: shorten it, or start "
+                        "the server with a larger --ctx",
+                        name, p->n, api->limit);
     return STILL_OK;
 }
 
@@ -83,7 +82,9 @@ static still_status encode_text(const srv_api *api, srv_asked *a, size_t i,
         p->text = a->echo[i].n ? a->echo[i].p : "";
         p->n_text = a->echo[i].n;
     }
-    return check_length(api, p, i, err);
+    char name[40] = "the prompt";
+    if (a->n_prompts > 1) snprintf(name, sizeof name, "prompt %zu", i);
+    return check_length(api, p, name, err);
 }
 
 static still_status read_text(const srv_api *api, const char *body, size_t n,
@@ -120,7 +121,7 @@ static still_status encode_rendering(const srv_api *api, const still_rendering *
     p->id = sti_alloc(p->n ? p->n : 1, sizeof *p->id);
     if (!p->id) return sti_fail_memory(err, "token ids", p->n * sizeof *p->id);
     STI_TRY(still_chat_encode(api->tk, r, 0, p->id, p->n, &p->n, err));
-    return check_length(api, p, 0, err);
+    return check_length(api, p, "the conversation", err);
 }
 
 /* The server's variables, and over them the request's. */

@@ -203,7 +203,10 @@ def hostile():
         refused(400, "invalid_value", post(body))
     for field in ({"suffix": "x"}, {"best_of": 2}, {"frob": 1}, {"tools": []}):
         refused(400, "unsupported", post({"prompt": [1]}, **field))
-    refused(400, "context_length_exceeded", post({"prompt": "1 " * 5000}), "holds 2048")
+    refused(400, "context_length_exceeded", post({"prompt": "1 " * 5000}),
+            "the prompt has")
+    refused(400, "context_length_exceeded", post({"prompt": ["1", "1 " * 5000]}),
+            "prompt 1 has")
     assert post({"prompt": [1], "max_tokens": None, "stop": None, "user": "u",
                  "seed": -5})[0] == 200
 

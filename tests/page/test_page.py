@@ -295,6 +295,16 @@ def test_keyboard_alone(b, s):
     b.until(lambda: b.seen("#settings"), "the settings")
     b.press("Escape")
     b.until(lambda: not b.seen("#settings"), "no settings")
+    # A temperature between two steps of the field is one; beyond its ends the nearest counts.
+    for typed, kept in (("0.333", 0.333), ("7", 2)):
+        b.press("Alt", "s")
+        b.until(lambda: b.seen("#settings"), "the settings")
+        b.click("#set-temperature")
+        b.press("Control", "a")
+        b.type(typed)
+        b.click("#settings-form .icon-button")
+        b.until(lambda: not b.seen("#settings"), "the settings are closed")
+        assert b.run("return JSON.parse(localStorage['still.settings']).temperature") == kept
     # Everything that can be clicked can be reached with Tab, and shows that it is.
     reached = set()
     for _ in range(60):
@@ -399,6 +409,21 @@ def test_phone(b, s):
     assert b.run(wide), "the settings are wider than the screen"
 
 
+def test_long(b, s):
+    """Messages scroll; the page around them stays, and the end stays in sight."""
+    begin(b, s.address)
+    for number in (1, 2, 3):
+        b.run("const p = document.getElementById('prompt'); p.value = 'a word\\n'.repeat(200);"
+              "p.dispatchEvent(new Event('input'))")
+        b.click("#send")
+        finished(b, number)
+    assert b.run("return document.documentElement.scrollHeight <= innerHeight")
+    assert b.run("const s = document.getElementById('scroll');"
+                 "return s.scrollHeight > innerHeight &&"
+                 "  s.scrollHeight - s.scrollTop - s.clientHeight < 80")
+    b.click("#prompt")
+
+
 def test_names(b, s):
     """Every control has a name for those who do not see it."""
     begin(b, s.address)
@@ -452,8 +477,8 @@ def test_key_and_errors(b, s):
 
 
 TESTS = [test_chat, test_stream_and_stop, test_edit_and_retry, test_conversations, test_kept,
-         test_keyboard_alone, test_text_is_text, test_light_and_dark, test_phone, test_names,
-         test_key_and_errors]
+         test_keyboard_alone, test_text_is_text, test_light_and_dark, test_phone, test_long,
+         test_names, test_key_and_errors]
 
 
 def forget(b, server):
