@@ -44,7 +44,8 @@ def answers(port, path="/health"):
 
 class Replica:
     def __init__(self, still, model, scratch, port=0):
-        command = [still, "serve", model, "--port", str(port), "--json", "--threads", "1"]
+        command = [still, "serve", model, "--port", str(port), "--json", "--threads", "1",
+                   "--chat-template", "chatml"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=scratch)
         self.port = json.loads(self.process.stdout.readline())["port"]
 
@@ -83,15 +84,19 @@ class Proxy:
 
     def ask(self, text):
         """The generated text; an exception if there is no whole answer."""
-        body = json.dumps({"model": "tiny", "prompt": text, "max_tokens": 4, "temperature": 0})
+        return self.post("/v1/completions", prompt=text, temperature=0)["choices"][0]["text"]
+
+    def post(self, path, **fields):
+        body = json.dumps({"model": "tiny", "max_tokens": 4, **fields})
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
-            connection.request("POST", "/v1/completions", body)
+            # As the page asks, which browsers say came from the proxy.
+            connection.request("POST", path, body, {"Origin": f"http://127.0.0.1:{self.port}"})
             reply = connection.getresponse()
             content = reply.read()
             if reply.status != 200:
                 raise OSError(f"status {reply.status}: {content[:200]!r}")
-            return json.loads(content)["choices"][0]["text"]
+            return json.loads(content)
         finally:
             connection.close()
 
@@ -112,6 +117,22 @@ def stays_with_its_replica(proxy):
         assert len(seen) == 1, f"conversation {i} moved: {seen}"
         used.update(seen)
     assert len(used) == 2, f"one replica has all conversations: {used}"
+
+
+def keys_tell_apart(proxy):
+    """The same beginning, and conversations that the client tells apart or together."""
+    system = {"role": "system", "content": "You know a lot of things. " * 20}
+
+    def replica_of(text, key):
+        lines = len(proxy.log.read_text("utf-8").splitlines())
+        proxy.post("/v1/chat/completions", prompt_cache_key=key,
+                   messages=[system, {"role": "user", "content": text}])
+        wait_for("the log", lambda: len(proxy.log.read_text("utf-8").splitlines()) > lines)
+        return tuple(proxy.replicas_of_last(1)[0])
+
+    one = {key: {replica_of(text, key) for text in ("a", "b")} for key in map(str, range(8))}
+    assert all(len(replicas) == 1 for replicas in one.values()), one
+    assert len(set.union(*one.values())) == 2, one
 
 
 def survives_a_killed_replica(proxy, replica):
@@ -158,6 +179,7 @@ def main():
             proxy = Proxy(config, [r.port for r in replicas], scratch)
             running.append(proxy.process)
             stays_with_its_replica(proxy)
+            keys_tell_apart(proxy)
             survives_a_killed_replica(proxy, replicas[0])
         finally:
             for process in running:
