@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -185,6 +186,9 @@ void srv_stop(srv_server *s)
     srv_floor *f = &s->floor;
     f->stopping = true;
     int fd = MHD_quiesce_daemon(s->daemon);
+    /* A proxy learns at once that it must ask another replica. Closed is the socket only
+     * when no thread can be using it. */
+    if (fd != MHD_INVALID_SOCKET) shutdown(fd, SHUT_RDWR);
     srv_worker_stop(&f->text);
     srv_scheduler_stop(f->api.scheduler, s->drain_seconds);
     clock_gettime(CLOCK_REALTIME, &until);

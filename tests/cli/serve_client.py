@@ -798,9 +798,19 @@ def overdue(server, signals):
 
 def drain(server):
     """SIGTERM: streams end as they would, new requests find nobody."""
-    s = endless(True, max_tokens=300)
+    s = endless(True, max_tokens=3000)
     got = s.recv(4096)
     os.kill(int(server), signal.SIGTERM)
+    until = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", PORT)).close()
+        except ConnectionRefusedError:
+            break
+        assert time.monotonic() < until, "connections wait for nobody"
+        time.sleep(0.01)
+    with open(f"/proc/{server}/stat", encoding="ascii") as f:
+        assert f.read().rsplit(")")[1].split()[0] != "Z", "only its end refused connections"
     while part := s.recv(65536):
         got += part
     assert b'"finish_reason":"length"' in got and b"[DONE]" in got, got[-300:]
