@@ -443,7 +443,8 @@ const cli_option cli_option_table[] = {
      .choices = "f16 q4 q3",
      .help = "The same for their values: in 4 or 3 bits, in groups of 32 with a scale and a "
              "minimum."},
-    {"score", 0, "NAME", CLI_STRING, AT(score), METHOD, CLI_G_METHOD,
+    {"score", 0, "NAME", CLI_CHOICE, AT(score), METHOD, CLI_G_METHOD,
+     .choices = "s3 distinct received keynorm random",
      .help = "What makes a token salient: s3 (the Self-Saliency Score, default), distinct (a "
              "key unlike the others of its chunk, as in KeyDiff; default where heads are "
              "allocated), received, keynorm or random."},

@@ -36,8 +36,32 @@ static int try_folder(const char *folder)
     return access(folder, W_OK | X_OK) == 0 ? 0 : errno;
 }
 
-static int check(const char *name, const cli_option *row, const char *path)
+static bool is_file(const struct stat *file, const char *path)
 {
+    struct stat st;
+    return path && stat(path, &st) == 0 && st.st_ino == file->st_ino &&
+           st.st_dev == file->st_dev;
+}
+
+/* Whether the command reads this file: an argument of its, or the FILE of an option. A
+ * state may replace the one that it goes on from. */
+static bool is_input(const cli_command *command, const cli_options *o,
+                     const struct stat *file)
+{
+    for (int i = 0; i < o->n_args; i++)
+        if (is_file(file, o->arg[i])) return true;
+    for (const cli_option *row = cli_option_table; row->name; row++)
+        if ((row->commands & command->bit) && row->writes == CLI_WRITES_NOTHING &&
+            row->arg && !strcmp(row->arg, "FILE") && strcmp(row->name, "load-state") &&
+            is_file(file, *(const char *const *)((const char *)o + row->at)))
+            return true;
+    return false;
+}
+
+static int check(const cli_command *command, const cli_option *row, const char *path,
+                 const cli_options *o)
+{
+    const char *name = command->name;
     struct stat st;
     still_error err;
     if (!*path) return cli_usage(name, "--%s: the name is empty", row->name);
@@ -58,6 +82,9 @@ static int check(const char *name, const cli_option *row, const char *path)
     if (there && S_ISDIR(st.st_mode) && row->writes != CLI_WRITES_NEW)
         return cli_fail("%s: is a folder; --%s needs the name of a file", path,
                         row->name);
+    if (there && S_ISREG(st.st_mode) && is_input(command, o, &st))
+        return cli_fail("%s: is read by this command; --%s needs another file", path,
+                        row->name);
     if (there && !S_ISREG(st.st_mode)) return CLI_OK; /* a device, a pipe */
     char *folder = folder_of(path);
     if (!folder) return cli_fail("out of memory");
@@ -76,7 +103,7 @@ int cli_check_outputs(const cli_command *command, cli_options *o)
             continue;
         const char *path = *(const char **)((char *)o + row->at);
         if (!path) continue;
-        const int status = check(command->name, row, path);
+        const int status = check(command, row, path, o);
         if (status != CLI_OK) return status;
         if (!is_standard(path)) continue;
         if (standard || o->json)

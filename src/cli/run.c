@@ -115,9 +115,20 @@ static int give_caps(const cli_options *o, still_model *m, still_method *method)
     return status;
 }
 
+int cli_read_budget(const cli_options *o, size_t *out)
+{
+    *out = 0;
+    if (!o->budget || (cli_read_bytes(o->budget, out) && *out > 0)) return CLI_OK;
+    return cli_fail("--budget: '%s' is not a number of bytes such as 18MB or 12MiB",
+                    o->budget);
+}
+
 int cli_change_method(const cli_options *o, still_method *out)
 {
     const char *at = o->cap;
+    size_t budget;
+    const int status = cli_read_budget(o, &budget);
+    if (status != CLI_OK) return status;
     if (o->select >= 0) out->select = (int)o->select;
     if (o->cap) out->caps[0] = 0;
     if (o->cap && strcmp(o->cap, "none") == 0)
@@ -129,9 +140,7 @@ int cli_change_method(const cli_options *o, still_method *out)
                         "of layers or heads that differ (96,17-18:768,23/0:3840), nor "
                         "'none'",
                         o->cap);
-    if (o->score && snprintf(out->score, sizeof out->score, "%s", o->score) >=
-                        (int)sizeof out->score)
-        return cli_fail("score '%s' is not known", o->score);
+    if (o->score) snprintf(out->score, sizeof out->score, "%s", o->score);
     if (o->cache_type_k) out->key_bits = cli_cache_bits(o->cache_type_k);
     if (o->cache_type_v) out->value_bits = cli_cache_bits(o->cache_type_v);
     if (o->heads) out->per_head = strcmp(o->heads, "per-head") == 0;

@@ -35,6 +35,19 @@ for path in x.csv ./x.csv folder/x.csv "$scratch/x.csv" /dev/null; do
 done
 [ "$(wc -l <folder/x.csv)" = 2 ] || fail "folder/x.csv has not two lines"
 
+# What the command reads is not written over, whatever name it goes by.
+ln -s tiny.gguf link.gguf
+cp tiny.gguf before
+read_too='is read by this command'
+expect 1 "tiny.gguf: $read_too; --save-state needs" "$still" generate tiny.gguf -p x --save-state tiny.gguf
+expect 1 "./tiny.gguf: $read_too" "$still" generate -m link.gguf -p x --save-state ./tiny.gguf
+expect 1 "text.txt: $read_too" "$still" generate tiny.gguf -f text.txt --save-state text.txt
+expect 1 "text.txt: $read_too; --out needs" "${saliency[@]}" --out text.txt
+expect 1 "tiny.gguf: $read_too; --csv needs" "$still" bench decode tiny.gguf --csv tiny.gguf
+cmp -s tiny.gguf before || fail "the model was written over"
+expect 0 '' "$still" generate tiny.gguf -p x -n 2 --save-state state
+expect 0 '' "$still" generate tiny.gguf -p x -n 2 --load-state state --save-state state
+
 # - is standard output, and nothing else is there.
 expect 0 '' "${bench[@]}" --csv - --svg chart.svg
 cmp -s <(head -c 11 out) <(printf 'what,model,') || fail "--csv -: $(head -c 200 out)"
@@ -60,6 +73,10 @@ expect 0 '' "$still" perplexity tiny.gguf text.txt --ctx 64 --score random
 warned 'no effect: --score;'
 expect 0 '' "$still" generate tiny.gguf -p hello -n 2 --chunk 64 --cap 8 --method still
 silent '--method still'
+# What has no effect is still read.
+expect 2 "score: 's4' is unknown, did you mean s3" "$still" generate tiny.gguf -p x --score s4
+expect 1 "budget: 'nan' is not a number of bytes" "$still" generate tiny.gguf -p x --budget nan
+expect 1 "budget: '0' is not a number of bytes" "$still" generate tiny.gguf -p x --budget 0
 expect 0 '' "$still" generate tiny.gguf -p hello -n 2 --top-p 0.5 --min-p 0.1
 warned 'no effect: --top-p, --min-p; .*--temp'
 expect 0 '' "$still" generate tiny.gguf -p hello -n 2 --top-p 0.5 --temp 1

@@ -111,9 +111,8 @@ int cli_allocate(const cli_options *o, still_model *m, const still_method *metho
                                .note = on_note,
                                .user = &bar};
     *out = NULL;
-    if (o->budget && !cli_read_bytes(o->budget, &p.budget))
-        return cli_fail("--budget: '%s' is not a number of bytes such as 18MB or 12MiB",
-                        o->budget);
+    const int status = cli_read_budget(o, &p.budget);
+    if (status != CLI_OK) return status;
     char *folder = kept_folder();
     p.folder = folder;
     cli_progress_begin(&bar, o->quiet, "which heads look things up", "probes", 0, 0);
