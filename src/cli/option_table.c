@@ -575,8 +575,11 @@ const cli_option cli_option_table[] = {
      .help = "The manual page still(1), as roff."},
     {"json", 0, NULL, CLI_FLAG, AT(json), ALL & ~(HELP | COMPLETION), CLI_G_OUTPUT,
      .help = "Write JSON instead of text, one object per line."},
+    {"watch", 0, NULL, CLI_FLAG, AT(watch), LINEARIZE, CLI_G_OUTPUT,
+     .help = "On a terminal: curves of loss and error, also by layer, beneath the progress "
+             "bar."},
     {"quiet", 'q', NULL, CLI_FLAG, AT(quiet),
-     PULL | RUN | EXPORT | PULL_DATA | BENCH | SALIENCY | ALLOCATE,
+     PULL | RUN | LINEARIZE | EXPORT | PULL_DATA | BENCH | SALIENCY | ALLOCATE,
      CLI_G_OUTPUT,
      .help = "No progress and no figures on standard error."},
     {"help", 'h', NULL, CLI_FLAG, AT(help), ALL, CLI_G_OUTPUT,

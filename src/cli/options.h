@@ -70,7 +70,7 @@ typedef struct cli_options {
     int64_t tokens, seq, micro_batch, save_every, validate_every, lora_rank;
     double held_out, lr1, lr2, warmup, clip, decay, lora_alpha, lora_dropout, kd,
         cap_share;
-    bool resume, dry_run, mask_prompt, freeze_maps;
+    bool resume, dry_run, watch, mask_prompt, freeze_maps;
 
     /* export; and out */
     const char *to, *dtype, *base_name;

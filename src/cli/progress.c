@@ -72,6 +72,23 @@ static void describe_progress(const cli_progress *p, uint64_t done, double elaps
              p->note[0] ? "  " : "", p->note);
 }
 
+/* Leaves the cursor where the bar begins. */
+static void draw_below(const char *text)
+{
+    int lines = 0;
+    for (const char *at = text; *at; lines++) {
+        const int n = (int)strcspn(at, "\n");
+        fprintf(stderr, "\n\x1b[K%.*s", n, at);
+        at += n + (at[n] == '\n');
+    }
+    if (lines) fprintf(stderr, "\x1b[%dA\r", lines);
+}
+
+int cli_progress_columns(void)
+{
+    return isatty(STDERR_FILENO) == 1 ? columns() : 0;
+}
+
 static void draw(cli_progress *p, uint64_t done, const char *text)
 {
     int width = columns() - 1; /* the last column would wrap the line */
@@ -90,6 +107,7 @@ static void draw(cli_progress *p, uint64_t done, const char *text)
         snprintf(line, sizeof line, "%s  %s", p->what, text);
         fprintf(stderr, "%.*s", width, line);
     }
+    if (p->below) draw_below(p->below);
     fflush(stderr);
 }
 
@@ -111,7 +129,7 @@ void cli_progress_update(cli_progress *p, uint64_t done)
 void cli_progress_end(cli_progress *p)
 {
     if (p->on && p->tty && p->drawn) {
-        fputs("\r\x1b[K", stderr);
+        fputs(p->below ? "\r\x1b[J" : "\r\x1b[K", stderr);
         fflush(stderr);
     }
     p->drawn = false;

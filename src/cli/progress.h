@@ -7,9 +7,10 @@
 #include <stdint.h>
 
 typedef struct cli_progress {
-    char what[120];   /* "model.safetensors" */
-    const char *unit; /* "tok"; NULL: bytes in human units */
-    char note[48];    /* shown at the end of the line: "ppl 12.31" */
+    char what[120];    /* "model.safetensors" */
+    const char *unit;  /* "tok"; NULL: bytes in human units */
+    char note[48];     /* shown at the end of the line: "ppl 12.31" */
+    const char *below; /* whole lines to show beneath it on a terminal; NULL: none */
     uint64_t first, total;
     double start, last; /* seconds: begun, last drawn */
     bool on, tty, drawn;
@@ -22,6 +23,9 @@ void cli_progress_begin(cli_progress *p, bool quiet, const char *what, const cha
 void cli_progress_update(cli_progress *p, uint64_t done);
 /* Removes the bar, so that the next line of text starts clean. */
 void cli_progress_end(cli_progress *p);
+
+/* Columns of the terminal that stderr is, 0 where it is none. */
+int cli_progress_columns(void);
 
 /* A still_progress_fn; user is the cli_progress. False once Ctrl-C was pressed. */
 bool cli_progress_tick(void *user, uint64_t done, uint64_t total);

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Text from files on its way to a terminal: no escape sequence comes through. $2 is
-# tools/make-model.
+# Text from files on its way to a terminal: no escape sequence comes through; and the curves
+# that linearize draws there. $2 is tools/make-model.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 make_model=$2
@@ -73,4 +73,26 @@ expect 0 '' "$still" generate "$tiny" -p "hi${esc}" -n 1 --echo --quiet
 grep -q "^hi$(printf '\033')\[31m" "$scratch/out" || fail "a pipe does not get the prompt's bytes"
 on_terminal "$still" generate "$tiny" -p "hi${esc}" -n 1 --echo --quiet
 harmless generate 'hi?\[31m'
+
+# Curves beneath the bar of linearize, in blocks or characters, gone when it is over.
+for i in $(seq 40); do echo "{\"text\": \"line $i of some training text\"}"; done >"$scratch/data.jsonl"
+train=("$still" linearize "$tiny" --data "$scratch/data.jsonl" --seq 64 --batch 1 --chunk 8 --lora-rank 2 --stage 1 --tokens 50000)
+watch() { # LOCALE PATTERN [options]
+    rm -rf "$scratch/run"
+    LC_ALL=$1 on_terminal "${train[@]}" --out "$scratch/run" "${@:3}"
+    tr '\r' '\n' <"$scratch/out" >"$scratch/screen"
+    grep -q -e "$2" "$scratch/screen" || fail "no '$2' on a terminal in $1: $(cat -v "$scratch/screen" | tail -c 600)"
+    tail -n 2 "$scratch/screen" | grep -q 'is a model now' || fail "the last line is not the result"
+}
+watch C.UTF-8 'error  *[0-9.]* [▁▂▃▄▅▆▇█]* [0-9.]*$' --watch
+grep -q 'by layer  *\(▁█\|█▁\) at most 0' "$scratch/screen" || fail "--watch shows no layers"
+grep -q $'^\033\[J' "$scratch/screen" || fail "the curves stay"
+watch C 'error  *[0-9.]* [_.:=+*#-]* [0-9.]*$' --watch
+watch C 'stage 1  [0-9]* of'
+grep -q 'by layer' "$scratch/screen" && fail "curves without --watch"
+rm -rf "$scratch/run"
+expect 0 'no effect: --watch; standard error is no terminal' "${train[@]}" --out "$scratch/run" --watch --tokens 64
+rm -rf "$scratch/run"
+expect 0 'is a model now' "${train[@]}" --out "$scratch/run" --tokens 64 --quiet
+[ ! -s "$scratch/err" ] || fail "linearize --quiet says $(cat "$scratch/err")"
 finish

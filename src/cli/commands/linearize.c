@@ -185,6 +185,15 @@ static void print_step(const still_train_progress *p)
     cli_print_json(o);
 }
 
+/* The page, and what the terminal shows. */
+static void watch_step(job *j, const still_train_progress *p)
+{
+    if (j->o->watch) j->report.columns = cli_progress_columns();
+    cli_training_step(&j->report, p);
+    j->bar.below = j->report.lines.p;
+    cli_progress_update(&j->bar, p->tokens);
+}
+
 static bool on_step(void *user, const still_train_progress *p)
 {
     job *j = user;
@@ -201,7 +210,7 @@ static bool on_step(void *user, const still_train_progress *p)
                  p->relative);
     else
         snprintf(j->bar.note, sizeof j->bar.note, "loss %.4f", p->loss);
-    cli_progress_update(&j->bar, p->tokens);
+    watch_step(j, p);
     if (j->o->json) print_step(p);
     if (!j->o->json && isfinite(p->valid_loss)) {
         cli_progress_end(&j->bar);
@@ -216,7 +225,6 @@ static bool on_step(void *user, const still_train_progress *p)
         cli_flush();
     }
     j->last = *p;
-    cli_training_step(&j->report, p);
     return !cli_interrupted();
 }
 
@@ -384,6 +392,10 @@ int cli_cmd_linearize(const cli_options *given)
     const char *name = o.arg[0] ? o.arg[0] : cli_default_model(&o);
     char *cache = NULL, *base = NULL;
     still_model *m = NULL;
+    if (o.watch && (o.quiet || !cli_progress_columns()))
+        cli_warn("no effect: --watch; %s; %s/report.html has the curves",
+                 o.quiet ? "--quiet was given" : "standard error is no terminal",
+                 o.out ? o.out : "DIR");
     if (!o.method) o.method = "still";
     o.no_allocate = true; /* training has its own --budget */
     j.p.user = &j;

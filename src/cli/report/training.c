@@ -149,9 +149,17 @@ static void write_page(cli_training *t)
     sti_buf_free(&page);
 }
 
+static void draw_lines(cli_training *t)
+{
+    read_on(t);
+    sti_buf_clear(&t->lines);
+    cli_training_lines(t, t->columns, &t->lines);
+}
+
 void cli_training_step(cli_training *t, const still_train_progress *p)
 {
     t->now = *p;
+    if (t->columns) draw_lines(t);
     if (!t->failed && (t->written == 0 || cli_now() - t->written >= BETWEEN))
         write_page(t);
 }
@@ -164,5 +172,6 @@ void cli_training_end(cli_training *t, const char *state)
     free(t->first);
     free(t->last);
     free(t->by_head);
+    sti_buf_free(&t->lines);
     *t = (cli_training){0};
 }
