@@ -414,7 +414,7 @@ const cli_option cli_option_table[] = {
      .help = "Tokens of a chunk that stay exact when it leaves the window (default: a "
              "quarter of the chunk, all of them where heads are allocated; -1 means the "
              "default)."},
-    {"cap", 0, "M|none", CLI_STRING, AT(cap), METHOD, CLI_G_METHOD,
+    {"cap", 0, "M|none", CLI_STRING, AT(cap), METHOD & ~ALLOCATE, CLI_G_METHOD,
      .help = "Most exact tokens kept beyond the window (default: two chunks). The budget "
              "is 2C + M; with none it grows with the text. Layers, and kv heads "
              "of a layer, may differ: 96,17-18:768,23/0:3840 keeps 768 in layers 17 and 18, "

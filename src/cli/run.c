@@ -200,7 +200,7 @@ int cli_read_method(const cli_options *o, still_model *m, still_method *out)
 bool cli_asks_method(const cli_options *o)
 {
     return o->method || o->chunk || o->select >= 0 || o->score || o->heads ||
-           o->la_scale || o->gate || o->plain_map || o->state;
+           o->la_scale || o->gate || o->plain_map || o->state || o->layers;
 }
 
 char *cli_cap_option(const still_method *m)

@@ -25,6 +25,8 @@ cap=$(python3 -c 'import json, sys; print(json.loads(sys.argv[1])["cap"])' "$out
 said=$("$still" allocate smollm2 --probes 2 --budget 18.06MB --state linear 2>&1)
 grep -q -e '--method still .*--cap [0-9]*,' <<<"$said"
 ! grep -q 'no effect' <<<"$said"
+! "$still" allocate smollm2 --probes 2 --budget 18.06MB --layers 40-41 2>err.txt
+grep -q 'layers 40-41 cannot be converted' err.txt
 ! "$still" allocate smollm2 --budget 500KB --probes 1 2>err.txt
 grep -q 'too small' err.txt
 rm -f err.txt

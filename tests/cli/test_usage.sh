@@ -22,6 +22,7 @@ done <<'CASES'
 2|did you mean decode|bench decod
 2|did you mean models|selftest modells x
 2|unknown option '--frobnicate'|chat --frobnicate
+2|option --cap is not one of 'allocate'|allocate --cap 96
 2|option --prompt is not one of 'chat', but of 'generate'|chat --prompt x
 2|unknown command 'ls', did you mean list|ls
 2|unknown command 'download', did you mean pull|download x
