@@ -210,7 +210,7 @@ class Text(TinyTest):
         pieces = self.model.generate(TEXT, stream=True, max_tokens=40)
         next(iter(pieces))
         del pieces
-        self.assertEqual([s for s in self.model._sessions if s._c], [])
+        self.assertEqual(self.model._open, set())
 
 
 class Errors(TinyTest):

@@ -201,14 +201,27 @@ def callback_type(f: Function) -> str:
     return f"ct.CFUNCTYPE({', '.join([f.result] + f.arguments)})"
 
 
+CHECKED = '''
+class _Checked(ct.Structure):
+    """ctypes would cut off the bits of a number that do not fit."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        kept = getattr(self, name)
+        if type(kept) is int and kept != value:
+            super().__setattr__(name, 0)
+            raise ValueError(f"{name} is {value}, which does not fit in its type")
+'''
+
+
 def module(h: Header, name: str) -> str:
     out = [f'"""Declarations of {name}. Written by tools/make_declarations.py."""',
            "from __future__ import annotations", "", "import ctypes as ct",
            "from typing import Any, Optional", "",
-           "_bytes = bytes  # members may be called as types are", ""]
+           "_bytes = bytes  # members may be called as types are", "", CHECKED]
     out += [f"{n} = {v}" for n, v in h.constants.items()]
     for s, fields in h.structs.items():
-        out += ["", "", f"class {s}(ct.Structure):"]
+        out += ["", "", f"class {s}(_Checked):"]
         out += [f"    {f.name}: {f.annotation}" for f in fields]
         if fields[0][:2] == ("size", "ct.c_size_t"):
             out += ["", "    def __init__(self, **members: Any) -> None:",

@@ -23,7 +23,7 @@ class Adapter(Handle):
     _what = "adapter"
 
     def __init__(self, path: StrPath) -> None:
-        self._c = ct.c_void_p()
+        self._own()
         call(lib.still_adapter_open, path_of(path), ct.byref(self._c))
         info = lib.still_adapter_get_info(self._c)[0]
         self.method = Method._of(info.method[0])
@@ -47,6 +47,7 @@ class Adapter(Handle):
     def __getitem__(self, name: str) -> Floats:
         """The numbers of a tensor, of its shape (a copy)."""
         out = np.empty(self.shapes[name], np.float32)
-        call(lib.still_adapter_values, self._handle, self._index[name], address(out),
-             out.size)
+        with self._lock:
+            call(lib.still_adapter_values, self._handle, self._index[name], address(out),
+                 out.size)
         return out

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _declarations as c
 from ._errors import Callbacks
-from ._library import address, ids_of, lib, path_of, text_of, types_of
+from ._library import address, ids_of, int_of, lib, path_of, text_of, types_of
 from ._model import Model
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def evaluate(model: Model | StrPath, tasks: str | Sequence[str], data: StrPath, 
 
     session = opened._session_params(ctx, 0, None, method, 0)
     lists = (ct.c_char_p * len(names))(*[n.encode() for n in names])
-    wanted = (ct.c_int * len(lengths))(*lengths)
+    wanted = (ct.c_int * len(lengths))(*[int_of(n, "a length") for n in lengths])
     p = c.still_eval_params(
         n_tasks=len(names), data=path_of(data), limit=limit, n_lengths=len(lengths),
         samples=samples, shots=shots, seed=seed, log=path_of(log) if log else None,
@@ -86,8 +86,8 @@ def evaluate(model: Model | StrPath, tasks: str | Sequence[str], data: StrPath, 
     out = (c.still_eval_result * room)()
     n = ct.c_int()
     try:
-        with opened._lock:
-            calls.call(lib.still_eval_run, opened._handle, ct.byref(p), out, room, ct.byref(n))
+        with opened._at_work() as handle:
+            calls.call(lib.still_eval_run, handle, ct.byref(p), out, room, ct.byref(n))
     finally:
         if owned:
             opened.close()
@@ -133,7 +133,7 @@ def perplexity(model: Model | StrPath, text: str | AnyIds, *, ctx: int = 0,
         ids = ids_of(opened.tokenizer.encode(text) if isinstance(text, str) else text)
         each = np.empty(len(ids), np.float32)
         window = ctx or min(opened.info.ctx_train or len(ids), len(ids))
-        with opened.session(ctx=window, method=method) as s, opened._lock:
+        with opened.session(ctx=window, method=method) as s, opened._at_work():
             calls.call(lib.still_perplexity_run, s._handle, address(ids), len(ids), window,
                        address(each), calls.make(c.still_progress_fn, progress), None,
                        ct.byref(out))

@@ -1,9 +1,15 @@
-"""Objects of the library, and when they are freed."""
+"""Objects of the library, and when they are freed.
+
+The library wants one object to be used by one thread at a time, and ctypes lets other
+threads run while it is called, so every call holds the object's lock; what belongs to a
+model has the lock of the model.
+"""
 
 from __future__ import annotations
 
 import ctypes as ct
-from typing import TYPE_CHECKING, TypeVar
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -13,10 +19,16 @@ H = TypeVar("H", bound="Handle")
 
 class Handle:
     """An object of the library: freed by `close`, by `with`, or when nothing refers to it
-    any more. A class says what it is called (`_what`) and how it is freed (`_free`)."""
+    any more. A class says what it is called (`_what`) and how it is freed (`_free`), and
+    calls `_own` before it is opened."""
 
     _what = "object"
     _c: ct.c_void_p  # NULL: it is closed
+    _lock: threading.RLock
+
+    def _own(self, lock: threading.RLock | None = None) -> None:
+        self._c = ct.c_void_p()
+        self._lock = threading.RLock() if lock is None else lock
 
     def _free(self) -> None:
         raise NotImplementedError
@@ -29,9 +41,13 @@ class Handle:
 
     def close(self) -> None:
         """Frees its memory; it cannot be used any more."""
-        if self._c:
-            self._free()
-        self._c = ct.c_void_p()
+        with self._lock:
+            if self._c:
+                self._free()
+            self._c = ct.c_void_p()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"a {self._what} can neither be copied nor pickled")
 
     def __enter__(self: H) -> H:
         return self
@@ -41,5 +57,7 @@ class Handle:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_c", None):  # nothing was opened if its __init__ failed
-            self.close()
+        # Nothing was opened if its __init__ failed. No lock: nobody else refers to it, and
+        # whoever holds the lock may wait for what this thread holds.
+        if getattr(self, "_c", None):
+            self._free()

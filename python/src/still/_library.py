@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as ct
+import operator
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence, Union
@@ -58,6 +59,14 @@ def ids_of(ids: Any) -> Ids:
     if array.max() > 2**31 - 1 or array.min() < -(2**31):
         raise ValueError("ids are beyond 32 bits")
     return np.ascontiguousarray(array, np.int32)
+
+
+def int_of(value: Any, what: str) -> int:
+    """A number for an int of the library: ctypes would cut off what does not fit."""
+    number = operator.index(value)
+    if not -(2**31) <= number < 2**31:
+        raise ValueError(f"{what} is {number}, which is beyond 32 bits")
+    return number
 
 
 def address(array: npt.NDArray[Any]) -> int:

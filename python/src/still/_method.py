@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from . import _declarations as c
 from ._errors import call
-from ._library import lib, text_of
+from ._library import int_of, lib, text_of
 
 T = TypeVar("T")
 _POSITIONS = ("auto", "absolute", "capped")
@@ -68,7 +68,8 @@ class Method:
 
     def __init__(self, name: str, *, chunk: int = 0, **settings: Any) -> None:
         self._c = c.still_method()
-        call(lib.still_method_init, ct.byref(self._c), name.encode(), chunk)
+        call(lib.still_method_init, ct.byref(self._c), name.encode(),
+             int_of(chunk, "the chunk"))
         self.set(**settings)
 
     @classmethod
@@ -84,7 +85,7 @@ class Method:
     @classmethod
     def _from(cls, init: Any, chunk: int, settings: dict[str, Any]) -> Method:
         made = c.still_method()
-        call(init, ct.byref(made), chunk)
+        call(init, ct.byref(made), int_of(chunk, "the chunk"))
         out = cls._of(made)
         out.set(**settings)
         return out

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes as ct
-import threading
-import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Iterator, Literal, Mapping, Sequence, overload
 
@@ -13,7 +12,7 @@ import numpy as np
 from . import _declarations as c
 from ._errors import Callbacks, UnsupportedError, call
 from ._handle import Handle
-from ._library import lib, path_of, text_of
+from ._library import ids_of, lib, path_of, text_of
 from ._method import Method, method_of
 from ._names import resolve
 from ._session import Sampler, Session
@@ -89,9 +88,10 @@ class Model(Handle):
         """path: a GGUF file or a Hugging Face folder. adapter: what linearize wrote.
         backend: cpu, cuda, ref (slow, exact) or bf16. threads 0: one per core. merge:
         fold the adapter's low-rank additions into the weights (faster)."""
-        self._c = ct.c_void_p()
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-        self._lock = threading.RLock()
+        self._own()
+        self._open: set[int | None] = set()  # sessions that the library has of it
+        self._dropped: list[int | None] = []  # of these, that are still to be freed
+        self._working = 0  # calls that may call back
         self._named = str(path)
         p = c.still_model_params(
             backend=backend.encode(), threads=threads, isa=isa.encode() if isa else None,
@@ -122,14 +122,48 @@ class Model(Handle):
         return model
 
     def _free(self) -> None:
+        while self._open:  # the garbage collector may come to the model first
+            lib.still_session_free(self._open.pop())
         lib.still_model_free(self._c)
 
     def close(self) -> None:
         """Frees the model, and its sessions before it."""
         with self._lock:
-            for session in list(self._sessions):
-                session.close()
+            if self._working:
+                raise ValueError("the model is at work: no callback can close it")
             super().close()
+
+    def _opened(self, handle: ct.c_void_p) -> Session:
+        self._free_dropped()
+        self._open.add(handle.value)
+        return Session(self, handle)
+
+    def _drop(self, session: int | None) -> None:
+        """A session that nothing refers to. Where another thread has the lock it is freed
+        later: to wait for it from __del__ could be to wait for ever."""
+        self._dropped.append(session)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._free_dropped()
+            finally:
+                self._lock.release()
+
+    def _free_dropped(self) -> None:
+        while self._dropped:
+            session = self._dropped.pop()
+            if session in self._open:
+                self._open.discard(session)
+                lib.still_session_free(session)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[ct.c_void_p]:
+        """For calls of the library that call back."""
+        with self._lock:
+            self._working += 1
+            try:
+                yield self._handle
+            finally:
+                self._working -= 1
 
     def __repr__(self) -> str:
         how = self.method.name if self.method else "softmax"
@@ -137,7 +171,8 @@ class Model(Handle):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        handle = lib.still_model_tokenizer(self._handle)
+        with self._lock:
+            handle = lib.still_model_tokenizer(self._handle)
         if not handle:
             raise UnsupportedError(f"{self.info.path}: has no tokenizer; a folder needs "
                                    "tokenizer.json or tokenizer.model beside the weights")
@@ -162,14 +197,15 @@ class Model(Handle):
         handle = ct.c_void_p()
         with self._lock:
             call(lib.still_session_new, self._handle, ct.byref(p), ct.byref(handle))
-        return Session(self, handle)
+            return self._opened(handle)
 
     def bill(self, *, ctx: int = 0, method: Method | str | None = None, batch: int = 0,
              cache: str | None = None, rollback: int = 0) -> Bill:
         """What such a session will need, without making it."""
         p = self._session_params(ctx, batch, cache, method, rollback)
         out = c.still_bill()
-        call(lib.still_model_bill, self._handle, ct.byref(p), ct.byref(out))
+        with self._lock:
+            call(lib.still_model_bill, self._handle, ct.byref(p), ct.byref(out))
         return Bill(**{name: getattr(out, name) for name in Bill.__dataclass_fields__})
 
     def logprobs(self, ids: AnyIds, *,
@@ -190,8 +226,8 @@ class Model(Handle):
         if chosen is not None:
             p.method = ct.pointer(chosen._c)
         out = ct.POINTER(c.still_allocation)()
-        with self._lock:
-            calls.call(lib.still_allocate, self._handle, ct.byref(p), ct.byref(out))
+        with self._at_work() as handle:
+            calls.call(lib.still_allocate, handle, ct.byref(p), ct.byref(out))
         try:
             return Method._of(out[0].method)
         finally:
@@ -223,7 +259,7 @@ class Model(Handle):
         (0: enough for prompt and reply). session: continue in this one, whose past counts
         as the text before the prompt; it holds prompt and reply afterwards."""
         ids = (self.tokenizer.encode(prompt, special=True, bos=session is None)
-               if isinstance(prompt, str) else np.asarray(prompt))
+               if isinstance(prompt, str) else ids_of(prompt))
         pieces = self._write(ids, max_tokens, temperature, top_k, top_p, min_p,
                              repeat_penalty, seed, stop, ctx, method, session)
         return pieces if stream else "".join(pieces)

@@ -6,11 +6,12 @@ import ctypes as ct
 from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from . import _declarations as c
 from ._errors import call
 from ._handle import Handle
-from ._library import address, ids_of, lib, path_of
+from ._library import address, ids_of, int_of, lib, path_of
 
 if TYPE_CHECKING:
     from ._library import AnyIds, Floats, Ids, StrPath
@@ -28,8 +29,9 @@ class Snapshot(Handle):
 
     def __init__(self, session: Session) -> None:
         self._model = session.model
-        self._c = ct.c_void_p()
-        call(lib.still_session_snapshot, session._handle, ct.byref(self._c))
+        self._own(session._lock)
+        with self._lock:
+            call(lib.still_session_snapshot, session._handle, ct.byref(self._c))
 
     def _free(self) -> None:
         lib.still_snapshot_free(self._c)
@@ -46,20 +48,34 @@ class Session(Handle):
 
     def __init__(self, model: Model, handle: ct.c_void_p) -> None:
         self.model = model
+        self._own(model._lock)
         self._c = handle
-        model._sessions.add(self)
 
     def _free(self) -> None:
-        lib.still_session_free(self._c)
+        if self._c.value in self.model._open:  # else it was freed with the model
+            self.model._open.discard(self._c.value)
+            lib.still_session_free(self._c)
+
+    def __del__(self) -> None:
+        if getattr(self, "_c", None):
+            self.model._drop(self._c.value)
+
+    @property
+    def _handle(self) -> ct.c_void_p:
+        if self._c and self._c.value not in self.model._open:
+            raise ValueError("the session is closed, with its model")
+        return super()._handle
 
     def __len__(self) -> int:
         """Tokens it has seen."""
-        return int(lib.still_session_length(self._handle))
+        with self._lock:
+            return int(lib.still_session_length(self._handle))
 
     @property
     def limit(self) -> int:
         """The most tokens it can see: the ctx it was made with."""
-        return int(lib.still_session_limit(self._handle))
+        with self._lock:
+            return int(lib.still_session_limit(self._handle))
 
     def feed(self, ids: AnyIds) -> Floats:
         """Appends tokens; the logits after the last one. Ctrl-C stops between pieces:
@@ -67,7 +83,7 @@ class Session(Handle):
         tokens = ids_of(ids)
         if len(tokens) == 0:
             raise ValueError("no tokens to feed")
-        with self.model._lock:
+        with self._lock:
             for at in range(0, len(tokens), _PIECE):
                 part = tokens[at : at + _PIECE]
                 call(lib.still_session_feed, self._handle, address(part), len(part))
@@ -80,10 +96,11 @@ class Session(Handle):
     @property
     def logits(self) -> Floats:
         """[vocab] floats after the last token (a copy)."""
-        pointer = lib.still_session_logits(self._handle)
-        if not pointer:
-            raise ValueError("the session has no logits: feed it tokens first")
-        return np.ctypeslib.as_array(pointer, (self.model.info.vocab,)).copy()
+        with self._lock:
+            pointer = lib.still_session_logits(self._handle)
+            if not pointer:
+                raise ValueError("the session has no logits: feed it tokens first")
+            return np.ctypeslib.as_array(pointer, (self.model.info.vocab,)).copy()
 
     def logprobs(self, ids: AnyIds) -> Floats:
         """Feeds n tokens; log p of each but the first, given all before: n - 1 numbers."""
@@ -100,7 +117,7 @@ class Session(Handle):
         n = len(tokens) - 1
         out = np.empty(n, np.float32)
         top, top_out = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
-        with self.model._lock:
+        with self._lock:
             # Pieces overlap by none: the last logits of a piece score the next one's first.
             for at in range(0, len(tokens), _PIECE):
                 part = tokens[at : at + _PIECE]
@@ -120,14 +137,15 @@ class Session(Handle):
 
     def reset(self) -> None:
         """Back to empty."""
-        lib.still_session_reset(self._handle)
+        with self._lock:
+            lib.still_session_reset(self._handle)
 
     def fork(self) -> Session:
         """A new session with the same settings and the same past."""
         handle = ct.c_void_p()
-        with self.model._lock:
+        with self._lock:
             call(lib.still_session_fork, self._handle, ct.byref(handle))
-        return Session(self.model, handle)
+            return self.model._opened(handle)
 
     def snapshot(self) -> Snapshot:
         """Sets its past aside."""
@@ -137,22 +155,27 @@ class Session(Handle):
         """Returns to a snapshot of this session, or of another with the same settings."""
         if snapshot._model is not self.model:
             raise ValueError("the snapshot is of a session of another model")
-        call(lib.still_session_restore, self._handle, snapshot._handle)
+        with self._lock:
+            call(lib.still_session_restore, self._handle, snapshot._handle)
 
     def save(self, path: StrPath) -> None:
         """Writes its past to a file, so that a long prompt is paid for once."""
-        call(lib.still_session_save, self._handle, path_of(path))
+        with self._lock:
+            call(lib.still_session_save, self._handle, path_of(path))
 
     def load(self, path: StrPath) -> None:
         """Reads what `save` wrote, of the same model with the same settings."""
-        call(lib.still_session_load, self._handle, path_of(path))
+        with self._lock:
+            call(lib.still_session_load, self._handle, path_of(path))
 
     def rollback(self, length: int) -> int:
         """Goes back to at most `length` tokens; the length reached. Feed the tokens from
         there on again. Methods other than softmax return to chunk boundaries, as many as
         `rollback` of Model.session said."""
         at = ct.c_int()
-        call(lib.still_session_rollback, self._handle, length, ct.byref(at))
+        with self._lock:
+            call(lib.still_session_rollback, self._handle, int_of(length, "the length"),
+                 ct.byref(at))
         return at.value
 
 
@@ -177,8 +200,10 @@ def step(sessions: Sequence[Session], ids: AnyIds) -> list[Floats]:
     model = sessions[0].model
     if any(s.model is not model for s in sessions):
         raise ValueError("the sessions are of different models")
-    handles: Any = (ct.c_void_p * len(sessions))(*[s._handle for s in sessions])
+    if len({id(s) for s in sessions}) < len(sessions):
+        raise ValueError("a session is there twice")
     with model._lock:
+        handles: Any = (ct.c_void_p * len(sessions))(*[s._handle for s in sessions])
         call(lib.still_session_step, handles, address(tokens), len(sessions))
         return [s.logits for s in sessions]
 
@@ -194,21 +219,23 @@ class Sampler(Handle):
         p = c.still_sampler_params(temperature=temperature, top_k=top_k, top_p=top_p,
                                    min_p=min_p, repeat_penalty=repeat_penalty,
                                    repeat_last=repeat_last, seed=seed)
-        self._vocab = vocab
-        self._c = ct.c_void_p()
-        call(lib.still_sampler_new, ct.byref(p), vocab, ct.byref(self._c))
+        self._vocab = int_of(vocab, "the vocabulary's size")
+        self._own()
+        call(lib.still_sampler_new, ct.byref(p), self._vocab, ct.byref(self._c))
 
-    def sample(self, logits: Floats) -> int:
-        if logits.shape != (self._vocab,):
-            raise ValueError(f"logits have the shape {logits.shape}, not ({self._vocab},)")
+    def sample(self, logits: npt.ArrayLike) -> int:
         array = np.ascontiguousarray(logits, np.float32)
+        if array.shape != (self._vocab,):
+            raise ValueError(f"logits have the shape {array.shape}, not ({self._vocab},)")
         id = ct.c_int32()
-        call(lib.still_sampler_sample, self._handle, address(array), ct.byref(id))
+        with self._lock:
+            call(lib.still_sampler_sample, self._handle, address(array), ct.byref(id))
         return id.value
 
     def accept(self, id: int) -> None:
         """Tells it that a token was emitted; prompt tokens too, for the penalty."""
-        lib.still_sampler_accept(self._handle, id)
+        with self._lock:
+            lib.still_sampler_accept(self._handle, int_of(id, "the id"))
 
     def _free(self) -> None:
         lib.still_sampler_free(self._c)

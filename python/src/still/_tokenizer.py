@@ -11,7 +11,7 @@ import numpy as np
 from . import _declarations as c
 from ._errors import UnsupportedError, call
 from ._handle import Handle
-from ._library import address, ids_of, lib, path_of, text_of
+from ._library import address, ids_of, int_of, lib, path_of, text_of
 
 if TYPE_CHECKING:
     from ._library import AnyIds, Ids, StrPath
@@ -24,18 +24,27 @@ class Decoder(Handle):
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer = tokenizer  # must outlive this
-        self._c = ct.c_void_p()
-        call(lib.still_decoder_new, tokenizer._handle, special, ct.byref(self._c))
+        self._own(tokenizer._lock)
+        with self._lock:
+            call(lib.still_decoder_new, tokenizer._handle, special, ct.byref(self._c))
+
+    @property
+    def _handle(self) -> ct.c_void_p:
+        self._tokenizer._handle  # raises if it is closed
+        return super()._handle
 
     def push(self, id: int) -> str:
         text, n = ct.c_void_p(), ct.c_size_t()
-        call(lib.still_decoder_push, self._handle, id, ct.byref(text), ct.byref(n))
-        return ct.string_at(text, n.value).decode("utf-8", "replace")
+        with self._lock:
+            call(lib.still_decoder_push, self._handle, int_of(id, "the id"),
+                 ct.byref(text), ct.byref(n))
+            return ct.string_at(text, n.value).decode("utf-8", "replace")
 
     def flush(self) -> str:
         text, n = ct.c_void_p(), ct.c_size_t()
-        lib.still_decoder_flush(self._handle, ct.byref(text), ct.byref(n))
-        return ct.string_at(text, n.value).decode("utf-8", "replace")
+        with self._lock:
+            lib.still_decoder_flush(self._handle, ct.byref(text), ct.byref(n))
+            return ct.string_at(text, n.value).decode("utf-8", "replace")
 
     def _free(self) -> None:
         lib.still_decoder_free(self._c)
@@ -46,7 +55,8 @@ class Tokenizer(Handle):
 
     _what = "tokenizer"
 
-    def __init__(self, handle: ct.c_void_p, owner: Any = None) -> None:
+    def __init__(self, handle: ct.c_void_p, owner: Handle | None = None) -> None:
+        self._own(owner._lock if owner is not None else None)
         self._c = handle
         self._owner = owner  # a Model it belongs to; None: it is this object's own
 
@@ -79,12 +89,13 @@ class Tokenizer(Handle):
         flags = (c.STILL_ENCODE_BOS if bos else 0) | (c.STILL_ENCODE_SPECIAL if special else 0)
         ids = np.empty(len(data) + 1, np.int32)  # never more than bytes and a start token
         n = ct.c_size_t()
-        call(lib.still_tokenizer_encode, self._handle, data, len(data), flags, address(ids),
-             len(ids), ct.byref(n))
-        if n.value > len(ids):  # but for odd vocabularies
-            ids = np.empty(n.value, np.int32)
+        with self._lock:
             call(lib.still_tokenizer_encode, self._handle, data, len(data), flags,
                  address(ids), len(ids), ct.byref(n))
+            if n.value > len(ids):  # but for odd vocabularies
+                ids = np.empty(n.value, np.int32)
+                call(lib.still_tokenizer_encode, self._handle, data, len(data), flags,
+                     address(ids), len(ids), ct.byref(n))
         return ids[: n.value].copy()
 
     def decode(self, ids: AnyIds, *, special: bool = False) -> str:
@@ -95,33 +106,40 @@ class Tokenizer(Handle):
     def piece(self, id: int, *, special: bool = True) -> bytes:
         """The bytes of one token; a character may be spread over several."""
         n = ct.c_size_t()
-        text = lib.still_tokenizer_piece(self._handle, id, special, ct.byref(n))
-        if text is None and not 0 <= id < len(self):
-            raise ValueError(f"id {id} is not in the vocabulary of {len(self)}")
-        return ct.string_at(text, n.value) if text else b""
+        with self._lock:
+            text = lib.still_tokenizer_piece(self._handle, int_of(id, "the id"), special,
+                                             ct.byref(n))
+            if text is None and not 0 <= id < len(self):
+                raise ValueError(f"id {id} is not in the vocabulary of {len(self)}")
+            return ct.string_at(text, n.value) if text else b""
 
     def __len__(self) -> int:
-        return int(lib.still_tokenizer_vocab_size(self._handle))
+        with self._lock:
+            return int(lib.still_tokenizer_vocab_size(self._handle))
 
     @property
     def bos(self) -> int | None:
-        id = int(lib.still_tokenizer_bos(self._handle))
+        with self._lock:
+            id = int(lib.still_tokenizer_bos(self._handle))
         return None if id < 0 else id
 
     @property
     def eos(self) -> int | None:
-        id = int(lib.still_tokenizer_eos(self._handle))
+        with self._lock:
+            id = int(lib.still_tokenizer_eos(self._handle))
         return None if id < 0 else id
 
     def is_end(self, id: int) -> bool:
         """Whether generation ends at this token: end of text, end of turn."""
-        return bool(lib.still_tokenizer_is_end(self._handle, id))
+        with self._lock:
+            return bool(lib.still_tokenizer_is_end(self._handle, int_of(id, "the id")))
 
     @property
     def chat_template(self) -> str | None:
         """The model's own chat template (Jinja)."""
-        text = lib.still_tokenizer_chat_template(self._handle)
-        return text_of(text) if text else None
+        with self._lock:
+            text = lib.still_tokenizer_chat_template(self._handle)
+            return text_of(text) if text else None
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], *,
                     template: str | None = None, generation_prompt: bool = True,
@@ -142,14 +160,15 @@ class Tokenizer(Handle):
         talk = c.still_conversation(variables=encoded, n_variables=len(encoded),
                                     add_generation_prompt=generation_prompt)
         text = c.still_rendering()
-        call(lib.still_chat_render, self._handle, chosen, ct.byref(talk), ct.byref(text))
-        try:
-            n = ct.c_size_t()
-            call(lib.still_chat_encode, self._handle, ct.byref(text), 0, None, 0,
-                 ct.byref(n))
-            ids = np.empty(n.value, np.int32)
-            call(lib.still_chat_encode, self._handle, ct.byref(text), 0, address(ids),
-                 len(ids), ct.byref(n))
-        finally:
-            lib.still_rendering_free(ct.byref(text))
+        with self._lock:
+            call(lib.still_chat_render, self._handle, chosen, ct.byref(talk), ct.byref(text))
+            try:
+                n = ct.c_size_t()
+                call(lib.still_chat_encode, self._handle, ct.byref(text), 0, None, 0,
+                     ct.byref(n))
+                ids = np.empty(n.value, np.int32)
+                call(lib.still_chat_encode, self._handle, ct.byref(text), 0, address(ids),
+                     len(ids), ct.byref(n))
+            finally:
+                lib.still_rendering_free(ct.byref(text))
         return ids

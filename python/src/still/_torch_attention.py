@@ -35,8 +35,7 @@ class _Device(Handle):
     _what = "device"
 
     def __init__(self, backend: str, threads: int, stream: int) -> None:
-        self.lock = threading.Lock()
-        self._c = ct.c_void_p()
+        self._own()
         p = c.still_attention_params(
             backend=backend.encode(), threads=threads, stream=stream or None)
         call(lib.still_attention_new, ct.byref(p), ct.byref(self._c))
@@ -91,7 +90,7 @@ class _Call:
             contextlib.nullcontext())
         with gpu:
             device = _device(self.backend, self.place)
-            with device.lock:
+            with device._lock:
                 call(function, device._handle, ct.byref(self.args))
 
 

@@ -153,8 +153,8 @@ def linearize(model: Model | StrPath, data: Data, out: StrPath, *,
     """
     run = _Run(model, data, out, method, callback, options)
     try:
-        with run.model._lock:
-            run.calls.call(lib.still_linearize, run.model._handle, ct.byref(run.params))
+        with run.model._at_work() as handle:
+            run.calls.call(lib.still_linearize, handle, ct.byref(run.params))
     finally:
         run.close()
     return Path(out)
@@ -166,9 +166,9 @@ def plan(model: Model | StrPath, data: Data, *, method: Method | str = "still",
     run = _Run(model, data, None, method, None, options)
     result = c.still_train_plan()
     try:
-        with run.model._lock:
-            run.calls.call(lib.still_linearize_plan, run.model._handle,
-                           ct.byref(run.params), ct.byref(result))
+        with run.model._at_work() as handle:
+            run.calls.call(lib.still_linearize_plan, handle, ct.byref(run.params),
+                           ct.byref(result))
     finally:
         run.close()
     return [StagePlan(s, result.steps[s], result.tokens[s], result.trained[s],
