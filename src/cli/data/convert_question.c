@@ -176,7 +176,7 @@ static still_status run_alpaca(cli_make *m, still_error *err)
 enum { TASKS = 5, MOST_STORY = 4096, MOST_BABI = 64 << 20 };
 
 typedef struct story {
-    char task[8];
+    char task[16];
     json_t *facts;
     int fact[MOST_STORY]; /* of each line: its place in facts, or -1 */
     int lines, stories;
