@@ -68,6 +68,31 @@ static void summary(const char *text, const char *colon)
     }
 }
 
+/* What the help text says of one choice ("cpu: fast on any machine; cuda: ..."); NULL:
+ * nothing. */
+static const char *choice_text(const cli_option *o, const char *choice)
+{
+    const size_t n = strlen(choice);
+    for (const char *at = o->help; (at = strstr(at, choice)); at += n)
+        if ((at == o->help || at[-1] == ' ') && at[n] == ':') return at + n + 2;
+    return NULL;
+}
+
+/* What an option is for; the choices themselves where its help begins with one of them. */
+static void option_summary(const cli_option *o, const char *colon)
+{
+    char word[32];
+    const char *list = o->choices;
+    const bool named = list && cli_next_word(&list, word, sizeof word) &&
+                       choice_text(o, word) == o->help + strlen(word) + 2;
+    if (!named) {
+        summary(o->help, colon);
+        return;
+    }
+    fputs(word, stdout);
+    while (cli_next_word(&list, word, sizeof word)) printf(", %s", word);
+}
+
 /* ---- bash ---------------------------------------------------------------- */
 
 static void bash_names(const cli_option *o)
@@ -166,7 +191,7 @@ static void zsh_option(const cli_option *o)
                wants ? "=" : "");
     else
         printf("'%s--%s%s[", star, o->name, wants ? "=" : "");
-    summary(o->help, "\\");
+    option_summary(o, "\\");
     printf("]");
     if (wants) {
         printf(":");
@@ -240,18 +265,32 @@ static void zsh_script(void)
 
 /* ---- fish ---------------------------------------------------------------- */
 
+/* Each with what it means behind a tab. */
+static void fish_choices(const cli_option *o)
+{
+    char word[32];
+    printf(" -x -a '");
+    for (const char *list = o->choices; cli_next_word(&list, word, sizeof word);) {
+        const char *text = choice_text(o, word);
+        printf(text ? "%s\\t\"" : "%s ", word);
+        if (text) summary(text, "");
+        if (text) printf("\" ");
+    }
+    printf("'");
+}
+
 static void fish_option(const cli_command *c, const cli_option *o)
 {
     printf("complete -c still -n '__still_is %s' -l %s", c->name, o->name);
     if (o->letter) printf(" -s %c", o->letter);
     if (o->kind != CLI_FLAG) switch (value_of(o)) {
-        case CHOICE: printf(" -x -a '%s'", o->choices); break;
+        case CHOICE: fish_choices(o); break;
         case PATH: printf(" -r -F"); break;
         case MODEL: printf(" -r -F -a '(still list --names 2>/dev/null)'"); break;
         case FREE: printf(" -x"); break;
         }
     printf(" -d '");
-    summary(o->help, "");
+    option_summary(o, "");
     puts("'");
 }
 

@@ -445,9 +445,10 @@ const cli_option cli_option_table[] = {
              "minimum."},
     {"score", 0, "NAME", CLI_CHOICE, AT(score), METHOD, CLI_G_METHOD,
      .choices = "s3 distinct received keynorm random",
-     .help = "What makes a token salient: s3 (the Self-Saliency Score, default), distinct (a "
-             "key unlike the others of its chunk, as in KeyDiff; default where heads are "
-             "allocated), received, keynorm or random."},
+     .help = "What makes a token salient. s3: the Self-Saliency Score (default); distinct: a "
+             "key unlike the others of its chunk, as in KeyDiff (default where heads are "
+             "allocated); received: the attention that the window gave it; keynorm: a small norm "
+             "of its key; random."},
     {"heads", 0, "MODE", CLI_CHOICE, AT(heads), METHOD, CLI_G_METHOD,
      .choices = "shared per-head",
      .help = "shared: the query heads of a group select together and share a state; "

@@ -90,6 +90,12 @@ if command -v fish >/dev/null; then
     all_lines
     offers 'still chat org/t' org/tiny:Q4_0 org/tiny:Q8_0
     offers 'still generate --backend=c' --backend=cpu --backend=cuda
+    # Each choice with what it means, the option with all of them.
+    cut() { cat; }
+    offers 'still generate --backend r' $'ref\tthe plain specification, slow and exact'
+    offers 'still generate --backen' $'--backend\tcpu, cuda, ref, bf16'
+    offers 'still generate --score s' $'s3\tthe Self-Saliency Score'
+    unset -f cut
 fi
 
 # zsh in a terminal of its own: Tab pressed, and what the list shows.
