@@ -79,4 +79,13 @@ for text in '' '[' '7' '{}' '[1]' '[{"role": 1}]'; do
 done
 expect 2 'exclude' "$still" tokenize "$tiny" text --chat "$talk"
 expect 2 'need --chat' "$still" tokenize "$tiny" text --chat-template chatml
+
+# A template that writes nothing leaves nothing to answer; one that writes the same each time does.
+for empty in '' '{%- if false %}x{% endif -%}'; do
+    printf '%s' "$empty" >"$scratch/empty.jinja"
+    expect 1 'the chat template writes nothing' "$still" chat "$tiny" hi --chat-template "$scratch/empty.jinja" -n 2
+done
+printf 'the sun' >"$scratch/same.jinja"
+[ "$(printf 'a\nb\n' | "$still" chat "$tiny" --lines --chat-template "$scratch/same.jinja" -n 2 --json | wc -l)" = 2 ] ||
+    fail "a template that ignores the conversation is not answered twice"
 finish

@@ -294,6 +294,13 @@ static int prepare(cli_talk *c, still_rendering *r, int32_t **ids, size_t *n)
             return status;
         }
         size_t held = fresh ? 0 : (size_t)still_session_length(c->session);
+        if (held + *n == 0) {
+            still_rendering_free(r);
+            free(*ids);
+            *ids = NULL;
+            return cli_fail("the chat template writes nothing for this conversation: "
+                            "name another with --chat-template");
+        }
         if (held + *n + capacity <= limit) {
             if (fresh) go_back(c, *ids, n);
             note_dropped(c, limit, dropped);
