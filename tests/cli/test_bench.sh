@@ -79,7 +79,18 @@ sys.exit(not (len(points) == 6 and len(bars) == len(spread) and
 PYTHON
 bench 0 'does not fit' decode --shape tiny --lengths 16000K --rounds 1 --steps 1 \
     --batch 64 --method softmax --against ''
-bench 0 '^| 64 |' decode "$tiny" "${quick[@]}" --against softmax,lolcats,hedgehog,t2r,swa,liger,supra
+# Every method has a mark or a colour of its own; a small model's memory is in MiB.
+bench 0 '^| 64 |' decode "$tiny" "${quick[@]}" --against softmax,lolcats,hedgehog,t2r,swa,liger,supra \
+    --svg "$scratch/m.svg"
+python3 - "$scratch/m.svg" <<'PYTHON' || fail "methods look alike in the chart"
+import sys
+import xml.etree.ElementTree as tree
+svg = list(tree.parse(sys.argv[1]).getroot().iter())
+marks = [m for m in svg if "mark" in m.get("class", "").split()]
+text = [t.text for t in svg if t.tag.endswith("text")]
+looks = {(m.get("class"), m.get("d").split("m", 1)[1]) for m in marks}
+sys.exit(not (len(looks) == 8 and "most memory the process held, MiB" in text))
+PYTHON
 
 # Training: both stages.
 bench 0 '' train --shape tiny --lengths 32,64 --rounds 1 --batch 2 --micro 2 --json

@@ -95,6 +95,12 @@ if heads:
 PYTHON
 }
 report whole 'done'
+# A curve of one value is a point.
+linearize 0 'is a model now' --out once --stage 1 --tokens 2880 --validate-every 1000
+python3 - <<'PYTHON' || fail "the only validation is not drawn"
+drawing = open("once/report.html", encoding="utf-8").read().split("<svg")[1]
+raise SystemExit(drawing.count('class="mark ') != 1)
+PYTHON
 grep -q 'valid_relative_by_head' whole/train.jsonl || fail "no errors by head"
 
 resume=()

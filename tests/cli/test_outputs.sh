@@ -59,6 +59,14 @@ expect 0 '' "${saliency[@]}" --out - --quiet
 head -1 out | grep -q '^<!DOCTYPE html>' || fail "--out - does not begin with the page"
 grep -q '^| all |' out && fail "--out -: the table is there, too"
 [ -e ./- ] && fail "a file named - was written"
+# A drawing of few heads has room for what is written above them.
+expect 0 '' "$still" allocate tiny.gguf --budget 1MB --probes 1 --quiet --svg heads.svg
+python3 - <<'PYTHON' || fail "the text of heads.svg does not fit"
+import xml.etree.ElementTree as tree
+svg = tree.parse("heads.svg").getroot()
+longest = max(len(t.text) for t in svg.iter() if t.tag.endswith("text"))
+raise SystemExit(int(svg.get("width")) < 64 + 7 * longest)
+PYTHON
 expect 2 'csv - and --json both write' "${bench[@]}" --csv - --json
 expect 2 'both write to standard output' "${bench[@]}" --csv - --svg -
 expect 2 'standard output (-) cannot take it' "$still" generate tiny.gguf -p x --save-state -

@@ -221,8 +221,20 @@ typedef struct figures {
     double *time, *low, *high, *memory;
 } figures;
 
+/* Of the memory axis: GiB, or MiB where no column held one. */
+static double memory_unit(const cli_bench *b, int n)
+{
+    size_t most = 0;
+    for (int i = 0; i < b->columns; i++)
+        for (int row = 0; row < n; row++)
+            if (b->point[row][i].measured && b->point[row][i].r.peak > most)
+                most = b->point[row][i].r.peak;
+    return most < (size_t)1 << 30 ? 0x1p20 : 0x1p30;
+}
+
 static void fill(const cli_bench *b, int n, const figures *f)
 {
+    const double unit = memory_unit(b, n);
     const double scale = b->kind == CLI_BENCH_DECODE ? 1000 : 1;
     for (int i = 0; i < b->columns; i++)
         for (int row = 0; row < n; row++) {
@@ -231,7 +243,7 @@ static void fill(const cli_bench *b, int n, const figures *f)
             f->time[at] = p->measured ? p->r.seconds * scale : NAN;
             f->low[at] = p->measured ? p->low * scale : NAN;
             f->high[at] = p->measured ? p->high * scale : NAN;
-            f->memory[at] = p->measured ? (double)p->r.peak / 0x1p30 : NAN;
+            f->memory[at] = p->measured ? (double)p->r.peak / unit : NAN;
         }
 }
 
@@ -250,8 +262,9 @@ int cli_bench_write_svg(const cli_bench *b, const char *path)
     for (int row = 0; row < n; row++) x[row] = b->length[row];
     fill(b, n, &f);
     title_text(b, title);
-    snprintf(memory, sizeof memory, "most memory %s held, GiB",
-             on_gpu(b) ? "the GPU" : "the process");
+    snprintf(memory, sizeof memory, "most memory %s held, %s",
+             on_gpu(b) ? "the GPU" : "the process",
+             memory_unit(b, n) < 0x1p30 ? "MiB" : "GiB");
     const cli_panel panel[] = {{.title = time_title(b),
                                 .log = b->kind != CLI_BENCH_DECODE,
                                 .y = f.time,

@@ -19,28 +19,38 @@ enum {
     MOST_MARKS = 24 /* points of a line that has marks */
 };
 
-/* Which colour and mark a line has: methods their own, others what is left. */
-static int look_of(const char *name, int i)
+/* The mark and, but for the last, the colour that a method has; -1: no method. */
+static int look_of(const char *name)
 {
-    static const struct {
-        const char *name;
-        int look;
-    } known[] = {{"still", 0}, {"softmax", 1}, {"lolcats", 2}, {"swa", 4}};
-    static const int others[] = {3, 5, 6, 0, 1, 2, 4};
-    for (size_t k = 0; k < sizeof known / sizeof *known; k++)
-        if (strcmp(known[k].name, name) == 0) return known[k].look;
-    return others[(size_t)i % (sizeof others / sizeof *others)];
+    static const char *const method[] = {"still", "softmax", "lolcats", "hedgehog",
+                                         "swa",   "liger",   "t2r",     "supra"};
+    for (size_t k = 0; k < sizeof method / sizeof *method; k++)
+        if (strcmp(method[k], name) == 0) return (int)k;
+    return -1;
 }
 
-/* A chart without methods takes the colours in their order, the two blues far apart. */
+/* Other lines take what no method of the chart has, in this order: the two blues far
+ * apart. */
 static int look(const cli_chart *c, int i)
 {
-    static const int order[] = {0, 1, 2, 3, 4, 6, 5};
-    bool methods = false;
-    for (int k = 0; k < c->lines; k++)
-        methods = methods || look_of(c->line[k], 0) != look_of("", 0);
-    return methods ? look_of(c->line[i], i)
-                   : order[(size_t)i % (sizeof order / sizeof *order)];
+    static const int order[] = {0, 1, 2, 3, 4, 6, 5, 7};
+    const int n = sizeof order / sizeof *order;
+    int left[sizeof order / sizeof *order], n_left = 0, others = 0;
+    if (look_of(c->line[i]) >= 0) return look_of(c->line[i]);
+    for (int k = 0; k < n; k++) {
+        bool taken = false;
+        for (int l = 0; l < c->lines; l++)
+            taken = taken || look_of(c->line[l]) == order[k];
+        if (!taken) left[n_left++] = order[k];
+    }
+    for (int l = 0; l < i; l++) others += look_of(c->line[l]) < 0;
+    return n_left ? left[others % n_left] : order[i % n];
+}
+
+/* The last colour is too light for lines. */
+static int colour_of(int look)
+{
+    return look < CLI_SVG_COLOURS - 1 ? look : 3;
 }
 
 static int width_of(const cli_chart *c)
@@ -120,11 +130,20 @@ static void draw_bar(double x, double low, double high, int colour, sti_buf *out
                    colour, x - 4, low, high);
 }
 
+/* Whether it is the only value of its line, which draws nothing then. */
+static bool alone(const cli_chart *c, const cli_panel *p, int line, int i)
+{
+    const double *y = p->y + (size_t)line * (size_t)c->n;
+    for (int k = 0; k < c->n; k++)
+        if (k != i && there(p, y[k])) return false;
+    return true;
+}
+
 static void draw_points(const cli_chart *c, const cli_panel *p, int line,
                         const cli_axis *sx, const cli_axis *sy, sti_buf *out)
 {
     const size_t from = (size_t)line * (size_t)c->n;
-    const int at_look = look(c, line);
+    const int mark = look(c, line), colour = colour_of(mark);
     for (int i = 0; i < c->n; i++) {
         const size_t k = from + (size_t)i;
         const double at = cli_axis_place(sx, c->x[i]);
@@ -133,15 +152,15 @@ static void draw_points(const cli_chart *c, const cli_panel *p, int line,
                 sti_buf_printf(out,
                                "<path class=\"line s%d\" d=\"M%.1f %dl8 8m0 -8l-8 "
                                "8\"/>\n",
-                               at_look, at - 4 + 4.0 * line, TOP + 4);
+                               colour, at - 4 + 4.0 * line, TOP + 4);
             continue;
         }
         if (p->low && p->high && there(p, p->low[k]) && there(p, p->high[k]) &&
             p->high[k] > p->low[k])
             draw_bar(at, cli_axis_place(sy, p->low[k]), cli_axis_place(sy, p->high[k]),
-                     at_look, out);
-        if (marked(c))
-            cli_svg_mark(out, at, cli_axis_place(sy, p->y[k]), at_look, at_look);
+                     colour, out);
+        if (marked(c) || alone(c, p, line, i))
+            cli_svg_mark(out, at, cli_axis_place(sy, p->y[k]), mark, colour);
     }
 }
 
@@ -149,10 +168,9 @@ static void draw_line(const cli_chart *c, const cli_panel *p, int line,
                       const cli_axis *sx, const cli_axis *sy, sti_buf *out)
 {
     const double *y = p->y + (size_t)line * (size_t)c->n;
-    const int at_look = look(c, line);
     bool open = false;
     sti_buf_printf(out, "<path class=\"line s%d\" stroke-dasharray=\"%s\" d=\"",
-                   at_look, marked(c) ? "none" : cli_svg_dash(line));
+                   colour_of(look(c, line)), marked(c) ? "none" : cli_svg_dash(line));
     for (int i = 0; i < c->n; i++) {
         const bool here = there(p, y[i]);
         if (here)
@@ -199,12 +217,12 @@ static void draw_legend(const cli_chart *c, sti_buf *out)
 {
     double at = LEFT;
     for (int i = 0; i < c->lines; i++) {
-        const int at_look = look(c, i);
+        const int mark = look(c, i), colour = colour_of(mark);
         sti_buf_printf(
             out,
             "<path class=\"line s%d\" stroke-dasharray=\"%s\" d=\"M%.1f 50h24\"/>\n",
-            at_look, marked(c) ? "none" : cli_svg_dash(i), at);
-        if (marked(c)) cli_svg_mark(out, at + 12, 50, at_look, at_look);
+            colour, marked(c) ? "none" : cli_svg_dash(i), at);
+        if (marked(c)) cli_svg_mark(out, at + 12, 50, mark, colour);
         cli_svg_text(out, at + 30, 54, "start", "", c->line[i]);
         at += 50 + cli_svg_width(c->line[i], strlen(c->line[i]), 13);
     }

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/report/svg.h"
 
@@ -29,15 +30,17 @@ static void draw_cell(const still_allocation *a, int i, sti_buf *out)
 
 void cli_heads_draw(const still_allocation *a, sti_buf *out)
 {
-    const int wide = LEFT + a->layers * CELL + RIGHT,
-              high = TOP + a->heads * CELL + BOTTOM;
-    char text[128];
-    cli_svg_begin(out, wide, high, LEFT, "Heads that look things up");
+    const int high = TOP + a->heads * CELL + BOTTOM;
+    char text[192];
     snprintf(
         text, sizeof text,
         "stronger: more attention on the fact; numbers: salient tokens, where a head "
         "keeps more than %d; %.2f MB a session",
         a->method.cap, (double)a->bytes / 1e6);
+    const double wide =
+        fmax(a->layers * CELL, 1.1 * cli_svg_width(text, strlen(text), 13));
+    cli_svg_begin(out, LEFT + (int)wide + RIGHT, high, LEFT,
+                  "Heads that look things up");
     cli_svg_text(out, LEFT, 46, "start", "faint", text);
     for (int i = 0; i < a->layers * a->heads; i++) draw_cell(a, i, out);
     for (int l = 0; l < a->layers; l++) {
