@@ -20,7 +20,7 @@ export_to() { expect 0 "$1" "$still" export mine --to "$2" --out "$3" "${@:4}"; 
 # What comes out is a model, and the same one.
 want=$(text mine)
 [ -n "$want" ] || fail "no text from the adapter"
-export_to 'mine.gguf: ' gguf mine.gguf --dtype f32
+export_to '^mine.gguf: .* with mine.still.gguf, ' gguf mine.gguf --dtype f32
 [ -f mine.still.gguf ] || fail "no mine.still.gguf"
 [ "$(text mine.gguf)" = "$want" ] || fail "mine.gguf: '$(text mine.gguf)', not '$want'"
 [ "$(text mine.still.gguf)" = "$want" ] || fail "mine.still.gguf gives another text"

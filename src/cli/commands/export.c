@@ -42,6 +42,14 @@ static int show(const cli_options *o, const watch *w, bool linearized)
         return cli_print_json(json_pack("{s:s,s:s,s:I,s:b}", "done", o->out, "format",
                                         o->to, "bytes", (json_int_t)w->bytes,
                                         "linearized", linearized));
+    if (linearized && strcmp(o->to, "gguf") == 0) {
+        cli_print(
+            "%s: %s of tensors, with %.*s.still.gguf, which keeps it linearized in "
+            "still; softmax attention elsewhere\n",
+            o->out, cli_bytes(bytes, w->bytes), (int)(strlen(o->out) - strlen(".gguf")),
+            o->out);
+        return CLI_OK;
+    }
     cli_print("%s: %s of tensors%s\n", o->out, cli_bytes(bytes, w->bytes),
               strcmp(o->to, "peft") == 0      ? ", the low-rank additions alone"
               : strcmp(o->to, "adapter") == 0 ? ", the adapter alone"
