@@ -49,6 +49,8 @@ docs: all
 
 install: all
 	@cmake --install build --prefix $(PREFIX)
+	@# Programs find libstill.so in $(PREFIX)/lib by the linker's cache.
+	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ] && command -v ldconfig >/dev/null; then ldconfig; fi
 
 dist: ; @scripts/dist
 deb: ; @scripts/deb

@@ -33,6 +33,20 @@ soname=$(readelf -d "$lib/libstill.so" | sed -n 's/.*SONAME.*\[libstill\.so\.\(.
 python3 "$source/tests/install/debian.py" "$source" "$root/usr" \
     "$("$root/usr/bin/still" version | cut -d ' ' -f 2)" "$soname"
 
+# make install: root renews the linker's cache, unless the files are for a package.
+mkdir "$root/stub"
+for tool in cmake ldconfig; do
+    printf '#!/bin/sh\necho "%s $*" >>"%s/called"\n' $tool "$root" >"$root/stub/$tool"
+done
+chmod +x "$root"/stub/*
+called() { # the arguments of make install
+    : >"$root/called"
+    PATH=$root/stub:$PATH make -C "$source" --no-print-directory -o all install "$@"
+    cut -d ' ' -f 1 "$root/called" | paste -sd ' '
+}
+[ "$(called PREFIX=/p DESTDIR=/d)" = cmake ]
+[ "$(id -u)" != 0 ] || [ "$(called PREFIX=/p DESTDIR=)" = 'cmake ldconfig' ]
+
 # Moved elsewhere, everything still fits together.
 mv "$root/usr" "$root/moved"
 lib=$root/moved/${lib#"$root/usr/"}
