@@ -1,6 +1,6 @@
 /* stream.c - reads a text of any length in constant memory, through still.h alone.
  *
- *     cc stream.c -o stream $(pkg-config --cflags --libs still)
+ *     cc stream.c -o stream $(pkg-config --cflags --libs still) -lm
  *     ./stream model.gguf adapter-folder book.txt
  *     cat *.txt | ./stream model.gguf adapter-folder -
  *
