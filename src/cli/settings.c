@@ -40,7 +40,10 @@ static int apply(const cli_command *c, const cli_option *o, const char *said,
     if (o->kind != CLI_FLAG) return cli_set_option_said(c, o, said, value, options);
     if (is_one_of(value, "1 true yes on"))
         return cli_set_option_said(c, o, said, value, options);
-    if (is_one_of(value, "0 false no off")) return CLI_OK;
+    if (is_one_of(value, "0 false no off")) {
+        *(bool *)((char *)options + o->at) = false;
+        return CLI_OK;
+    }
     return cli_usage(c->name, "%s: '%s' is neither true nor false", said, value);
 }
 
@@ -154,16 +157,25 @@ static const char *variable_of(const char *name, char out[NAME_ROOM])
     return out;
 }
 
+static int read_variable(const cli_command *c, const cli_option *row, const char *name,
+                         cli_options *o)
+{
+    char variable[NAME_ROOM];
+    const char *value = getenv(variable_of(name, variable));
+    return value && *value ? apply(c, row, variable, value, o) : CLI_OK;
+}
+
 int cli_settings(const cli_command *c, cli_options *o, char **text)
 {
-    char name[NAME_ROOM];
     *text = NULL;
     int status = read_file(c, o, text);
-    for (const cli_option *row = cli_option_table; row->name && status == CLI_OK;
-         row++) {
-        if (!(row->commands & c->bit)) continue;
-        const char *value = getenv(variable_of(row->name, name));
-        if (value && *value) status = apply(c, row, name, value, o);
+    for (size_t i = 0; cli_alias_table[i][0] && status == CLI_OK; i++) {
+        const char *name = cli_alias_table[i][0];
+        const cli_option *row = cli_option_find(c, name, strlen(name));
+        if (row && strcmp(row->name, name) != 0)
+            status = read_variable(c, row, name, o);
     }
+    for (const cli_option *row = cli_option_table; row->name && status == CLI_OK; row++)
+        if (row->commands & c->bit) status = read_variable(c, row, row->name, o);
     return status;
 }

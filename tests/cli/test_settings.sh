@@ -25,6 +25,11 @@ tokens 4 "${go[@]}"
 STILL_N_PREDICT=5 tokens 5 "${go[@]}"
 STILL_N_PREDICT=5 tokens 6 "${go[@]}" -n 6
 tokens 6 "${go[@]}" --max-tokens 6
+STILL_MAX_TOKENS=5 tokens 5 "${go[@]}"
+STILL_MAX_TOKENS=9 STILL_N_PREDICT=5 tokens 5 "${go[@]}"
+# A flag of the file is taken back.
+STILL_JSON=0 expect 0 '' "${go[@]}"
+grep -q tokens "$scratch/out" && fail "STILL_JSON=0 does not go before the file"
 write 'n-predict = 3' 'tasks = piqa' 'port = 1' 'json = off'
 STILL_MODEL=$tiny STILL_JSON=1 tokens 3 "${go[@]}"
 STILL_MODEL=/no/such STILL_JSON=1 tokens 3 "${go[@]}" -m "$tiny"
