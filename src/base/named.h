@@ -13,7 +13,5 @@
     STI_NAMED_2(prefix, a, b), STI_NAMED_2(prefix, c, d)
 #define STI_NAMED_5(prefix, a, b, c, d, e)                                             \
     STI_NAMED_3(prefix, a, b, c), STI_NAMED_2(prefix, d, e)
-#define STI_NAMED_6(prefix, a, b, c, d, e, f)                                          \
-    STI_NAMED_3(prefix, a, b, c), STI_NAMED_3(prefix, d, e, f)
 
 #endif

@@ -51,8 +51,8 @@ bool sti_hybrid_preset(const char *method, int chunk, sti_hybrid_settings *out)
     return true;
 }
 
-still_status sti_hybrid_check(const sti_hybrid_settings *set,
-                              const sti_hybrid_shape *shape, still_error *err)
+static still_status check_shape(const sti_hybrid_settings *set,
+                                const sti_hybrid_shape *shape, still_error *err)
 {
     const int H = shape->H, G = shape->G, D = shape->D, F = shape->F;
     if (H < 1 || G < 1 || H % G != 0)
@@ -65,6 +65,17 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
                         "hybrid attention: head size %d with maps of %d columns, "
                         "expected 1 <= columns <= size <= %d",
                         D, F, STI_HEAD_DIM_MAX);
+    if (sti_hybrid_needs_raw(set) && D % 2 != 0)
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: head size %d is odd and cannot be rotated",
+                        D);
+    return STILL_OK;
+}
+
+/* Chunk, how many of its tokens stay exact, and the caps of the lists they join. */
+static still_status check_selection(const sti_hybrid_settings *set,
+                                    const sti_hybrid_shape *shape, still_error *err)
+{
     if (set->chunk < 1 || set->chunk > 1 << 20)
         return sti_fail(err, STILL_E_ARG,
                         "hybrid attention: chunk of %d tokens, expected 1 to %d",
@@ -89,6 +100,15 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
                             "hybrid attention: cap %d of head %d, expected 0 to the "
                             "largest, %d",
                             set->head_cap[s], s, set->cap);
+    if (!set->has_window && (set->select != 0 || !set->has_linear))
+        return sti_fail(err, STILL_E_ARG,
+                        "hybrid attention: without a window there is nothing to select "
+                        "from and the linear term must stay");
+    return STILL_OK;
+}
+
+static still_status check_bits(const sti_hybrid_settings *set, still_error *err)
+{
     if (set->key_bits != 0 && set->key_bits != 8 && set->key_bits != 5)
         return sti_fail(
             err, STILL_E_ARG,
@@ -101,10 +121,15 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
             "hybrid attention: salient values in %d bits, expected 4 or 3, or "
             "0 (as in the window)",
             set->value_bits);
-    if (!set->has_window && (set->select != 0 || !set->has_linear))
-        return sti_fail(err, STILL_E_ARG,
-                        "hybrid attention: without a window there is nothing to select "
-                        "from and the linear term must stay");
+    return STILL_OK;
+}
+
+still_status sti_hybrid_check(const sti_hybrid_settings *set,
+                              const sti_hybrid_shape *shape, still_error *err)
+{
+    STI_TRY(check_shape(set, shape, err));
+    STI_TRY(check_selection(set, shape, err));
+    STI_TRY(check_bits(set, err));
     STI_TRY(sti_score_check(set->score, ~0u, "ref", err)); /* any of the table */
     if (!(set->eps > 0) || !(set->feature_floor >= 0) || !(set->den_eps >= 0))
         return sti_fail(err, STILL_E_ARG,
@@ -117,10 +142,6 @@ still_status sti_hybrid_check(const sti_hybrid_settings *set,
                         "hybrid attention: positions capped at %d, expected 0 (not "
                         "capped) or the window's %d to %d",
                         set->position_cap, 2 * set->chunk, 1 << 30);
-    if (sti_hybrid_needs_raw(set) && D % 2 != 0)
-        return sti_fail(err, STILL_E_ARG,
-                        "hybrid attention: head size %d is odd and cannot be rotated",
-                        D);
     return STILL_OK;
 }
 
@@ -130,17 +151,6 @@ bool sti_hybrid_same_caps(const sti_hybrid_settings *a, const sti_hybrid_setting
     if (a->cap != b->cap || a->uneven != b->uneven) return false;
     return !a->uneven ||
            memcmp(a->head_cap, b->head_cap, (size_t)S * sizeof *a->head_cap) == 0;
-}
-
-still_status sti_hybrid_refuse_bits(const sti_hybrid_settings *set, const char *backend,
-                                    still_error *err)
-{
-    if (set->key_bits == 0 && set->value_bits == 0) return STILL_OK;
-    return sti_fail(err, STILL_E_UNSUPPORTED,
-                    "%s hybrid attention: a quantized salient cache (--cache-type-k, "
-                    "--cache-type-v) does not run here: use f16 for both, or another "
-                    "--backend",
-                    backend);
 }
 
 still_status sti_hybrid_match_check(const sti_hybrid_settings *set, still_error *err)

@@ -180,10 +180,6 @@ bool sti_hybrid_preset(const char *method, int chunk, sti_hybrid_settings *out);
 still_status sti_hybrid_check(const sti_hybrid_settings *set,
                               const sti_hybrid_shape *shape, still_error *err);
 
-/* Refuses quantized salient tokens for a backend that has no code for them. */
-still_status sti_hybrid_refuse_bits(const sti_hybrid_settings *set, const char *backend,
-                                    still_error *err);
-
 /* Attention weights can be matched (sti_hybrid_match_args) where every past token has
  * one. phi(q).phi(k) below the floor counts as the floor in the logarithm and has no
  * gradient there: relu features may have nothing in common. */
@@ -225,8 +221,8 @@ typedef struct sti_hybrid_state {
     void *sal_score;                     /* real [slots] */
     int32_t *sal_pos;                    /* [slots] */
     uint8_t *sal_far;    /* [slots], with a position cap: 1 if the key is far, and then
-                            kept as it was before RoPE (quantized: turned back from what
-                            was stored, and rounded once more) */
+                          * kept as it was before RoPE (quantized: its stored value
+                          * rotated back, and rounded once more) */
     int32_t *sal_count;  /* [S] */
     void *lin_s, *lin_z; /* real [S, P, D], [S, P] */
     void *comp_s, *comp_z; /* float states that tokens are added to one by one (no

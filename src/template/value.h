@@ -43,7 +43,7 @@ typedef enum sti_tkind {
     STI_T_NAMESPACE,
     STI_T_MACRO,
     STI_T_METHOD,   /* of a value */
-    STI_T_FUNCTION, /* row of sti_tfunctions */
+    STI_T_FUNCTION, /* row of sti_functions() */
     STI_T_LOOP,
     STI_T_CYCLER,
     STI_T_JOINER

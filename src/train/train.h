@@ -7,7 +7,7 @@
  *   layer.c       a layer, forwards and backwards (attend.c, low_rank.c)
  *   optimizer.c   schedule, clipping, AdamW
  *   checkpoint.c  a run on disk             report.c   train.jsonl and the card
- *   comm.c        several processes as one  data*.c    sequences of token ids */
+ *   comm.c        several processes as one  data/      sequences of token ids */
 #ifndef STI_TRAIN_TRAIN_H
 #define STI_TRAIN_TRAIN_H
 

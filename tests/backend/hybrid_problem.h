@@ -181,8 +181,10 @@ static inline void rotate(problem *p)
         p->inv_freq[i] = (double)(float)pow(10000, -2.0 * i / D);
     const sti_hybrid_in64 in = inputs(p);
     for (int t = 0; t < p->T; t++) {
-        for (int h = 0; h < H; h++) sti_ref_rope(p->q + (t * H + h) * D, D, t, &in);
-        for (int g = 0; g < G; g++) sti_ref_rope(p->k + (t * G + g) * D, D, t, &in);
+        for (int h = 0; h < H; h++)
+            sti_ref_rope(p->q + (t * H + h) * D, D, t, in.inv_freq, in.interleaved);
+        for (int g = 0; g < G; g++)
+            sti_ref_rope(p->k + (t * G + g) * D, D, t, in.inv_freq, in.interleaved);
     }
 }
 

@@ -189,8 +189,6 @@ static void test_checks(void **state)
         set.value_bits = bits;
         assert_int_equal(sti_hybrid_check(&set, &shape, &err) == STILL_OK,
                          bits == 0 || bits == 3 || bits == 4);
-        assert_int_equal(sti_hybrid_refuse_bits(&set, "cuda", &err) == STILL_OK,
-                         bits == 0);
         set.value_bits = 0;
     }
 }

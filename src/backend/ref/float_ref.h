@@ -46,7 +46,7 @@ static inline void sti_wide_free(sti_wide *w)
     while (w->n > 0) free(w->held[--w->n]);
 }
 
-/* Entries of the table: float.c, float.c. */
+/* Entries of the table: hybrid/float.c, linear/float.c. */
 still_status sti_ref_hybrid_reserve(sti_dev *dev, const sti_hybrid_settings *set,
                                     const sti_hybrid_shape *shape, int rows,
                                     still_error *err);

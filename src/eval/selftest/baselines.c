@@ -80,15 +80,23 @@ static still_status run_hybrid(const sti_suite_run *suite, const char *name,
 
 /* ---- Liger, SUPRA -------------------------------------------------------- */
 
-static still_status run_linear(const sti_suite_run *suite, const char *name, bool liger,
-                               sti_golden *g, still_error *err)
+/* A case of either method; arrays are the golden file's memory. */
+typedef struct linear_case {
+    bool liger;
+    int heads;             /* that have a state */
+    size_t nq, nk, wq, wk; /* numbers of q and of k, of one token of each */
+    sti_linear_state st;
+    sti_linear_args64 a;
+} linear_case;
+
+static still_status read_linear_sizes(sti_golden *g, linear_case *c, still_error *err)
 {
     const int H = sti_golden_int(g, "q_heads", 1, 256);
     const int G = sti_golden_int(g, "kv_heads", 1, 256);
     const int D = sti_golden_int(g, "head_dim", 2, STI_HEAD_DIM_MAX);
-    const int T = sti_golden_int(g, "tokens", 1, 1 << 16);
-    const double theta = sti_golden_real(g, "rope_theta");
-    const int window = liger ? sti_golden_int(g, "window", 1, 1 << 12) : 0;
+    c->a.shape = (sti_linear_shape){H, G, D};
+    c->a.T = sti_golden_int(g, "tokens", 1, 1 << 16);
+    c->a.window = c->liger ? sti_golden_int(g, "window", 1, 1 << 12) : 0;
     if (!sti_golden_is(g, "rope_layout", "rotate_half") && g->status == STILL_OK)
         return sti_fail(err, STILL_E_FORMAT, "%s: rope_layout is not rotate_half",
                         g->store.path);
@@ -96,80 +104,113 @@ static still_status run_linear(const sti_suite_run *suite, const char *name, boo
     if (H % G != 0 || D % 2 != 0)
         return sti_fail(err, STILL_E_FORMAT, "%s: %d heads over %d, head size %d",
                         g->store.path, H, G, D);
-    const size_t nq = (size_t)T * (size_t)H * (size_t)D, d = (size_t)D;
-    const size_t nk = (size_t)T * (size_t)G * d, wq = (size_t)H * d, wk = (size_t)G * d;
-    const size_t heads = (size_t)(liger ? G : H), group = (size_t)H / heads;
+    c->heads = c->liger ? G : H;
+    c->wq = (size_t)H * (size_t)D;
+    c->wk = (size_t)G * (size_t)D;
+    c->nq = (size_t)c->a.T * c->wq;
+    c->nk = (size_t)c->a.T * c->wk;
+    return STILL_OK;
+}
 
-    const double *q = sti_golden_rows(g, "q_raw", H, T, D);
-    STI_TRY(g->status); /* the file is as large as it says: memory may be taken */
-    double *inv_freq = sti_golden_take(g, d / 2);
-    for (int i = 0; inv_freq && i < D / 2; i++) inv_freq[i] = pow(theta, -2.0 * i / D);
-    sti_linear_state st;
+static void read_linear_state(sti_golden *g, linear_case *c)
+{
+    const size_t size = sizeof(double);
     sti_carve carve = {0};
-    const sti_linear_shape shape = {H, G, D};
-    sti_linear_state_carve(&st, &carve, &shape, window, sizeof(double), sizeof(double));
+    sti_linear_state_carve(&c->st, &carve, &c->a.shape, c->a.window, size, size);
     carve =
-        (sti_carve){.base = (unsigned char *)sti_golden_take(g, carve.used / 8 + 1)};
-    sti_linear_args64 a = {
-        .shape = shape,
-        .T = T,
-        .window = window,
-        .in = {.q = q,
-               .k = sti_golden_rows(g, "k_raw", G, T, D),
-               .v = sti_golden_rows(g, "v", G, T, D),
-               .inv_freq = inv_freq},
-        .state = &st,
-        .y = sti_golden_take(g, nq),
-        .dy = sti_golden_rows(g, "in.dy", H, T, D),
-        .grad = {.q = sti_golden_take(g, nq),
-                 .k = sti_golden_take(g, nk),
-                 .v = sti_golden_take(g, nk)},
-    };
-    if (!liger) {
-        a.in.map_q = sti_golden_flat(g, "map_q", wq * wq);
-        a.in.map_k = sti_golden_flat(g, "map_k", wk * wk);
-        a.in.bias_q = sti_golden_flat(g, "bias_q", wq);
-        a.in.bias_k = sti_golden_flat(g, "bias_k", wk);
-        a.grad.map_q = sti_golden_take(g, wq * wq);
-        a.grad.map_k = sti_golden_take(g, wk * wk);
-        a.grad.bias_q = sti_golden_take(g, wq);
-        a.grad.bias_k = sti_golden_take(g, wk);
+        (sti_carve){.base = (unsigned char *)sti_golden_take(g, carve.used / size + 1)};
+    if (g->status == STILL_OK)
+        sti_linear_state_carve(&c->st, &carve, &c->a.shape, c->a.window, size, size);
+    c->a.state = &c->st;
+}
+
+static still_status read_linear_arrays(sti_golden *g, linear_case *c)
+{
+    const int H = c->a.shape.H, G = c->a.shape.G, D = c->a.shape.D, T = c->a.T;
+    const double theta = sti_golden_real(g, "rope_theta");
+    c->a.in.q = sti_golden_rows(g, "q_raw", H, T, D);
+    STI_TRY(g->status); /* the file is as large as it says: memory may be taken */
+    double *inv_freq = sti_golden_take(g, (size_t)D / 2);
+    for (int i = 0; inv_freq && i < D / 2; i++) inv_freq[i] = pow(theta, -2.0 * i / D);
+    c->a.in.inv_freq = inv_freq;
+    c->a.in.k = sti_golden_rows(g, "k_raw", G, T, D);
+    c->a.in.v = sti_golden_rows(g, "v", G, T, D);
+    c->a.dy = sti_golden_rows(g, "in.dy", H, T, D);
+    c->a.y = sti_golden_take(g, c->nq);
+    c->a.grad.q = sti_golden_take(g, c->nq);
+    c->a.grad.k = sti_golden_take(g, c->nk);
+    c->a.grad.v = sti_golden_take(g, c->nk);
+    if (!c->liger) {
+        c->a.in.map_q = sti_golden_flat(g, "map_q", c->wq * c->wq);
+        c->a.in.map_k = sti_golden_flat(g, "map_k", c->wk * c->wk);
+        c->a.in.bias_q = sti_golden_flat(g, "bias_q", c->wq);
+        c->a.in.bias_k = sti_golden_flat(g, "bias_k", c->wk);
+        c->a.grad.map_q = sti_golden_take(g, c->wq * c->wq);
+        c->a.grad.map_k = sti_golden_take(g, c->wk * c->wk);
+        c->a.grad.bias_q = sti_golden_take(g, c->wq);
+        c->a.grad.bias_k = sti_golden_take(g, c->wk);
     }
+    read_linear_state(g, c);
+    return g->status;
+}
+
+static still_status run_linear_entries(const sti_suite_run *suite, linear_case *c,
+                                       still_error *err)
+{
+    if (sti_float_asked(suite)) return sti_float_linear(suite, &c->a, c->st.s, err);
+    if (c->liger) {
+        STI_TRY(sti_ref_liger_forward(&c->a, err));
+        return sti_ref_liger_backward(&c->a, err);
+    }
+    STI_TRY(sti_ref_supra_forward(&c->a, err));
+    return sti_ref_supra_backward(&c->a, err);
+}
+
+/* The golden state is per query head. */
+static double worst_state(const linear_case *c, const double *want)
+{
+    const size_t H = (size_t)c->a.shape.H, D = (size_t)c->a.shape.D;
+    const size_t group = H / (size_t)c->heads;
+    double worst = 0;
+    for (size_t h = 0; h < H; h++)
+        worst = fmax(worst, sti_golden_error((double *)c->st.s + h / group * D * D,
+                                             want + h * D * D, D * D));
+    return worst;
+}
+
+static still_status run_linear(const sti_suite_run *suite, const char *name, bool liger,
+                               sti_golden *g, still_error *err)
+{
+    linear_case c = {.liger = liger};
+    STI_TRY(read_linear_sizes(g, &c, err));
+    STI_TRY(read_linear_arrays(g, &c));
+    const int H = c.a.shape.H, G = c.a.shape.G, D = c.a.shape.D, T = c.a.T;
+    const size_t mq = c.wq * c.wq, mk = c.wk * c.wk;
     const double *want_y = sti_golden_rows(g, "out.y", H, T, D);
-    const double *want_s = sti_golden_flat(g, "out.state_s", wq * d);
+    const double *want_s = sti_golden_flat(g, "out.state_s", c.wq * (size_t)D);
     const struct {
         const char *what;
         const double *got, *want;
         size_t n;
     } grad[] = {
-        {"grad q", a.grad.q, sti_golden_rows(g, "grad.q_raw", H, T, D), nq},
-        {"grad k", a.grad.k, sti_golden_rows(g, "grad.k_raw", G, T, D), nk},
-        {"grad v", a.grad.v, sti_golden_rows(g, "grad.v", G, T, D), nk},
-        {"grad map q", a.grad.map_q, sti_golden_flat_opt(g, "grad.map_q", wq * wq),
-         wq * wq},
-        {"grad map k", a.grad.map_k, sti_golden_flat_opt(g, "grad.map_k", wk * wk),
-         wk * wk},
-        {"grad bias q", a.grad.bias_q, sti_golden_flat_opt(g, "grad.bias_q", wq), wq},
-        {"grad bias k", a.grad.bias_k, sti_golden_flat_opt(g, "grad.bias_k", wk), wk},
+        {"grad q", c.a.grad.q, sti_golden_rows(g, "grad.q_raw", H, T, D), c.nq},
+        {"grad k", c.a.grad.k, sti_golden_rows(g, "grad.k_raw", G, T, D), c.nk},
+        {"grad v", c.a.grad.v, sti_golden_rows(g, "grad.v", G, T, D), c.nk},
+        {"grad map q", c.a.grad.map_q, sti_golden_flat_opt(g, "grad.map_q", mq), mq},
+        {"grad map k", c.a.grad.map_k, sti_golden_flat_opt(g, "grad.map_k", mk), mk},
+        {"grad bias q", c.a.grad.bias_q, sti_golden_flat_opt(g, "grad.bias_q", c.wq),
+         c.wq},
+        {"grad bias k", c.a.grad.bias_k, sti_golden_flat_opt(g, "grad.bias_k", c.wk),
+         c.wk},
     };
     STI_TRY(g->status);
-    sti_linear_state_carve(&st, &carve, &shape, window, sizeof(double), sizeof(double));
-    if (sti_float_asked(suite)) {
-        STI_TRY(sti_float_linear(suite, &a, st.s, err));
-    } else {
-        STI_TRY(liger ? sti_ref_liger_forward(&a, err)
-                      : sti_ref_supra_forward(&a, err));
-        STI_TRY(liger ? sti_ref_liger_backward(&a, err)
-                      : sti_ref_supra_backward(&a, err));
-    }
+    STI_TRY(run_linear_entries(suite, &c, err));
 
     const double limit = limit_of(suite);
-    still_check check[16] = {{"y", sti_golden_error(a.y, want_y, nq), limit, false}};
-    double worst = 0; /* the golden state is per query head */
-    for (size_t h = 0; h < (size_t)H; h++)
-        worst = fmax(worst, sti_golden_error((double *)st.s + h / group * d * d,
-                                             want_s + h * d * d, d * d));
-    check[1] = (still_check){"state s", worst, limit, false};
+    still_check check[16] = {
+        {"y", sti_golden_error(c.a.y, want_y, c.nq), limit, false},
+        {"state s", worst_state(&c, want_s), limit, false},
+    };
     int n = 2;
     for (size_t i = 0; i < sizeof grad / sizeof *grad; i++)
         if (grad[i].got && grad[i].want)

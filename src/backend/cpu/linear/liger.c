@@ -401,7 +401,7 @@ static void recurrence_backward(const job *j, const worker *w, int g)
     }
 }
 
-/* The window's gradients are those of rotated vectors: they are trans back before the
+/* The window's gradients are those of rotated vectors: they are rotated back before the
  * recurrence adds its own. */
 static void head_backward(const job *j, const worker *w, int g)
 {

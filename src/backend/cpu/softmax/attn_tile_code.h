@@ -93,7 +93,7 @@ STI_INLINE void attn_logits_tile(const int R, const int P, const float *q,
     }
 }
 
-/* score_tile with the cache's own panels of f16; k is at the first key. */
+/* attn_logits_tile with the cache's own panels of f16; k is at the first key. */
 STI_INLINE void attn_panel_logits_tile(const int R, const int P, const float *q,
                                        const uint16_t *k, int D, float *s,
                                        const char *ahead)

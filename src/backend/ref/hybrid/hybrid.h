@@ -69,14 +69,14 @@ static inline double sti_ref_logit(const double *q, const double *k, int D)
     return sti_ref_dot(q, k, D) / sqrt((double)D);
 }
 
-/* RoPE on x [D]: rotates pair i by position * inv_freq[i]. */
+/* RoPE on x [D]: rotates pair i by position * inv_freq[i]. -position is the transpose,
+ * which takes gradients back. */
 static inline void sti_ref_rope(double *x, int D, double position,
-                                const sti_hybrid_in64 *in)
+                                const double *inv_freq, bool interleaved)
 {
     for (int i = 0; i < D / 2; i++) {
-        const int a = in->interleaved ? 2 * i : i,
-                  b = in->interleaved ? a + 1 : i + D / 2;
-        const double angle = position * in->inv_freq[i];
+        const int a = interleaved ? 2 * i : i, b = interleaved ? a + 1 : i + D / 2;
+        const double angle = position * inv_freq[i];
         const double xa = x[a], xb = x[b];
         x[a] = xa * cos(angle) - xb * sin(angle);
         x[b] = xb * cos(angle) + xa * sin(angle);

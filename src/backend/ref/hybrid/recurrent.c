@@ -109,6 +109,11 @@ static const double *stored_value(const session *s, size_t slot, int i)
     return widen(x, D, s->sal_v + (size_t)i * (size_t)D);
 }
 
+static void rope(const session *s, double *x, double position)
+{
+    sti_ref_rope(x, s->d.D, position, s->a->in.inv_freq, s->a->in.interleaved);
+}
+
 /* ---- Retiring: folding, selection, eviction -------------------------------- */
 
 /* The key that features are made of. raw: it is kept as it was before RoPE. */
@@ -118,7 +123,7 @@ static const double *feature_key(session *s, const double *key, int64_t position
     const bool wants_raw = s->set->feature_positions == STI_FEATURES_NONE;
     if (raw == wants_raw) return key;
     memcpy(s->key, key, (size_t)s->d.D * sizeof *key);
-    sti_ref_rope(s->key, s->d.D, (double)(wants_raw ? -position : position), &s->a->in);
+    rope(s, s->key, (double)(wants_raw ? -position : position));
     return s->key;
 }
 
@@ -156,7 +161,7 @@ static void make_far(session *s, int64_t now)
             if (st->sal_far[at] || last - st->sal_pos[at] < s->set->position_cap)
                 continue;
             memcpy(s->key, stored_key(s, at), (size_t)s->d.D * sizeof *s->key);
-            sti_ref_rope(s->key, s->d.D, -(double)st->sal_pos[at], &s->a->in);
+            rope(s, s->key, -(double)st->sal_pos[at]);
             store_key(s, at, s->key);
             st->sal_far[at] = 1;
         }
@@ -300,7 +305,7 @@ static int softmax_tokens(session *s, const double *q, const double *q_raw, int6
     }
     if (st->sal_far) {
         memcpy(s->q_far, q_raw, (size_t)d->D * sizeof *q);
-        sti_ref_rope(s->q_far, d->D, s->set->position_cap, &s->a->in);
+        rope(s, s->q_far, s->set->position_cap);
     }
     const int sel = h / d->per_sel;
     for (int i = 0; i < st->sal_count[sel]; i++, n++) {

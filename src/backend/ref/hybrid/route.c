@@ -82,7 +82,7 @@ static void received_weights(const sequence *s, int h, double *received)
     }
 }
 
-/* What a score with a `leave` makes of token t; g: its kv head. */
+/* The score that token t retires with; g: its kv head. */
 static double final_score(const sequence *s, int g, int t, double arrived,
                           double received)
 {

@@ -1,7 +1,7 @@
 /* float.c - Liger and SUPRA as the backend table has them: float arrays in and
  * out, the entries in double between them, on states in double. */
 #include "backend/ref/float_ref.h"
-#include "backend/ref/linear/linear.h"
+#include "ops/linear.h"
 
 typedef still_status (*entry64)(const sti_linear_args64 *, still_error *);
 

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "backend/ref/hybrid/hybrid.h"
-#include "backend/ref/linear/linear.h"
+#include "ops/linear.h"
 
 static const double gate_power = 1.0 / 16;
 
@@ -73,7 +73,7 @@ still_status sti_ref_liger_forward(const sti_linear_args64 *a, still_error *err)
             const size_t at = (size_t)g * head + (size_t)(t % W) * D;
             double *key = (double *)st->win_k + at;
             memcpy(key, a->in.k + from, (size_t)D * sizeof *key);
-            sti_ref_rotate(key, D, t, 1, &a->in);
+            sti_ref_rope(key, D, t, a->in.inv_freq, a->in.interleaved);
             memcpy((double *)st->win_v + at, a->in.v + from, (size_t)D * sizeof *key);
             advance((double *)st->s + (size_t)g * D * D, a->in.k + from, a->in.v + from,
                     D);
@@ -84,7 +84,7 @@ still_status sti_ref_liger_forward(const sti_linear_args64 *a, still_error *err)
             double *y = a->y + at, q[STI_HEAD_DIM_MAX];
             read_state((double *)st->s + g * D * D, a->in.q + at, y, D);
             memcpy(q, a->in.q + at, (size_t)D * sizeof *q);
-            sti_ref_rotate(q, D, t, 1, &a->in);
+            sti_ref_rope(q, D, t, a->in.inv_freq, a->in.interleaved);
             const double *keys = (double *)st->win_k + g * head;
             const double *values = (double *)st->win_v + g * head;
             for (int64_t j = first; j <= t; j++)
@@ -208,7 +208,7 @@ static void rotate_all(const double *x, double *out, int heads,
         for (int h = 0; h < heads; h++) {
             const size_t at = ((size_t)t * heads + h) * D;
             memcpy(out + at, x + at, (size_t)D * sizeof *x);
-            sti_ref_rotate(out + at, D, t, 1, &a->in);
+            sti_ref_rope(out + at, D, t, a->in.inv_freq, a->in.interleaved);
         }
 }
 
@@ -220,7 +220,7 @@ static void rotate_all_backward(double *d, double *dx, int heads,
     for (int t = 0; t < a->T; t++)
         for (int h = 0; h < heads; h++) {
             const size_t at = ((size_t)t * heads + h) * D;
-            sti_ref_rotate(d + at, D, t, -1, &a->in);
+            sti_ref_rope(d + at, D, -t, a->in.inv_freq, a->in.interleaved);
             sti_ref_axpy(1, d + at, dx + at, D);
         }
 }

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "backend/ref/hybrid/hybrid.h"
-#include "backend/ref/linear/linear.h"
+#include "ops/linear.h"
 
 static const double norm_eps = 1e-5;
 
@@ -39,7 +39,8 @@ static void features(const double *x, const double *W, const double *b, double *
     const int D = a->shape.D;
     mix_heads(x, W, b, out, heads * D);
     for (int i = 0; i < heads * D; i++) out[i] = fmax(out[i], 0) * scale;
-    for (int h = 0; h < heads; h++) sti_ref_rotate(out + h * D, D, t, 1, &a->in);
+    for (int h = 0; h < heads; h++)
+        sti_ref_rope(out + h * D, D, t, a->in.inv_freq, a->in.interleaved);
 }
 
 /* Takes df [heads*D], the gradient of one token's features, to x, W and b. df and
@@ -51,7 +52,8 @@ static void features_backward(const double *x, const double *W, const double *b,
 {
     const int D = a->shape.D, n = heads * D;
     mix_heads(x, W, b, raw, n);
-    for (int h = 0; h < heads; h++) sti_ref_rotate(df + h * D, D, t, -1, &a->in);
+    for (int h = 0; h < heads; h++)
+        sti_ref_rope(df + h * D, D, -t, a->in.inv_freq, a->in.interleaved);
     for (int i = 0; i < n; i++) df[i] = raw[i] > 0 ? df[i] * scale : 0;
     if (db) sti_ref_axpy(1, df, db, n);
     for (int i = 0; i < n; i++) {

@@ -314,7 +314,7 @@ static void test_all_far(void **state)
     const int last = T - 1, window = (last / C - 1) * C;
     double far[D], logit[T], want[D] = {0};
     memcpy(far, p.q_raw + last * D, sizeof far);
-    sti_ref_rope(far, D, L, &in);
+    sti_ref_rope(far, D, L, in.inv_freq, in.interleaved);
     for (int j = 0; j < T; j++)
         logit[j] = j < window ? sti_ref_logit(far, k_raw + j * D, D)
                               : sti_ref_logit(p.q + last * D, p.k + j * D, D);
@@ -472,7 +472,7 @@ static void test_far_keys_are_rounded(void **state)
         for (int e = 0; e < D; e++) x[e] = (float)p.k[j * D + e];
         sti_salient_round_key(8, x, D, x);
         for (int e = 0; e < D; e++) turned[e] = (double)x[e];
-        sti_ref_rope(turned, D, -j, &in);
+        sti_ref_rope(turned, D, -j, in.inv_freq, in.interleaved);
         for (int e = 0; e < D; e++) x[e] = (float)turned[e];
         sti_salient_round_key(8, x, D, x);
         sti_salient_unpack_key(8, sti_hybrid_salient_key(&set, &p.st, D, (size_t)j), D,

@@ -11,7 +11,7 @@
 #include "../../../run.h"
 
 #include "backend/ref/hybrid/hybrid.h"
-#include "backend/ref/linear/linear.h"
+#include "ops/linear.h"
 
 enum { T = 21, H = 4, G = 2, D = 6, WINDOW = 5, NQ = T * H * D, NK = T * G * D };
 enum { MQ = H * D * H * D, MK = G * D * G * D };
@@ -105,7 +105,7 @@ static void run(problem *p)
 static void rotated(const problem *p, const double *x, int64_t t, double *out)
 {
     memcpy(out, x, D * sizeof *x);
-    sti_ref_rotate(out, D, t, 1, &(sti_linear_in64){.inv_freq = p->inv_freq});
+    sti_ref_rope(out, D, t, p->inv_freq, false);
 }
 
 /* Liger: the weight of channel i of token j at t is the product of the gates between.

@@ -33,8 +33,8 @@
  * of a second buffer, k_raw, made from the others. With a position cap the list that
  * the queries of a chunk see is ordered: near tokens first, then those that are seen at
  * the capped distance; which is which follows from position and chunk. A quantized key
- * that becomes far is turned back from what is stored, and rounded once more: k_far has
- * what is stored then, k and k_raw what is before. */
+ * that becomes far has its stored value rotated back and is rounded once more: k_far
+ * has what is stored then, k and k_raw what is before. */
 #ifndef STI_BACKEND_CUDA_HYBRID_CHUNK_CHUNK_H
 #define STI_BACKEND_CUDA_HYBRID_CHUNK_CHUNK_H
 
