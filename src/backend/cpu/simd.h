@@ -26,52 +26,69 @@
 #endif
 
 #if defined(__AVX512F__)
-
 #include <immintrin.h>
-
 enum { VL = 16, V_REGS = 32 };
 typedef __m512 vf;
+#define VF(name) _mm512_##name
+#elif defined(__AVX2__)
+#include <immintrin.h>
+enum { VL = 8, V_REGS = 16 };
+typedef __m256 vf;
+#define VF(name) _mm256_##name
+#endif
+
+/* Instructions that both have under one name. */
+#if defined(VF)
 
 STI_INLINE vf vf_load(const float *p)
 {
-    return _mm512_loadu_ps(p);
+    return VF(loadu_ps)(p);
 }
 STI_INLINE void vf_store(float *p, vf x)
 {
-    _mm512_storeu_ps(p, x);
+    VF(storeu_ps)(p, x);
 }
 STI_INLINE vf vf_set(float x)
 {
-    return _mm512_set1_ps(x);
+    return VF(set1_ps)(x);
 }
 STI_INLINE vf vf_add(vf a, vf b)
 {
-    return _mm512_add_ps(a, b);
+    return VF(add_ps)(a, b);
 }
 STI_INLINE vf vf_sub(vf a, vf b)
 {
-    return _mm512_sub_ps(a, b);
+    return VF(sub_ps)(a, b);
 }
 STI_INLINE vf vf_mul(vf a, vf b)
 {
-    return _mm512_mul_ps(a, b);
+    return VF(mul_ps)(a, b);
 }
 STI_INLINE vf vf_div(vf a, vf b)
 {
-    return _mm512_div_ps(a, b);
+    return VF(div_ps)(a, b);
 }
 STI_INLINE vf vf_fma(vf a, vf b, vf c) /* a b + c */
 {
-    return _mm512_fmadd_ps(a, b, c);
+    return VF(fmadd_ps)(a, b, c);
 }
 STI_INLINE vf vf_max(vf a, vf b) /* b where either is NaN */
 {
-    return _mm512_max_ps(a, b);
+    return VF(max_ps)(a, b);
 }
 STI_INLINE vf vf_min(vf a, vf b) /* b where either is NaN */
 {
-    return _mm512_min_ps(a, b);
+    return VF(min_ps)(a, b);
 }
+STI_INLINE vf vf_sqrt(vf x)
+{
+    return VF(sqrt_ps)(x);
+}
+
+#endif
+
+#if defined(__AVX512F__)
+
 STI_INLINE vf vf_round(vf x)
 {
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -80,10 +97,6 @@ STI_INLINE vf vf_round(vf x)
 STI_INLINE vf vf_scale2(vf x, vf n)
 {
     return _mm512_scalef_ps(x, n);
-}
-STI_INLINE vf vf_sqrt(vf x)
-{
-    return _mm512_sqrt_ps(x);
 }
 STI_INLINE vf vf_load_u8(const uint8_t *p)
 {
@@ -111,51 +124,6 @@ STI_INLINE float vf_hmax(vf x)
 
 #elif defined(__AVX2__)
 
-#include <immintrin.h>
-
-enum { VL = 8, V_REGS = 16 };
-typedef __m256 vf;
-
-STI_INLINE vf vf_load(const float *p)
-{
-    return _mm256_loadu_ps(p);
-}
-STI_INLINE void vf_store(float *p, vf x)
-{
-    _mm256_storeu_ps(p, x);
-}
-STI_INLINE vf vf_set(float x)
-{
-    return _mm256_set1_ps(x);
-}
-STI_INLINE vf vf_add(vf a, vf b)
-{
-    return _mm256_add_ps(a, b);
-}
-STI_INLINE vf vf_sub(vf a, vf b)
-{
-    return _mm256_sub_ps(a, b);
-}
-STI_INLINE vf vf_mul(vf a, vf b)
-{
-    return _mm256_mul_ps(a, b);
-}
-STI_INLINE vf vf_div(vf a, vf b)
-{
-    return _mm256_div_ps(a, b);
-}
-STI_INLINE vf vf_fma(vf a, vf b, vf c)
-{
-    return _mm256_fmadd_ps(a, b, c);
-}
-STI_INLINE vf vf_max(vf a, vf b)
-{
-    return _mm256_max_ps(a, b);
-}
-STI_INLINE vf vf_min(vf a, vf b)
-{
-    return _mm256_min_ps(a, b);
-}
 STI_INLINE vf vf_round(vf x)
 {
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -169,10 +137,6 @@ STI_INLINE vf vf_scale2(vf x, vf n)
     __m256i b = _mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23);
     x = _mm256_mul_ps(x, _mm256_castsi256_ps(a));
     return _mm256_mul_ps(x, _mm256_castsi256_ps(b));
-}
-STI_INLINE vf vf_sqrt(vf x)
-{
-    return _mm256_sqrt_ps(x);
 }
 STI_INLINE vf vf_load_u8(const uint8_t *p)
 {

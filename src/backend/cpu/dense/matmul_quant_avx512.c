@@ -110,23 +110,7 @@ STI_INLINE void gemv(const sti_dtype type, const int R, const uint8_t *w,
 STI_INLINE void unpack(const sti_dtype type, const uint8_t *group, int b, int nb,
                        const sti_panel *p, int g)
 {
-    const sti_packing f = sti_packing_of(type);
-    const size_t ng = (size_t)p->ng, step = STI_STEP * ng;
-    uint8_t *q = p->q + STI_STEP * (size_t)g;
-    size_t at = STI_GROUP * (size_t)g;
-    for (const int end = b + nb; b < end; b++) {
-        const uint8_t *w = group + sti_super_at(f, b);
-        const scales head = load_head(f, w);
-        w += sti_block_at(f, b);
-        STI_UNROLL for (int k = 0; k < 8; k++, q += step)
-            _mm512_store_si512(q, quants(f, w, k));
-        STI_UNROLL for (int h = 0; h < f.subs; h++, at += STI_GROUP * ng)
-        {
-            const scales s = load_scales(f, head, w + sti_quant_bytes(f), h);
-            _mm512_store_ps(p->d + at, s.d);
-            if (f.min) _mm512_store_ps(p->m + at, s.m);
-        }
-    }
+    fill_bytes(type, false, group, b, nb, p, g);
 }
 
 /* 16 bytes, four consecutive ones to each of 4 places R words apart. */

@@ -146,33 +146,10 @@ void sti_cpu_product_tiles(const sti_panel *p, const uint8_t *a, int R, int nb,
 
 /* ---- A panel of weights -------------------------------------------------- */
 
-STI_INLINE void fill(const sti_dtype type, const uint8_t *group, int b, int nb,
-                     const sti_panel *p, int g)
-{
-    const sti_packing f = sti_packing_of(type);
-    const __m512i centre = _mm512_set1_epi8((char)centre_of(f));
-    const size_t ng = (size_t)p->ng, step = STI_STEP * ng;
-    uint8_t *q = p->q + STI_STEP * (size_t)g;
-    size_t at = STI_GROUP * (size_t)g;
-    for (const int end = b + nb; b < end; b++) {
-        const uint8_t *w = group + sti_super_at(f, b);
-        const scales head = load_head(f, w);
-        w += sti_block_at(f, b);
-        STI_UNROLL for (int k = 0; k < 8; k++, q += step)
-            _mm512_store_si512(q, _mm512_sub_epi8(quants(f, w, k), centre));
-        STI_UNROLL for (int h = 0; h < f.subs; h++, at += STI_GROUP * ng)
-        {
-            const scales s = load_scales(f, head, w + sti_quant_bytes(f), h);
-            _mm512_store_ps(p->d + at, s.d);
-            if (f.min) _mm512_store_ps(p->m + at, s.m);
-        }
-    }
-}
-
 void sti_cpu_fill_tiles(const uint8_t *group, int b, int nb, const sti_panel *p, int g)
 {
 #define CASE(type)                                                                     \
-    case STI_##type: fill(STI_##type, group, b, nb, p, g); break;
+    case STI_##type: fill_bytes(STI_##type, true, group, b, nb, p, g); break;
     switch (p->type) {
         STI_QUANT_TYPES(CASE)
     default: break;

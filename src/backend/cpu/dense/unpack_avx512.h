@@ -87,4 +87,33 @@ STI_INLINE int centre_of(const sti_packing f)
     return sti_is_signed(f) ? 128 : f.centre;
 }
 
+/* Blocks [b, b + nb) of a group into place g of a panel, a byte a quant, with its scales.
+ * centred: the centre is taken off. */
+STI_INLINE void fill_bytes(const sti_dtype type, const bool centred,
+                           const uint8_t *group, int b, int nb, const sti_panel *p,
+                           int g)
+{
+    const sti_packing f = sti_packing_of(type);
+    const __m512i centre = _mm512_set1_epi8((char)centre_of(f));
+    const size_t ng = (size_t)p->ng, step = STI_STEP * ng;
+    uint8_t *q = p->q + STI_STEP * (size_t)g;
+    size_t at = STI_GROUP * (size_t)g;
+    for (const int end = b + nb; b < end; b++) {
+        const uint8_t *w = group + sti_super_at(f, b);
+        const scales head = load_head(f, w);
+        w += sti_block_at(f, b);
+        STI_UNROLL for (int k = 0; k < 8; k++, q += step)
+        {
+            const __m512i v = quants(f, w, k);
+            _mm512_store_si512(q, centred ? _mm512_sub_epi8(v, centre) : v);
+        }
+        STI_UNROLL for (int h = 0; h < f.subs; h++, at += STI_GROUP * ng)
+        {
+            const scales s = load_scales(f, head, w + sti_quant_bytes(f), h);
+            _mm512_store_ps(p->d + at, s.d);
+            if (f.min) _mm512_store_ps(p->m + at, s.m);
+        }
+    }
+}
+
 #endif

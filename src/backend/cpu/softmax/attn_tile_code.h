@@ -63,16 +63,33 @@ static void attn_to_f16(uint16_t *y, const float *x, int n)
 
 /* ---- Register tiles ------------------------------------------------------ */
 
-/* s[R, P W] = q[R, D] k[D, P W]; the panels are D W apart. */
-STI_INLINE void attn_logits_tile(const int R, const int P, const float *q,
-                                 const float *k, int D, float *s)
+/* The accumulators of R rows by P panels of two vectors. */
+STI_INLINE void attn_clear(const int R, const int P, vf acc[ATTN_ROWS][4])
 {
-    vf acc[ATTN_ROWS][4];
     STI_UNROLL
     for (int r = 0; r < R; r++) {
         STI_UNROLL
         for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
     }
+}
+
+STI_INLINE void attn_store(const int R, const int P, vf acc[ATTN_ROWS][4], float *y,
+                           int ldy)
+{
+    STI_UNROLL
+    for (int r = 0; r < R; r++) {
+        STI_UNROLL
+        for (int i = 0; i < 2 * P; i++)
+            vf_store(y + (size_t)r * (size_t)ldy + i * VL, acc[r][i]);
+    }
+}
+
+/* s[R, P W] = q[R, D] k[D, P W]; the panels are D W apart. */
+STI_INLINE void attn_logits_tile(const int R, const int P, const float *q,
+                                 const float *k, int D, float *s)
+{
+    vf acc[ATTN_ROWS][4];
+    attn_clear(R, P, acc);
     const float *k1 = k + (size_t)D * ATTN_W;
     for (int d = 0; d < D; d++) {
         vf x[4];
@@ -86,11 +103,7 @@ STI_INLINE void attn_logits_tile(const int R, const int P, const float *q,
             for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_fma(a, x[i], acc[r][i]);
         }
     }
-    STI_UNROLL
-    for (int r = 0; r < R; r++) {
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) vf_store(s + r * ATTN_LDS + i * VL, acc[r][i]);
-    }
+    attn_store(R, P, acc, s, ATTN_LDS);
 }
 
 /* attn_logits_tile with the cache's own panels of f16; k is at the first key. */
@@ -100,11 +113,7 @@ STI_INLINE void attn_panel_logits_tile(const int R, const int P, const float *q,
 {
     enum { PANEL = STI_ATTN_PANEL };
     vf acc[ATTN_ROWS][4];
-    STI_UNROLL
-    for (int r = 0; r < R; r++) {
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
-    }
+    attn_clear(R, P, acc);
     const size_t panel = (size_t)D * PANEL;
     for (int d = 0; d < D; d++, k += PANEL, ahead += P * ATTN_W * 2) {
         vf x[4];
@@ -119,11 +128,7 @@ STI_INLINE void attn_panel_logits_tile(const int R, const int P, const float *q,
             for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_fma(a, x[i], acc[r][i]);
         }
     }
-    STI_UNROLL
-    for (int r = 0; r < R; r++) {
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) vf_store(s + r * ATTN_LDS + i * VL, acc[r][i]);
-    }
+    attn_store(R, P, acc, s, ATTN_LDS);
 }
 
 /* o[R, P W] = p[R, n] v[n, P W] with values of few bits, from dimension d on. */
@@ -134,11 +139,7 @@ STI_INLINE void attn_quant_pv_tile(const int R, const int P, const int bits,
 {
     enum { AT_ONCE = 16 };
     vf acc[ATTN_ROWS][4];
-    STI_UNROLL
-    for (int r = 0; r < R; r++) {
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
-    }
+    attn_clear(R, P, acc);
     for (int j = 0; j < n; j++) {
         vf x[4];
         if (j % AT_ONCE == 0) attn_prefetch_ahead(ahead, j, AT_ONCE);
@@ -152,12 +153,7 @@ STI_INLINE void attn_quant_pv_tile(const int R, const int P, const int bits,
             for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_fma(a, x[i], acc[r][i]);
         }
     }
-    STI_UNROLL
-    for (int r = 0; r < R; r++) {
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++)
-            vf_store(o + (size_t)r * (size_t)ldo + i * VL, acc[r][i]);
-    }
+    attn_store(R, P, acc, o, ldo);
 }
 
 /* Values of keys 0, 1, ... of a tile: float panels, or the cache's own f16 rows, from
@@ -174,11 +170,7 @@ STI_INLINE void attn_pv_tile(const int R, const int P, const bool direct,
                              const float *keep, const float *add)
 {
     vf acc[ATTN_ROWS][4];
-    STI_UNROLL
-    for (int r = 0; r < R; r++) {
-        STI_UNROLL
-        for (int i = 0; i < 2 * P; i++) acc[r][i] = vf_set(0);
-    }
+    attn_clear(R, P, acc);
     for (int j = 0; j < n; j++) {
         vf x[4];
         if (direct) {
