@@ -30,6 +30,20 @@ enum {
 
 /* ---- Look-ups ------------------------------------------------------------ */
 
+/* The first of n rows, sorted by a column, whose number in it is not below c; n: none. */
+static size_t find_row(const uint32_t (*row)[3], size_t n, int column, uint32_t c)
+{
+    size_t lo = 0, hi = n;
+    while (lo < hi) {
+        const size_t mid = (lo + hi) / 2;
+        if (row[mid][column] < c)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
 /* Whether c has a flag; *ccc is its combining class. */
 static bool flagged(uint32_t c, unsigned *ccc)
 {
@@ -37,30 +51,16 @@ static bool flagged(uint32_t c, unsigned *ccc)
     /* Latin, the unified ideographs, and the syllables, which have none. */
     if (c < 0x300 || (c >= 0x4E00 && c < 0xA000) || c - SYLLABLE < SYLLABLES)
         return false;
-    size_t lo = 0, hi = CLASSES;
-    while (lo < hi) {
-        const size_t mid = (lo + hi) / 2;
-        if (sti_nfc_class[mid][1] < c)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    if (lo == CLASSES || sti_nfc_class[lo][0] > c) return false;
-    *ccc = sti_nfc_class[lo][2];
+    const size_t i = find_row(sti_nfc_class, CLASSES, 1, c);
+    if (i == CLASSES || sti_nfc_class[i][0] > c) return false;
+    *ccc = sti_nfc_class[i][2];
     return true;
 }
 
 static const uint32_t *split_of(uint32_t c)
 {
-    size_t lo = 0, hi = SPLITS;
-    while (lo < hi) {
-        const size_t mid = (lo + hi) / 2;
-        if (sti_nfc_split[mid][0] < c)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo < SPLITS && sti_nfc_split[lo][0] == c ? sti_nfc_split[lo] : NULL;
+    const size_t i = find_row(sti_nfc_split, SPLITS, 0, c);
+    return i < SPLITS && sti_nfc_split[i][0] == c ? sti_nfc_split[i] : NULL;
 }
 
 /* What a and b compose into; 0: nothing. */

@@ -43,38 +43,37 @@ void sti_dequant_q3_k(const sti_block_q3_k *b, float *y, int64_t n)
     }
 }
 
-/* Bytes 32*p .. 32*p+31 hold group 2p in their low nibbles, 2p+1 in the high ones. */
-void sti_dequant_q4_k(const sti_block_q4_k *b, float *y, int64_t n)
+/* A block of q4_k, whose bytes 32*p .. 32*p+31 hold group 2p in their low nibbles, 2p+1 in
+ * the high ones; or, with high, of q5_k: the fifth bit of element l of group g is bit g of
+ * high[l]. */
+static inline void dequant_nibbles(float d, float dmin, const uint8_t scales[12],
+                                   const uint8_t *q, const uint8_t *high, float *y)
 {
-    for (; n > 0; n--, b++) {
-        float d = sti_load_f16(b->d), dmin = sti_load_f16(b->dmin);
-        for (int g = 0; g < 8; g++, y += 32) {
-            const uint8_t *q = b->q + g / 2 * 32;
-            int s, m, shift = g % 2 * 4;
-            sti_scale_min(b->scale, g, &s, &m);
-            float scale = d * (float)s, min = dmin * (float)m;
-            for (int l = 0; l < 32; l++)
-                y[l] = scale * (float)(q[l] >> shift & 15) - min;
+    for (int g = 0; g < 8; g++, y += 32) {
+        const uint8_t *nibble = q + g / 2 * 32;
+        int s, m, shift = g % 2 * 4;
+        sti_scale_min(scales, g, &s, &m);
+        float scale = d * (float)s, min = dmin * (float)m;
+        for (int l = 0; l < 32; l++) {
+            int v = nibble[l] >> shift & 15;
+            if (high) v |= (high[l] >> g & 1) << 4;
+            y[l] = scale * (float)v - min;
         }
     }
 }
 
-/* As q4_k; the fifth bit of element l of group g is bit g of high[l]. */
+void sti_dequant_q4_k(const sti_block_q4_k *b, float *y, int64_t n)
+{
+    for (; n > 0; n--, b++, y += STI_QK_K)
+        dequant_nibbles(sti_load_f16(b->d), sti_load_f16(b->dmin), b->scale, b->q, NULL,
+                        y);
+}
+
 void sti_dequant_q5_k(const sti_block_q5_k *b, float *y, int64_t n)
 {
-    for (; n > 0; n--, b++) {
-        float d = sti_load_f16(b->d), dmin = sti_load_f16(b->dmin);
-        for (int g = 0; g < 8; g++, y += 32) {
-            const uint8_t *q = b->q + g / 2 * 32;
-            int s, m, shift = g % 2 * 4;
-            sti_scale_min(b->scale, g, &s, &m);
-            float scale = d * (float)s, min = dmin * (float)m;
-            for (int l = 0; l < 32; l++) {
-                int v = (q[l] >> shift & 15) | (b->high[l] >> g & 1) << 4;
-                y[l] = scale * (float)v - min;
-            }
-        }
-    }
+    for (; n > 0; n--, b++, y += STI_QK_K)
+        dequant_nibbles(sti_load_f16(b->d), sti_load_f16(b->dmin), b->scale, b->q,
+                        b->high, y);
 }
 
 /* Two halves of 128 elements in four runs of 32. Runs 0 and 1 have their low nibbles

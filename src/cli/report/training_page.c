@@ -53,6 +53,25 @@ static void make_curve(const cli_training *t, int stage, bool relative, curve *c
         add_bucket(t->point + from + i, n - i < each ? n - i : each, relative, c);
 }
 
+static const char error_title[] = "squared error over the teacher's output";
+
+/* Two lines over n values of x. */
+static void draw_chart(const char *title, const char *x_title, const double *x, int n,
+                       const char *const line[2], const cli_panel *panel, sti_buf *out)
+{
+    cli_chart_draw(&(cli_chart){.title = title,
+                                .x_title = x_title,
+                                .x = x,
+                                .n = n,
+                                .linear = true,
+                                .line = line,
+                                .lines = 2,
+                                .panel = panel,
+                                .panels = 1,
+                                .width = WIDTH},
+                   out);
+}
+
 static void draw_stage(const cli_training *t, int stage, sti_buf *out)
 {
     static const char *const line[] = {"training", "held out"};
@@ -62,24 +81,14 @@ static void draw_stage(const cli_training *t, int stage, sti_buf *out)
     if (c && y && c->n > 0) {
         for (int i = 0; i < 2; i++)
             memcpy(y + i * c->n, c->y[i], (size_t)c->n * sizeof *y);
-        const cli_panel panel = {
-            .title = stage == 1 ? "squared error over the teacher's output"
-                                : "loss of the next token",
-            .log = stage == 1,
-            .fitted = stage == 2,
-            .y = y};
-        cli_chart_draw(&(cli_chart){.title = stage == 1 ? "Stage 1: attention transfer"
-                                                        : "Stage 2: low-rank training",
-                                    .x_title = "step",
-                                    .x = c->x,
-                                    .n = c->n,
-                                    .linear = true,
-                                    .line = line,
-                                    .lines = 2,
-                                    .panel = &panel,
-                                    .panels = 1,
-                                    .width = WIDTH},
-                       out);
+        const cli_panel panel = {.title = stage == 1 ? error_title
+                                                     : "loss of the next token",
+                                 .log = stage == 1,
+                                 .fitted = stage == 2,
+                                 .y = y};
+        draw_chart(stage == 1 ? "Stage 1: attention transfer"
+                              : "Stage 2: low-rank training",
+                   "step", c->x, c->n, line, &panel, out);
     }
     out->failed = out->failed || !c || !y;
     free(c);
@@ -99,19 +108,9 @@ static void draw_layers(const cli_training *t, sti_buf *out)
     for (size_t l = 0; l < n; l++) x[l] = (double)l;
     memcpy(x + n, t->first, n * sizeof *x);
     memcpy(x + 2 * n, t->last, n * sizeof *x);
-    const cli_panel panel = {
-        .title = "squared error over the teacher's output", .log = true, .y = x + n};
-    cli_chart_draw(&(cli_chart){.title = "Error by layer",
-                                .x_title = "layer, of those converted",
-                                .x = x,
-                                .n = t->layers,
-                                .linear = true,
-                                .line = line,
-                                .lines = 2,
-                                .panel = &panel,
-                                .panels = 1,
-                                .width = WIDTH},
-                   out);
+    const cli_panel panel = {.title = error_title, .log = true, .y = x + n};
+    draw_chart("Error by layer", "layer, of those converted", x, t->layers, line,
+               &panel, out);
     free(x);
 }
 
