@@ -41,10 +41,11 @@
  *   - Whoever creates, frees. still_X_free(NULL) does nothing.
  *   - The library never prints, never exits, keeps no globals. Objects may move
  *     between threads; one object is used by one thread at a time. A model is
- *     read-only after opening, but its sessions share the model's thread pool:
- *     feed sessions of one model from one thread at a time.
+ *     read-only after opening, but its sessions share its threads and its memory for
+ *     activations: use the sessions of one model from one thread at a time.
  *   - A params pointer may be NULL: all defaults. In a params struct zero is the default,
- *     so set its size and what you mean; STILL_PARAMS does it.
+ *     so set its size and what you mean; STILL_PARAMS does it. A params struct and what it
+ *     points to is read, not kept.
  *   - Strings are UTF-8; token ids are int32_t; sizes in bytes are size_t.
  *
  * Structs grow, and programs that were built before go on working with a later library of
@@ -59,9 +60,9 @@
  *     whole, whatever was in it, and so has no size that you could forget to set. When one
  *     grows, its function gets a new symbol version (cmake/libstill.map.in), and programs
  *     built before go on calling the one that writes the shorter struct.
- *   - What lies in arrays or is copied about (still_message, still_logit_bias,
+ *   - What lies in arrays or is passed by value (still_message, still_logit_bias,
  *     still_train_data, still_agreement, still_error, still_method) has one size for good:
- *     what more there is to say goes beside the array. still_method has room in reserve.
+ *     additions go beside the array. still_method has room in reserve.
  */
 #ifndef STILL_H
 #define STILL_H
@@ -142,21 +143,22 @@ STILL_API still_status still_tokenizer_encode(const still_tokenizer *tk,
                                               unsigned flags, int32_t *ids, size_t cap,
                                               size_t *n_ids, still_error *err);
 
-/* The bytes of one token as decoding emits them ("" for specials unless
- * with_special); *n gets the length. Borrowed; valid as long as tk. Ids outside
- * the vocabulary give NULL. */
+/* The bytes of one token as decoding emits them ("" for special tokens unless
+ * with_special); *n gets the length. Borrowed; valid as long as tk. NULL for an id
+ * outside the vocabulary. */
 STILL_API const char *still_tokenizer_piece(const still_tokenizer *tk, int32_t id,
                                             bool with_special, size_t *n);
 STILL_API int still_tokenizer_vocab_size(const still_tokenizer *tk);
 STILL_API int32_t still_tokenizer_bos(const still_tokenizer *tk); /* -1: none */
 STILL_API int32_t still_tokenizer_eos(const still_tokenizer *tk); /* -1: none */
 STILL_API bool still_tokenizer_adds_bos(const still_tokenizer *tk);
-/* Whether generation ends at id: EOS, end of turn, end of text. */
+/* Whether id ends a generation: EOS, end of turn, end of text. */
 STILL_API bool still_tokenizer_is_end(const still_tokenizer *tk, int32_t id);
 
-/* Streaming decode: push ids, take bytes. Never hands out part of a UTF-8
- * character: incomplete bytes are held until the next push, and flush turns what
- * is left into U+FFFD. SentencePiece's leading space of the text is dropped. */
+/* Streaming decode: push ids, take bytes. Never hands out part of a UTF-8 character:
+ * incomplete bytes are held until the next push, and flush turns what is left into
+ * U+FFFD. The space that SentencePiece puts before a text is dropped. tk must outlive
+ * d. */
 typedef struct still_decoder still_decoder;
 STILL_API still_status still_decoder_new(const still_tokenizer *tk, bool with_special,
                                          still_decoder **out, still_error *err);
@@ -180,16 +182,16 @@ typedef struct still_conversation {
     const still_message *message;
     size_t n_messages;
     bool add_generation_prompt; /* ends where the assistant's reply begins */
-    /* JSON object: further variables of the template, {"tools": [...],
-     * "enable_thinking": false}; NULL: none. With `message` NULL it also has "messages", a
-     * list of objects with role, content and whatever else the template reads
-     * (tool_calls, ...), as in OpenAI's API. */
+    /* Further variables of the template, a JSON object: {"tools": [...],
+     * "enable_thinking": false}; NULL: none. If `message` is NULL, it must have
+     * "messages", a list of objects with role, content and whatever else the template
+     * reads (tool_calls, ...), as in OpenAI's API. */
     const char *variables;
-    size_t n_variables; /* bytes of it; 0: up to a NUL */
+    size_t n_variables; /* bytes; 0: up to its NUL */
 } still_conversation;
 
-/* A conversation as text, and for every byte whether it is content (came with the
- * conversation) or the template's own. */
+/* A conversation as text; each byte is marked as content (it came with the
+ * conversation) or as the template's own. */
 typedef struct still_rendering {
     char *text;             /* n bytes and a NUL */
     unsigned char *content; /* [n] 1: content, 0: the template's */
@@ -200,22 +202,24 @@ still_rendering_free(still_rendering *r); /* what it holds; r is zeroed */
 
 /* The model's own chat template (Jinja text), borrowed; NULL if it has none. */
 STILL_API const char *still_tokenizer_chat_template(const still_tokenizer *tk);
-/* Templates that come with still: "chatml", ...; NULL past the last. */
+/* Templates that come with still: the i-th name ("chatml"), NULL past the last; and the
+ * Jinja text of a name. Both static. */
 STILL_API const char *still_chat_template_at(int i);
 STILL_API const char *still_chat_template_named(const char *name); /* NULL: unknown */
 
-/* Runs a chat template (Jinja, the part that models use; its text is not trusted and
- * bounded in time and memory) on a conversation. tk gives bos_token and eos_token.
- * template NULL: the tokenizer's own, STILL_E_UNSUPPORTED if it has none. A template that
- * refuses a conversation (raise_exception) is STILL_E_ARG. Fill *out with zeros or free it
- * before; after failure it is empty. */
+/* Renders a conversation with a chat template, written in the part of Jinja that models
+ * use. The template's text is untrusted: its run is bounded in time and memory. tk
+ * gives bos_token and eos_token. chat_template NULL: the tokenizer's own,
+ * STILL_E_UNSUPPORTED if it has none. STILL_E_ARG: the template refuses the
+ * conversation (raise_exception). *out must be zeroed, or have been freed; it is empty
+ * after failure. Free it with still_rendering_free. */
 STILL_API still_status still_chat_render(const still_tokenizer *tk,
                                          const char *chat_template,
                                          const still_conversation *c,
                                          still_rendering *out, still_error *err);
 /* Encodes a rendering from byte `from` on. Only the template's own text becomes special
- * tokens: <|im_end|> that a user typed stays text. No BOS is added, templates write it.
- * ids, cap and n_ids as in still_tokenizer_encode. */
+ * tokens: an <|im_end|> that a user typed stays text. No BOS is added; templates write
+ * it. ids, cap and n_ids as in still_tokenizer_encode. */
 STILL_API still_status still_chat_encode(const still_tokenizer *tk,
                                          const still_rendering *r, size_t from,
                                          int32_t *ids, size_t cap, size_t *n_ids,
@@ -244,9 +248,9 @@ STILL_API still_status still_grammar_open_json(const still_tokenizer *tk,
                                                still_grammar **out, still_error *err);
 STILL_API void still_grammar_free(still_grammar *g);
 
-/* How far a text has come in a grammar. Everything it needs is allocated here. vocab: the
- * number of logits, which may be more than the tokenizer has tokens (those are never
- * allowed). g must outlive it. */
+/* A position in a grammar: what has been generated so far. All its memory is allocated
+ * here. vocab: the number of logits, which may exceed the tokenizer's tokens (the rest
+ * are never allowed). g must outlive it. */
 typedef struct still_matcher still_matcher;
 STILL_API still_status still_matcher_new(still_grammar *g, int vocab,
                                          still_matcher **out, still_error *err);
@@ -255,16 +259,16 @@ STILL_API void still_matcher_reset(still_matcher *m); /* back to the start */
 STILL_API still_status still_matcher_fork(const still_matcher *m, still_matcher **out,
                                           still_error *err);
 /* The tokens that may come next: bit id % 64 of bits[id / 64], [(vocab + 63) / 64]. A
- * token may if some text that the grammar allows goes on with its bytes; end tokens may
- * where the text may end, other special tokens never. STILL_E_LIMIT: the grammar is so
- * ambiguous, or the text nested so deep, that finding out takes too much time or memory;
- * STILL_E_UNSUPPORTED: no token fits. */
+ * token is allowed if some text of the grammar continues with its bytes; end tokens are
+ * allowed where the text may end, other special tokens never. STILL_E_LIMIT: the
+ * grammar is so ambiguous, or the text nested so deep, that finding out takes too much
+ * time or memory; STILL_E_UNSUPPORTED: no token fits. */
 STILL_API still_status still_matcher_mask(still_matcher *m, uint64_t *bits,
                                           still_error *err);
-/* The text goes on with this token. STILL_E_ARG: it may not, and m is as it was. */
+/* Advances m by a token. STILL_E_ARG: it is not allowed here, and m is as it was. */
 STILL_API still_status still_matcher_accept(still_matcher *m, int32_t id,
                                             still_error *err);
-/* Whether the text may end here, and whether it must: done, nothing else may follow. */
+/* Whether the text may end here; done: it must, nothing else may follow. */
 STILL_API bool still_matcher_can_end(const still_matcher *m);
 STILL_API bool still_matcher_done(const still_matcher *m);
 
@@ -300,16 +304,16 @@ STILL_API still_status still_model_open(const char *path, const still_model_para
 STILL_API void still_model_free(still_model *m);
 
 /* A model of a published shape ("llama3.1-8b") with random weights in f16, always the
- * same ones, and without a tokenizer: speed and memory are those of the real model. On
- * the cpu its weights lie in memory (STILL_E_MEMORY if there is not enough). The text
- * it writes means nothing. */
+ * same ones, and without a tokenizer: for measuring, as speed and memory are those of
+ * the real model. On the cpu its weights lie in memory (STILL_E_MEMORY if there is not
+ * enough). */
 STILL_API still_status still_model_open_shape(const char *shape,
                                               const still_model_params *p,
                                               still_model **out, still_error *err);
 STILL_API const char *still_shape_at(int i); /* name of the i-th; NULL past the last */
 
-/* The base model of an adapter, as it was named in training: a path, or a name that the
- * program resolved. */
+/* The base model of an adapter, as it was named in training (a path, or a name that the
+ * program resolved), into name. STILL_E_LIMIT: capacity is too small. */
 STILL_API still_status still_adapter_base(const char *adapter, char *name,
                                           size_t capacity, still_error *err);
 
@@ -351,11 +355,12 @@ typedef struct still_model_info {
         *merged; /* type of the matrices that the adapter's low-rank additions were
                            merged into: "q5_1"; NULL: none were */
     const char *adapter; /* its folder or file; NULL: none */
-    /* How its authors sample: of an adapter "sampling" in its still.json, else
-     * generation_config.json of a folder, general.sampling.* of a GGUF file. Numbers that
-     * they leave out are negative. */
+    /* How its authors sample: "sampling" of an adapter's still.json, else a folder's
+     * generation_config.json or a GGUF file's general.sampling.*. Numbers that they
+     * leave out are negative. */
     const still_sampler_params *sampling;
 } still_model_info;
+/* Borrowed; valid as long as m. */
 STILL_API const still_model_info *still_model_get_info(const still_model *m);
 
 typedef struct still_tensor_info {
@@ -365,6 +370,7 @@ typedef struct still_tensor_info {
     size_t bytes;
 } still_tensor_info;
 STILL_API size_t still_model_tensor_count(const still_model *m);
+/* The i-th tensor, its strings borrowed from m; false: there is none. */
 STILL_API bool still_model_tensor(const still_model *m, size_t i,
                                   still_tensor_info *out);
 
@@ -380,7 +386,7 @@ typedef enum still_positions {
 } still_positions;
 
 /* How layers remember the past. Start from still_method_init and change what you mean;
- * docs/methods.md has the equations. Fields a method has no use for are ignored. */
+ * docs/methods.md has the equations. A method ignores the fields it has no use for. */
 struct still_method {
     char name[16]; /* see still_method_at: "softmax", "still", "lolcats", ... */
     int chunk;     /* C: the window is 1 to 2 chunks */
@@ -411,14 +417,14 @@ struct still_method {
 /* The defaults of a method; chunk 0: its usual size. */
 STILL_API still_status still_method_init(still_method *out, const char *name, int chunk,
                                          still_error *err);
-/* "still" as it remembers most in the same bytes once it is trained: every token may stay
- * exact, by the score that keeps facts whole, in 5 bits a key element and 3 a value
- * element, and the linear term has no gate. still_allocate then chooses caps for a
- * model. */
+/* The settings of "still" that remember most in the same bytes once a model is trained
+ * for them: every token may stay exact, chosen by the score that keeps facts whole,
+ * with 5 bits a key element and 3 a value element, and the linear term has no gate.
+ * still_allocate then chooses caps for a model. */
 STILL_API still_status still_method_compact(still_method *out, int chunk,
                                             still_error *err);
-/* The same for a model without an adapter: in 8 and 4 bits, and without a linear state,
- * which only a trained model can use; its bytes are better spent on salient tokens. */
+/* The same for a model without an adapter: 8 and 4 bits, and no linear state, which
+ * only a trained model can use; its bytes are better spent on salient tokens. */
 STILL_API still_status still_method_untrained(still_method *out, int chunk,
                                               still_error *err);
 /* Name and one-line summary of the i-th method; NULL past the last. */
@@ -426,12 +432,12 @@ STILL_API const char *still_method_at(int i, const char **summary);
 
 /* ---- Attention and adapters for other programs --------------------------- */
 
-/* The attention of a method without a model around it, over whole sequences and with its
- * gradient, for programs that have layers of their own: still.torch is one. The methods
- * are those of the hybrid operator: still, lolcats, hedgehog, t2r, swa, softmax.
+/* The attention of a method alone, over whole sequences and with its gradient, for
+ * programs that have layers of their own (still.torch is one). The methods are those of
+ * the hybrid operator: still, lolcats, hedgehog, t2r, swa, softmax.
  *
- * The object has the threads and the scratch, which grows to what the largest call needs;
- * any number of layers can share it. */
+ * The object holds the threads and the scratch memory, which grows to what the largest
+ * call needs; any number of layers can share it. */
 typedef struct still_attention still_attention;
 
 typedef struct still_attention_params {
@@ -450,9 +456,10 @@ STILL_API void still_attention_free(still_attention *a);
 
 /* One layer's attention over B sequences of T tokens, each from its beginning.
  *
- * Arrays are dense, the last index runs fastest, and lie where the backend computes (cuda:
- * in the GPU's memory). S is H if the method is per_head, else G. An input that is NULL has
- * its value at the start of training; one that the method has no use for is not read. */
+ * Arrays are dense, the last index runs fastest, and they lie where the backend
+ * computes (cuda: in the GPU's memory). S is H if the method is per_head, else G. An
+ * input that is NULL has its value at the start of training; one that the method has no
+ * use for is not read. */
 typedef struct still_attention_args {
     size_t size;                /* sizeof(still_attention_args) */
     const still_method *method; /* NULL: "still". Positions cannot be capped */
@@ -488,7 +495,8 @@ STILL_API still_status still_attention_backward(still_attention *a,
                                                 still_error *err);
 
 /* The numbers of an adapter (a folder, or a file NAME.still.gguf). Its checksum is
- * verified; whether shapes fit a model is for the caller to find out. Tensors are called
+ * verified; whether its shapes fit a model is for the caller to check. Tensors are
+ * called
  *     layers.N.map_q, .map_k, .bias_q, .bias_k, .alpha, .window, as in
  *     still_attention_args; layers.N.gate [H D, hidden], whose product with the layer's
  *     normed input is gate_logit; layers.N.lora.X.a [rank, in], .b [out, rank] with X one
@@ -506,8 +514,10 @@ typedef struct still_adapter_info {
 STILL_API still_status still_adapter_open(const char *path, still_adapter **out,
                                           still_error *err);
 STILL_API void still_adapter_free(still_adapter *a);
+/* This and the tensors' strings are borrowed from a. */
 STILL_API const still_adapter_info *still_adapter_get_info(const still_adapter *a);
 STILL_API size_t still_adapter_tensor_count(const still_adapter *a);
+/* The i-th tensor; false: there is none. */
 STILL_API bool still_adapter_tensor(const still_adapter *a, size_t i,
                                     still_tensor_info *out);
 /* The numbers of the i-th tensor as floats; out has room for n, which is their count. */
@@ -543,10 +553,12 @@ typedef struct still_bill {
     size_t device; /* of the total, what is in a GPU's memory; its driver's own comes on
                       top */
 } still_bill;
+/* The bill of a session with these settings, which is not made. */
 STILL_API still_status still_model_bill(const still_model *m,
                                         const still_session_params *p, still_bill *out,
                                         still_error *err);
 
+/* An empty session, all its memory allocated. m must outlive it. */
 STILL_API still_status still_session_new(still_model *m, const still_session_params *p,
                                          still_session **out, still_error *err);
 STILL_API void still_session_free(still_session *s);
@@ -557,34 +569,36 @@ STILL_API void still_session_free(still_session *s);
 STILL_API still_status still_session_feed(still_session *s, const int32_t *tok, int n,
                                           still_error *err);
 
-/* Feeds tok, and in the same pass computes what would come if the n guesses followed it,
- * which takes little longer. The session then holds tok and no guess; feeding the first
- * guess, by this call or by still_session_feed, takes its logits from that pass and costs
- * almost nothing, and so on; a token that was not guessed, or any other use of the model,
- * drops the guesses that are left. Results are those of feeding one by one, bit for bit.
- * Guesses after the end of a chunk could not be dropped and are not computed; softmax has no
- * chunks. None are computed where results depend on the rows of a pass (cuda), where a
- * score sums over queries ("received"), and for methods without a window. guess is
- * read, not kept; at most 31 are. *rows (may be NULL): rows of the pass; 0: there was none,
- * tok had been guessed. */
+/* Feeds tok, and in the same pass computes the logits after each of n guesses of what
+ * follows it, which takes little longer (speculative decoding). The session then holds
+ * tok and no guess. Feeding the first guess, by this call or by still_session_feed,
+ * takes its logits from that pass at almost no cost, then the second, and so on; a
+ * token that was not guessed, or any other use of the model, drops the remaining
+ * guesses. Results are those of feeding one by one, bit for bit. Guesses past the end
+ * of a chunk could not be dropped and are not computed (softmax has no chunks). None
+ * are computed where results depend on the rows of a pass (cuda), where a score sums
+ * over queries ("received"), or for methods without a window. guess is read, not kept,
+ * 31 at most. *rows (may be NULL): rows of the pass; 0: there was none, as tok had been
+ * guessed. */
 STILL_API still_status still_session_feed_ahead(still_session *s, int32_t tok,
                                                 const int32_t *guess, int n, int *rows,
                                                 still_error *err);
 
-/* One token for each of n sessions of one model, computed together; each result is
- * the one still_session_feed would give, bit for bit (on a GPU: but for the last
- * bits). No session twice. */
+/* One token for each of n sessions of one model, computed together; each result is the
+ * one still_session_feed would give, bit for bit (on a GPU: but for the last bits). No
+ * session may occur twice. On error the sessions are as they were before; after
+ * STILL_E_NUMERIC reset them. */
 STILL_API still_status still_session_step(still_session **s, const int32_t *tok, int n,
                                           still_error *err);
-/* The same, but what comes back is the most likely id after each; logits are not kept.
- * On a GPU it saves moving them. A session whose results are not finite fails alone: its
- * id is -1, the others have theirs, and the error is its own. It must be reset. Where the
- * step fails as a whole all ids are -1. */
+/* The same, but top [n] gets the most likely id after each and no logits are kept,
+ * which on a GPU saves copying them. If the results of some sessions are not finite
+ * (STILL_E_NUMERIC), only these fail: their ids are -1, the others are valid, and err
+ * is that of the first. Reset them. If the whole step fails, all ids are -1. */
 STILL_API still_status still_session_step_top(still_session **s, const int32_t *tok,
                                               int n, int32_t *top, still_error *err);
-/* The same, but some keep their logits: session i where keep[i], and those whose most
- * likely id is not in `enough`, bits of ids as in still_sampler_sample_masked; NULL: all
- * are. */
+/* The same, but some sessions keep their logits: session i if keep[i] (keep NULL:
+ * none), and those whose most likely id is not in `enough`, bits of ids as in
+ * still_sampler_sample_masked (NULL: all ids are). */
 STILL_API still_status still_session_step_some(still_session **s, const int32_t *tok,
                                                int n, const bool *keep,
                                                const uint64_t *enough, int32_t *top,
@@ -611,46 +625,49 @@ STILL_API int still_session_length(const still_session *s); /* tokens held */
 STILL_API int still_session_limit(const still_session *s);
 STILL_API void still_session_reset(still_session *s); /* back to empty */
 
-/* A new session with the same settings and the same past. */
+/* A new session with the same settings, past, logits and boundaries. */
 STILL_API still_status still_session_fork(const still_session *s, still_session **out,
                                           still_error *err);
 
-/* The past of a session, set aside. Restoring is exact, bit for bit, and works for any
- * session of the model with the same method, settings and context. */
+/* A copy of a session's past. Restoring it is exact, bit for bit, and works for any
+ * session of the same model with the same method, settings and context; boundaries to
+ * roll back to are dropped. Free it with still_snapshot_free. */
 typedef struct still_snapshot still_snapshot;
 STILL_API still_status still_session_snapshot(const still_session *s,
                                               still_snapshot **out, still_error *err);
 STILL_API still_status still_session_restore(still_session *s, const still_snapshot *p,
                                              still_error *err);
-/* The same in place of the snapshot *p, whose memory is used again if it fits. After a
- * failure *p is NULL. */
+/* The same into the snapshot *p, whose memory is reused if the size is the same. After
+ * a failure *p is freed and NULL. */
 STILL_API still_status still_session_snapshot_again(const still_session *s,
                                                     still_snapshot **p,
                                                     still_error *err);
 STILL_API void still_snapshot_free(still_snapshot *p);
-/* Memory it takes, or would take now: of methods that keep every key it grows with the
- * length. */
+/* Bytes of a snapshot, or of one taken now; with methods that keep every key they grow
+ * with the length. */
 STILL_API size_t still_snapshot_bytes(const still_snapshot *p);
 STILL_API size_t still_session_snapshot_bytes(const still_session *s);
 STILL_API int still_snapshot_length(const still_snapshot *p); /* tokens */
 
-/* The same in a file, so that a long prompt is paid for once. The file is versioned,
+/* The same in a file, so that a long prompt is computed once. The file is versioned,
  * checksummed and bound to the model and the settings; it is written to a temporary
  * name and renamed. On error the session is as it was before. */
 STILL_API still_status still_session_save(const still_session *s, const char *path,
                                           still_error *err);
 STILL_API still_status still_session_load(still_session *s, const char *path,
                                           still_error *err);
-/* The same of a snapshot, which any thread may save. s: a session that it is for. */
+/* The same for a snapshot, which any thread may save. s: a session it could be restored
+ * to. */
 STILL_API still_status still_snapshot_save(const still_snapshot *p, const char *path,
                                            still_error *err);
 STILL_API still_status still_snapshot_load(const still_session *s, const char *path,
                                            still_snapshot **out, still_error *err);
 
-/* Takes the session back to at most `length` tokens: exactly that many for softmax, the
- * nearest kept chunk boundary before it for other methods, since folding cannot be
- * undone (params.rollback says how many are kept). *at is the length reached; feed the
- * tokens from there on again. Logits are gone until then. */
+/* Takes the session back to at most `length` tokens: exactly that many for softmax; for
+ * other methods, whose folding cannot be undone, the last kept chunk boundary at or
+ * before it (params.rollback says how many are kept). *at is the length reached: feed
+ * the tokens from there on again; there are no logits until then. STILL_E_LIMIT:
+ * nothing that short is kept. */
 STILL_API still_status still_session_rollback(still_session *s, int length, int *at,
                                               still_error *err);
 
@@ -669,11 +686,11 @@ typedef struct still_kept {
     int count[STILL_PLACES]; /* tokens by place; their sum is the length */
 } still_kept;
 
-/* What a head of a layer holds of the session's tokens now. place and score have room for
- * still_session_length() tokens; either, and out, may be NULL. score[i] is what the
+/* What a head of a layer holds of the session's tokens now. place and score have room
+ * for still_session_length() tokens; either, and out, may be NULL. score[i] is what the
  * token is ranked by, as the method's score has it: of a salient token the one it was
  * chosen by, of one in the window the one it will be, if that is known already; else
- * NaN. Any backend; on a GPU the lists are copied. */
+ * NaN. From a GPU the lists are copied. */
 STILL_API still_status still_session_kept(const still_session *s, int layer, int head,
                                           uint8_t *place, float *score, still_kept *out,
                                           still_error *err);
@@ -690,6 +707,7 @@ STILL_API still_status still_session_held(const still_session *s, still_held *ou
 /* ---- Sampling ------------------------------------------------------------ */
 
 typedef struct still_sampler still_sampler;
+/* For logits of `vocab` tokens; p->bias is copied. */
 STILL_API still_status still_sampler_new(const still_sampler_params *p, int vocab,
                                          still_sampler **out, still_error *err);
 STILL_API void still_sampler_free(still_sampler *sp);
@@ -747,10 +765,10 @@ typedef struct still_perplexity {
     int windows;
 } still_perplexity;
 
-/* Perplexity of ids in consecutive windows of ctx tokens, each from an empty session;
- * the first token of a window is context only. each (may be NULL): [n], log p of every
- * token, NaN where there is none. Progress counts tokens, and *out holds the running
- * value at each call of cb. */
+/* Perplexity of ids in consecutive windows of ctx tokens, each from an empty session (s
+ * is reset, and holds the last window afterwards); the first token of a window is
+ * context only. each (may be NULL): [n], log p of every token, NaN where there is none.
+ * Progress counts tokens, and *out holds the running value at each call of cb. */
 STILL_API still_status still_perplexity_run(still_session *s, const int32_t *ids,
                                             size_t n, int ctx, float *each,
                                             still_progress_fn cb, void *user,
@@ -826,9 +844,9 @@ typedef struct still_train_params {
     double lora_dropout;
     unsigned lora_targets; /* 0: all */
     double kd;             /* weight of the distillation term of stage 2 */
-    /* Heads and layers with a cap of their own (method.caps) train with this share of it,
-     * 0..1; the adapter has it whole. Where little is kept, training learns to rely on
-     * what is kept, and finds more when there is room. 0: 1 */
+    /* Heads and layers with a cap of their own (method.caps) train with this share of
+     * it, 0..1, and run with all of it. Training with little kept teaches the model to
+     * rely on what is kept. 0: 1 */
     double cap_share;
     bool match_weights;  /* stage 1: cross entropy of attention weights, not outputs */
     bool freeze_maps;    /* stage 2: low-rank additions alone */
@@ -866,9 +884,9 @@ STILL_API still_status still_linearize_plan(still_model *m, const still_train_pa
 
 /* ---- Allocating ---------------------------------------------------------- */
 
-/* Few kv heads look things up, and a session's bytes are best spent on these. Probes,
- * facts hidden in prose and asked for again, tell which they are; a budget of bytes then
- * tells how many salient tokens each head keeps. */
+/* Few kv heads look things up, and a session's bytes are best spent on those. Probes
+ * (prompts that hide a fact in prose and ask for it) tell which they are; a budget in
+ * bytes then decides how many salient tokens each head keeps. */
 typedef struct still_allocation {
     int layers, heads;   /* of the model; kv heads of a layer */
     double *gain;        /* [layers, heads]: attention, 0..1, that answers give the fact
@@ -904,8 +922,8 @@ typedef struct still_allocate_params {
     void *user;
 } still_allocate_params;
 
-/* Probes run on the cpu and on the plain model: for another backend, and for a model with
- * an adapter, its files are opened once more. */
+/* Probes run the plain model on the cpu: on another backend, or with an adapter, the
+ * model's files are opened a second time for them. */
 STILL_API still_status still_allocate(still_model *m, const still_allocate_params *p,
                                       still_allocation **out, still_error *err);
 STILL_API void still_allocation_free(still_allocation *a);
@@ -997,9 +1015,9 @@ typedef struct still_eval_params {
 /* Runs tasks on a model and writes a result for each task and length to out[0..*n), in
  * order; more than cap are an error. After STILL_E_CANCELLED the log has every item
  * that was answered, and the same call continues from there; *n results are complete.
- * In a job of several ranks (mpirun, torchrun, srun: docs/cluster.md) all call this with
- * the same arguments and share the items; rank 0 writes the log and calls p->each. An error that happened on another rank has an empty
- * text. */
+ * In a job of several ranks (mpirun, torchrun, srun: docs/cluster.md) all call this
+ * with the same arguments and share the items; rank 0 writes the log and calls p->each.
+ * An error that happened on another rank has an empty text. */
 STILL_API still_status still_eval_run(still_model *m, const still_eval_params *p,
                                       still_eval_result *out, int cap, int *n,
                                       still_error *err);

@@ -285,11 +285,13 @@ still_status still_adapter_base(const char *adapter, char *name, size_t capacity
 {
     sti_adapter_spec spec;
     STI_TRY(sti_adapter_read_spec(adapter, &spec, err));
-    if (snprintf(name, capacity, "%s", spec.base_name) >= (int)capacity)
-        return sti_fail(err, STILL_E_LIMIT,
-                        "%s: the base model's name is longer than "
-                        "%zu bytes",
-                        adapter, capacity);
+    const size_t n = strlen(spec.base_name);
+    if (n >= capacity)
+        return sti_fail(
+            err, STILL_E_LIMIT,
+            "%s: the base model's name has %zu bytes, there is room for %zu", adapter,
+            n, capacity);
+    memcpy(name, spec.base_name, n + 1);
     return STILL_OK;
 }
 

@@ -81,6 +81,9 @@ static void smaller_adapters(void **state)
     must(still_adapter_base(in_scratch("s-alone"), name, sizeof name, &e), &e);
     assert_string_equal(name, merged);
     must(still_adapter_base(q8, name, sizeof name, &e), &e);
+    char small[] = "as it was";
+    assert_int_equal(still_adapter_base(q8, small, 2, &e), STILL_E_LIMIT);
+    assert_string_equal(small, "as it was");
     assert_string_equal(name, "the base");
 }
 
