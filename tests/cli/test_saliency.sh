@@ -34,7 +34,7 @@ done <<CASES
 1|48 tokens, at least 49 are needed|$tiny $text --chunk 16 --ctx 48
 1|method lolcats chooses no tokens|$tiny $text --method lolcats --chunk 16
 1|method softmax chooses no tokens|$tiny $text --method softmax --chunk 16
-1|score 'best' is|$tiny $text --chunk 16 --score best
+2|--score: 'best' is none of|$tiny $text --chunk 16 --score best
 1|/proc/figures|$tiny $text --chunk 16 --figures /proc/figures
 1|/no/such/folder/x.html: cannot write|$tiny $text --chunk 16 --out /no/such/folder/x.html --quiet
 CASES

@@ -304,7 +304,9 @@ def test_keyboard_alone(b, s):
         b.type(typed)
         b.click("#settings-form .icon-button")
         b.until(lambda: not b.seen("#settings"), "the settings are closed")
-        assert b.run("return JSON.parse(localStorage['still.settings']).temperature") == kept
+        # The dialog hides before its event `close`, which keeps the settings, is sent.
+        stored = "return JSON.parse(localStorage['still.settings']).temperature"
+        b.until(lambda: b.run(stored) == kept, f"a temperature of {kept}")
     # Everything that can be clicked can be reached with Tab, and shows that it is.
     reached = set()
     for _ in range(60):
