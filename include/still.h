@@ -697,7 +697,7 @@ STILL_API still_status still_session_kept(const still_session *s, int layer, int
 
 /* Bytes of keys, values and states. */
 typedef struct still_held {
-    size_t bytes;   /* that the session took when it was made: still_bill.cache */
+    size_t bytes;   /* that they may come to take: with caps, at any context */
     size_t used;    /* of these, what its tokens fill now */
     size_t softmax; /* what softmax attention fills with as many tokens */
 } still_held;
@@ -892,9 +892,10 @@ typedef struct still_allocation {
     double *gain;        /* [layers, heads]: attention, 0..1, that answers give the fact
                           they repeat, in the model's own softmax attention; mean over
                           probes of the largest of the query heads of a kv head */
-    int *cap;            /* [layers, heads]: salient tokens */
+    int *cap;            /* [layers, heads]: salient tokens; 0 in layers that keep their
+                          own attention */
     int chosen;          /* heads that keep more than the others */
-    size_t bytes;        /* of a session, still_bill.cache */
+    size_t bytes;        /* of a session whose lists are full */
     still_method method; /* with these caps, for sessions and for still_linearize */
 } still_allocation;
 

@@ -7,6 +7,7 @@
 
 #include "allocate/allocate.h"
 #include "base/sized.h"
+#include "session/session.h"
 
 enum { PROBES = 24, PASSAGES = 4 }; /* about 1200 tokens each */
 
@@ -94,7 +95,7 @@ static still_status start_method(const still_model *m, const still_method *asked
     return STILL_OK;
 }
 
-/* The caps of the method as an array. */
+/* The caps of the method as an array; 0 in layers that keep their own attention. */
 static still_status fill_caps(const still_model *m, still_allocation *a,
                               still_error *err)
 {
@@ -104,6 +105,7 @@ static still_status fill_caps(const still_model *m, still_allocation *a,
     STI_TRY(sti_attn_configure(&a->method, &first, m->cfg.layers, m->info.ctx_train,
                                &cfg, err));
     for (int l = 0; l < m->cfg.layers; l++) {
+        if (!sti_attn_converts(&cfg, l)) continue;
         const sti_attn_layer layer = sti_model_attn_layer(m, l);
         const sti_hybrid_settings set = sti_attn_hybrid_settings(&cfg, &layer);
         for (int g = 0; g < G; g++) a->cap[l * G + g] = sti_hybrid_cap(&set, g);
@@ -118,17 +120,30 @@ static still_status usual_bytes(const still_model *m, const still_method *method
                                 size_t *out, still_error *err)
 {
     still_method usual = m->info.method ? *m->info.method : *method;
-    still_bill bill;
     if (!m->info.method) {
         usual.forget = false;
         usual.positions = STILL_POSITIONS_ABSOLUTE;
         usual.key_bits = usual.value_bits = 0;
     }
-    STI_TRY(still_model_bill(
+    return sti_session_full_bytes(
         m,
         &STILL_PARAMS(still_session_params, .method = &usual, .ctx = m->info.ctx_train),
-        &bill, err));
-    *out = bill.cache;
+        out, err);
+}
+
+static still_status check_method(const still_method *method, still_error *err)
+{
+    if (strcmp(method->name, "still") != 0)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "caps are chosen for the method still, not for %s",
+                        method->name);
+    if (method->select == 0)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "there are no caps to choose: with --select 0 no token is kept "
+                        "beyond the window");
+    if (method->per_head)
+        return sti_fail(err, STILL_E_UNSUPPORTED,
+                        "caps are chosen for kv heads: use --heads shared");
     return STILL_OK;
 }
 
@@ -136,23 +151,19 @@ static still_status run(still_model *m, const still_allocate_params *p,
                         still_allocation *a, still_error *err)
 {
     still_method method;
-    still_bill bill;
     size_t budget = p->budget;
     STI_TRY(start_method(m, p->method, &method, err));
     if (p->key_bits) method.key_bits = p->key_bits;
     if (p->value_bits) method.value_bits = p->value_bits;
-    if (method.per_head)
-        return sti_fail(err, STILL_E_UNSUPPORTED,
-                        "caps are allocated to kv heads: use --heads shared");
+    STI_TRY(check_method(&method, err));
     const int ctx = m->info.ctx_train;
     if (budget == 0) STI_TRY(usual_bytes(m, &method, &budget, err));
     STI_TRY(find_gains(m, p, a->gain, err));
     STI_TRY(sti_choose_caps(m, &method, a->gain, budget, p->shrink, &a->method,
                             &a->chosen, err));
-    STI_TRY(still_model_bill(
-        m, &STILL_PARAMS(still_session_params, .method = &a->method, .ctx = ctx), &bill,
-        err));
-    a->bytes = bill.cache;
+    STI_TRY(sti_session_full_bytes(
+        m, &STILL_PARAMS(still_session_params, .method = &a->method, .ctx = ctx),
+        &a->bytes, err));
     return fill_caps(m, a, err);
 }
 

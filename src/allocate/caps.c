@@ -9,14 +9,15 @@
  * The slope falls at each n: with lengths up to 8K it is 7 : 3 : 1 for a head's first 2K
  * tokens, those up to 4K and those up to 8K. So the best caps come from dealing out
  * tokens to these pieces in the order of their slopes, and the largest number of tokens
- * is dealt whose session fits. Bytes are those of the bill: whatever a session keeps is
- * counted. */
+ * is dealt whose session fits. Bytes are those of a
+ * session with all lists full: whatever it keeps is counted, and no text fills it further. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "allocate/allocate.h"
+#include "session/session.h"
 
 enum {
     STEP = 16,
@@ -84,12 +85,9 @@ static bool deal(const search *s, int64_t tokens, int few, still_method *out,
 static still_status bytes_of(const search *s, const still_method *how, size_t *out,
                              still_error *err)
 {
-    still_bill bill;
-    STI_TRY(still_model_bill(
+    return sti_session_full_bytes(
         s->m, &STILL_PARAMS(still_session_params, .method = how, .ctx = s->longest),
-        &bill, err));
-    *out = bill.cache;
-    return STILL_OK;
+        out, err);
 }
 
 /* The most tokens that fit, in steps of s->step: dealt beyond `few` a head, or with few
@@ -159,9 +157,11 @@ static int by_slope(const void *a, const void *b)
     return x->head != y->head ? x->head - y->head : x->end - y->end;
 }
 
-/* Every head's pieces: up to 2K, 4K, ..., the trained length, as far as a cap goes. */
-static void cut_pieces(search *s, const double *gain)
+/* Every head's pieces: up to 2K, 4K, ..., the trained length, as far as a cap goes. Heads
+ * of layers that keep their own attention have none. */
+static void cut_pieces(search *s, const sti_attn_config *cfg, const double *gain)
 {
+    const int G = s->m->cfg.kv_heads;
     int end[LENGTHS], n = 0;
     for (int64_t at = SHORTEST; at < s->longest; at *= 2) end[n++] = (int)at;
     end[n++] = s->longest;
@@ -170,7 +170,8 @@ static void cut_pieces(search *s, const double *gain)
         slope += 1.0 / end[i];
         const int stop = end[i] < s->most ? end[i] : s->most;
         for (int h = 0; h < s->heads && (i == 0 || end[i - 1] < s->most); h++)
-            s->piece[s->pieces++] = (piece){gain[h] * slope, h, stop};
+            if (sti_attn_converts(cfg, h / G))
+                s->piece[s->pieces++] = (piece){gain[h] * slope, h, stop};
     }
     qsort(s->piece, (size_t)s->pieces, sizeof *s->piece, by_slope);
 }
@@ -209,6 +210,10 @@ still_status sti_choose_caps(const still_model *m, const still_method *method,
                 .longest = m->info.ctx_train > 0 ? m->info.ctx_train : 4096,
                 .step = 1,
                 .budget = budget};
+    const sti_attn_layer first = sti_model_attn_layer(m, 0);
+    sti_attn_config cfg = {.ctx = s.longest};
+    s.method.caps[0] = 0;
+    STI_TRY(sti_attn_configure(&s.method, &first, m->cfg.layers, s.longest, &cfg, err));
     s.most = s.longest < MOST ? s.longest : MOST;
     s.piece = sti_alloc(heads, LENGTHS * sizeof *s.piece);
     s.cap = sti_alloc(heads, sizeof *s.cap);
@@ -216,9 +221,8 @@ still_status sti_choose_caps(const still_model *m, const still_method *method,
                           ? STILL_OK
                           : sti_fail_memory(err, "a rank of heads",
                                             heads * LENGTHS * sizeof *s.piece);
-    s.method.caps[0] = 0;
     if (st == STILL_OK) {
-        cut_pieces(&s, gain);
+        cut_pieces(&s, &cfg, gain);
         if (may_shrink) st = shrink(&s, err);
     }
     if (st == STILL_OK) st = search_caps(&s, out, chosen, err);

@@ -235,6 +235,12 @@ still_status sti_attn_configure(const still_method *m, const sti_attn_layer *lay
                         "caps '%.100s': layers have %d heads that select, and only %d "
                         "can have caps of their own: use one cap for all",
                         m->caps, heads, STI_UNEVEN_HEADS_MAX);
+    for (int i = 0; i < out->n_caps && m->cap < 0; i++)
+        if (out->caps[i].first_head > 0 || out->caps[i].last_head < heads - 1)
+            return sti_fail(err, STILL_E_ARG,
+                            "caps '%.100s': heads of a layer that have a cap beside "
+                            "heads that have none: use a number for all others",
+                            m->caps);
     return hybrid_settings(m, layer, out->ctx, ctx_train, &out->hybrid, err);
 }
 

@@ -186,7 +186,7 @@ static void warn_unused(const cli_options *o, const still_method *method)
             list);
 }
 
-int cli_read_method(const cli_options *o, still_model *m, still_method *out)
+int cli_read_uncapped(const cli_options *o, const still_model *m, still_method *out)
 {
     still_error err;
     if (start_method(o, m, out, &err)) return cli_fail_error(&err);
@@ -194,7 +194,13 @@ int cli_read_method(const cli_options *o, still_model *m, still_method *out)
     if (status != CLI_OK) return status;
     warn_unused(o, out);
     if (!m || !still_model_get_info(m)->method) out->seed = o->seed;
-    return allocates(o, m) ? give_caps(o, m, out) : CLI_OK;
+    return CLI_OK;
+}
+
+int cli_read_method(const cli_options *o, still_model *m, still_method *out)
+{
+    const int status = cli_read_uncapped(o, m, out);
+    return status == CLI_OK && allocates(o, m) ? give_caps(o, m, out) : status;
 }
 
 bool cli_asks_method(const cli_options *o)

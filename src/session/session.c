@@ -379,6 +379,19 @@ static size_t untouched(const still_session *s)
     return free;
 }
 
+still_status sti_session_full_bytes(const still_model *m,
+                                    const still_session_params *params, size_t *out,
+                                    still_error *err)
+{
+    still_session s = {0};
+    still_session_params p;
+    STI_TRY(STI_TAKE(&p, params, still_session_params, err));
+    STI_TRY(configure(m, &p, &s, err));
+    s.model = (still_model *)m;
+    *out = sti_session_lay_out(&s, NULL, NULL);
+    return STILL_OK;
+}
+
 enum {
     RUNTIME = 27 << 19,     /* 13.5 MiB: code, libraries and tables of a program */
     RUNNING = 3 << 18,      /* 0.75 MiB: what those grow by while it generates */

@@ -80,6 +80,11 @@ static inline void sti_session_replaced(still_session *s)
 /* Of a salient token of one list: key, value, score, position (kept.c). */
 size_t sti_session_salient_bytes(const sti_hybrid_settings *set,
                                  const sti_hybrid_state *st, int D);
+/* Bytes of the state of such a session once its lists are as full as their caps allow; the
+ * bill states what a context fills of them. */
+still_status sti_session_full_bytes(const still_model *m,
+                                    const still_session_params *params, size_t *out,
+                                    still_error *err);
 /* Whether its past can be cut to any length because nothing was folded. */
 bool sti_session_keeps_all(const still_session *s);
 

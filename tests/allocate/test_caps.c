@@ -73,6 +73,34 @@ static void test_coverage(void **state)
     still_model_free(m);
 }
 
+/* Lists of heads that keep a whole text of the trained length are not full at its end. The
+ * budget holds for a longer text, too, which fills them. */
+static void test_longer_texts(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    const int heads = m->cfg.layers * m->cfg.kv_heads, trained = m->info.ctx_train;
+    double *gain = sti_alloc((size_t)heads, sizeof *gain);
+    still_method how = method_of("still", 128), got;
+    still_error err;
+    int chosen;
+    how.select = 128;
+    how.positions = STILL_POSITIONS_ABSOLUTE;
+    for (int i = 0; i < heads; i++) gain[i] = i == 1 ? 0.9 : 0.001;
+    const size_t budget = with_cap(m, how, trained / 2);
+    must(sti_choose_caps(m, &how, gain, budget, false, &got, &chosen, &err), &err);
+    char rule[32];
+    snprintf(rule, sizeof rule, "0/1:%d", trained);
+    assert_memory_equal(got.caps, rule, strlen(rule));
+    const size_t at_trained = bytes_of(m, &got);
+    m->info.ctx_train = 8 * trained;
+    const size_t longer = bytes_of(m, &got);
+    assert_true(longer > at_trained);
+    assert_in_range(longer, budget - budget / 8, budget);
+    free(gain);
+    still_model_free(m);
+}
+
 /* No cap beyond what the cuda backend reads by chunks, however much room there is. */
 static void test_longest(void **state)
 {
@@ -168,6 +196,47 @@ static void test_rules(void **state)
     still_model_free(m);
 }
 
+/* Without a cap for all, a layer's list has no end: rules are for whole layers then. */
+static void test_heads_without_cap(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    still_method how = method_of("still", 16);
+    still_bill bill;
+    still_error err;
+    const still_session_params with =
+        STILL_PARAMS(still_session_params, .method = &how, .ctx = 256);
+    how.cap = -1;
+    snprintf(how.caps, sizeof how.caps, "1:30");
+    must(still_model_bill(m, &with, &bill, &err), &err);
+    snprintf(how.caps, sizeof how.caps, "1/1:30");
+    assert_int_equal(still_model_bill(m, &with, &bill, &err), STILL_E_ARG);
+    assert_non_null(strstr(err.text, "have none"));
+    still_model_free(m);
+}
+
+/* Only layers that the method converts get tokens, however large the gains of others. */
+static void test_some_layers(void **state)
+{
+    (void)state;
+    still_model *m = open_tiny("cpu");
+    const int heads = m->cfg.layers * m->cfg.kv_heads, G = m->cfg.kv_heads;
+    double *gain = sti_alloc((size_t)heads, sizeof *gain);
+    still_method how = method_of("still", 16), got;
+    still_error err;
+    int chosen;
+    how.select = 16;
+    how.first_layer = 1;
+    for (int i = 0; i < heads; i++) gain[i] = i < G ? 0.9 : 0.1;
+    const size_t budget = with_cap(m, how, 300);
+    must(sti_choose_caps(m, &how, gain, budget, false, &got, &chosen, &err), &err);
+    assert_in_range(chosen, 1, G);
+    assert_memory_equal(got.caps, "1/", 2);
+    assert_null(strstr(got.caps, "0/"));
+    free(gain);
+    still_model_free(m);
+}
+
 /* Every head of Llama 3.1 8B's shape with a cap of its own, as long as caps can be. */
 static void test_all_heads(void **state)
 {
@@ -228,10 +297,11 @@ static void test_no_tokenizer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_budgets),     cmocka_unit_test(test_coverage),
-        cmocka_unit_test(test_longest),     cmocka_unit_test(test_shrinks),
-        cmocka_unit_test(test_rules),       cmocka_unit_test(test_many_heads),
-        cmocka_unit_test(test_all_heads),   cmocka_unit_test(test_too_small),
-        cmocka_unit_test(test_no_tokenizer)};
+        cmocka_unit_test(test_budgets),           cmocka_unit_test(test_coverage),
+        cmocka_unit_test(test_longest),           cmocka_unit_test(test_longer_texts),
+        cmocka_unit_test(test_shrinks),           cmocka_unit_test(test_some_layers),
+        cmocka_unit_test(test_heads_without_cap), cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_many_heads),        cmocka_unit_test(test_all_heads),
+        cmocka_unit_test(test_too_small),         cmocka_unit_test(test_no_tokenizer)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

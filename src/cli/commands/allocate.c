@@ -36,9 +36,11 @@ static int print_table(const still_allocation *a)
     const still_method *m = &a->method;
     char *option = cli_cap_option(m);
     if (!option) return cli_fail("out of memory");
-    cli_print("%d of %d kv heads look things up; all others keep %d salient tokens; a "
-              "session takes %.2f MB\n\n",
-              a->chosen, n, few, (double)a->bytes / 1e6);
+    int capped = 0;
+    for (int i = 0; i < n; i++) capped += a->cap[i] > 0;
+    cli_print("%d of %d kv heads keep more than the usual %d salient tokens; a session "
+              "takes %.2f MB\n\n",
+              a->chosen, capped, few, (double)a->bytes / 1e6);
     cli_print("| layer | kv head | attention on the fact | salient tokens |\n"
               "|-:|-:|-:|-:|\n");
     double below = 2;
@@ -56,10 +58,14 @@ static int print_table(const still_allocation *a)
             }
         below = next;
     }
-    cli_print("\n--method %s --chunk %d --select %d --score %s%s%s%s --cap %s", m->name,
-              m->chunk, m->select, m->score, m->gate ? "" : " --gate none",
+    cli_print("\n--method %s --chunk %d --select %d --score %s%s%s%s%s%s --cap %s",
+              m->name, m->chunk, m->select, m->score, m->gate ? "" : " --gate none",
               m->positions == STILL_POSITIONS_CAPPED ? " --positions capped" : "",
-              m->forget ? " --state none" : "", option);
+              m->forget ? " --state none" : "", m->norm_preserved ? "" : " --plain-map",
+              m->window_scale ? " --la-scale window" : "", option);
+    if (m->first_layer > 0 || m->last_layer >= 0)
+        cli_print(" --layers %d-%d", m->first_layer,
+                  m->last_layer < 0 ? a->layers - 1 : m->last_layer);
     if (m->key_bits) cli_print(" --cache-type-k q%d", m->key_bits);
     if (m->value_bits) cli_print(" --cache-type-v q%d", m->value_bits);
     cli_print("\n");
@@ -130,11 +136,10 @@ int cli_cmd_allocate(const cli_options *o)
     const double start = cli_now();
     int status = cli_open_model(o, o->n_args ? o->arg[0] : NULL, &m);
     const bool asked = cli_asks_method(o);
-    cli_options even = *o; /* caps are what is to be found */
-    even.no_allocate = true;
+    cli_options with = *o;
     if (status == CLI_OK && !o->method && !still_model_get_info(m)->method)
-        even.method = "still";
-    if (status == CLI_OK && asked) status = cli_read_method(&even, m, &method);
+        with.method = "still";
+    if (status == CLI_OK && asked) status = cli_read_uncapped(&with, m, &method);
     if (status == CLI_OK) status = cli_allocate(o, m, asked ? &method : NULL, &a);
     if (status == CLI_OK && o->svg) status = write_picture(a, o->svg);
     if (status == CLI_OK && !o->to_stdout)
