@@ -17,6 +17,7 @@ enum {
 typedef struct srv_pieces {
     double n, seconds;     /* running means; n 0: none was read yet */
     double n_n, n_seconds; /* variance of n, covariance */
+    double longest;        /* of late */
     double fixed, each;    /* seconds of a piece: fixed + n each */
 } srv_pieces;
 

@@ -92,6 +92,23 @@ static void times_change(void **state)
     assert_true(late <= 2);
 }
 
+/* What is left of a prompt is a short piece, and the next prompt is read at once all the
+ * same. */
+static void prompts_end(void **state)
+{
+    (void)state;
+    machine m = {.fixed = 0.0022, .each = 0.000002, .noise = 1};
+    srv_pieces p = {0};
+    int passes = 0;
+    for (int i = 0; i < 400; i++)
+        for (int left = SRV_WHOLE_PIECE; left > 0; passes += i >= 200) {
+            const int fit = srv_pieces_fit(&p, 0.015), n = fit < left ? fit : left;
+            srv_pieces_note(&p, n, take(&m, n));
+            left -= n;
+        }
+    if (passes > 220) fail_msg("%d passes for 200 prompts", passes);
+}
+
 RUN_TESTS(cmocka_unit_test(passes_cost_more_than_tokens),
           cmocka_unit_test(tokens_cost_more_than_passes),
-          cmocka_unit_test(times_change))
+          cmocka_unit_test(times_change), cmocka_unit_test(prompts_end))
