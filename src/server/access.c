@@ -2,6 +2,7 @@
  * neither time nor memory tells them. */
 #include "server/access.h"
 
+#include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,8 +91,23 @@ bool srv_access_allows(const srv_access *a, const char *origin)
     return false;
 }
 
-bool srv_access_own(const char *origin, const char *host)
+/* host: with or without a port. */
+static bool is_address(const char *host)
+{
+    static const char local[] = "localhost";
+    char name[64];
+    struct in_addr any;
+    const size_t n = strcspn(host, ":");
+    if (host[0] == '[') return true; /* only addresses of IPv6 have it */
+    if (n >= sizeof name) return false;
+    memcpy(name, host, n);
+    name[n] = 0;
+    return strcasecmp(name, local) == 0 || inet_pton(AF_INET, name, &any) == 1;
+}
+
+bool srv_access_own(const srv_access *a, const char *origin, const char *host)
 {
     const char *at = strstr(origin, "://");
-    return host && at && strcasecmp(at + 3, host) == 0;
+    return host && at && strcasecmp(at + 3, host) == 0 &&
+           (!a->local || a->n_keys > 0 || is_address(host));
 }

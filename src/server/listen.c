@@ -30,7 +30,7 @@ static int open_socket(const struct addrinfo *a)
     return -1;
 }
 
-static int bound_port(int fd)
+static int bound_port(int fd, bool *local)
 {
     union {
         struct sockaddr any;
@@ -38,11 +38,17 @@ static int bound_port(int fd)
         struct sockaddr_in6 v6;
     } at = {.v6 = {0}};
     socklen_t n = sizeof at;
+    *local = false;
     if (getsockname(fd, &at.any, &n) != 0) return 0;
-    return ntohs(at.any.sa_family == AF_INET6 ? at.v6.sin6_port : at.v4.sin_port);
+    if (at.any.sa_family == AF_INET6) {
+        *local = IN6_IS_ADDR_LOOPBACK(&at.v6.sin6_addr);
+        return ntohs(at.v6.sin6_port);
+    }
+    *local = ntohl(at.v4.sin_addr.s_addr) >> 24 == 127;
+    return ntohs(at.v4.sin_port);
 }
 
-still_status srv_listen(const char *host, int port, int *fd, int *bound,
+still_status srv_listen(const char *host, int port, int *fd, int *bound, bool *local,
                         still_error *err)
 {
     char service[16];
@@ -63,7 +69,7 @@ still_status srv_listen(const char *host, int port, int *fd, int *bound,
     if (*fd < 0)
         return sti_fail(err, STILL_E_IO, "cannot listen on %s, port %d: %s", host, port,
                         strerror(saved));
-    *bound = bound_port(*fd);
+    *bound = bound_port(*fd, local);
     return STILL_OK;
 }
 

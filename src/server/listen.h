@@ -5,8 +5,8 @@
 #include "still.h"
 
 /* A listening TCP socket on host (a name or an address) and port (0: any free one).
- * *bound is the port it got. close() *fd. */
-still_status srv_listen(const char *host, int port, int *fd, int *bound,
+ * *bound is the port it got; *local: only this machine reaches it. close() *fd. */
+still_status srv_listen(const char *host, int port, int *fd, int *bound, bool *local,
                         still_error *err);
 /* Whether the peer has closed its connection, as far as the system knows. */
 bool srv_peer_gone(int fd);

@@ -129,7 +129,7 @@ static still_status start_threads(srv_server *s, const srv_params *p, still_erro
     int fd;
     sigset_t all, before;
     unsigned most = p->connections > 0 ? (unsigned)p->connections : CONNECTIONS;
-    STI_TRY(srv_listen(p->host, p->port, &fd, &s->port, err));
+    STI_TRY(srv_listen(p->host, p->port, &fd, &s->port, &s->floor.access.local, err));
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     s->daemon = MHD_start_daemon(

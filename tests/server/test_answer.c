@@ -136,10 +136,29 @@ static void access(void **state)
     assert_int_equal(srv_access_init(&a, NULL, any, 1, &e), STILL_OK);
     assert_true(srv_access_has_key(&a, NULL) && srv_access_allows(&a, "null"));
     srv_access_free(&a);
-    assert_true(srv_access_own("http://127.0.0.1:8080", "127.0.0.1:8080"));
-    assert_false(srv_access_own("http://127.0.0.1:8080", "127.0.0.1:8081"));
-    assert_false(srv_access_own("null", "null"));
-    assert_false(srv_access_own("http://x", NULL));
+    assert_true(srv_access_own(&a, "http://127.0.0.1:8080", "127.0.0.1:8080"));
+    assert_false(srv_access_own(&a, "http://127.0.0.1:8080", "127.0.0.1:8081"));
+    assert_false(srv_access_own(&a, "null", "null"));
+    assert_false(srv_access_own(&a, "http://x", NULL));
+    /* A name of another site that leads to this machine is not the server's own. */
+    static const char *const host[] = {"127.0.0.1:80", "[::1]:8080", "localhost",
+                                       "Localhost:1"};
+    static const char *const name[] = {"evil.example:80", "127.0.0.1.evil.example",
+                                       "localhost.evil.example:8080", "localhos"};
+    char page[80];
+    a.local = true;
+    for (size_t i = 0; i < 4; i++) {
+        snprintf(page, sizeof page, "http://%s", host[i]);
+        assert_true(srv_access_own(&a, page, host[i]));
+        snprintf(page, sizeof page, "http://%s", name[i]);
+        assert_false(srv_access_own(&a, page, name[i]));
+        a.local = false;
+        assert_true(srv_access_own(&a, page, name[i]));
+        a.local = true;
+        a.n_keys = 1; /* which a page of another site does not have */
+        assert_true(srv_access_own(&a, page, name[i]));
+        a.n_keys = 0;
+    }
     assert_int_equal(srv_access_init(&a, "\n# none\n", NULL, 0, &e), STILL_E_FORMAT);
     srv_access_free(&a);
     assert_int_equal(srv_access_init(&a, "k1\ntwo words\n", NULL, 0, &e),
