@@ -150,7 +150,9 @@ const cli_option cli_option_table[] = {
      .help = "How many recent tokens the penalty looks at (default: the model's, else 64)."},
     {"seed", 's', "N", CLI_SEED, AT(seed), SALIENCY | ALLOCATE, CLI_G_METHOD, .preset = "0",
      .help = "Seed of the random score; of allocate also of its probes."},
-    {"seed", 's', "N", CLI_SEED, AT(seed), (RUN & ~EVAL) | LINEARIZE,
+    {"seed", 's', "N", CLI_SEED, AT(seed), SERVE, CLI_G_METHOD, .preset = "0",
+     .help = "Seed of the random score. Requests bring seeds of their own."},
+    {"seed", 's', "N", CLI_SEED, AT(seed), (RUN & ~(EVAL | SERVE)) | LINEARIZE,
      CLI_G_SAMPLING, .preset = "0",
      .help = "Seed of every random choice: the same seed gives the same result; -1 draws one "
              "and says which."},

@@ -76,9 +76,16 @@ static void refuse_size(srv_exchange *x)
  * browsers send simple requests unasked. */
 static bool is_foreign(const srv_exchange *x)
 {
+    const srv_access *access = &x->floor->access;
     const char *origin = header(x, "Origin");
-    return origin && !srv_access_allows(&x->floor->access, origin) &&
-           !srv_access_own(origin, header(x, "Host"));
+    return origin && !srv_access_allows(access, origin) &&
+           !srv_access_own(access, origin, header(x, "Host"));
+}
+
+static bool is_encoded(const srv_exchange *x)
+{
+    const char *encoding = header(x, "Content-Encoding");
+    return encoding && strcasecmp(encoding, "identity") != 0;
 }
 
 static enum MHD_Result count_length(void *user, enum MHD_ValueKind kind,
@@ -124,6 +131,9 @@ static void read_head(srv_exchange *x)
                !srv_access_has_key(&x->floor->access, header(x, "Authorization"))) {
         refuse(x, 401, "invalid_api_key",
                "this server needs an API key: Authorization: Bearer KEY");
+    } else if (is_encoded(x)) {
+        refuse(x, 415, "unsupported",
+               "the body has a Content-Encoding: send it as it is, not compressed");
     }
     if (length && strtoull(length, NULL, 10) > SRV_MOST_BODY) x->received = SIZE_MAX;
 }
@@ -354,9 +364,9 @@ static enum MHD_Result begin(srv_floor *f, struct MHD_Connection *connection,
     if (x->received <= SRV_MOST_BODY && !ambiguous) return MHD_YES;
     /* Before the body is sent: the connection ends with this answer. */
     if (ambiguous)
-        refuse(
-            x, 400, "invalid_value",
-            "the headers Content-Length and Transfer-Encoding contradict each other");
+        refuse(x, 400, "invalid_value",
+               "the headers must tell the end of the body in one way: one "
+               "Content-Length, or Transfer-Encoding: chunked");
     else
         refuse_size(x);
     return send_reply(x);

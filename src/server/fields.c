@@ -112,16 +112,16 @@ const srv_field srv_fields[] = {
      .help = "kept: say what the model kept of the conversation, in choices[].still"},
     {"best_of", SRV_ONLY, SRV_TEXTS, .schema = "[1]"},
     {"suffix", SRV_ONLY, SRV_TEXTS, .schema = "[\"\"]"},
-    {"store", SRV_ONLY, SRV_CHAT, .schema = "[false]"},
+    {"store", SRV_ONLY, SRV_BOTH, .schema = "[false]"},
     {"modalities", SRV_ONLY, SRV_CHAT, .schema = "[[\"text\"]]"},
-    {"service_tier", SRV_ONLY, SRV_CHAT, .schema = "[\"auto\",\"default\"]"},
     {"model", SRV_IGNORED, SRV_BOTH, .help = "the server has one model"},
     {"user", SRV_IGNORED, SRV_BOTH, .help = "has no effect"},
-    {"metadata", SRV_IGNORED, SRV_CHAT, .help = "has no effect"},
-    {"safety_identifier", SRV_IGNORED, SRV_CHAT, .help = "has no effect"},
-    {"prompt_cache_key", SRV_IGNORED, SRV_CHAT, .help = "has no effect"},
-    {"prompt_cache_options", SRV_IGNORED, SRV_CHAT, .help = "has no effect"},
-    {"prompt_cache_retention", SRV_IGNORED, SRV_CHAT, .help = "has no effect"},
+    {"service_tier", SRV_IGNORED, SRV_BOTH, .help = "has no effect"},
+    {"metadata", SRV_IGNORED, SRV_BOTH, .help = "has no effect"},
+    {"safety_identifier", SRV_IGNORED, SRV_BOTH, .help = "has no effect"},
+    {"prompt_cache_key", SRV_IGNORED, SRV_BOTH, .help = "has no effect"},
+    {"prompt_cache_options", SRV_IGNORED, SRV_BOTH, .help = "has no effect"},
+    {"prompt_cache_retention", SRV_IGNORED, SRV_BOTH, .help = "has no effect"},
 };
 const size_t srv_n_fields = sizeof srv_fields / sizeof *srv_fields;
 

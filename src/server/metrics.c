@@ -6,8 +6,8 @@
 
 #include "base/process.h"
 
-static const int codes[SRV_CODES] = {200, 204, 304, 400, 401, 403,
-                                     404, 405, 413, 429, 500, 503};
+static const int codes[SRV_CODES] = {200, 204, 304, 400, 401, 403, 404,
+                                     405, 413, 415, 429, 500, 503};
 
 void srv_count(srv_counts *c, size_t route, int status)
 {

@@ -7,7 +7,7 @@
 #include "base/buf.h"
 #include "server/scheduler.h"
 
-enum { SRV_CODES = 12, SRV_MOST_ROUTES = 32 };
+enum { SRV_CODES = 13, SRV_MOST_ROUTES = 32 };
 
 /* Requests by route (the last: no route) and status. Any thread. */
 typedef struct srv_counts {

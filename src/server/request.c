@@ -65,7 +65,7 @@ static still_status read_prompt(const json_t *value, int vocab, srv_prompt *out,
 static still_status read_prompts(const json_t *value, int vocab, srv_completion *c,
                                  still_error *err)
 {
-    if (!value) return sti_fail(err, STILL_E_ARG, "the body has no 'prompt'");
+    if (!value) return sti_fail(err, STILL_E_ARG, "'prompt' is missing");
     const json_t *first = json_array_get(value, 0);
     bool several = json_is_array(value) && (!first || !json_is_number(first));
     size_t n = several ? json_array_size(value) : 1;

@@ -201,14 +201,16 @@ def hostile():
            {"prompt": [1], "stop": ["x"] * 17}]
     for body in bad:
         refused(400, "invalid_value", post(body))
-    for field in ({"suffix": "x"}, {"best_of": 2}, {"frob": 1}, {"tools": []}):
+    for field in ({"suffix": "x"}, {"best_of": 2}, {"frob": 1}, {"tools": []}, {"store": True}):
         refused(400, "unsupported", post({"prompt": [1]}, **field))
+    refused(415, "unsupported", ask("POST", "/v1/completions", {"prompt": [1]},
+                                    {"Content-Encoding": "gzip"}), "Content-Encoding")
     refused(400, "context_length_exceeded", post({"prompt": "1 " * 5000}),
             "the prompt has")
     refused(400, "context_length_exceeded", post({"prompt": ["1", "1 " * 5000]}),
             "prompt 1 has")
-    assert post({"prompt": [1], "max_tokens": None, "stop": None, "user": "u",
-                 "seed": -5})[0] == 200
+    assert post({"prompt": [1], "max_tokens": None, "stop": None, "user": "u", "seed": -5,
+                 "service_tier": "flex", "metadata": {"a": "b"}, "store": False})[0] == 200
 
     # Bodies that are too large, cut off, or never end; words that are no HTTP.
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -587,6 +589,10 @@ def headers():
     for origin, want in (("https://evil.example", 403), (f"http://127.0.0.1:{PORT}", 200),
                          ("null", 403)):
         assert raw("GET", "/v1/models", headers={"Origin": origin})[0] == want, origin
+    # Nor one of another site whose name leads here.
+    for host, want in ((f"evil.example:{PORT}", 403), (f"localhost:{PORT}", 200)):
+        got = raw("GET", "/v1/models", headers={"Origin": f"http://{host}", "Host": host})[0]
+        assert got == want, (host, got)
     complete(prompt="x", max_tokens=2)
     status, h, text = raw("GET", "/metrics")
     assert status == 200 and h["content-type"].startswith("text/plain"), h

@@ -94,7 +94,7 @@ static void wrong(void **state)
         {"", STILL_E_FORMAT, "the body: line 1, column 1: "},
         {"[]", STILL_E_FORMAT, "not a JSON object"},
         {"{\"prompt\":\"\xff\"}", STILL_E_FORMAT, "no UTF-8"},
-        {"{}", STILL_E_ARG, "no 'prompt'"},
+        {"{}", STILL_E_ARG, "'prompt' is missing"},
         {"{\"prompt\":[]}", STILL_E_ARG, "0 entries"},
         {"{\"prompt\":[[1],[]]}", STILL_E_ARG, "without token ids"},
         {"{\"prompt\":[1,100]}", STILL_E_ARG, "entry 1 is 100"},
