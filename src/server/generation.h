@@ -20,7 +20,7 @@ typedef struct srv_api {
     int most_tokens;           /* of an answer; 0: as many as fit */
     const char *chat_template; /* NULL: the model's own */
     json_t *variables;         /* of the template, beside those of a request; or NULL */
-    bool developer;            /* the template knows this role */
+    srv_places places;         /* of the template */
     srv_options plain, chat;   /* defaults of the two endpoints */
 } srv_api;
 

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "server/call_form.h"
+#include "server/told_tools.h"
 
 still_status srv_encode(const still_tokenizer *tk, const char *text, size_t n,
                         unsigned flags, int32_t **id, size_t *n_ids, still_error *err)
@@ -163,13 +164,17 @@ static still_status render_probe(const srv_api *api, const srv_chat *c, bool cal
     return status;
 }
 
-/* How this template writes calls. One that cannot write one at all may say so with an
+/* How this template writes calls. One that fails to write one may say so with an
  * exception: the request is refused in either case. */
 static still_status find_form(const srv_api *api, const srv_chat *c, srv_call_form *out,
                               still_error *err)
 {
     still_rendering open = {0}, call = {0};
     bool found = false;
+    if (!api->places.tools) {
+        *out = (srv_call_form){.before = SRV_TOLD_OPENING, .key = "arguments"};
+        return STILL_OK;
+    }
     still_status status = render_probe(api, c, false, &open, err);
     if (status == STILL_OK) status = render_probe(api, c, true, &call, err);
     if (status == STILL_OK) {
@@ -256,8 +261,7 @@ static still_status demand_call(const srv_api *api, const still_rendering *r,
 static still_status read_talk(const srv_api *api, const char *body, size_t n,
                               srv_asked *a, still_error *err)
 {
-    STI_TRY(
-        srv_chat_read(body, n, api->vocab, api->developer, &api->chat, &a->talk, err));
+    STI_TRY(srv_chat_read(body, n, api->vocab, api->places, &api->chat, &a->talk, err));
     still_rendering r = {0};
     a->options = &a->talk.options;
     a->tools = a->talk.tools;

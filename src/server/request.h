@@ -49,8 +49,13 @@ typedef struct srv_chat {
     const char *function; /* of this tool, borrowed from the body; NULL: of any */
 } srv_chat;
 
-/* developer: the template knows the role of this name; if not, it becomes system. */
-still_status srv_chat_read(const char *text, size_t n, int vocab, bool developer,
+/* What the chat template has a place for. */
+typedef struct srv_places {
+    bool developer; /* this role; without it that is system */
+    bool tools;     /* without it messages tell of them, see told_tools.h */
+} srv_places;
+
+still_status srv_chat_read(const char *text, size_t n, int vocab, srv_places places,
                            const srv_options *defaults, srv_chat *out,
                            still_error *err);
 void srv_chat_free(srv_chat *c);

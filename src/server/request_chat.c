@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "server/request.h"
+#include "server/told_tools.h"
 
 enum { MOST_MESSAGES = 65536, MOST_TOOLS = 128 };
 
@@ -313,7 +314,7 @@ static still_status read_choice(const json_t *tools, srv_chat *c, bool *use,
 }
 
 /* Variables of the client first, so that they cannot stand in for messages and tools. */
-static still_status read_variables(srv_chat *c, bool developer, still_error *err)
+static still_status read_variables(srv_chat *c, srv_places places, still_error *err)
 {
     json_t *kwargs = srv_field_of(c->body, "chat_template_kwargs");
     json_t *tools = srv_field_of(c->body, "tools");
@@ -325,8 +326,10 @@ static still_status read_variables(srv_chat *c, bool developer, still_error *err
     STI_TRY(read_choice(tools, c, &use, err));
     c->variables = json_object();
     if (kwargs) sti_json_merge(&c->variables, json_incref(kwargs));
-    still_status status =
-        read_messages(srv_field_of(c->body, "messages"), developer, &messages, err);
+    still_status status = read_messages(srv_field_of(c->body, "messages"),
+                                        places.developer, &messages, err);
+    if (status == STILL_OK && !places.tools)
+        status = srv_told_tools(use ? tools : NULL, &messages, err);
     if (status != STILL_OK) {
         json_decref(messages);
         return status;
@@ -341,7 +344,7 @@ static still_status read_variables(srv_chat *c, bool developer, still_error *err
     return c->variables ? STILL_OK : sti_fail_memory(err, "messages", 0);
 }
 
-still_status srv_chat_read(const char *text, size_t n, int vocab, bool developer,
+still_status srv_chat_read(const char *text, size_t n, int vocab, srv_places places,
                            const srv_options *defaults, srv_chat *out, still_error *err)
 {
     *out = (srv_chat){.options = *defaults};
@@ -352,7 +355,7 @@ still_status srv_chat_read(const char *text, size_t n, int vocab, bool developer
         srv_fields_read(out->body, SRV_CHAT, vocab, &out->options, err);
     if (status == STILL_OK)
         status = read_logprobs(out->body, vocab, &out->options, err);
-    if (status == STILL_OK) status = read_variables(out, developer, err);
+    if (status == STILL_OK) status = read_variables(out, places, err);
     if (status != STILL_OK) srv_chat_free(out);
     return status;
 }

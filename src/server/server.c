@@ -113,7 +113,8 @@ static still_status make_api(srv_server *s, const srv_params *p, still_error *er
     api->chat_template = s->chat_template;
     const char *chat =
         s->chat_template ? s->chat_template : still_tokenizer_chat_template(api->tk);
-    api->developer = chat && strstr(chat, "developer");
+    api->places.developer = chat && strstr(chat, "developer");
+    api->places.tools = chat && (strstr(chat, "tools") || strstr(chat, "tool_calls"));
     set_defaults(api, info->sampling);
     if (p->variables)
         STI_TRY(sti_json_read("template variables", p->variables, strlen(p->variables),

@@ -438,11 +438,7 @@ def refusals():
     refused(400, "invalid_value", post(messages=[]), "'messages'")
     refused(400, "invalid_value", post(messages=[{"role": "king", "content": ""}]), "role")
     refused(400, "unsupported", post(messages=SAY, functions=[]), "'functions'")
-    tools = [{"type": "function", "function": {"name": "f"}}]
     refused(400, "invalid_value", post(messages=SAY, tool_choice="required"), "'tool_choice'")
-    # This template writes no calls.
-    refused(400, "unsupported", post(messages=SAY, tools=tools, tool_choice="required"),
-            "'tool_choice'")
     refused(400, "unsupported", post(messages=[{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "x"}}]}]), "image_url")
     status, x = post(messages=SAY, stop="")
@@ -554,6 +550,14 @@ def demand(form):
         refused(400, "unsupported", post(tool_choice="required"), "'tool_choice'")
         c = talk(**{**ask_for, "tools": tools[2:], "max_tokens": 50}, tool_choice="required")
         assert c["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "stop", c
+
+
+def unread():
+    """This template writes calls in a form that is not read back: none can be demanded."""
+    body = {"messages": SAY, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    assert talk(**body, max_tokens=2)["choices"]
+    refused(400, "unsupported", ask("POST", "/v1/chat/completions",
+                                    {**body, "tool_choice": "required"}), "'tool_choice'")
 
 
 def template():
@@ -841,5 +845,5 @@ def docs(path):
 {f.__name__: f for f in (endpoints, scores, shared, generate, limit, key, hostile,
                          together, leave, finish, chat, injection, streams, sampling,
                          refusals, form, template, headers, page, kept, cors, full, slow,
-                         malformed, demand, overdue,
+                         malformed, demand, unread, overdue,
                          drain, docs)}[sys.argv[2]](*sys.argv[3:])

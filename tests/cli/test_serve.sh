@@ -84,13 +84,18 @@ declare -A forms=(
 </tool_call>$end"
     [list]="{% if m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}{$call, \"arguments\": $arguments}{% endfor %}]{% endif %}"
     [named]="$loop[TOOL_CALLS]{{ c.function.name }}[ARGS]$arguments$end"
-    [bare]="$loop{$call, \"parameters\": $arguments}$end")
+    [bare]="$loop{$call, \"parameters\": $arguments}$end"
+    [told]="") # no place for tools: messages tell of them
 for form in "${!forms[@]}"; do
     printf '%s' "$head${forms[$form]}$tail" >"$scratch/$form.jinja"
     start --chat-template "$scratch/$form.jinja"
     client demand "$form"
     stop
 done
+printf '%s' "$head${loop}call {{ c.function.name }}$end$tail" >"$scratch/unread.jinja"
+start --chat-template "$scratch/unread.jinja"
+client unread
+stop
 
 # Who is one too many is told so; who leaves makes room.
 start --parallel 1 --queue 1 --ctx 100000

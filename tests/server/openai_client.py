@@ -52,6 +52,10 @@ assert "Paris" in "".join(p.choices[0].text for p in parts)
 a = client.chat.completions.create(model=name, messages=SAY, tools=TOOLS, max_tokens=40,
                                    temperature=0)
 assert a.choices[0].finish_reason in ("stop", "length", "tool_calls"), a
+a = client.chat.completions.create(model=name, messages=SAY, tools=TOOLS, max_tokens=40,
+                                   temperature=0, tool_choice="required")
+call = a.choices[0].message.tool_calls[0].function
+assert call.name == "get_time" and isinstance(json.loads(call.arguments)["city"], str), a
 a = client.chat.completions.create(model=name, temperature=0, max_tokens=8, tools=TOOLS, messages=SAY + [
     {"role": "assistant", "content": None, "tool_calls": [
         {"id": "abcdefghi", "type": "function",
@@ -71,8 +75,7 @@ assert isinstance(p.choices[0].message.parsed, Place), p
 
 # Errors are the client's own exceptions.
 for wrong, kind in (({"messages": []}, openai.BadRequestError),
-                    ({"messages": SAY, "tools": TOOLS, "tool_choice": "required"},
-                     openai.BadRequestError),
+                    ({"messages": SAY, "tool_choice": "required"}, openai.BadRequestError),
                     ({"messages": SAY, "extra_body": {"frob": 1}}, openai.BadRequestError)):
     try:
         client.chat.completions.create(model=name, **wrong)

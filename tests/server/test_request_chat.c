@@ -12,14 +12,19 @@
 
 #include "server/request.h"
 
-static srv_chat read_good(const char *text, bool developer)
+static srv_chat read_places(const char *text, srv_places places)
 {
     srv_chat c;
     still_error e = {0};
     const srv_options plain = srv_plain_options();
-    if (srv_chat_read(text, strlen(text), 100, developer, &plain, &c, &e))
+    if (srv_chat_read(text, strlen(text), 100, places, &plain, &c, &e))
         fail_msg("%s", e.text);
     return c;
+}
+
+static srv_chat read_good(const char *text, bool developer)
+{
+    return read_places(text, (srv_places){.developer = developer, .tools = true});
 }
 
 /* The variables of a body, as text. */
@@ -99,6 +104,67 @@ static void calls(void **state)
     assert_true(c.demanded);
     assert_string_equal(c.function, "f");
     srv_chat_free(&c);
+}
+
+/* A template without a place for tools: messages say what they are. */
+static void tools_are_told(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *messages, *want;
+    } is[] = {
+        {"{\"role\":\"system\",\"content\":\"be brief\"},"
+         "{\"role\":\"user\",\"content\":\"x\"}",
+         "[[\"system\",\"be brief\\n\\nTOOLS\"],[\"user\",\"x\"]]"},
+        {"{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":"
+         "null,\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\","
+         "\"arguments\":\"{\\\"y\\\":1}\"}},{\"function\":{\"name\":\"g\","
+         "\"arguments\":\"\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"a\","
+         "\"content\":\"4\"},{\"role\":\"tool\",\"content\":\"5\"}",
+         "[[\"user\",\"TOOLS\\n\\nx\"],[\"assistant\",\"<tool_call>\\n{\\\"name\\\":"
+         "\\\"f\\\",\\\"arguments\\\":{\\\"y\\\":1}}\\n</tool_call>\\n<tool_call>\\n"
+         "{\\\"name\\\":\\\"g\\\",\\\"arguments\\\":{}}\\n</tool_call>\"],"
+         "[\"user\",\"<tool_response>\\n4\\n</tool_response>\\n<tool_response>\\n5\\n"
+         "</tool_response>\"]]"},
+        {"{\"role\":\"assistant\",\"content\":\"a\"}",
+         "[[\"user\",\"TOOLS\\n\\n\"],[\"assistant\",\"a\"]]"},
+    };
+    static const char told[] =
+        "You can call these "
+        "functions:\\n<tools>\\n{\\\"name\\\":\\\"f\\\"}\\n</tools>\\n"
+        "To call one, write its name and arguments as "
+        "JSON:\\n<tool_call>\\n{\\\"name\\\": "
+        "NAME, \\\"arguments\\\": {...}}\\n</tool_call>";
+    for (size_t i = 0; i < sizeof is / sizeof *is; i++)
+        for (int with = 0; with < 2; with++) {
+            char body[1024], want[2048] = "";
+            snprintf(body, sizeof body, "{\"messages\":[%s]%s}", is[i].messages,
+                     with ? ",\"tools\":[{\"type\":\"function\",\"function\":"
+                            "{\"name\":\"f\"}}]"
+                          : "");
+            srv_chat c = read_places(body, (srv_places){0});
+            json_t *pairs = json_array();
+            const json_t *m;
+            size_t j;
+            json_array_foreach(json_object_get(c.variables, "messages"), j, m)
+            {
+                sti_json_append(&pairs, json_pack("[O, O]", json_object_get(m, "role"),
+                                                  json_object_get(m, "content")));
+                assert_null(json_object_get(m, "tool_calls"));
+            }
+            char *got = sti_json_text(pairs, JSON_COMPACT);
+            const char *at = strstr(is[i].want, "TOOLS");
+            if (with)
+                snprintf(want, sizeof want, "%.*s%s%s", (int)(at - is[i].want),
+                         is[i].want, told, at + 5);
+            if (with)
+                assert_string_equal(got, want);
+            else
+                assert_null(strstr(got, "<tools>"));
+            free(got);
+            json_decref(pairs);
+            srv_chat_free(&c);
+        }
 }
 
 static void options(void **state)
@@ -207,8 +273,8 @@ static void wrong(void **state)
         srv_chat c;
         still_error e = {0};
         const srv_options plain = srv_plain_options();
-        still_status got =
-            srv_chat_read(bad[i].text, strlen(bad[i].text), 100, false, &plain, &c, &e);
+        still_status got = srv_chat_read(bad[i].text, strlen(bad[i].text), 100,
+                                         (srv_places){.tools = true}, &plain, &c, &e);
         if (got != bad[i].code || !strstr(e.text, bad[i].words))
             fail_msg("%s: %d, %s", bad[i].text, got, e.text);
         assert_null(c.body);
@@ -217,4 +283,5 @@ static void wrong(void **state)
 }
 
 RUN_TESTS(cmocka_unit_test(messages), cmocka_unit_test(calls),
-          cmocka_unit_test(options), cmocka_unit_test(wrong))
+          cmocka_unit_test(tools_are_told), cmocka_unit_test(options),
+          cmocka_unit_test(wrong))
