@@ -158,13 +158,12 @@ static void prepare_task(void *arg, int worker, int workers)
     prepare_rows(j, j->a.normed, j->act, (int)lo, (int)hi);
 }
 
-/* Blocks a panel takes of K: equal parts, of whole super-blocks. */
+/* Blocks a panel takes of the nb of K: equal parts, of whole super-blocks. */
 static int panel_blocks(int nb, int unit)
 {
-    const int most = PANEL_K / STI_BLOCK_K;
-    if (nb <= most) return nb;
-    const int parts = (nb + most - 1) / most;
-    return ((nb + parts - 1) / parts + unit - 1) / unit * unit;
+    const int all = nb / unit, most = PANEL_K / STI_BLOCK_K / unit;
+    const int parts = (all + most - 1) / most;
+    return (all + parts - 1) / parts * unit;
 }
 
 /* A panel's place: groups [g, g + ng) of the set [first, end), blocks [b, b + nb). */

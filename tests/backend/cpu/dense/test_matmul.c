@@ -300,7 +300,8 @@ static void many_rows(void **state)
             batch_as_rows(ISAS[i], TYPES[t], 391, 35, 1024, 5);
 }
 
-/* K of the shapes that people run: panels take equal parts of it, in whole super-blocks. */
+/* K of the shapes that people run: panels take equal parts of it, in whole super-blocks.
+ * Each of two workers has full panels, of two groups. */
 static void long_rows(void **state)
 {
     (void)state;
@@ -308,7 +309,7 @@ static void long_rows(void **state)
     for (int i = 0; i < 3; i++)
         for (int t = 0; t < N_TYPES; t++)
             for (size_t k = 0; k < sizeof K / sizeof *K; k++)
-                batch_as_rows(ISAS[i], TYPES[t], 12, 19, K[k], 4);
+                batch_as_rows(ISAS[i], TYPES[t], 40, 67, K[k], 13);
 }
 
 /* Values at the ends of their range, in one row and in a batch: sums in 16 bits must not
