@@ -126,7 +126,7 @@ STI_INLINE attn_key_panel attn_panel_at(const int bits, const sti_attn_rows *src
 
 #if defined(__AVX512VNNI__)
 
-enum { ATTN_LEVELS_COST = 30 };
+enum { ATTN_LEVELS_COST = 80 };
 enum { ATTN_DIGITS = STI_ATTN_DIGITS, ATTN_DIGIT = 7, ATTN_INT_ROWS = 4 };
 
 /* A query of D dimensions, padded to whole groups:
