@@ -7,8 +7,9 @@
  * over tokens; their product with the values, split over rows of the state; the others
  * join the list, split over tokens. Tokens are folded in order: those of the chunk by position, then the
  * evicted by slot. Only the product of up to STI_HYB_KEYS of them is added to the
- * state, with compensation (Kahan): the state of a long stream is as exact as that of a
- * short one. */
+ * state: a long stream is few additions, and its state nearly as exact as that of a short
+ * one. A state without a window, to which tokens are added one by one, is compensated
+ * (Kahan). */
 #include <math.h>
 #include <string.h>
 
