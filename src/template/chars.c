@@ -119,7 +119,7 @@ static size_t put_char(uint32_t c, char out[4])
 }
 
 /* The case of a character as Unicode has it, without the few that become two (but for the
- * sharp s); of ASCII alone where the system has no table. */
+ * sharp s and the capital i with a dot); of ASCII alone where the system has no table. */
 static uint32_t recase(uint32_t c, bool upper, locale_t locale)
 {
     if (c < 0x80)
@@ -132,26 +132,35 @@ static uint32_t recase(uint32_t c, bool upper, locale_t locale)
 
 sti_tval sti_t_recase(sti_run *r, const sti_tstr *s, sti_tcase to)
 {
-    enum { SHARP_S = 0xDF };
-    locale_t locale = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
+    enum { SHARP_S = 0xDF, DOTTED_I = 0x130 };
+    if (!r->letters) /* reads files: once a run, not for every string */
+        r->letters = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
+    const locale_t locale = r->letters;
     sti_tout out = {0};
     bool inside = false; /* a word, or behind the first character */
     char room[4];
     for (size_t i = 0, len; i < s->n && sti_run_step(r, 1); i += len) {
         const uint32_t c = sti_utf8_decode(s->p + i, &len);
-        const bool upper = to == STI_T_UPPER || (to != STI_T_LOWER && !inside);
-        const uint32_t changed = recase(c, upper, locale);
+        const bool upper = to == STI_T_SWAPPED
+                               ? recase(c, false, locale) == c
+                               : to == STI_T_UPPER || (to != STI_T_LOWER && !inside);
+        const bool title =
+            recase(c, true, locale) != c && recase(c, false, locale) != c;
+        const uint32_t changed =
+            to == STI_T_SWAPPED && title ? c : recase(c, upper, locale);
         inside = to == STI_T_CAPITAL ||
                  (to == STI_T_TITLES
                       ? !sti_t_space(c) && (c >= 0x80 || !strchr("-({[<", (int)c))
                       : recase(c, true, locale) != recase(c, false, locale));
         if (c == SHARP_S && upper)
-            sti_tout_put(r, &out, to == STI_T_UPPER || to == STI_T_TITLES ? "SS" : "Ss",
-                         2, sti_t_mark(s, i));
+            sti_tout_put(r, &out,
+                         to == STI_T_TITLE || to == STI_T_CAPITAL ? "Ss" : "SS", 2,
+                         sti_t_mark(s, i));
+        else if (c == DOTTED_I && !upper)
+            sti_tout_put(r, &out, "i\xCC\x87", 3, sti_t_mark(s, i));
         else
             sti_tout_put(r, &out, room, put_char(changed, room), sti_t_mark(s, i));
     }
-    if (locale) freelocale(locale);
     const sti_tval v = sti_tout_take(r, &out);
     return s->safe && !r->failed ? sti_t_safe(r, v.u.s) : v;
 }

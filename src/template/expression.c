@@ -40,6 +40,12 @@ sti_tval sti_attribute(sti_run *r, sti_tval of, const sti_tstr *name,
     if (of.kind == STI_T_CYCLER && sti_t_is(name, "current"))
         return of.u.cycler->items->v[of.u.cycler->at];
     if (of.kind == STI_T_MACRO && sti_t_is(name, "name")) return of.u.m->node->value;
+    if (of.kind == STI_T_MACRO && sti_t_is(name, "arguments")) {
+        const sti_tval out = sti_t_list(r, STI_T_TUPLE, 0);
+        for (const sti_tnode *q = of.u.m->node->other; q && !r->failed; q = q->next)
+            sti_t_append(r, out.u.l, q->value);
+        return out;
+    }
     return undefined(why);
 }
 

@@ -244,7 +244,8 @@ FILTER(f_unique)
     const bool exact = sti_arg_true(r, arg[0], false);
     for (size_t i = 0; l && i < l->n && !r->failed; i++) {
         const sti_tval key = key_of(r, l->v[i], arg[1], exact);
-        if (r->failed || sti_t_contains(r, seen, key)) continue;
+        if (r->failed || !sti_t_can_be_key(r, key) || sti_t_contains(r, seen, key))
+            continue;
         sti_t_append(r, seen.u.l, key);
         sti_t_append(r, out.u.l, l->v[i]);
     }
@@ -369,7 +370,7 @@ FILTER(f_attr)
 {
     UNUSED;
     const sti_tstr *name = sti_arg_string(r, arg[0]);
-    if (!name || v.kind == STI_T_DICT)
+    if (!name || (v.kind == STI_T_DICT && !sti_method_find(r, v, name)))
         return STI_T_UNDEF; /* attributes, never members */
     return sti_attribute(r, v, name, NULL);
 }

@@ -125,18 +125,18 @@ FILTER(f_truncate)
 {
     UNUSED;
     enum { LEEWAY = 5 };
-    if (v.kind == STI_T_UNDEFINED) return v;
-    if (!is_text(r, v, "truncate")) return STI_T_UNDEF;
-    const sti_tstr *s = v.u.s, *end = sti_arg_string(r, arg[2]);
+    const sti_tstr *end = sti_arg_string(r, arg[2]);
     const sti_tstr dots = {.p = "...", .n = 3};
-    const int64_t n = (int64_t)sti_t_chars(s), most = sti_arg_int(r, arg[0], 255),
+    const int64_t n = sti_t_length(r, v), most = sti_arg_int(r, arg[0], 255),
                   leeway = sti_arg_int(r, arg[3], LEEWAY);
     if (!end) end = &dots;
-    sti_run_step(r, s->n / 32);
     const int64_t kept = most - (int64_t)sti_t_chars(end);
-    if (kept < 0)
+    if (kept < 0 || leeway < 0)
         return sti_run_fail(r, STILL_E_FORMAT, "truncate: the length is too small");
-    if (r->failed || leeway < 0 || n - most <= leeway) return sti_t_sub(r, s, 0, s->n);
+    if (r->failed || n - most <= leeway) return v;
+    if (!is_text(r, v, "truncate")) return STI_T_UNDEF;
+    const sti_tstr *s = v.u.s;
+    sti_run_step(r, s->n / 32);
     size_t bytes = sti_t_byte_of(s, (size_t)kept);
     if (!sti_arg_true(r, arg[1], false)) {
         const char *space = memrchr(s->p, ' ', bytes);
@@ -255,7 +255,10 @@ FILTER(f_int)
         return f;
     else if (!number_of(r, v.u.s, 10, false, &f))
         return out;
-    return fabs(f.u.f) < 9e18 ? sti_t_int((int64_t)f.u.f) : out;
+    if (fabs(f.u.f) < 9e18) return sti_t_int((int64_t)f.u.f);
+    return isfinite(f.u.f)
+               ? sti_run_fail(r, STILL_E_LIMIT, "a whole number beyond 64 bits")
+               : out;
 }
 
 FILTER(f_float)
@@ -307,8 +310,8 @@ FILTER(f_round)
         return sti_run_fail(r, STILL_E_LIMIT, "a whole number beyond 64 bits");
     }
     const double unit = pow(10, (double)digits), f = sti_t_double(v) * unit;
-    if (sti_t_is(method, "ceil")) return sti_t_real(ceil(f) / unit);
-    if (sti_t_is(method, "floor")) return sti_t_real(floor(f) / unit);
+    if (sti_t_is(method, "ceil")) return sti_t_real((ceil(f) + 0.0) / unit); /* no -0 */
+    if (sti_t_is(method, "floor")) return sti_t_real((floor(f) + 0.0) / unit);
     return sti_run_fail(r, STILL_E_FORMAT,
                         "round: the method is common, ceil or floor");
 }

@@ -340,6 +340,10 @@ static void put_brace(sti_run *r, sti_tout *o, const sti_tstr *s, size_t from,
         v = sti_tout_take(r, &text);
     }
     const size_t spec = colon ? end + 1 : to;
+    if (spec < to && v.kind != STI_T_STRING && !sti_t_number(v)) {
+        sti_run_fail(r, STILL_E_FORMAT, "%s takes no format", sti_t_kind_name(v));
+        return;
+    }
     const field f = brace_field(r, s->p + spec, to - spec);
     if (!r->failed) put_value(r, o, &f, v);
 }

@@ -159,7 +159,8 @@ sti_ttable sti_functions(void)
 METHOD(m_get)
 {
     UNUSED;
-    const sti_tval *v = sti_t_get(r, self.u.d, arg[0]);
+    const sti_tval *v =
+        sti_t_can_be_key(r, arg[0]) ? sti_t_get(r, self.u.d, arg[0]) : NULL;
     if (v) return *v;
     return arg[1].kind == STI_T_MISSING ? STI_T_NIL : arg[1];
 }

@@ -239,6 +239,7 @@ static bool lex_raw(lexer *x, size_t tag)
 static bool lex_comment(lexer *x, size_t tag)
 {
     const char *found = memmem(x->p + x->at, x->n - x->at, "#}", 2);
+    if (!found && x->at == x->n) return true; /* Jinja2 lets it pass */
     if (!found) return fail(x, tag, "this comment has no end");
     size_t at = (size_t)(found - x->p);
     if (at > x->at && (x->p[at - 1] == '-' || x->p[at - 1] == '+')) at--;

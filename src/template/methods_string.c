@@ -35,6 +35,12 @@ METHOD(m_capitalize)
     return sti_t_recase(r, self.u.s, STI_T_CAPITAL);
 }
 
+METHOD(m_swapcase)
+{
+    UNUSED;
+    return sti_t_recase(r, self.u.s, STI_T_SWAPPED);
+}
+
 METHOD(m_strip)
 {
     UNUSED;
@@ -207,10 +213,14 @@ static bool borders(sti_run *r, const sti_tstr *s, sti_tval what, size_t from,
                     size_t to, bool end)
 {
     if (sti_t_is_tuple(what)) {
-        for (size_t i = 0; i < what.u.l->n && !r->failed; i++)
-            if (what.u.l->v[i].kind == STI_T_STRING &&
-                borders(r, s, what.u.l->v[i], from, to, end))
+        for (size_t i = 0; i < what.u.l->n && !r->failed; i++) {
+            const sti_tval one = what.u.l->v[i];
+            if (one.kind != STI_T_STRING)
+                sti_run_fail(r, STILL_E_FORMAT, "%s where a string is expected",
+                             sti_t_kind_name(one));
+            else if (borders(r, s, one, from, to, end))
                 return true;
+        }
         return false;
     }
     const sti_tstr *t = sti_arg_string(r, what);
@@ -383,7 +393,8 @@ static sti_tval fill(sti_run *r, sti_tval self, const sti_tval *arg, bool left,
     sti_tout_part(r, &out, s, 0, s->n);
     for (int64_t i = before; i < missing && sti_run_step(r, 1); i++)
         sti_tout_part(r, &out, with, 0, with->n);
-    return sti_tout_take(r, &out);
+    const sti_tval v = sti_tout_take(r, &out);
+    return s->safe && !r->failed ? sti_t_safe(r, v.u.s) : v;
 }
 
 METHOD(m_ljust)
@@ -432,6 +443,16 @@ ASK(m_isalnum, "\\A[\\p{L}\\p{N}]+\\z")
 ASK(m_isdecimal, "\\A\\p{Nd}+\\z")
 ASK(m_isdigit, "\\A[\\p{Nd}\\x{B2}\\x{B3}\\x{B9}\\x{2070}-\\x{2089}]+\\z")
 ASK(m_isnumeric, "\\A\\p{N}+\\z")
+ASK(m_isidentifier, "\\A[\\p{L}\\p{Nl}_][\\p{L}\\p{N}\\p{Mn}\\p{Mc}\\p{Pc}]*\\z")
+/* Words begin with a letter of upper case, and have no other. */
+ASK(m_istitle, "\\A(?!.*(?<![\\p{Ll}\\p{Lu}\\p{Lt}])\\p{Ll})"
+               "(?!.*[\\p{Ll}\\p{Lu}\\p{Lt}][\\p{Lu}\\p{Lt}]).*[\\p{Lu}\\p{Lt}]")
+
+METHOD(m_isascii)
+{
+    UNUSED;
+    return sti_t_bool(!sti_t_matches(r, self.u.s, "[^\\x{0}-\\x{7F}]"));
+}
 
 METHOD(m_isspace)
 {
@@ -461,6 +482,7 @@ static const sti_tbuiltin rows[] = {
     {"lower", "", 0, m_lower},
     {"title", "", 0, m_title},
     {"capitalize", "", 0, m_capitalize},
+    {"swapcase", "", 0, m_swapcase},
     {"strip", "chars", 0, m_strip},
     {"lstrip", "chars", 0, m_lstrip},
     {"rstrip", "chars", 0, m_rstrip},
@@ -490,7 +512,10 @@ static const sti_tbuiltin rows[] = {
     {"isnumeric", "", 0, m_isnumeric},
     {"isalpha", "", 0, m_isalpha},
     {"isalnum", "", 0, m_isalnum},
+    {"isascii", "", 0, m_isascii},
+    {"isidentifier", "", 0, m_isidentifier},
     {"isspace", "", 0, m_isspace},
+    {"istitle", "", 0, m_istitle},
     {"isupper", "", 0, m_isupper},
     {"islower", "", 0, m_islower},
 };

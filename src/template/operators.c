@@ -76,7 +76,10 @@ static sti_tval real(sti_run *r, int op, double a, double b)
     case '-': return sti_t_real(a - b);
     case '*': return sti_t_real(a * b);
     case '/': return sti_t_real(a / b);
-    case STI_OP_POWER: return sti_t_real(pow(a, b));
+    case STI_OP_POWER:
+        return a < 0 && b != floor(b)
+                   ? sti_run_fail(r, STILL_E_UNSUPPORTED, "a complex number")
+                   : sti_t_real(pow(a, b));
     default: {
         double m = fmod(a, b);
         if (m == 0)

@@ -116,7 +116,8 @@ bool sti_t_contains(sti_run *r, sti_tval whole, sti_tval part)
         }
         return sti_t_find(r, whole.u.s, part.u.s, 0, whole.u.s->n, false) != SIZE_MAX;
     }
-    if (whole.kind == STI_T_DICT) return sti_t_get(r, whole.u.d, part) != NULL;
+    if (whole.kind == STI_T_DICT)
+        return sti_t_can_be_key(r, part) && sti_t_get(r, whole.u.d, part);
     const sti_tlist *l = sti_t_each(r, whole);
     for (size_t i = 0; l && i < l->n && !r->failed; i++)
         if (sti_t_equal(r, l->v[i], part)) return true;

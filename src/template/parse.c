@@ -254,7 +254,7 @@ static void macro_body(sti_tparser *p, sti_tnode *n, const char *end)
     p->loops = 0;
     n->list = body_to(p, end);
     n->op = (int)p->reads;
-    p->reads = reads;
+    p->reads |= reads; /* as Jinja2, which looks into the macros inside */
     p->loops = loops;
     adopt_all(p, n, n->list);
 }

@@ -51,8 +51,9 @@ static bool read_digits(const char *s, size_t end, size_t *i, int n, int base,
 }
 
 /* The escape behind a backslash at s[*i], as Python's; out has room for 4 bytes. An
- * unknown one stays as it is. */
-static size_t unescape(const char *s, size_t end, size_t *i, char *out)
+ * unknown one stays as it is; one of a character that is cut short, or given by its name,
+ * fails. */
+static size_t unescape(sti_tparser *p, const char *s, size_t end, size_t *i, char *out)
 {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
     const char c = s[*i];
@@ -76,6 +77,12 @@ static size_t unescape(const char *s, size_t end, size_t *i, char *out)
         *i = at;
         return sti_utf8_encode(code, out);
     }
+    if (n || c == 'N')
+        sti_parse_fail(p, n ? STILL_E_FORMAT : STILL_E_UNSUPPORTED,
+                       n ? "the escape \\%c of a string lacks its %d digits"
+                         : "the escape \\%c of a string names a character; write it as "
+                           "it is",
+                       c, n);
     out[0] = '\\';
     return 1;
 }
@@ -94,7 +101,7 @@ static sti_tnode *string(sti_tparser *p)
         for (size_t i = 0; i < end;) {
             if (text[i] == '\\') {
                 i++;
-                length += unescape(text, end, &i, out + length);
+                length += unescape(p, text, end, &i, out + length);
             } else {
                 out[length++] = text[i++];
             }

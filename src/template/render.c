@@ -76,6 +76,7 @@ still_status sti_template_render(const sti_template *t, const sti_template_input
     if (!r.failed && (r.scope = sti_scope_new(&r, r.scope))) sti_exec(&r, t->body);
     still_status st = r.failed ? r.status : take(&text, out, err);
     sti_arena_free(&r.mem);
+    if (r.letters) freelocale(r.letters);
     if (st != STILL_OK) still_rendering_free(out);
     return st;
 }

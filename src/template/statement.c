@@ -108,8 +108,9 @@ static void set_others(sti_run *r, const sti_tnode *n, const sti_targs *all,
     for (size_t i = 0; all->named && i < all->named->n && !r->failed; i++) {
         const sti_tpair *p = &all->named->pair[i];
         bool known = (n->op & 4) && sti_t_is(p->key.u.s, "caller");
+        size_t k = 0;
         for (const sti_tnode *q = n->other; q && !known; q = q->next)
-            known = sti_t_same_text(q->value.u.s, p->key.u.s);
+            known = k++ >= taken && sti_t_same_text(q->value.u.s, p->key.u.s);
         if (!known) sti_t_put(r, dict.u.d, p->key, p->v);
     }
     if (r->failed) return;
@@ -127,7 +128,7 @@ static void bind_parameters(sti_run *r, const sti_tnode *n, const sti_targs *all
     size_t i = 0;
     for (const sti_tnode *q = n->other; q && !r->failed; q = q->next, i++) {
         const sti_tval *named = all->named ? sti_t_get(r, all->named, q->value) : NULL;
-        if (named && i < all->list->n) {
+        if (named && i < all->list->n && !(n->op & 2)) {
             sti_run_fail(r, STILL_E_FORMAT, "argument '%.*s' is given twice",
                          (int)q->value.u.s->n, q->value.u.s->p);
             return;

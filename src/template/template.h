@@ -15,6 +15,9 @@
  *                tests.c, methods_string.c and functions.c. tojson is transformers',
  *                which is json.dumps with ensure_ascii off
  *   left out     import, include, extends, block, autoescape: a template is one text
+ *                A name has the value that it was given last around here. (Jinja2 hides a
+ *                variable of the conversation in inner blocks from the beginning if the
+ *                block around them sets one of that name later, and never reads it before.)
  *
  * What is not known is an error with line and column, when it is reached.
  *

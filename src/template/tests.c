@@ -207,7 +207,7 @@ TEST(is_test)
 TEST(is_escaped)
 {
     UNUSED;
-    return sti_t_bool(false);
+    return sti_t_bool(v.kind == STI_T_STRING && v.u.s->safe);
 }
 
 static const sti_tbuiltin rows[] = {

@@ -180,7 +180,11 @@ void sti_tout_repr(sti_run *r, sti_tout *o, sti_tval v)
         sti_t_real_text(v.u.f, room);
         sti_tout_puts(r, o, room);
         break;
-    case STI_T_STRING: repr_string(r, o, v.u.s); break;
+    case STI_T_STRING:
+        if (v.u.s->safe) sti_tout_puts(r, o, "Markup(");
+        repr_string(r, o, v.u.s);
+        if (v.u.s->safe) sti_tout_puts(r, o, ")");
+        break;
     case STI_T_DICT: repr_dict(r, o, v.u.d); break;
     case STI_T_LIST:
         if (v.u.l->shape != STI_T_LAZY && v.u.l->shape != STI_T_RANGE) {

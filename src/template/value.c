@@ -132,14 +132,21 @@ static void add_pair(sti_run *r, sti_tdict *d, sti_tval key, sti_tval v)
     d->pair[d->n++] = (sti_tpair){key, v};
 }
 
+bool sti_t_can_be_key(sti_run *r, sti_tval key)
+{
+    const bool tuple = sti_t_is_tuple(key);
+    if (key.kind == STI_T_DICT || (sti_t_is_list(key) && !tuple))
+        sti_run_fail(r, STILL_E_FORMAT, "%s cannot be a key", sti_t_kind_name(key));
+    if (sti_run_enter(r))
+        for (size_t i = 0; tuple && i < key.u.l->n && !r->failed; i++)
+            sti_t_can_be_key(r, key.u.l->v[i]);
+    sti_run_leave(r);
+    return !r->failed;
+}
+
 void sti_t_put(sti_run *r, sti_tdict *d, sti_tval key, sti_tval v)
 {
-    if (!d) return;
-    if (key.kind == STI_T_DICT || key.kind == STI_T_NAMESPACE ||
-        (key.kind == STI_T_LIST && !sti_t_is_tuple(key))) {
-        sti_run_fail(r, STILL_E_FORMAT, "%s cannot be a key", sti_t_kind_name(key));
-        return;
-    }
+    if (!d || !sti_t_can_be_key(r, key)) return;
     sti_tpair *p = find(r, d, key);
     if (p)
         p->v = v;
@@ -274,10 +281,11 @@ sti_tlist *sti_t_each(sti_run *r, sti_tval v)
         for (size_t i = 0; i < v.u.d->n && !r->failed; i++)
             sti_t_append(r, out.u.l, v.u.d->pair[i].key);
     } else if (v.kind == STI_T_STRING) {
-        const sti_tstr *s = v.u.s;
-        for (size_t i = 0, len; i < s->n && !r->failed; i += len) {
-            sti_utf8_decode(s->p + i, &len);
-            sti_t_append(r, out.u.l, sti_t_sub(r, s, i, len));
+        sti_tstr s = *v.u.s;
+        s.safe = false; /* as of Markup: only its parts are Markup */
+        for (size_t i = 0, len; i < s.n && !r->failed; i += len) {
+            sti_utf8_decode(s.p + i, &len);
+            sti_t_append(r, out.u.l, sti_t_sub(r, &s, i, len));
         }
     } else if (v.kind != STI_T_UNDEFINED) {
         sti_run_fail(r, STILL_E_FORMAT, "%s cannot be iterated", sti_t_kind_name(v));

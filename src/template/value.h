@@ -3,6 +3,7 @@
 #ifndef STI_TEMPLATE_VALUE_H
 #define STI_TEMPLATE_VALUE_H
 
+#include <locale.h>
 #include <stdint.h>
 
 #include "base/error.h"
@@ -141,6 +142,7 @@ typedef struct sti_run {
     sti_tscope *scope;
     sti_tout *out;
     const struct tm *now;
+    locale_t letters; /* with the case of characters, made when first needed; or 0 */
 } sti_run;
 
 #define STI_T_UNDEF ((sti_tval){.kind = STI_T_UNDEFINED})
@@ -183,6 +185,7 @@ sti_tval sti_t_list(sti_run *r, sti_tshape shape, size_t capacity);
 void sti_t_append(sti_run *r, sti_tlist *l, sti_tval v);
 sti_tval sti_t_dict(sti_run *r, size_t capacity);
 void sti_t_put(sti_run *r, sti_tdict *d, sti_tval key, sti_tval v);
+bool sti_t_can_be_key(sti_run *r, sti_tval key); /* false: failed */
 const sti_tval *sti_t_get(sti_run *r, const sti_tdict *d, sti_tval key);
 const sti_tval *sti_t_get_text(sti_run *r, const sti_tdict *d, const char *key);
 /* A JSON value as content, at the template's mercy but for its strings' marks. */
@@ -268,7 +271,8 @@ typedef enum sti_tcase {
     STI_T_LOWER,
     STI_T_TITLE,  /* str.title: words are runs of letters */
     STI_T_TITLES, /* the filter's: words end at white space, hyphens and brackets */
-    STI_T_CAPITAL
+    STI_T_CAPITAL,
+    STI_T_SWAPPED
 } sti_tcase;
 sti_tval sti_t_recase(sti_run *r, const sti_tstr *s, sti_tcase to);
 /* Lines without their ends; with `keep` with them. */

@@ -106,6 +106,23 @@ static void test_like_jinja2(void **state)
          "'a1'.islower() }}{{ '1'.isupper() }}{{ ' \t'.isspace() }}{{ ''.isspace() }}",
          "FalseTrueTrueTrueFalseFalseTrueFalseTrueFalse"},
         {"{{ 'abca'.rindex('a') }}{{ nope is callable }}{{ 'a' % [1] }}", "3Truea"},
+        {"{{ [a|safe, 'b'] }}{{ 'x<'|safe|list }}{{ a|safe is escaped }}{{ "
+         "[('b'|escape).rjust(3), ('c'|safe).zfill(2)] }}",
+         "[Markup('Hello World'), 'b']['x', '<']True[Markup('  b'), Markup('0c')]"},
+        {"{{ -0.25|round(0, 'ceil') }} {{ (1, 2)|truncate(9) }} {{ d|attr('items') is "
+         "callable }}{{ d|attr('k') is defined }}",
+         "0.0 (1, 2) TrueFalse"},
+        {"{% macro f(p, q=2) %}{{ kwargs }}{% endmacro %}{{ f(1, p=2) }}{{ f.arguments "
+         "}}",
+         "{'p': 2}('p', 'q')"},
+        {"{% macro f() %}{% macro g() %}{{ varargs }}{% endmacro %}{{ g(7) }}{% "
+         "endmacro %}{{ f(1) }}",
+         "(7,)"},
+        {"{{ '\u01c5 aB\u00df'.swapcase() }} {{ '\u0130'|lower }} {{ "
+         "'A\u00e9 Bc'.istitle() }}{{ 'aB'.istitle() }}{{ 'a1_'.isidentifier() }}{{ "
+         "'1a'.isidentifier() }}{{ ''.isascii() }}{{ u.isascii() }}",
+         "\xC7\x85 AbSS i\xCC\x87 TrueFalseTrueFalseTrueFalse"},
+        {"a{#", "a"},
     };
     for (size_t i = 0; i < sizeof pair / sizeof *pair; i++) {
         still_rendering r;
@@ -168,7 +185,7 @@ static void test_errors(void **state)
         {"{{ d.values()|tojson }}", STILL_E_FORMAT, "a view of a dict is no JSON"},
         {"{{ range(3) + [3] }}", STILL_E_FORMAT, "a range and a list"},
         {"{{ l|indent }}", STILL_E_FORMAT, "indent: a list"},
-        {"{{ n|truncate(3) }}", STILL_E_FORMAT, "truncate: an integer"},
+        {"{{ n|truncate(3) }}", STILL_E_FORMAT, "an integer has no length"},
         {"{{ ['a']|sum(start='') }}", STILL_E_FORMAT, "use join"},
         {"{{ d|urlencode }}", STILL_E_UNSUPPORTED, "takes text"},
         {"{% filter length %}a{% endfilter %}", STILL_E_FORMAT, "makes an integer"},
@@ -197,6 +214,15 @@ static void test_errors(void **state)
          STILL_E_LIMIT, "steps"},
         {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", STILL_E_LIMIT, "deep"},
         {"{{ 2 ** 63 }}", STILL_E_LIMIT, "64 bits"},
+        {"{{ 1e22|int }}", STILL_E_LIMIT, "64 bits"},
+        {"{{ (-0.25) ** 0.5 }}", STILL_E_UNSUPPORTED, "complex"},
+        {"{{ '\\N{BULLET}' }}", STILL_E_UNSUPPORTED, "names a character"},
+        {"{{ '\\u12' }}", STILL_E_FORMAT, "lacks its 4 digits"},
+        {"{{ l in d }}", STILL_E_FORMAT, "a list cannot be a key"},
+        {"{{ d.get((1, l)) }}", STILL_E_FORMAT, "a list cannot be a key"},
+        {"{{ [d]|unique|list }}", STILL_E_FORMAT, "a dict cannot be a key"},
+        {"{{ a.startswith(('x', z)) }}", STILL_E_FORMAT, "none where a string"},
+        {"{{ '{:>5}'.format(z) }}", STILL_E_FORMAT, "none takes no format"},
         {"{% set s = namespace(x=[]) %}{% for i in range(1000) %}{% set s.x = [s.x] "
          "%}{% "
          "endfor %}{{ s.x }}",
