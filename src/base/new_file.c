@@ -88,11 +88,19 @@ still_status sti_new_folder(const char *path, char **out, still_error *err)
     return fail_make(err, path, errno);
 }
 
-/* Whether path is something that must not be replaced by a file. */
+static bool is_under(const char *path, const char *folder)
+{
+    return strncmp(path, folder, strlen(folder)) == 0;
+}
+
+/* Whether path is something that must not be replaced by a file: a device, a pipe, or a
+ * link to one, as /dev/stdout is even where it leads to a file. */
 static bool is_special(const char *path)
 {
     struct stat st;
-    if (strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0) return true;
+    if (is_under(path, "/proc/") ||
+        (is_under(path, "/dev/") && !is_under(path, "/dev/shm/")))
+        return true;
     return stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
 }
 

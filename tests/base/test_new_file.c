@@ -19,6 +19,7 @@
 
 #include <cmocka.h>
 
+#include "../skip.h"
 #include "base/new_file.h"
 
 /* ---- System calls -------------------------------------------------------- */
@@ -319,6 +320,20 @@ static void test_devices(void **state)
     assert_non_null(strstr(err.text, "the disk is full"));
 }
 
+/* Files in memory are files, wherever the system keeps them. */
+static void test_shared_memory(void **state)
+{
+    (void)state;
+    still_error err;
+    char shared[64];
+    snprintf(shared, sizeof shared, "/dev/shm/still-%ld", (long)getpid());
+    if (access("/dev/shm", W_OK) != 0) skip_because("/dev/shm cannot be written to");
+    ok(sti_write_file(shared, "longer", 6, &err), &err);
+    ok(sti_write_file(shared, "new", 3, &err), &err);
+    check_holds(shared, "new", 3);
+    assert_int_equal(unlink(shared), 0);
+}
+
 static void test_file_too_large(void **state)
 {
     (void)state;
@@ -375,6 +390,7 @@ int main(void)
         cmocka_unit_test_setup(test_planted, begin),
         cmocka_unit_test_setup(test_no_place, begin),
         cmocka_unit_test_setup(test_devices, begin),
+        cmocka_unit_test_setup(test_shared_memory, begin),
         cmocka_unit_test_setup(test_file_too_large, begin),
         cmocka_unit_test_setup(test_open_own, begin),
     };
