@@ -9,6 +9,7 @@
 
 #include "../run.h"
 
+#include "base/random.h"
 #include "still.h"
 
 enum { V = 8, DRAWS = 40000 };
@@ -238,6 +239,36 @@ static void penalty_moves_on(void **state)
     still_sampler_free(s);
 }
 
+/* Whatever enters the last tokens and leaves them, and however often: those that are
+ * among them are penalized once, the others are not. */
+static void penalty_of_the_last(void **state)
+{
+    (void)state;
+    enum { LAST = 5, TOKENS = 400 };
+    int32_t seen[TOKENS], id;
+    still_sampler *s = sampler(
+        STILL_PARAMS(still_sampler_params, .repeat_penalty = 2, .repeat_last = LAST));
+    for (int n = 0; n < TOKENS; n++) {
+        float x[V], most = 0;
+        int best = 0;
+        seen[n] = (int32_t)(sti_mix64((uint64_t)n) % (V + 2)) - 1; /* or no token */
+        still_sampler_accept_prompt(s, seen[n]);
+        for (int i = 0; i < V; i++) {
+            bool held = false;
+            for (int k = n; k >= 0 && k > n - LAST; k--) held = held || seen[k] == i;
+            x[i] = 1 + (float)(sti_mix64((uint64_t)(n * V + i)) % 1000) / 500;
+            const float left = held ? x[i] / 2 : x[i];
+            if (left > most) {
+                most = left;
+                best = i;
+            }
+        }
+        assert_int_equal(still_sampler_sample(s, x, &id, NULL), STILL_OK);
+        assert_int_equal(id, best);
+    }
+    still_sampler_free(s);
+}
+
 /* Presence counts once, frequency each time, and both what was generated alone. */
 static void penalties_of_what_was_generated(void **state)
 {
@@ -402,6 +433,7 @@ RUN_TESTS(cmocka_unit_test(greedy_takes_the_first_of_equals),
           cmocka_unit_test(top_p_stops_at_the_mass),
           cmocka_unit_test(min_p_keeps_the_bound), cmocka_unit_test(top_k_of_equals),
           cmocka_unit_test(penalty_by_sign), cmocka_unit_test(penalty_moves_on),
+          cmocka_unit_test(penalty_of_the_last),
           cmocka_unit_test(penalties_of_what_was_generated),
           cmocka_unit_test(biases_and_masks), cmocka_unit_test(top_p_of_many),
           cmocka_unit_test(same_seed_same_draws),
