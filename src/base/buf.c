@@ -47,7 +47,9 @@ void sti_buf_printf(sti_buf *b, const char *fmt, ...)
     va_copy(again, ap);
     int n = vsnprintf(NULL, 0, fmt, ap);
     va_end(ap);
-    if (n >= 0 && reserve(b, (size_t)n)) {
+    if (n < 0) {
+        b->failed = true;
+    } else if (reserve(b, (size_t)n)) {
         vsnprintf(b->p + b->n, (size_t)n + 1, fmt, again);
         b->n += (size_t)n;
     }

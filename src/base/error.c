@@ -60,6 +60,7 @@ still_status sti_fail_prefix(still_error *err, still_status code, const char *fm
         va_end(ap);
         size_t n = strlen(err->text);
         snprintf(err->text + n, sizeof err->text - n, ": %s", old);
+        sti_utf8_harmless(err->text, strlen(err->text), false); /* cut in a character */
     }
     return code;
 }

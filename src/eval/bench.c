@@ -65,9 +65,9 @@ static still_status make_sessions(bench *b, still_error *err)
     return STILL_OK;
 }
 
-/* ids: how many random ones will be needed. */
+/* prompt: as many random ids are needed as a prompt has tokens. */
 static still_status begin(bench *b, still_model *m, const still_bench_params *params,
-                          size_t ids, still_error *err)
+                          bool prompt, still_error *err)
 {
     *b = (bench){.m = m};
     const still_bench_params *p = &b->p;
@@ -79,8 +79,8 @@ static still_status begin(bench *b, still_model *m, const still_bench_params *pa
                         p->batch, p->length, p->steps);
     if (b->p.batch == 0) b->p.batch = 1;
     if (b->p.steps == 0) b->p.steps = STEPS;
-    const size_t batch = (size_t)b->p.batch;
-    if (ids < batch) ids = batch;
+    const size_t batch = (size_t)b->p.batch, length = (size_t)b->p.length;
+    const size_t ids = prompt && length > batch ? length : batch;
     b->s = sti_alloc(batch, sizeof *b->s);
     b->tok = sti_alloc(ids, sizeof *b->tok);
     b->top = sti_alloc(batch, sizeof *b->top);
@@ -169,7 +169,7 @@ still_status still_bench_prefill(still_model *m, const still_bench_params *p,
                                  still_bench_result *out, still_error *err)
 {
     bench b;
-    still_status st = begin(&b, m, p, p->length > 0 ? (size_t)p->length : 0, err);
+    still_status st = begin(&b, m, p, true, err);
     if (st == STILL_OK) st = prefill(&b, out, err);
     free_bench(&b);
     return st;
@@ -254,7 +254,7 @@ still_status still_bench_decode(still_model *m, const still_bench_params *p,
                                 still_bench_result *out, still_error *err)
 {
     bench b;
-    still_status st = begin(&b, m, p, 0, err);
+    still_status st = begin(&b, m, p, false, err);
     if (st == STILL_OK) st = decode(&b, out, err);
     free_bench(&b);
     return st;

@@ -364,7 +364,6 @@ static still_status run_course(job *j, const sti_eval_task *t, int length,
     return st;
 }
 
-/* All lengths of a task. */
 /* How many lengths a task is to run at, and the i-th of them (0: it has none). */
 static int lengths_of(const sti_eval_task *t, const still_eval_params *p)
 {
@@ -381,6 +380,7 @@ static int length_at(const sti_eval_task *t, const still_eval_params *p, int i)
     return p->n_lengths > 0 ? p->length[i] : t->lengths[i];
 }
 
+/* All lengths of a task. */
 static still_status run_task(job *j, const char *name, still_eval_result *out, int cap,
                              int *n, still_error *err)
 {

@@ -358,7 +358,7 @@ static size_t untouched(const still_session *s)
 {
     enum { PAGE = 4096, PANEL = 16 };
     const still_model *m = s->model;
-    const size_t n = (size_t)((s->cfg.ctx + PANEL - 1) / PANEL * PANEL);
+    const size_t n = ((size_t)s->cfg.ctx + PANEL - 1) / PANEL * PANEL;
     const bool folds = s->cfg.ctx > sti_attn_unfolded(&s->cfg);
     size_t free = 0;
     if (!s->cfg.hybrid.has_linear || !s->cfg.hybrid.has_window) return 0;

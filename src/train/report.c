@@ -124,14 +124,15 @@ still_status sti_report_card(const sti_trainer *t, const still_train_progress *l
     char path[STI_PATH_ROOM];
     const still_train_params *p = &t->p;
     const still_method *m = &p->method;
+    const char *base = t->adapter->spec.base_name;
     sti_buf b = {0};
     STI_TRY(sti_path_join(path, t->p.out, "README.md", err));
-    sti_buf_printf(&b, "# %s, linearized\n\n", p->base_name);
+    sti_buf_printf(&b, "# %s, linearized\n\n", base);
     sti_buf_printf(&b,
                    "An adapter for `%s`, trained with still %s. It turns the model's "
                    "softmax attention into `%s`: constant memory, linear time.\n\n"
                    "    still chat FOLDER\n\n",
-                   p->base_name, still_version(), m->name);
+                   base, still_version(), m->name);
     sti_buf_puts(&b, "| | |\n|-|-|\n");
     sti_buf_printf(
         &b, "| method | %s, chunk %d, select %d, cap %d%s%s, score %s, heads %s |\n",

@@ -34,6 +34,43 @@ static void set_defaults(still_train_params *p)
     if (p->held_out < 0) p->held_out = 0;
 }
 
+/* Every condition is false for NaN. */
+static still_status check_numbers(const still_train_params *p, still_error *err)
+{
+    static const char share[] = "0 to 1", part[] = "0 or more and below 1",
+                      positive[] = "0 or more and finite";
+#define BELOW(x, most) ((x) >= 0 && (x) < (most))
+    const struct {
+        const char *name;
+        double x;
+        bool ok;
+        const char *expected;
+    } number[] = {
+        {"learning rate of stage 1", p->lr[1], BELOW(p->lr[1], INFINITY), positive},
+        {"learning rate of stage 2", p->lr[2], BELOW(p->lr[2], INFINITY), positive},
+        {"warm-up", p->warmup, p->warmup >= 0 && p->warmup <= 1, share},
+        {"held-out share", p->held_out, BELOW(p->held_out, 1), part},
+        {"clipping", p->clip, p->clip >= 0, "0 or more"}, /* infinity: none */
+        {"beta1", p->beta1, BELOW(p->beta1, 1), part},
+        {"beta2", p->beta2, BELOW(p->beta2, 1), part},
+        {"weight decay", p->decay, BELOW(p->decay, INFINITY), positive},
+        {"LoRA alpha", p->lora_alpha, BELOW(p->lora_alpha, 1e30), positive},
+        {"dropout", p->lora_dropout, BELOW(p->lora_dropout, 1), part},
+        {"kd", p->kd, BELOW(p->kd, INFINITY), positive},
+        {"share of caps", p->cap_share, p->cap_share >= 0 && p->cap_share <= 1, share},
+    };
+#undef BELOW
+    for (size_t i = 0; i < sizeof number / sizeof *number; i++)
+        if (!number[i].ok)
+            return sti_fail(err, STILL_E_ARG, "%s is %g, it must be %s", number[i].name,
+                            number[i].x, number[i].expected);
+    for (int g = 0; g < STILL_GROUPS; g++)
+        if (!isfinite(p->lr_scale[g]))
+            return sti_fail(err, STILL_E_ARG, "learning rate's scale %g is not finite",
+                            p->lr_scale[g]);
+    return STILL_OK;
+}
+
 static still_status check(const still_model *m, const still_train_params *p,
                           still_error *err)
 {
@@ -65,13 +102,7 @@ static still_status check(const still_model *m, const still_train_params *p,
         return sti_fail(err, STILL_E_ARG,
                         "%d sequences of %d tokens, %d at once, cannot be a batch",
                         p->batch, p->seq, p->micro_batch);
-    if (p->cap_share < 0 || p->lora_dropout < 0 || p->lora_dropout >= 1 || p->kd < 0 ||
-        p->held_out >= 1 || p->warmup < 0 || p->warmup > 1 || p->clip < 0 ||
-        p->cap_share > 1)
-        return sti_fail(
-            err, STILL_E_ARG,
-            "dropout, held-out share, warm-up, clipping, kd and the share of caps must "
-            "be 0 or more, and shares no more than 1");
+    STI_TRY(check_numbers(p, err));
     for (int l = 0; l < m->cfg.layers && p->stage != 1; l++)
         if (m->cfg.window[l] == 1)
             return sti_fail(err, STILL_E_UNSUPPORTED,
@@ -84,7 +115,7 @@ static still_status check(const still_model *m, const still_train_params *p,
 static void plan_steps(sti_trainer *t)
 {
     const uint64_t step = (uint64_t)t->p.batch * (uint64_t)t->p.seq;
-    const uint64_t steps = (t->p.tokens + step - 1) / step;
+    const uint64_t steps = (t->p.tokens - 1) / step + 1; /* tokens > 0 */
     if (t->p.stage != 2) t->stage_steps[1] = steps;
     if (t->p.stage != 1) t->stage_steps[2] = steps;
     t->stage = t->p.stage == 2 ? 2 : 1;
@@ -206,7 +237,6 @@ static still_status make_adapter(sti_trainer *t, still_error *err)
 
 /* ---- Memory -------------------------------------------------------------- */
 
-/* layers: how many have acts of their own. */
 /* Numbers in t->sums. */
 static size_t sums_of(const sti_trainer *t)
 {
@@ -215,6 +245,7 @@ static size_t sums_of(const sti_trainer *t)
     return 2 * (M > layers ? M : layers);
 }
 
+/* layers: how many have acts of their own. */
 static void carve_trainer(sti_trainer *t, int layers, sti_carve *c)
 {
     const still_model *m = t->m;

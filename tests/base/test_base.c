@@ -1,4 +1,5 @@
 /* Small things everything rests on: errors, buffers, carved memory. */
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,6 +32,12 @@ static void errors_are_one_safe_line(void **state)
     long_text[sizeof long_text - 1] = 0;
     sti_fail(&e, STILL_E_ARG, "%s", long_text);
     assert_int_equal(strlen(e.text), sizeof e.text - 1);
+    /* Cut in the middle of a character, it is UTF-8 all the same. */
+    for (int i = 0; i < 4; i++) {
+        sti_fail(&e, STILL_E_ARG, "%.*s\xC3\xA9 and more", 1000, long_text);
+        sti_fail_prefix(&e, STILL_E_ARG, "%.*s", 18 + i, long_text);
+        assert_int_equal(sti_utf8_span(e.text, strlen(e.text)), strlen(e.text));
+    }
     for (int s = 0; s <= STILL_E_CANCELLED; s++)
         assert_string_not_equal(still_status_name((still_status)s), "unknown status");
 }
@@ -86,6 +93,10 @@ static void buffers_grow(void **state)
     sti_buf_put(&b, "x", SIZE_MAX / 2); /* refused, not read */
     assert_true(b.failed);
     assert_int_equal(b.n, 3);
+    sti_buf_clear(&b);
+    volatile int most = INT_MAX; /* that the compiler does not see what it will be */
+    sti_buf_printf(&b, "%*s.", most, "");
+    assert_true(b.failed);
     sti_buf_free(&b);
 }
 

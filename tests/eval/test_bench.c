@@ -219,6 +219,9 @@ static void refusals(void **state)
     assert_int_equal(still_bench_prefill(m, &p, &r, &e), STILL_E_ARG);
     assert_int_equal(still_bench_decode(m, &p, &r, &e), STILL_E_ARG);
     assert_int_equal(still_bench_train(m, &p, &r, &e), STILL_E_ARG);
+    assert_int_equal(still_bench_prefill(m, NULL, &r, &e), STILL_E_ARG);
+    assert_int_equal(still_bench_decode(m, NULL, &r, &e), STILL_E_ARG);
+    assert_int_equal(still_bench_train(m, NULL, &r, &e), STILL_E_ARG);
     assert_true(r.seconds == 1);
     p = STILL_PARAMS(still_bench_params, .session = &with, .length = 100,
                      .progress = stop_at_once, .user = &asked);

@@ -190,6 +190,32 @@ static void some_layers(void **state)
     sti_store_close(&s);
 }
 
+/* A program need not name the base: its path stands for it. */
+static void unnamed_base(void **state)
+{
+    (void)state;
+    run r;
+    size_t n;
+    setup(&r, "swa", 2, 1);
+    r.p.base_name = NULL;
+    train(&r, "unnamed");
+    char *card = read_all(in_dir("unnamed"), "README.md", &n);
+    assert_null(strstr(card, "(null)"));
+    assert_non_null(strstr(card, in_dir("model.gguf")));
+    free(card);
+}
+
+static void steps_without_end(void **state)
+{
+    (void)state;
+    run r;
+    still_train_plan plan;
+    setup(&r, "swa", 2, 1);
+    r.p.tokens = UINT64_MAX;
+    must(still_linearize_plan(model, &r.p, &plan, &r.err), &r.err);
+    assert_true(plan.steps[2] == UINT64_MAX / (SEQ * BATCH) + 1);
+}
+
 /* ---- Refusals ------------------------------------------------------------ */
 
 static void refuses(run *r, still_status want, const char *text)
@@ -215,6 +241,21 @@ static void refusals(void **state)
     refuses(&r, STILL_E_ARG, "nothing to train in stage 2");
     setup(&r, "softmax", 0, 4);
     refuses(&r, STILL_E_ARG, "softmax is the teacher itself");
+    double *const number[] = {&r.p.lr[1],    &r.p.lr[2],        &r.p.warmup,
+                              &r.p.held_out, &r.p.beta1,        &r.p.beta2,
+                              &r.p.decay,    &r.p.lora_dropout, &r.p.lora_alpha,
+                              &r.p.kd,       &r.p.cap_share,    &r.p.clip};
+    for (size_t i = 0; i < sizeof number / sizeof *number; i++) {
+        setup(&r, "still", 0, 4);
+        *number[i] = NAN;
+        refuses(&r, STILL_E_ARG, "is nan, it must be 0 ");
+        if (number[i] == &r.p.clip) continue; /* the norm has no limit then */
+        *number[i] = INFINITY;
+        refuses(&r, STILL_E_ARG, "is inf, it must be 0 ");
+    }
+    setup(&r, "still", 0, 4);
+    r.p.lr_scale[STILL_GROUP_MAPS] = NAN;
+    refuses(&r, STILL_E_ARG, "scale nan");
     setup(&r, "still", 0, 4);
     r.p.n_data = 0;
     refuses(&r, STILL_E_ARG, "no training data");
@@ -227,4 +268,5 @@ static void refusals(void **state)
 RUN_TESTS_IN(set_up, tear_down, cmocka_unit_test(every_method_learns),
              cmocka_unit_test(options_learn), cmocka_unit_test(accumulation),
              cmocka_unit_test(dropout_repeats), cmocka_unit_test(dropout_is_fresh),
-             cmocka_unit_test(some_layers), cmocka_unit_test(refusals))
+             cmocka_unit_test(some_layers), cmocka_unit_test(unnamed_base),
+             cmocka_unit_test(steps_without_end), cmocka_unit_test(refusals))

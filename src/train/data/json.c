@@ -17,7 +17,7 @@ static still_status fail_at(const sti_elements *e, size_t at, const char *why,
     for (size_t i = 0; i < at; i++)
         if (e->p[i] == '\n') line++, start = i + 1;
     return sti_fail(err, STILL_E_FORMAT, "%s: line %zu, column %zu: %s", e->path, line,
-                    at - start, why);
+                    at - start + 1, why);
 }
 
 /* The next byte that is no white space; 0 at the end. */

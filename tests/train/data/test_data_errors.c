@@ -104,8 +104,8 @@ static void json_arrays(void **state)
                  {"[1,2", -1, "line 1, column"},
                  {"[1,]", -1, "line 1, column"},
                  {"[1 2]", -1, "expected ',' or ']'"},
-                 {"[\n1] x", -1, "line 2, column 3: end of file expected"},
-                 {"[,1]", -1, "line 1, column"},
+                 {"[\n1] x", -1, "line 2, column 4: end of file expected"},
+                 {"[,1]", -1, "line 1, column 2: expected a value"},
                  {"[1]]", -1, "end of file expected"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         sti_records *r;
