@@ -750,7 +750,7 @@ STILL_API void still_lookup_free(still_lookup *l);
 STILL_API void still_lookup_accept(still_lookup *l, int32_t id);
 /* Writes guesses of the tokens after the last to guess[`most`]; returns how many. */
 STILL_API int still_lookup_guess(const still_lookup *l, int32_t *guess);
-/* What a pass of so many rows took (`used` of still_session_feed_ahead): guesses are weighed
+/* What a pass of so many rows took (*rows of still_session_feed_ahead): guesses are weighed
  * with what a row costs on this machine. Without it a usual cost is assumed. */
 STILL_API void still_lookup_timed(still_lookup *l, int rows, double seconds);
 STILL_API void still_lookup_reset(still_lookup *l); /* back to an empty conversation */

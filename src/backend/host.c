@@ -1,3 +1,4 @@
+/* host.c - see host.h. */
 #include "backend/host.h"
 
 #include <string.h>

@@ -78,8 +78,9 @@ typedef struct sti_store {
     size_t file_bytes;
 } sti_store;
 
-/* path: a GGUF file (of a split model any part), a .safetensors file, or a Hugging Face folder (config.json with
- * model.safetensors or model.safetensors.index.json and its shards). */
+/* path: a GGUF file (of a split model any part), a .safetensors file, or a Hugging Face
+ * folder (config.json with model.safetensors or model.safetensors.index.json and its
+ * shards). */
 still_status sti_store_open(const char *path, sti_store *out, still_error *err);
 void sti_store_close(sti_store *s);
 const sti_tensor *sti_store_find(const sti_store *s, const char *name);

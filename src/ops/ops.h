@@ -280,9 +280,10 @@ typedef struct sti_dropout_args {
 /* Attention weights matched instead of outputs (--loss weights). Teacher: A[t,j], the
  * softmax of q_t . k_j / sqrt(D) over all j <= t. Student: B[t,j] = w_j / den where j
  * is in the window or salient, a phi(q_t).phi(k_j) / den where it is folded; the gate
- * has no part in it, nor has the rounding of salient tokens. *loss = sum over b, t and heads of -sum_j A log B; its gradient
- * times `scale` is added to p->grad's maps, biases, alpha and window_logit (NULL: not
- * wanted). Reads fold_chunk; time grows with T^2, memory does not. */
+ * has no part in it, nor has the rounding of salient tokens. *loss = sum over b, t and
+ * heads of -sum_j A log B; its gradient times `scale` is added to p->grad's maps,
+ * biases, alpha and window_logit (NULL: not wanted). Reads fold_chunk; time grows with
+ * T^2, memory does not. */
 typedef struct sti_hybrid_match_args {
     const sti_hybrid_parallel_args *p; /* y and dy are not used */
     float scale;
@@ -394,8 +395,8 @@ typedef struct sti_backend {
 
     /* Devices of several processes that add without the program's help; NULL: they
      * cannot. ranks_name: of this device, another for every device there is. One
-     * rank makes an id of the group, and all join by it; a device leaves when it is freed. ranks_sum:
-     * x becomes its sum over ranks, each number added in their order. */
+     * rank makes an id of the group, and all join by it; a device leaves when it is
+     * freed. ranks_sum: x becomes its sum over ranks, added in their order. */
     still_status (*ranks_name)(sti_dev *, uint8_t name[STI_DEVICE_NAME], still_error *);
     still_status (*ranks_new_id)(uint8_t id[STI_RANKS_ID], still_error *);
     still_status (*ranks_join)(sti_dev *, const uint8_t id[STI_RANKS_ID], int rank,

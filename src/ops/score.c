@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/random.h"
 #include "ops/hybrid.h"
 
 /* Self-Saliency Score, by its definition (STILL eq. 5). A, eq. 3: softmax of the
@@ -60,22 +61,13 @@ static double keynorm_arrive(const sti_score_stats *s)
     return -s->key_norm;
 }
 
-/* splitmix64's finalizer. */
-static uint64_t mix(uint64_t x)
-{
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
 /* Uniform in [0, 1), 24 bits: exact in float, so every backend orders it alike. */
 static double random_arrive(const sti_score_stats *s)
 {
-    uint64_t x = mix(s->seed);
-    x = mix(x ^ (uint64_t)s->layer);
-    x = mix(x ^ (uint64_t)s->head);
-    x = mix(x ^ (uint64_t)s->position);
+    uint64_t x = sti_mix64(s->seed);
+    x = sti_mix64(x ^ (uint64_t)s->layer);
+    x = sti_mix64(x ^ (uint64_t)s->head);
+    x = sti_mix64(x ^ (uint64_t)s->position);
     return (double)(x >> 40) / (double)(1 << 24);
 }
 

@@ -63,29 +63,29 @@ bool sti_session_take_ahead(still_session *s, int32_t tok, still_status *st,
 }
 
 still_status still_session_feed_ahead(still_session *s, int32_t tok,
-                                      const int32_t *guess, int n, int *used,
+                                      const int32_t *guess, int n, int *rows,
                                       still_error *err)
 {
     still_model *m = s->model;
     int32_t all[STI_AHEAD_MAX + 1] = {tok};
-    const int rows = is_ahead(s, tok) ? 0 : rows_of(s, n);
-    if (rows <= 1) {
+    const int n_rows = is_ahead(s, tok) ? 0 : rows_of(s, n);
+    if (n_rows <= 1) {
         STI_TRY(still_session_feed(s, &tok, 1, err));
-        if (used) *used = rows;
+        if (rows) *rows = n_rows;
         return STILL_OK;
     }
-    memcpy(all + 1, guess, (size_t)(rows - 1) * sizeof *guess);
-    STI_TRY(sti_model_check_tokens(m, all, rows, err));
+    memcpy(all + 1, guess, (size_t)(n_rows - 1) * sizeof *guess);
+    STI_TRY(sti_model_check_tokens(m, all, n_rows, err));
     const sti_sequence q = {
-        .n = rows, .past = s->length, .memory = s->layer, .session = s->number};
+        .n = n_rows, .past = s->length, .memory = s->layer, .session = s->number};
     sti_session_forget_ahead(s);
     STI_TRY(sti_model_forward(m, &s->cfg, all, &q, 1, err));
-    STI_TRY(sti_model_logits(m, 0, rows, err));
+    STI_TRY(sti_model_logits(m, 0, n_rows, err));
     const uint64_t uses = m->uses;
-    if (s->length + rows > s->written) s->written = s->length + rows;
+    if (s->length + n_rows > s->written) s->written = s->length + n_rows;
     STI_TRY(arrive(s, tok, 0, err));
-    s->ahead = (sti_ahead){.n = rows - 1, .uses = uses};
-    memcpy(s->ahead.tok, guess, (size_t)(rows - 1) * sizeof *guess);
-    if (used) *used = rows;
+    s->ahead = (sti_ahead){.n = n_rows - 1, .uses = uses};
+    memcpy(s->ahead.tok, guess, (size_t)(n_rows - 1) * sizeof *guess);
+    if (rows) *rows = n_rows;
     return STILL_OK;
 }

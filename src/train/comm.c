@@ -2,8 +2,8 @@
  *
  * Launchers set variables in the environment. Without them MPI is never loaded and no
  * socket opened, so a plain run pays nothing for it. If a launcher is detected but the
- * others cannot be found, that is an error: N processes that each believe they are alone would write the
- * same folder. */
+ * others cannot be found, that is an error: N processes that each believe they are
+ * alone would write the same folder. */
 #include "train/comm.h"
 
 #include <stdlib.h>

@@ -1,9 +1,10 @@
 /* comm.h - several processes that train as one (data parallel).
  *
  * They meet over MPI (mpirun, srun) or over sockets (torchrun, srun). A process that none
- * of these started is alone, and every call returns at once. One rank computes each sum, in the order of the ranks, so that all
- * ranks hold the same bits and a run can be repeated. All calls except rank and size
- * wait for every rank, and all ranks make them in the same order.
+ * of these started is alone, and every call returns at once. One rank computes each
+ * sum, in the order of the ranks, so that all ranks hold the same bits and a run can be
+ * repeated. All calls except rank and size wait for every rank, and all ranks make them
+ * in the same order.
  *
  * A rank that fails alone exits without telling the others. Over sockets, and with MPI on
  * the same machine, they notice that its process is gone, elsewhere the launcher does:

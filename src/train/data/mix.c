@@ -3,6 +3,7 @@
  * Both are functions of the number of a draw alone. Nothing is stored or replayed, so a
  * run can resume at any step at once, and ranks find their own sequences without
  * communicating. */
+#include "base/random.h"
 #include "train/data/parts.h"
 
 __extension__ typedef unsigned __int128 wide;
@@ -64,20 +65,11 @@ int sti_mix_draw(const uint64_t *weight, int n, uint64_t i, uint64_t *nth)
 
 enum { ROUNDS = 8 };
 
-/* The finalizer of splitmix64: every bit of the result depends on every bit of x. */
-static uint64_t scramble(uint64_t x)
-{
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
-
 static uint64_t feistel(uint64_t x, int half, uint64_t key)
 {
     uint64_t mask = ((uint64_t)1 << half) - 1, left = x >> half, right = x & mask;
     for (uint64_t round = 0; round < ROUNDS; round++) {
-        uint64_t next = left ^ (scramble(scramble(key + round) ^ right) & mask);
+        uint64_t next = left ^ (sti_mix64(sti_mix64(key + round) ^ right) & mask);
         left = right;
         right = next;
     }
@@ -87,7 +79,7 @@ static uint64_t feistel(uint64_t x, int half, uint64_t key)
 uint64_t sti_mix_shuffle(uint64_t n, uint64_t seed, uint64_t file, uint64_t pass,
                          uint64_t at)
 {
-    uint64_t key = scramble(scramble(scramble(seed) ^ file) ^ pass);
+    uint64_t key = sti_mix64(sti_mix64(sti_mix64(seed) ^ file) ^ pass);
     int half = 1;
     while (half < 31 && (uint64_t)1 << 2 * half < n) half++;
     do at = feistel(at, half, key);
