@@ -43,6 +43,8 @@
  *     between threads; one object is used by one thread at a time. A model is
  *     read-only after opening, but its sessions share its threads and its memory for
  *     activations: use the sessions of one model from one thread at a time.
+ *   - A child of fork() may use and free what it inherits, unless a call was under way or
+ *     the backend is cuda; there it computes on one thread.
  *   - A params pointer may be NULL: all defaults. In a params struct zero is the default,
  *     so set its size and what you mean; STILL_PARAMS does it. A params struct and what it
  *     points to is read, not kept.
@@ -837,7 +839,7 @@ typedef struct still_train_params {
     double lr[3];                  /* [stage]; 0: 1e-2 and 5e-4 */
     double lr_scale[STILL_GROUPS]; /* 0: 1; negative: the group is frozen */
     double warmup;                 /* share of the steps; 0: 0.05 */
-    double clip;                   /* norm of the gradient; 0: 1 */
+    double clip;                   /* norm of the gradient; 0: 1, INFINITY: no limit */
     double beta1, beta2, decay;    /* 0: 0.9, 0.95; none */
     int lora_rank;                 /* 0: 8 */
     double lora_alpha;             /* 0: 16 */

@@ -48,7 +48,8 @@ struct sti_pool {
     sti_task fn;
     void *arg;
     _Alignas(64) int threads;
-    int started; /* threads that run, with the caller */
+    int started;   /* threads that run, with the caller, */
+    pid_t process; /* in this process: a child of fork() has none of them */
     atomic_bool stop;
     atomic_uint *asleep;   /* [threads] 1: the worker sleeps on this word */
     share *share;          /* [threads] */
@@ -213,7 +214,7 @@ still_status sti_pool_new(int threads, sti_pool **out, still_error *err)
                         threads, MAX_THREADS);
     sti_pool *p = aligned_alloc(64, (sizeof *p + 63) / 64 * 64);
     if (!p) return sti_fail_memory(err, "thread pool", sizeof *p);
-    *p = (sti_pool){.threads = threads, .started = 1};
+    *p = (sti_pool){.threads = threads, .started = 1, .process = getpid()};
     sti_pool_watch_init(&p->watch, threads);
     const size_t lines = (size_t)threads * sizeof *p->share;
     p->thread = sti_alloc((size_t)threads, sizeof *p->thread);
@@ -244,8 +245,9 @@ void sti_pool_free(sti_pool *p)
 {
     if (!p) return;
     atomic_store_explicit(&p->stop, true, memory_order_release);
-    if (p->started > 1) publish(p, p->started);
-    for (int i = 1; i < p->started; i++) pthread_join(p->thread[i], NULL);
+    const int started = p->process == getpid() ? p->started : 1;
+    if (started > 1) publish(p, started);
+    for (int i = 1; i < started; i++) pthread_join(p->thread[i], NULL);
     free(p->thread);
     free(p->worker);
     free(p->asleep);

@@ -7,7 +7,8 @@
  * A task is cut into shares. The caller takes over shares that nobody has begun when
  * its own is finished, and where other programs keep taking a core away, tasks are cut
  * into fewer shares for a while. So a share has no thread of its own, and what a task
- * computes must not depend on the number of shares. */
+ * computes must not depend on the number of shares. A child of fork() has the pool without
+ * its threads: the caller then computes all shares. */
 #ifndef STI_BASE_POOL_H
 #define STI_BASE_POOL_H
 

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -270,6 +271,33 @@ static void split_covers_all_once(void **state)
             }
 }
 
+/* A child of fork() has the pool but not its threads: it can compute and free. */
+static void a_child_computes_alone(void **state)
+{
+    (void)state;
+    sti_pool *p;
+    still_error e;
+    int status;
+    assert_int_equal(sti_pool_new(MOST, &p, &e), STILL_OK);
+    run_and_check(p);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        counts c = {0};
+        alarm(30); /* rather than wait for a thread that is not there */
+        sti_pool_run(p, count, &c);
+        for (int w = 0; w < c.workers[0]; w++)
+            if (c.hits[w] != 1) _exit(1);
+        sti_pool_free(p);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    run_and_check(p);
+    sti_pool_free(p);
+}
+
 static void absurd_counts(void **state)
 {
     (void)state;
@@ -289,4 +317,5 @@ RUN_TESTS(cmocka_unit_test(every_share_of_every_task),
           cmocka_unit_test(a_long_share_is_no_lost_core),
           cmocka_unit_test(workers_go_and_come_one_by_one),
           cmocka_unit_test(cores_are_processors_or_fewer),
-          cmocka_unit_test(split_covers_all_once), cmocka_unit_test(absurd_counts))
+          cmocka_unit_test(split_covers_all_once),
+          cmocka_unit_test(a_child_computes_alone), cmocka_unit_test(absurd_counts))
