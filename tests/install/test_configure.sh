@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Configuring on a machine without cmocka: a build without tests, unless they are asked
-# for.
+# for. And the fuzz targets without MPI, of which they have no use.
 #
 #   test_configure.sh SOURCE_FOLDER
 set -euo pipefail
@@ -29,4 +29,9 @@ if configure -DSTILL_TESTS=ON; then
 fi
 says 'required package'
 says cmocka
+if command -v clang >/dev/null; then
+    rm -rf "$root/build"
+    configure -DCMAKE_C_COMPILER=clang -DSTILL_FUZZ=ON -DSTILL_MPI=AUTO \
+        -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON || { cat "$root/log" >&2; exit 1; }
+fi
 echo "configured without cmocka"
