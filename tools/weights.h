@@ -13,6 +13,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/random.h"
 #include "file/blocks.h"
 
 typedef struct rng {
@@ -38,12 +39,7 @@ static inline uint64_t rng_next(rng *r) /* xoshiro256** */
 
 static inline void rng_seed(rng *r, uint64_t seed) /* splitmix64 fills the state */
 {
-    for (int i = 0; i < 4; i++) {
-        uint64_t z = seed += 0x9e3779b97f4a7c15u;
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-        r->s[i] = z ^ z >> 31;
-    }
+    for (int i = 0; i < 4; i++, seed += STI_MIX64_STEP) r->s[i] = sti_mix64(seed);
 }
 
 static inline void fill_bits(rng *r, unsigned char *p, size_t n)

@@ -129,7 +129,7 @@ still_status sti_encode_prompt(const still_tokenizer *tk, const sti_item *it, in
     still_status st;
     *plain = it->chat && !template;
     if (it->chat && template) {
-        still_rendering r;
+        still_rendering r = {0};
         const still_message turn = {"user", it->prompt};
         const still_conversation c = {.size = sizeof c,
                                       .message = &turn,
