@@ -12,11 +12,6 @@
 
 enum { B = 2, T = 50, H = 4, G = 2, D = 12, ARRAYS = 10 };
 
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
-
 /* Inputs in the order of still_attention_args, and a gradient for each. All begin one
  * float after what malloc gives: nobody promises more than the alignment of a float. */
 typedef struct problem {

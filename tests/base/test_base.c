@@ -1,13 +1,7 @@
 /* Small things everything rests on: errors, buffers, carved memory. */
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 

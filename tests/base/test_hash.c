@@ -1,11 +1,5 @@
 /* The keyed hash: published values, every length, keys that matter. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 

@@ -4,11 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +13,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "../run.h"
 #include "../skip.h"
 #include "base/new_file.h"
 
@@ -380,19 +375,13 @@ static void test_open_own(void **state)
     check_holds(other, "precious", 8);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_order, begin),
-        cmocka_unit_test_setup(test_short_and_interrupted_writes, begin),
-        cmocka_unit_test_setup(test_failures, begin),
-        cmocka_unit_test_setup(test_abort, begin),
-        cmocka_unit_test_setup(test_planted, begin),
-        cmocka_unit_test_setup(test_no_place, begin),
-        cmocka_unit_test_setup(test_devices, begin),
-        cmocka_unit_test_setup(test_shared_memory, begin),
-        cmocka_unit_test_setup(test_file_too_large, begin),
-        cmocka_unit_test_setup(test_open_own, begin),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+RUN_TESTS_IN(make_dir, remove_dir, cmocka_unit_test_setup(test_order, begin),
+             cmocka_unit_test_setup(test_short_and_interrupted_writes, begin),
+             cmocka_unit_test_setup(test_failures, begin),
+             cmocka_unit_test_setup(test_abort, begin),
+             cmocka_unit_test_setup(test_planted, begin),
+             cmocka_unit_test_setup(test_no_place, begin),
+             cmocka_unit_test_setup(test_devices, begin),
+             cmocka_unit_test_setup(test_shared_memory, begin),
+             cmocka_unit_test_setup(test_file_too_large, begin),
+             cmocka_unit_test_setup(test_open_own, begin))

@@ -1,16 +1,10 @@
 /* The thread pool: every share of every task runs once, whoever sleeps or comes late, and
  * a worker without a core is not woken. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 

@@ -1,12 +1,6 @@
 /* test_sized.c - structs that carry their size: shorter ones, longer ones, and what is
  * none. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 

@@ -3,27 +3,18 @@
 #ifndef TEST_EVAL_EVAL_MODEL_H
 #define TEST_EVAL_EVAL_MODEL_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "../run.h"
 
 #include "eval/eval.h"
 
 static const char DATA[] = FIXTURES "/eval/choice";
 static char dir[] = "/tmp/still-rank-XXXXXX", model_path[64], log_path[64];
 static still_model *model;
-
-static inline void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 static inline int open_model(void **state)
 {

@@ -1,16 +1,10 @@
 /* Multiple-choice tasks: prompts and continuations character by character, cleaning,
  * and what broken data is answered with. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 

@@ -1,11 +1,6 @@
 /* Scores of hand-made outputs, and the sentence splitter. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 

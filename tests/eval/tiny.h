@@ -2,21 +2,11 @@
 #ifndef TEST_EVAL_TINY_H
 #define TEST_EVAL_TINY_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "../run.h"
 
 #include "model/model.h"
 
 enum { VOCAB = 512 };
-
-static inline void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 static inline still_model *open_tiny(const char *backend)
 {

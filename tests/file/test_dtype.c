@@ -1,12 +1,8 @@
 /* test_dtype.c - block types against GGML's Python package (fixtures/quant), halves
  * against their definition for all 65536 values. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 

@@ -4,17 +4,13 @@
 #define TESTS_EXPORTS_H
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "../run.h"
 
 #include "base/random.h"
 #include "model/model.h"
@@ -23,11 +19,6 @@ enum { T = 96, RANK = 4 };
 #define FOLDER FIXTURES "/train/model"
 
 static char scratch[] = "/tmp/still-export-XXXXXX";
-
-static inline void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 static char *in_scratch(const char *name)
 {

@@ -1,15 +1,9 @@
 /* Configurations that cannot be are refused with a line that names what is wrong. Each
  * case changes one thing in a copy of a tiny checkpoint's config.json. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 #include <jansson.h>

@@ -1,22 +1,11 @@
 /* The fingerprint tells models apart: it changes with either end of any tensor, with
  * names, types and shapes, and, where asked for, with the adapter. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 
 #include "model/model.h"
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 typedef struct print {
     unsigned char b[STI_FINGERPRINT];

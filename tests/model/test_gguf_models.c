@@ -2,17 +2,13 @@
  * of the safetensors file beside it (fixtures/models/from_golden.py), its sum is that of
  * the converter's own file, and its logits are those of the model. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "../run.h"
 
 #include "base/sha256.h"
 #include "model/model.h"
@@ -20,11 +16,6 @@
 static const char *const models[] = {"gemma3", "granite", "olmo2",
                                      "phi3",   "qwen3",   "smollm3"};
 enum { MODELS = sizeof models / sizeof *models, ALIGN = 32 };
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 static void write_all(FILE *f, const void *p, size_t n)
 {
@@ -349,11 +340,6 @@ static void long_and_short_sessions(void **state)
     rmdir(dir);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(converters_files), cmocka_unit_test(exported_files),
-        cmocka_unit_test(back_and_there), cmocka_unit_test(same_as_the_converters),
-        cmocka_unit_test(long_and_short_sessions)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(converters_files), cmocka_unit_test(exported_files),
+          cmocka_unit_test(back_and_there), cmocka_unit_test(same_as_the_converters),
+          cmocka_unit_test(long_and_short_sessions))

@@ -1,12 +1,10 @@
 /* Quantized salient tokens: how far a number moves, where its bits lie, what rounding
  * leaves alone. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "../run.h"
 
 #include "file/dtype.h"
 #include "ops/hybrid.h"
@@ -193,12 +191,6 @@ static void test_checks(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_error_bounds),   cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_rounding_twice), cmocka_unit_test(test_odd_numbers),
-        cmocka_unit_test(test_bytes),          cmocka_unit_test(test_checks),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_error_bounds), cmocka_unit_test(test_layout),
+          cmocka_unit_test(test_rounding_twice), cmocka_unit_test(test_odd_numbers),
+          cmocka_unit_test(test_bytes), cmocka_unit_test(test_checks))

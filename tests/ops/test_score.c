@@ -1,11 +1,7 @@
 /* test_score.c - what scores say of tokens: which of two is kept. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "../run.h"
 
 #include "ops/hybrid.h"
 
@@ -70,11 +66,6 @@ static void test_keynorm_and_random(void **state)
     assert_true(fabs(sum / 1000 - 0.5) < 0.05);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_s3),
-                                       cmocka_unit_test(test_distinct),
-                                       cmocka_unit_test(test_distinct_recent),
-                                       cmocka_unit_test(test_keynorm_and_random)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_s3), cmocka_unit_test(test_distinct),
+          cmocka_unit_test(test_distinct_recent),
+          cmocka_unit_test(test_keynorm_and_random))

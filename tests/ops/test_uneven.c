@@ -1,13 +1,9 @@
 /* test_uneven.c - selection heads with caps of their own: lists one behind the other, a
  * state that weighs less where fewer tokens are exact, settings that compare and check. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "../run.h"
 
 #include "ops/hybrid.h"
 
@@ -89,10 +85,5 @@ static void test_check(void **state)
     assert_int_equal(sti_hybrid_check(&s, &many, &err), STILL_E_UNSUPPORTED);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lists), cmocka_unit_test(test_state),
-        cmocka_unit_test(test_same), cmocka_unit_test(test_check)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_lists), cmocka_unit_test(test_state),
+          cmocka_unit_test(test_same), cmocka_unit_test(test_check))

@@ -20,11 +20,6 @@ static still_model *model;
 static still_session *session, *fresh;
 static int32_t text[CTX];
 
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
-
 static int begin(void **state)
 {
     (void)state;

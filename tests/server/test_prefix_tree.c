@@ -9,11 +9,6 @@
 
 enum { CTX = 64, CHUNK = 8, VOCAB = 512, MOST = 400 };
 
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
-
 typedef struct rig {
     still_model *model;
     still_session *s, *fresh;

@@ -20,11 +20,6 @@
 
 enum { CTX = 96, BIG = 256, VOCAB = 384, CHUNK = 8, JOBS = 9 };
 
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
-
 static still_model *open_model(void)
 {
     still_model *m;

@@ -22,11 +22,6 @@ static int32_t eos;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
 
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
-
 static int begin(void **state)
 {
     (void)state;

@@ -11,11 +11,6 @@
 
 enum { N = 110, CHUNK = 8, VOCAB = 384, ROLLBACK = 3 };
 
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
-
 static still_model *open_model(const char *name, const char *backend)
 {
     char path[512];

@@ -1,17 +1,12 @@
 /* Sessions allocate nothing once they are made, whatever the method: every allocator is
  * wrapped and counted, the mapping of large blocks among them, while tokens are fed, in
  * batches and one by one. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/types.h>
 
-#include <cmocka.h>
-
 #include "../oom.h"
+#include "../run.h"
 
 #include "still.h"
 
@@ -66,8 +61,4 @@ static void feeding_allocates_nothing(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(feeding_allocates_nothing)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(feeding_allocates_nothing))

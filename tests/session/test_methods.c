@@ -1,25 +1,16 @@
 /* Sessions of every attention method on a tiny checkpoint: cuts, batches, snapshots,
  * rollback and files change nothing; limits of a setting are softmax. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "../run.h"
 
 #include "still.h"
 
 enum { N = 150, VOCAB = 384 };
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 static still_model *open_model(const char *backend, int threads)
 {
@@ -483,18 +474,9 @@ static void impossible_settings(void **state)
     still_model_free(m);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_cut_is_the_same),
-        cmocka_unit_test(backends_agree),
-        cmocka_unit_test(bf16_is_softmax_rounded),
-        cmocka_unit_test(limits_are_softmax),
-        cmocka_unit_test(batching_changes_nothing),
-        cmocka_unit_test(the_past_can_be_kept),
-        cmocka_unit_test(bad_state_files),
-        cmocka_unit_test(memory_is_constant),
-        cmocka_unit_test(impossible_settings),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(any_cut_is_the_same), cmocka_unit_test(backends_agree),
+          cmocka_unit_test(bf16_is_softmax_rounded),
+          cmocka_unit_test(limits_are_softmax),
+          cmocka_unit_test(batching_changes_nothing),
+          cmocka_unit_test(the_past_can_be_kept), cmocka_unit_test(bad_state_files),
+          cmocka_unit_test(memory_is_constant), cmocka_unit_test(impossible_settings))

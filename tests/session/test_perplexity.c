@@ -1,13 +1,7 @@
 /* Perplexity: a window longer than the pieces it is fed in is scored as if it were fed
  * at once, windows do not see each other, and the figure is what its numbers say. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 
@@ -19,11 +13,6 @@ enum { N = 4500, VOCAB = 512 };
 
 static still_model *model;
 static int32_t ids[N];
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 static int set_up(void **state)
 {

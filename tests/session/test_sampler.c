@@ -1,11 +1,5 @@
 /* Sampling: every setting does what its name says, on logits small enough to check. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 

@@ -1,15 +1,9 @@
 /* Sessions on the tiny checkpoints: cuts, batches and failures change nothing. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 
@@ -19,11 +13,6 @@ enum { N = 120 };
 static const char *const checkpoints[] = {"llama3", "llama3.1", "llama3.2-tied",
                                           "mistral-window", "qwen2-bias"};
 static const char *const backends[] = {"cpu", "ref"};
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 static still_model *open_model(const char *name, const char *backend, int threads)
 {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "../eval/tiny.h"
+#include "../run.h"
 
 enum { CHUNK = 8, N = 80 };
 
@@ -165,11 +166,6 @@ static void test_packed(void **state)
     still_model_free(m);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_restore_forgets_boundaries),
-        cmocka_unit_test(test_fork_keeps_boundaries),
-        cmocka_unit_test(test_file_of_other_settings), cmocka_unit_test(test_packed)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(test_restore_forgets_boundaries),
+          cmocka_unit_test(test_fork_keeps_boundaries),
+          cmocka_unit_test(test_file_of_other_settings), cmocka_unit_test(test_packed))

@@ -1,23 +1,14 @@
 /* A synthetic past is as full as a real one: counts as feeding gives them, positions
  * possible, memory as the bill states it; and sessions go on from it. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "../run.h"
 
 #include "session/session.h"
 
 enum { CTX = 200, VOCAB = 384 };
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 static still_model *open_model(const char *backend)
 {
@@ -208,10 +199,5 @@ static void limits(void **state)
     still_model_free(m);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(as_full_as_a_real_past),
-                                       cmocka_unit_test(a_long_cache_is_full),
-                                       cmocka_unit_test(limits)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(cmocka_unit_test(as_full_as_a_real_past),
+          cmocka_unit_test(a_long_cache_is_full), cmocka_unit_test(limits))

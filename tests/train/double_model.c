@@ -1,13 +1,9 @@
 /* double_model.c - see double_model.h. Rows are M = B T; everything is [M, .]. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "../run.h"
 
 #include "base/random.h"
 #include "double_model.h"
@@ -265,11 +261,6 @@ static sti_hybrid_parallel_args64 arguments(const double_model *d, int l, bool s
     else
         a.max_out = p->layer[l].top;
     return a;
-}
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
 }
 
 /* y of the layer's attention. */

@@ -3,13 +3,9 @@
 #ifndef TESTS_GRADIENT_PROBLEM_H
 #define TESTS_GRADIENT_PROBLEM_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
+#include "../run.h"
 
 #include "base/random.h"
 #include "train/train.h"
@@ -26,11 +22,6 @@ typedef struct problem {
     bool shared;    /* layers share their acts, as where memory is short */
     int window;     /* of layers that have one; 0: as the model says */
 } problem;
-
-static inline void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 static inline double uniform(uint64_t key) /* [-1, 1) */
 {

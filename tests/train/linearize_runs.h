@@ -5,16 +5,12 @@
 
 #include <dirent.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "../run.h"
 
 #include "base/random.h"
 #include "train/train.h"
@@ -24,11 +20,6 @@ enum { SEQ = 32, BATCH = 4, MOST = 64, LAYERS = 3, STEPS = 5 };
 static char dir[] = "/tmp/still-linearize-XXXXXX";
 static still_model *model;
 static still_train_data data[2];
-
-static inline void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 /* ---- Files --------------------------------------------------------------- */
 

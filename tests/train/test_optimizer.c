@@ -1,23 +1,12 @@
 /* The optimizer as a run uses it: which entries a stage moves and how fast, weight
  * decay, clipping, moments, and the schedule. AdamW itself: tests/backend. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 
 #include "train/train.h"
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 typedef struct problem {
     sti_trainer t;

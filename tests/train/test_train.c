@@ -2,15 +2,9 @@
  * both stages (tests/fixtures/train, made by tools/train-reference.py); and the trained
  * student as a session. Finite differences: test_gradients.c. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../run.h"
 
@@ -26,11 +20,6 @@ typedef struct fixture {
     double *err2;
     const int32_t *ids; /* [steps, B, T] */
 } fixture;
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 static const char *text_of(const fixture *f, const char *key)
 {

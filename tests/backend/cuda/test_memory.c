@@ -1,28 +1,18 @@
 /* test_memory.c - a GPU whose memory runs out in the middle of a run: calls either work
  * with what was reserved or fail with STILL_E_MEMORY, and sessions are what they were.
  * And a limit of what a model may take. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include <cuda_runtime.h>
 
+#include "../../run.h"
 #include "../../skip.h"
 #include "ops/ops.h"
 #include "still.h"
 
 enum { PROMPT = 150, MORE = 90, CHUNK = 16, HOGS = 256 };
-
-static void must(still_status st, const still_error *e)
-{
-    if (st != STILL_OK) fail_msg("%s", e->text);
-}
 
 /* All of the GPU's memory that can be had, in ever smaller blocks. */
 typedef struct hog {

@@ -1,12 +1,6 @@
 /* The golden suites that ship with the tests, on every backend and instruction set. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../../run.h"
 

@@ -1,12 +1,8 @@
 /* The reference of Liger and SUPRA: against their sums written out over all pairs, cut
  * anywhere, and gradients against differences. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../../../run.h"
 
