@@ -4,8 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { HUGE_PAGE = 2 << 20 };
+
+/* 4 KiB, but 16 or 64 on some machines. */
+size_t sti_page_size(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
 
 void *sti_alloc(size_t n, size_t size)
 {
@@ -46,7 +53,7 @@ static bool new_block(sti_block *b, size_t bytes, bool sparse)
         size_t head = (HUGE_PAGE - ((uintptr_t)p & (HUGE_PAGE - 1))) & (HUGE_PAGE - 1);
         if (head) munmap(p, head);
         /* The tail is cut at the page after the last byte. */
-        size_t end = (head + bytes + 4095) & ~(size_t)4095;
+        const size_t page = sti_page_size(), end = (head + bytes + page - 1) & -page;
         if (bytes + slack > end) munmap(p + end, bytes + slack - end);
         p += head;
         madvise(p, bytes, MADV_HUGEPAGE);
@@ -69,7 +76,7 @@ bool sti_block_new_sparse(sti_block *b, size_t bytes)
 
 void sti_block_forget(sti_block *b, size_t n)
 {
-    n = (n < b->bytes ? n : b->bytes) & ~(size_t)4095;
+    n = (n < b->bytes ? n : b->bytes) & -sti_page_size();
     if (n) madvise(b->p, n, MADV_DONTNEED);
 }
 

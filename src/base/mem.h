@@ -26,6 +26,8 @@ static inline bool sti_add(size_t a, size_t b, size_t *out)
     return !__builtin_add_overflow(a, b, out);
 }
 
+size_t sti_page_size(void);
+
 /* One aligned, zeroed allocation in a mapping of its own. Freeing returns it to the
  * system at once, so the bill of memory is what the system shows. */
 typedef struct sti_block {

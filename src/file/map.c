@@ -14,11 +14,6 @@
 #include "base/mem.h"
 #include "file/parse.h"
 
-static uintptr_t page_size(void)
-{
-    return (uintptr_t)sysconf(_SC_PAGESIZE);
-}
-
 static still_status map_fd(int fd, const char *path, sti_map *out, still_error *err)
 {
     struct stat st;
@@ -64,7 +59,7 @@ still_status sti_map_open(const char *path, sti_map *out, still_error *err)
 void sti_map_close(sti_map *m)
 {
     if (m->data) {
-        size_t lead = (uintptr_t)m->data % page_size(); /* not 0 after a shift */
+        size_t lead = (uintptr_t)m->data % sti_page_size(); /* not 0 after a shift */
         munmap((void *)(uintptr_t)(m->data - lead), m->size + lead);
     }
     free(m->path);
@@ -73,7 +68,7 @@ void sti_map_close(sti_map *m)
 
 void sti_map_drop(const void *p, size_t n)
 {
-    uintptr_t page = page_size(), begin = (uintptr_t)p, end = begin + n;
+    uintptr_t page = sti_page_size(), begin = (uintptr_t)p, end = begin + n;
     begin = (begin + page - 1) & ~(page - 1);
     end &= ~(page - 1);
     if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
