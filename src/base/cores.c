@@ -3,12 +3,15 @@
 
 #include <sched.h>
 #include <stdio.h>
+#include <unistd.h>
 
 int sti_processors(void)
 {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-    return 1;
+    const long n =
+        sysconf(_SC_NPROCESSORS_ONLN); /* more than a cpu_set_t has room for */
+    return n > 0 ? (int)n : 1;
 }
 
 /* The first processor of the core of processor `cpu`; `cpu` itself if unknown. */
@@ -43,7 +46,7 @@ static int quota(int most)
 int sti_cores(void)
 {
     cpu_set_t ours, seen;
-    if (sched_getaffinity(0, sizeof ours, &ours) != 0) return 1;
+    if (sched_getaffinity(0, sizeof ours, &ours) != 0) return quota(sti_processors());
     CPU_ZERO(&seen);
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
         if (CPU_ISSET(cpu, &ours)) CPU_SET(first_of_core(cpu), &seen);

@@ -13,7 +13,7 @@
 static size_t number_in(const char *path, const char *key, size_t otherwise)
 {
     char line[256];
-    FILE *f = fopen(path, "r");
+    FILE *f = fopen(path, "re");
     if (!f) return otherwise;
     size_t found = otherwise;
     while (found == otherwise && fgets(line, sizeof line, f)) {
@@ -57,7 +57,7 @@ size_t sti_memory_free(void)
 
 void sti_peak_rss_restart(void)
 {
-    FILE *f = fopen("/proc/self/clear_refs", "w");
+    FILE *f = fopen("/proc/self/clear_refs", "we");
     if (!f) return;
     fputs("5", f);
     fclose(f);

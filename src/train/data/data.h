@@ -71,8 +71,4 @@ void sti_data_train(const sti_data *d, uint64_t i, int32_t *ids, uint8_t *counts
 /* Validation sequence i < report.valid, in file order. */
 void sti_data_valid(const sti_data *d, uint64_t i, int32_t *ids, uint8_t *counts);
 
-/* The Alpaca prompt before an output; input may be NULL or empty. free() it; NULL: no
- * memory. */
-char *sti_data_prompt(const char *instruction, const char *input);
-
 #endif

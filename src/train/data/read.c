@@ -50,15 +50,6 @@ static void put_prompt(sti_buf *b, sti_str instruction, sti_str input)
     sti_buf_puts(b, "\n\n### Response:\n");
 }
 
-char *sti_data_prompt(const char *instruction, const char *input)
-{
-    sti_buf b = {0};
-    put_prompt(&b, (sti_str){instruction, strlen(instruction)},
-               (sti_str){input, input ? strlen(input) : 0});
-    if (b.failed) sti_buf_free(&b);
-    return b.p;
-}
-
 static still_status broken(sti_records *r, sti_record *rec, const char *why)
 {
     snprintf(r->broken, sizeof r->broken, "%s %zu: %.160s",
@@ -176,6 +167,10 @@ static still_status looks_whole(const char *path, bool *whole, bool *certain,
         do status = sti_lines_next(l, &line, &n, err);
         while (status == STILL_OK && line && strspn(line, " \t\r") == n);
         if (status == STILL_OK && line) status = begins_whole(line, n, whole, err);
+        if (status == STILL_E_LIMIT) { /* no record is so long: all of it in one line */
+            *whole = true;
+            status = STILL_OK;
+        }
     }
     sti_lines_close(l);
     return status;

@@ -18,20 +18,6 @@ static const char *const PROMPTS[] = {HEAD "Name the sky's color.\n\n### Respons
 static const char *const OUTPUTS[] = {
     "The sky is blue.", "3", "The sun is hot.\n<|endoftext|> is text here.", "hi"};
 
-static void prompts_are_exact(void **state)
-{
-    (void)state;
-    char *p = sti_data_prompt("Name the sky's color.", NULL);
-    assert_string_equal(p, PROMPTS[0]);
-    free(p);
-    p = sti_data_prompt("Name the sky's color.", "");
-    assert_string_equal(p, PROMPTS[0]);
-    free(p);
-    p = sti_data_prompt("Add.", "1 and 2");
-    assert_string_equal(p, PROMPTS[1]);
-    free(p);
-}
-
 static void records_of_every_shape(void **state)
 {
     (void)state;
@@ -114,6 +100,37 @@ static void expect_packed(const still_tokenizer *tk, const char *path, const pac
     }
 }
 
+/* A JSON value in one line of more bytes than a line of records may have. */
+static void one_long_line(void **state)
+{
+    (void)state;
+    enum { RECORDS = 40, TEXT = 1 << 20 };
+    char *text = malloc(TEXT);
+    FILE *f = fopen(data_file, "w");
+    assert_non_null(f);
+    assert_non_null(text);
+    memset(text, 'a', TEXT - 1);
+    text[TEXT - 1] = 0;
+    for (int i = 0; i < RECORDS; i++)
+        fprintf(f, "%s{\"text\": \"%s\"}", i ? ", " : "{\"data\": [", text);
+    assert_true(fputs("]}", f) >= 0);
+    assert_int_equal(fclose(f), 0);
+    sti_records *r;
+    sti_record rec;
+    still_error err;
+    bool more;
+    if (sti_records_open(data_file, &r, &err) != STILL_OK) fail_msg("%s", err.text);
+    for (int i = 0; i < RECORDS; i++) {
+        assert_int_equal(sti_records_next(r, &rec, &more, &err), STILL_OK);
+        assert_true(more);
+        assert_int_equal(rec.n, TEXT - 1);
+    }
+    assert_int_equal(sti_records_next(r, &rec, &more, &err), STILL_OK);
+    assert_false(more);
+    sti_records_close(r);
+    free(text);
+}
+
 static void packing_is_exact(void **state)
 {
     (void)state;
@@ -136,7 +153,7 @@ static void straddling_token_is_prompt(void **state)
     (void)state;
     static packed p;
     still_tokenizer *tk = tokenizer(VOCAB("smollm.json"));
-    char *prompt = sti_data_prompt("x", NULL);
+    static const char prompt[] = HEAD "x\n\n### Response:\n";
     size_t alone, n, before = 0, len;
     int32_t ids[512];
     char text[512];
@@ -154,7 +171,6 @@ static void straddling_token_is_prompt(void **state)
     while (!p.output[before]) before++;
     assert_int_equal(before, alone);
     expect_packed(tk, put_data("{\"instruction\":\"x\",\"output\":\"   the\"}\n"), &p);
-    free(prompt);
     still_tokenizer_free(tk);
 }
 
@@ -303,9 +319,8 @@ static void progress_counts_bytes_and_cancels(void **state)
     still_tokenizer_free(tk);
 }
 
-RUN_TESTS_IN(make_dir, remove_dir, cmocka_unit_test(prompts_are_exact),
-             cmocka_unit_test(records_of_every_shape),
-             cmocka_unit_test(packing_is_exact),
+RUN_TESTS_IN(make_dir, remove_dir, cmocka_unit_test(records_of_every_shape),
+             cmocka_unit_test(one_long_line), cmocka_unit_test(packing_is_exact),
              cmocka_unit_test(straddling_token_is_prompt),
              cmocka_unit_test(unknown_characters_keep_the_boundary),
              cmocka_unit_test(held_out_is_disjoint),

@@ -47,20 +47,10 @@ static void opening_survives(void **state)
     still_tokenizer_free(tk);
 }
 
-static void prompt_is_null(void **state)
-{
-    (void)state;
-    countdown = 0;
-    char *p = sti_data_prompt("a", "b");
-    countdown = -1;
-    assert_null(p);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(opening_survives),
-        cmocka_unit_test(prompt_is_null),
     };
     json_set_alloc_funcs(__wrap_malloc, free);
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
