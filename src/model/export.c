@@ -171,7 +171,7 @@ static still_status move(const char *from, const char *to, still_error *err)
                     strerror(errno));
 }
 
-/* The model last: whoever sees it sees its twin. */
+/* The model last, so that its twin is there once it is. */
 static still_status move_files(const sti_export *x, const char *temp, still_error *err)
 {
     char from[STI_PATH_ROOM], twin[STI_PATH_ROOM];

@@ -222,8 +222,8 @@ static still_status load_layer(loader *ld, int i)
     return load_linear(ld, STI_PART_DOWN, i, g->hidden, g->ffn, &L->down);
 }
 
-/* Scales that need not be computed anew for every token. Where no norm lies behind a
- * half, x = r u turns
+/* Folds scales, so that they are not computed for every token. Where no norm lies behind
+ * a half, x = r u turns
  *   x += r half(norm(x))  into  u += half(norm(u)), with eps / r^2 in the norms
  * of the stream, which do not see its size otherwise. */
 static void fold_scales(still_model *m)
@@ -404,8 +404,8 @@ static still_status begin_own(loader *ld, int threads)
     return sti_pool_new(threads ? threads : sti_cores(), &ld->pool, ld->err);
 }
 
-/* Pages that loading touched, and what it touched beside them, are read again by
- * whoever needs them; most weights have copies. What then remains is in the bill. */
+/* Gives back the files' pages that loading touched: most weights have copies, and other
+ * pages are read again when they are needed. What then remains is in the bill. */
 static void settle(still_model *m)
 {
     for (size_t i = 0; i < m->store.n_maps; i++)

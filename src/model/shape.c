@@ -181,7 +181,7 @@ void sti_random_weights(sti_dtype type, double deviation, uint64_t seed, void *o
 
 /* ---- The store ----------------------------------------------------------- */
 
-/* Where tensors lie: each for itself, or one place for all with rows of a length. */
+/* Where tensors lie: each has a place, or all whose rows have one length share one. */
 typedef struct place {
     int64_t columns; /* 0: norms, which share theirs always */
     size_t at, bytes;

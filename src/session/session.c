@@ -130,7 +130,7 @@ static size_t device_scratch(const still_model *m, const sti_attn_config *cfg)
     return most;
 }
 
-/* What passes of cfg->batch rows need beyond what there is. Activations are taken anew
+/* What passes of cfg->batch rows need beyond what there is. New activations are allocated
  * before the old ones are freed. */
 static size_t growth(const still_model *m, const sti_attn_config *cfg)
 {

@@ -1,10 +1,10 @@
 /* comm_meet.c - the processes of a job find each other over TCP; see comm_tcp.h.
  *
  * Rank 0 listens at the address that the launcher named. The others connect and say who
- * they are; when all are there, rank 0 closes the door and then tells them, so that a
- * process that meets a second time cannot come in by the first meeting. Whoever else
- * connects is sent away: nothing is read of him beyond the size of a greeting. The token
- * keeps jobs apart; it is no secret, and the network has to be one that is trusted. */
+ * they are; when all are there, rank 0 stops listening and then tells them, so that a
+ * process that joins twice cannot be taken for one of the first meeting. Any other
+ * connection is closed, and no more is read from it than a greeting has. The token keeps
+ * jobs apart; it is no secret, and the network must be trusted. */
 #include "train/comm_tcp.h"
 
 #include <errno.h>
@@ -137,8 +137,8 @@ static bool closed(int fd)
     return poll(&p, 1, 0) > 0;
 }
 
-/* Takes in who has connected, or sends him away. Only a process of this very job can make
- * it fail. */
+/* Accepts a rank that has connected, or closes the connection. Only a process of this job
+ * can make it fail. */
 static still_status take_in(const sti_meeting *w, int fd, int *of, int *here,
                             still_error *err)
 {

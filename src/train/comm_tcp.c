@@ -5,8 +5,7 @@
  * a single connection a rank is all there is to set up; but what rank 0 sends and receives
  * grows with the number of ranks. A dozen are fine; for more there is MPI.
  *
- * A process that ends closes its sockets, so whoever waits for it is told; then it ends,
- * too. */
+ * A process that ends closes its sockets; those that wait for it see that and end, too. */
 #include "train/comm_tcp.h"
 
 #include <errno.h>
