@@ -387,6 +387,7 @@ still_status sti_session_full_bytes(const still_model *m,
     still_session_params p;
     STI_TRY(STI_TAKE(&p, params, still_session_params, err));
     STI_TRY(configure(m, &p, &s, err));
+    if (p.method) STI_TRY(check_method(m, p.method, err));
     s.model = (still_model *)m;
     *out = sti_session_lay_out(&s, NULL, NULL);
     return STILL_OK;

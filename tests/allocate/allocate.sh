@@ -41,6 +41,9 @@ for other in "--method swa" "--method liger" "--method softmax" "--select 0" "--
 done
 ! "$still" allocate smollm2 --probes 2 --budget 18.06MB --layers 40-41 2>err.txt
 grep -q 'layers 40-41 cannot be converted' err.txt
+# An adapter's state is part of it: no session would take caps without one.
+! "$still" allocate smollm2-still --probes 2 --state none 2>err.txt
+grep -q 'trained with other heads, state' err.txt
 ! "$still" allocate smollm2 --budget 500KB --probes 1 2>err.txt
 grep -q 'too small' err.txt
 rm -f err.txt
