@@ -73,6 +73,8 @@ def take(b, address, folder):
     choose(b, "", "")
     to_fact(b)
     b.size(390, 844, 2)
+    b.until(lambda: b.run("return document.getElementById('side').getBoundingClientRect()"
+                          ".right <= 0"), "the drawer is shut")
     show(b, ".assistant")
     b.picture(os.path.join(folder, "page-phone.png"))
 
