@@ -86,7 +86,8 @@ static void chat(const char *text, size_t n)
     const srv_options plain = srv_plain_options();
     size_t i;
     const json_t *m;
-    if (srv_chat_read(text, n, VOCAB, n % 2 == 0, &plain, &c, &err) != STILL_OK) {
+    const srv_places places = {.developer = n % 2 == 0, .tools = n % 4 < 2};
+    if (srv_chat_read(text, n, VOCAB, places, &plain, &c, &err) != STILL_OK) {
         check(err.text[0] && !c.body && !c.variables);
         return;
     }

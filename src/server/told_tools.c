@@ -47,7 +47,8 @@ static void put_tools(sti_buf *b, const json_t *tools)
 /* The message with another content; the text is freed. */
 static json_t *with_content(const json_t *message, sti_buf *text)
 {
-    json_t *copy = json_copy((json_t *)message);
+    json_t *copy = json_object();
+    sti_json_merge(&copy, json_incref((json_t *)message));
     sti_json_set(&copy, "content",
                  text->failed ? NULL : json_stringn(text->n ? text->p : "", text->n));
     sti_buf_free(text);
