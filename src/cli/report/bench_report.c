@@ -249,7 +249,7 @@ static void fill(const cli_bench *b, int n, const figures *f)
 
 int cli_bench_write_svg(const cli_bench *b, const char *path)
 {
-    char title[256], memory[64];
+    char title[256], memory[64], bars[64];
     const char *line[CLI_BENCH_COLUMNS];
     double x[CLI_BENCH_LENGTHS];
     sti_buf text = {0};
@@ -273,7 +273,9 @@ int cli_bench_write_svg(const cli_bench *b, const char *path)
                                {.title = memory, .y = f.memory}};
     const char *x_title[] = {"tokens of the prompt", "tokens in the context",
                              "tokens of a sequence"};
+    snprintf(bars, sizeof bars, "bars: fastest to slowest of %d rounds", b->rounds);
     cli_chart_draw(&(cli_chart){.title = title,
+                                .bars = bars,
                                 .x_title = x_title[b->kind],
                                 .missing = NO_ROOM,
                                 .x = x,

@@ -130,6 +130,22 @@ static void draw_bar(double x, double low, double high, int colour, sti_buf *out
                    colour, x - 4, low, high);
 }
 
+static bool has_bars(const cli_chart *c, const cli_panel *p)
+{
+    for (int i = 0; p->low && p->high && i < c->lines * c->n; i++)
+        if (there(p, p->low[i]) && there(p, p->high[i]) && p->high[i] > p->low[i])
+            return true;
+    return false;
+}
+
+/* Where line i has its marks and bars, beside the x they are for: bars of several lines
+ * would cover one another. */
+static double beside(const cli_chart *c, const cli_panel *p, int i)
+{
+    if (c->lines < 2 || !has_bars(c, p)) return 0;
+    return (i - 0.5 * (c->lines - 1)) * fmin(6, 20.0 / (c->lines - 1));
+}
+
 /* Whether it is the only value of its line, which draws nothing then. */
 static bool alone(const cli_chart *c, const cli_panel *p, int line, int i)
 {
@@ -146,13 +162,14 @@ static void draw_points(const cli_chart *c, const cli_panel *p, int line,
     const int mark = look(c, line), colour = colour_of(mark);
     for (int i = 0; i < c->n; i++) {
         const size_t k = from + (size_t)i;
-        const double at = cli_axis_place(sx, c->x[i]);
+        const double at = cli_axis_place(sx, c->x[i]) + beside(c, p, line);
         if (!there(p, p->y[k])) {
             if (c->missing) /* crosses of several lines are drawn side by side */
                 sti_buf_printf(out,
                                "<path class=\"line s%d\" d=\"M%.1f %dl8 8m0 -8l-8 "
                                "8\"/>\n",
-                               colour, at - 4 + 4.0 * line, TOP + 4);
+                               colour, cli_axis_place(sx, c->x[i]) - 4 + 4.0 * line,
+                               TOP + 4);
             continue;
         }
         if (p->low && p->high && there(p, p->low[k]) && there(p, p->high[k]) &&
@@ -175,10 +192,22 @@ static void draw_line(const cli_chart *c, const cli_panel *p, int line,
         const bool here = there(p, y[i]);
         if (here)
             sti_buf_printf(out, "%c%.1f %.1f", open ? 'L' : 'M',
-                           cli_axis_place(sx, c->x[i]), cli_axis_place(sy, y[i]));
+                           cli_axis_place(sx, c->x[i]) + beside(c, p, line),
+                           cli_axis_place(sy, y[i]));
         open = here || (open && !c->missing);
     }
     sti_buf_puts(out, "\"/>\n");
+}
+
+static void draw_here(const cli_chart *c, const cli_axis *x, sti_buf *out)
+{
+    const double at = cli_axis_place(x, c->here);
+    const bool left = at > 0.7 * (x->from + x->to);
+    sti_buf_printf(
+        out, "<path class=\"grid\" stroke-dasharray=\"4 3\" d=\"M%.1f %dV%d\"/>\n", at,
+        TOP, TOP + PLOT);
+    cli_svg_text(out, at + (left ? -6 : 6), TOP + PLOT - 8, left ? "end" : "start",
+                 "faint", c->here_title);
 }
 
 static void draw_panel(const cli_chart *c, int k, sti_buf *out)
@@ -199,7 +228,8 @@ static void draw_panel(const cli_chart *c, int k, sti_buf *out)
         cli_svg_ticks_x(out, &x, &y, tick_x, n_x);
     else
         draw_lengths(c, &x, out);
-    for (int i = 0; i < c->lines; i++) {
+    if (c->here_title) draw_here(c, &x, out);
+    for (int i = c->lines - 1; i >= 0; i--) { /* the first lies on top */
         draw_line(c, p, i, &x, &y, out);
         draw_points(c, p, i, &x, &y, out);
     }
@@ -226,15 +256,20 @@ static void draw_legend(const cli_chart *c, sti_buf *out)
         cli_svg_text(out, at + 30, 54, "start", "", c->line[i]);
         at += 50 + cli_svg_width(c->line[i], strlen(c->line[i]), 13);
     }
-    if (!c->missing || !any_missing(c)) return;
-    sti_buf_printf(out, "<path class=\"line s6\" d=\"M%.1f 46l8 8m0 -8l-8 8\"/>\n", at);
-    cli_svg_text(out, at + 14, 54, "start", "", c->missing);
+    if (c->missing && any_missing(c)) {
+        sti_buf_printf(out, "<path class=\"line s6\" d=\"M%.1f 46l8 8m0 -8l-8 8\"/>\n",
+                       at);
+        cli_svg_text(out, at + 14, 54, "start", "", c->missing);
+        at += 34 + cli_svg_width(c->missing, strlen(c->missing), 13);
+    }
+    bool bars = false;
+    for (int k = 0; k < c->panels; k++) bars = bars || has_bars(c, &c->panel[k]);
+    if (c->bars && bars) cli_svg_text(out, at, 54, "start", "faint", c->bars);
 }
 
 void cli_chart_draw(const cli_chart *c, sti_buf *out)
 {
-    cli_svg_begin(out, c->panels * width_of(c), TOP + PLOT + BOTTOM, LEFT - 12,
-                  c->title);
+    cli_svg_begin(out, c->panels * width_of(c), TOP + PLOT + BOTTOM, LEFT, c->title);
     draw_legend(c, out);
     for (int k = 0; k < c->panels; k++) draw_panel(c, k, out);
     cli_svg_end(out);

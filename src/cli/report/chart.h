@@ -27,6 +27,11 @@ typedef struct cli_chart {
     int lines;
     const cli_panel *panel;
     int panels, width; /* width of a panel; 0: the usual one */
+    /* Beside the legend: what error bars are. NULL: it does not say. */
+    const char *bars;
+    /* A dashed line across at this x, with a label; NULL: none. */
+    double here;
+    const char *here_title;
 } cli_chart;
 
 /* Appends the drawing. Text may be anything: it is escaped. */

@@ -126,7 +126,7 @@ static still_status compute_curves(const still_saliency *s, cli_figures *f,
 static void draw_captured(const cli_saliency *r, const cli_figures *f, sti_buf *out)
 {
     double x[CLI_CURVE_POINTS], y[CLI_CURVES_MAX * CLI_CURVE_POINTS];
-    char title[160], axis[96];
+    char title[160], axis[96], here[48];
     const still_method *m = &r->s->method;
     for (int p = 0; p < CLI_CURVE_POINTS; p++) {
         x[p] = 100.0 * p / (CLI_CURVE_POINTS - 1);
@@ -135,8 +135,8 @@ static void draw_captured(const cli_saliency *r, const cli_figures *f, sti_buf *
     }
     snprintf(title, sizeof title, "Attention that the tokens kept receive later, %.60s",
              cli_base(r->model));
-    snprintf(axis, sizeof axis, "tokens of a chunk of %d that are kept, %% (now %.0f)",
-             m->chunk, 100.0 * m->select / m->chunk);
+    snprintf(axis, sizeof axis, "tokens of a chunk that are kept, %%");
+    snprintf(here, sizeof here, "this method: %d of %d", m->select, m->chunk);
     const cli_panel panel = {.title = "attention captured, %; mean of layers and heads",
                              .y = y};
     cli_chart_draw(&(cli_chart){.title = title,
@@ -148,7 +148,9 @@ static void draw_captured(const cli_saliency *r, const cli_figures *f, sti_buf *
                                 .lines = f->curves,
                                 .panel = &panel,
                                 .panels = 1,
-                                .width = 900},
+                                .width = 900,
+                                .here = 100.0 * m->select / m->chunk,
+                                .here_title = here},
                    out);
 }
 
@@ -248,7 +250,7 @@ static still_status draw_scores(const cli_saliency *r, int head, sti_buf *out,
                  100 * s->with_whole[head].overlap);
         snprintf(local, sizeof local, "local: %s over the last %d tokens",
                  s->method.score, s->method.chunk);
-        cli_svg_begin(out, 2 * PANEL, TOP + PLOT + BOTTOM, LEFT - 12, title);
+        cli_svg_begin(out, 2 * PANEL, TOP + PLOT + BOTTOM, LEFT, title);
         draw_legend(out);
         draw_scores_panel(s, 0, s->local + at, chosen, local, out);
         draw_scores_panel(s, 1, s->whole + at, chosen, "global: s3 over the whole past",
