@@ -158,6 +158,7 @@ static still_status run(still_model *m, const still_allocate_params *p,
     STI_TRY(check_method(&method, err));
     const int ctx = m->info.ctx_train;
     if (budget == 0) STI_TRY(usual_bytes(m, &method, &budget, err));
+    STI_TRY(sti_check_budget(m, &method, budget, p->shrink, err));
     STI_TRY(find_gains(m, p, a->gain, err));
     STI_TRY(sti_choose_caps(m, &method, a->gain, budget, p->shrink, &a->method,
                             &a->chosen, err));

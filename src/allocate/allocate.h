@@ -24,6 +24,10 @@ still_status sti_choose_caps(const still_model *m, const still_method *method,
                              const double *gain, size_t budget, bool may_shrink,
                              still_method *out, int *chosen, still_error *err);
 
+/* Fails if these bytes are too few, whatever the gains; takes no time. */
+still_status sti_check_budget(const still_model *m, const still_method *method,
+                              size_t budget, bool may_shrink, still_error *err);
+
 /* What files call the model, whatever adapter it has: its fingerprint in hex. */
 enum { STI_KEPT_NAME = 2 * STI_FINGERPRINT + 1 };
 void sti_kept_name(const still_model *m, char out[STI_KEPT_NAME]);

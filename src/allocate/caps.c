@@ -199,22 +199,40 @@ static still_status shrink(search *s, still_error *err)
     }
 }
 
+static search search_of(const still_model *m, const still_method *method, size_t budget)
+{
+    search s = {.m = m,
+                .method = *method,
+                .heads = m->cfg.layers * m->cfg.kv_heads,
+                .longest = m->info.ctx_train > 0 ? m->info.ctx_train : 4096,
+                .step = 1,
+                .budget = budget};
+    s.most = s.longest < MOST ? s.longest : MOST;
+    s.method.caps[0] = 0;
+    return s;
+}
+
+still_status sti_check_budget(const still_model *m, const still_method *method,
+                              size_t budget, bool may_shrink, still_error *err)
+{
+    search s = search_of(m, method, budget);
+    size_t bytes = 0;
+    if (may_shrink) STI_TRY(shrink(&s, err));
+    still_method least = s.method;
+    least.cap = LEAST;
+    STI_TRY(bytes_of(&s, &least, &bytes, err));
+    return bytes > budget ? too_small(&s, err) : STILL_OK;
+}
+
 still_status sti_choose_caps(const still_model *m, const still_method *method,
                              const double *gain, size_t budget, bool may_shrink,
                              still_method *out, int *chosen, still_error *err)
 {
-    const size_t heads = (size_t)m->cfg.layers * (size_t)m->cfg.kv_heads;
-    search s = {.m = m,
-                .method = *method,
-                .heads = (int)heads,
-                .longest = m->info.ctx_train > 0 ? m->info.ctx_train : 4096,
-                .step = 1,
-                .budget = budget};
+    search s = search_of(m, method, budget);
+    const size_t heads = (size_t)s.heads;
     const sti_attn_layer first = sti_model_attn_layer(m, 0);
     sti_attn_config cfg = {.ctx = s.longest};
-    s.method.caps[0] = 0;
     STI_TRY(sti_attn_configure(&s.method, &first, m->cfg.layers, s.longest, &cfg, err));
-    s.most = s.longest < MOST ? s.longest : MOST;
     s.piece = sti_alloc(heads, LENGTHS * sizeof *s.piece);
     s.cap = sti_alloc(heads, sizeof *s.cap);
     still_status st = s.piece && s.cap

@@ -18,8 +18,8 @@ const char *const cli_group_title[CLI_G_COUNT] = {
 const cli_option cli_option_table[] = {
     /* input */
     {"prompt", 'p', "TEXT", CLI_STRING, AT(prompt), GENERATE, CLI_G_INPUT,
-     .help = "Text to continue. Special tokens written in it, such as <|im_start|>, "
-             "are read as those tokens."},
+     .help = "Text to continue; - is standard input. Special tokens written in it, such as "
+             "<|im_start|>, are read as those tokens."},
     {"model", 'm', "MODEL", CLI_STRING, AT(named_model),
      RUN | INSPECT | TOKENIZE | LINEARIZE | EXPORT | BENCH | SALIENCY | ALLOCATE, CLI_G_INPUT,
      .help = "The model, instead of as an argument."},
@@ -309,10 +309,10 @@ const cli_option cli_option_table[] = {
     {"parallel", 0, "N", CLI_INT, AT(parallel), SERVE, CLI_G_SERVER, .max = 65536,
      .help = "Conversations that are computed at once; each has a session of its own "
              "(default: 16, with a GPU 128, or as many as fit)."},
-    {"memory", 0, "BYTES", CLI_STRING, AT(memory), SERVE, CLI_G_SERVER,
+    {"memory", 0, "BYTES", CLI_BYTES, AT(memory), SERVE, CLI_G_SERVER,
      .help = "Most memory for the model, its sessions and what is kept of prompts: 6GB "
              "(default: half of what is free)."},
-    {"prefix-cache", 0, "BYTES", CLI_STRING, AT(prefix_cache), SERVE, CLI_G_SERVER,
+    {"prefix-cache", 0, "BYTES", CLI_BYTES, AT(prefix_cache), SERVE, CLI_G_SERVER,
      .help = "Memory for what is kept of earlier prompts and answers, so that texts that "
              "begin alike are computed once; 0: none (default: what is left, at most "
              "2 GiB)."},
@@ -421,7 +421,7 @@ const cli_option cli_option_table[] = {
              "is 2C + M; with none it grows with the text. Layers, and kv heads "
              "of a layer, may differ: 96,17-18:768,23/0:3840 keeps 768 in layers 17 and 18, "
              "3840 in kv head 0 of layer 23, and 96 everywhere else."},
-    {"budget", 0, "BYTES", CLI_STRING, AT(budget), METHOD & ~SALIENCY, CLI_G_METHOD,
+    {"budget", 0, "BYTES", CLI_BYTES, AT(budget), METHOD & ~SALIENCY, CLI_G_METHOD,
      .help = "Memory of a session, such as 18MB or 12MiB. Probes tell which heads look things "
              "up, and the caps are chosen so that a session fits (default: what the method "
              "takes with the same cap for all, an adapter with its own; linearize: no "
@@ -520,7 +520,7 @@ const cli_option cli_option_table[] = {
      .choices = "amx avx512 avx2 portable",
      .help = "Instruction set of the cpu backend: amx, avx512, avx2 or portable (default: "
              "the best this machine has)."},
-    {"gpu-memory", 0, "BYTES", CLI_STRING, AT(gpu_memory), METHOD, CLI_G_COMPUTE,
+    {"gpu-memory", 0, "BYTES", CLI_BYTES, AT(gpu_memory), METHOD, CLI_G_COMPUTE,
      .help = "Most memory of the GPU that weights, sessions and scratch take together, "
              "such as 11GB (default: all there is). Prompts are computed in smaller pieces "
              "where that makes them fit."},

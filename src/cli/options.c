@@ -115,10 +115,11 @@ static int unknown_option(const cli_command *c, const char *typed)
 static bool listed(const char *list, const char *value, cli_near *best)
 {
     char word[NAME_MAX_LENGTH + 1];
+    const size_t n = strlen(value), limit = n < 2 ? 0 : n < 6 ? 1 : 2;
     for (const char *at = list; cli_next_word(&at, word, sizeof word);) {
         if (!strcmp(word, value)) return true;
         const size_t d = cli_distance(value, word);
-        if (best && d <= 2 && (!best->name || d < best->distance))
+        if (best && d <= limit && (!best->name || d < best->distance))
             *best = (cli_near){at - strlen(word), d};
     }
     return false;
@@ -233,6 +234,18 @@ static int set_real(const cli_command *c, const cli_option *o, const char *said,
     return CLI_OK;
 }
 
+static int set_bytes(const cli_command *c, const char *said, const char *value,
+                     const char **out)
+{
+    size_t n;
+    if (!cli_read_bytes(value, &n) || n == 0)
+        return cli_usage(c->name,
+                         "%s: '%s' is not a number of bytes such as 18MB or 12MiB",
+                         said, value);
+    *out = value;
+    return CLI_OK;
+}
+
 int cli_set_option_said(const cli_command *c, const cli_option *o, const char *said,
                         const char *value, cli_options *options)
 {
@@ -240,6 +253,7 @@ int cli_set_option_said(const cli_command *c, const cli_option *o, const char *s
     switch (o->kind) {
     case CLI_FLAG: *(bool *)field = true; return CLI_OK;
     case CLI_STRING: *(const char **)field = value; return CLI_OK;
+    case CLI_BYTES: return set_bytes(c, said, value, field);
     case CLI_CHOICE: return set_choice(c, o, said, value, field);
     case CLI_INT: return set_int(c, o, said, value, field);
     case CLI_SEED: return set_seed(c, said, value, field);

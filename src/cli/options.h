@@ -100,6 +100,7 @@ typedef struct cli_options {
 typedef enum cli_kind {
     CLI_FLAG,   /* bool */
     CLI_STRING, /* const char * */
+    CLI_BYTES,  /* const char *, as cli_read_bytes takes it */
     CLI_CHOICE, /* const char *, one of a list */
     CLI_INT,    /* int64_t within [min, max] */
     CLI_SEED,   /* uint64_t */

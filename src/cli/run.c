@@ -27,12 +27,9 @@ int cli_model_params(const cli_options *o, still_model_params *out)
                         .threads = (int)o->threads, .isa = o->isa,
                         .no_merge = o->no_merge);
     if (!o->gpu_memory) return CLI_OK;
-    if (!cli_read_bytes(o->gpu_memory, &out->gpu_memory) || out->gpu_memory == 0)
-        return cli_fail(
-            "--gpu-memory: '%s' is not a number of bytes such as 11GB or 8GiB",
-            o->gpu_memory);
     if (strcmp(o->backend, "cuda") != 0)
-        return cli_fail("--gpu-memory is for --backend cuda");
+        return cli_usage(NULL, "--gpu-memory is for --backend cuda");
+    cli_read_bytes(o->gpu_memory, &out->gpu_memory);
     return CLI_OK;
 }
 
@@ -115,20 +112,16 @@ static int give_caps(const cli_options *o, still_model *m, still_method *method)
     return status;
 }
 
-int cli_read_budget(const cli_options *o, size_t *out)
+size_t cli_budget(const cli_options *o)
 {
-    *out = 0;
-    if (!o->budget || (cli_read_bytes(o->budget, out) && *out > 0)) return CLI_OK;
-    return cli_fail("--budget: '%s' is not a number of bytes such as 18MB or 12MiB",
-                    o->budget);
+    size_t n = 0;
+    if (o->budget) cli_read_bytes(o->budget, &n);
+    return n;
 }
 
 int cli_change_method(const cli_options *o, still_method *out)
 {
     const char *at = o->cap;
-    size_t budget;
-    const int status = cli_read_budget(o, &budget);
-    if (status != CLI_OK) return status;
     if (o->select >= 0) out->select = (int)o->select;
     if (o->cap) out->caps[0] = 0;
     if (o->cap && strcmp(o->cap, "none") == 0)
@@ -136,10 +129,12 @@ int cli_change_method(const cli_options *o, still_method *out)
     else if (o->cap && (!read_int(&at, &out->cap) || (*at && *at != ',') ||
                         snprintf(out->caps, sizeof out->caps, "%s",
                                  at + (*at == ',')) >= (int)sizeof out->caps))
-        return cli_fail("--cap: '%s' is neither a number of tokens, nor one with those "
-                        "of layers or heads that differ (96,17-18:768,23/0:3840), nor "
-                        "'none'",
-                        o->cap);
+        return cli_usage(
+            NULL,
+            "--cap: '%s' is neither a number of tokens, nor one with those "
+            "of layers or heads that differ (96,17-18:768,23/0:3840), nor "
+            "'none'",
+            o->cap);
     if (o->score) snprintf(out->score, sizeof out->score, "%s", o->score);
     if (o->cache_type_k) out->key_bits = cli_cache_bits(o->cache_type_k);
     if (o->cache_type_v) out->value_bits = cli_cache_bits(o->cache_type_v);
@@ -151,7 +146,7 @@ int cli_change_method(const cli_options *o, still_method *out)
     at = o->layers;
     if (o->layers && (!read_int(&at, &out->first_layer) || *at++ != '-' ||
                       !read_int(&at, &out->last_layer) || *at))
-        return cli_fail("--layers: '%s' is not a range such as 0-29", o->layers);
+        return cli_usage(NULL, "--layers: '%s' is not a range such as 0-29", o->layers);
     if (o->positions && strcmp(o->positions, "absolute") == 0)
         out->positions = STILL_POSITIONS_ABSOLUTE;
     if (o->positions && strcmp(o->positions, "capped") == 0)
@@ -335,9 +330,11 @@ int cli_open_lookup(const cli_options *o, still_lookup **out)
     *out = NULL;
     if (at && strcmp(at, "off") == 0) return CLI_OK;
     if (at && (!read_int(&at, &most) || *at || most < 1 || most > CLI_LOOKUP_MAX))
-        return cli_fail("--lookup: '%s' is neither a number of tokens from 1 to %d nor "
-                        "'off'",
-                        o->lookup, CLI_LOOKUP_MAX);
+        return cli_usage(
+            NULL,
+            "--lookup: '%s' is neither a number of tokens from 1 to %d nor "
+            "'off'",
+            o->lookup, CLI_LOOKUP_MAX);
     if (still_lookup_new(most, out, &err)) return cli_fail_error(&err);
     return CLI_OK;
 }

@@ -28,8 +28,8 @@ int cli_run_on_text(const cli_options *o,
 int cli_read_method(const cli_options *o, still_model *m, still_method *out);
 /* The same before heads get caps. */
 int cli_read_uncapped(const cli_options *o, const still_model *m, still_method *out);
-/* --budget in bytes, 0 where it is not given. Has printed its error. */
-int cli_read_budget(const cli_options *o, size_t *out);
+/* --budget in bytes, 0 where it is not given. */
+size_t cli_budget(const cli_options *o);
 /* What the options change in a method, its caps included. */
 int cli_change_method(const cli_options *o, still_method *out);
 /* Whether o says anything of the attention method but its caps. */

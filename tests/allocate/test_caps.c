@@ -278,6 +278,10 @@ static void test_too_small(void **state)
         sti_choose_caps(m, &how, gain, with_cap(m, how, 3), false, &got, &chosen, &err),
         STILL_E_ARG);
     assert_non_null(strstr(err.text, "too small"));
+    for (int cap = 1; cap < 12; cap++) /* the check alone says the same */
+        assert_int_equal(sti_check_budget(m, &how, with_cap(m, how, cap), false, &err),
+                         sti_choose_caps(m, &how, gain, with_cap(m, how, cap), false,
+                                         &got, &chosen, &err));
     free(gain);
     still_model_free(m);
 }

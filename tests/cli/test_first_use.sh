@@ -59,7 +59,11 @@ logprobs larger "${method[@]}" --budget 2MB --quiet
 [ "$(ls "$heads" | wc -l)" = 1 ] || fail "a budget has a file of its own"
 differ first larger "another budget"
 expect 1 'a budget of 0.00 MB is too small' "$still" inspect "$tiny" "${method[@]}" --budget 100
-expect 1 "'much' is not a number of bytes" "$still" inspect "$tiny" "${method[@]}" --budget much
+# That is said before the minute of probes.
+XDG_CACHE_HOME=$scratch/empty expect 1 'a budget of 0.00 MB is too small' \
+    "$still" inspect "$tiny" "${method[@]}" --budget 100
+! grep -q 'which heads' "$scratch/err" || fail "probes for a budget that is too small"
+expect 2 "'much' is not a number of bytes" "$still" inspect "$tiny" "${method[@]}" --budget much
 
 # All commands use the same method, and it takes no more than the even one.
 expect 0 '' "$still" inspect "$tiny" "${method[@]}" --no-allocate --json

@@ -29,6 +29,7 @@ piped() { "$@" <"$scratch/prompt" >"$scratch/out" 2>"$scratch/err" || fail "$*: 
 piped "$still" generate "$tiny" - -n 9 -t 0.8 -s 5 --ignore-eos
 piped "$still" generate - -n 9 -t 0.8 -s 5 --ignore-eos
 piped "$still" generate -m "$tiny" - -n 9 -t 0.8 -s 5 --ignore-eos
+piped "$still" generate "$tiny" -p - -n 9 -t 0.8 -s 5 --ignore-eos
 expect 2 'needs a prompt' "$still" generate "$tiny"
 # A path with a space in it is a path.
 ln "$tiny" "$scratch/a model.gguf"

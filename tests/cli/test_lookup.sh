@@ -53,7 +53,7 @@ done
 cmp -s "$scratch/replies.8" "$scratch/replies.off" || fail "guesses change a conversation"
 
 for bad in 0 32 -1 x 8x ''; do
-    expect 1 'lookup: .* is neither a number of tokens from 1 to 31 nor' \
+    expect 2 'lookup: .* is neither a number of tokens from 1 to 31 nor' \
         "$still" generate "$tiny" -p hello --lookup "$bad"
 done
 finish

@@ -83,8 +83,9 @@ expect 0 '' "$still" generate tiny.gguf -p hello -n 2 --chunk 64 --cap 8 --metho
 silent '--method still'
 # What has no effect is still read.
 expect 2 "score: 's4' is unknown, did you mean s3" "$still" generate tiny.gguf -p x --score s4
-expect 1 "budget: 'nan' is not a number of bytes" "$still" generate tiny.gguf -p x --budget nan
-expect 1 "budget: '0' is not a number of bytes" "$still" generate tiny.gguf -p x --budget 0
+expect 2 "budget: 'nan' is not a number of bytes" "$still" generate tiny.gguf -p x --budget nan
+expect 2 "cap: 'x' is neither a number of tokens" "$still" generate tiny.gguf -p x --method still --cap x
+expect 2 "budget: '0' is not a number of bytes" "$still" generate tiny.gguf -p x --budget 0
 expect 0 '' "$still" generate tiny.gguf -p hello -n 2 --top-p 0.5 --min-p 0.1
 warned 'no effect: --top-p, --min-p; .*--temp'
 expect 0 '' "$still" generate tiny.gguf -p hello -n 2 --top-p 0.5 --temp 1

@@ -43,8 +43,8 @@ done <<'CASES'
 2|'K' is not a whole number|generate -p x -n K
 2|-1 is outside|generate -p x -n -1
 2|17M is outside 1..16777216|generate -p x --ctx 17M
-1|'much' is not a number of bytes|generate -p x --backend cuda --gpu-memory much
-1|--gpu-memory is for --backend cuda|generate -p x --gpu-memory 4GB
+2|'much' is not a number of bytes|generate -p x --backend cuda --gpu-memory much
+2|--gpu-memory is for --backend cuda|generate -p x --gpu-memory 4GB
 2|9223372036854775807K is outside|generate -p x --ctx 9223372036854775807K
 2|outside 1..1024|generate -p x --threads 0
 2|outside 1..1024|generate -p x --threads 99999999999999999999
@@ -56,6 +56,10 @@ done <<'CASES'
 2|an entry has no name|eval --tasks =5
 2|there is no task 'nosuch'|eval --tasks nosuch=3
 2|is not a number|generate -p x --temp hot
+2|--isa: 'abc' is none of: amx avx512|generate -p x --isa abc
+2|--score: '' is none of: s3|generate -p x --score ''
+2|--load-state: standard input (-) cannot be mapped|generate -p x --load-state -
+2|--data: standard input (-) cannot be read again|linearize --data - --out x
 2|is not a number|generate -p x --temp nan
 2|is not a number|generate -p x --temp 0x10
 2|outside 0..1|generate -p x --top-p 1.5

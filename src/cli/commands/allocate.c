@@ -111,14 +111,13 @@ int cli_allocate(const cli_options *o, still_model *m, const still_method *metho
                                .key_bits = cli_cache_bits(o->cache_type_k),
                                .value_bits = cli_cache_bits(o->cache_type_v),
                                .seed = o->seed,
+                               .budget = cli_budget(o),
                                .probes = (int)o->probes,
                                .shrink = o->budget && !o->chunk,
                                .progress = cli_progress_tick,
                                .note = on_note,
                                .user = &bar};
     *out = NULL;
-    const int status = cli_read_budget(o, &p.budget);
-    if (status != CLI_OK) return status;
     char *folder = kept_folder();
     p.folder = folder;
     cli_progress_begin(&bar, o->quiet, "which heads look things up", "probes", 0, 0);

@@ -30,13 +30,16 @@ static int read_prompt(const cli_options *o, job *j)
     still_error err;
     const char *argument = o->n_args > 1 ? o->arg[1] : NULL;
     const char *text = o->prompt ? o->prompt : argument, *file = o->prompt_file;
+    if (o->load_state && !strcmp(o->load_state, "-"))
+        return cli_usage("generate", "--load-state: standard input (-) cannot be "
+                                     "mapped; ./- is a file of that name");
     if (argument && (o->prompt || file))
         return cli_usage("generate",
                          "the prompt is given twice: leave out '%s', or --%s", argument,
                          o->prompt ? "prompt" : "prompt-file");
     if (text && file)
         return cli_usage("generate", "--prompt and --prompt-file exclude each other");
-    if (argument && !strcmp(argument, "-")) file = argument;
+    if (text && !strcmp(text, "-")) file = text;
     if (!text && !file && o->load_state) return CLI_OK;
     if (!text && !file)
         return cli_usage("generate", "'generate' needs a prompt: an argument after the "

@@ -131,6 +131,11 @@ static int read_options(job *j, char **cache)
             "linearize",
             "--data FILE is missing; to try: --data demo/books.jsonl.gz, or "
             "`still pull-data books` and --data books");
+    for (int i = 0; i < o->data.n; i++)
+        if (!strcmp(o->data.item[i], "-"))
+            return cli_usage("linearize",
+                             "--data: standard input (-) cannot be read "
+                             "again to resume; ./- is a file of that name");
     if (!o->out && !o->dry_run) return cli_usage("linearize", "--out DIR is missing");
     int status = read_data(j);
     if (status == CLI_OK) status = read_scales(j);
