@@ -249,7 +249,56 @@ static void roff_options(const cli_command *c)
         }
 }
 
-void cli_help_man(void)
+static void upper(const char *s)
+{
+    for (; *s; s++) putchar(toupper((unsigned char)*s));
+}
+
+static void man_usage(const cli_command *c)
+{
+    for (const char *line = c->usage, *next; line; line = next) {
+        int n;
+        char text[128];
+        next = next_line(line, &n);
+        snprintf(text, sizeof text, "still %s %.*s", c->name, n, line);
+        puts(".PP\n.nf");
+        roff(text);
+        puts("\n.fi");
+    }
+}
+
+static void man_examples(const cli_command *c)
+{
+    for (int i = 0; i < CLI_EXAMPLES && c->example[i][0]; i++) {
+        roff(c->example[i][0]);
+        putchar('\n');
+    }
+}
+
+/* The page of one command, still-NAME(1). */
+static void help_man_command(const cli_command *c)
+{
+    printf(".TH STILL-");
+    upper(c->name);
+    printf(" 1 \"\" \"still %s\" \"User Commands\"\n.SH NAME\nstill\\-",
+           still_version());
+    roff(c->name);
+    printf(" \\- ");
+    roff(c->purpose);
+    putchar('\n');
+    puts(".SH SYNOPSIS");
+    man_usage(c);
+    puts(".SH DESCRIPTION");
+    roff(*c->about ? c->about : c->purpose);
+    puts("\n.SH OPTIONS");
+    roff_options(c);
+    puts(".SH EXAMPLES\n.nf");
+    man_examples(c);
+    puts(".fi\n.SH SEE ALSO\n.BR still (1)");
+}
+
+/* The page of everything, still(1). */
+static void help_man(void)
 {
     printf(".TH STILL 1 \"\" \"still %s\" \"User Commands\"\n", still_version());
     puts(
@@ -262,19 +311,11 @@ void cli_help_man(void)
         "smollm2 that comes with still; where it is optional, the default is smollm2.");
     for (const cli_command *c = cli_command_table; c->name; c++) {
         printf(".SH \"STILL ");
-        for (const char *s = c->name; *s; s++) putchar(toupper((unsigned char)*s));
+        upper(c->name);
         puts("\"");
         roff(c->purpose);
         puts(".");
-        for (const char *line = c->usage, *next; line; line = next) {
-            int n;
-            char text[128];
-            next = next_line(line, &n);
-            snprintf(text, sizeof text, "still %s %.*s", c->name, n, line);
-            puts(".PP\n.nf");
-            roff(text);
-            puts("\n.fi");
-        }
+        man_usage(c);
         puts(".PP");
         if (*c->about) {
             roff(c->about);
@@ -282,10 +323,7 @@ void cli_help_man(void)
         }
         roff_options(c);
         puts(".PP\nExamples:\n.PP\n.nf");
-        for (int i = 0; i < CLI_EXAMPLES && c->example[i][0]; i++) {
-            roff(c->example[i][0]);
-            putchar('\n');
-        }
+        man_examples(c);
         puts(".fi");
     }
     puts(
@@ -307,20 +345,20 @@ void cli_help_man(void)
 
 int cli_cmd_help(const cli_options *o)
 {
+    const char *name = o->n_args ? o->arg[0] : NULL;
+    const cli_command *c = name ? cli_command_find(name) : NULL;
     if (o->markdown) {
         cli_help_markdown();
+    } else if (name && !c) {
+        const char *near = cli_command_near(name);
+        return near ? cli_usage(NULL, "no command '%s', did you mean %s?", name, near)
+                    : cli_usage(NULL, "no command '%s'", name);
     } else if (o->man) {
-        cli_help_man();
-    } else if (o->n_args == 0) {
-        cli_help_overview();
-    } else {
-        const cli_command *c = cli_command_find(o->arg[0]);
-        const char *near = c ? NULL : cli_command_near(o->arg[0]);
-        if (!c && near)
-            return cli_usage(NULL, "no command '%s', did you mean %s?", o->arg[0],
-                             near);
-        if (!c) return cli_usage(NULL, "no command '%s'", o->arg[0]);
+        c ? help_man_command(c) : help_man();
+    } else if (c) {
         cli_help_command(c);
+    } else {
+        cli_help_overview();
     }
     return CLI_OK;
 }

@@ -575,7 +575,7 @@ const cli_option cli_option_table[] = {
     {"markdown", 0, NULL, CLI_FLAG, AT(markdown), HELP, CLI_G_OUTPUT,
      .help = "All commands and options as Markdown (docs/cli.md)."},
     {"man", 0, NULL, CLI_FLAG, AT(man), HELP, CLI_G_OUTPUT,
-     .help = "The manual page still(1), as roff."},
+     .help = "The manual page still(1), or with COMMAND that of the command, as roff."},
     {"json", 0, NULL, CLI_FLAG, AT(json), ALL & ~(HELP | COMPLETION), CLI_G_OUTPUT,
      .help = "Write JSON instead of text, one object per line."},
     {"watch", 0, NULL, CLI_FLAG, AT(watch), LINEARIZE, CLI_G_OUTPUT,

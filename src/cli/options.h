@@ -200,7 +200,6 @@ bool cli_read_number(const char *text, const char **end, int64_t *out);
 void cli_help_overview(void);
 void cli_help_command(const cli_command *command);
 void cli_help_markdown(void);
-void cli_help_man(void);
 
 /* ---- The commands -------------------------------------------------------- */
 

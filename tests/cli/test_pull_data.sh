@@ -86,7 +86,7 @@ expect 2 'are for data sets' "$still" pull-data "$place" --force
 expect 1 "did you mean piqa" "$still" pull-data piqq
 expect 1 "neither a data set nor a folder" "$still" pull-data piqa nonsense/there
 expect 1 'No such file' "$still" pull-data piqa --mirror "$scratch/none.json"
-expect 1 'offline.*piqa_valid.jsonl' "$still" pull-data piqa --offline --out "$data"
+expect 1 'offline.*piqa_valid.jsonl.*demo/books.jsonl.gz is data to try' "$still" pull-data piqa --offline --out "$data"
 
 # wrong PATTERN PYTHON: a list of sources that a change of it makes wrong.
 serve_files ok

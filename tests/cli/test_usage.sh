@@ -122,6 +122,8 @@ for command in pull run list rm inspect show completion tokenize generate chat l
 done
 expect 0 '^still [0-9]*\.[0-9]*\.[0-9]*$' "$still" --version
 expect 0 '^{"version":"' "$still" version --json
+expect 0 '^.TH STILL-PULL-DATA 1' "$still" help pull-data --man
+expect 2 "no command 'pul', did you mean pull" "$still" help pul --man
 expect 0 '^.TH STILL 1' "$still" help --man
 grep -q '^.SH "STILL PULL-DATA"$' "$scratch/out" || fail "the manual has no section PULL-DATA"
 if LC_ALL=C grep -q '[[:cntrl:]]' "$scratch/out"; then fail "control characters in the manual"; fi

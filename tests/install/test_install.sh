@@ -13,6 +13,9 @@ check() { [ -e "$root/usr/$1" ] || { echo "not installed: $1" >&2; exit 1; }; }
 check bin/still
 check include/still.h
 check share/man/man1/still.1
+for name in $("$root/usr/bin/still" help | sed -n 's/^  \([a-z-]*\)  .*/\1/p'); do
+    check "share/man/man1/still-$name.1"
+done
 check share/bash-completion/completions/still
 check share/zsh/site-functions/_still
 check share/fish/vendor_completions.d/still.fish

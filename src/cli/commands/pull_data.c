@@ -197,11 +197,15 @@ static int bring_sets(cli_bring *b, const cli_set *const *set, size_t n)
         json_decref(list);
     if (!b->o->json && failures < n && st != STILL_E_CANCELLED)
         cli_print("in %s\n", b->folder);
-    if (st == STILL_E_CANCELLED || (failures && n == 1))
+    if (failures == 1 && n == 1 && st == STILL_E_IO)
+        status = cli_fail("%s; without a network, demo/books.jsonl.gz is data to try",
+                          err.text);
+    else if (st == STILL_E_CANCELLED || (failures && n == 1))
         status = cli_fail_error(&err);
     else if (failures)
         status = cli_fail("%zu of %zu sets could not be brought: %s; the same command "
-                          "tries again, --mirror URL takes another place",
+                          "tries again, --mirror URL takes another place, and "
+                          "demo/books.jsonl.gz is data to try without a network",
                           failures, n, failed.p ? failed.p : "");
     sti_buf_free(&failed);
     return status;
