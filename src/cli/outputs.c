@@ -52,7 +52,8 @@ static bool is_input(const cli_command *command, const cli_options *o,
         if (is_file(file, o->arg[i])) return true;
     for (const cli_option *row = cli_option_table; row->name; row++)
         if ((row->commands & command->bit) && row->writes == CLI_WRITES_NOTHING &&
-            row->arg && !strcmp(row->arg, "FILE") && strcmp(row->name, "load-state") &&
+            row->arg && !strcmp(row->arg, "FILE") &&
+            strcmp(row->name, "load-state") != 0 &&
             is_file(file, *(const char *const *)((const char *)o + row->at)))
             return true;
     return false;

@@ -130,8 +130,7 @@ void cli_svg_mark(sti_buf *out, double x, double y, int i, int colour)
         "m0 -4.5l4.5 4.5l-4.5 4.5l-4.5 -4.5z",          /* diamond */
         "m0 4l4 -7h-8z",                                /* triangle, upside down */
         "m-4 -1.2h2.8v-2.8h2.4v2.8h2.8v2.4h-2.8v2.8h-2.4v-2.8h-2.8z", /* plus */
-        "m-3.6 -2l1.6 -1.6l2 2l2 -2l1.6 1.6l-2 2l2 2l-1.6 1.6l-2 -2l-2 2l-1.6 -1.6"
-        "l2 -2z",           /* cross */
+        "m-3.6 -2l1.6-1.6 2 2 2-2 1.6 1.6-2 2 2 2-1.6 1.6-2-2-2 2-1.6-1.6 2-2z", /* x */
         "m-1.5 -4h3v8h-3z", /* upright bar */
     };
     const size_t n = sizeof shape / sizeof *shape;

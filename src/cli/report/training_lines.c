@@ -67,7 +67,7 @@ static int gather(const cli_training *t, int stage, bool held, double *out, int 
 
 static void put_curve(const cli_training *t, bool held, int columns, sti_buf *out)
 {
-    double v[MOST_COLUMNS];
+    double v[MOST_COLUMNS] = {0};
     const int n = gather(t, t->now.stage, held, v, columns - LABEL - FIGURES);
     if (n == 0) return;
     sti_buf_printf(out, "%-*s%7.4f ", LABEL,
