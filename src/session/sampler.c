@@ -25,8 +25,8 @@ struct still_sampler {
     candidate *cand; /* [vocab] */
     int32_t *recent; /* [repeat_last], a ring */
     int n_recent, at;
-    int32_t *held;          /* [vocab] so often in recent; NULL: there is no penalty */
-    int32_t *times;         /* [vocab] generated so often; NULL: nobody asks */
+    uint64_t *seen; /* [vocab] bits, 0 between calls; NULL: there is no penalty */
+    int32_t *times; /* [vocab] generated so often; NULL: nobody asks */
     still_logit_bias *bias; /* [p.n_bias] */
 };
 
@@ -86,11 +86,11 @@ still_status still_sampler_new(const still_sampler_params *params, int vocab,
     *s = (still_sampler){.p = p, .vocab = vocab, .rng = p.seed};
     s->cand = sti_alloc((size_t)vocab, sizeof *s->cand);
     s->recent = sti_alloc((size_t)p.repeat_last, sizeof *s->recent);
-    const bool hold = p.repeat_penalty != 1, count = counts(&p);
-    if (hold) s->held = sti_alloc((size_t)vocab, sizeof *s->held);
+    const bool repeats = p.repeat_penalty != 1, count = counts(&p);
+    if (repeats) s->seen = sti_alloc((size_t)vocab / 64 + 1, sizeof *s->seen);
     if (count) s->times = sti_alloc((size_t)vocab, sizeof *s->times);
     if (p.n_bias > 0) s->bias = sti_alloc((size_t)p.n_bias, sizeof *s->bias);
-    if (!s->cand || !s->recent || (hold && !s->held) || (count && !s->times) ||
+    if (!s->cand || !s->recent || (repeats && !s->seen) || (count && !s->times) ||
         (p.n_bias > 0 && !s->bias)) {
         still_sampler_free(s);
         return sti_fail_memory(err, "sampler", (size_t)vocab * sizeof(candidate));
@@ -106,7 +106,7 @@ void still_sampler_free(still_sampler *s)
     if (!s) return;
     free(s->cand);
     free(s->recent);
-    free(s->held);
+    free(s->seen);
     free(s->times);
     free(s->bias);
     free(s);
@@ -119,13 +119,9 @@ static bool is_token(const still_sampler *s, int32_t id)
 
 void still_sampler_accept_prompt(still_sampler *s, int32_t id)
 {
-    if (s->n_recent < s->p.repeat_last)
-        s->n_recent++;
-    else if (s->held && is_token(s, s->recent[s->at]))
-        s->held[s->recent[s->at]]--;
     s->recent[s->at] = id;
     s->at = (s->at + 1) % s->p.repeat_last;
-    if (s->held && is_token(s, id)) s->held[id]++;
+    if (s->n_recent < s->p.repeat_last) s->n_recent++;
 }
 
 void still_sampler_accept(still_sampler *s, int32_t id)
@@ -146,11 +142,15 @@ static void penalize_generated(const still_sampler *s)
  * multiplied. Each token is penalized once, however often it occurred. */
 static void penalize(const still_sampler *s)
 {
-    for (int i = 0; i < s->vocab; i++) {
-        float *l = &s->cand[i].logit;
-        if (s->held[i] > 0)
-            *l = *l > 0 ? *l / s->p.repeat_penalty : *l * s->p.repeat_penalty;
+    for (int i = 0; i < s->n_recent; i++) {
+        const int32_t id = s->recent[i];
+        if (!is_token(s, id) || s->seen[id / 64] >> (id % 64) & 1) continue;
+        s->seen[id / 64] |= UINT64_C(1) << (id % 64);
+        float *l = &s->cand[id].logit;
+        *l = *l > 0 ? *l / s->p.repeat_penalty : *l * s->p.repeat_penalty;
     }
+    for (int i = 0; i < s->n_recent; i++)
+        if (is_token(s, s->recent[i])) s->seen[s->recent[i] / 64] = 0;
 }
 
 static int by_logit(const void *a, const void *b)
@@ -238,7 +238,7 @@ static int gather(still_sampler *s, const float *logits, const uint64_t *bits)
     for (int i = 0; i < s->vocab; i++) s->cand[i] = (candidate){logits[i], i};
     for (int i = 0; i < s->p.n_bias; i++)
         s->cand[s->bias[i].id].logit += s->bias[i].bias;
-    if (s->held) penalize(s);
+    if (s->seen) penalize(s);
     if (s->times) penalize_generated(s);
     for (int i = 0; i < s->vocab; i++)
         if (s->cand[i].logit > -INFINITY && (!bits || (bits[i / 64] >> (i % 64) & 1)))
