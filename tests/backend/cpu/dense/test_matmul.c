@@ -12,6 +12,7 @@
 
 #include "../../../skip.h"
 #include "backend/cpu/cpu.h"
+#include "backend/host.h"
 
 static const sti_dtype TYPES[] = {STI_Q4_0,  STI_Q4_1, STI_Q5_0,   STI_Q5_1,
                                   STI_Q8_0,  STI_Q2_K, STI_Q3_K,   STI_Q4_K,
@@ -153,30 +154,32 @@ static void every_type(void **state)
     }
 }
 
-/* Three matrices of unlike types, with biases, added to what is there. */
+/* Three matrices of unlike types, with biases, added to what is there. Three workers, of
+ * which the second begins and ends within a matrix; few rows, one, and enough for panels. */
 static void several_matrices(void **state)
 {
     (void)state;
-    enum { K = 512, M = 11 };
-    const int64_t N[3] = {48, 17, 5};
+    enum { K = 512, MOST = 40 };
+    static const int M[3] = {11, 1, MOST};
+    const int64_t N[3] = {80, 17, 37};
     const sti_backend *be = sti_backend_find("cpu");
     for (int i = 0; i < 3; i++) {
         for (int t = 0; t < N_TYPES; t++) {
             for (int n = 1; n <= 3; n++) {
-                sti_dev *dev = device(ISAS[i], 2, K);
+                sti_dev *dev = device(ISAS[i], 3, K);
                 if (!dev) continue;
                 source s[3];
                 sti_weight w[3];
-                float *y[3], *bias[3], *x = make_x(M * K, 5);
+                float *y[3], *bias[3], *x = make_x(MOST * K, 5);
                 sti_matmul_args a = {
-                    .x = x, .M = n == 2 ? 1 : M, .n = n, .accumulate = n != 2};
+                    .x = x, .M = M[n - 1], .n = n, .accumulate = n != 2};
                 for (int k = 0; k < n; k++) {
                     s[k] = make_source(TYPES[(t + 4 * k) % N_TYPES], N[k], K, 3);
                     w[k] = make_weight(dev, &s[k]);
-                    y[k] = malloc(sizeof(float) * (size_t)(M * N[k]));
+                    y[k] = malloc(sizeof(float) * (size_t)(a.M * N[k]));
                     bias[k] = malloc(sizeof(float) * (size_t)N[k]);
                     assert_true(y[k] && bias[k]);
-                    for (int64_t j = 0; j < M * N[k]; j++) y[k][j] = (float)j;
+                    for (int64_t j = 0; j < a.M * N[k]; j++) y[k][j] = (float)j;
                     for (int64_t j = 0; j < N[k]; j++) bias[k][j] = (float)(j % 3);
                     a.w[k] = &w[k];
                     a.y[k] = y[k];
@@ -207,10 +210,13 @@ static void several_matrices(void **state)
     }
 }
 
+/* More than few rows, and more groups than a worker takes as one set. */
+enum { BATCH_K = 768, BATCH_N = 275, BATCH_M = 40 };
+
 static void threads_change_nothing(void **state)
 {
     (void)state;
-    enum { K = 768, N = 83, M = 40 }; /* more than few rows */
+    enum { K = BATCH_K, N = BATCH_N, M = BATCH_M };
     const sti_backend *be = sti_backend_find("cpu");
     for (int i = 0; i < 3; i++) {
         for (int t = 0; t < N_TYPES; t++) {
@@ -240,7 +246,7 @@ static void threads_change_nothing(void **state)
 static void pairs_change_nothing(void **state)
 {
     (void)state;
-    enum { K = 768, N = 83, M = 40 }; /* more than few rows */
+    enum { K = BATCH_K, N = BATCH_N, M = BATCH_M };
     const sti_backend *be = sti_backend_find("cpu");
     for (int t = 0; t < N_TYPES; t++) {
         sti_dev *dev = device("avx512", 1, K);
@@ -291,13 +297,14 @@ static void batch_as_rows(const char *isa, sti_dtype type, int M, int N, int K,
     free(one);
 }
 
-/* More rows than one unpacked panel sweeps. */
+/* More rows than one unpacked panel sweeps; each of two workers has a set of groups and a
+ * part of one. */
 static void many_rows(void **state)
 {
     (void)state;
     for (int i = 0; i < 3; i++)
         for (int t = 0; t < N_TYPES; t += 3)
-            batch_as_rows(ISAS[i], TYPES[t], 391, 35, 1024, 5);
+            batch_as_rows(ISAS[i], TYPES[t], 391, 291, 1024, 37);
 }
 
 /* K of the shapes that people run: panels take equal parts of it, in whole super-blocks.
@@ -310,6 +317,62 @@ static void long_rows(void **state)
         for (int t = 0; t < N_TYPES; t++)
             for (size_t k = 0; k < sizeof K / sizeof *K; k++)
                 batch_as_rows(ISAS[i], TYPES[t], 40, 67, K[k], 13);
+}
+
+/* The feed-forward half of a layer is what the products and the gate are, one after the
+ * other, bit for bit: each of the workers has several blocks of the hidden layer, or, of
+ * the last of them, fewer. */
+static void ffn_as_products(const char *isa, int first_type, int threads, int M)
+{
+    enum { K = 512, FFN = 1280 };
+    const sti_backend *be = sti_backend_find("cpu");
+    sti_dev *dev = device(isa, threads, FFN);
+    if (!dev) return;
+    source s[3];
+    sti_weight w[3];
+    for (int k = 0; k < 3; k++) {
+        s[k] = make_source(TYPES[(first_type + 4 * k) % N_TYPES], k < 2 ? FFN : K,
+                           k < 2 ? K : FFN, (uint32_t)(31 + k));
+        w[k] = make_weight(dev, &s[k]);
+    }
+    float *x = make_x(M * K, 3), *y = make_x(M * K, 3), *norm = make_x(K, 6),
+          *bias = make_x(FFN, 7), *scratch_h = make_x(M * K, 1),
+          *scratch = make_x((int64_t)2 * M * FFN, 1);
+    sti_ffn_args a = {.x = x,
+                      .M = M,
+                      .w = {.gate = &w[0],
+                            .up = &w[1],
+                            .down = &w[2],
+                            .gate_bias = bias,
+                            .down_bias = M % 2 ? bias : NULL,
+                            .norm = norm,
+                            .norm_out = threads % 2 ? norm : NULL,
+                            .eps = 1e-5f,
+                            .eps_out = 1e-6f},
+                      .scratch_h = scratch_h,
+                      .scratch = scratch};
+    assert_int_equal(be->ffn_forward(dev, &a, NULL), STILL_OK);
+    a.x = y;
+    assert_int_equal(sti_host_ffn_forward(be, dev, &a, NULL), STILL_OK);
+    for (int i = 0; i < M * K; i++) assert_true(isfinite(y[i]));
+    assert_memory_equal(x, y, sizeof *x * (size_t)(M * K));
+    for (int k = 0; k < 3; k++) {
+        be->weight_free(dev, &w[k]);
+        free_source(&s[k]);
+    }
+    be->dev_free(dev);
+    float *all[] = {x, y, norm, bias, scratch_h, scratch};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+static void feed_forward(void **state)
+{
+    (void)state;
+    static const int THREADS[] = {1, 2, 3, 7}, ROWS[] = {1, 3, 8};
+    for (int i = 0; i < 3; i++)
+        for (int t = 0; t < N_TYPES; t++)
+            for (int k = 0; k < 4; k++)
+                ffn_as_products(ISAS[i], t, THREADS[k], ROWS[(t + k) % 3]);
 }
 
 /* Values at the ends of their range, in one row and in a batch: sums in 16 bits must not
@@ -439,5 +502,6 @@ static void refusals(void **state)
 RUN_TESTS(cmocka_unit_test(every_type), cmocka_unit_test(several_matrices),
           cmocka_unit_test(threads_change_nothing),
           cmocka_unit_test(pairs_change_nothing), cmocka_unit_test(many_rows),
-          cmocka_unit_test(long_rows), cmocka_unit_test(extremes),
-          cmocka_unit_test(embedding), cmocka_unit_test(refusals))
+          cmocka_unit_test(long_rows), cmocka_unit_test(feed_forward),
+          cmocka_unit_test(extremes), cmocka_unit_test(embedding),
+          cmocka_unit_test(refusals))
