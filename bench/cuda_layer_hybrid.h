@@ -169,7 +169,7 @@ static inline void step(bench *b, void *what)
                            .chunk = s->set.chunk};
     must(b->be->pass_begin(b->dev, &pass, &done, &e), &e);
     if (!done) step_layers(b, s);
-    must(b->be->pass_end(b->dev, &e), &e);
+    must(b->be->pass_end(b->dev, true, &e), &e);
 }
 
 static inline void decode_hybrid(bench *b, const char *method, int batch)

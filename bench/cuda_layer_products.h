@@ -90,7 +90,7 @@ static inline void run_products(bench *b, void *what)
                                &done, &e),
              &e);
     if (!done) multiply(b, p);
-    if (p->in_pass) must(b->be->pass_end(b->dev, &e), &e);
+    if (p->in_pass) must(b->be->pass_end(b->dev, true, &e), &e);
 }
 
 /* As many in a row as a prompt of 64K takes in 32 layers: the GPU's clock falls when it

@@ -121,7 +121,7 @@ static inline void step_cache(bench *b, void *what)
     }
     for (int l = 0; l < c->layers && !done; l++)
         attend(b, c->seg + l * c->batch, c->batch);
-    if (c->in_pass) must(b->be->pass_end(b->dev, &e), &e);
+    if (c->in_pass) must(b->be->pass_end(b->dev, true, &e), &e);
 }
 
 static inline void decode_softmax(bench *b, int batch, int most)

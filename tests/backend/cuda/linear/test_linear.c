@@ -249,7 +249,7 @@ static void test_recorded(void **state)
                 }
                 ok(g->be->linear(g->dev, a, N, &err), &err);
             }
-            ok(g->be->pass_end(g->dev, &err), &err);
+            ok(g->be->pass_end(g->dev, true, &err), &err);
             for (size_t s = 0; s < N; s++)
                 move(g, p[s].y_f + (size_t)t * HD, (float *)y.p + s * HD,
                      HD * sizeof(float));
