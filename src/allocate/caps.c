@@ -9,8 +9,8 @@
  * The slope falls at each n: with lengths up to 8K it is 7 : 3 : 1 for a head's first 2K
  * tokens, those up to 4K and those up to 8K. So the best caps come from dealing out
  * tokens to these pieces in the order of their slopes, and the largest number of tokens
- * is dealt whose session fits. Bytes are those of a
- * session with all lists full: whatever it keeps is counted, and no text fills it further. */
+ * is dealt whose session fits. Bytes are those of a session with all lists full: whatever
+ * it keeps is counted, and no text fills it further. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -356,8 +356,9 @@ static size_t free_slots(const sti_attn_config *cfg, const sti_attn_layer *of,
  * then lists begin to fill. */
 static size_t untouched(const still_session *s)
 {
-    enum { PAGE = 4096, PANEL = 16 };
+    enum { PANEL = 16 };
     const still_model *m = s->model;
+    const size_t page = sti_page_size();
     const size_t n = ((size_t)s->cfg.ctx + PANEL - 1) / PANEL * PANEL;
     const bool folds = s->cfg.ctx > sti_attn_unfolded(&s->cfg);
     size_t free = 0;
@@ -368,9 +369,9 @@ static size_t untouched(const still_session *s)
         sti_attn_memory memory;
         if (sti_attn_engine_of(&s->cfg, l) != &sti_attn_hybrid) continue;
         sti_attn_hybrid.carve_memory(m->be, &s->cfg, &of, &c, &memory);
-        const size_t head = n * (size_t)of.head_dim * memory.hybrid.kv_size + PAGE;
+        const size_t head = n * (size_t)of.head_dim * memory.hybrid.kv_size + page;
         const size_t used =
-            2 * (size_t)of.kv_heads * head + 2 * PAGE; /* scores, counts */
+            2 * (size_t)of.kv_heads * head + 2 * page; /* scores, counts */
         if (folds)
             free += free_slots(&s->cfg, &of, &memory.hybrid);
         else if (used < c.used)
